@@ -28,7 +28,7 @@ from tests.agent.fake_runner import FakeRunner, claim_component, runner_secret
 from tests.agent.memory_agent import loop_clock, running_agent
 from tests.agent.memory_lrm import MemoryLrm
 from tests.needs import ROOT, needs
-from tests.runner.test_folders import as_somebody
+from tests.runner.test_folders import run_as_unprivileged
 from tests.signals import pass_time
 
 T = "7.1.0"
@@ -425,12 +425,12 @@ def test_folder_with_read_only_files_is_removed(tmp_path: Path) -> None:
         (path / "pkg" / "mod").chmod(0o555)
         remove(path)
 
-    as_somebody(tmp_path, lambda: make_and_remove(lambda path: JournalFolder(path).remove_folder()))
+    run_as_unprivileged(tmp_path, lambda: make_and_remove(lambda path: JournalFolder(path).remove_folder()))
     assert list((tmp_path / "test").iterdir()) == []
-    as_somebody(tmp_path, lambda: make_and_remove(lambda _: Spool(Path()).remove_leftovers()))
+    run_as_unprivileged(tmp_path, lambda: make_and_remove(lambda _: Spool(Path()).remove_leftovers()))
     assert list((tmp_path / "test").iterdir()) == [tmp_path / "test" / T], "folders of unknown daemons stay"
     (tmp_path / "test" / "heard").touch()
-    as_somebody(tmp_path, lambda: Spool(Path()).remove_leftovers())
+    run_as_unprivileged(tmp_path, lambda: Spool(Path()).remove_leftovers())
     assert [path.name for path in (tmp_path / "test").iterdir()] == ["heard"]
 
 

@@ -1,1 +1,1 @@
-"""The dashboard: in a real browser where there is one, and by what the daemon answers to it."""
+"""Tests of the dashboard, in a browser if one is installed, and by HTTP."""

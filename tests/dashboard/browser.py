@@ -1,4 +1,4 @@
-"""A real browser that looks at a real daemon, as somebody who is logged in."""
+"""A browser with a session at a running daemon."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,12 +11,12 @@ from tests.needs import CHROMIUM_PATH
 DESKTOP = {"width": 1280, "height": 800}
 PHONE = {"width": 390, "height": 800}
 DEADLINE = 60_000
-"""Milliseconds until which something must be seen."""
+"""Milliseconds to wait for an element."""
 
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """Debian's own; its sandbox wants more than a container gives to root."""
+    """Start Debian's Chromium, without its sandbox, which root cannot use in a container."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=str(CHROMIUM_PATH), args=["--no-sandbox"])
         yield browser
@@ -24,7 +24,7 @@ def chromium() -> Iterator[Browser]:
 
 
 class Visitor:
-    """Somebody before a browser; what the page complains of on its console is an error of the page."""
+    """A user of a browser. Messages on the console count as errors of the page."""
 
     def __init__(self, browser: Browser, url: str, token: str, **options: Any) -> None:
         """``options`` are those of a browser context: ``viewport``, ``color_scheme``, ``java_script_enabled``."""
@@ -40,25 +40,25 @@ class Visitor:
             self.log_in(token)
 
     def _note(self, kind: str, text: str) -> None:
-        # That a connection ended is not a mistake of a page.
+        # Ended connections are no errors of a page.
         if kind in ("error", "warning") and "ERR_" not in text and "htmx:sse:error" not in text:
             self.complaints.append(text)
 
     def log_in(self, token: str, path: str = "/") -> None:
-        """By the page that asks for a token."""
+        """Log in by the page that requests a token."""
         self.page.goto(path)
         self.page.get_by_label("Token").fill(token)
         self.page.get_by_role("button", name="Log in").click()
         self.page.wait_for_url(lambda url: "/login" not in url)
 
     def open(self, path: str, *, live: bool = True) -> Page:
-        """A page, once it is live."""
+        """Open a page and wait until it is live."""
         self.page.goto(path)
         if live:
             self.page.wait_for_selector("#live[data-state=on]")
         return self.page
 
     def close(self) -> None:
-        """``AssertionError`` where a page complained."""
+        """Close the browser. Raise ``AssertionError`` if a page had errors."""
         self.context.close()
         assert not self.complaints, self.complaints

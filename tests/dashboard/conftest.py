@@ -1,4 +1,4 @@
-"""One browser for all tests of a file, and one daemon with its clusters."""
+"""Fixtures: a browser, a daemon and a grid for all tests of a file."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,12 +12,12 @@ from tests.needs import CHROMIUM
 
 Visit = Callable[..., Any]
 SOON = {"KOALA_ALERTS__HOLD": "0.2", "KOALA_ALERTS__RELEASE": "0.2"}
-"""What is wrong is told at once, and no longer than it is."""
+"""Settings by which alerts are raised and end almost at once."""
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Driving it holds the thread's event loop: tests of a file with a browser have none of their own."""
+    """A browser, which uses the event loop of the thread: async tests need another file."""
     if not CHROMIUM.is_met:
         pytest.skip(CHROMIUM.reason)
     from tests.dashboard.browser import chromium
@@ -37,14 +37,14 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedGrid]:
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedDaemon]:
-    """A daemon in this process, with pages, for what needs neither a browser nor running jobs."""
+    """A daemon in this process, for tests without browser and running jobs."""
     with daemon_in_thread(tmp_path_factory.mktemp("dashboard") / "koala.db", has_dashboard=True) as served:
         yield served
 
 
 @pytest.fixture
 def visit(browser: Any, grid: EmbeddedGrid) -> Iterator[Visit]:
-    """Makes a ``Visitor`` of the grid: with the daemon's own token unless another is given."""
+    """A factory of ``Visitor``, with the admin token by default."""
     from tests.dashboard.browser import Visitor
 
     visitors: list[Any] = []
@@ -60,7 +60,7 @@ def visit(browser: Any, grid: EmbeddedGrid) -> Iterator[Visit]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put what asks a real daemon into ring 2."""
+    """Move tests with a real grid to ring 2."""
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents and "grid" in getattr(item, "fixturenames", ()):

@@ -1,4 +1,4 @@
-"""Every page there is, for what must hold of all of them."""
+"""List the pages of the dashboard."""
 
 import re
 
@@ -8,7 +8,7 @@ DETAIL = re.compile(r'href="(/(?:jobs|clusters|network|users)/[^"?#]+)"')
 
 
 def linked_pages(client: httpx2.Client) -> list[str]:
-    """The pages of the navigation as somebody sees it, and of each kind of page below them the first that is linked."""
+    """Return the pages of the navigation, and the first linked page of each kind below them."""
     navigation = client.get("/").text.partition("<nav")[2].partition("</nav>")[0]
     paths = list(dict.fromkeys(re.findall(r'href="(/[^"]*)"', navigation)))
     kinds: dict[str, str] = {}

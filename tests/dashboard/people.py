@@ -1,4 +1,4 @@
-"""People of several roles who ask a daemon as browsers without a script do: by pages and forms."""
+"""Users of several roles who use pages and forms without scripts."""
 
 import re
 from html import unescape
@@ -16,7 +16,7 @@ def create_token(grid: EmbeddedGrid | ServedDaemon, user: str, role: str = "user
 
 
 class Person:
-    """Somebody who is logged in."""
+    """A logged-in user."""
 
     def __init__(self, grid: EmbeddedGrid | ServedDaemon, token: str) -> None:
         self.origin = {"Origin": grid.url}
@@ -29,13 +29,13 @@ class Person:
         return response.text
 
     def get_json(self, path: str, **query: Any) -> Any:
-        """The page's JSON twin."""
+        """Return the content of a JSON page."""
         response = self.http.get(path, params=query or None)
         assert response.status_code == 200, response.text
         return response.json()
 
     def send_form(self, page: str, action: str, **changes: str) -> httpx2.Response:
-        """The form of a page that goes to a path, with what is changed in it."""
+        """Send the form of a page with some changed fields."""
         form = re.search(rf'<form[^>]*action="{re.escape(action)}".*?</form>', self.get_page(page), re.DOTALL)
         assert form is not None, f"no form goes to {action}"
         fields = re.findall(r'name="(\w+)" value="([^"]*)"', form[0])

@@ -1,4 +1,4 @@
-"""Pictures of the dashboard for the documentation, of a small grid at work: ``make screenshots``."""
+"""Take pictures of the dashboard of a small busy grid for the documentation: ``make screenshots``."""
 
 import argparse
 import json
@@ -21,7 +21,7 @@ PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 
 @contextmanager
 def start_busy_grid() -> Iterator[EmbeddedGrid]:
-    """Jobs that ran, run and wait, a local user, and a cluster that is being drained."""
+    """Start a grid with ended, running and waiting jobs, a local user, and a drained cluster."""
     with tempfile.TemporaryDirectory() as folder:
         grid = EmbeddedGrid(Path(folder) / "koala", KOALA_CLUSTERS=json.dumps(CLUSTERS)).start()
         try:

@@ -1,4 +1,4 @@
-"""What holds of every page: people of all kinds can use it, it says as much without scripts, and it is small."""
+"""Requirements of every page: access, accessibility, size, and use without scripts."""
 
 import gzip
 import json
@@ -22,13 +22,13 @@ ROLES = ("user", "operator", "admin")
 
 @pytest.fixture(scope="module")
 def tokens(grid: EmbeddedGrid) -> dict[str, str]:
-    """By role, each of somebody of his own."""
+    """Tokens by role, each of another user."""
     return {role: create_token(grid, f"a-{role}", role) for role in ROLES}
 
 
 @pytest.fixture(scope="module")
 def jobs(grid: EmbeddedGrid) -> list[int]:
-    """One that is over, one that runs, one that waits."""
+    """An ended, a running and a waiting job."""
     ended_job = grid.submit({"type": "flexible", "total_size": 2}, "true", launcher="processes", name="over")
     grid.wait_for_end(ended_job)
     seven = {"type": "nonfixed", "components": [{"size": 4}, {"size": 3}]}
@@ -52,7 +52,6 @@ def test_linked_pages_of_role_are_shown(grid: EmbeddedGrid, tokens: dict[str, st
 
 
 def test_page_with_resources_is_small(admin: httpx2.Client) -> None:
-    """With all that it loads."""
     for path in linked_pages(admin):
         page = admin.get(path).text
         loaded = re.findall(r'(?:src|href)="(/static/[^"]+)"', page)
@@ -69,7 +68,7 @@ def test_page_links_to_its_json(admin: httpx2.Client) -> None:
 
 
 def test_page_has_no_inline_or_external_code(admin: httpx2.Client) -> None:
-    """Styles and scripts stand in files of the daemon, as the security policy wants it."""
+    """The security policy allows styles and scripts only in files of the daemon."""
     for path in linked_pages(admin):
         answer = admin.get(path)
         assert "'unsafe" not in answer.headers["content-security-policy"]
@@ -78,7 +77,7 @@ def test_page_has_no_inline_or_external_code(admin: httpx2.Client) -> None:
 
 @pytest.mark.parametrize("look", [{}, {"color_scheme": "dark"}, {"viewport": {"width": 390, "height": 800}}], ids=str)
 def test_page_is_accessible_and_fits_the_screen(visit: Visit, admin: httpx2.Client, look: dict[str, Any]) -> None:
-    """By the rules of WCAG 2.2 AA, as far as axe-core can tell; nothing runs out of a narrow screen."""
+    """Check the rules of WCAG 2.2 AA with axe-core, and the width on a narrow screen."""
     from axe_playwright_python.sync_playwright import Axe
 
     visitor = visit(**look)

@@ -1,4 +1,4 @@
-"""The page History, in a browser: what is drawn, the same as tables, and what is asked for by its form."""
+"""The page History: pictures, tables and form."""
 
 from dataclasses import asdict
 
@@ -40,7 +40,7 @@ async def test_pictures_show_users_with_most_nodes() -> None:
 
 @pytest.fixture(scope="module")
 def grid_with_ended_jobs(grid: EmbeddedGrid) -> EmbeddedGrid:
-    """Two jobs of alice's and one of bob's that ended, one of them on both clusters."""
+    """A grid with ended jobs: two of alice, one of them on both clusters, and one of bob."""
     for owner, nodes in (("alice", 2), ("alice", 6), ("bob", 1)):
         job = grid.submit({"type": "flexible", "total_size": nodes}, "true", launcher="processes", owner=owner)
         assert grid.wait_for_end(job)["state"] == "succeeded"

@@ -1,4 +1,4 @@
-"""Pages tell what changes while they are shown."""
+"""Live updates of pages."""
 
 from tests.dashboard.conftest import Visit
 from tests.grid.embedded import EmbeddedGrid

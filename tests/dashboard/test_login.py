@@ -1,4 +1,4 @@
-"""Logging in with a browser, and what its cookie is good for."""
+"""Login with a browser, and its cookie."""
 
 import re
 from collections.abc import Iterator

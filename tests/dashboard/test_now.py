@@ -1,4 +1,4 @@
-"""The page Now, a cluster's page, and what operators do there, in a browser."""
+"""The page Now and the pages of clusters, with actions of operators."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def operator_token(grid: EmbeddedGrid) -> str:
 
 
 def read_node_counts(lane: Any) -> dict[str, str]:
-    """A cluster's nodes by what they do, as the page counts them."""
+    """Return the node counts of a cluster as shown on the page."""
     rows = (row.inner_text().split("\n") for row in lane.locator(".counts > div").all())
     return {row[-2]: row[-1] for row in rows}
 
@@ -123,7 +123,7 @@ def test_cluster_action_of_user_is_rejected(visit: Visit, grid: EmbeddedGrid, us
     )
     page.get_by_text("this needs the role operator").wait_for()
     assert grid.get_cluster("north")["state"] == "usable"
-    visitor.complaints.clear()  # the browser notes that it was refused
+    visitor.complaints.clear()  # the browser logs the rejection
 
 
 def test_now_page_shows_silent_cluster_first_and_stale(visit: Visit, grid: EmbeddedGrid) -> None:
@@ -136,7 +136,7 @@ def test_now_page_shows_silent_cluster_first_and_stale(visit: Visit, grid: Embed
     trouble.wait_for()
     assert trouble.locator(".severity").inner_text().lower() == "critical"
     assert "agent south --embedded" in trouble.locator(".remedy").inner_text()
-    assert trouble.get_by_role("button").count() == 0, "nothing is placed there as it is: draining it helps nobody"
+    assert trouble.get_by_role("button").count() == 0, "a silent cluster needs no draining"
     resume()
     page.locator("#cluster-south").get_by_text("up to date").wait_for()
     trouble.wait_for(state="detached")

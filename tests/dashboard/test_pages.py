@@ -1,4 +1,4 @@
-"""Every page that the navigation leads to, for everybody: as a page, as the part that changes, and as JSON."""
+"""Every page of the navigation, for each role, as page, part and JSON."""
 
 import re
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ def clients(daemon: ServedDaemon) -> Iterator[dict[str, httpx2.Client]]:
 
 
 def list_paths(client: httpx2.Client) -> list[str]:
-    """What the navigation has, a cluster, and a link."""
+    """Return the paths of the navigation, and those of a cluster and a link."""
     paths = re.findall(r'<a href="(/[^"]*)" data-key', client.get("/").text)
     return [*paths, "/clusters/north", "/network/north/south", "/capacity?priority=high"]
 

@@ -1,4 +1,4 @@
-"""Pictures are well-formed SVG without styles, whatever stands in them, and what they show stands in order."""
+"""Pictures are well-formed, ordered SVG without styles."""
 
 from dataclasses import replace
 from xml.etree import ElementTree

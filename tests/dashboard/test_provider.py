@@ -1,4 +1,4 @@
-"""A browser that logs in at an OpenID provider, which is played here as far as a browser and the daemon see it."""
+"""Login at an OpenID provider, which is simulated for the browser and the daemon."""
 
 import base64
 import hashlib
@@ -22,7 +22,7 @@ KEY = ECKey.generate_key("P-256", {"kid": "ec"})
 
 
 class Provider(ThreadingHTTPServer):
-    """Logs everybody in as ``subject`` who is sent to it."""
+    """A provider that authenticates every browser as ``subject``."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -41,7 +41,7 @@ class Handler(BaseHTTPRequestHandler):
     server: Provider
 
     def do_GET(self) -> None:
-        """The page where a browser logs in: at once."""
+        """Authenticate the browser at once, and redirect it."""
         query = dict(parse_qsl(urlsplit(self.path).query))
         code = f"code-{len(self.server.login_queries)}"
         self.server.login_queries[code] = query
@@ -51,7 +51,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def do_POST(self) -> None:
-        """The daemon asks for a token."""
+        """Answer a token request of the daemon."""
         form = {n: v[0] for n, v in parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode()).items()}
         self.server.token_requests.append(form | {"authorization": self.headers.get("Authorization", "")})
         login_query = self.server.login_queries.pop(form["code"], None)
@@ -86,7 +86,7 @@ def provider() -> Iterator[Provider]:
 
 @pytest.fixture(scope="module")
 def grid(tmp_path_factory: pytest.TempPathFactory, provider: Provider) -> Iterator[EmbeddedGrid]:
-    """A daemon that knows the provider."""
+    """A daemon with a configured provider."""
     folder = tmp_path_factory.mktemp("provider")
     keys = Path(folder, "keys.json")
     keys.write_text(json.dumps({"keys": [KEY.as_dict(private=False)]}))
@@ -111,7 +111,7 @@ def client(grid: EmbeddedGrid) -> Iterator[httpx2.Client]:
 
 
 def log_in_at_provider(person: httpx2.Client, then: str = "/") -> str:
-    """To the provider, and where it leads the browser to then."""
+    """Log in at the provider and return the callback address."""
     response = person.get("/login/provider", params={"next": then})
     assert response.status_code == 303
     callback = httpx2.get(response.headers["location"], timeout=60.0)

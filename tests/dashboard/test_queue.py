@@ -1,4 +1,4 @@
-"""The pages of jobs: who finds and sees what, what is done to many at once, and the output of hostile programs."""
+"""The pages Queue and Job: access, filters, actions on many jobs, and hostile output."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -29,7 +29,6 @@ def submit_job(grid: EmbeddedGrid | ServedDaemon, owner: str, **fields: Any) -> 
 
 @pytest.fixture(scope="module")
 def jobs(daemon: ServedDaemon) -> dict[str, int]:
-    """Jobs that wait."""
     job_numbers = {
         "alice": submit_job(daemon, "alice", name="wave <1>"),
         "bob": submit_job(daemon, "bob", name="secret"),
@@ -135,7 +134,7 @@ def test_queue_action_applies_to_confirmed_jobs(daemon: ServedDaemon, people: di
     assert "forms" not in alice.get_page(f"/queue/confirm?action=hold&job={mine[0]}")
     page = olga.get_page(confirm_path)
     daemon.http.post(f"/api/v1/jobs/{mine[1]}/cancel").raise_for_status()
-    # The page that was shown before is sent: one of its jobs has changed meanwhile.
+    # Send the earlier form: the state of one of its jobs has changed.
     csrf = page.partition('name="csrf" value="')[2].partition('"')[0]
     sent = {"csrf": csrf, "jobs": confirmation["shown_states"], "reason": "a flood", "q": "user:dave"}
     response = olga.http.post("/queue/hold", data=sent, headers=olga.origin)
@@ -189,7 +188,7 @@ def test_queue_form_with_other_jobs_is_rejected(
 
 @pytest.fixture(scope="module")
 def running_job(grid: EmbeddedGrid) -> int:
-    """A job that runs and keeps all others waiting."""
+    """A running job that uses all nodes."""
     job = submit_job(grid, "root", priority="high", name="runs")
     grid.wait_for_state(job, "running")
     return job
@@ -202,7 +201,7 @@ def test_queue_page_selects_jobs_with_keys(visit: Visit, grid: EmbeddedGrid) -> 
     for key in ("j", "x", "j", "x"):
         page.keyboard.press(key)
     assert page.locator("tr[data-here]").get_attribute("id") == f"job-{jobs[1]}"
-    # What is chosen and typed stays while the page changes beneath it.
+    # Selection and typed text must survive an update of the page.
     page.get_by_label("Filter", exact=True).fill("user:erin state:waiting")
     grid.http.post(f"/api/v1/jobs/{jobs[0]}/hold", json={"reason": "later"}).raise_for_status()
     page.get_by_text("later").wait_for()

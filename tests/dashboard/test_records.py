@@ -1,4 +1,4 @@
-"""The pages Users, Files and Audit: limits and tokens, replicas and what users sent, who did what."""
+"""The pages Users, Files and Audit."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""The page Scheduler: what it tells is what the engine counted, and it stays true while it is shown."""
+"""The page Scheduler: timings, decisions and rules."""
 
 import re
 from typing import Any
@@ -15,7 +15,7 @@ from tests.daemon_in_process import ServedDaemon
 from tests.dashboard.conftest import Visit
 from tests.grid.embedded import EmbeddedGrid
 
-# What is shown, by itself
+# Without a browser
 
 
 def test_spans_count_each_duration_once() -> None:
@@ -55,17 +55,17 @@ def test_timings_limit_recent_entries_but_count_all() -> None:
 
 
 @pytest.mark.parametrize(
-    ("counts", "bars", "told"),
+    ("counts", "bars", "label"),
     [
         ([0, 0], 0, "Cycles: none yet"),
         ([3, 0, 1], 2, "Cycles: 3 <1&2; 1 <1&2"),
         ([10**9, 1], 2, "Cycles: 1000000000 <1&2; 1 <1&2"),
     ],
 )
-def test_distribution_has_bar_for_each_used_span(counts: list[int], bars: int, told: str) -> None:
+def test_distribution_has_bar_for_each_used_span(counts: list[int], bars: int, label: str) -> None:
     picture = str(distribution([Span("<1&2", count) for count in counts], operation="Cycles"))
     assert picture.count("<rect") == bars
-    assert f'aria-label="{told.replace("&", "&amp;").replace("<", "&lt;")}"' in picture
+    assert f'aria-label="{label.replace("&", "&amp;").replace("<", "&lt;")}"' in picture
     assert picture.count("&lt;1&amp;2</text>") == len(counts)
     assert "style" not in picture
     assert all(float(tall) >= 2 for tall in re.findall(r'<rect[^>]* height="([\d.]+)"', picture))
@@ -94,7 +94,7 @@ def test_parameters_show_each_rule_and_its_default() -> None:
 
 
 def read_rows(page: Any, section: str) -> dict[str, list[str]]:
-    """The rows of a table by their first cell."""
+    """Return the rows of a table by their first cell."""
     cells_of_rows = [row.locator("td").all_inner_texts() for row in page.locator(f"#{section} tbody tr").all()]
     return {cells[0].split("\n")[0]: cells for cells in cells_of_rows}
 

@@ -1,4 +1,4 @@
-"""What pages tell of all jobs, looked at once for all of them."""
+"""Summaries of all jobs for pages, computed once."""
 
 import asyncio
 from dataclasses import replace
@@ -113,8 +113,8 @@ def test_lrm_errors_are_shown_to_operators_only() -> None:
         for operation in (*LrmOperation, "later")
     )
     cluster = cast(Any, SimpleNamespace(calls=calls, reported_at=5.0))
-    seen = {
+    errors = {
         role: {operation.last_error for operation in visible_calls(cluster, Identity("bob", role, ""))} for role in Role
     }
-    assert seen[Role.OPERATOR] == seen[Role.ADMIN] == {operation.last_error for operation in calls}
-    assert seen[Role.USER] == {"", "open: alice", "snapshot: alice", "version: alice"}
+    assert errors[Role.OPERATOR] == errors[Role.ADMIN] == {operation.last_error for operation in calls}
+    assert errors[Role.USER] == {"", "open: alice", "snapshot: alice", "version: alice"}

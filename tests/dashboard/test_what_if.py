@@ -1,4 +1,4 @@
-"""The pages What if and Sharing: what the daemon simulates, in a browser and as pure functions."""
+"""The pages What if and Sharing."""
 
 import re
 
@@ -15,41 +15,47 @@ from tests.dashboard.people import create_token
 from tests.grid.embedded import EmbeddedGrid
 
 
-def forecast(*starts: tuple[int, JobState, float | None]) -> Forecast:
+def make_forecast(*starts: tuple[int, JobState, float | None]) -> Forecast:
     jobs = tuple(
         Expected(
-            job, state, None if at is None else Interval(at, at + 1, at + 2), None, None, float(at is None), "nothing"
+            job,
+            state,
+            None if start is None else Interval(start, start + 1, start + 2),
+            None,
+            None,
+            float(start is None),
+            "nothing",
         )
-        for job, state, at in starts
+        for job, state, start in starts
     )
     return Forecast(0.0, 3600.0, 3, jobs, None, None, None, 0.5)
 
 
-def test_lines_are_those_who_wait_in_the_order_of_their_starts() -> None:
+def test_lines_of_answer_are_waiting_jobs_by_start() -> None:
     queued, running = JobState.QUEUED, JobState.RUNNING
-    before = forecast((1, running, None), (2, queued, 50.0), (3, queued, None), (4, queued, 10.0))
-    answer = Answer(before, forecast((1, running, None), (2, queued, None), (4, queued, 90.0)))
+    current = make_forecast((1, running, None), (2, queued, 50.0), (3, queued, None), (4, queued, 10.0))
+    answer = Answer(current, make_forecast((1, running, None), (2, queued, None), (4, queued, 90.0)))
     lines = lines_of(answer)
     assert [line.job for line in lines] == [4, 2, 3]
     assert [line.is_changed_too for line in lines] == [True, True, False]
     assert [(outcome.name, outcome.never) for outcome in outcomes_of(answer)] == [("current", 1), ("changed", 1)]
-    assert [outcome.name for outcome in outcomes_of(Answer(before, None))] == ["current"]
+    assert [outcome.name for outcome in outcomes_of(Answer(current, None))] == ["current"]
 
 
-@pytest.mark.parametrize(("found", "most"), [((0, 0, 0), 0), ((5, 5, 5), 5), ((0, 1, 1e9), 10), ((-1, 0, 3), 7)])
-def test_a_picture_of_an_interval_stays_within_its_frame(found: tuple[float, float, float], most: float) -> None:
-    picture = interval(*found, most)
-    for left, width in re.findall(r' x="([^"]+)" [^>]*?width="([^"]+)"', picture):
-        assert 0 <= float(left) <= float(left) + float(width) <= BAR_WIDTH
+@pytest.mark.parametrize(("bounds", "maximum"), [((0, 0, 0), 0), ((5, 5, 5), 5), ((0, 1, 1e9), 10), ((-1, 0, 3), 7)])
+def test_interval_picture_stays_within_frame(bounds: tuple[float, float, float], maximum: float) -> None:
+    picture = interval(*bounds, maximum)
+    for x_start, width in re.findall(r' x="([^"]+)" [^>]*?width="([^"]+)"', picture):
+        assert 0 <= float(x_start) <= float(x_start) + float(width) <= BAR_WIDTH
 
 
-def test_an_operator_asks_what_if(visit: Visit, grid: EmbeddedGrid) -> None:
+def test_what_if_page_simulates_changes(visit: Visit, grid: EmbeddedGrid) -> None:
     gate = grid.make_gate()
     first = grid.submit({"type": "fixed", "components": [{"size": 4, "cluster": "north"}]}, *gate.hold, walltime=600)
     grid.wait_for_state(first, "running")
     waits = grid.submit({"type": "fixed", "components": [{"size": 4, "cluster": "north"}]}, "true", walltime=600)
     page = visit().open("/what-if", live=False)
-    assert page.locator("section").count() == 0, "nothing is simulated before it is asked for"
+    assert page.locator("section").count() == 0, "no simulation before the first request"
     page.get_by_role("button", name="Simulate").click()
     row = page.locator("section[aria-label=Jobs] tbody tr")
     row.get_by_role("link", name=str(waits)).wait_for()
@@ -58,7 +64,7 @@ def test_an_operator_asks_what_if(visit: Visit, grid: EmbeddedGrid) -> None:
     page.get_by_label("Rules").fill("queue=fcfs")
     page.get_by_role("button", name="Simulate").click()
     page.get_by_role("columnheader", name="Changed", exact=True).wait_for()
-    # Who asks for north alone starts nowhere else.
+    # A job that requests north cannot start elsewhere.
     assert "not in 30 days" in row.inner_text()
     assert page.get_by_role("checkbox", name="north").is_checked()
     assert page.get_by_label("Rules").input_value() == "queue=fcfs"
@@ -71,11 +77,11 @@ def test_an_operator_asks_what_if(visit: Visit, grid: EmbeddedGrid) -> None:
     assert grid.wait_for_end(waits)["state"] == "succeeded"
 
 
-def test_what_cannot_be_simulated_is_told_with_the_way_out(daemon: ServedDaemon) -> None:
+def test_what_if_page_with_invalid_input_is_rejected(daemon: ServedDaemon) -> None:
     def ask(query: str) -> httpx2.Response:
         return daemon.http.get(f"/what-if?{query}", headers={"Accept": "text/html"})
 
-    for query, told in {
+    for query, text in {
         "drain=nowhere": "nowhere",
         "rules=queue": "NAME=VALUE",
         "rules=queue%3Dsideways": "queue",
@@ -91,10 +97,10 @@ def test_what_cannot_be_simulated_is_told_with_the_way_out(daemon: ServedDaemon)
     }.items():
         answer = ask(query)
         assert 400 <= answer.status_code < 500, query
-        assert told in answer.text, query
+        assert text in answer.text, query
 
 
-def test_sites_are_held_against_themselves(visit: Visit, grid: EmbeddedGrid) -> None:
+def test_sharing_page_compares_sites(visit: Visit, grid: EmbeddedGrid) -> None:
     component = {"type": "fixed", "components": [{"size": 1, "cluster": "south"}]}
     job = grid.submit(component, "true", launcher="processes", home_site="north")
     assert grid.wait_for_end(job)["state"] == "succeeded"
@@ -105,7 +111,7 @@ def test_sites_are_held_against_themselves(visit: Visit, grid: EmbeddedGrid) -> 
     page.locator(f"#job-{job}").wait_for()
 
 
-def test_they_are_for_operators(daemon: ServedDaemon) -> None:
+def test_simulation_pages_need_operator_role(daemon: ServedDaemon) -> None:
     headers = {"Authorization": f"Bearer {create_token(daemon, 'somebody', 'user')}", "Accept": "text/html"}
     with httpx2.Client(base_url=daemon.url, headers=headers, timeout=60.0) as user:
         for path in ("/what-if", "/what-if.json?ask=true", "/sharing", "/sharing.json"):

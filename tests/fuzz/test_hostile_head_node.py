@@ -22,7 +22,7 @@ from koalapy.runner.processes import find_program
 from koalapy.runner.settings import Failure
 from tests.fuzz.campaign import Figures, run_campaign
 from tests.fuzz.messages import ANYTHING, TEXTS
-from tests.runner.conftest import FakeNode, plan
+from tests.runner.conftest import FakeNode, make_plan
 
 pytestmark = pytest.mark.processes
 
@@ -160,7 +160,7 @@ def attack_follower(folder: Path, attack: Attack, figures: Figures) -> None:
     environment = {"KOALA_MPI_PREFIX": str(prefix), "PATH": os.defpath, "LD_LIBRARY_PATH": "/own/lib"}
     nodes = [FakeNode(cast(Any, None), *place, host) for place, host in ((HEAD, "127.0.1.1"), (OWN, "127.0.2.1"))]
     node = AttackedNode(folder / "run", environment)
-    gang = Plan(plan(nodes, COMMAND, launcher="openmpi"), *OWN)
+    gang = Plan(make_plan(nodes, COMMAND, launcher="openmpi"), *OWN)
     node.environment = gang.environment(cast(Any, node.settings))
     follower = Follower(cast(Any, node), gang)
     follower.start()

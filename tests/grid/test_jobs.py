@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.grid.grid import Grid, wait_until
-from tests.runner.test_host_names import WHO_SHARES, groups_agree
+from tests.runner.test_host_names import WHO_SHARES, assert_groups_agree
 
 pytestmark = pytest.mark.processes
 
@@ -46,7 +46,7 @@ def test_mpi_ranks_share_memory_within_their_node(grid: Grid) -> None:
     assert grid.wait_for_end(ident)["state"] == "succeeded", grid.read_output(ident)
     rank_groups = json.loads(grid.read_output(ident).splitlines()[-1])
     assert len(rank_groups) == 12
-    groups_agree(rank_groups)
+    assert_groups_agree(rank_groups)
 
 
 @pytest.mark.mpi

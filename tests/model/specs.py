@@ -1,4 +1,4 @@
-"""Any job there may be, made of what the model says of its fields."""
+"""Hypothesis strategies of valid submissions, derived from the fields of the model."""
 
 from dataclasses import is_dataclass
 from enum import Enum
@@ -14,7 +14,7 @@ short_texts = st.text(max_size=8)
 
 
 def values_of(kind: Any) -> st.SearchStrategy[Any]:
-    """Values of a type as the model has it, within its bounds."""
+    """Return a strategy of the values of an annotated type within its bounds."""
     base, marks = split_annotation(kind)
     bounds = next((mark for mark in marks if isinstance(mark, Bounds)), Bounds(minimum=0, maximum=2**50))
     if get_origin(base) in (Union, UnionType):
@@ -41,7 +41,7 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
 
 
 def instances_of(kind: type[Any]) -> st.SearchStrategy[Any]:
-    """Of a dataclass of the model's."""
+    """Return a strategy of the instances of a dataclass of the model."""
     parts = {
         name: values_of(description.type) | st.none() if description.is_optional else values_of(description.type)
         for name, description in describe_fields(kind).items()

@@ -1,4 +1,4 @@
-"""What a program is known as."""
+"""Application names of programs."""
 
 import pytest
 

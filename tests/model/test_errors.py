@@ -1,4 +1,4 @@
-"""What errors carry to the caller."""
+"""Fields of errors."""
 
 from koalapy.model.errors import BusyError, KoalaError, SiteError, SiteRejected, SiteUnavailable, UsageError
 

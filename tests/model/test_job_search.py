@@ -1,4 +1,4 @@
-"""What people look for among jobs: every search is understood or refused with the way out, and tells nobody more."""
+"""Searches for jobs: matches, errors with hints, and privacy."""
 
 from dataclasses import replace
 
@@ -42,7 +42,7 @@ def matching_ids(text: str, *, include_private: bool = True) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("text", "most"),
+    ("text", "maximum"),
     [
         ("restarts:4", 4),
         ("restarts<3", 2),
@@ -54,8 +54,8 @@ def matching_ids(text: str, *, include_private: bool = True) -> list[int]:
         ("", None),
     ],
 )
-def test_search_maximum_is_bound_of_all_matches(text: str, most: int | None) -> None:
-    assert parse_search(text).maximum("restarts") == most
+def test_search_maximum_is_bound_of_all_matches(text: str, maximum: int | None) -> None:
+    assert parse_search(text).maximum("restarts") == maximum
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_search_of_any_text_reveals_no_private_fields(text: str) -> None:
         assert is_public_match == search.matches(redacted, NOW, include_private=False)
         if not is_public_match:
             continue
-        # Nothing that only its owner may see has any say in that.
+        # Private fields must not affect the match.
         secret = replace(job, restarts=7, spec=replace(job.spec, owner="x", name="y", policy="z", application="q"))
         assert search.matches(secret, NOW, include_private=False)
 
@@ -193,7 +193,7 @@ def test_search_with_long_pattern_ends_quickly() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "least"),
+    ("text", "minimum"),
     [
         ("restarts>0", 1),
         ("restarts>=3", 3),
@@ -208,8 +208,8 @@ def test_search_with_long_pattern_ends_quickly() -> None:
         ("", 0),
     ],
 )
-def test_search_minimum_is_bound_of_all_matches(text: str, least: int) -> None:
-    assert parse_search(text).minimum("restarts") == least
+def test_search_minimum_is_bound_of_all_matches(text: str, minimum: int) -> None:
+    assert parse_search(text).minimum("restarts") == minimum
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Whether predictions were right: the arithmetic, and what counts as what."""
+"""Outcomes and coverage of predictions."""
 
 import pytest
 from hypothesis import given
@@ -121,5 +121,5 @@ def test_wilson_interval_contains_share_and_narrows(share: float, number: int) -
 
 
 def test_wilson_interval_equals_published_value() -> None:
-    """Of 8 of 10, as the books have it."""
+    """The interval of 8 of 10 is a published value."""
     assert wilson_interval(0.8, 10) == (pytest.approx(0.4902, abs=1e-4), pytest.approx(0.9433, abs=1e-4))

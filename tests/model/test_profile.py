@@ -1,4 +1,4 @@
-"""A cluster's own words for folders and paths; everything else of a command stays as it was."""
+"""Folders, paths and placeholders of a cluster in commands."""
 
 import json
 

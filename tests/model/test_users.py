@@ -1,4 +1,4 @@
-"""Who is who on which cluster, and where their jobs may run."""
+"""Accounts of users on clusters, and clusters that are closed to users."""
 
 import pytest
 from hypothesis import given
@@ -58,7 +58,7 @@ def test_closed_cluster_has_rejection_reason_and_no_account(user: str) -> None:
         ("alice", {"laptop": "laptop is bob's own"}),
         ("bob", {"north": "bob has no account on north", "east": "bob has no account on east"}),
         ("carol@north", {"east": "carol@north has no account on east", "laptop": "laptop is bob's own"}),
-        # Alice's account is hers, and nobody else's under its own name.
+        # An account that is mapped to alice cannot be used as alice@north.
         (
             "alice@north",
             {

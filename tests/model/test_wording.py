@@ -1,4 +1,4 @@
-"""Texts as people read them."""
+"""Texts for users."""
 
 import pytest
 

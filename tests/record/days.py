@@ -1,4 +1,4 @@
-"""Recorded days of a virtual grid, and files of them as they are exported."""
+"""Record days of a virtual grid, and write them as exported files."""
 
 import json
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ SIZES = {"north": 4, "south": 3, "west": 2}
 
 
 def record_day(seed: int = 1, jobs: int = 30, **rules: Any) -> RecordedWorld:
-    """Jobs of all kinds, local users, breaking nodes and a daemon that dies in the middle."""
+    """Record jobs of all kinds, local users, failing nodes and a restart of the daemon."""
     draw, numbers = Random(seed), iter(range(10**6))
     world = RecordedWorld(SIZES, Rules(**rules), nonces=lambda: f"{next(numbers):x}")
     for count in range(jobs):
@@ -41,7 +41,7 @@ def record_day(seed: int = 1, jobs: int = 30, **rules: Any) -> RecordedWorld:
 
 
 def export_lines(lives: Sequence[Life]) -> bytes:
-    """As ``koala export`` writes them."""
+    """Return daemon runs as ``koala export`` writes them."""
     lines = [encode_line({"koala_export": FORMAT, "version": __version__, "since": 0.0, "until": 1e10})]
     for number, (beginning, *steps) in enumerate(lives, 1):
         lines.append(encode_line({"koala_record": FORMAT, "version": __version__, "life": str(number), "part": 1}))

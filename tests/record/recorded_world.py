@@ -1,4 +1,4 @@
-"""A world whose schedulers are recorded, each life of one by itself."""
+"""A simulated environment with recorded schedulers, one record for each daemon run."""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -15,11 +15,11 @@ from tests.scheduler.world import World
 
 LAB = {name: User(groups=("lab",)) for name in ("bob", "cy")}
 Life = list[bytes]
-"""Lines: what it begins with, and its steps."""
+"""Lines of a record: the initial state and the steps."""
 
 
 class RecordedWorld(World):
-    """Everything outside the scheduler, and what was written of it; people are those of the machine."""
+    """The environment of a scheduler, with records of each daemon run."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.lives: list[Life] = []

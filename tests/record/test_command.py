@@ -1,4 +1,4 @@
-"""``koala replay``, in a process of its own: the same in each, whatever its hashes."""
+"""``koala replay`` in a new process, with any hash seed."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A record is read whole, or it is said what is the matter with it."""
+"""Complete records are replayed, and defects of others are named."""
 
 import gzip
 import json
@@ -47,7 +47,7 @@ def test_record_contains_no_environment_variables() -> None:
 
 
 def test_replay_of_truncated_record_is_rejected(tmp_path: Path) -> None:
-    """All places around the ends of lines, and some between."""
+    """Truncate around the ends of lines, and at some positions in between."""
     ends = {position + offset for position, byte in enumerate(WHOLE) if byte == 10 for offset in (0, 1, 2)}
     for position in sorted({0, 1, *list(ends)[:: max(1, len(ends) // 40)], *range(7, len(WHOLE), len(WHOLE) // 40)}):
         if position < len(WHOLE) - 1:
@@ -71,7 +71,7 @@ def test_replay_of_record_with_gap_is_rejected(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "instead", "said"),
+    ("number", "instead", "message"),
     [
         (0, b"a text\n", "is not a record of koala's"),
         (0, b"[]\n", "is damaged in line 1"),
@@ -102,9 +102,9 @@ def test_replay_of_record_with_gap_is_rejected(tmp_path: Path) -> None:
         (5, b'{"n":3,"at":1.0,"done":[1]}\n', "that is not a step"),
     ],
 )
-def test_replay_of_invalid_line_is_rejected(tmp_path: Path, number: int, instead: bytes, said: str) -> None:
+def test_replay_of_invalid_line_is_rejected(tmp_path: Path, number: int, instead: bytes, message: str) -> None:
     lines = WHOLE.splitlines(keepends=True)
-    assert said in read_error(tmp_path / "day", b"".join([*lines[:number], instead, *lines[number + 1 :]]))
+    assert message in read_error(tmp_path / "day", b"".join([*lines[:number], instead, *lines[number + 1 :]]))
 
 
 @pytest.mark.parametrize("changed", [{"now": 1e300}, {"now": float("nan")}, {"clusters": []}])
@@ -116,7 +116,7 @@ def test_replay_of_invalid_beginning_is_rejected(tmp_path: Path, changed: dict[s
 
 
 def test_record_file_with_too_long_line_is_rejected(tmp_path: Path) -> None:
-    """A small packed file may hold one of any length."""
+    """A small packed file may contain a line of any length."""
     longest = max(map(len, WHOLE.splitlines(keepends=True)))
     path = tmp_path / "day"
     path.write_bytes(WHOLE)
@@ -137,7 +137,7 @@ def test_replay_of_missing_file_is_rejected(tmp_path: Path) -> None:
 
 
 def test_replay_of_changed_record_finds_first_divergence(tmp_path: Path) -> None:
-    """One node less is idle than was told: something else follows, and the replay ends there."""
+    """Change the nodes of the first placement."""
     lines = WHOLE.splitlines(keepends=True)
     index = next(number for number, line in enumerate(lines) if b'"placed"' in line)
     step = json.loads(lines[index])

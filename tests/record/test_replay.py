@@ -1,4 +1,4 @@
-"""Whatever happens to a scheduler, what was recorded of it does the same again."""
+"""Replays of any sequence of events have the recorded effects."""
 
 import json
 from dataclasses import replace
@@ -22,7 +22,7 @@ from tests.scheduler.test_machine import Grid
 
 
 def find_divergence(life: Life) -> Divergence | None:
-    """Where its replay did something else."""
+    """Return the first divergence of a replay; None if there is none."""
     beginning, *steps = map(json.loads, life)
     replay = Replay(beginning_from_json(beginning), builtin_policies())
     for step in steps:
@@ -48,12 +48,12 @@ def test_replay_of_rejected_event_recorded_as_accepted_diverges() -> None:
 
 
 class RecordedGrid(Grid):
-    """Anything that can happen, in any order; each life of the daemon is replayed by itself."""
+    """Any events in any order; each daemon run is replayed separately."""
 
     world_class = RecordedWorld
 
     def check_nothing_is_kept(self) -> None:
-        """Steps are, by whoever records them."""
+        """Skip the check of retained effects, since recorders retain steps."""
 
     def teardown(self) -> None:
         super().teardown()

@@ -104,7 +104,7 @@ class FakeAgent:
         spool.mkdir(exist_ok=True)
         fake = self.nodes[token, node] = FakeNode(self, token, node, host)
         (spool / f"secret.{node}").write_text(fake.secret.hex())
-        own = {
+        settings = {
             "KOALA_AGENT_FILE": str(self.directory / "agent.json"),
             "KOALA_COMPONENT_TOKEN": token,
             "KOALA_COMPONENT_NAME": token,
@@ -112,19 +112,19 @@ class FakeAgent:
             "KOALA_SPOOL": str(spool),
         }
         if environment.keys().isdisjoint({"SLURM_NODEID", "KOALA_NODE_INDEX"}):
-            own |= {"LOCALD_NODE_INDEX": str(node), "LOCALD_NODE": host, "LOCALD_NODE_NAME": f"node-{host}"}
+            settings |= {"LOCALD_NODE_INDEX": str(node), "LOCALD_NODE": host, "LOCALD_NODE_NAME": f"node-{host}"}
         fake.process = await asyncio.create_subprocess_exec(
-            *prefix, sys.executable, "-I", "-S", str(RUNNER), "node", env={**os.environ, **own, **environment}
+            *prefix, sys.executable, "-I", "-S", str(RUNNER), "node", env={**os.environ, **settings, **environment}
         )
         await self.until(lambda: bool(fake.hellos), f"hello from {host}")
         return fake
 
-    async def until(self, condition: Callable[[], bool], what: str) -> None:
+    async def until(self, condition: Callable[[], bool], description: str) -> None:
         """Wait for a condition; ``what`` names it if it never comes true."""
         try:
             await until(condition, DEADLINE)
         except TimeoutError:
-            raise AssertionError(f"never came: {what}") from None
+            raise AssertionError(f"never came: {description}") from None
 
     def relay(self, sender: FakeNode, message: dict[str, Any]) -> None:
         target = self.nodes[message["token"], message["node"]]
@@ -161,7 +161,9 @@ async def agent(tmp_path: Path) -> AsyncIterator[FakeAgent]:
     await fake.leave()
 
 
-def plan(nodes: list[FakeNode], *commands: list[str], launcher: str = "processes", **context: Any) -> dict[str, Any]:
+def make_plan(
+    nodes: list[FakeNode], *commands: list[str], launcher: str = "processes", **context: Any
+) -> dict[str, Any]:
     """The ``open`` message for these nodes: one context a token, in order, each with its command."""
     tokens = list(dict.fromkeys(n.token for n in nodes))
     contexts = [
@@ -184,11 +186,11 @@ def plan(nodes: list[FakeNode], *commands: list[str], launcher: str = "processes
     return {"t": "open", **head, "nodes": places, "contexts": contexts}
 
 
-def left(node: FakeNode, name: str) -> bytes:
+def read_left_file(node: FakeNode, name: str) -> bytes:
     """What a runner left in its component's folder."""
     return open_file(node.secret, name, (node.agent.directory / node.token / name).read_bytes())
 
 
-def alive(pids: bytes | str) -> list[int]:
+def living_pids(pids: bytes | str) -> list[int]:
     """Which of these processes (numbers with blanks between) still exist."""
     return [int(pid) for pid in pids.split() if os.path.exists(f"/proc/{int(pid)}")]

@@ -8,7 +8,7 @@ import socket
 PIDFD_GETFD = 438
 
 
-def cut(pid: int) -> int:
+def cut_connections(pid: int) -> int:
     """Shut down every TCP connection of a process that leaves loopback; how many there were."""
     libc = ctypes.CDLL(None, use_errno=True)
     handle = os.pidfd_open(pid)

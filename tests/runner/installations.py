@@ -6,16 +6,16 @@ from pathlib import Path
 from tests.runner.conftest import MPI_ENVIRONMENT
 
 
-def origin() -> Path:
+def mpi_prefix() -> Path:
     """Where the tests' Open MPI is."""
     mpirun = shutil.which("mpirun", path=MPI_ENVIRONMENT["PATH"])
     assert mpirun is not None
     return Path(mpirun).resolve().parents[1]
 
 
-def copy_to(prefix: Path, only_on: str) -> Path:
+def copy_installation(prefix: Path, only_on: str) -> Path:
     """A copy of the tests' Open MPI whose daemon refuses to run elsewhere than on addresses that begin so."""
-    source = origin()
+    source = mpi_prefix()
     (prefix / "bin").mkdir(parents=True)
     (prefix / "lib").mkdir()
     for program in ("mpirun", "ompirun_wrapper", "prted", "prterun"):

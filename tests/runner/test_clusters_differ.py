@@ -13,15 +13,15 @@ import pytest
 from koalapy.runner.openmpi import Head
 from koalapy.runner.plan import Plan
 from koalapy.runner.processes import descendants
-from tests.runner.conftest import MPI_ENVIRONMENT, FakeAgent, FakeNode, plan
-from tests.runner.connections import cut
-from tests.runner.installations import copy_to, origin
-from tests.runner.test_openmpi import SLEEPER, gang, run
+from tests.runner.conftest import MPI_ENVIRONMENT, FakeAgent, FakeNode, make_plan
+from tests.runner.connections import cut_connections
+from tests.runner.installations import copy_installation, mpi_prefix
+from tests.runner.test_openmpi import SLEEPER, run_program, start_gang
 
 pytestmark = [pytest.mark.mpi, pytest.mark.processes]
 
 
-async def pair(agent: FakeAgent, north: dict[str, str], south: dict[str, str]) -> list[FakeNode]:
+async def start_pair(agent: FakeAgent, north: dict[str, str], south: dict[str, str]) -> list[FakeNode]:
     """One node of each of two clusters that differ."""
     return [
         await agent.start("7.1.0", 0, "127.0.1.1", **MPI_ENVIRONMENT | north),
@@ -42,101 +42,104 @@ assert library.MPI_Finalize() == 0
 """
 
 
-def said(head: FakeNode) -> list[dict[str, Any]]:
+def read_reports(head: FakeNode) -> list[dict[str, Any]]:
     """What the ranks found, in the order of their nodes; mpirun may bring two in one line."""
-    found, rest = [], head.output.decode().strip()
-    while rest:
-        one, end = json.JSONDecoder().raw_decode(rest)
-        found.append(one)
-        rest = rest[end:].strip()
-    return sorted(found, key=lambda one: str(one["KOALA_HOST"]))
+    reports, text = [], head.output.decode().strip()
+    while text:
+        report, end = json.JSONDecoder().raw_decode(text)
+        reports.append(report)
+        text = text[end:].strip()
+    return sorted(reports, key=lambda report: str(report["KOALA_HOST"]))
 
 
-async def test_every_node_runs_its_own_clusters_open_mpi(agent: FakeAgent, tmp_path: Path) -> None:
-    prefixes = [copy_to(tmp_path / "north", "127.0.1."), copy_to(tmp_path / "opt" / "south", "127.0.2.")]
-    own = [{"KOALA_MPI_PREFIX": str(p), "LD_LIBRARY_PATH": f"/lib{i}"} for i, p in enumerate(prefixes)]
-    nodes = await pair(agent, *own)
-    await run(agent, nodes, [sys.executable, "-c", WHERE_AM_I])
+async def test_ranks_use_open_mpi_of_their_cluster(agent: FakeAgent, tmp_path: Path) -> None:
+    prefixes = [
+        copy_installation(tmp_path / "north", "127.0.1."),
+        copy_installation(tmp_path / "opt" / "south", "127.0.2."),
+    ]
+    settings = [{"KOALA_MPI_PREFIX": str(p), "LD_LIBRARY_PATH": f"/lib{i}"} for i, p in enumerate(prefixes)]
+    nodes = await start_pair(agent, *settings)
+    await run_program(agent, nodes, [sys.executable, "-c", WHERE_AM_I])
     assert (await nodes[0].expect("exit"))["code"] == 0, nodes[0].output
-    for index, (seen, prefix) in enumerate(zip(said(nodes[0]), prefixes, strict=True)):
-        assert seen["libraries"] == [f"{prefix}/lib/libmpi.so.40"]
-        assert seen["LD_LIBRARY_PATH"] == f"{prefix}/lib:/lib{index}"
-        assert seen["OPAL_PREFIX"] == str(prefix)
-        assert seen["PATH"] == MPI_ENVIRONMENT["PATH"]
+    for index, (report, prefix) in enumerate(zip(read_reports(nodes[0]), prefixes, strict=True)):
+        assert report["libraries"] == [f"{prefix}/lib/libmpi.so.40"]
+        assert report["LD_LIBRARY_PATH"] == f"{prefix}/lib:/lib{index}"
+        assert report["OPAL_PREFIX"] == str(prefix)
+        assert report["PATH"] == MPI_ENVIRONMENT["PATH"]
 
 
-async def test_the_first_mpirun_on_a_nodes_path_is_its_own(agent: FakeAgent, tmp_path: Path) -> None:
-    south = copy_to(tmp_path / "south", "127.0.2.")
-    nodes = await pair(agent, {}, {"PATH": f"{south}/bin:{MPI_ENVIRONMENT['PATH']}"})
-    await run(agent, nodes, ["sh", "-c", "readlink /proc/$PPID/exe"])
+async def test_installation_is_first_mpirun_in_path(agent: FakeAgent, tmp_path: Path) -> None:
+    south = copy_installation(tmp_path / "south", "127.0.2.")
+    nodes = await start_pair(agent, {}, {"PATH": f"{south}/bin:{MPI_ENVIRONMENT['PATH']}"})
+    await run_program(agent, nodes, ["sh", "-c", "readlink /proc/$PPID/exe"])
     assert (await nodes[0].expect("exit"))["code"] == 0, nodes[0].output
-    expected = [f"{south}/bin/prted.real", f"{origin()}/bin/prted"]
+    expected = [f"{south}/bin/prted.real", f"{mpi_prefix()}/bin/prted"]
     assert sorted(nodes[0].output.decode().split()) == sorted(expected)
 
 
-async def test_ranks_have_the_settings_of_their_own_node(agent: FakeAgent) -> None:
+async def test_ranks_have_settings_of_their_node(agent: FakeAgent) -> None:
     """mpirun hands those of the head node to all; a network's name, for one, is then wrong on the others."""
     north = {"OMPI_MCA_of_north": "yes", "PATH": f"/of/north:{MPI_ENVIRONMENT['PATH']}"}
     south = {"OMPI_MCA_mpi_yield_when_idle": "0", "PATH": f"/of/south:{MPI_ENVIRONMENT['PATH']}"}
-    nodes = await pair(agent, north, south)
-    await run(agent, nodes, [sys.executable, "-c", WHERE_AM_I])
+    nodes = await start_pair(agent, north, south)
+    await run_program(agent, nodes, [sys.executable, "-c", WHERE_AM_I])
     assert (await nodes[0].expect("exit"))["code"] == 0, nodes[0].output
-    ours, theirs = said(nodes[0])
+    ours, theirs = read_reports(nodes[0])
     assert (ours["OMPI_MCA_of_north"], theirs["OMPI_MCA_of_north"]) == ("yes", None)
     assert [s["OMPI_MCA_mpi_yield_when_idle"] for s in (ours, theirs)] == ["1", "0"]
     assert [s["PATH"].partition(":")[0] for s in (ours, theirs)] == ["/of/north", "/of/south"]
     assert ours["KOALA_MPI_SETTINGS"] is theirs["KOALA_MPI_SETTINGS"] is None
 
 
-async def test_networks_of_different_names(agent: FakeAgent) -> None:
+async def test_ranks_use_interface_name_of_their_node(agent: FakeAgent) -> None:
     """The head's name of its network must not reach the other: Open MPI ends when it finds none of that name."""
-    nodes = await pair(
+    nodes = await start_pair(
         agent,
         {"OMPI_MCA_btl_tcp_if_include": "127.0.0.0/8", "PRTE_MCA_prte_if_exclude": "of-north0"},
         {"OMPI_MCA_btl_tcp_if_include": "lo", "PRTE_MCA_prte_if_exclude": "of-south0"},
     )
     code = "from mpi4py import MPI; c = MPI.COMM_WORLD; print('sum', c.allreduce(c.rank + 1), flush=True)"
-    await run(agent, nodes, [sys.executable, "-c", code])
+    await run_program(agent, nodes, [sys.executable, "-c", code])
     assert (await nodes[0].expect("exit"))["code"] == 0
     assert nodes[0].output == b"sum 3\nsum 3\n"
 
 
-async def test_arguments_reach_the_program_as_they_were_given(agent: FakeAgent) -> None:
-    words = ["a b", "it's", '"$HOME"', "", "*", "x:y", ":", "line\nbreak", "--host", "ü"]
-    nodes = await gang(agent, north=1, south=1)
-    await run(agent, nodes, [sys.executable, "-c", "import sys; print(sys.argv[1:])", *words])
+async def test_program_arguments_are_passed_unchanged(agent: FakeAgent) -> None:
+    arguments = ["a b", "it's", '"$HOME"', "", "*", "x:y", ":", "line\nbreak", "--host", "ü"]
+    nodes = await start_gang(agent, north=1, south=1)
+    await run_program(agent, nodes, [sys.executable, "-c", "import sys; print(sys.argv[1:])", *arguments])
     assert (await nodes[0].expect("exit"))["code"] == 0
-    assert nodes[0].output.decode() == f"{words}\n" * 2
+    assert nodes[0].output.decode() == f"{arguments}\n" * 2
 
 
-async def test_a_node_with_another_series_than_its_clusters_says_so(agent: FakeAgent) -> None:
-    nodes = await pair(agent, {}, {"KOALA_MPI_SERIES": "4"})
-    await run(agent, nodes, ["true"])
+async def test_node_with_other_series_than_configured_fails(agent: FakeAgent) -> None:
+    nodes = await start_pair(agent, {}, {"KOALA_MPI_SERIES": "4"})
+    await run_program(agent, nodes, ["true"])
     end = await nodes[1].expect("exit")
     assert end["infrastructure"]
     assert "node node-127.0.2.1 has Open MPI 5." in end["error"]
     assert "but clusters.south.mpi.series is 4" in end["error"]
 
 
-async def test_different_series_on_two_nodes_are_refused(agent: FakeAgent, tmp_path: Path) -> None:
+async def test_nodes_with_different_series_are_rejected(agent: FakeAgent, tmp_path: Path) -> None:
     (tmp_path / "four" / "bin").mkdir(parents=True)
     for name in ("mpirun", "orterun"):
         (tmp_path / "four" / "bin" / name).write_text("#!/bin/sh\n")
         (tmp_path / "four" / "bin" / name).chmod(0o755)
-    nodes = await pair(agent, {}, {"KOALA_MPI_PREFIX": str(tmp_path / "four")})
-    await run(agent, nodes, ["true"])
+    nodes = await start_pair(agent, {}, {"KOALA_MPI_PREFIX": str(tmp_path / "four")})
+    await run_program(agent, nodes, ["true"])
     end = await nodes[0].expect("exit")
     assert end["infrastructure"]
     assert "node node-127.0.1.1 has Open MPI 5, node node-127.0.2.1 has 4: one job needs the same" in end["error"]
 
 
-async def test_a_lost_connection_is_a_fault_of_the_infrastructure(agent: FakeAgent) -> None:
-    nodes = await gang(agent, north=1, south=1)
-    await run(agent, nodes, SLEEPER)
+async def test_lost_mpi_connection_is_infrastructure_error(agent: FakeAgent) -> None:
+    nodes = await start_gang(agent, north=1, south=1)
+    await run_program(agent, nodes, SLEEPER)
     await agent.until(lambda: nodes[0].output.count(b"up") == 2, "both ranks")
     assert nodes[1].process is not None
     daemon = next(p for p in descendants(nodes[1].process.pid) if "prted" in os.readlink(f"/proc/{p}/exe"))
-    assert cut(daemon) > 0
+    assert cut_connections(daemon) > 0
     end = await nodes[0].expect("exit")
     assert (end["code"], end["infrastructure"]) == (None, True), (end, nodes[0].output)
     assert end["error"] == "the MPI daemon on 127.0.2.1 ended with 1 as it lost its connection"
@@ -161,10 +164,10 @@ class StubNode:
 
 
 @pytest.mark.parametrize(("code", "ends"), [(1, 1), (0, 0)])
-def test_a_daemon_that_failed_and_that_mpirun_does_not_miss(code: int, ends: int) -> None:
+def test_failed_daemon_unnoticed_by_mpirun_is_reported(code: int, ends: int) -> None:
     stub, agent = cast(Any, StubNode()), cast(Any, None)
     nodes = [FakeNode(agent, f"7.1.{i}", 0, f"127.0.{i + 1}.1") for i in range(2)]
-    head = Head(stub, Plan(plan(nodes, ["true"], launcher="openmpi"), "7.1.0", 0))
+    head = Head(stub, Plan(make_plan(nodes, ["true"], launcher="openmpi"), "7.1.0", 0))
     head.relayed(("7.1.1", 0), {"op": "daemon_ended", "index": 1, "code": code})
     for alarm in list(stub.alarms.values()):
         alarm()

@@ -30,12 +30,14 @@ time.sleep(1000)
 
 
 @pytest.mark.processes
-def test_what_a_killed_one_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
-    base, other = tmp_path / "tmp", tmp_path / "other"
-    for folder in (base, other):
+def test_stale_folders_of_killed_runner_are_removed(tmp_path: Path) -> None:
+    base, other_base = tmp_path / "tmp", tmp_path / "other"
+    for folder in (base, other_base):
         folder.mkdir()
         (folder / "precious").write_text("stays")
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(base), str(other)], stdout=subprocess.PIPE, text=True)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(base), str(other_base)], stdout=subprocess.PIPE, text=True
+    )
     assert holder.stdout is not None
     with holder.stdout:
         path = Path(holder.stdout.readline().strip())
@@ -46,24 +48,24 @@ def test_what_a_killed_one_left_is_removed_and_nothing_else(tmp_path: Path) -> N
         holder.wait()
     assert remove_stale_folders(str(base)) == [path.name]
     assert [entry.name for entry in base.iterdir()] == ["precious"]
-    assert (other / "precious").read_text() == "stays"
+    assert (other_base / "precious").read_text() == "stays"
 
 
-def test_folders_that_are_not_ours_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    left, mark = make_folder(str(tmp_path), "7.1.0.0f", 0)
+def test_stale_folder_removal_keeps_foreign_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stale_folder, mark = make_folder(str(tmp_path), "7.1.0.0f", 0)
     os.close(mark)
-    name = Path(left).name
+    name = Path(stale_folder).name
     for like in ("koala-mine", f"{name}0", name[:-1]):
         (tmp_path / like).mkdir()
-        (tmp_path / like / MARK).write_bytes((Path(left) / MARK).read_bytes())
+        (tmp_path / like / MARK).write_bytes((Path(stale_folder) / MARK).read_bytes())
     unmarked = tmp_path / name.replace("koala-7", "koala-8")
     unmarked.mkdir()
     linked = tmp_path / name.replace("koala-7", "koala-9")
-    linked.symlink_to(left)
+    linked.symlink_to(stale_folder)
     markless = tmp_path / name.replace("koala-7", "koala-6")
     markless.mkdir()
-    (markless / MARK).symlink_to(Path(left) / MARK)
-    before = sorted(tmp_path.iterdir())
+    (markless / MARK).symlink_to(Path(stale_folder) / MARK)
+    first_entries = sorted(tmp_path.iterdir())
     with monkeypatch.context() as patch:
         patch.setattr(os, "geteuid", lambda: os.getuid() + 1)
         assert remove_stale_folders(str(tmp_path)) == [], "another user's"
@@ -71,10 +73,10 @@ def test_folders_that_are_not_ours_stay(tmp_path: Path, monkeypatch: pytest.Monk
         patch.setattr(socket, "gethostname", lambda: "elsewhere")
         assert remove_stale_folders(str(tmp_path)) == [], "of another machine that shares the folder"
     assert remove_stale_folders(str(tmp_path)) == [name]
-    assert sorted(tmp_path.iterdir()) == [path for path in before if path.name != name]
+    assert sorted(tmp_path.iterdir()) == [path for path in first_entries if path.name != name]
 
 
-def as_somebody(folder: Path, act: Callable[[], object]) -> None:
+def run_as_unprivileged(folder: Path, act: Callable[[], object]) -> None:
     """In another process, of an account that file modes hold for."""
     child = os.fork()
     if child == 0:
@@ -92,7 +94,7 @@ def as_somebody(folder: Path, act: Callable[[], object]) -> None:
 
 
 @pytest.fixture
-def left(tmp_path: Path) -> Path:
+def stale_folder(tmp_path: Path) -> Path:
     """Below ``base``, what Go's cache of modules is like, and what a program does for fun."""
     base = tmp_path / "base"
     base.mkdir()
@@ -107,35 +109,35 @@ def left(tmp_path: Path) -> Path:
         for name, mode in (("dark", 0), ("pkg/mod", 0o555), ("pkg", 0o500), ("", 0o500)):
             os.chmod(f"{path}/{name}", mode)
 
-    as_somebody(base, make)
+    run_as_unprivileged(base, make)
     return base
 
 
 @pytest.mark.processes
 @needs(ROOT)
-def test_read_only_folders_of_one_that_was_killed_are_removed(left: Path) -> None:
-    as_somebody(left, lambda: remove_stale_folders("."))
-    assert os.listdir(left) == []
-    assert (left.parent / "elsewhere").stat().st_mode & 0o777 == 0o555
+def test_stale_read_only_folders_are_removed(stale_folder: Path) -> None:
+    run_as_unprivileged(stale_folder, lambda: remove_stale_folders("."))
+    assert os.listdir(stale_folder) == []
+    assert (stale_folder.parent / "elsewhere").stat().st_mode & 0o777 == 0o555
 
 
 @pytest.mark.processes
 @needs(ROOT)
-def test_a_runner_removes_its_read_only_folders(left: Path) -> None:
-    as_somebody(left, lambda: remove_tree(os.listdir(".")[0]))
-    assert os.listdir(left) == []
-    assert (left.parent / "elsewhere").stat().st_mode & 0o777 == 0o555
+def test_remove_tree_removes_read_only_folders(stale_folder: Path) -> None:
+    run_as_unprivileged(stale_folder, lambda: remove_tree(os.listdir(".")[0]))
+    assert os.listdir(stale_folder) == []
+    assert (stale_folder.parent / "elsewhere").stat().st_mode & 0o777 == 0o555
 
 
 @pytest.mark.processes
 @needs(ROOT)
-def test_folder_with_file_of_another_user_is_found_again(left: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (path,) = left.iterdir()
+def test_stale_folder_with_file_of_other_user_is_kept(stale_folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (path,) = stale_folder.iterdir()
     theirs = path / "pkg" / "theirs"
     theirs.mkdir(mode=0o755)
     (theirs / "file").touch()
-    as_somebody(left, lambda: remove_tree(path.name))
-    assert sorted(os.path.relpath(each, path) for each in path.rglob("*")) == [
+    run_as_unprivileged(stale_folder, lambda: remove_tree(path.name))
+    assert sorted(os.path.relpath(entry, path) for entry in path.rglob("*")) == [
         MARK,
         "pkg",
         "pkg/theirs",
@@ -143,15 +145,15 @@ def test_folder_with_file_of_another_user_is_found_again(left: Path, capfd: pyte
     ]
     assert f"cannot remove {path.name}/pkg/theirs/file: Permission denied" in capfd.readouterr().err
     shutil.rmtree(theirs)
-    as_somebody(left, lambda: remove_stale_folders("."))
-    assert os.listdir(left) == []
+    run_as_unprivileged(stale_folder, lambda: remove_stale_folders("."))
+    assert os.listdir(stale_folder) == []
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
     "remove", [lambda path: remove_tree(str(path)), lambda path: remove_stale_folders(str(path.parent))]
 )
-def test_folders_deeper_than_python_can_go_are_removed(tmp_path: Path, remove: Callable[[Path], object]) -> None:
+def test_remove_of_very_deep_folders_succeeds(tmp_path: Path, remove: Callable[[Path], object]) -> None:
     path, mark = make_folder(str(tmp_path), "7.1.0.0f", 0)
     os.close(mark)
     with deep_folder(Path(path)) as folder:
@@ -159,7 +161,7 @@ def test_folders_deeper_than_python_can_go_are_removed(tmp_path: Path, remove: C
         assert os.listdir(tmp_path) == []
 
 
-def test_one_that_was_killed_before_it_had_its_mark_is_left_alone(tmp_path: Path) -> None:
+def test_folder_without_mark_is_kept(tmp_path: Path) -> None:
     """It may be about to write it."""
     path, mark = make_folder(str(tmp_path), "7.1.0.0f", 0)
     os.ftruncate(mark, 0)
@@ -168,5 +170,5 @@ def test_one_that_was_killed_before_it_had_its_mark_is_left_alone(tmp_path: Path
     assert os.path.isdir(path)
 
 
-def test_where_nothing_can_be_listed_nothing_is_removed(tmp_path: Path) -> None:
+def test_unlistable_base_folder_removes_nothing(tmp_path: Path) -> None:
     assert remove_stale_folders(str(tmp_path / "nowhere")) == []

@@ -13,9 +13,9 @@ import pytest
 from koalapy.runner.installation import Installation
 from koalapy.runner.plan import Plan
 from tests.needs import OPEN_MPI_4, OPEN_MPI_4_PREFIX, needs
-from tests.runner.conftest import MPI_ENVIRONMENT, FakeAgent, FakeNode, plan
-from tests.runner.installations import copy_to
-from tests.runner.test_openmpi import gang
+from tests.runner.conftest import MPI_ENVIRONMENT, FakeAgent, FakeNode, make_plan
+from tests.runner.installations import copy_installation
+from tests.runner.test_openmpi import start_gang
 
 pytestmark = [pytest.mark.mpi, pytest.mark.processes]
 
@@ -41,19 +41,19 @@ Told = list[tuple[int, str, list[int], list[int], list[str]]]
 """Of each rank: itself, its node, with whom it shares memory, whom it saw there, and what should not be there."""
 
 
-def groups_agree(told: Told) -> None:
+def assert_groups_agree(reports: Told) -> None:
     """Each rank's group is every member's, all together are the world, and none spans two nodes."""
-    groups = {tuple(group) for _, _, group, _, _ in told}
-    assert sorted(chain.from_iterable(groups)) == list(range(len(told)))
-    for rank, _, group, seen, names in told:
+    groups = {tuple(group) for _, _, group, _, _ in reports}
+    assert sorted(chain.from_iterable(groups)) == list(range(len(reports)))
+    for rank, _, group, neighbours, names in reports:
         assert rank in group
-        assert seen == group
+        assert neighbours == group
         assert not names
-    assert len(groups) == len({host for _, host, _, _, _ in told})
+    assert len(groups) == len({host for _, host, _, _, _ in reports})
 
 
-async def run(agent: FakeAgent, nodes: list[FakeNode], slots: int) -> dict[str, Any]:
-    opening = plan(nodes, [sys.executable, "-c", WHO_SHARES], launcher="openmpi")
+async def run_program(agent: FakeAgent, nodes: list[FakeNode], slots: int) -> dict[str, Any]:
+    opening = make_plan(nodes, [sys.executable, "-c", WHO_SHARES], launcher="openmpi")
     for place in opening["nodes"]:
         place["slots"] = slots
     for node in nodes:
@@ -62,33 +62,33 @@ async def run(agent: FakeAgent, nodes: list[FakeNode], slots: int) -> dict[str, 
 
 
 @pytest.mark.parametrize("store", ["hash", "shmem2,hash"])
-async def test_ranks_share_memory_with_those_of_their_own_node_only(agent: FakeAgent, store: str) -> None:
+async def test_ranks_with_equal_host_names_share_no_memory(agent: FakeAgent, store: str) -> None:
     """Whichever of its stores PMIx uses: they look nodes up in different ways."""
-    nodes = await gang(agent, {"PMIX_MCA_gds": store}, north=2, south=2)
-    end = await run(agent, nodes, 2)
+    nodes = await start_gang(agent, {"PMIX_MCA_gds": store}, north=2, south=2)
+    end = await run_program(agent, nodes, 2)
     assert (end["code"], end["error"]) == (0, ""), nodes[0].output
-    groups_agree(json.loads(nodes[0].output))
+    assert_groups_agree(json.loads(nodes[0].output))
 
 
-async def test_daemons_that_cannot_be_told_apart_are_not_started(agent: FakeAgent, tmp_path: Path) -> None:
+async def test_nodes_with_equal_host_names_are_rejected(agent: FakeAgent, tmp_path: Path) -> None:
     """Both nodes and the name are told, and who can do something about it."""
-    prefix = copy_to(tmp_path / "openmpi", only_on="127.")
+    prefix = copy_installation(tmp_path / "openmpi", only_on="127.")
     for library in prefix.glob("lib/**/libprrte.so*"):
         library.write_bytes(library.read_bytes().replace(b"ess_slurm", b"ess_other"))
-    [head] = await gang(agent, north=1)
-    other = await agent.start("7.1.1", 0, "127.0.2.1", KOALA_MPI_PREFIX=str(prefix))
-    await run_until(agent, [head, other])
-    end = await other.expect("exit")
+    [head] = await start_gang(agent, north=1)
+    second = await agent.start("7.1.1", 0, "127.0.2.1", KOALA_MPI_PREFIX=str(prefix))
+    await start_program(agent, [head, second])
+    end = await second.expect("exit")
     assert end["infrastructure"]
     assert "nodes node-127.0.1.1 of north and node-127.0.2.1 of south have the same host name" in end["error"]
     assert str(prefix) in end["error"]
     head.send(t="stop")
 
 
-async def run_until(agent: FakeAgent, nodes: list[FakeNode]) -> None:
+async def start_program(agent: FakeAgent, nodes: list[FakeNode]) -> None:
     """Start the program, whose end nobody waits for."""
     for node in nodes:
-        node.send(**plan(nodes, ["true"], launcher="openmpi"))
+        node.send(**make_plan(nodes, ["true"], launcher="openmpi"))
 
 
 HOSTS = 130
@@ -103,23 +103,23 @@ LAUNCH_AGENT = 'shift; TMPDIR=$(mktemp -d) && export TMPDIR && exec sh -c "$*"\n
         pytest.param({"KOALA_MPI_PREFIX": str(OPEN_MPI_4_PREFIX)}, id="series 4", marks=needs(OPEN_MPI_4)),
     ],
 )
-def test_a_program_on_more_hosts_than_open_mpi_launches_at_once(tmp_path: Path, profile: dict[str, str]) -> None:
+def test_mpirun_on_many_hosts_starts_all_daemons(tmp_path: Path, profile: dict[str, str]) -> None:
     agent: object = None
     nodes = [FakeNode(agent, "7.1.0", i, f"127.0.1.{i + 1}") for i in range(HOSTS)]  # type: ignore[arg-type]
-    own = Plan(plan(nodes, ["true"], launcher="openmpi"), "7.1.0", 0)
+    node_plan = Plan(make_plan(nodes, ["true"], launcher="openmpi"), "7.1.0", 0)
     environment = {**os.environ, **MPI_ENVIRONMENT, **profile, "TMPDIR": str(tmp_path)}
     environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     launch = tmp_path / "launch"
     launch.write_text(LAUNCH_AGENT)
-    found = Installation(environment, "n1", own)
-    options = found.mpirun_options(f"/bin/sh {launch}", len(own.nodes))
-    hosts = ",".join(f"{node['host']}:1" for node in own.nodes)
-    done = subprocess.run(
-        [found.mpirun, *options, "--host", hosts, "-np", str(HOSTS), "sh", "-c", "echo $OMPI_COMM_WORLD_RANK"],
+    installed = Installation(environment, "n1", node_plan)
+    options = installed.mpirun_options(f"/bin/sh {launch}", len(node_plan.nodes))
+    hosts = ",".join(f"{node['host']}:1" for node in node_plan.nodes)
+    result = subprocess.run(
+        [installed.mpirun, *options, "--host", hosts, "-np", str(HOSTS), "sh", "-c", "echo $OMPI_COMM_WORLD_RANK"],
         env=environment,
         capture_output=True,
         timeout=60,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    assert sorted(map(int, done.stdout.split())) == list(range(HOSTS))
+    assert result.returncode == 0, result.stderr
+    assert sorted(map(int, result.stdout.split())) == list(range(HOSTS))

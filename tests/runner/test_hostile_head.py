@@ -13,10 +13,10 @@ import pytest
 from koalapy.runner.exec_guard import REFUSAL
 from koalapy.runner.networks import own_addresses
 from tests.needs import OPEN_MPI_4, OPEN_MPI_4_PREFIX
-from tests.runner.conftest import MPI_ENVIRONMENT, FakeAgent, FakeNode, alive
-from tests.runner.installations import origin
+from tests.runner.conftest import MPI_ENVIRONMENT, FakeAgent, FakeNode, living_pids
+from tests.runner.installations import mpi_prefix
 from tests.runner.test_lease import state_of
-from tests.runner.test_openmpi import RANK, gang, run
+from tests.runner.test_openmpi import RANK, run_program, start_gang
 
 pytestmark = [pytest.mark.mpi, pytest.mark.processes]
 
@@ -25,7 +25,7 @@ SERIES = [5, pytest.param(4, marks=pytest.mark.skipif(not OPEN_MPI_4.is_met, rea
 
 
 def prefix_of(series: int) -> Path:
-    return origin() if series == 5 else OPEN_MPI_4_PREFIX
+    return mpi_prefix() if series == 5 else OPEN_MPI_4_PREFIX
 
 
 def write_mpirun(folder: Path, series: int, script: str) -> dict[str, str]:
@@ -51,10 +51,10 @@ def write_mpirun(folder: Path, series: int, script: str) -> dict[str, str]:
 
 
 async def start_pair(agent: FakeAgent, series: int, head: dict[str, str]) -> list[FakeNode]:
-    own = {**MPI_ENVIRONMENT, "KOALA_MPI_PREFIX": str(prefix_of(series))}
+    settings = {**MPI_ENVIRONMENT, "KOALA_MPI_PREFIX": str(prefix_of(series))}
     return [
-        await agent.start("7.1.0", 0, "127.0.1.1", **{**own, **head}),
-        await agent.start("7.1.1", 0, "127.0.2.1", **own),
+        await agent.start("7.1.0", 0, "127.0.1.1", **{**settings, **head}),
+        await agent.start("7.1.1", 0, "127.0.2.1", **settings),
     ]
 
 
@@ -62,7 +62,7 @@ async def start_pair(agent: FakeAgent, series: int, head: dict[str, str]) -> lis
 async def test_mpi_daemon_behind_a_script_starts_ranks(agent: FakeAgent, tmp_path: Path, series: int) -> None:
     """What the next tests change one thing of."""
     nodes = await start_pair(agent, series, write_mpirun(tmp_path / "head", series, '$options "$@"'))
-    await run(agent, nodes, RANK)
+    await run_program(agent, nodes, RANK)
     end = await nodes[0].expect("exit")
     assert (end["code"], end["error"]) == (0, ""), nodes[0].output
     assert sorted(nodes[0].output.decode().splitlines()) == ["0 of 2 on 127.0.1.1 0", "1 of 2 on 127.0.2.1 1"]
@@ -86,7 +86,7 @@ async def test_other_program_of_mpi_daemon_is_killed(
         else f"$options {program} x",
     }
     nodes = await start_pair(agent, series, write_mpirun(tmp_path / "head", series, scripts[attack]))
-    await run(agent, nodes, RANK)
+    await run_program(agent, nodes, RANK)
     await nodes[0].expect("exit")
     nodes[1].send(t="stop")
     assert await nodes[1].ended() == 0
@@ -102,14 +102,14 @@ async def test_ranks_start_without_variables_of_the_linker(agent: FakeAgent, tmp
     """The linker warns of a library that is not there, as where a job of one cluster is the site's own affair."""
     script = '-x LD_PRELOAD=/of/the/head.so -x PYTHONSTARTUP=/of/the/head $options "$@"'
     nodes = await start_pair(agent, series, write_mpirun(tmp_path / "head", series, script))
-    await run(agent, nodes, ["sh", "-c", "echo $KOALA_HOST $LD_PRELOAD $PYTHONSTARTUP; echo $KOALA_HOST >&2"])
+    await run_program(agent, nodes, ["sh", "-c", "echo $KOALA_HOST $LD_PRELOAD $PYTHONSTARTUP; echo $KOALA_HOST >&2"])
     assert (await nodes[0].expect("exit"))["code"] == 0, nodes[0].output
     assert nodes[0].output.count(b"127.0.2.1\n") == 2
     assert b"cannot be preloaded" not in nodes[0].output
     alone = [
         await agent.start("7.2.0", 0, "127.0.1.1", **{**MPI_ENVIRONMENT, "KOALA_MPI_PREFIX": str(tmp_path / "head")})
     ]
-    await run(agent, alone, ["true"])
+    await run_program(agent, alone, ["true"])
     assert (await alone[0].expect("exit"))["code"] == 0, alone[0].output
     assert b"cannot be preloaded" in alone[0].output
 
@@ -125,15 +125,15 @@ async def test_ranks_start_without_variables_of_the_linker(agent: FakeAgent, tmp
         ({"ess_base_vpid": 1}, "as the parameter ess_base_vpid"),
     ],
 )
-async def test_launch_with_other_parameter_is_refused(
+async def test_launch_with_other_parameter_is_rejected(
     agent: FakeAgent, change: dict[str, object], message: str
 ) -> None:
     def meddle(_: FakeNode, payload: dict[str, Any]) -> dict[str, Any]:
         return {**payload, "parameters": {**payload["parameters"], **change}} if payload["op"] == "launch" else payload
 
     agent.meddle = meddle
-    nodes = await gang(agent, north=1, south=1)
-    await run(agent, nodes, RANK)
+    nodes = await start_gang(agent, north=1, south=1)
+    await run_program(agent, nodes, RANK)
     end = await nodes[1].expect("exit")
     assert end["infrastructure"]
     assert message in end["error"]
@@ -149,16 +149,16 @@ async def test_launch_request_with_a_shell_command_runs_nothing(agent: FakeAgent
         return {"op": "launch", "command": f"id > {mark}; exec sleep 3; prted", "parameters": None, "namesakes": ""}
 
     agent.meddle = meddle
-    nodes = await gang(agent, north=1, south=1)
-    await run(agent, nodes, RANK)
+    nodes = await start_gang(agent, north=1, south=1)
+    await run_program(agent, nodes, RANK)
     end = await nodes[1].expect("exit")
     assert "launch request without parameters" in end["error"]
     assert not mark.exists()
 
 
-async def test_mpi_daemon_of_its_own_site_is_not_traced(agent: FakeAgent) -> None:
+async def test_mpi_daemon_of_single_cluster_is_not_traced(agent: FakeAgent) -> None:
     nodes = [await agent.start("7.1.0", i, f"127.0.1.{i + 1}", **MPI_ENVIRONMENT) for i in range(2)]
-    await run(agent, nodes, ["sh", "-c", "grep TracerPid /proc/$PPID/status; grep TracerPid /proc/$$/status"])
+    await run_program(agent, nodes, ["sh", "-c", "grep TracerPid /proc/$PPID/status; grep TracerPid /proc/$$/status"])
     assert (await nodes[0].expect("exit"))["code"] == 0
     assert [line.split()[1] for line in nodes[0].output.splitlines()] == [b"0"] * 4
 
@@ -176,12 +176,12 @@ async def test_spawn_request_of_other_site_runs_nothing(agent: FakeAgent, tmp_pa
     )
     # mpirun starts ranks itself only on a node that it takes for its own.
     address = next(address for _, address in own_addresses() if not address.startswith("127."))
-    own = {name: value for name, value in MPI_ENVIRONMENT.items() if name != "OMPI_MCA_btl_tcp_if_include"}
-    own["KOALA_MPI_PREFIX"] = str(prefix_of(series))
-    nodes = [await agent.start("7.1.0", 0, address, **own), await agent.start("7.1.1", 0, "127.0.2.1", **own)]
-    await run(agent, nodes, [sys.executable, str(program)])
-    said = f"was not started on node-{address}".encode()
-    await agent.until(lambda: said in nodes[0].output or bool(list(tmp_path.glob("mark*"))), "the spawned program")
+    settings = {name: value for name, value in MPI_ENVIRONMENT.items() if name != "OMPI_MCA_btl_tcp_if_include"}
+    settings["KOALA_MPI_PREFIX"] = str(prefix_of(series))
+    nodes = [await agent.start("7.1.0", 0, address, **settings), await agent.start("7.1.1", 0, "127.0.2.1", **settings)]
+    await run_program(agent, nodes, [sys.executable, str(program)])
+    rejection = f"was not started on node-{address}".encode()
+    await agent.until(lambda: rejection in nodes[0].output or bool(list(tmp_path.glob("mark*"))), "the spawned program")
     for node in nodes:
         node.send(t="stop")
         assert await node.ended() == 0
@@ -189,16 +189,18 @@ async def test_spawn_request_of_other_site_runs_nothing(agent: FakeAgent, tmp_pa
 
 
 @pytest.mark.evidence("P3")
-async def test_mpi_daemon_that_a_script_starts_as_its_child_is_held(agent: FakeAgent, tmp_path: Path) -> None:
+async def test_mpi_daemon_as_child_of_script_is_traced(agent: FakeAgent, tmp_path: Path) -> None:
     """The script of a site need not execute its daemon: it may have something to do after it."""
-    own = {**MPI_ENVIRONMENT, "KOALA_MPI_PREFIX": str(tmp_path / "own")}
+    settings = {**MPI_ENVIRONMENT, "KOALA_MPI_PREFIX": str(tmp_path / "own")}
     bin_ = tmp_path / "own" / "bin"
     bin_.mkdir(parents=True)
     for name in ("mpirun", "prterun"):
-        (bin_ / name).symlink_to(origin() / "bin" / name)
+        (bin_ / name).symlink_to(mpi_prefix() / "bin" / name)
     (bin_ / "mpirun").unlink()
-    (bin_ / "mpirun").write_text(f'#!/bin/sh\nexec {origin()}/bin/mpirun "$@"\n')
-    (bin_ / "prted").write_text(f'#!/bin/sh\n{origin()}/bin/prted --version >{tmp_path}/v\n{origin()}/bin/prted "$@"\n')
+    (bin_ / "mpirun").write_text(f'#!/bin/sh\nexec {mpi_prefix()}/bin/mpirun "$@"\n')
+    (bin_ / "prted").write_text(
+        f'#!/bin/sh\n{mpi_prefix()}/bin/prted --version >{tmp_path}/v\n{mpi_prefix()}/bin/prted "$@"\n'
+    )
     for name in ("mpirun", "prted"):
         (bin_ / name).chmod(0o755)
     mark, program = tmp_path / "mark", tmp_path / "program"
@@ -207,9 +209,9 @@ async def test_mpi_daemon_that_a_script_starts_as_its_child_is_held(agent: FakeA
     head = write_mpirun(tmp_path / "head", 5, f'--runtime-options exec-agent={program} $options "$@"')
     nodes = [
         await agent.start("7.1.0", 0, "127.0.1.1", **{**MPI_ENVIRONMENT, **head}),
-        await agent.start("7.1.1", 0, "127.0.2.1", **own),
+        await agent.start("7.1.1", 0, "127.0.2.1", **settings),
     ]
-    await run(agent, nodes, RANK)
+    await run_program(agent, nodes, RANK)
     await nodes[0].expect("exit")
     nodes[1].send(t="stop")
     assert await nodes[1].ended() == 0
@@ -223,7 +225,7 @@ async def test_traced_mpi_daemon_is_halted_at_end_of_lease(agent: FakeAgent, tmp
     nodes = [await agent.start("7.1.0", 0, "127.0.1.1", **MPI_ENVIRONMENT)]
     agent.lease = LEASE
     nodes.append(await agent.start("7.1.1", 0, "127.0.2.1", **MPI_ENVIRONMENT))
-    await run(
+    await run_program(
         agent, nodes, ["sh", "-c", f"echo $PPID $$ $KOALA_HOST; while [ ! -e {gate} ]; do sleep 0.05; done; echo over"]
     )
     await agent.until(lambda: nodes[0].output.count(b"127.0.") == 2, "both ranks")
@@ -243,25 +245,25 @@ async def test_traced_mpi_daemon_is_halted_at_end_of_lease(agent: FakeAgent, tmp
         assert nodes[0].output.count(b"over\n") == 2
     else:
         assert "its lease is over" in (await nodes[1].expect("exit"))["error"]
-        assert alive(b" ".join(pids)) == []
+        assert living_pids(b" ".join(pids)) == []
 
 
-async def test_mpi_daemons_of_a_job_over_sites_are_traced_and_its_ranks_are_not(agent: FakeAgent) -> None:
-    nodes = await gang(agent, north=1, south=1)
+async def test_mpi_daemons_of_several_clusters_are_traced_without_ranks(agent: FakeAgent) -> None:
+    nodes = await start_gang(agent, north=1, south=1)
     show = "echo $KOALA_HOST $(sed -n s/TracerPid://p /proc/$PPID/status) $(sed -n s/TracerPid://p /proc/$$/status)"
-    await run(agent, nodes, ["sh", "-c", show])
+    await run_program(agent, nodes, ["sh", "-c", show])
     assert (await nodes[0].expect("exit"))["code"] == 0
     runners = [node.process.pid for node in nodes if node.process is not None]
     traced = [f"127.0.1.1 {runners[0]} 0", f"127.0.2.1 {runners[1]} 0"]
     assert sorted(nodes[0].output.decode().splitlines()) == traced
 
 
-async def test_stopped_and_continued_mpi_daemon_goes_on(agent: FakeAgent, tmp_path: Path) -> None:
+async def test_mpi_daemon_after_suspension_continues(agent: FakeAgent, tmp_path: Path) -> None:
     """As a resource manager suspends jobs."""
     gate = tmp_path / "gate"
     os.mkfifo(gate)
-    nodes = await gang(agent, north=1, south=1)
-    await run(
+    nodes = await start_gang(agent, north=1, south=1)
+    await run_program(
         agent, nodes, ["sh", "-c", f'echo $PPID $KOALA_HOST; [ $KOALA_HOST = 127.0.1.1 ] || read -r _ < "{gate}"']
     )
     await agent.until(lambda: nodes[0].output.count(b"127.0.") == 2, "both ranks")
@@ -273,8 +275,8 @@ async def test_stopped_and_continued_mpi_daemon_goes_on(agent: FakeAgent, tmp_pa
 
 
 @pytest.mark.parametrize("series", SERIES)
-async def test_rank_0_that_reads_standard_input_sees_its_end(agent: FakeAgent, series: int) -> None:
+async def test_rank_0_reads_end_of_standard_input(agent: FakeAgent, series: int) -> None:
     nodes = await start_pair(agent, series, {})
-    await run(agent, nodes, ["sh", "-c", "cat; echo read to the end on $KOALA_HOST"])
+    await run_program(agent, nodes, ["sh", "-c", "cat; echo read to the end on $KOALA_HOST"])
     assert (await nodes[0].expect("exit"))["code"] == 0
     assert nodes[0].output.count(b"read to the end on") == 2

@@ -9,18 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.runner.lease import MAX_PENDING_QUERIES, SilenceClock, renewal_interval
-from tests.runner.conftest import FakeAgent, FakeNode, alive, plan
+from tests.runner.conftest import FakeAgent, FakeNode, living_pids, make_plan
 
 TOKEN = "7.1.0"
 WARNED = ["sh", "-c", "trap 'echo warned; exit 3' USR1; echo $$; while :; do sleep 0.05; done"]
 STUBBORN = ["sh", "-c", "trap '' TERM USR1; echo $$; while :; do sleep 0.05; done"]
 
 
-async def started(agent: FakeAgent, command: list[str], **more: object) -> FakeNode:
+async def start_program(agent: FakeAgent, command: list[str], **plan_fields: object) -> FakeNode:
     """A runner whose program has told its number."""
     await agent.listen()
     node = await agent.start(TOKEN, 0, "127.0.1.1")
-    node.send(**{**plan([node], command), **more})
+    node.send(**{**make_plan([node], command), **plan_fields})
     await agent.until(lambda: node.output.endswith(b"\n"), "the program")
     return node
 
@@ -30,33 +30,33 @@ def pid_of(node: FakeNode) -> bytes:
 
 
 @pytest.mark.processes
-async def test_runner_with_agent_ends_program_when_daemon_is_silent_for_lease(tmp_path: Path) -> None:
+async def test_lease_with_silent_daemon_ends_program(tmp_path: Path) -> None:
     agent = FakeAgent(tmp_path, lease=1.0)
-    node = await started(agent, STUBBORN)
+    node = await start_program(agent, STUBBORN)
     agent.silence = 100.0
     end = await node.expect("exit")
     assert (end["infrastructure"], end["stopped"]) == (True, False)
     assert "its lease is over, the daemon was silent" in end["error"]
-    assert alive(pid_of(node)) == []
+    assert living_pids(pid_of(node)) == []
     assert await node.ended() == 0
     await agent.leave()
 
 
 @pytest.mark.processes
-async def test_runner_without_agent_ends_program_after_lease(tmp_path: Path) -> None:
+async def test_lease_without_agent_ends_program(tmp_path: Path) -> None:
     """The agent is stopped, or the node is cut off: nothing is answered any more."""
     agent = FakeAgent(tmp_path, lease=1.0)
-    node = await started(agent, STUBBORN)
+    node = await start_program(agent, STUBBORN)
     pid = pid_of(node)
     await agent.leave()
     assert await node.ended() == 1
-    assert alive(pid) == []
+    assert living_pids(pid) == []
 
 
 @pytest.mark.processes
-async def test_program_is_warned_when_its_lease_is_over(tmp_path: Path) -> None:
+async def test_lease_end_warns_program(tmp_path: Path) -> None:
     agent = FakeAgent(tmp_path, lease=1.0)
-    node = await started(agent, WARNED, lease_warning={"signal": "USR1", "grace": 60.0})
+    node = await start_program(agent, WARNED, lease_warning={"signal": "USR1", "grace": 60.0})
     agent.silence = None
     end = await node.expect("exit")
     assert (end["code"], end["warned"]) == (3, True)
@@ -65,10 +65,10 @@ async def test_program_is_warned_when_its_lease_is_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-async def test_runner_without_lease_goes_on_while_daemon_is_silent(tmp_path: Path) -> None:
+async def test_runner_without_lease_ignores_silence(tmp_path: Path) -> None:
     agent = FakeAgent(tmp_path, lease=None)
     gate = tmp_path / "gate"
-    node = await started(agent, ["sh", "-c", f"echo $$; while [ ! -e {gate} ]; do sleep 0.05; done"])
+    node = await start_program(agent, ["sh", "-c", f"echo $$; while [ ! -e {gate} ]; do sleep 0.05; done"])
     agent.silence = 1e6
     gate.touch()
     assert (await node.expect("exit"))["code"] == 0
@@ -76,10 +76,10 @@ async def test_runner_without_lease_goes_on_while_daemon_is_silent(tmp_path: Pat
 
 
 @pytest.mark.processes
-async def test_runner_stopped_beyond_lease_kills_program_that_is_not_renewed(tmp_path: Path) -> None:
+async def test_runner_stopped_beyond_lease_kills_program(tmp_path: Path) -> None:
     """It is halted first, for its next attempt may run by then."""
     agent = FakeAgent(tmp_path, lease=0.5)
-    node = await started(agent, STUBBORN)
+    node = await start_program(agent, STUBBORN)
     assert node.process is not None
     node.process.send_signal(signal.SIGSTOP)
     agent.silence = None
@@ -89,7 +89,7 @@ async def test_runner_stopped_beyond_lease_kills_program_that_is_not_renewed(tmp
     node.process.send_signal(signal.SIGCONT)
     await agent.until(lambda: state_of(pid_of(node)) in ("T", ""), "the program to be halted")
     assert (await node.expect("exit"))["infrastructure"]
-    assert alive(pid_of(node)) == []
+    assert living_pids(pid_of(node)) == []
     await agent.leave()
 
 
@@ -102,10 +102,10 @@ def state_of(pid: bytes) -> str:
 
 
 @pytest.mark.processes
-async def test_runner_stopped_in_the_grace_after_its_lease_counts_it_all_the_same(tmp_path: Path) -> None:
+async def test_runner_stopped_during_lease_grace_counts_it(tmp_path: Path) -> None:
     """The daemon does: the next attempt may run by then."""
     agent = FakeAgent(tmp_path, lease=1.0)
-    node = await started(agent, STUBBORN, lease_warning={"signal": "USR1", "grace": 20.0})
+    node = await start_program(agent, STUBBORN, lease_warning={"signal": "USR1", "grace": 20.0})
     agent.silence = None
     await node.expect("warned")
     assert node.process is not None
@@ -115,7 +115,7 @@ async def test_runner_stopped_in_the_grace_after_its_lease_counts_it_all_the_sam
     await agent.until(lambda: clock.silence > began + 21.0, "the end of its grace")
     node.process.send_signal(signal.SIGCONT)
     began = clock.silence
-    await agent.until(lambda: alive(pid_of(node)) == [], "the end of the program")
+    await agent.until(lambda: living_pids(pid_of(node)) == [], "the end of the program")
     assert clock.silence < began + 15.0, "it would be 20 s with a new grace"
     await node.expect("exit")
     await agent.leave()
@@ -123,17 +123,17 @@ async def test_runner_stopped_in_the_grace_after_its_lease_counts_it_all_the_sam
 
 @pytest.mark.processes
 @pytest.mark.parametrize("command", [STUBBORN, ["sh", "-c", f"{shlex.join(STUBBORN)} & sleep 0.5; wait"]])
-async def test_runner_ends_program_at_walltime_despite_grace(tmp_path: Path, command: list[str]) -> None:
+async def test_walltime_ends_program_despite_grace(tmp_path: Path, command: list[str]) -> None:
     """The daemon counts the walltime, whether or not a warning began before it lost its agent."""
     agent = FakeAgent(tmp_path, lease=None)
-    node = await started(agent, command, walltime=3.0)
+    node = await start_program(agent, command, walltime=3.0)
     pid = pid_of(node)
     clock = SilenceClock(0.0)
     began = clock.silence
     node.send(t="stop", signal="USR1", grace=50.0)
     await node.expect("warned")
     await agent.leave()
-    await agent.until(lambda: alive(pid) == [], "the end of the program")
+    await agent.until(lambda: living_pids(pid) == [], "the end of the program")
     assert clock.silence < began + 20.0
     await agent.listen()
     await node.expect("exit")
@@ -141,13 +141,13 @@ async def test_runner_ends_program_at_walltime_despite_grace(tmp_path: Path, com
 
 
 @pytest.mark.processes
-async def test_runner_ends_program_at_walltime_without_agent(tmp_path: Path) -> None:
+async def test_walltime_without_agent_ends_program(tmp_path: Path) -> None:
     agent = FakeAgent(tmp_path, lease=None)
-    node = await started(agent, STUBBORN, walltime=1.0)
+    node = await start_program(agent, STUBBORN, walltime=1.0)
     node.ack_exit = False
     end = await node.expect("exit")
     assert (end["code"], end["infrastructure"]) == (128 + signal.SIGTERM, False)
-    assert alive(pid_of(node)) == []
+    assert living_pids(pid_of(node)) == []
     assert node.process is not None
     node.process.kill()
     await node.ended()
@@ -158,7 +158,7 @@ async def test_runner_ends_program_at_walltime_without_agent(tmp_path: Path) -> 
 
 
 @given(st.lists(st.tuples(*[st.floats(0.0, 100.0)] * 6, st.booleans()), min_size=1, max_size=20))
-def test_node_never_counts_from_later_moment(
+def test_silence_clock_never_underestimates_silence(
     rounds: list[tuple[float, float, float, float, float, float, bool]],
 ) -> None:
     """Each question and answer is on its way for any time; each side may be stopped before it reads; some get lost."""
@@ -172,17 +172,17 @@ def test_node_never_counts_from_later_moment(
         if not is_lost:
             agent.record_answer(question)
         now += pause
-        asked = runner.start_query()
+        query = runner.start_query()
         now += to_agent_2
         silence = agent.silence
         now += to_runner
-        runner.record_answer(asked, silence)
+        runner.record_answer(query, silence)
         assert runner.contact_at <= agent.contact_at + 1e-6
         assert agent.contact_at <= daemon_heard_at
 
 
 @given(st.lists(st.integers(0, 10), max_size=30))
-def test_old_or_unknown_answer_renews_nothing(answers: list[int]) -> None:
+def test_silence_clock_ignores_old_and_unknown_answers(answers: list[int]) -> None:
     now = 5.0
     clock = SilenceClock(5.0, lambda: now)
     numbers = [clock.start_query() for _ in range(3)]
@@ -193,7 +193,7 @@ def test_old_or_unknown_answer_renews_nothing(answers: list[int]) -> None:
     assert numbers == [1, 2, 3]
 
 
-def test_questions_that_are_never_answered_do_not_pile_up() -> None:
+def test_silence_clock_limits_open_queries() -> None:
     clock = SilenceClock(0.0, lambda: 1.0)
     for _ in range(10 * MAX_PENDING_QUERIES):
         clock.start_query()

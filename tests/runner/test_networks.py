@@ -18,20 +18,20 @@ from koalapy.runner.plan import Plan
 from koalapy.runner.preflight import MAX_ROUTES, is_well_formed, other_routes
 from tests.needs import NAMESPACES
 from tests.runner.conftest import DEADLINE, MPI_ENVIRONMENT, FakeAgent, FakeNode
-from tests.runner.test_openmpi import run
+from tests.runner.test_openmpi import run_program
 
 # Which routes there are
 
 
-def plan_of(*nodes: tuple[str, str]) -> Plan:
+def make_plan_of(*nodes: tuple[str, str]) -> Plan:
     """A gang of (cluster, address), each its own component."""
     places = [{"host": h, "cluster": c, "token": f"1.1.{i}", "node": 0, "slots": 1} for i, (c, h) in enumerate(nodes)]
     contexts = [{"token": p["token"], "nodes": [i]} for i, p in enumerate(places)]
     return Plan({"nodes": places, "contexts": contexts, "head": "1.1.0"}, "1.1.0", 0)
 
 
-def test_networks_that_all_have_come_first() -> None:
-    plan = plan_of(("north", "10.1.0.1"), ("north", "10.1.0.2"), ("south", "10.2.0.1"))
+def test_other_routes_prefer_common_networks() -> None:
+    plan = make_plan_of(("north", "10.1.0.1"), ("north", "10.1.0.2"), ("south", "10.2.0.1"))
     choices = {
         0: [("10.1.0.0/24", "10.1.0.1"), ("10.7.0.0/24", "10.7.0.1"), ("10.9.0.0/24", "10.9.0.1")],
         1: [("10.9.0.0/24", "10.9.0.2"), ("10.1.0.0/24", "10.1.0.2")],
@@ -44,16 +44,16 @@ def test_networks_that_all_have_come_first() -> None:
     ]
 
 
-def test_a_cluster_that_names_its_network_keeps_to_it() -> None:
-    plan = plan_of(("north", "10.1.0.1"), ("south", "10.2.0.1"))
+def test_other_routes_keep_configured_network() -> None:
+    plan = make_plan_of(("north", "10.1.0.1"), ("south", "10.2.0.1"))
     choices: dict[int, list[tuple[str, str]]] = {0: [], 1: [("10.2.0.0/24", "10.2.0.1"), ("10.9.0.0/24", "10.9.0.3")]}
     assert other_routes(plan, choices) == [(["10.9.0.0/24"], ["10.1.0.1", "10.9.0.3"])]
     assert other_routes(plan, {0: [], 1: []}) == []
 
 
 @pytest.mark.parametrize("host", ["", "-x", "evil.example", "127.1", "../../tmp/x", "a,b", "a b", "a\nb", "x" * 256])
-def test_nodes_move_to_addresses_only(host: str) -> None:
-    plan = plan_of(("north", "10.1.0.1"), ("south", "10.2.0.1"))
+def test_plan_move_rejects_host_names(host: str) -> None:
+    plan = make_plan_of(("north", "10.1.0.1"), ("south", "10.2.0.1"))
     plan.move(["10.9.0.1", "fe80::1%eth0"])
     with pytest.raises(ValueError, match="is not an address"):
         plan.move(["10.9.0.3", host])
@@ -65,7 +65,7 @@ REACHED = {"op": "reached", "failures": [[1, "refused"]]}
 
 
 @pytest.mark.parametrize(
-    ("told", "field", "wrong"),
+    ("message", "field", "wrong"),
     [
         (READY, "port", [0, 65536, -1, "7", None, [], 1.5]),
         (READY, "word", [None, 7, []]),
@@ -74,27 +74,29 @@ REACHED = {"op": "reached", "failures": [[1, "refused"]]}
         (REACHED, "failures", [None, 7, [7], [[2, "x"]], [["1", "x"]], [[1, None]], [[-1, "x"]]]),
     ],
 )
-def test_what_other_nodes_say_of_themselves_is_looked_at(told: dict[str, Any], field: str, wrong: list[Any]) -> None:
-    assert is_well_formed(told, 2)
-    assert not is_well_formed({name: value for name, value in told.items() if name != field}, 2)
+def test_is_well_formed_rejects_invalid_messages(message: dict[str, Any], field: str, wrong: list[Any]) -> None:
+    assert is_well_formed(message, 2)
+    assert not is_well_formed({name: value for name, value in message.items() if name != field}, 2)
     for value in wrong:
-        assert not is_well_formed(told | {field: value}, 2), value
+        assert not is_well_formed(message | {field: value}, 2), value
 
 
 networks = st.lists(st.sampled_from("abcdefg"), max_size=6, unique=True)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["north", "south", "east"]), networks), min_size=1, max_size=5))
-def test_ways_are_few_and_different_and_of_addresses_that_nodes_have(nodes: list[tuple[str, list[str]]]) -> None:
-    plan = plan_of(*((cluster, f"{known[0] if known else 'x'}{i}") for i, (cluster, known) in enumerate(nodes)))
-    routes = other_routes(plan, {i: [(n, f"{n}{i}") for n in known] for i, (_, known) in enumerate(nodes)})
+def test_other_routes_are_few_distinct_and_valid(nodes: list[tuple[str, list[str]]]) -> None:
+    plan = make_plan_of(
+        *((cluster, f"{addresses[0] if addresses else 'x'}{i}") for i, (cluster, addresses) in enumerate(nodes))
+    )
+    routes = other_routes(plan, {i: [(n, f"{n}{i}") for n in addresses] for i, (_, addresses) in enumerate(nodes)})
     assert len(routes) <= MAX_ROUTES
     hosts = [route[1] for route in routes]
-    assert len({tuple(each) for each in hosts}) == len(hosts)
+    assert len({tuple(address) for address in hosts}) == len(hosts)
     assert [node["host"] for node in plan.nodes] not in hosts
-    for each in hosts:
-        for place, (_, known) in enumerate(nodes):
-            assert each[place] in ({f"{n}{place}" for n in known} or {f"x{place}"}) | {plan.nodes[place]["host"]}
+    for address in hosts:
+        for place, (_, addresses) in enumerate(nodes):
+            assert address[place] in ({f"{n}{place}" for n in addresses} or {f"x{place}"}) | {plan.nodes[place]["host"]}
 
 
 # Real ones: each node in a network namespace of its own
@@ -103,26 +105,26 @@ def test_ways_are_few_and_different_and_of_addresses_that_nodes_have(nodes: list
 CLONE_NEWNET = 0x40000000
 
 
-def ip(*words: object) -> None:
-    subprocess.run(["ip", *map(str, words)], check=True, capture_output=True, timeout=DEADLINE)
+def run_ip(*arguments: object) -> None:
+    subprocess.run(["ip", *map(str, arguments)], check=True, capture_output=True, timeout=DEADLINE)
 
 
-def enter(namespace: int) -> None:
+def enter_namespace(namespace: int) -> None:
     if ctypes.CDLL(None, use_errno=True).setns(namespace, CLONE_NEWNET):
         raise OSError(ctypes.get_errno(), "setns")
 
 
 @contextmanager
-def own_network() -> Iterator[None]:
+def isolated_network() -> Iterator[None]:
     """This process (and what it starts) in a network namespace of its own."""
-    before = os.open("/proc/self/ns/net", os.O_RDONLY)
+    namespace = os.open("/proc/self/ns/net", os.O_RDONLY)
     try:
         if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), "unshare")
         yield
     finally:
-        enter(before)
-        os.close(before)
+        enter_namespace(namespace)
+        os.close(namespace)
 
 
 class Machines:
@@ -131,7 +133,7 @@ class Machines:
     def __init__(self) -> None:
         self._made: list[subprocess.Popen[bytes]] = []
         self._bridges: set[int] = set()
-        ip("link", "set", "lo", "up")
+        run_ip("link", "set", "lo", "up")
 
     def new(self, *addresses: tuple[int, int]) -> int:
         """A machine with addresses 10.NETWORK.0.HOST; the process by which it is entered."""
@@ -143,8 +145,8 @@ class Machines:
         for place, (network, host) in enumerate(addresses):
             self._bridge(network)
             port, device = self.port(network, host), f"eth{place}"
-            ip("link", "add", port, "type", "veth", "peer", "name", device, "netns", machine.pid)
-            ip("link", "set", port, "master", f"net{network}", "up")
+            run_ip("link", "add", port, "type", "veth", "peer", "name", device, "netns", machine.pid)
+            run_ip("link", "set", port, "master", f"net{network}", "up")
             self._inside(machine.pid, "addr", "add", f"10.{network}.0.{host}/24", "dev", device)
             self._inside(machine.pid, "link", "set", device, "up")
         return machine.pid
@@ -153,16 +155,16 @@ class Machines:
     def port(network: int, host: int) -> str:
         return f"p{network}-{host}"
 
-    def _inside(self, machine: int, *words: str) -> None:
-        command = ["nsenter", "-t", str(machine), "-n", "ip", *words]
+    def _inside(self, machine: int, *arguments: str) -> None:
+        command = ["nsenter", "-t", str(machine), "-n", "ip", *arguments]
         subprocess.run(command, check=True, capture_output=True, timeout=DEADLINE)
 
     def _bridge(self, network: int) -> None:
         if network not in self._bridges:
             self._bridges.add(network)
-            ip("link", "add", f"net{network}", "type", "bridge")
-            ip("addr", "add", f"10.{network}.0.254/24", "dev", f"net{network}")
-            ip("link", "set", f"net{network}", "up")
+            run_ip("link", "add", f"net{network}", "type", "bridge")
+            run_ip("addr", "add", f"10.{network}.0.254/24", "dev", f"net{network}")
+            run_ip("link", "set", f"net{network}", "up")
 
     def close(self) -> None:
         for machine in self._made:
@@ -173,13 +175,13 @@ class Machines:
 @pytest.fixture
 def machines() -> Iterator[Machines]:
     try:
-        with own_network():
-            found = Machines()
+        with isolated_network():
+            network_machines = Machines()
             try:
-                found.new((99, 1))
-                yield found
+                network_machines.new((99, 1))
+                yield network_machines
             finally:
-                found.close()
+                network_machines.close()
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"{NAMESPACES.reason}: {error}")
 
@@ -196,7 +198,9 @@ async def agent(machines: Machines, tmp_path: Path) -> AsyncIterator[FakeAgent]:
     await fake.leave()
 
 
-async def node(agent: FakeAgent, machines: Machines, token: str, index: int, *addresses: tuple[int, int]) -> FakeNode:
+async def start_node(
+    agent: FakeAgent, machines: Machines, token: str, index: int, *addresses: tuple[int, int]
+) -> FakeNode:
     """A node that reaches its agent by the first of its addresses, and is known by that."""
     network, host = addresses[0]
     assert agent.server is not None
@@ -204,10 +208,10 @@ async def node(agent: FakeAgent, machines: Machines, token: str, index: int, *ad
     file = agent.directory / f"agent-{network}.json"
     file.write_text(json.dumps({"host": f"10.{network}.0.254", "port": port}))
     machine = machines.new(*addresses)
-    own: dict[str, Any] = {name: v for name, v in MPI_ENVIRONMENT.items() if name != "OMPI_MCA_btl_tcp_if_include"}
-    own |= {"KOALA_AGENT_FILE": str(file), "KOALA_NODE_INDEX": str(index), "KOALA_NODE": f"node-{network}-{host}"}
+    settings: dict[str, Any] = {name: v for name, v in MPI_ENVIRONMENT.items() if name != "OMPI_MCA_btl_tcp_if_include"}
+    settings |= {"KOALA_AGENT_FILE": str(file), "KOALA_NODE_INDEX": str(index), "KOALA_NODE": f"node-{network}-{host}"}
     prefix = ["nsenter", "-t", str(machine), "-n"]
-    return await agent.start(token, index, f"10.{network}.0.{host}", prefix, **own)
+    return await agent.start(token, index, f"10.{network}.0.{host}", prefix, **settings)
 
 
 WHERE = ["sh", "-c", "echo $OMPI_COMM_WORLD_RANK $KOALA_HOST $KOALA_HOSTS $OMPI_MCA_btl_tcp_if_include"]
@@ -215,51 +219,51 @@ WHERE = ["sh", "-c", "echo $OMPI_COMM_WORLD_RANK $KOALA_HOST $KOALA_HOSTS $OMPI_
 
 @pytest.mark.processes
 @pytest.mark.mpi
-async def test_common_network_is_found_if_the_first_does_not_connect(agent: FakeAgent, machines: Machines) -> None:
+async def test_preflight_finds_common_network(agent: FakeAgent, machines: Machines) -> None:
     nodes = [
-        await node(agent, machines, "7.1.0", 0, (1, 11), (9, 11)),
-        await node(agent, machines, "7.1.0", 1, (1, 12), (9, 12)),
-        await node(agent, machines, "7.1.1", 0, (2, 21), (9, 21)),
+        await start_node(agent, machines, "7.1.0", 0, (1, 11), (9, 11)),
+        await start_node(agent, machines, "7.1.0", 1, (1, 12), (9, 12)),
+        await start_node(agent, machines, "7.1.1", 0, (2, 21), (9, 21)),
     ]
-    await run(agent, nodes, WHERE)
+    await run_program(agent, nodes, WHERE)
     end = await nodes[0].expect("exit")
     assert (end["code"], end["error"]) == (0, ""), nodes[0].output
     hosts = ["10.9.0.11", "10.9.0.12", "10.9.0.21"]
     assert sorted(nodes[0].output.decode().splitlines()) == [
         f"{rank} {host} {','.join(hosts)} eth1" for rank, host in enumerate(hosts)
     ]
-    assert all(each.said("running") for each in nodes)
-    for each in nodes:
-        assert await each.ended() == 0
+    assert all(job_node.said("running") for job_node in nodes)
+    for job_node in nodes:
+        assert await job_node.ended() == 0
 
 
 @pytest.mark.processes
 @pytest.mark.mpi
-async def test_messages_pass_by_the_network_that_was_found(agent: FakeAgent, machines: Machines) -> None:
+async def test_ranks_use_network_of_preflight(agent: FakeAgent, machines: Machines) -> None:
     nodes = [
-        await node(agent, machines, "7.1.0", 0, (1, 11), (9, 11)),
-        await node(agent, machines, "7.1.1", 0, (2, 21), (9, 21)),
+        await start_node(agent, machines, "7.1.0", 0, (1, 11), (9, 11)),
+        await start_node(agent, machines, "7.1.1", 0, (2, 21), (9, 21)),
     ]
-    await run(agent, nodes, ["python", "-m", "koalapy.apps.pingpong", "--json", "--repeats", "3"])
+    await run_program(agent, nodes, ["python", "-m", "koalapy.apps.pingpong", "--json", "--repeats", "3"])
     end = await nodes[0].expect("exit")
     assert (end["code"], end["error"]) == (0, ""), nodes[0].output
-    told = json.loads(nodes[0].output)
-    assert (told["passed"], told["network"]) == (True, "eth1")
+    report = json.loads(nodes[0].output)
+    assert (report["passed"], report["network"]) == (True, "eth1")
 
 
 @pytest.mark.processes
-async def test_error_without_network_names_the_known_addresses(agent: FakeAgent, machines: Machines) -> None:
+async def test_preflight_without_network_names_addresses(agent: FakeAgent, machines: Machines) -> None:
     nodes = [
-        await node(agent, machines, "7.1.0", 0, (1, 11), (9, 11)),
-        await node(agent, machines, "7.1.1", 0, (2, 21), (9, 21)),
+        await start_node(agent, machines, "7.1.0", 0, (1, 11), (9, 11)),
+        await start_node(agent, machines, "7.1.1", 0, (2, 21), (9, 21)),
     ]
-    ip("link", "set", machines.port(9, 21), "down")
-    await run(agent, nodes, WHERE)
+    run_ip("link", "set", machines.port(9, 21), "down")
+    await run_program(agent, nodes, WHERE)
     end = await nodes[1].expect("exit")
     assert end["infrastructure"]
     assert "node node-1-11 cannot reach node node-2-21 at 10.2.0.21:" in end["error"]
     assert "; tried too: 10.9.0.0/24" in end["error"]
-    assert not any(each.said("running") for each in nodes)
+    assert not any(job_node.said("running") for job_node in nodes)
 
 
 HERE = [("lo", "127.0.0.1"), ("eth0", "192.0.2.7"), ("ib0", "10.1.0.7"), ("ib0", "10.2.0.7")]
@@ -280,16 +284,16 @@ HERE = [("lo", "127.0.0.1"), ("eth0", "192.0.2.7"), ("ib0", "10.1.0.7"), ("ib0",
         ("fd00::/64", None),
     ],
 )
-def test_the_address_in_a_network(network: str, found: str | None) -> None:
+def test_address_in_network_is_found(network: str, found: str | None) -> None:
     assert find_address(network, HERE) == found
 
 
-def test_a_network_ends_where_its_length_says() -> None:
+def test_address_outside_network_is_not_found() -> None:
     assert is_inside("10.1.1.255", "10.1.0.0/23")
     assert not is_inside("10.1.2.0", "10.1.0.0/23")
 
 
-def test_this_machines_own_addresses() -> None:
+def test_own_networks_lists_addresses_of_node() -> None:
     assert ("lo", "127.0.0.1") in own_addresses()
 
 
@@ -316,7 +320,7 @@ async def test_runner_reports_its_address(agent: FakeAgent, environment: dict[st
 @pytest.mark.parametrize(
     ("network", "what"), [("203.0.113.0/24", "address in 203.0.113.0/24"), ("ib7", "interface ib7 with an address")]
 )
-async def test_a_node_outside_its_clusters_network_says_so_and_ends(
+async def test_node_outside_configured_network_fails(
     agent: FakeAgent, environment: dict[str, str], has: str, network: str, what: str
 ) -> None:
     profile = {"KOALA_MPI_INTERFACE": network, "KOALA_CLUSTER": "south"}

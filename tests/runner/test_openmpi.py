@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from koalapy.runner.processes import descendants
-from tests.runner.conftest import MPI_ENVIRONMENT, FakeAgent, FakeNode, alive, plan
+from tests.runner.conftest import MPI_ENVIRONMENT, FakeAgent, FakeNode, living_pids, make_plan
 
 pytestmark = [pytest.mark.mpi, pytest.mark.processes]
 
 RANK = ["sh", "-c", "echo $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE on $KOALA_HOST $KOALA_NODE_INDEX"]
 
 
-async def gang(agent: FakeAgent, environment: dict[str, str] | None = None, **sizes: int) -> list[FakeNode]:
+async def start_gang(agent: FakeAgent, environment: dict[str, str] | None = None, **sizes: int) -> list[FakeNode]:
     """Nodes of components 7.1.0 (127.0.1.x), 7.1.1 (127.0.2.x), … that have said hello."""
     return [
         await agent.start(f"7.1.{c}", i, f"127.0.{c + 1}.{i + 1}", **{**MPI_ENVIRONMENT, **(environment or {})})
@@ -25,14 +25,14 @@ async def gang(agent: FakeAgent, environment: dict[str, str] | None = None, **si
     ]
 
 
-async def run(agent: FakeAgent, nodes: list[FakeNode], *commands: list[str], **context: object) -> None:
+async def run_program(agent: FakeAgent, nodes: list[FakeNode], *commands: list[str], **context: object) -> None:
     for node in nodes:
-        node.send(**plan(nodes, *commands, launcher="openmpi", **context))
+        node.send(**make_plan(nodes, *commands, launcher="openmpi", **context))
 
 
-async def test_ranks_follow_the_plans_nodes_over_two_clusters(agent: FakeAgent) -> None:
-    nodes = await gang(agent, north=2, south=1)
-    await run(agent, nodes, RANK)
+async def test_ranks_are_placed_in_order_of_plan(agent: FakeAgent) -> None:
+    nodes = await start_gang(agent, north=2, south=1)
+    await run_program(agent, nodes, RANK)
     end = await nodes[0].expect("exit")
     assert (end["code"], end["infrastructure"], end["error"]) == (0, False, "")
     for node in nodes:
@@ -46,33 +46,33 @@ async def test_ranks_follow_the_plans_nodes_over_two_clusters(agent: FakeAgent) 
     assert [n.said("exit")[-1]["code"] for n in nodes[1:]] == [None, None]
 
 
-async def test_a_message_passing_program(agent: FakeAgent) -> None:
-    nodes = await gang(agent, north=1, south=1)
+async def test_message_passing_program_succeeds(agent: FakeAgent) -> None:
+    nodes = await start_gang(agent, north=1, south=1)
     code = "from mpi4py import MPI; c = MPI.COMM_WORLD; print('sum', c.allreduce(c.rank + 1), flush=True)"
-    await run(agent, nodes, [sys.executable, "-c", code])
+    await run_program(agent, nodes, [sys.executable, "-c", code])
     assert (await nodes[0].expect("exit"))["code"] == 0
     assert nodes[0].output == b"sum 3\nsum 3\n"
 
 
-async def test_each_component_may_have_a_program_of_its_own(agent: FakeAgent) -> None:
-    nodes = await gang(agent, north=1, south=2)
-    await run(agent, nodes, ["sh", "-c", "echo first $OMPI_COMM_WORLD_RANK"], ["echo", "then", ":", "it"])
+async def test_components_run_different_programs(agent: FakeAgent) -> None:
+    nodes = await start_gang(agent, north=1, south=2)
+    await run_program(agent, nodes, ["sh", "-c", "echo first $OMPI_COMM_WORLD_RANK"], ["echo", "then", ":", "it"])
     assert (await nodes[0].expect("exit"))["code"] == 0
     assert sorted(nodes[0].output.splitlines()) == [b"first 0", b"then : it", b"then : it"]
 
 
 @pytest.mark.parametrize(("script", "code"), [("exit 3", 3), ("kill -9 $$", 137)])
-async def test_a_failing_program_is_no_fault_of_the_infrastructure(agent: FakeAgent, script: str, code: int) -> None:
-    nodes = await gang(agent, north=1, south=1)
-    await run(agent, nodes, ["sh", "-c", f'[ "$OMPI_COMM_WORLD_RANK" = 0 ] || {script}; sleep 1000'])
+async def test_failed_program_is_no_infrastructure_error(agent: FakeAgent, script: str, code: int) -> None:
+    nodes = await start_gang(agent, north=1, south=1)
+    await run_program(agent, nodes, ["sh", "-c", f'[ "$OMPI_COMM_WORLD_RANK" = 0 ] || {script}; sleep 1000'])
     end = await nodes[0].expect("exit")
     assert (end["code"], end["infrastructure"]) == (code, False)
     assert not (await nodes[1].expect("exit"))["infrastructure"]
 
 
-async def test_a_missing_command_never_reaches_mpirun(agent: FakeAgent) -> None:
-    nodes = await gang(agent, north=1, south=1)
-    await run(agent, nodes, ["no-such-program"])
+async def test_missing_command_ends_with_127(agent: FakeAgent) -> None:
+    nodes = await start_gang(agent, north=1, south=1)
+    await run_program(agent, nodes, ["no-such-program"])
     end = await nodes[0].expect("exit")
     assert (end["code"], end["infrastructure"]) == (127, False)
     assert b"command not found: no-such-program" in nodes[0].output
@@ -80,10 +80,10 @@ async def test_a_missing_command_never_reaches_mpirun(agent: FakeAgent) -> None:
     assert (await nodes[1].expect("exit"))["stopped"]
 
 
-async def test_program_that_is_not_executable_never_reaches_mpirun(agent: FakeAgent, tmp_path: Path) -> None:
+async def test_program_not_executable_ends_with_126(agent: FakeAgent, tmp_path: Path) -> None:
     (tmp_path / "data").write_text("x")
-    nodes = await gang(agent, north=1, south=1)
-    await run(agent, nodes, [str(tmp_path / "data")])
+    nodes = await start_gang(agent, north=1, south=1)
+    await run_program(agent, nodes, [str(tmp_path / "data")])
     end = await nodes[0].expect("exit")
     assert (end["code"], end["infrastructure"]) == (126, False)
     assert b"it is not executable" in nodes[0].output
@@ -92,23 +92,23 @@ async def test_program_that_is_not_executable_never_reaches_mpirun(agent: FakeAg
 
 
 @pytest.mark.parametrize("lacks", [0, 1])
-async def test_missing_folder_is_a_failure_of_the_job(agent: FakeAgent, tmp_path: Path, lacks: int) -> None:
-    nodes = await gang(agent, north=1, south=1)
-    opening = plan(nodes, RANK, launcher="openmpi", workdir=str(tmp_path))
+async def test_missing_workdir_fails_the_job(agent: FakeAgent, tmp_path: Path, lacks: int) -> None:
+    nodes = await start_gang(agent, north=1, south=1)
+    opening = make_plan(nodes, RANK, launcher="openmpi", workdir=str(tmp_path))
     opening["contexts"][lacks]["workdir"] = "/no/such/folder"
     for node in nodes:
         node.send(**opening)
     end = await nodes[0].expect("exit")
     assert (end["code"], end["infrastructure"], end["stopped"]) == (126, False, False)
-    said = f"koala: cannot run in /no/such/folder on {nodes[lacks].hellos[0]['name']}: No such file or directory\n"
-    assert nodes[0].output.decode() == said
+    message = f"koala: cannot run in /no/such/folder on {nodes[lacks].hellos[0]['name']}: No such file or directory\n"
+    assert nodes[0].output.decode() == message
     nodes[1].send(t="stop")
     assert (await nodes[1].expect("exit"))["stopped"]
 
 
-async def test_without_mpirun_the_infrastructure_is_told_what_to_do(agent: FakeAgent) -> None:
+async def test_missing_mpirun_is_infrastructure_error_with_hint(agent: FakeAgent) -> None:
     nodes = [await agent.start("7.1.0", 0, "127.0.1.1", PATH="/bin:/nowhere", KOALA_MPI_PREFIX="/nowhere")]
-    await run(agent, nodes, ["true"])
+    await run_program(agent, nodes, ["true"])
     end = await nodes[0].expect("exit")
     assert end["infrastructure"]
     assert end["error"].startswith("mpirun not found on node node-127.0.1.1: install Open MPI")
@@ -117,9 +117,9 @@ async def test_without_mpirun_the_infrastructure_is_told_what_to_do(agent: FakeA
 SLEEPER = ["sh", "-c", "echo up; exec sleep 1000"]
 
 
-async def test_a_killed_mpi_daemon_is_a_fault_of_the_infrastructure(agent: FakeAgent) -> None:
-    nodes = await gang(agent, north=1, south=1)
-    await run(agent, nodes, SLEEPER)
+async def test_killed_mpi_daemon_is_infrastructure_error(agent: FakeAgent) -> None:
+    nodes = await start_gang(agent, north=1, south=1)
+    await run_program(agent, nodes, SLEEPER)
     await agent.until(lambda: nodes[0].output.count(b"up") == 2, "both ranks")
     assert nodes[1].process is not None
     daemon = next(p for p in descendants(nodes[1].process.pid) if os.readlink(f"/proc/{p}/exe").endswith("/prted"))
@@ -134,8 +134,8 @@ async def test_a_killed_mpi_daemon_is_a_fault_of_the_infrastructure(agent: FakeA
 
 @pytest.mark.parametrize("victim", [0, 1])
 async def test_stop_leaves_no_process(agent: FakeAgent, victim: int) -> None:
-    nodes = await gang(agent, north=2, south=1)
-    await run(agent, nodes, SLEEPER)
+    nodes = await start_gang(agent, north=2, south=1)
+    await run_program(agent, nodes, SLEEPER)
     await agent.until(lambda: nodes[0].output.count(b"up") == 3, "all ranks")
     below = [pid for n in nodes if n.process is not None for pid in descendants(n.process.pid)]
     assert len(below) > 6
@@ -144,20 +144,20 @@ async def test_stop_leaves_no_process(agent: FakeAgent, victim: int) -> None:
         await asyncio.sleep(0)
     for node in nodes:
         assert await node.ended() == 0
-    assert alive(" ".join(map(str, below))) == []
+    assert living_pids(" ".join(map(str, below))) == []
     assert nodes[0].output.split() == [b"up"] * 3, "nothing of firewalls: who was told to end has no trouble"
 
 
-async def stop_one_after_the_other(agent: FakeAgent, environment: dict[str, str]) -> list[bytes]:
+async def stop_nodes_in_turn(agent: FakeAgent, environment: dict[str, str]) -> list[bytes]:
     """What the user sees when a node is told to stop first, and the head not before mpirun has given up."""
-    nodes = await gang(agent, environment, north=2, south=1)
-    await run(agent, nodes, SLEEPER)
+    nodes = await start_gang(agent, environment, north=2, south=1)
+    await run_program(agent, nodes, SLEEPER)
     await agent.until(lambda: nodes[0].output.count(b"up") == 3, "all ranks")
     assert nodes[1].process is not None
-    others = " ".join(map(str, descendants(nodes[1].process.pid)))
+    pids = " ".join(map(str, descendants(nodes[1].process.pid)))
     nodes[2].send(t="stop")
     assert (await nodes[2].expect("exit"))["stopped"]
-    await agent.until(lambda: alive(others) == [], "mpirun to end the program elsewhere")
+    await agent.until(lambda: living_pids(pids) == [], "mpirun to end the program elsewhere")
     nodes[0].send(t="stop")
     assert (await nodes[0].expect("exit"))["stopped"]
     for node in nodes:
@@ -165,25 +165,25 @@ async def stop_one_after_the_other(agent: FakeAgent, environment: dict[str, str]
     return nodes[0].output.split()
 
 
-async def test_who_is_told_to_stop_last_has_no_trouble_either(agent: FakeAgent) -> None:
-    assert await stop_one_after_the_other(agent, {}) == [b"up"] * 3
+async def test_stop_of_nodes_in_turn_reports_no_error(agent: FakeAgent) -> None:
+    assert await stop_nodes_in_turn(agent, {}) == [b"up"] * 3
 
 
-async def test_programs_that_end_at_once_do_not_hang(agent: FakeAgent) -> None:
+async def test_program_ending_at_once_does_not_hang(agent: FakeAgent) -> None:
     """Open MPI 5's launch threads lose track of such processes; three of ten runs hung before they were turned off."""
     for attempt in range(5):
         nodes = [await agent.start(f"{attempt}.1.0", i, f"127.0.1.{i + 1}", **MPI_ENVIRONMENT) for i in range(6)]
-        await run(agent, nodes, ["true"])
+        await run_program(agent, nodes, ["true"])
         assert (await nodes[0].expect("exit"))["code"] == 0
         for node in nodes:
             assert await node.ended() == 0
 
 
-async def test_nothing_is_left_in_the_temporary_folder(agent: FakeAgent, tmp_path: Path) -> None:
+async def test_temporary_folder_is_empty_after_end(agent: FakeAgent, tmp_path: Path) -> None:
     folder = tmp_path / "temporary"
     folder.mkdir()
     node = await agent.start("7.1.0", 0, "127.0.1.1", **MPI_ENVIRONMENT, TMPDIR=str(folder))
-    await run(agent, [node], ["sh", "-c", 'touch "$TMPDIR/mine"; echo $TMPDIR $PPID; exec sleep 1000'])
+    await run_program(agent, [node], ["sh", "-c", 'touch "$TMPDIR/mine"; echo $TMPDIR $PPID; exec sleep 1000'])
     await agent.until(lambda: node.output.endswith(b"\n"), "the program")
     os.kill(int(node.output.split()[1]), signal.SIGKILL)
     assert (await node.expect("exit"))["infrastructure"]
@@ -192,9 +192,9 @@ async def test_nothing_is_left_in_the_temporary_folder(agent: FakeAgent, tmp_pat
     assert list(folder.iterdir()) == []
 
 
-async def test_nobody_but_the_head_of_its_own_gang_has_a_node_launch_anything(agent: FakeAgent, tmp_path: Path) -> None:
+async def test_launch_request_of_other_node_is_ignored(agent: FakeAgent, tmp_path: Path) -> None:
     mark = tmp_path / "launched"
-    nodes = await gang(agent, north=1, south=2)
+    nodes = await start_gang(agent, north=1, south=2)
     head, tail, last = nodes
     order = {"op": "launch", "command": f"touch {mark}; #"}
 
@@ -211,7 +211,7 @@ async def test_nobody_but_the_head_of_its_own_gang_has_a_node_launch_anything(ag
         head.send(t="relay", sender=tail.token, sender_node=0, payload={"op": "daemon_ended", "index": 2, "code": 9})
 
     try_all()  # before they know their gang
-    await run(agent, nodes, ["sh", "-c", "read -r line < gate"], workdir=str(tmp_path))
+    await run_program(agent, nodes, ["sh", "-c", "read -r line < gate"], workdir=str(tmp_path))
     for node in nodes:
         await node.expect("running")
     try_all()
@@ -224,12 +224,12 @@ async def test_nobody_but_the_head_of_its_own_gang_has_a_node_launch_anything(ag
     assert not mark.exists()
 
 
-async def test_what_comes_before_the_plan_is_kept_within_bounds(agent: FakeAgent) -> None:
-    nodes = await gang(agent, north=1, south=1)
+async def test_relays_before_plan_are_limited(agent: FakeAgent) -> None:
+    nodes = await start_gang(agent, north=1, south=1)
     assert nodes[0].process is not None
     for _ in range(64):
         nodes[0].send(t="relay", sender="8.1.0", sender_node=0, payload={"op": "x" * 1_000_000})
-    await run(agent, nodes, RANK)
+    await run_program(agent, nodes, RANK)
     end = await nodes[0].expect("exit")
     assert end["code"] == 0, end["error"]
     assert sorted(nodes[0].output.split()) == sorted(b"0 of 2 on 127.0.1.1 0 1 of 2 on 127.0.2.1 1".split())

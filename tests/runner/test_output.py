@@ -17,7 +17,7 @@ SECRET = b"secret"
 
 
 @given(st.integers(0, 2**32))
-def test_every_byte_arrives_once_and_what_is_acknowledged_takes_no_room(seed: int) -> None:
+def test_output_sends_each_byte_once_and_frees_acknowledged(seed: int) -> None:
     chance = random.Random(seed)
     with TemporaryDirectory() as folder:
         store = Output(f"{folder}/output.0", SECRET, block=64, memory=256, window=100, chunk=30)
@@ -46,7 +46,7 @@ def test_every_byte_arrives_once_and_what_is_acknowledged_takes_no_room(seed: in
         assert not list(Path(folder).iterdir())
 
 
-def test_the_program_waits_where_there_is_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_with_full_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(descriptor: int, data: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -65,7 +65,7 @@ def test_the_program_waits_where_there_is_no_room(tmp_path: Path, monkeypatch: p
     assert not store.full
 
 
-def test_no_more_is_spilled_than_the_limit(tmp_path: Path) -> None:
+def test_output_spills_at_most_the_limit(tmp_path: Path) -> None:
     limit = 4 * MEMORY
     store = Output(f"{tmp_path}/output.0", SECRET, spill_limit=limit)
     while not store.full:
@@ -73,15 +73,15 @@ def test_no_more_is_spilled_than_the_limit(tmp_path: Path) -> None:
     assert MEMORY < sum(path.stat().st_size for path in tmp_path.iterdir()) <= limit + BLOCK
 
 
-def test_a_spill_that_somebody_removed_is_told_in_its_place(tmp_path: Path) -> None:
+def test_output_with_removed_spill_reports_lost_bytes(tmp_path: Path) -> None:
     store = Output(f"{tmp_path}/output.0", SECRET)
     for _ in range(4 * BLOCK // 65536):
         store.append(b"x" * 65536)
-    (gone, *_) = sorted(tmp_path.iterdir())
-    gone.unlink()
+    (removed, *_) = sorted(tmp_path.iterdir())
+    removed.unlink()
     heard = b""
     while len(heard) < store.total:
         heard += b"".join(data for _, data in store.chunks())
         store.acknowledge(len(heard))
     assert len(heard) == store.total
-    assert f"koala: {BLOCK} bytes of output are lost: cannot read {gone}".encode() in heard
+    assert f"koala: {BLOCK} bytes of output are lost: cannot read {removed}".encode() in heard

@@ -32,7 +32,7 @@ class Timers:
         self.due.pop(name, None)
 
 
-class Shown:
+class RecordingRunner:
     """A runner, as far as the filter needs it."""
 
     def __init__(self) -> None:
@@ -75,52 +75,52 @@ def lines_in_pieces(text: str) -> st.SearchStrategy[list[bytes]]:
     return st.lists(st.booleans(), min_size=len(lines) - 1, max_size=len(lines) - 1).map(join)
 
 
-def pass_on(pieces: list[bytes]) -> tuple[Shown, OutputFilter]:
-    shown = Shown()
-    made = OutputFilter(shown, Plan())  # type: ignore[arg-type]
+def filter_pieces(pieces: list[bytes]) -> tuple[RecordingRunner, OutputFilter]:
+    runner = RecordingRunner()
+    output_filter = OutputFilter(runner, Plan())  # type: ignore[arg-type]
     for piece in pieces:
-        shown.show(made.apply(piece, MPIRUN))
-    return shown, made
+        runner.show(output_filter.apply(piece, MPIRUN))
+    return runner, output_filter
 
 
 @pytest.mark.parametrize("message", [TROUBLE, ABORT, ABORT + CRASH, CRASH])
 @given(st.data())
-def test_output_filter_of_a_stopped_job_omits_messages_about_its_end(message: str, data: st.DataObject) -> None:
-    shown, made = pass_on(data.draw(lines_in_pieces(f"up\n{TABLE}down\n{message}{CRASH_OF_A_RANK}last words\n")))
-    assert shown.seen == f"up\n{TABLE}down\n".encode()
-    assert made.is_giving_up
-    made.close()
-    shown.show(made.rest(MPIRUN, stopped=True))
-    assert shown.seen == f"up\n{TABLE}down\n{CRASH_OF_A_RANK}last words\n".encode()
-    assert not shown.loop.due
+def test_output_filter_of_stopped_job_omits_end_messages(message: str, data: st.DataObject) -> None:
+    runner, output_filter = filter_pieces(
+        data.draw(lines_in_pieces(f"up\n{TABLE}down\n{message}{CRASH_OF_A_RANK}last words\n"))
+    )
+    assert runner.seen == f"up\n{TABLE}down\n".encode()
+    assert output_filter.is_giving_up
+    output_filter.close()
+    runner.show(output_filter.rest(MPIRUN, stopped=True))
+    assert runner.seen == f"up\n{TABLE}down\n{CRASH_OF_A_RANK}last words\n".encode()
+    assert not runner.loop.due
 
 
 @pytest.mark.parametrize("message", [TROUBLE, ABORT, CRASH])
 @pytest.mark.parametrize("is_over", [False, True])
 @given(data=st.data())
-def test_output_filter_of_a_failed_job_shows_messages_about_its_end(
-    message: str, is_over: bool, data: st.DataObject
-) -> None:
+def test_output_filter_of_failed_job_shows_end_messages(message: str, is_over: bool, data: st.DataObject) -> None:
     output = f"up\n{TABLE}down\n{message}last words\n"
-    shown, made = pass_on(data.draw(lines_in_pieces(output)))
+    runner, output_filter = filter_pieces(data.draw(lines_in_pieces(output)))
     if is_over:
-        made.close()
-        shown.show(made.rest(MPIRUN, stopped=False))
+        output_filter.close()
+        runner.show(output_filter.rest(MPIRUN, stopped=False))
     else:
-        assert shown.wait() == HOLD
-    assert shown.seen == output.encode()
+        assert runner.wait() == HOLD
+    assert runner.seen == output.encode()
 
 
-def test_output_filter_does_not_withhold_the_crash_of_a_rank() -> None:
-    shown, made = pass_on([CRASH_OF_A_RANK.encode()])
-    assert (shown.seen, made.is_giving_up) == (CRASH_OF_A_RANK.encode(), False)
+def test_output_filter_shows_crash_of_rank_at_once() -> None:
+    runner, output_filter = filter_pieces([CRASH_OF_A_RANK.encode()])
+    assert (runner.seen, output_filter.is_giving_up) == (CRASH_OF_A_RANK.encode(), False)
 
 
 @given(lines_in_pieces(f"up\n{TABLE}{RULE}"))
-def test_a_programs_own_tables_are_not_held_up_for_long(pieces: list[bytes]) -> None:
-    shown, _ = pass_on(pieces)
-    assert shown.wait() in (0.0, PAUSE)
-    assert shown.seen == f"up\n{TABLE}{RULE}".encode()
+def test_output_filter_releases_tables_of_program(pieces: list[bytes]) -> None:
+    runner, _ = filter_pieces(pieces)
+    assert runner.wait() in (0.0, PAUSE)
+    assert runner.seen == f"up\n{TABLE}{RULE}".encode()
 
 
 SETPGID = "[n1:42] plm:rsh: Warning: setpgid(43,43) failed in parent with errno=Permission denied(13)\n\n"
@@ -139,12 +139,12 @@ BROKEN_PIPE = (
 
 @pytest.mark.parametrize("noise", [SETPGID, UCX, BROKEN_PIPE])
 def test_output_filter_removes_noise_of_open_mpi(noise: str) -> None:
-    shown, _ = pass_on([f"up\n{noise}down\n{noise}".encode()])
-    assert shown.seen == b"up\ndown\n"
+    runner, _ = filter_pieces([f"up\n{noise}down\n{noise}".encode()])
+    assert runner.seen == b"up\ndown\n"
 
 
 @given(st.lists(st.sampled_from(["", UCX, UCX * 2]), min_size=6, max_size=6), st.data())
-def test_an_error_between_a_line_and_its_end_is_left_out(noises: list[str], data: st.DataObject) -> None:
+def test_output_filter_removes_noise_within_line(noises: list[str], data: st.DataObject) -> None:
     """However it is cut: unbuffered programs write a line's text and its end one by one."""
     texts = ["[[1, 2]]", "\n", "\n", "[north] of", " two\n", "last"]
     parts = [part.encode() for pair in zip(texts, noises, strict=True) for part in pair if part]
@@ -155,19 +155,19 @@ def test_an_error_between_a_line_and_its_end_is_left_out(noises: list[str], data
             pieces.append(part)
         else:
             pieces[-1] += part
-    shown, _ = pass_on(pieces)
-    assert shown.seen == b"[[1, 2]]\n\n[north] of two\nlast"
+    runner, _ = filter_pieces(pieces)
+    assert runner.seen == b"[[1, 2]]\n\n[north] of two\nlast"
 
 
 @pytest.mark.parametrize("words", ADVICE)
 @pytest.mark.parametrize("ends", [False, True])
-def test_advice_follows_the_output_once(words: bytes, ends: bool) -> None:
-    shown = Shown()
-    outputs = OutputFilter(shown, Plan())  # type: ignore[arg-type]
+def test_output_filter_adds_advice_once(words: bytes, ends: bool) -> None:
+    runner = RecordingRunner()
+    outputs = OutputFilter(runner, Plan())  # type: ignore[arg-type]
     assert outputs.apply(b"before\n" + words + b"\nafter\n", MPIRUN) == b"before\n" + words + b"\nafter\n"
     assert outputs.apply(words + b"\n", MPIRUN) == words + b"\n"
     if ends:
         outputs.close()
-    shown.wait()
-    assert (shown.seen, outputs.rest(MPIRUN, stopped=False))[ends] == f"koala: {ADVICE[words]}\n".encode()
+    runner.wait()
+    assert (runner.seen, outputs.rest(MPIRUN, stopped=False))[ends] == f"koala: {ADVICE[words]}\n".encode()
     assert outputs.rest(MPIRUN, stopped=False) == b""

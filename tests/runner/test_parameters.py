@@ -13,7 +13,7 @@ from koalapy.runner.installation import Installation
 from koalapy.runner.parameters import REQUIRED, SHARED, check_parameters, prepare, rank_ports, select_parameters
 from koalapy.runner.plan import Plan
 from koalapy.runner.settings import Failure
-from tests.runner.conftest import FakeNode, plan
+from tests.runner.conftest import FakeNode, make_plan
 
 PROFILE = {
     "KOALA_MPI_INTERFACE": "198.18.0.0/24",
@@ -22,7 +22,7 @@ PROFILE = {
 }
 
 
-def installation(
+def make_installation(
     tmp_path: Path, starter: str, script: str = "", *, host: str = "198.18.0.5", clusters: int = 1
 ) -> tuple[dict[str, str], Plan]:
     """A tree with as much of Open MPI in it as is looked at, the environment that names it, and a plan with a node."""
@@ -34,14 +34,16 @@ def installation(
         (folder / name).chmod(0o755)
     agent: Any = None
     nodes = [FakeNode(agent, f"7.1.{i}", 0, host) for i in range(clusters)]
-    message = plan(nodes, ["true"], launcher="openmpi")
+    message = make_plan(nodes, ["true"], launcher="openmpi")
     return {"KOALA_MPI_PREFIX": str(folder.parent)}, Plan(message, "7.1.0", 0)
 
 
-def prepared(tmp_path: Path, starter: str, host: str = "198.18.0.5", clusters: int = 1, **more: str) -> dict[str, str]:
-    where, own = installation(tmp_path, starter, host=host, clusters=clusters)
-    environment = {**where, **more}
-    prepare(environment, Installation(environment, "n1", own), own)
+def prepare_environment(
+    tmp_path: Path, starter: str, host: str = "198.18.0.5", clusters: int = 1, **settings: str
+) -> dict[str, str]:
+    base, node_plan = make_installation(tmp_path, starter, host=host, clusters=clusters)
+    environment = {**base, **settings}
+    prepare(environment, Installation(environment, "n1", node_plan), node_plan)
     return {k: v for k, v in environment.items() if "_MCA_" in k}
 
 
@@ -54,8 +56,8 @@ OF_RANKS = {
 }
 
 
-def test_series_5(tmp_path: Path) -> None:
-    assert prepared(tmp_path, "prterun", **PROFILE) == OF_RANKS | {
+def test_prepare_of_series_5_sets_network_parameters(tmp_path: Path) -> None:
+    assert prepare_environment(tmp_path, "prterun", **PROFILE) == OF_RANKS | {
         "PRTE_MCA_prte_if_include": "198.18.0.0/24",
         "PRTE_MCA_oob_tcp_disable_ipv6_family": "1",
         "PRTE_MCA_oob_tcp_dynamic_ipv4_ports": "20000-20063",
@@ -64,8 +66,8 @@ def test_series_5(tmp_path: Path) -> None:
     }
 
 
-def test_series_4(tmp_path: Path) -> None:
-    assert prepared(tmp_path, "orterun", **PROFILE) == OF_RANKS | {
+def test_prepare_of_series_4_sets_network_parameters(tmp_path: Path) -> None:
+    assert prepare_environment(tmp_path, "orterun", **PROFILE) == OF_RANKS | {
         "OMPI_MCA_oob_tcp_if_include": "198.18.0.0/24",
         "OMPI_MCA_oob_tcp_disable_ipv6_family": "1",
         "OMPI_MCA_oob_tcp_dynamic_ipv4_ports": "20000-20063",
@@ -74,55 +76,55 @@ def test_series_4(tmp_path: Path) -> None:
     }
 
 
-def test_without_a_profile_nothing_is_said(tmp_path: Path) -> None:
-    assert prepared(tmp_path, "prterun") == {}
+def test_prepare_without_profile_sets_no_parameters(tmp_path: Path) -> None:
+    assert prepare_environment(tmp_path, "prterun") == {}
 
 
-def test_node_without_profile_keeps_to_its_known_interface(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = [("lo", "127.0.0.1"), ("eth0", "192.0.2.5"), ("ib0", "198.18.0.5")]
-    monkeypatch.setattr("koalapy.runner.parameters.own_addresses", lambda: own)
-    names = prepared(tmp_path, "prterun", clusters=2)
+def test_prepare_without_profile_keeps_known_interface(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    networks = [("lo", "127.0.0.1"), ("eth0", "192.0.2.5"), ("ib0", "198.18.0.5")]
+    monkeypatch.setattr("koalapy.runner.parameters.own_addresses", lambda: networks)
+    names = prepare_environment(tmp_path, "prterun", clusters=2)
     assert names["OMPI_MCA_btl_tcp_if_include"] == names["PRTE_MCA_prte_if_include"] == "ib0"
 
 
-def test_the_control_channel_is_left_alone_on_loopback(tmp_path: Path) -> None:
-    names = prepared(tmp_path, "prterun", "127.0.1.1", **PROFILE | {"KOALA_MPI_PARAMETERS": "{}"})
+def test_prepare_on_loopback_keeps_control_channel(tmp_path: Path) -> None:
+    names = prepare_environment(tmp_path, "prterun", "127.0.1.1", **PROFILE | {"KOALA_MPI_PARAMETERS": "{}"})
     assert names.keys() == OF_RANKS.keys() - {"OMPI_MCA_btl_tcp_links"}
 
 
-def test_what_the_environment_says_already_is_kept_and_parameters_go_before_what_is_derived(tmp_path: Path) -> None:
-    own = {"KOALA_MPI_PARAMETERS": '{"btl_tcp_if_include": "ib0", "btl_tcp_port_min_v4": "30000"}'}
-    names = prepared(tmp_path, "prterun", **PROFILE | own, OMPI_MCA_btl_tcp_if_include="lo")
+def test_prepare_prefers_environment_and_configured_parameters(tmp_path: Path) -> None:
+    settings = {"KOALA_MPI_PARAMETERS": '{"btl_tcp_if_include": "ib0", "btl_tcp_port_min_v4": "30000"}'}
+    names = prepare_environment(tmp_path, "prterun", **PROFILE | settings, OMPI_MCA_btl_tcp_if_include="lo")
     assert names["OMPI_MCA_btl_tcp_if_include"] == "lo"
     assert names["OMPI_MCA_btl_tcp_port_min_v4"] == "30000"
 
 
 @pytest.mark.parametrize("text", ["[1]", "{", "7"])
-def test_parameters_that_are_none(tmp_path: Path, text: str) -> None:
+def test_prepare_with_invalid_parameters_fails(tmp_path: Path, text: str) -> None:
     with pytest.raises(Failure, match="KOALA_MPI_PARAMETERS must be a JSON object"):
-        prepared(tmp_path, "prterun", KOALA_MPI_PARAMETERS=text)
+        prepare_environment(tmp_path, "prterun", KOALA_MPI_PARAMETERS=text)
 
 
 @pytest.mark.parametrize(("ports", "ranks"), [("2000-2001", (2001, 2001)), ("2000-2099", (2025, 2099)), ("", None)])
-def test_ranks_have_most_of_the_ports(ports: str, ranks: tuple[int, int] | None) -> None:
+def test_rank_ports_are_most_of_the_range(ports: str, ranks: tuple[int, int] | None) -> None:
     assert rank_ports({"KOALA_MPI_PORTS": ports}) == ranks
 
 
-def test_traces_of_the_resource_manager_are_removed(tmp_path: Path) -> None:
-    environment, own = installation(tmp_path, "prterun")
+def test_prepare_removes_resource_manager_variables(tmp_path: Path) -> None:
+    environment, node_plan = make_installation(tmp_path, "prterun")
     foreign = ["SLURM_NODELIST", "SLURMD_NODENAME", "PMI_RANK", "PMIX_NAMESPACE", "PE_HOSTFILE"]
-    kept = {"PMIX_MCA_gds": "hash", "SGE_ROOT": "/sge", "PEACE": "1"}
-    environment |= dict.fromkeys(foreign, "x") | kept
-    prepare(environment, Installation(environment, "n1", own), own)
+    kept_variables = {"PMIX_MCA_gds": "hash", "SGE_ROOT": "/sge", "PEACE": "1"}
+    environment |= dict.fromkeys(foreign, "x") | kept_variables
+    prepare(environment, Installation(environment, "n1", node_plan), node_plan)
     assert environment.keys().isdisjoint(foreign)
-    assert environment.items() >= kept.items()
+    assert environment.items() >= kept_variables.items()
 
 
 @pytest.mark.processes
-def test_another_series_than_the_clusters_is_named(tmp_path: Path) -> None:
-    environment, own = installation(tmp_path, "orterun", "echo 'mpirun (Open MPI) 4.1.4'")
+def test_installation_of_other_series_fails(tmp_path: Path) -> None:
+    environment, node_plan = make_installation(tmp_path, "orterun", "echo 'mpirun (Open MPI) 4.1.4'")
     with pytest.raises(Failure) as failure:
-        Installation(environment | {"KOALA_MPI_SERIES": "5"}, "n1", own)
+        Installation(environment | {"KOALA_MPI_SERIES": "5"}, "n1", node_plan)
     prefix = environment["KOALA_MPI_PREFIX"]
     assert failure.value.message == (
         f"node n1 has Open MPI 4.1.4 at {prefix}, but clusters.north.mpi.series is 5: "
@@ -131,17 +133,19 @@ def test_another_series_than_the_clusters_is_named(tmp_path: Path) -> None:
     assert failure.value.code is None
 
 
-def test_an_mpirun_that_is_not_open_mpis(tmp_path: Path) -> None:
-    environment, own = installation(tmp_path, "hydra")
+def test_installation_of_other_mpi_fails(tmp_path: Path) -> None:
+    environment, node_plan = make_installation(tmp_path, "hydra")
     with pytest.raises(Failure, match=r"mpirun on node n1 is not Open MPI's: correct clusters.north.mpi.prefix"):
-        Installation(environment, "n1", own)
+        Installation(environment, "n1", node_plan)
 
 
-def test_ranks_of_several_clusters_prefer_romio_unless_the_profile_says_otherwise(tmp_path: Path) -> None:
-    assert prepared(tmp_path / "a", "prterun", "127.0.1.1", 2) == {"OMPI_MCA_io_ompio_priority": "1"}
-    own = {"KOALA_MPI_PARAMETERS": '{"io_ompio_priority": "50"}'}
-    assert prepared(tmp_path / "b", "prterun", "127.0.1.1", 2, **own) == {"OMPI_MCA_io_ompio_priority": "50"}
-    assert prepared(tmp_path / "c", "prterun", "127.0.1.1", 1) == {}
+def test_prepare_for_several_clusters_prefers_romio(tmp_path: Path) -> None:
+    assert prepare_environment(tmp_path / "a", "prterun", "127.0.1.1", 2) == {"OMPI_MCA_io_ompio_priority": "1"}
+    settings = {"KOALA_MPI_PARAMETERS": '{"io_ompio_priority": "50"}'}
+    assert prepare_environment(tmp_path / "b", "prterun", "127.0.1.1", 2, **settings) == {
+        "OMPI_MCA_io_ompio_priority": "50"
+    }
+    assert prepare_environment(tmp_path / "c", "prterun", "127.0.1.1", 1) == {}
 
 
 SECTION = "clusters.south.mpi"
@@ -178,12 +182,12 @@ BY_SERIES = [(5, SELECTED_5), (4, SELECTED_4)]
 
 
 @pytest.mark.parametrize(("series", "command", "selected"), [(5, COMMAND_5, SELECTED_5), (4, COMMAND_4, SELECTED_4)])
-def test_select_parameters_returns_the_allowed_ones(series: int, command: str, selected: dict[str, str]) -> None:
+def test_select_parameters_returns_allowed_parameters(series: int, command: str, selected: dict[str, str]) -> None:
     assert select_parameters(series, command) == selected
     assert check_parameters(series, selected, SECTION) == selected
 
 
-def test_select_parameters_of_another_command_raises_failure() -> None:
+def test_select_parameters_of_other_command_fails() -> None:
     with pytest.raises(Failure, match="not its daemon: rm -rf"):
         select_parameters(5, "rm -rf /opt/prted-stuff")
 
@@ -199,7 +203,7 @@ def test_select_parameters_of_another_command_raises_failure() -> None:
     ],
 )
 @pytest.mark.parametrize(("series", "selected"), BY_SERIES)
-def test_check_parameters_with_another_parameter_names_it(series: int, selected: dict[str, str], name: str) -> None:
+def test_check_parameters_rejects_other_parameter(series: int, selected: dict[str, str], name: str) -> None:
     with pytest.raises(Failure) as failure:
         check_parameters(series, {**selected, name: "1"}, SECTION)
     assert failure.value.message == (
@@ -212,33 +216,33 @@ def test_check_parameters_with_another_parameter_names_it(series: int, selected:
     "more", ["; id", "$(id)", "`id`", "\n", " --prtemca plm ssh", "|id", "&", "'", '"', "\\", "\0"]
 )
 @pytest.mark.parametrize(("series", "selected"), BY_SERIES)
-def test_check_parameters_names_a_value_for_a_shell(series: int, selected: dict[str, str], more: str) -> None:
+def test_check_parameters_rejects_shell_syntax(series: int, selected: dict[str, str], more: str) -> None:
     for name, value in selected.items():
         with pytest.raises(Failure, match=rf"as the parameter {name}, which is not a value of it"):
             check_parameters(series, {**selected, name: value + more}, SECTION)
 
 
 @pytest.mark.parametrize("value", [1, None, ["1"], "٣", "-1", "1" * 100])
-def test_check_parameters_with_a_number_that_is_none_raises_failure(value: object) -> None:
+def test_check_parameters_rejects_invalid_number(value: object) -> None:
     with pytest.raises(Failure, match="as the parameter ess_base_vpid"):
         check_parameters(5, {**SELECTED_5, "ess_base_vpid": value}, SECTION)
 
 
 @pytest.mark.parametrize(("vpid", "count"), [("0", "3"), ("3", "3"), ("1", "9999999999")])
-def test_check_parameters_with_an_impossible_number_raises_failure(vpid: str, count: str) -> None:
+def test_check_parameters_rejects_impossible_number(vpid: str, count: str) -> None:
     with pytest.raises(Failure, match="which cannot be"):
         check_parameters(5, {**SELECTED_5, "ess_base_vpid": vpid, "ess_base_num_procs": count}, SECTION)
 
 
 @pytest.mark.parametrize(("series", "selected"), BY_SERIES)
-def test_check_parameters_without_a_required_one_names_it(series: int, selected: dict[str, str]) -> None:
+def test_check_parameters_rejects_missing_parameter(series: int, selected: dict[str, str]) -> None:
     for name in REQUIRED[series]:
         with pytest.raises(Failure, match=f"sent no parameter {name} "):
             check_parameters(series, {k: v for k, v in selected.items() if k != name}, SECTION)
 
 
 @pytest.mark.parametrize("parameters", [None, [], "id; prted", 5])
-def test_check_parameters_of_another_type_raises_failure(parameters: object) -> None:
+def test_check_parameters_rejects_other_type(parameters: object) -> None:
     with pytest.raises(Failure, match="launch request without parameters"):
         check_parameters(5, parameters, SECTION)
 
@@ -252,7 +256,9 @@ TEXTS = st.text(max_size=30) | st.sampled_from([*SELECTED_5, *SELECTED_4, *SELEC
     parameters=st.dictionaries(TEXTS, TEXTS | st.integers() | st.none(), max_size=8),
     keeps_required=st.booleans(),
 )
-def test_check_parameters_passes_plain_words(series: int, parameters: dict[str, object], keeps_required: bool) -> None:
+def test_check_parameters_accepts_plain_values(
+    series: int, parameters: dict[str, object], keeps_required: bool
+) -> None:
     valid = dict(BY_SERIES)[series] if keeps_required else {}
     try:
         checked = check_parameters(series, {**valid, **parameters}, SECTION)

@@ -8,32 +8,32 @@ from typing import Any
 import pytest
 
 from tests.runner.conftest import FakeAgent, FakeNode
-from tests.runner.test_openmpi import RANK, gang, run
+from tests.runner.test_openmpi import RANK, run_program, start_gang
 
 pytestmark = [pytest.mark.mpi, pytest.mark.processes]
 
 Payload = dict[str, Any]
 
 
-def at_door(agent: FakeAgent, where: str, **changes: Any) -> None:
+def change_ready_message(agent: FakeAgent, address: str, **changes: Any) -> None:
     """Tell the gang something else of one node's door than the node itself said."""
 
     def meddle(sender: FakeNode, payload: Payload) -> Payload:
-        return {**payload, **changes} if payload["op"] == "ready" and sender.host == where else payload
+        return {**payload, **changes} if payload["op"] == "ready" and sender.host == address else payload
 
     agent.meddle = meddle
 
 
 @pytest.fixture
 def closed_port() -> Iterator[int]:
-    with socket.socket() as held:
-        held.bind(("127.0.2.1", 0))
-        yield held.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.2.1", 0))
+        yield listener.getsockname()[1]
 
 
-async def failure(agent: FakeAgent, nodes: list[FakeNode], culprit: int) -> str:
+async def run_to_failure(agent: FakeAgent, nodes: list[FakeNode], culprit: int) -> str:
     """The error that the node at fault reports; nobody else reports one, and the program is never started."""
-    await run(agent, nodes, RANK)
+    await run_program(agent, nodes, RANK)
     end = await nodes[culprit].expect("exit")
     assert (end["code"], end["infrastructure"]) == (None, True)
     for node in nodes:
@@ -45,10 +45,10 @@ async def failure(agent: FakeAgent, nodes: list[FakeNode], culprit: int) -> str:
     return str(end["error"])
 
 
-async def test_a_closed_port_is_named_with_both_nodes_and_the_way_out(agent: FakeAgent, closed_port: int) -> None:
-    nodes = await gang(agent, north=2, south=1)
-    at_door(agent, "127.0.2.1", port=closed_port)
-    error = await failure(agent, nodes, 2)
+async def test_preflight_with_closed_port_names_nodes_and_hint(agent: FakeAgent, closed_port: int) -> None:
+    nodes = await start_gang(agent, north=2, south=1)
+    change_ready_message(agent, "127.0.2.1", port=closed_port)
+    error = await run_to_failure(agent, nodes, 2)
     assert error == (
         f"node node-127.0.1.1 cannot reach node node-127.0.2.1 at 127.0.2.1:{closed_port} (connection refused): name a "
         "network that both have in clusters.south.mpi.interface, and ports that are open between them in "
@@ -56,62 +56,62 @@ async def test_a_closed_port_is_named_with_both_nodes_and_the_way_out(agent: Fak
     )
 
 
-async def test_the_cluster_with_most_failing_pairs_is_charged(agent: FakeAgent, closed_port: int) -> None:
-    nodes = await gang(agent, north=1, south=1, east=1)
-    at_door(agent, "127.0.2.1", port=closed_port)
-    assert "cannot reach node node-127.0.2.1" in await failure(agent, nodes, 1)
+async def test_preflight_blames_cluster_with_most_failures(agent: FakeAgent, closed_port: int) -> None:
+    nodes = await start_gang(agent, north=1, south=1, east=1)
+    change_ready_message(agent, "127.0.2.1", port=closed_port)
+    assert "cannot reach node node-127.0.2.1" in await run_to_failure(agent, nodes, 1)
 
 
-async def test_an_error_between_nodes_of_the_heads_cluster_is_its_own(agent: FakeAgent, closed_port: int) -> None:
-    nodes = await gang(agent, north=2)
-    at_door(agent, "127.0.1.2", port=closed_port)
-    assert "node node-127.0.1.1 cannot reach node node-127.0.1.2" in await failure(agent, nodes, 0)
+async def test_preflight_error_within_head_cluster_is_its_own(agent: FakeAgent, closed_port: int) -> None:
+    nodes = await start_gang(agent, north=2)
+    change_ready_message(agent, "127.0.1.2", port=closed_port)
+    assert "node node-127.0.1.1 cannot reach node node-127.0.1.2" in await run_to_failure(agent, nodes, 0)
 
 
 @pytest.mark.evidence("N5")
-async def test_a_stranger_at_the_port_is_no_door(agent: FakeAgent) -> None:
+async def test_preflight_rejects_other_program_at_port(agent: FakeAgent) -> None:
     async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"0123456789abcdef 127.0.1.1\n")
         await writer.drain()
         writer.close()
 
     stranger = await asyncio.start_server(serve, "127.0.2.1", 0)
-    nodes = await gang(agent, north=1, south=1)
-    at_door(agent, "127.0.2.1", port=stranger.sockets[0].getsockname()[1])
-    assert "(another program answers there)" in await failure(agent, nodes, 1)
+    nodes = await start_gang(agent, north=1, south=1)
+    change_ready_message(agent, "127.0.2.1", port=stranger.sockets[0].getsockname()[1])
+    assert "(another program answers there)" in await run_to_failure(agent, nodes, 1)
     stranger.close()
 
 
-def first_of_each_lost() -> Callable[[FakeNode, Payload], Payload | None]:
-    seen: set[tuple[str, int, str]] = set()
+def lose_first_of_each() -> Callable[[FakeNode, Payload], Payload | None]:
+    lost: set[tuple[str, int, str]] = set()
 
     def meddle(sender: FakeNode, payload: Payload) -> Payload | None:
         key = (sender.token, sender.node, payload["op"])
-        if key in seen:
+        if key in lost:
             return payload
-        seen.add(key)
+        lost.add(key)
         return None
 
     return meddle
 
 
-async def test_lost_relays_are_sent_again(agent: FakeAgent) -> None:
-    nodes = await gang(agent, north=2, south=1)
-    agent.meddle = first_of_each_lost()
-    await run(agent, nodes, RANK)
+async def test_preflight_resends_lost_relays(agent: FakeAgent) -> None:
+    nodes = await start_gang(agent, north=2, south=1)
+    agent.meddle = lose_first_of_each()
+    await run_program(agent, nodes, RANK)
     assert (await nodes[0].expect("exit"))["code"] == 0
     assert len(nodes[0].output.splitlines()) == 3
 
 
-async def test_a_blame_that_gets_lost_is_repeated(agent: FakeAgent, closed_port: int) -> None:
-    nodes = await gang(agent, north=1, south=1)
-    at_door(agent, "127.0.2.1", port=closed_port)
-    change, lose = agent.meddle, first_of_each_lost()
+async def test_preflight_resends_lost_error_report(agent: FakeAgent, closed_port: int) -> None:
+    nodes = await start_gang(agent, north=1, south=1)
+    change_ready_message(agent, "127.0.2.1", port=closed_port)
+    change, lose = agent.meddle, lose_first_of_each()
     agent.meddle = lambda sender, p: lose(sender, p) if p["op"] == "unreached" else change(sender, p)
-    assert "connection refused" in await failure(agent, nodes, 1)
+    assert "connection refused" in await run_to_failure(agent, nodes, 1)
 
 
-async def test_doors_are_within_the_clusters_ports(agent: FakeAgent) -> None:
+async def test_preflight_listens_on_configured_ports(agent: FakeAgent) -> None:
     ports: dict[str, int] = {}
 
     def note(sender: FakeNode, payload: Payload) -> Payload:
@@ -122,27 +122,27 @@ async def test_doors_are_within_the_clusters_ports(agent: FakeAgent) -> None:
         return payload
 
     agent.meddle = note
-    first = free_range(8)
-    nodes = await gang(agent, {"KOALA_MPI_PORTS": f"{first}-{first + 7}"}, north=2, south=1)
-    await run(agent, nodes, RANK)
+    first = find_free_range(8)
+    nodes = await start_gang(agent, {"KOALA_MPI_PORTS": f"{first}-{first + 7}"}, north=2, south=1)
+    await run_program(agent, nodes, RANK)
     assert (await nodes[0].expect("exit"))["code"] == 0
     assert ports == dict.fromkeys(["127.0.1.2", "127.0.2.1", "head"], first + 2)
 
 
-async def test_no_free_port_is_the_infrastructures_fault(agent: FakeAgent) -> None:
-    first = free_range(2)
-    with socket.socket() as held:
-        held.bind(("127.0.2.1", first + 1))
-        held.listen()
-        nodes = await gang(agent, {"KOALA_MPI_PORTS": f"{first}-{first + 1}"}, north=1, south=1)
-        error = await failure(agent, nodes, 1)
+async def test_preflight_without_free_port_is_infrastructure_error(agent: FakeAgent) -> None:
+    first = find_free_range(2)
+    with socket.socket() as listener:
+        listener.bind(("127.0.2.1", first + 1))
+        listener.listen()
+        nodes = await start_gang(agent, {"KOALA_MPI_PORTS": f"{first}-{first + 1}"}, north=1, south=1)
+        error = await run_to_failure(agent, nodes, 1)
     assert error.startswith(f"node node-127.0.2.1 cannot listen on a port of {first + 1}-{first + 1} of 127.0.2.1: ")
 
 
-async def test_a_node_stopped_in_the_middle_does_not_disturb_the_others_end(agent: FakeAgent) -> None:
-    nodes = await gang(agent, north=2, south=1)
+async def test_preflight_with_stopped_node_ends_cleanly(agent: FakeAgent) -> None:
+    nodes = await start_gang(agent, north=2, south=1)
     agent.meddle = lambda sender, payload: None if payload["op"] == "reached" else payload
-    await run(agent, nodes, RANK)
+    await run_program(agent, nodes, RANK)
     await agent.until(lambda: any(m["payload"]["op"] == "reached" for m in nodes[2].said("relay")), "the knocking")
     for node in nodes[::-1]:
         node.send(t="stop")
@@ -150,7 +150,7 @@ async def test_a_node_stopped_in_the_middle_does_not_disturb_the_others_end(agen
         assert await node.ended() == 0
 
 
-def free_range(size: int) -> int:
+def find_free_range(size: int) -> int:
     """First of so many ports in a row that nobody has on the addresses used here."""
     for first in range(21000, 32000, size):
         try:

@@ -39,19 +39,19 @@ def turn_after(loop: Clock, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("answers", [True, False])
-def test_a_node_that_is_reached_has_longer_to_answer(answers: bool) -> None:
+def test_probe_of_reached_node_waits_for_reply(answers: bool) -> None:
     """A node whose runner got no processor for three seconds was one that could not be reached: the job failed."""
-    loop, found = Clock(), list[dict[int, str]]()
+    loop, results = Clock(), list[dict[int, str]]()
     with socket.create_server(("127.0.0.1", 0)) as slow:
         listeners = {1: ("127.0.0.1", slow.getsockname()[1], "word")}
-        tried = preflight.ProbeRound(loop, "127.0.0.1", listeners, found.append)
+        tried = preflight.ProbeRound(loop, "127.0.0.1", listeners, results.append)
         tried.start()
         loop.turn()
         peer, _ = slow.accept()
         with peer:
             turn_after(loop, preflight.REPLY_TIMEOUT - 1)
-            assert found == []
+            assert results == []
             if answers:
                 peer.sendall(b"word 127.0.0.1\n")
             turn_after(loop, 2)
-    assert found == [{} if answers else {1: "no reply"}]
+    assert results == [{} if answers else {1: "no reply"}]

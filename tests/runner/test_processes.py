@@ -8,74 +8,74 @@ from pathlib import Path
 
 import pytest
 
-from tests.runner.conftest import FakeAgent, FakeNode, alive, left, plan
+from tests.runner.conftest import FakeAgent, FakeNode, living_pids, make_plan, read_left_file
 
 pytestmark = pytest.mark.processes
 
 TOKEN = "7.1.0"
 
 
-async def run(agent: FakeAgent, command: list[str], **context: object) -> FakeNode:
+async def run_program(agent: FakeAgent, command: list[str], **context: object) -> FakeNode:
     node = await agent.start(TOKEN, 0, "127.0.1.1")
-    node.send(**plan([node], command, **context))
+    node.send(**make_plan([node], command, **context))
     return node
 
 
-async def result(agent: FakeAgent, command: list[str], **context: object) -> tuple[FakeNode, dict[str, object]]:
-    node = await run(agent, command, **context)
+async def run_to_result(agent: FakeAgent, command: list[str], **context: object) -> tuple[FakeNode, dict[str, object]]:
+    node = await run_program(agent, command, **context)
     end = await node.expect("exit")
     assert await node.ended() == 0
     return node, end
 
 
 @pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 3", 3), ("kill -9 $$", 137)])
-async def test_the_exit_code_is_the_programs(agent: FakeAgent, script: str, code: int) -> None:
-    node, end = await result(agent, ["sh", "-c", script])
+async def test_exit_code_is_that_of_program(agent: FakeAgent, script: str, code: int) -> None:
+    node, end = await run_to_result(agent, ["sh", "-c", script])
     assert (end["code"], end["infrastructure"]) == (code, False)
     assert node.said("running")
 
 
-async def test_a_missing_command_is_127_and_says_so(agent: FakeAgent) -> None:
-    node, end = await result(agent, ["no-such-program"])
+async def test_missing_command_ends_with_127_and_message(agent: FakeAgent) -> None:
+    node, end = await run_to_result(agent, ["no-such-program"])
     assert end["code"] == 127
     assert b"command not found: no-such-program" in node.output
     assert not node.said("running")
 
 
 @pytest.mark.parametrize("by_path", [True, False])
-async def test_program_that_is_not_executable_ends_with_126(agent: FakeAgent, tmp_path: Path, by_path: bool) -> None:
+async def test_program_not_executable_ends_with_126(agent: FakeAgent, tmp_path: Path, by_path: bool) -> None:
     (tmp_path / "data").write_text("x")
     name = str(tmp_path / "data") if by_path else "data"
-    node, end = await result(agent, [name], environment={"PATH": f"/bin:{tmp_path}"})
+    node, end = await run_to_result(agent, [name], environment={"PATH": f"/bin:{tmp_path}"})
     assert (end["code"], end["infrastructure"]) == (126, False)
     assert (
         f"cannot run {name}: permission denied, it is not executable; chmod +x {tmp_path}/data".encode() in node.output
     )
 
 
-async def test_program_that_is_a_folder_ends_with_126(agent: FakeAgent, tmp_path: Path) -> None:
-    node, end = await result(agent, [str(tmp_path)])
+async def test_folder_as_program_ends_with_126(agent: FakeAgent, tmp_path: Path) -> None:
+    node, end = await run_to_result(agent, [str(tmp_path)])
     assert end["code"] == 126
     assert b"it is a folder; name a file in it" in node.output
 
 
-async def test_output_and_errors_are_appended_in_order_to_users_file(agent: FakeAgent, tmp_path: Path) -> None:
+async def test_output_file_gets_output_and_errors_in_order(agent: FakeAgent, tmp_path: Path) -> None:
     (tmp_path / "log").write_text("before\n")
     script = ["sh", "-c", "echo one; echo two >&2; echo three"]
-    node, _ = await result(agent, script, workdir=str(tmp_path), output="log")
+    node, _ = await run_to_result(agent, script, workdir=str(tmp_path), output="log")
     assert node.output == b"one\ntwo\nthree\n"
     assert (tmp_path / "log").read_text() == "before\none\ntwo\nthree\n"
 
 
 @pytest.mark.evidence("J2")
-async def test_the_program_knows_where_it_is_and_none_of_the_runners_secrets(agent: FakeAgent) -> None:
+async def test_program_environment_has_job_but_no_secrets(agent: FakeAgent) -> None:
     nodes = [await agent.start(TOKEN, i, f"127.0.1.{i + 1}") for i in range(2)]
     for node in nodes:
-        node.send(**plan(nodes, ["env"], environment={"USER_VALUE": "x=y"}))
+        node.send(**make_plan(nodes, ["env"], environment={"USER_VALUE": "x=y"}))
     for node in nodes:
         await node.expect("exit")
         assert await node.ended() == 0
-    seen = dict(line.split("=", 1) for line in nodes[1].output.decode().splitlines() if "=" in line)
+    variables = dict(line.split("=", 1) for line in nodes[1].output.decode().splitlines() if "=" in line)
     expected = {
         "KOALA_JOB": "7",
         "KOALA_GENERATION": "1",
@@ -89,39 +89,39 @@ async def test_the_program_knows_where_it_is_and_none_of_the_runners_secrets(age
         "KOALA_HOSTS": "127.0.1.1,127.0.1.2",
         "USER_VALUE": "x=y",
     }
-    assert {k: seen.get(k) for k in expected} == expected
-    assert not [name for name in seen if "SECRET" in name]
+    assert {k: variables.get(k) for k in expected} == expected
+    assert not [name for name in variables if "SECRET" in name]
 
 
-async def test_a_missing_workdir_that_nobody_asked_for_falls_back_to_the_home_folder(agent: FakeAgent) -> None:
-    node, end = await result(agent, ["pwd"], workdir="/no/such/folder", workdir_optional=True)
+async def test_missing_optional_workdir_falls_back_to_home(agent: FakeAgent) -> None:
+    node, end = await run_to_result(agent, ["pwd"], workdir="/no/such/folder", workdir_optional=True)
     assert end["code"] == 0
-    said, where = node.output.decode().splitlines()
-    assert "/no/such/folder" in said
-    assert where == str(Path.home())
+    message, workdir = node.output.decode().splitlines()
+    assert "/no/such/folder" in message
+    assert workdir == str(Path.home())
 
 
-async def test_a_missing_workdir_that_was_asked_for_is_an_error(agent: FakeAgent) -> None:
+async def test_missing_requested_workdir_is_an_error(agent: FakeAgent) -> None:
     """The program ran in another folder, and ended well."""
-    node, end = await result(agent, ["pwd"], workdir="/no/such/folder")
+    node, end = await run_to_result(agent, ["pwd"], workdir="/no/such/folder")
     assert (end["code"], end["infrastructure"]) == (126, False)
     assert node.output == b"koala: cannot run in /no/such/folder on node-127.0.1.1: No such file or directory\n"
     assert not node.said("running")
 
 
-async def test_a_file_for_the_output_that_cannot_be_written_is_an_error(agent: FakeAgent) -> None:
+async def test_unwritable_output_file_is_an_error(agent: FakeAgent) -> None:
     """The program ran, ended well, and what its user had asked for was nowhere."""
-    node, end = await result(agent, ["echo", "done"], output="/no/such/folder/log")
+    node, end = await run_to_result(agent, ["echo", "done"], output="/no/such/folder/log")
     assert (end["code"], end["infrastructure"]) == (126, False)
     assert node.output == b"koala: cannot write /no/such/folder/log on node-127.0.1.1: No such file or directory\n"
     assert not node.said("running")
 
 
 @pytest.mark.evidence("J9")
-async def test_what_the_program_leaves_behind_is_ended(agent: FakeAgent) -> None:
-    node, end = await result(agent, ["sh", "-c", "setsid sh -c 'echo $$; exec sleep 1000' & sleep 0.3; exit 5"])
+async def test_remaining_processes_of_program_are_ended(agent: FakeAgent) -> None:
+    node, end = await run_to_result(agent, ["sh", "-c", "setsid sh -c 'echo $$; exec sleep 1000' & sleep 0.3; exit 5"])
     assert end["code"] == 5
-    assert not alive(node.output)
+    assert not living_pids(node.output)
 
 
 STUBBORN = "trap '' TERM; setsid sh -c 'trap \"\" TERM; echo $$; while :; do sleep 1; done' & echo $$; wait; sleep 1000"
@@ -130,7 +130,7 @@ STUBBORN = "trap '' TERM; setsid sh -c 'trap \"\" TERM; echo $$; while :; do sle
 @pytest.mark.evidence("J9", "C16")
 @pytest.mark.parametrize("by_signal", [None, signal.SIGTERM, signal.SIGHUP])
 async def test_stop_ends_detached_and_stubborn_processes(agent: FakeAgent, by_signal: signal.Signals | None) -> None:
-    node = await run(agent, ["sh", "-c", STUBBORN])
+    node = await run_program(agent, ["sh", "-c", STUBBORN])
     await agent.until(lambda: node.output.count(b"\n") == 2, "both pids")
     if by_signal is not None:
         assert node.process is not None
@@ -139,15 +139,15 @@ async def test_stop_ends_detached_and_stubborn_processes(agent: FakeAgent, by_si
         node.send(t="stop")
     end = await node.expect("exit")
     assert end["stopped"]
-    assert alive(node.output) == []
+    assert living_pids(node.output) == []
     assert await node.ended() == 0
 
 
-async def test_program_that_asks_to_be_traced_does_not_end_the_runner(agent: FakeAgent) -> None:
+async def test_traced_program_does_not_end_runner(agent: FakeAgent) -> None:
     """Its stops are reported to its parent, the runner, which traces nothing here."""
     trace_me = "import ctypes, os; ctypes.CDLL(None).ptrace(0, 0, 0, 0); print('asked', flush=True); "
     trace_me += "os.kill(os.getpid(), 10)"
-    node = await run(agent, [sys.executable, "-c", trace_me])
+    node = await run_program(agent, [sys.executable, "-c", trace_me])
     await agent.until(lambda: b"asked" in node.output, "the program")
     node.send(t="stop")
     end = await node.expect("exit")
@@ -155,35 +155,35 @@ async def test_program_that_asks_to_be_traced_does_not_end_the_runner(agent: Fak
     assert await node.ended() == 0
 
 
-async def test_stop_at_the_barrier(agent: FakeAgent) -> None:
+async def test_stop_before_start_ends_runner(agent: FakeAgent) -> None:
     node = await agent.start(TOKEN, 0, "127.0.1.1")
     node.send(t="stop")
     assert (await node.expect("exit"))["stopped"]
     assert await node.ended() == 0
 
 
-async def test_a_runner_without_word_from_its_agent_ends_everything(tmp_path: Path) -> None:
+async def test_runner_without_agent_ends_after_timeout(tmp_path: Path) -> None:
     agent = FakeAgent(tmp_path)
     await agent.listen()
     node = await agent.start(TOKEN, 0, "127.0.1.1")
     node.ack_output = False
-    node.send(**plan([node], ["sh", "-c", "echo $$; exec sleep 1000"]))
+    node.send(**make_plan([node], ["sh", "-c", "echo $$; exec sleep 1000"]))
     await agent.until(lambda: node.output.endswith(b"\n"), "pid")
-    before = len(node.said("out"))
+    output_count = len(node.said("out"))
     node.send(t="welcome", lease=1.0, output=0)
-    await agent.until(lambda: len(node.said("out")) > before, "its output again")
+    await agent.until(lambda: len(node.said("out")) > output_count, "its output again")
     await agent.leave()
     assert await node.ended() == 1
-    assert not alive(node.output)
-    told = json.loads(left(node, "result.0.json"))
-    assert told["infrastructure"]
-    assert "its lease is over, the daemon was silent" in told["error"]
+    assert not living_pids(node.output)
+    stored_result = json.loads(read_left_file(node, "result.0.json"))
+    assert stored_result["infrastructure"]
+    assert "its lease is over, the daemon was silent" in stored_result["error"]
 
 
-async def test_output_goes_on_where_it_was_acknowledged_when_the_agent_is_back(agent: FakeAgent) -> None:
+async def test_output_after_reconnection_continues_at_acknowledged_byte(agent: FakeAgent) -> None:
     node = await agent.start(TOKEN, 0, "127.0.1.1")
     node.ack_output = False
-    node.send(**plan([node], ["sh", "-c", "seq 100000; read line < go; seq 100000"]))
+    node.send(**make_plan([node], ["sh", "-c", "seq 100000; read line < go; seq 100000"]))
     fifo = agent.directory / TOKEN / "go"
     os.mkfifo(fifo)
     await agent.until(lambda: len(node.output) > 200_000, "first output")
@@ -200,10 +200,10 @@ async def test_output_goes_on_where_it_was_acknowledged_when_the_agent_is_back(a
     assert node.hellos[-1]["phase"] in ("running", "ended")
 
 
-async def test_output_that_nobody_takes_is_spilled_and_kept(agent: FakeAgent) -> None:
+async def test_unacknowledged_output_is_spilled(agent: FakeAgent) -> None:
     node = await agent.start(TOKEN, 0, "127.0.1.1")
     node.ack_output = False
-    node.send(**plan([node], ["seq", "600000"]))
+    node.send(**make_plan([node], ["seq", "600000"]))
     result_file = agent.directory / TOKEN / "result.0.json"
     await agent.until(lambda: len(node.output) >= 200_000, "a window's worth")
     await agent.until(result_file.exists, "the result file")
@@ -217,24 +217,24 @@ async def test_output_that_nobody_takes_is_spilled_and_kept(agent: FakeAgent) ->
     assert not list((agent.directory / TOKEN).glob("output.*"))
 
 
-async def test_the_result_is_told_again_until_it_is_acknowledged(agent: FakeAgent) -> None:
+async def test_result_is_repeated_until_acknowledged(agent: FakeAgent) -> None:
     node = await agent.start(TOKEN, 0, "127.0.1.1")
     node.ack_exit = False
-    node.send(**plan([node], ["sh", "-c", "exit 4"]))
+    node.send(**make_plan([node], ["sh", "-c", "exit 4"]))
     await node.expect("exit")
     await agent.leave()
     node.ack_exit = True
     await agent.listen()
     assert await node.ended() == 0
     assert [m["code"] for m in node.said("exit")] == [4, 4]
-    assert json.loads(left(node, "result.0.json"))["code"] == 4
+    assert json.loads(read_left_file(node, "result.0.json"))["code"] == 4
 
 
-async def test_that_a_program_has_ended_is_told_before_its_output(agent: FakeAgent) -> None:
+async def test_end_of_program_is_reported_before_output(agent: FakeAgent) -> None:
     """Which may take long; the exit code comes after it."""
     node = await agent.start("7.1.0", 0, "127.0.1.1")
     node.ack_output = False
-    node.send(**plan([node], ["sh", "-c", "head -c 1000000 /dev/zero"]))
+    node.send(**make_plan([node], ["sh", "-c", "head -c 1000000 /dev/zero"]))
     await node.expect("ending")
     assert not node.said("exit")
     node.ack_output = True

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.needs import OLDER_PYTHONS
-from tests.runner.conftest import MPI_ENVIRONMENT, RUNNER, FakeAgent, FakeNode, plan
-from tests.runner.test_openmpi import gang, run
+from tests.runner.conftest import MPI_ENVIRONMENT, RUNNER, FakeAgent, FakeNode, make_plan
+from tests.runner.test_openmpi import run_program, start_gang
 
 pytestmark = pytest.mark.processes
 
@@ -40,7 +40,7 @@ koalapy.runner.output_filter.HINT_DELAY = 0.2
 """
 
 
-def changed(tmp_path: Path, change: str) -> list[str]:
+def patch_runner(tmp_path: Path, change: str) -> list[str]:
     """What runs the runner after a change to the Python it runs in."""
     driver = tmp_path / "driver.py"
     driver.write_text(
@@ -50,15 +50,15 @@ def changed(tmp_path: Path, change: str) -> list[str]:
     return [sys.executable, str(driver)]
 
 
-async def told_to_run(agent: FakeAgent, prefix: list[str], command: list[str]) -> FakeNode:
+async def start_program(agent: FakeAgent, prefix: list[str], command: list[str]) -> FakeNode:
     node = await agent.start("7.1.0", 0, "127.0.1.1", prefix)
-    node.send(**plan([node], command))
+    node.send(**make_plan([node], command))
     return node
 
 
-async def test_a_python_that_was_built_for_an_old_c_library(agent: FakeAgent, tmp_path: Path) -> None:
+async def test_python_for_old_c_library_runs_program(agent: FakeAgent, tmp_path: Path) -> None:
     script = "trap '' TERM; read -r line || echo none; echo $(cut -d ' ' -f 6 /proc/$$/stat) $$; kill -PIPE $$"
-    node = await told_to_run(agent, changed(tmp_path, OLD_C_LIBRARY), ["sh", "-c", script])
+    node = await start_program(agent, patch_runner(tmp_path, OLD_C_LIBRARY), ["sh", "-c", script])
     end = await node.expect("exit")
     assert (end["code"], end["infrastructure"]) == (128 + 13, False)
     nothing, session, leader = node.output.split()
@@ -68,25 +68,27 @@ async def test_a_python_that_was_built_for_an_old_c_library(agent: FakeAgent, tm
 
 
 @pytest.mark.parametrize(("command", "code"), [("no-such-program", 127), ("/etc/passwd", 126)])
-async def test_a_command_that_cannot_be_run_there(agent: FakeAgent, tmp_path: Path, command: str, code: int) -> None:
-    node = await told_to_run(agent, changed(tmp_path, OLD_C_LIBRARY), [command])
+async def test_python_for_old_c_library_reports_missing_command(
+    agent: FakeAgent, tmp_path: Path, command: str, code: int
+) -> None:
+    node = await start_program(agent, patch_runner(tmp_path, OLD_C_LIBRARY), [command])
     assert (await node.expect("exit"))["code"] == code
 
 
-async def test_an_error_that_nobody_thought_of_is_told_with_the_nodes_name(agent: FakeAgent, tmp_path: Path) -> None:
-    node = await told_to_run(agent, changed(tmp_path, BUG), ["true"])
+async def test_unexpected_error_names_the_node(agent: FakeAgent, tmp_path: Path) -> None:
+    node = await start_program(agent, patch_runner(tmp_path, BUG), ["true"])
     end = await node.expect("exit")
     assert (end["code"], end["infrastructure"]) == (None, True)
     assert end["error"] == "the runner on node-127.0.1.1 failed: LookupError('nobody thought of this')"
     assert await node.ended() == 0
 
 
-async def runs_under(python: str, agent: FakeAgent) -> None:
+async def run_under(python: str, agent: FakeAgent) -> None:
     nodes = []
     for index in range(2):
-        own = ["sh", "-c", f'shift; exec {python} "$@"', "sh"]
-        nodes.append(await agent.start("7.1.0", index, f"127.0.1.{index + 1}", own, **MPI_ENVIRONMENT))
-    await run(agent, nodes, ["sh", "-c", "echo $OMPI_COMM_WORLD_RANK"])
+        prefix = ["sh", "-c", f'shift; exec {python} "$@"', "sh"]
+        nodes.append(await agent.start("7.1.0", index, f"127.0.1.{index + 1}", prefix, **MPI_ENVIRONMENT))
+    await run_program(agent, nodes, ["sh", "-c", "echo $OMPI_COMM_WORLD_RANK"])
     end = await nodes[0].expect("exit")
     assert (end["code"], end["error"]) == (0, "")
     assert sorted(nodes[0].output.split()) == [b"0", b"1"]
@@ -100,24 +102,24 @@ if OLDER_PYTHONS:
     @pytest.mark.mpi
     @pytest.mark.parametrize("name", OLDER_PYTHONS)
     async def test_an_older_python(agent: FakeAgent, name: str) -> None:
-        await runs_under(OLDER_PYTHONS[name], agent)
+        await run_under(OLDER_PYTHONS[name], agent)
 
 
 @pytest.mark.mpi
-async def test_the_head_of_a_large_gang_may_open_as_many_files_as_it_needs(agent: FakeAgent, tmp_path: Path) -> None:
-    limits = changed(tmp_path, FILES.format(soft=100, hard=1000))
+async def test_head_of_large_gang_raises_file_limit(agent: FakeAgent, tmp_path: Path) -> None:
+    limits = patch_runner(tmp_path, FILES.format(soft=100, hard=1000))
     node = await agent.start("7.1.0", 0, "127.0.1.1", limits, **MPI_ENVIRONMENT)
-    await run(agent, [node], ["sh", "-c", "ulimit -Sn"])
+    await run_program(agent, [node], ["sh", "-c", "ulimit -Sn"])
     assert (await node.expect("exit"))["code"] == 0
     assert int(node.output) > 400
 
 
 @pytest.mark.mpi
-async def test_more_nodes_than_the_head_may_open_files_for(agent: FakeAgent, tmp_path: Path) -> None:
-    limits = changed(tmp_path, FILES.format(soft=1024, hard=1024))
+async def test_head_with_too_low_file_limit_fails(agent: FakeAgent, tmp_path: Path) -> None:
+    limits = patch_runner(tmp_path, FILES.format(soft=1024, hard=1024))
     node = await agent.start("7.1.0", 0, "127.0.1.1", limits, **MPI_ENVIRONMENT)
-    others = [FakeNode(agent, "7.1.0", i, f"127.0.{2 + i // 250}.{1 + i % 250}") for i in range(1, 1100)]
-    node.send(**plan([node, *others], ["true"], launcher="openmpi"))
+    other_nodes = [FakeNode(agent, "7.1.0", i, f"127.0.{2 + i // 250}.{1 + i % 250}") for i in range(1, 1100)]
+    node.send(**make_plan([node, *other_nodes], ["true"], launcher="openmpi"))
     end = await node.expect("exit")
     assert (end["code"], end["infrastructure"]) == (None, True)
     assert "node-127.0.1.1, needs 1548 open files, and may have 1024: raise the hard limit" in end["error"]
@@ -125,12 +127,12 @@ async def test_more_nodes_than_the_head_may_open_files_for(agent: FakeAgent, tmp
 
 
 @pytest.mark.mpi
-async def test_hint_is_given_for_an_exception_of_a_rank(agent: FakeAgent, tmp_path: Path) -> None:
+async def test_exception_of_rank_adds_hint(agent: FakeAgent, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(ONE_RANK_FAILS)
-    prefix = changed(tmp_path, IMPATIENT)
+    prefix = patch_runner(tmp_path, IMPATIENT)
     nodes = [await agent.start("7.1.0", i, f"127.0.1.{i + 1}", prefix, **MPI_ENVIRONMENT) for i in range(2)]
-    await run(agent, nodes, [sys.executable, str(program)])
+    await run_program(agent, nodes, [sys.executable, str(program)])
     await agent.until(lambda: b"python -m mpi4py" in nodes[0].output, "the hint")
     for node in nodes:
         node.send(t="stop")
@@ -140,11 +142,11 @@ async def test_hint_is_given_for_an_exception_of_a_rank(agent: FakeAgent, tmp_pa
 
 
 @pytest.mark.mpi
-async def test_the_hint_is_true(agent: FakeAgent, tmp_path: Path) -> None:
+async def test_hint_command_ends_all_ranks(agent: FakeAgent, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(ONE_RANK_FAILS)
-    nodes = await gang(agent, north=2)
-    await run(agent, nodes, [sys.executable, "-m", "mpi4py", str(program)])
+    nodes = await start_gang(agent, north=2)
+    await run_program(agent, nodes, [sys.executable, "-m", "mpi4py", str(program)])
     end = await nodes[0].expect("exit")
     assert (end["code"], end["infrastructure"]) == (1, False)
     assert b"koala:" not in nodes[0].output

@@ -15,25 +15,25 @@ PRINT = [sys.executable, "-I", "-S", "-c", "import os, sys; print([sys.argv[1:],
 
 
 def run_script(
-    folder: Path, command: list[str], environment: dict[str, str], asked: tuple[str, ...], **brought: str
+    folder: Path, command: list[str], environment: dict[str, str], arguments: tuple[str, ...], **brought: str
 ) -> "subprocess.CompletedProcess[bytes]":
     folder.mkdir(exist_ok=True)
     path = write_rank_script(str(folder), command, environment, "/opt/mpi")
     return subprocess.run(
-        ["/bin/sh", path, *asked], env=brought, capture_output=True, check=False, input=b"of the head"
+        ["/bin/sh", path, *arguments], env=brought, capture_output=True, check=False, input=b"of the head"
     )
 
 
 @pytest.mark.evidence("P4")
-@pytest.mark.parametrize("asked", [(), LAUNCHER])
-def test_rank_script_runs_the_jobs_command_in_its_own_environment(tmp_path: Path, asked: tuple[str, ...]) -> None:
-    words = ["a b", "it's", '"$HOME"', "", "*", ":", "line\nbreak", "x=y", "ü", "$(id)"]
-    own = {"A": "it's\n$mine", "BASH_FUNC_module%%": "() { :; }", "OMPI_MCA_pmix": "mine"}
-    done = run_script(
+@pytest.mark.parametrize("script_arguments", [(), LAUNCHER])
+def test_rank_script_runs_command_in_own_environment(tmp_path: Path, script_arguments: tuple[str, ...]) -> None:
+    command = ["a b", "it's", '"$HOME"', "", "*", ":", "line\nbreak", "x=y", "ü", "$(id)"]
+    rank_environment = {"A": "it's\n$mine", "BASH_FUNC_module%%": "() { :; }", "OMPI_MCA_pmix": "mine"}
+    result = run_script(
         tmp_path / "run",
-        [*PRINT, *words],
-        own,
-        asked,
+        [*PRINT, *command],
+        rank_environment,
+        script_arguments,
         PMIX_RANK="3",
         OMPI_MCA_pmix="head's",
         PMIX_NAMESPACE="x;$(touch evil)\n",
@@ -42,42 +42,42 @@ def test_rank_script_runs_the_jobs_command_in_its_own_environment(tmp_path: Path
         PYTHONSTARTUP="/head",
         OPAL_PREFIX="/head",
     )
-    assert done.stderr == b""
-    arguments, environment, folder = eval(done.stdout)
-    assert arguments == words
+    assert result.stderr == b""
+    arguments, environment, folder = eval(result.stdout)
+    assert arguments == command
     assert {k: v for k, v in environment.items() if k != "LC_CTYPE"} == {
-        **own,
+        **rank_environment,
         "PMIX_RANK": "3",
         "OPAL_PREFIX": "/opt/mpi",
     }
     assert folder == os.getcwd()
 
 
-@pytest.mark.parametrize("asked", [("id",), ("/bin/sh", "-c", "id"), (*LAUNCHER, "id"), LAUNCHER[:2], ("", "", "")])
-def test_rank_script_asked_for_another_command_refuses(tmp_path: Path, asked: tuple[str, ...]) -> None:
-    done = run_script(tmp_path, PRINT, {}, asked)
-    assert (done.returncode, done.stdout, done.stderr.decode()) == (126, b"", f"{REFUSAL}\n")
+@pytest.mark.parametrize("arguments", [("id",), ("/bin/sh", "-c", "id"), (*LAUNCHER, "id"), LAUNCHER[:2], ("", "", "")])
+def test_rank_script_rejects_other_command(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    result = run_script(tmp_path, PRINT, {}, arguments)
+    assert (result.returncode, result.stdout, result.stderr.decode()) == (126, b"", f"{REFUSAL}\n")
 
 
 @pytest.mark.evidence("P6")
-def test_rank_script_reads_nothing_from_its_standard_input(tmp_path: Path) -> None:
+def test_rank_script_keeps_standard_input(tmp_path: Path) -> None:
     assert run_script(tmp_path, ["cat"], {"PATH": os.environ["PATH"]}, LAUNCHER).stdout == b""
 
 
-def test_rank_script_of_a_program_with_an_equals_sign_runs_it(tmp_path: Path) -> None:
+def test_rank_script_runs_program_with_equals_sign(tmp_path: Path) -> None:
     program = tmp_path / "a=b"
     program.write_text('#!/bin/sh\necho "ran $1"\n')
     program.chmod(0o755)
     assert run_script(tmp_path, [str(program), "x"], {}, ()).stdout == b"ran x\n"
 
 
-def test_rank_script_is_for_its_account_only(tmp_path: Path) -> None:
+def test_rank_script_is_private_to_account(tmp_path: Path) -> None:
     path = write_rank_script(str(tmp_path), ["true"], {SCRIPT_VARIABLE: "/elsewhere"}, "/opt/mpi")
     assert os.stat(path).st_mode & 0o777 == 0o600
     assert "/elsewhere" not in Path(path).read_text()
 
 
-def test_write_rank_script_with_link_at_temporary_name_leaves_its_target(tmp_path: Path) -> None:
+def test_write_rank_script_follows_no_link(tmp_path: Path) -> None:
     (target := tmp_path / "target").write_text("keep")
     (run := tmp_path / "run").mkdir()
     (run / "koala-rank.new").symlink_to(target)

@@ -12,10 +12,10 @@ import pytest
 
 from koalapy.runner.link import Link, Loop, dial
 from koalapy.runner.settings import Settings
-from tests.runner.conftest import FakeAgent, FakeNode, plan
+from tests.runner.conftest import FakeAgent, FakeNode, make_plan
 
 
-class Swallower:
+class BlackHoleProxy:
     """Stands between runners and an agent; once the line is dead, it takes everything and passes on nothing."""
 
     def __init__(self, target: tuple[str, int]) -> None:
@@ -47,11 +47,11 @@ class Swallower:
             writer.transport.abort()
 
 
-def waits_for(gate: Path) -> list[str]:
+def wait_for_gate(gate: Path) -> list[str]:
     return ["sh", "-c", f"echo up; while [ ! -e {gate} ]; do sleep 0.05; done; echo done"]
 
 
-async def finishes(agent: FakeAgent, node: FakeNode, gate: Path) -> None:
+async def finish_program(agent: FakeAgent, node: FakeNode, gate: Path) -> None:
     gate.touch()  # noqa: ASYNC240
     end = await node.expect("exit")
     assert (end["code"], end["stopped"], end["error"]) == (0, False, "")
@@ -59,44 +59,44 @@ async def finishes(agent: FakeAgent, node: FakeNode, gate: Path) -> None:
 
 
 @pytest.mark.processes
-async def test_a_runner_looks_for_another_agent_when_the_one_it_had_says_nothing(tmp_path: Path) -> None:
+async def test_runner_with_silent_agent_reconnects(tmp_path: Path) -> None:
     """Its host is gone: no end of the connection is ever told. Another agent has started elsewhere."""
     agent, file = FakeAgent(tmp_path, lease=4.0), tmp_path / "agent.json"
     await agent.listen()
     address = json.loads(file.read_text())
-    line = Swallower((address["host"], address["port"]))
+    line = BlackHoleProxy((address["host"], address["port"]))
     host, port = await line.listen()
     file.write_text(json.dumps({"host": host, "port": port}))
     node = await agent.start("7.1.0", 0, "127.0.1.1")
-    node.send(**plan([node], waits_for(tmp_path / "gate")))
+    node.send(**make_plan([node], wait_for_gate(tmp_path / "gate")))
     await agent.until(lambda: bool(node.output), "the program")
     line.die()
     file.write_text(json.dumps(address))
     await agent.until(lambda: len(node.hellos) > 1, "the runner to come back")
     assert node.hellos[-1]["phase"] == "running"
-    await finishes(agent, node, tmp_path / "gate")
+    await finish_program(agent, node, tmp_path / "gate")
     assert await node.ended() == 0
     line.close()
     await agent.leave()
 
 
 @pytest.mark.processes
-async def test_a_runner_that_was_stopped_does_not_take_that_for_its_agents_silence(tmp_path: Path) -> None:
+async def test_runner_after_stop_does_not_assume_silence(tmp_path: Path) -> None:
     agent = FakeAgent(tmp_path, lease=3.0)
     await agent.listen()
     node = await agent.start("7.1.0", 0, "127.0.1.1")
-    node.send(**plan([node], waits_for(tmp_path / "gate")))
+    node.send(**make_plan([node], wait_for_gate(tmp_path / "gate")))
     await agent.until(lambda: bool(node.output), "the program")
     assert node.process is not None
     node.process.send_signal(signal.SIGSTOP)
     await asyncio.sleep(4.5)  # longer than the lease
     node.process.send_signal(signal.SIGCONT)
-    await finishes(agent, node, tmp_path / "gate")
+    await finish_program(agent, node, tmp_path / "gate")
     assert await node.ended() == 0
     await agent.leave()
 
 
-def test_a_host_that_is_gone_is_noticed_within_half_a_minute() -> None:
+def test_keepalive_detects_lost_host_in_30_seconds() -> None:
     """By the kernel, whether there is something to be sent to it or not."""
     with socket.create_server(("127.0.0.1", 0)) as server, dial(*server.getsockname()) as line:
         idle, every, times = (

@@ -7,7 +7,7 @@ import pytest
 from koalapy.runner.output_filter import ADVICE
 from tests.runner.conftest import MPI_ENVIRONMENT, FakeAgent
 from tests.runner.test_hostile_head import SERIES, prefix_of, start_pair
-from tests.runner.test_openmpi import run
+from tests.runner.test_openmpi import run_program
 
 pytestmark = [pytest.mark.mpi, pytest.mark.processes]
 
@@ -23,11 +23,11 @@ MPI.File.Open(MPI.COMM_WORLD, "file", MPI.MODE_CREATE | MPI.MODE_RDWR).Close()
 
 
 @pytest.mark.parametrize("series", SERIES)
-async def test_program_that_spawns_processes_is_told_what_to_do(agent: FakeAgent, series: int) -> None:
+async def test_comm_spawn_adds_hint(agent: FakeAgent, series: int) -> None:
     """It fails, or waits for ever: series 5 does not always answer it."""
     nodes = await start_pair(agent, series, {})
-    await run(agent, nodes, [sys.executable, "-m", "mpi4py", "-c", SPAWN])
-    (advice,) = (text for words, text in ADVICE.items() if b"already filled" in words)
+    await run_program(agent, nodes, [sys.executable, "-m", "mpi4py", "-c", SPAWN])
+    (advice,) = (text for pattern, text in ADVICE.items() if b"already filled" in pattern)
     await agent.until(lambda: f"koala: {advice}\n".encode() in nodes[0].output, "the advice")
     for node in nodes:
         node.send(t="stop")
@@ -35,23 +35,23 @@ async def test_program_that_spawns_processes_is_told_what_to_do(agent: FakeAgent
         assert await node.ended() == 0
 
 
-async def test_file_that_clusters_do_not_share_fails_on_all_ranks(agent: FakeAgent) -> None:
+async def test_mpi_io_on_unshared_file_fails_on_all_ranks(agent: FakeAgent) -> None:
     """Each component has a folder of its own. Without ROMIO the ranks that have the file wait for those without it."""
     nodes = await start_pair(agent, 5, {})
-    await run(agent, nodes, [sys.executable, "-m", "mpi4py", "-c", OPEN_FILE])
+    await run_program(agent, nodes, [sys.executable, "-m", "mpi4py", "-c", OPEN_FILE])
     end = await nodes[0].expect("exit")
     assert (end["code"] != 0, end["infrastructure"]) == (True, False)
     assert b"MPI_ERR_" in nodes[0].output
 
 
 @pytest.mark.parametrize("series", SERIES)
-async def test_only_jobs_of_several_ranks_refuse_mpich(agent: FakeAgent, series: int) -> None:
+async def test_mpich_program_of_several_ranks_is_rejected(agent: FakeAgent, series: int) -> None:
     nodes = await start_pair(agent, series, {})
-    await run(agent, nodes, ["sh", "-c", 'echo "${PMI_PORT-none}"'])
+    await run_program(agent, nodes, ["sh", "-c", 'echo "${PMI_PORT-none}"'])
     assert (await nodes[0].expect("exit"))["code"] == 0
     assert nodes[0].output == b"127.0.0.1:1\n" * 2
-    own = {**MPI_ENVIRONMENT, "KOALA_MPI_PREFIX": str(prefix_of(series))}
-    alone = [await agent.start("7.2.0", 0, "127.0.1.1", **own)]
-    await run(agent, alone, ["sh", "-c", 'echo "${PMI_PORT-none}"'])
+    settings = {**MPI_ENVIRONMENT, "KOALA_MPI_PREFIX": str(prefix_of(series))}
+    alone = [await agent.start("7.2.0", 0, "127.0.1.1", **settings)]
+    await run_program(agent, alone, ["sh", "-c", 'echo "${PMI_PORT-none}"'])
     assert (await alone[0].expect("exit"))["code"] == 0
     assert alone[0].output == b"none\n"

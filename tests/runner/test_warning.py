@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.runner.conftest import MPI_ENVIRONMENT, FakeAgent, FakeNode, alive, plan
+from tests.runner.conftest import MPI_ENVIRONMENT, FakeAgent, FakeNode, living_pids, make_plan
 
 pytestmark = pytest.mark.processes
 
@@ -29,76 +29,78 @@ PROGRAM = [sys.executable, "-c", SAVES]
 IN_A_SHELL = ["sh", "-c", f"{sys.executable} -c '{SAVES}' & wait; echo never"]
 
 
-async def running(agent: FakeAgent, command: list[str], ready: int = 1, **warning: Any) -> FakeNode:
+async def start_program(agent: FakeAgent, command: list[str], ready: int = 1, **warning: Any) -> FakeNode:
     node = await agent.start(TOKEN, 0, "127.0.1.1")
-    node.send(**plan([node], command), **warning)
+    node.send(**make_plan([node], command), **warning)
     await agent.until(lambda: node.output.count(b"ready") == ready, "a program that is ready")
     return node
 
 
-def stop(node: FakeNode, grace: float, by: str = "TERM") -> None:
-    node.send(t="stop", signal=by, grace=grace)
+def send_stop(node: FakeNode, grace: float, signal_name: str = "TERM") -> None:
+    node.send(t="stop", signal=signal_name, grace=grace)
 
 
-@pytest.mark.parametrize("by", ["TERM", "USR1"])
-async def test_a_warned_program_saves_itself_and_its_exit_code_counts(agent: FakeAgent, by: str) -> None:
-    node = await running(agent, PROGRAM)
-    stop(node, LONG, by)
+@pytest.mark.parametrize("signal_name", ["TERM", "USR1"])
+async def test_warned_program_exit_code_is_reported(agent: FakeAgent, signal_name: str) -> None:
+    node = await start_program(agent, PROGRAM)
+    send_stop(node, LONG, signal_name)
     end = await node.expect("exit")
-    assert f"saved by SIG{by}".encode() in node.output
+    assert f"saved by SIG{signal_name}".encode() in node.output
     assert (end["code"], end["stopped"], end["infrastructure"]) == (7, False, False)
     assert len(node.said("warned")) == 1
 
 
-async def test_what_a_shell_has_started_has_its_grace_though_the_shell_is_gone(agent: FakeAgent) -> None:
+async def test_warned_child_of_ended_shell_has_grace(agent: FakeAgent) -> None:
     slow = SAVES.replace("    sys.exit(7)", "    import time; time.sleep(1.5); os.write(1, b'late'); sys.exit(7)")
-    node = await running(agent, ["sh", "-c", f"{sys.executable} -c '{slow.replace(chr(39), chr(34))}'; echo never"])
-    stop(node, LONG)
+    node = await start_program(
+        agent, ["sh", "-c", f"{sys.executable} -c '{slow.replace(chr(39), chr(34))}'; echo never"]
+    )
+    send_stop(node, LONG)
     end = await node.expect("exit")
     assert b"late" in node.output
     assert b"never" not in node.output
     assert (end["code"], end["stopped"]) == (143, False)
 
 
-async def test_one_that_forks_away_is_warned_too(agent: FakeAgent) -> None:
+async def test_warned_program_may_fork_away(agent: FakeAgent) -> None:
     away = f"import subprocess, time; subprocess.Popen([{sys.executable!r}, '-c', {SAVES!r}], start_new_session=True)"
-    node = await running(agent, [sys.executable, "-c", f"{away}; time.sleep(600)"])
-    stop(node, LONG)
+    node = await start_program(agent, [sys.executable, "-c", f"{away}; time.sleep(600)"])
+    send_stop(node, LONG)
     await node.expect("exit")
     assert b"saved by SIGTERM" in node.output
 
 
-async def test_one_that_ignores_the_signal_is_stopped_when_its_grace_is_over(agent: FakeAgent) -> None:
-    node = await running(agent, ["sh", "-c", "trap '' TERM; echo ready $$; sleep 600; sleep 600"])
+async def test_warned_program_ignoring_signal_is_stopped_after_grace(agent: FakeAgent) -> None:
+    node = await start_program(agent, ["sh", "-c", "trap '' TERM; echo ready $$; sleep 600; sleep 600"])
     pid = node.output.split()[1]
-    stop(node, 0.2)
+    send_stop(node, 0.2)
     end = await node.expect("exit")
     assert (end["code"], end["stopped"]) == (None, True)
-    assert not alive(pid)
+    assert not living_pids(pid)
 
 
-async def test_a_stop_within_the_grace_ends_it_at_once(agent: FakeAgent) -> None:
-    node = await running(agent, ["sh", "-c", "trap 'echo heard' TERM; echo ready; while :; do sleep 0.05; done"])
-    stop(node, LONG)
+async def test_second_stop_within_grace_ends_program(agent: FakeAgent) -> None:
+    node = await start_program(agent, ["sh", "-c", "trap 'echo heard' TERM; echo ready; while :; do sleep 0.05; done"])
+    send_stop(node, LONG)
     await agent.until(lambda: b"heard" in node.output, "the warning")
     node.send(t="stop")
     assert (await node.expect("exit"))["stopped"] is True
 
 
-async def test_a_stop_also_ends_what_is_left_of_a_warned_program(agent: FakeAgent) -> None:
-    left = "trap 'exit 3' TERM; (trap '' TERM; echo ready; while :; do sleep 0.05; done) & wait"
-    node = await running(agent, ["sh", "-c", left])
-    stop(node, LONG)
+async def test_stop_ends_remaining_processes_of_warned_program(agent: FakeAgent) -> None:
+    script = "trap 'exit 3' TERM; (trap '' TERM; echo ready; while :; do sleep 0.05; done) & wait"
+    node = await start_program(agent, ["sh", "-c", script])
+    send_stop(node, LONG)
     await node.expect("ending")
     assert not node.said("exit")
     node.send(t="stop")
     assert (await node.expect("exit"))["code"] == 3
 
 
-async def test_a_second_warning_tells_nothing_again_and_lengthens_nothing(agent: FakeAgent) -> None:
-    node = await running(agent, ["sh", "-c", "trap 'echo heard' TERM; echo ready; while :; do sleep 0.05; done"])
-    stop(node, 0.5)
-    stop(node, LONG)
+async def test_second_warning_has_no_effect(agent: FakeAgent) -> None:
+    node = await start_program(agent, ["sh", "-c", "trap 'echo heard' TERM; echo ready; while :; do sleep 0.05; done"])
+    send_stop(node, 0.5)
+    send_stop(node, LONG)
     assert (await node.expect("exit"))["stopped"] is True
     assert node.output.count(b"heard") <= 2, "once by the warning, once by the stop"
     assert len(node.said("warned")) == 1
@@ -107,42 +109,44 @@ async def test_a_second_warning_tells_nothing_again_and_lengthens_nothing(agent:
 @pytest.mark.parametrize(
     "message", [{"signal": "KOALA", "grace": LONG}, {"grace": LONG}, {"signal": "TERM", "grace": 0}]
 )
-async def test_what_is_no_warning_is_a_stop(agent: FakeAgent, message: dict[str, Any]) -> None:
-    node = await running(agent, ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.05; done"])
+async def test_stop_with_unknown_signal_stops_program(agent: FakeAgent, message: dict[str, Any]) -> None:
+    node = await start_program(agent, ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.05; done"])
     node.send(t="stop", **message)
     assert (await node.expect("exit"))["stopped"] is True
 
 
-async def test_before_its_program_runs_a_runner_stops_at_once(agent: FakeAgent) -> None:
+async def test_stop_before_program_runs_is_immediate(agent: FakeAgent) -> None:
     node = await agent.start(TOKEN, 0, "127.0.1.1")
-    stop(node, LONG)
+    send_stop(node, LONG)
     assert (await node.expect("exit"))["stopped"] is True
     assert not node.said("warned")
 
 
-async def test_before_its_walltime_a_program_is_warned_by_its_runner_alone(agent: FakeAgent) -> None:
+async def test_walltime_warning_is_sent_by_runner(agent: FakeAgent) -> None:
     """Its program need not have a handler by then."""
-    node = await running(agent, ["sleep", "600"], ready=0, warning={"signal": "USR1", "grace": LONG, "after": 0.3})
+    node = await start_program(
+        agent, ["sleep", "600"], ready=0, warning={"signal": "USR1", "grace": LONG, "after": 0.3}
+    )
     end = await node.expect("exit")
     assert (end["code"], end["stopped"], end["warned"]) == (128 + signal.SIGUSR1, False, True)
     assert len(node.said("warned")) == 1
 
 
-async def test_who_was_warned_of_its_walltime_is_not_warned_again_and_has_what_is_left(agent: FakeAgent) -> None:
+async def test_stop_after_walltime_warning_keeps_grace(agent: FakeAgent) -> None:
     """The first warning, which may come before its program has a handler, is one that ends nothing by itself."""
     script = "trap 'echo heard' USR1; echo ready; while :; do sleep 0.05; done"
-    node = await running(agent, ["sh", "-c", script], warning={"signal": "WINCH", "grace": 0.5, "after": 0.1})
+    node = await start_program(agent, ["sh", "-c", script], warning={"signal": "WINCH", "grace": 0.5, "after": 0.1})
     await node.expect("warned")
-    stop(node, LONG, "USR1")
+    send_stop(node, LONG, "USR1")
     assert (await node.expect("exit"))["stopped"] is True
     assert node.output == b"ready\n"
     assert len(node.said("warned")) == 1
 
 
-async def test_an_agent_that_comes_back_is_told_that_the_program_was_warned(agent: FakeAgent) -> None:
-    node = await running(agent, ["sh", "-c", "trap 'echo heard' TERM; echo ready; while :; do sleep 0.05; done"])
+async def test_hello_after_reconnection_reports_warning(agent: FakeAgent) -> None:
+    node = await start_program(agent, ["sh", "-c", "trap 'echo heard' TERM; echo ready; while :; do sleep 0.05; done"])
     assert node.hellos[-1]["warned"] is False
-    stop(node, LONG)
+    send_stop(node, LONG)
     await node.expect("warned")
     await agent.leave()
     await agent.listen()
@@ -153,16 +157,16 @@ async def test_an_agent_that_comes_back_is_told_that_the_program_was_warned(agen
 
 
 @pytest.mark.mpi
-async def test_under_open_mpi_the_ranks_are_told_and_mpirun_is_not(agent: FakeAgent) -> None:
+async def test_warning_under_open_mpi_signals_ranks_only(agent: FakeAgent) -> None:
     nodes = [await agent.start(TOKEN, i, f"127.0.1.{i + 1}", **MPI_ENVIRONMENT) for i in range(2)]
     rank = SAVES.replace("sys.exit(7)", "sys.exit(0)").replace('"ready"', '"ready", os.environ["OMPI_COMM_WORLD_RANK"]')
     command = ["sh", "-c", 'exec "$0" -c "$1"', sys.executable, rank]
     for node in nodes:
-        node.send(**plan(nodes, command, launcher="openmpi"))
+        node.send(**make_plan(nodes, command, launcher="openmpi"))
     await agent.until(lambda: nodes[0].output.count(b"ready") == 2, "two ranks")
     for node in nodes:
         await node.expect("running")
-        stop(node, LONG)
+        send_stop(node, LONG)
     end = await nodes[0].expect("exit")
     assert nodes[0].output.count(b"saved by SIGTERM") == 2
     assert (end["code"], end["error"]) == (0, "")
@@ -170,7 +174,7 @@ async def test_under_open_mpi_the_ranks_are_told_and_mpirun_is_not(agent: FakeAg
         await node.expect("exit")
 
 
-def test_open_mpis_own_processes_are_known_by_their_programs() -> None:
+def test_is_open_mpis_recognizes_programs() -> None:
     from koalapy.runner.openmpi import is_open_mpis
     from koalapy.runner.processes import command_of
 

@@ -1,4 +1,4 @@
-"""All that stores say, to hold one against another."""
+"""Read the complete contents of stores, to compare two stores."""
 
 from koalapy.model.history import NAMES, DayFilter, Figures, Key, Kind
 from koalapy.ports import JobFilter
@@ -9,7 +9,7 @@ KEYS = [hash_key(user, key) for user, key in (("ada", "key of 1"), ("bob", "key 
 
 
 def read_contents(stores: Stores) -> dict[str, object]:
-    """All that stores say, but of what counts in no statistics."""
+    """Return the contents of all stores, without statistics."""
     saved, ids = stores.jobs.load(), range(1, 25)
     pairs = [(source, target) for source in ("north", "south") for target in ("north", "south")]
     return {

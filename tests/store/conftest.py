@@ -1,4 +1,4 @@
-"""Stores in a database of their own: in SQLite, and where it is installed in PostgreSQL."""
+"""Fixtures of stores in a new database: SQLite, and PostgreSQL if it is installed."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -47,7 +47,7 @@ Open = Callable[[], SqlStore]
 
 @pytest.fixture
 def open_stores(url: str, tmp_path: Path) -> Iterator[OpenAll]:
-    """Open all stores of one database as a new daemon does; the former daemon releases its lease first."""
+    """Open all stores of one database as a new daemon does, after the previous daemon has released its lease."""
     output, opened = FileOutput(tmp_path / "output", 1000), list[Stores]()
 
     def open_next() -> Stores:

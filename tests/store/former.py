@@ -298,7 +298,7 @@ def make_world() -> World:
 
 
 def format_script(revision: str, rows: dict[str, list[dict[str, Any]]]) -> str:
-    """The rows of each table as SQL that every database reads; bytes as ``X'…'``, see ``statements``."""
+    """Return the rows of each table as SQL for every database; bytes as ``X'…'``, see ``read_statements``."""
     text = f"-- What a daemon of revision {revision} left.\n"
     for table, values in rows.items():
         if values:
@@ -325,7 +325,7 @@ def read_statements(revision: str, dialect: str) -> list[str]:
     rows = text.split("insert into")[1:]
     if dialect == "sqlite":
         return [f"insert into{statement}" for statement in rows]
-    # Numbers that were given by a sequence are beyond what it gives next.
+    # The next numbers of the sequences must exceed those of the inserted rows.
     numbers = [
         f"select setval(pg_get_serial_sequence('{table}', 'id'), 1000)"
         for table in ("timeline", "measurements")
@@ -349,7 +349,7 @@ def write_world(stores: Stores, world: World) -> Stores:
 
 
 def _write_present() -> None:
-    """The data of the newest revision, as the present code writes them into SQLite."""
+    """Write the data of the newest revision, as the present code stores them in SQLite."""
     revision = ScriptDirectory.from_config(alembic_config()).get_current_head() or ""
     with tempfile.TemporaryDirectory() as folder:
         stores = open_stores(f"sqlite:///{folder}/koala.db", FileOutput(Path(folder) / "output", 1000))
@@ -361,7 +361,7 @@ def _write_present() -> None:
             rows = {
                 table.name: [_with_json(table, row) for row in connection.execute(select(table)).mappings()]
                 for table in tables.metadata.sorted_tables
-                if table is not tables.audit_chain  # its row is there from the beginning
+                if table is not tables.audit_chain  # its row is inserted by the migration
             }
         stores.jobs.close()
     (REVISIONS / f"{revision}.sql").write_text(format_script(revision, rows), encoding="utf-8")

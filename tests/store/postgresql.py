@@ -1,4 +1,4 @@
-"""A PostgreSQL server of the tests' own: in a temporary folder, on a Unix socket, as a user that is not root."""
+"""A PostgreSQL server for tests: in a temporary folder, on a Unix socket, run by an unprivileged user."""
 
 import os
 import pwd
@@ -17,7 +17,7 @@ SETTINGS = ("listen_addresses=", "fsync=off", "full_page_writes=off", "max_conne
 
 
 class Server:
-    """Runs from ``start`` to ``stop``; ``remove`` takes its folder away."""
+    """A server that runs from ``start`` to ``stop``; ``remove`` deletes its folder."""
 
     def __init__(self, folder: Path) -> None:
         self._programs = folder
@@ -45,7 +45,7 @@ class Server:
 
     @staticmethod
     def _unprivileged() -> str:
-        """Whom to run as: PostgreSQL refuses to be root's."""
+        """Return the user to run as, since PostgreSQL rejects root; empty if this process is not root's."""
         if os.getuid() != 0:
             return ""
         names = {entry.pw_name for entry in pwd.getpwall()}
@@ -74,7 +74,7 @@ class Server:
         pytest.fail(b"".join(lines).decode(errors="replace"))
 
     def stop(self, how: signal.Signals = signal.SIGQUIT) -> None:
-        """At once, as if it had crashed."""
+        """Stop the server at once, as if it had crashed."""
         assert self._process is not None
         self._process.send_signal(how)
         self._process.wait(DEADLINE)
@@ -84,7 +84,7 @@ class Server:
         shutil.rmtree(self.home)
 
     def new_database(self) -> str:
-        """The URL of an empty database."""
+        """Create an empty database and return its URL."""
         import psycopg
 
         self._databases += 1

@@ -1,4 +1,4 @@
-"""The advisor's record in the database, and the runs that a daemon learns from at its start."""
+"""Advice in the database, and the runs from which a daemon learns at its start."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ OPTIONS = (Option(("north", "south"), 1.5, 0.0, 2.0, 15.0), Option(("north",), 1
 
 
 def make_completed_job(ident: int, spec: JobSpec = SPEC, seconds: float = 12.5, **changes: object) -> Job:
-    """A job that succeeded on two clusters, one component of which had to be replaced."""
+    """Return a job that succeeded on two clusters, with one replaced component."""
     components = (
         Component(0, "north", 2, ComponentState.ENDED),
         Component(1, "west", 2, ComponentState.ENDED, superseded=True),
@@ -107,4 +107,4 @@ def test_runs_killed_at_walltime_are_marked_as_killed(stores: Stores) -> None:
     assert runs == [run for job in jobs if (run := completed_run_of(job)) is not None]
     assert stores.advice.runs(1) == runs[2:]
     stores.history.remove([1, 2, 3, 4, 5])
-    assert stores.advice.runs(10) == runs, "also when its job is not kept any more"
+    assert stores.advice.runs(10) == runs, "also after their jobs were removed"

@@ -1,4 +1,4 @@
-"""The audit in every store: added to, told in order, and removed only when it is old."""
+"""The audit in every database."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -110,7 +110,7 @@ def assert_rejected(engine: Engine, statement: str) -> None:
 
 
 def check_whole_audit(stores: Stores, limit: int = 1000) -> AuditCheck:
-    """Check the whole audit, in parts."""
+    """Check the complete audit in parts of ``limit`` entries."""
     total, head = 0, None
     while True:
         check = stores.audit.check_audit(head, limit)
@@ -148,7 +148,7 @@ def test_check_audit_after_removal_begins_at_first_kept(stores: Stores) -> None:
 
 
 def execute_without_triggers(engine: Engine, *statements: str) -> None:
-    """Do what an owner of the database can do."""
+    """Execute statements without the triggers, as an owner of the database can."""
     with engine.begin() as connection:
         if engine.dialect.name == "sqlite":
             for name in ("audit_is_kept", "audit_is_unchanged", "audit_is_not_replaced"):
@@ -183,7 +183,7 @@ def test_check_audit_names_first_changed_entry(store: SqlStore, statement: str, 
     check = audit.check_audit(None, 1000)
     assert (check.checked, check.is_complete) == (checked, False)
     assert problem in check.problem
-    audit.append_audit([make_entry(110.0)])  # goes on, whatever is there
+    audit.append_audit([make_entry(110.0)])  # appending continues
     assert audit.check_audit(None, 1000).problem
 
 

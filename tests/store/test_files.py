@@ -1,4 +1,4 @@
-"""What is kept of files, in every database."""
+"""Replicas, bundles and results in every database."""
 
 from dataclasses import replace
 
@@ -74,8 +74,8 @@ def test_old_results_are_ordered_by_job_end(open_stores: OpenAll) -> None:
     assert files.old_results(10.0) == {}
     assert list(files.old_results(40.0).items()) == [(2, 20), (3, 20), (1, 20)]
     assert (files.clear_results([2, 3]), files.clear_results([2, 9]), files.clear_results([])) == (40, 0, 0)
-    assert [result.size for result in files.results(2, 1)] == [0, 0], "it is known that there were some"
-    assert list(files.old_results(1e9).items()) == [(1, 20), (4, 20)], "of one that is not over they stay"
+    assert [result.size for result in files.results(2, 1)] == [0, 0], "deleted results stay listed"
+    assert list(files.old_results(1e9).items()) == [(1, 20), (4, 20)], "results of an unfinished job are not old"
     assert sum(files.results_sizes().values()) == 60
 
 

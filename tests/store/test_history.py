@@ -1,4 +1,4 @@
-"""Jobs that are not kept any more: nothing of theirs is left, but their numbers and what they taught."""
+"""Removal of ended jobs, which keeps their numbers and runs."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -20,7 +20,7 @@ OF_JOBS = [table for table in tables.metadata.sorted_tables if "job_id" in table
 
 
 def write_ended_jobs(stores: Stores, first: int, last: int, spec: JobSpec = SPEC, ended: float = 0.0) -> None:
-    """Jobs that succeeded one second after the other, with something in every table."""
+    """Write jobs that end one second after the other, with rows in every table."""
     jobs = {
         ident: make_completed_job(ident, spec, float(ident), ended_at=ended + ident) for ident in range(first, last + 1)
     }
@@ -55,7 +55,7 @@ def test_removed_job_leaves_only_its_run(open_stores: OpenAll) -> None:
     write_ended_jobs(stores, 1, 3)
     row_counts = count_rows(stores, 3)
     assert all(count for name, count in row_counts.items() if name not in ("runs", "plans")), (
-        "plans go with their commands"
+        "plans are removed with their commands"
     )
     runs = stores.advice.runs(10)
     assert [run.seconds for run in runs] == [1.0, 2.0, 3.0]
@@ -64,7 +64,7 @@ def test_removed_job_leaves_only_its_run(open_stores: OpenAll) -> None:
     no_rows = dict.fromkeys(row_counts, 0)
     assert count_rows(stores, 1) == count_rows(stores, 2) == no_rows | {"runs": 1}
     assert count_rows(stores, 3) == row_counts
-    assert stores.jobs.submitted(["key 1"]) == {}, "and what it was submitted with may be used for another"
+    assert stores.jobs.submitted(["key 1"]) == {}, "its submission key may be used again"
     assert stores.advice.runs(10) == runs
     assert stores.advice.runs(2) == runs[1:]
     stores.history.remove([1, 2])
@@ -151,9 +151,7 @@ def test_shrink_returns_unused_pages_in_steps(stores: Stores) -> None:
     while history.shrink():
         sizes.append(pages())
     if sqlite:
-        assert all(500 <= larger - smaller < 510 for larger, smaller in pairwise(sizes)), (
-            "no step keeps others from writing for long"
-        )
+        assert all(500 <= larger - smaller < 510 for larger, smaller in pairwise(sizes)), "each step is limited"
         assert pages() < first_size / 10
 
 

@@ -1,4 +1,4 @@
-"""Who may write, and that each thing is written once: whatever clocks say, and whichever answers are lost."""
+"""The lease of a database with wrong clocks and lost responses."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +18,7 @@ from tests.store.jobs import make_batch, make_job
 def start_watching_daemon(
     url: str, now: float, look: Callable[[], None] = lambda: None
 ) -> tuple[SqlStore | None, list[float]]:
-    """A daemon that starts while another may hold the lease, and the pauses in which it watched."""
+    """Start a daemon while another may hold the lease; return its store and the pauses in which it watched."""
     waited: list[float] = []
 
     def sleep(seconds: float) -> None:
@@ -38,7 +38,7 @@ def test_lease_of_clock_ahead_expires_after_watching(store: SqlStore, url: str) 
     assert successor is not None
     assert successor.epoch == store.epoch + 1
     assert sum(waited) == LEASE_SECONDS
-    assert start_watching_daemon(url, now=1001.0 + LEASE_SECONDS) == (None, []), "it has a lease as good as any"
+    assert start_watching_daemon(url, now=1001.0 + LEASE_SECONDS) == (None, []), "its lease is a normal one"
 
 
 def test_lease_after_watching_begins_at_acquisition(store: SqlStore, url: str) -> None:
@@ -51,7 +51,6 @@ def test_lease_after_watching_begins_at_acquisition(store: SqlStore, url: str) -
 
 
 def test_lease_renewed_during_start_is_not_watched(url: str, open_store: Open) -> None:
-    """As when it migrates, or waits for the row: its clock is looked at when it has the row, and not before."""
     store = open_store()
     beginning = make_engine(url)
     now = [1000.0]
@@ -87,7 +86,7 @@ def test_raise_epoch_by_holder_may_be_repeated(store: SqlStore, open_store: Open
     store.write(make_batch(make_job(1)))
     store.renew_lease(1001.0)
     store.raise_epoch(9)
-    store.database.lease.epoch = 7  # as when it was committed, and nobody was told
+    store.database.lease.epoch = 7  # as if the response to the commit was lost
     store.renew_lease(1002.0)
     store.raise_epoch(9)
     store.write(make_batch(make_job(2)))

@@ -1,4 +1,4 @@
-"""No job number is given twice, whatever copy of the database is put back."""
+"""Job numbers are never reused, even after an older copy of the database is restored."""
 
 import os
 import shutil

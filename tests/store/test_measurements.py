@@ -1,4 +1,4 @@
-"""The history of links: what is newest, what is kept, in SQLite and PostgreSQL."""
+"""Link measurements in SQLite and PostgreSQL."""
 
 from dataclasses import replace
 
@@ -54,7 +54,7 @@ def test_add_removes_oldest_of_same_pair_and_kind(measurements: MeasurementStore
 
 
 def test_measurement_added_again_is_stored_once(measurements: MeasurementStore) -> None:
-    """The answer to the first try may have been lost."""
+    """The response to the first try may have been lost."""
     measurements.add(GOOD)
     measurements.add(GOOD)
     measurements.add(replace(GOOD, at=101.0))

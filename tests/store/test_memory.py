@@ -1,4 +1,4 @@
-"""Stores in memory: chosen by their URL, gone with their daemon, used by several threads."""
+"""Stores in memory."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Migrations make the tables, and keep the data of earlier revisions."""
+"""Migrations create the tables and keep the data of earlier revisions."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -43,7 +43,7 @@ def test_downgrade_to_base_removes_tables(url: str) -> None:
 
 
 def test_every_earlier_revision_has_test_data() -> None:
-    """One that was made by the code of the revision before a new one; see ``tests.store.former``."""
+    """Data are written by the code of the revision before a new one; see ``tests.store.former``."""
     earlier = [script.revision for script in ScriptDirectory.from_config(alembic_config()).walk_revisions()][1:]
     assert {path.stem for path in REVISIONS.iterdir()} >= set(earlier)
 

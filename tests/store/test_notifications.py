@@ -1,4 +1,4 @@
-"""What is on its way to somebody, in every kind of store."""
+"""Undelivered notifications in every database."""
 
 from dataclasses import replace
 

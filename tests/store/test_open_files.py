@@ -1,4 +1,4 @@
-"""A database that is removed or replaced while a daemon uses it takes nothing, and says so."""
+"""A database that is removed or replaced while a daemon uses it."""
 
 import os
 import shutil
@@ -144,7 +144,7 @@ def test_output_in_replaced_folder_raises_error(tmp_path: Path) -> None:
     output = FileOutput(tmp_path / "output", 1000)
     output.append("1.1.0", [OutputPiece(0, b"one")])
     (tmp_path / "output").rename(tmp_path / "before")
-    for _ in ("it is gone", "there is another"):
+    for _ in ("removed", "replaced"):
         with pytest.raises(OSError, match=r"replaced|No such file"):
             output.append("1.1.0", [OutputPiece(3, b"two")])
         (tmp_path / "output").mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Output in files: exact to the byte within the limit, through restarts, gaps and full disks."""
+"""Output in files, with restarts, gaps and full disks."""
 
 import os
 import random
@@ -20,7 +20,7 @@ SEGMENT = 32
 
 @pytest.fixture(scope="module", autouse=True)
 def _skip_sync() -> Iterator[None]:
-    """Thousands of small pieces need not reach the disk."""
+    """Skip syncing of thousands of small pieces."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
@@ -29,7 +29,7 @@ def _skip_sync() -> Iterator[None]:
 def read_all(
     output: FileOutput, token: str = TOKEN, start: int = 0, *, to_the_end: bool = True
 ) -> list[tuple[int, int, bytes]]:
-    """What there is, as (missing before, offset, bytes), pieces that follow on each other as one."""
+    """Return the stored ranges as (bytes missing before, offset, data); adjacent pieces are joined."""
     ranges: list[tuple[int, int, bytes]] = []
     while pieces := output.read(token, start, to_the_end=to_the_end):
         for piece in pieces:
@@ -43,7 +43,7 @@ def read_all(
 
 @given(st.integers(0, 300), st.integers(0, 2**32))
 def test_output_keeps_head_and_tail_exactly(limit: int, seed: int) -> None:
-    """Chunks of any size, some twice, the store opened anew in between."""
+    """Chunks have any size, some arrive twice, and the store is reopened in between."""
     chance = random.Random(seed)
     written = bytes(chance.randrange(256) for _ in range(chance.randrange(900)))
     with TemporaryDirectory() as folder:
@@ -60,7 +60,7 @@ def test_output_keeps_head_and_tail_exactly(limit: int, seed: int) -> None:
             assert output.append(TOKEN, pieces) == end
             if chance.random() < 0.2:
                 output = FileOutput(Path(folder), limit, SEGMENT)
-                assert output.size(TOKEN) == end, "the files know"
+                assert output.size(TOKEN) == end, "the size is read from the files"
         head, tail = limit // 2, limit - limit // 2
         if len(written) <= limit:
             assert read_all(output) == ([(0, 0, written)] if written else [])
@@ -100,7 +100,7 @@ def test_output_follower_gets_all_bytes_or_gaps(seed: int) -> None:
 def test_output_with_missing_bytes_reports_gap(tmp_path: Path) -> None:
     output = FileOutput(tmp_path, 1000)
     assert output.append(TOKEN, [OutputPiece(0, b"one")]) == 3
-    assert output.append(TOKEN, [OutputPiece(10, b"late")]) == 3, "what lies between will come first"
+    assert output.append(TOKEN, [OutputPiece(10, b"late")]) == 3, "the bytes in between must arrive first"
     assert output.append(TOKEN, [OutputPiece(10, b"late", missing=5)]) == 3
     assert output.append(TOKEN, [OutputPiece(10, b"late", missing=10)]) == 14
     assert read_all(output) == [(0, 0, b"one"), (7, 10, b"late")]
@@ -118,7 +118,6 @@ def test_output_is_stored_by_token(tmp_path: Path) -> None:
 
 
 def test_append_with_full_disk_acknowledges_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever could be written of it before the end of the room does no harm, now or after a restart."""
     output = FileOutput(tmp_path, 10_000, SEGMENT)
     output.append(TOKEN, [OutputPiece(0, b"x" * 40)])
     text = bytes(range(100))

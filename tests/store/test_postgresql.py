@@ -1,4 +1,4 @@
-"""What only a database server does: go away and come back, and hold two daemons apart."""
+"""Restarts, locks and lost connections of a database server."""
 
 import re
 import select
@@ -81,7 +81,7 @@ def test_store_after_server_restart_continues(store: SqlStore, server: Server) -
     store.renew_lease(1.0)
     server.stop()
     server.start()
-    assert store.job(1) == make_job(1, reason="changed"), "nobody asked while it was away"
+    assert store.job(1) == make_job(1, reason="changed"), "a restart between two queries goes unnoticed"
     store.write(make_batch(make_running_job(2)))
     assert store.job(2) == make_running_job(2)
 
@@ -96,7 +96,6 @@ def test_migrate_without_server_raises_store_unavailable(url: str, server: Serve
 
 
 def test_lease_takeover_waits_for_open_transaction(store: SqlStore, url: str) -> None:
-    """The successor waits for it, and finds it written."""
     successor: list[SqlStore] = []
     with writing(store.database.engine).begin() as connection:
         connection.execute(text("update lease set holder = 'elsewhere:1:1', expires_at = 0"))
@@ -122,7 +121,7 @@ def test_lease_takeover_waits_for_open_transaction(store: SqlStore, url: str) ->
 
 
 class CuttingProxy(threading.Thread):
-    """Passes bytes on to a server's socket; once it is told to, it cuts the line when a commit was carried out."""
+    """A proxy of a server's socket. While ``armed``, it closes the connection after the next executed commit."""
 
     def __init__(self, server: Path) -> None:
         super().__init__(daemon=True)
@@ -155,7 +154,7 @@ class CuttingProxy(threading.Thread):
                         self.armed.clear()
                         server.sendall(data)
                         server.recv(65536)
-                        return  # carried out, and nobody will know
+                        return  # executed, but the response is lost
                     (server if ready is client else client).sendall(data)
 
 
@@ -168,7 +167,6 @@ def cutting_proxy(server: Server) -> Iterator[CuttingProxy]:
 
 
 def test_commit_with_lost_response_is_written_once(store: SqlStore, url: str, cutting_proxy: CuttingProxy) -> None:
-    """New rows, and lines of a timeline, which nothing else would keep from being there twice."""
     through = re.sub(
         r"@/(\w+)\?host=.*", rf"@127.0.0.1:{cutting_proxy.port}/\1?sslmode=disable&gssencmode=disable", url
     )
@@ -187,7 +185,7 @@ def test_commit_with_lost_response_is_written_once(store: SqlStore, url: str, cu
         cutting_proxy.armed.set()
         with pytest.raises(StoreUnavailable):
             write()
-        assert not cutting_proxy.armed.is_set(), "the answer was lost, and not the commit"
+        assert not cutting_proxy.armed.is_set(), "the proxy must have executed the commit"
         write()
     assert daemon.submitted(["key"]) == {"key": Submitted("key", 1, "d")}
     assert daemon.timeline(1) == timeline
@@ -198,7 +196,7 @@ def test_commit_with_lost_response_is_written_once(store: SqlStore, url: str, cu
 
 
 def test_lease_row_locked_too_long_raises_store_unavailable(store: SqlStore, url: str) -> None:
-    """Such as a transaction of ours that was cut off, until the server has found that out."""
+    """Such as a transaction of a lost client, until the server ends it."""
     with store.database.engine.connect() as connection:
         assert connection.execute(text("show lock_timeout")).scalar() == "5s"
         assert connection.execute(text("show idle_in_transaction_session_timeout")).scalar() == "30s"

@@ -1,4 +1,4 @@
-"""What was foretold is kept beside the jobs, and what came is read from these."""
+"""Predictions in the database, with the later course of their jobs."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Specs survive the way into the database and back."""
+"""Conversion of submissions to stored JSON and back."""
 
 import json
 from dataclasses import replace
@@ -21,7 +21,7 @@ def test_spec_json_roundtrip_is_lossless(spec: JobSpec) -> None:
 
 
 def test_spec_from_json_reads_first_revision() -> None:
-    """Version 0001 of the tables knew neither inputs nor policy options."""
+    """Revision 0001 had neither inputs nor policy options."""
     component = {"size": 2, "cluster": None, "command": None, "environment": [], "output": None}
     spec = spec_from_json({"request": {"type": "nonfixed", "components": [component]}, "command": ["true"]})
     assert spec == JobSpec(NonFixedRequest((ComponentRequest(2),)), ("true",))
@@ -33,7 +33,7 @@ def test_spec_to_json_omits_defaults() -> None:
 
 
 def test_spec_to_json_format_is_stable() -> None:
-    """A later version that goes back to this one finds what it knows."""
+    """After a downgrade, this version must read what a later one stored."""
     file = InputFile("f", 3, ("north",))
     spec = JobSpec(
         NonFixedRequest((ComponentRequest(2, environment=(("A", "b"),), inputs=(file,)),)),
@@ -59,6 +59,6 @@ def test_spec_to_json_format_is_stable() -> None:
 
 
 def test_spec_from_json_checks_no_bounds() -> None:
-    """A version with tighter bounds must read what another took."""
+    """A version with tighter bounds must read what another accepted."""
     spec = JobSpec(FlexibleRequest(0), ("a\ud800",), name="x" * 1000, max_restarts=-1, retry_on_exit=(300,))
     assert spec_from_json({**spec_to_json(replace(spec, command=())), "command": ["a\ud800"]}) == spec

@@ -1,4 +1,4 @@
-"""What only databases do: be busy, hold what other versions wrote, have limits, outlive their daemon."""
+"""Job stores with busy databases, column limits and several daemons."""
 
 import json
 import sqlite3
@@ -29,7 +29,6 @@ Open = Callable[[], SqlStore]
 
 
 def test_write_after_busy_database_succeeds(tmp_path: Path) -> None:
-    """SQLite: while another process writes. For PostgreSQL see there."""
     path = tmp_path / "koala.db"
     engine = make_engine(f"sqlite:///{path}")
     migrate(engine)
@@ -106,7 +105,6 @@ def test_write_stores_invalid_text_as_far_as_possible(store: SqlStore) -> None:
 
 
 def test_store_started_twice_at_once_rejects_one(url: str) -> None:
-    """One of them serves; the other is told."""
     barrier = threading.Barrier(2)
     stores: list[SqlStore] = []
     errors: list[KoalaError] = []
@@ -117,7 +115,7 @@ def test_store_started_twice_at_once_rejects_one(url: str) -> None:
         try:
             migrate(engine)
             stores.append(SqlStore(Database(engine, lambda: 1000.0)))
-        except (ConflictError, StoreUnavailable) as error:  # SQLite may be busy becoming what it is to be
+        except (ConflictError, StoreUnavailable) as error:  # SQLite may be busy with the migration
             errors.append(error)
 
     daemons = [threading.Thread(target=start) for _ in range(2)]
@@ -139,7 +137,7 @@ def test_make_engine_with_invalid_url_is_rejected() -> None:
 
 @pytest.mark.parametrize("code", [2**31, -(2**31) - 1, 2**32 - 1, 2**63, -(2**80)])
 def test_write_limits_large_exit_codes(store: SqlStore, code: int) -> None:
-    """Windows' 0xC0000005 and what a hostile agent says; the database's own limit is what is beyond it."""
+    """Includes 0xC0000005 of Windows and values of a hostile agent beyond the limits of the column."""
     stored_code = max(-(2**63) + 1, min(2**63 - 1, code))
     components = (Component(0, "north", 1, exit_code=code, staged=code, stage_size=code),)
     attempt = Attempt(1, components, placed_at=1.0, exit_code=code)
@@ -160,7 +158,6 @@ def test_write_limits_large_node_counts(store: SqlStore) -> None:
 
 @pytest.mark.parametrize("window", [1, 3, 1000])
 def test_pages_of_any_filter_cover_jobs_once(store: SqlStore, monkeypatch: pytest.MonkeyPatch, window: int) -> None:
-    """However many jobs are held against it in one query, and of however many a page tells."""
     for name, value in (("FIRST_WINDOW", window), ("WINDOW", window), ("MAX_LOOKED_AT", 2 * window)):
         monkeypatch.setattr(listing, name, value)
     states = (JobState.QUEUED, JobState.FAILED, JobState.SUCCEEDED)

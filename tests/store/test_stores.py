@@ -1,4 +1,4 @@
-"""What every kind of store does: what is written is there, all of a batch or nothing, by pages, once, by its holder."""
+"""Job stores in every database."""
 
 import threading
 from dataclasses import replace
@@ -97,7 +97,7 @@ def test_write_of_failed_batch_stores_nothing(stores: Stores) -> None:
 
 
 def test_submission_key_belongs_to_first_job(stores: Stores) -> None:
-    """A daemon that let two through must not end by it."""
+    """A daemon that accepted a key twice must continue."""
     stores.jobs.write(make_batch(make_job(1), submitted=[Submitted("key", 1, "digest")]))
     stores.jobs.write(
         make_batch(make_job(2), make_job(3), submitted=[Submitted("key", 2, "other"), Submitted("new", 3, "digest")])
@@ -192,7 +192,6 @@ def test_write_stores_large_job_and_command_ids(stores: Stores) -> None:
 
 
 def test_page_during_writes_is_consistent(open_stores: OpenAll) -> None:
-    """A job is never shown without the attempt that its state speaks of."""
     store = open_stores().jobs
     store.write(make_batch(*(make_running_job(n, 1) for n in range(1, 20))))
     is_written = threading.Event()
@@ -230,7 +229,7 @@ def test_write_of_repeated_batch_is_stored_once(stores: Stores) -> None:
     assert len(stores.jobs.timeline(1)) == 1
     second = make_batch(timeline=[TimelineEntry(1, 5.0, "error", JobState.QUEUED)])
     stores.jobs.write(second)
-    assert len(stores.jobs.timeline(1)) == 2, "the same words in another batch are another thing"
+    assert len(stores.jobs.timeline(1)) == 2, "equal entries of another batch are stored too"
 
 
 def test_batch_numbers_restart_with_each_daemon(open_stores: OpenAll) -> None:

@@ -1,4 +1,4 @@
-"""Tokens that were asked for, in every kind of store."""
+"""Login tokens in every database."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""How clusters were used and how long jobs waited, as the books have it."""
+"""Statistics of node use and waiting times."""
 
 from dataclasses import replace
 from itertools import count
@@ -128,7 +128,7 @@ def test_usage_of_adjacent_spans_adds_up(
 
 
 def test_node_use_counts_ended_attempts_by_owner(stores: Stores) -> None:
-    """What is under way is told by the jobs that are not over; a measurement of the daemon's own is nobody's."""
+    """Running attempts are counted by their unfinished jobs, and internal jobs are not counted."""
 
     def part(index: int, claimed: float | None, ended: float | None) -> Component:
         return Component(index, "north", 2, ComponentState.ENDED, claimed_at=claimed, ended_at=ended)

@@ -16,18 +16,18 @@ from koalapy.daemon.engine.daemon import HttpServer
 from koalapy.daemon.listener.connections import OWN_FILES, Connections
 from koalapy.system.event_loop import ACCEPTS_PER_TURN, accept_waiting, raise_backlog
 from tests.agent.test_login import make_settings
-from tests.system.test_process import few
+from tests.system.test_process import limit_open_files
 
 DEADLINE = 30.0
 MANY = 50
 
 
-async def nothing(scope: object, receive: object, send: object) -> None:
+async def empty_application(scope: object, receive: object, send: object) -> None:
     """An application."""
 
 
 @asynccontextmanager
-async def runners(folder: Path) -> AsyncIterator[tuple[str, int]]:
+async def serve_runners(folder: Path) -> AsyncIterator[tuple[str, int]]:
     server = RunnerServer("127.0.0.1", folder / "agent.json")
     await server.listen(None)  # type: ignore[arg-type]
     host, _, port = server.address.rpartition(":")
@@ -36,7 +36,7 @@ async def runners(folder: Path) -> AsyncIterator[tuple[str, int]]:
 
 
 @asynccontextmanager
-async def logins(folder: Path) -> AsyncIterator[str]:
+async def serve_logins(folder: Path) -> AsyncIterator[str]:
     server = LoginServer(make_settings(folder), None)  # type: ignore[arg-type]
     await server.listen()
     yield str(folder / "login.sock")
@@ -44,11 +44,11 @@ async def logins(folder: Path) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def web(folder: Path) -> AsyncIterator[tuple[str, int]]:
+async def serve_web(folder: Path) -> AsyncIterator[tuple[str, int]]:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         started = asyncio.Event()
-        server = HttpServer(nothing, Connections(OWN_FILES), started.set)
+        server = HttpServer(empty_application, Connections(OWN_FILES), started.set)
         running = asyncio.create_task(server.serve([listener]))
         await started.wait()
         yield listener.getsockname()
@@ -56,59 +56,59 @@ async def web(folder: Path) -> AsyncIterator[tuple[str, int]]:
         await running
 
 
-def many_connect(stack: ExitStack, address: Any) -> list[socket.socket]:
+def open_connections(stack: ExitStack, address: Any) -> list[socket.socket]:
     """They wait until the event loop turns."""
-    made = []
+    sockets = []
     for _ in range(MANY):
-        one = socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET)
-        stack.enter_context(one)
-        one.settimeout(DEADLINE)
-        one.connect(address)
-        made.append(one)
-    return made
+        client = socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET)
+        stack.enter_context(client)
+        client.settimeout(DEADLINE)
+        client.connect(address)
+        sockets.append(client)
+    return sockets
 
 
-@pytest.mark.parametrize("serving", [runners, logins, web])
-async def test_where_no_file_is_left_that_is_said_once_a_try(
+@pytest.mark.parametrize("serving", [serve_runners, serve_logins, serve_web])
+async def test_server_without_free_files_logs_once(
     serving: Callable[[Path], AbstractAsyncContextManager[Any]], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serving(tmp_path) as address:
         with ExitStack() as stack:
-            many_connect(stack, address)
-            with few(), caplog.at_level(logging.ERROR, "asyncio"):
+            open_connections(stack, address)
+            with limit_open_files(), caplog.at_level(logging.ERROR, "asyncio"):
                 async with asyncio.timeout(DEADLINE):
                     while not caplog.records:  # noqa: ASYNC110
                         await asyncio.sleep(0)
-            assert [each.getMessage().partition("\n")[0] for each in caplog.records] == [
+            assert [record.getMessage().partition("\n")[0] for record in caplog.records] == [
                 "socket.accept() out of system resource"
             ]
 
 
-async def test_all_that_wait_are_taken_in(tmp_path: Path) -> None:
-    taken: list[asyncio.BaseTransport] = []
+async def test_accept_waiting_accepts_all_connections(tmp_path: Path) -> None:
+    transports: list[asyncio.BaseTransport] = []
 
     class Taken(asyncio.Protocol):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            taken.append(transport)
+            transports.append(transport)
 
     server = await asyncio.get_running_loop().create_server(Taken, "127.0.0.1", 0, backlog=ACCEPTS_PER_TURN)
     raise_backlog(server)
     with ExitStack() as stack:
-        many_connect(stack, server.sockets[0].getsockname())
+        open_connections(stack, server.sockets[0].getsockname())
         await accept_waiting(server)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert len(taken) == MANY
-        for each in taken:
-            each.close()
+        assert len(transports) == MANY
+        for transport in transports:
+            transport.close()
     server.close()
 
 
-async def test_those_that_cannot_be_taken_in_are_not_waited_for() -> None:
+async def test_accept_waiting_without_files_returns() -> None:
     server = await asyncio.get_running_loop().create_server(asyncio.Protocol, "127.0.0.1", 0, backlog=ACCEPTS_PER_TURN)
     raise_backlog(server)
     with ExitStack() as stack:
-        many_connect(stack, server.sockets[0].getsockname())
-        with few():
+        open_connections(stack, server.sockets[0].getsockname())
+        with limit_open_files():
             await accept_waiting(server)
     server.close()

@@ -33,7 +33,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory
 
 
-def mode(path: Path) -> int:
+def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
@@ -41,43 +41,43 @@ def mode(path: Path) -> int:
 @pytest.mark.parametrize(
     "token", ["", " ", "\t", "short", "x" * 15, "a token of many words", "ü" * 20, "x" * 20 + "\n"]
 )
-def test_a_token_that_is_none_is_refused(token: str) -> None:
+def test_check_token_rejects_weak_tokens(token: str) -> None:
     with pytest.raises(ValueError, match="token"):
         check_token(token)
 
 
 @given(token=st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=16, max_size=100))
-def test_a_long_token_is_taken_as_it_is(token: str) -> None:
+def test_check_token_returns_long_token(token: str) -> None:
     assert check_token(token) == token
 
 
-def test_the_first_token_is_kept_and_nobody_elses_to_read(tmp_path: Path) -> None:
+def test_local_token_is_stored_privately(tmp_path: Path) -> None:
     os.umask(os.umask(0))  # whatever the umask is
-    token, why = load_or_make_token(tmp_path)
-    assert (mode(tmp_path / "token"), why) == (0o600, "")
+    token, reason = load_or_make_token(tmp_path)
+    assert (mode_of(tmp_path / "token"), reason) == (0o600, "")
     assert load_or_make_token(tmp_path) == (check_token(token), "")
     assert os.listdir(tmp_path) == ["token"]
 
 
 @pytest.mark.evidence("A1")
-def test_it_is_never_readable_not_even_for_a_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[int] = []
+def test_local_token_file_is_created_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    modes: list[int] = []
     opened = os.open
 
-    def watching(path: Any, flags: int, mode: int = 0o777, **more: Any) -> int:
-        descriptor = opened(path, flags, mode, **more)
+    def watching(path: Any, flags: int, mode: int = 0o777, **options: Any) -> int:
+        descriptor = opened(path, flags, mode, **options)
         if flags & os.O_CREAT:
-            seen.append(stat.S_IMODE(os.fstat(descriptor).st_mode))
+            modes.append(stat.S_IMODE(os.fstat(descriptor).st_mode))
         return descriptor
 
     monkeypatch.setattr(os, "open", watching)
-    before = os.umask(0)
+    old_umask = os.umask(0)
     try:
         load_or_make_token(tmp_path)
         Registration(TOKEN, [HERE]).close()
     finally:
-        os.umask(before)
-    assert seen == [0o600, 0o600]
+        os.umask(old_umask)
+    assert modes == [0o600, 0o600]
 
 
 def lax(path: Path) -> None:
@@ -110,17 +110,17 @@ def pipe(path: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [lax, torn, empty, binary, link, pipe])
-def test_what_is_no_secret_is_replaced_and_said(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+def test_local_token_of_invalid_file_is_replaced(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
     spoil(tmp_path / "token")
-    token, why = load_or_make_token(tmp_path)
-    assert why
+    token, reason = load_or_make_token(tmp_path)
+    assert reason
     assert token != TOKEN
     assert not (tmp_path / "token").is_symlink()
-    assert mode(tmp_path / "token") == 0o600
+    assert mode_of(tmp_path / "token") == 0o600
     assert load_or_make_token(tmp_path) == (token, "")
 
 
-def test_a_directory_without_room_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_token_with_full_disk_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -130,12 +130,12 @@ def test_a_directory_without_room_is_told(tmp_path: Path, monkeypatch: pytest.Mo
     assert os.listdir(tmp_path) == []
 
 
-def test_a_daemon_is_found_by_its_address_while_it_lives(state: Path) -> None:
-    daemon, other = (
+def test_find_token_of_running_daemon_by_address(state: Path) -> None:
+    daemon, other_daemon = (
         Registration(TOKEN, [HERE, ("::1", 8642)]),
         Registration("token-of-the-other", [("127.0.0.1", 9000)]),
     )
-    assert (mode(state), {mode(entry) for entry in state.iterdir()}) == (0o700, {0o600})
+    assert (mode_of(state), {mode_of(entry) for entry in state.iterdir()}) == (0o700, {0o600})
     assert find_token(*HERE).token == TOKEN
     assert find_token("0:0:0:0:0:0:0:1", 8642).token == TOKEN
     assert find_token("127.0.0.1", 9000).token == "token-of-the-other"
@@ -147,12 +147,12 @@ def test_a_daemon_is_found_by_its_address_while_it_lives(state: Path) -> None:
         ("", 0),
         ("../token", 1),
     ]:
-        found = find_token(host, port)
-        assert found.token == ""
-        assert "its daemons serve at 127.0.0.1:8642, 127.0.0.1:9000, [::1]:8642" in found.reason
+        result = find_token(host, port)
+        assert result.token == ""
+        assert "its daemons serve at 127.0.0.1:8642, 127.0.0.1:9000, [::1]:8642" in result.reason
     daemon.close()
     assert find_token(*HERE).token == ""
-    other.close()
+    other_daemon.close()
     assert list(state.iterdir()) == []
 
 
@@ -168,7 +168,7 @@ sys.stdin.read()
 
 @pytest.mark.evidence("A2")
 @pytest.mark.processes
-def test_what_a_killed_daemon_left_is_shown_to_nobody(state: Path) -> None:
+def test_find_token_of_killed_daemon_returns_none(state: Path) -> None:
     """Another account may have the port by now."""
     with subprocess.Popen(
         [sys.executable, "-c", KILLED, TOKEN], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -178,13 +178,13 @@ def test_what_a_killed_daemon_left_is_shown_to_nobody(state: Path) -> None:
         assert find_token(*HERE).token == TOKEN
         daemon.kill()
     assert (state / "127.0.0.1:8642").exists()
-    found = find_token(*HERE)
-    assert (found.token, found.reason) == ("", "the daemon of this account that served at 127.0.0.1:8642 has ended")
+    result = find_token(*HERE)
+    assert (result.token, result.reason) == ("", "the daemon of this account that served at 127.0.0.1:8642 has ended")
     Registration("token-of-the-next", [("127.0.0.1", 9000)]).close()
     assert list(state.iterdir()) == []
 
 
-def test_the_later_daemon_of_one_address_is_the_one_and_the_earlier_takes_nothing_away() -> None:
+def test_find_token_of_shared_address_is_of_later_daemon() -> None:
     earlier = Registration(TOKEN, [HERE])
     later = Registration("token-of-the-later", [HERE])
     earlier.close()
@@ -192,18 +192,18 @@ def test_the_later_daemon_of_one_address_is_the_one_and_the_earlier_takes_nothin
     later.close()
 
 
-def test_machines_that_share_a_home_have_registers_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = Registration(TOKEN, [HERE])
+def test_find_token_on_shared_home_depends_on_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    local = Registration(TOKEN, [HERE])
     monkeypatch.setattr(os, "uname", lambda: os.uname_result(("Linux", "another", "", "", "")))
     assert find_token(*HERE).token == ""
-    there = Registration("token-of-the-other", [HERE])
+    remote = Registration("token-of-the-other", [HERE])
     assert find_token(*HERE).token == "token-of-the-other"
     monkeypatch.undo()
-    there.close()
-    here.close()
+    remote.close()
+    local.close()
 
 
-def test_it_is_shown_where_the_address_means_the_same_only(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_token_on_other_machine_returns_none(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     daemon = Registration(TOKEN, [HERE])
     monkeypatch.setattr(credentials, "_machine_id", lambda: "another machine with the same home")
     assert find_token(*HERE).token == ""
@@ -211,7 +211,7 @@ def test_it_is_shown_where_the_address_means_the_same_only(state: Path, monkeypa
 
 
 @pytest.mark.evidence("A3")
-def test_a_register_that_is_a_link_is_refused(state: Path, tmp_path: Path) -> None:
+def test_register_as_link_is_rejected(state: Path, tmp_path: Path) -> None:
     (tmp_path / "real").mkdir(mode=0o700)
     state.parent.mkdir(parents=True)
     state.symlink_to(tmp_path / "real")
@@ -223,7 +223,7 @@ def test_a_register_that_is_a_link_is_refused(state: Path, tmp_path: Path) -> No
 
 
 @needs(ROOT)
-def test_a_register_of_another_account_is_refused(state: Path) -> None:
+def test_register_of_other_account_is_rejected(state: Path) -> None:
     state.mkdir(parents=True)
     (state / "127.0.0.1:8642").write_text(json.dumps({"token": TOKEN, "machine": credentials._machine_id()}))
     os.chown(state, 65534, 65534)
@@ -233,23 +233,23 @@ def test_a_register_of_another_account_is_refused(state: Path) -> None:
 
 
 @pytest.mark.parametrize("entry", ["", "{", "[]", "null", '{"token": 1}', "\x00", "[" * 10_000])
-def test_an_entry_that_says_nothing_is_no_error(state: Path, entry: str) -> None:
+def test_find_token_ignores_invalid_entry(state: Path, entry: str) -> None:
     state.mkdir(parents=True, mode=0o700)
     (state / "127.0.0.1:8642").write_text(entry)
     (state / "127.0.0.1:8642").chmod(0o600)
     assert find_token(*HERE).token == ""
 
 
-def test_a_lax_register_is_tightened_but_one_that_others_may_write_is_not_used(state: Path) -> None:
+def test_register_becomes_private_unless_writable(state: Path) -> None:
     state.mkdir(parents=True, mode=0o755)
     Registration(TOKEN, [HERE]).close()
-    assert mode(state) == 0o700
+    assert mode_of(state) == 0o700
     state.chmod(0o777)
     with pytest.raises(UsageError, match="may be written by others"):
         Registration(TOKEN, [HERE])
 
 
-def test_where_the_register_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_register_directory_follows_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", "relative")
     monkeypatch.setenv("HOME", "/home/ada")
     assert register_directory() == Path("/home/ada/.local/state/koala", NAME)
@@ -262,27 +262,27 @@ def test_where_the_register_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_token(*HERE).token == ""
 
 
-def test_many_at_once_never_see_half_an_entry() -> None:
+def test_find_token_during_registrations_is_consistent() -> None:
     """Daemons that come and go at one address, and commands that look for it meanwhile."""
     tokens = [f"token-number-{number:020}" for number in range(40)]
-    seen: set[str] = set()
-    over = threading.Event()
+    tokens_read: set[str] = set()
+    is_done = threading.Event()
 
     def look() -> None:
-        while not over.is_set():
-            seen.add(find_token(*HERE).token)
+        while not is_done.is_set():
+            tokens_read.add(find_token(*HERE).token)
 
     looking = threading.Thread(target=look)
     looking.start()
     for token in tokens:
         Registration(token, [HERE]).close()
-    over.set()
+    is_done.set()
     looking.join()
-    assert seen <= {*tokens, ""}
+    assert tokens_read <= {*tokens, ""}
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
-def test_localhost_is_the_daemon_at_a_loopback_address(state: Path, address: str) -> None:
+def test_client_of_localhost_uses_loopback_address(state: Path, address: str) -> None:
     """A name could lead anywhere, so that it is asked for at its address."""
     daemon = Registration(TOKEN, [(address, 8642)])
     written = "[::1]" if ":" in address else address
@@ -291,6 +291,6 @@ def test_localhost_is_the_daemon_at_a_loopback_address(state: Path, address: str
         assert (client.url, client.http.headers["Authorization"]) == (f"http://{written}:8642", f"Bearer {TOKEN}")
     for elsewhere in ("http://localhost:8643", "http://localhost.example:8642", "http://localhost:8642@evil.example"):
         client = Client(elsewhere, None)
-        told = elsewhere.replace("localhost:8642@", "")  # what may be a password is told nowhere
-        assert (client.url, "Authorization" in client.http.headers) == (told, False)
+        expected_url = elsewhere.replace("localhost:8642@", "")  # what may be a password is told nowhere
+        assert (client.url, "Authorization" in client.http.headers) == (expected_url, False)
     daemon.close()

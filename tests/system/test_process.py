@@ -18,20 +18,20 @@ from koalapy.system.process import count_open_files, raise_file_limit
 
 
 @contextmanager
-def few(left: int = 0) -> Iterator[int]:
+def limit_open_files(free_files: int = 0) -> Iterator[int]:
     """So many more files may be opened; the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = os.open("/dev/null", os.O_RDONLY)
     os.close(free)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free + left, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + free_files, hard))
     try:
-        yield free + left
+        yield free + free_files
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_the_limit_is_raised_as_far_as_that_is_allowed() -> None:
-    with few(left=10) as limit:
+def test_raise_file_limit_up_to_hard_limit() -> None:
+    with limit_open_files(free_files=10) as limit:
         assert raise_file_limit(limit + 10) == limit + 10
         assert count_open_files()[1] == limit + 10
         assert raise_file_limit(limit) == limit + 10, "it is never lowered"
@@ -40,12 +40,12 @@ def test_the_limit_is_raised_as_far_as_that_is_allowed() -> None:
             assert raise_file_limit(hard + 1) == hard
 
 
-def test_an_agent_raises_it_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_agent_raises_file_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("configure_logging", "watch_out_for_crashes", "drop_own_variables"):
         monkeypatch.setattr(agents, name, lambda *_, **__: None)
     config = tmp_path / "koala.yaml"
     config.write_text("clusters: {north: {kind: local, nodes: 1}}\n")
-    with few(left=10):
+    with limit_open_files(free_files=10):
         with pytest.raises(UsageError, match="there is no cluster south"):
             agents.start_agent("south", "http://127.0.0.1:1", config, tmp_path / "agent", "s3cret", None)
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -55,27 +55,27 @@ def test_an_agent_raises_it_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.processes
-async def test_a_command_for_which_there_is_no_file_left_may_be_tried_again() -> None:
+async def test_run_command_without_free_files_is_unavailable() -> None:
     """It was taken for a refusal of the site's, and the cluster was given no job for a minute."""
-    with few(), pytest.raises(SiteUnavailable, match="cannot run true now: Too many open files"):
+    with limit_open_files(), pytest.raises(SiteUnavailable, match="cannot run true now: Too many open files"):
         await run_command("true")
     assert (await run_command("true")).code == 0
     with pytest.raises(SiteRejected, match="cannot run no-such-program: No such file"):
         await run_command("no-such-program")
 
 
-async def test_a_worker_for_which_there_is_none_left() -> None:
+async def test_drmaa_process_without_free_files_is_unavailable() -> None:
     worker = DrmaaProcess(None, "", {}, lambda _: None)
-    with few(), pytest.raises(SiteUnavailable, match="Too many open files"):
+    with limit_open_files(), pytest.raises(SiteUnavailable, match="Too many open files"):
         await worker.read_about()
 
 
-def test_it_is_said_once_that_few_are_left(tmp_path: Path) -> None:
+def test_check_open_files_warns_once(tmp_path: Path) -> None:
     server = RunnerServer("127.0.0.1", tmp_path / "agent.json")
-    with capture_logs() as said, few() as limit:
+    with capture_logs() as logs, limit_open_files() as limit:
         for _ in range(2):
             server.check_open_files()
         raise_file_limit(2 * limit + 100)
         server.check_open_files()
-    assert [each["event"] for each in said] == ["the limit of open files is nearly reached"]
-    assert "raise LimitNOFILE" in said[0]["hint"]
+    assert [entry["event"] for entry in logs] == ["the limit of open files is nearly reached"]
+    assert "raise LimitNOFILE" in logs[0]["hint"]
