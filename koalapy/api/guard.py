@@ -44,7 +44,7 @@ class AllowedHosts:
     def __init__(
         self, names: Iterable[str] = (), find_machine_names: Callable[[], Iterable[str]] = machine_names
     ) -> None:
-        self._names = {"localhost", *(_normalize(name) for name in names)}
+        self._names = {"localhost", *(_normalize_host(name) for name in names)}
         self._find_machine_names = find_machine_names
         self._machine_names: asyncio.Future[frozenset[str]] | None = None
 
@@ -57,18 +57,18 @@ class AllowedHosts:
             return _is_address(IPv6Address, address)
         if _is_address(IPv4Address, parts["name"]):
             return True
-        name = _normalize(parts["name"])
+        name = _normalize_host(parts["name"])
         if name in self._names:
             return True
         if self._machine_names is None:
             find = self._find_machine_names
             self._machine_names = asyncio.ensure_future(
-                asyncio.to_thread(lambda: frozenset(_normalize(name) for name in find()))
+                asyncio.to_thread(lambda: frozenset(_normalize_host(name) for name in find()))
             )
         return name in await asyncio.shield(self._machine_names)
 
 
-def _normalize(name: str) -> str:
+def _normalize_host(name: str) -> str:
     return name.lower().rstrip(".")
 
 
@@ -204,7 +204,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        if rejection := await self._check(scope, headers):
+        if rejection := await self._check_request(scope, headers):
             await rejection(scope, receive, send)
         elif scope["type"] == "websocket" or scope["path"].startswith(AGENT_PATHS):
             await self._app(scope, receive, send)
@@ -245,7 +245,7 @@ class Guard:
             if not has_begun:
                 await not_logged_in()(scope, receive, send)
 
-    async def _check(self, scope: Scope, headers: Headers) -> JSONResponse | None:
+    async def _check_request(self, scope: Scope, headers: Headers) -> JSONResponse | None:
         """Authenticate a request, and return the problem for which it is rejected, None if it is accepted."""
         hosts = headers.getlist("host")
         if len(hosts) != 1:
@@ -274,7 +274,7 @@ class Guard:
         if path.startswith(AGENT_PATHS):
             return None
         is_change, is_api = scope["method"] not in READ_METHODS, path.startswith("/api/")
-        identity = await self._authenticate(scope, headers, accept_cookie=not (is_change and is_api))
+        identity = await self._authenticate_request(scope, headers, accept_cookie=not (is_change and is_api))
         if isinstance(identity, Identity):
             if rejection := self._check_rate(identity):
                 return rejection
@@ -291,7 +291,9 @@ class Guard:
             return problem(ProblemCode.BODY_TOO_LARGE, TOO_LARGE, field="body")
         return None
 
-    async def _authenticate(self, scope: Scope, headers: Headers, *, accept_cookie: bool) -> Identity | JSONResponse:
+    async def _authenticate_request(
+        self, scope: Scope, headers: Headers, *, accept_cookie: bool
+    ) -> Identity | JSONResponse:
         """Authenticate by the bearer token, or by the session cookie of a browser."""
         authorizations = headers.getlist("authorization")
         if not authorizations and accept_cookie and (token := read_cookie(scope)):

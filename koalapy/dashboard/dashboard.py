@@ -161,7 +161,7 @@ class Dashboard:
                 async def render_page() -> bytes:
                     version, now = self.changes.version, self.engine.clock()
                     view = await load()
-                    context = self._context(request, caller) | {
+                    context = self._make_context(request, caller) | {
                         "view": view,
                         "title": title,
                         "now": now,
@@ -193,7 +193,7 @@ class Dashboard:
 
         return register
 
-    def _context(self, request: Request, caller: Identity | None) -> dict[str, Any]:
+    def _make_context(self, request: Request, caller: Identity | None) -> dict[str, Any]:
         """Return the template variables that every page has."""
         path, query = request.url.path, f"?{request.url.query}" if request.url.query else ""
         return {
@@ -209,7 +209,7 @@ class Dashboard:
 
     def render_plain(self, request: Request, template: str, status: int = 200, **context: Any) -> HTMLResponse:
         """Render a page without updates, such as an error or the login."""
-        common = self._context(request, identity_of(request.scope))
+        common = self._make_context(request, identity_of(request.scope))
         common |= {"layout": "plain.html", "now": self.engine.clock(), "events": ""}
         return HTMLResponse(render(template, common | context), status, HEADERS)
 

@@ -135,7 +135,7 @@ def format_rate(bandwidth: float | None) -> str:
     return "–" if bandwidth is None else f"{format_three_digits(bandwidth * 1e-6)} MB/s"
 
 
-def _environment() -> Environment:
+def _make_environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("koalapy.dashboard"),
         autoescape=select_autoescape(default=True),
@@ -169,7 +169,7 @@ def _environment() -> Environment:
     return environment
 
 
-_ENVIRONMENT = _environment()
+_ENVIRONMENT = _make_environment()
 
 
 def render(template: str, context: Mapping[str, Any]) -> str:

@@ -170,11 +170,11 @@ class SurveyCache:
         is_usable = self._version == changes.version or is_recent
         has_failed = task is not None and task.done() and (task.cancelled() or task.exception() is not None)
         if task is None or has_failed or not is_usable:
-            task = self._task = asyncio.ensure_future(self._compute())
+            task = self._task = asyncio.ensure_future(self._compute_survey())
             self._version, self._started_at = changes.version, now
         return await asyncio.shield(task)
 
-    async def _compute(self) -> Survey:
+    async def _compute_survey(self) -> Survey:
         survey, start = Survey(), time.thread_time()
         async for jobs in iterate_in_slices(self._engine.queries.jobs()):
             for job in jobs:

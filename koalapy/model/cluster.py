@@ -211,9 +211,9 @@ class GridView:
 
     def restrict_to(self, names: frozenset[ClusterName]) -> "GridView":
         """Return the view of these clusters alone, cached for all requests of a scan."""
-        return self.compute_once(("only", names), lambda grid: grid._part(names))
+        return self.compute_once(("only", names), lambda grid: grid._select_part(names))
 
-    def _part(self, names: frozenset[ClusterName]) -> "GridView":
+    def _select_part(self, names: frozenset[ClusterName]) -> "GridView":
         part = replace(self, clusters=tuple(cluster for cluster in self.clusters if cluster.name in names))
         part.__dict__["_lasting_results"] = self.compute_lasting(("only", names), lambda _: dict[Hashable, object]())
         return part
@@ -239,9 +239,9 @@ class GridView:
         if results_last:
             carried["_lasting_results"] = self._lasting_results
         if "by_idle" in cached:
-            carried["by_idle"] = _reordered(self.by_idle, moves, _fullest_last)
+            carried["by_idle"] = _reorder(self.by_idle, moves, _fullest_last)
         if "by_speed" in cached:
-            carried["by_speed"] = _reordered(self.by_speed, moves, _slowest_last)
+            carried["by_speed"] = _reorder(self.by_speed, moves, _slowest_last)
         if "usable_idle" in cached:
             carried["usable_idle"] = self.usable_idle + added_nodes
         return view
@@ -285,7 +285,7 @@ def _slowest_last(cluster: ClusterView) -> tuple[float, ClusterName]:
     return -cluster.speed, cluster.name
 
 
-def _reordered(
+def _reorder(
     order: tuple[ClusterView, ...], moves: Moves, key: Callable[[ClusterView], tuple[float, ClusterName]]
 ) -> tuple[ClusterView, ...]:
     """Return a sorted list of usable clusters after some of them have changed."""

@@ -181,7 +181,7 @@ def parse_search(text: str) -> JobSearch:
         _refuse(text, f"the filter has {len(pieces)} words", f"give at most {MAX_WORDS}")
     terms, states = [], []
     for piece in pieces:
-        term = _word(piece)
+        term = _parse_term(piece)
         if term.kind == "state":
             matching_states = frozenset[JobState]().union(*(STATE_GROUPS[value] for value in term.values))
             states.append(frozenset(JobState) - matching_states if term.opposite else matching_states)
@@ -191,7 +191,7 @@ def parse_search(text: str) -> JobSearch:
     return JobSearch(text.strip(), tuple(terms), meant)
 
 
-def _word(piece: str) -> Word:
+def _parse_term(piece: str) -> Word:
     if piece.isascii() and piece.isdecimal():
         piece = f"id:{piece}"
     match = _WORD.fullmatch(piece)
@@ -200,7 +200,7 @@ def _word(piece: str) -> Word:
         _refuse(
             piece,
             f"{piece} is not a word of a filter",
-            f"say of what: {_quoted('name:', plain)}, {_quoted('user:', plain)}",
+            f"say of what: {_quote_if_needed('name:', plain)}, {_quote_if_needed('user:', plain)}",
         )
     sign, name, operator, text = match.groups()
     kind = name.lower()
@@ -208,10 +208,10 @@ def _word(piece: str) -> Word:
         near = get_close_matches(kind, KINDS, 1)
         guess = f"did you mean {near[0]}? " if near else ""
         _refuse(piece, f"there is no {name} in filters", f"{guess}known: {', '.join(KINDS)}")
-    values = tuple(value.strip() for value in _split(text))
+    values = tuple(value.strip() for value in _split_values(text))
     if not all(values):
         _refuse(piece, f"{piece} has no value", f"as in {KINDS[kind].example}")
-    return _meant(piece, kind, operator, values, sign == "-")
+    return _build_test(piece, kind, operator, values, sign == "-")
 
 
 def format_term(kind: str, value: str) -> str:
@@ -220,7 +220,7 @@ def format_term(kind: str, value: str) -> str:
     return f"{kind}:{text}"
 
 
-def _split(text: str) -> list[str]:
+def _split_values(text: str) -> list[str]:
     """Split values at commas outside quotation marks, and remove the quotation marks."""
     values = [""]
     for index, piece in enumerate(_QUOTED.split(text)):
@@ -230,11 +230,11 @@ def _split(text: str) -> list[str]:
     return values
 
 
-def _quoted(prefix: str, text: str) -> str:
+def _quote_if_needed(prefix: str, text: str) -> str:
     return f'{prefix}"{text}"' if " " in text else f"{prefix}{text[:40] or 'TEXT'}"
 
 
-def _meant(piece: str, kind: str, operator: str, values: tuple[str, ...], opposite: bool) -> Word:
+def _build_test(piece: str, kind: str, operator: str, values: tuple[str, ...], opposite: bool) -> Word:
     search_kind = KINDS[kind]
     if kind in _CHOICES:
         values = tuple(value.lower() for value in values)
@@ -249,9 +249,9 @@ def _meant(piece: str, kind: str, operator: str, values: tuple[str, ...], opposi
     if not exact and len(values) > 1:
         _refuse(piece, f"{kind} is compared with {format_list(values)}", f"compare it with one: {search_kind.example}")
     holds = (
-        _numeric(piece, search_kind, operator, values)
+        _number_test(piece, search_kind, operator, values)
         if search_kind.number and (not exact or not search_kind.texts)
-        else _textual(search_kind, values)
+        else _text_test(search_kind, values)
     )
     if opposite:
         plain = holds
@@ -259,7 +259,7 @@ def _meant(piece: str, kind: str, operator: str, values: tuple[str, ...], opposi
     return Word(kind, operator, values, opposite, holds)
 
 
-def _textual(search_kind: _Kind, values: tuple[str, ...]) -> Callable[[Job, float], bool]:
+def _text_test(search_kind: _Kind, values: tuple[str, ...]) -> Callable[[Job, float], bool]:
     texts = search_kind.texts
     if texts is None:
         return lambda job, now: True  # ``JobSearch.states`` holds the states
@@ -277,14 +277,16 @@ def _pattern(value: str) -> re.Pattern[str]:
     return re.compile(pattern.replace(_STAR, r"\*"))
 
 
-def _numeric(piece: str, search_kind: _Kind, operator: str, values: tuple[str, ...]) -> Callable[[Job, float], bool]:
+def _number_test(
+    piece: str, search_kind: _Kind, operator: str, values: tuple[str, ...]
+) -> Callable[[Job, float], bool]:
     number, compare = search_kind.number, _OPERATORS[operator]
     assert number is not None
-    numbers = [_number(piece, search_kind, value) for value in values]
+    numbers = [_parse_number(piece, search_kind, value) for value in values]
     return lambda job, now: any(compare(number(job, now), value) for value in numbers)
 
 
-def _number(piece: str, search_kind: _Kind, value: str) -> float:
+def _parse_number(piece: str, search_kind: _Kind, value: str) -> float:
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)([smhdw]?)", value, re.ASCII)
     if match is None or (match[2] and not search_kind.unit) or float(match[1]) > MAX_NUMBER:
         expected = "seconds, or 90m, 2h, 1d" if search_kind.unit else "a number"

@@ -127,7 +127,7 @@ def judge_prediction(prediction: Prediction, course: Course, now: float) -> Judg
     if prediction.kind is PredictionKind.RUN_TIME:
         came, cut, elapsed = _run_time(course, now)
     else:
-        came, cut, elapsed = _moment(prediction, course, now)
+        came, cut, elapsed = _time_of_event(prediction, course, now)
     outcome = classify_outcome(prediction.low, prediction.high, came, cut, elapsed)
     judged_at = next((timestamp for timestamp in (came, cut, elapsed) if timestamp is not None), 0.0)
     return JudgedPrediction(
@@ -150,7 +150,7 @@ def classify_outcome(low: float, high: float, came: float | None, cut: float | N
     return Outcome.LATE if elapsed > high else Outcome.OPEN
 
 
-def _moment(prediction: Prediction, course: Course, now: float) -> tuple[float | None, float | None, float]:
+def _time_of_event(prediction: Prediction, course: Course, now: float) -> tuple[float | None, float | None, float]:
     """Return the seconds from the prediction to the event, to its interruption, and until now.
 
     A change by a user and an earlier end of the job are interruptions. The first two values are None if they have not
@@ -211,7 +211,7 @@ def compute_coverage(kind: PredictionKind, days: float, judged: Iterable[JudgedP
     errors = [median(prediction.error or 0.0 for prediction in several) for several in by_job.values()]
     sizes = [median(abs(prediction.error or 0.0) for prediction in several) for several in by_job.values()]
     has_interval = bool(by_job) and kind is not PredictionKind.ADVISED
-    within = _share(by_job.values(), Outcome.WITHIN)
+    within = _mean_share(by_job.values(), Outcome.WITHIN)
     return Coverage(
         kind,
         days,
@@ -219,8 +219,8 @@ def compute_coverage(kind: PredictionKind, days: float, judged: Iterable[JudgedP
         len(by_job),
         within if has_interval else None,
         wilson_interval(within, len(by_job)) if has_interval else None,
-        _share(by_job.values(), Outcome.EARLY) if has_interval else None,
-        _share(by_job.values(), Outcome.LATE) if has_interval else None,
+        _mean_share(by_job.values(), Outcome.EARLY) if has_interval else None,
+        _mean_share(by_job.values(), Outcome.LATE) if has_interval else None,
         median(sizes) if sizes else None,
         median(errors) if errors else None,
         counts[Outcome.OPEN],
@@ -228,7 +228,7 @@ def compute_coverage(kind: PredictionKind, days: float, judged: Iterable[JudgedP
     )
 
 
-def _share(jobs: Iterable[Sequence[JudgedPrediction]], outcome: Outcome) -> float:
+def _mean_share(jobs: Iterable[Sequence[JudgedPrediction]], outcome: Outcome) -> float:
     shares = [sum(prediction.outcome is outcome for prediction in several) / len(several) for several in jobs]
     return sum(shares) / len(shares) if shares else 0.0
 

@@ -73,16 +73,16 @@ class ClusterProfile:
 
     def map_path(self, text: str, cluster: ClusterName, job: JobId) -> str:
         """Return a path of a job as a path on this cluster."""
-        return self._fill(self._mapped(text), cluster, job)
+        return self._fill_placeholders(self._map_prefix(text), cluster, job)
 
     def map_command(self, command: Sequence[str], cluster: ClusterName, job: JobId) -> list[str]:
         """Return a command as it runs on this cluster. A word is mapped if it is a path, or a name, ``=`` and a path.
 
         A word with blanks or shell characters is not mapped, since only a part of a script would be mapped.
         """
-        return [self._fill(self._mapped_word(argument), cluster, job) for argument in command]
+        return [self._fill_placeholders(self._map_argument(argument), cluster, job) for argument in command]
 
-    def _mapped(self, path: str) -> str:
+    def _map_prefix(self, path: str) -> str:
         """Map a path by the longest entry of ``paths`` that it begins with, in complete folder names."""
         for folder in sorted(self.paths, key=len, reverse=True):
             prefix = folder.rstrip("/")
@@ -90,11 +90,11 @@ class ClusterProfile:
                 return self.paths[folder].rstrip("/") + path[len(prefix) :] or "/"
         return path
 
-    def _mapped_word(self, argument: str) -> str:
+    def _map_argument(self, argument: str) -> str:
         match = _PATH_WORD.fullmatch(argument) if self.paths else None
-        return (match[1] or "") + self._mapped(match[2]) if match else argument
+        return (match[1] or "") + self._map_prefix(match[2]) if match else argument
 
-    def _fill(self, text: str, cluster: ClusterName, job: JobId) -> str:
+    def _fill_placeholders(self, text: str, cluster: ClusterName, job: JobId) -> str:
         """Replace placeholders.
 
         One for a missing folder is left unchanged, since no job that needs it is placed here.

@@ -67,12 +67,12 @@ class People:
     """Node use of ended jobs within the last day, if such use is limited."""
 
     def accounts(self) -> Accounts:
-        return Accounts(self._known(), self.domains)
+        return Accounts(self._make_users(), self.domains)
 
     def owner_use(self) -> OwnerUse:
-        return OwnerUse(Limits(self.limits, self._known().groups_of, self.limits_contact), self.past_use)
+        return OwnerUse(Limits(self.limits, self._make_users().groups_of, self.limits_contact), self.past_use)
 
-    def _known(self) -> Users:
+    def _make_users(self) -> Users:
         return Users(self.users, self.unmapped)
 
 

@@ -52,52 +52,54 @@ class RecordFile:
                 is_packed = file.read(len(GZIP)) == GZIP
             opened: Lines = gzip.open(self._path) if is_packed else self._path.open("rb")  # noqa: SIM115
         except OSError as error:
-            raise self._unreadable(error) from error
+            raise self._unreadable_error(error) from error
         with opened:
-            yield from self._lives(opened)
+            yield from self._read_runs(opened)
 
-    def _lives(self, file: Lines) -> Iterator[Life]:
-        export = self._next(file)
+    def _read_runs(self, file: Lines) -> Iterator[Life]:
+        export = self._next_line(file)
         if export is None or "koala_export" not in export:
-            raise self._fault("is not a record of koala's", "koala export writes one")
+            raise self._make_error("is not a record of koala's", "koala export writes one")
         self._check_format(export["koala_export"])
-        while (head := self._next(file)) is not None:
+        while (head := self._next_line(file)) is not None:
             if "end" in head:
-                if self._next(file) is not None:
-                    raise self._fault(f"goes on after its end, in line {self._number}")
+                if self._next_line(file) is not None:
+                    raise self._make_error(f"goes on after its end, in line {self._number}")
                 return
             if "lost" in head:
                 self._lost.append(str(head["lost"]))
                 continue
             if head.get("part") != 1:
-                raise self._fault(f"has no beginning of what comes in line {self._number}")
-            life = self._begun(head, file)
+                raise self._make_error(f"has no beginning of what comes in line {self._number}")
+            life = self._read_run(head, file)
             yield life
             for _ in life.steps:  # skip the steps that the caller did not read
                 pass
-        raise self._cut()
+        raise self._truncated_error()
 
-    def _begun(self, head: Json, file: Lines) -> Life:
+    def _read_run(self, head: Json, file: Lines) -> Life:
         self._check_format(head.get("koala_record"))
-        content = self._next(file)
+        content = self._next_line(file)
         if content is None:
-            raise self._cut()
+            raise self._truncated_error()
         try:
             beginning = beginning_from_json(content["begin"])
         except NOT_READ as error:
-            raise self._fault(f"is damaged in line {self._number}: it begins with nothing that is known") from error
+            raise self._make_error(
+                f"is damaged in line {self._number}: it begins with nothing that is known"
+            ) from error
         life, version = head.get("life"), head.get("version")
         if not isinstance(life, str) or not isinstance(version, str):
-            raise self._fault(f"is damaged before line {self._number}: it does not say whose life begins there")
-        return Life(version, beginning, self._steps(life, file))
+            raise self._make_error(f"is damaged before line {self._number}: it does not say whose life begins there")
+        return Life(version, beginning, self._read_steps(life, file))
 
-    def _steps(self, life: str, file: Lines) -> Iterator[Step]:
+    def _read_steps(self, life: str, file: Lines) -> Iterator[Step]:
         expected, part = 1, 1
-        while (content := self._next(file)) is not None:
+        while (content := self._next_line(file)) is not None:
             if "koala_record" in content and content.get("life") == life:
                 part += 1
                 if content.get("part") != part:
-                    raise self._fault(f"has a gap before line {self._number}: part {part} of {life} is missing")
+                    raise self._make_error(f"has a gap before line {self._number}: part {part} of {life} is missing")
                 continue
             if "n" not in content:
                 self._ahead = content
@@ -105,16 +107,16 @@ class RecordFile:
             try:
                 step = step_from_json(content)
             except NOT_READ as error:
-                raise self._fault(f"is damaged in line {self._number}: that is not a step") from error
+                raise self._make_error(f"is damaged in line {self._number}: that is not a step") from error
             if step.number != expected:
-                raise self._fault(
+                raise self._make_error(
                     f"has a gap before line {self._number}: after step {expected - 1} comes {step.number}"
                 )
             expected += 1
             yield step
-        raise self._cut()
+        raise self._truncated_error()
 
-    def _next(self, file: Lines) -> Json | None:
+    def _next_line(self, file: Lines) -> Json | None:
         """Return the next line; None at the end of the file."""
         if self._ahead is not None:
             content, self._ahead = self._ahead, None
@@ -122,38 +124,38 @@ class RecordFile:
         try:
             line = file.readline(self._max_line)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise self._fault(f"is damaged after line {self._number}: {error}") from error
+            raise self._make_error(f"is damaged after line {self._number}: {error}") from error
         except OSError as error:
-            raise self._unreadable(error) from error
+            raise self._unreadable_error(error) from error
         if not line:
             return None
         self._number += 1
         if len(line) == self._max_line:
-            raise self._fault(f"is damaged in line {self._number}: it has more than {self._max_line} bytes")
+            raise self._make_error(f"is damaged in line {self._number}: it has more than {self._max_line} bytes")
         try:
             content = json.loads(line)
         except (ValueError, RecursionError) as error:
             if self._number == 1:
-                raise self._fault("is not a record of koala's", "koala export writes one") from error
+                raise self._make_error("is not a record of koala's", "koala export writes one") from error
             if not line.endswith(b"\n"):
-                raise self._cut() from error
-            raise self._fault(f"is damaged in line {self._number}") from error
+                raise self._truncated_error() from error
+            raise self._make_error(f"is damaged in line {self._number}") from error
         if not isinstance(content, dict):
-            raise self._fault(f"is damaged in line {self._number}")
+            raise self._make_error(f"is damaged in line {self._number}")
         return content
 
     def _check_format(self, number: object) -> None:
         if number != FORMAT:
-            raise self._fault(
+            raise self._make_error(
                 f"is of format {number}, and this version of koala reads format {FORMAT}",
                 "replay it by the version that wrote it",
             )
 
-    def _unreadable(self, error: OSError) -> UsageError:
-        return self._fault(f"cannot be read: {error.strerror or error}", "")
+    def _unreadable_error(self, error: OSError) -> UsageError:
+        return self._make_error(f"cannot be read: {error.strerror or error}", "")
 
-    def _cut(self) -> UsageError:
-        return self._fault(f"is cut off after line {self._number}")
+    def _truncated_error(self) -> UsageError:
+        return self._make_error(f"is cut off after line {self._number}")
 
-    def _fault(self, problem: str, hint: str = AGAIN) -> UsageError:
+    def _make_error(self, problem: str, hint: str = AGAIN) -> UsageError:
         return UsageError(f"{self._path} {problem}", field="file", value=str(self._path), hint=hint)

@@ -61,9 +61,9 @@ class RecordedScheduler:
         self._events: list[Event] = []
         self._refused: list[int] = []
         self._given: list[Nonce] = []
-        self._scheduler = beginning.scheduler(policies, self._nonce, self._clock)
+        self._scheduler = beginning.scheduler(policies, self._record_nonce, self._clock)
 
-    def _nonce(self) -> Nonce:
+    def _record_nonce(self) -> Nonce:
         self._given.append(nonce := self._nonces())
         return nonce
 

@@ -93,13 +93,13 @@ class Replay:
         self._nonces: deque[Nonce] = deque()
         self._looks: deque[tuple[int, int]] = deque()
         self._tick = beginning.rules.step_budget / TICKS
-        self._scheduler = beginning.scheduler(policies, self._nonce, self._clock)
+        self._scheduler = beginning.scheduler(policies, self._next_nonce, self._read_clock)
 
-    def _nonce(self) -> Nonce:
+    def _next_nonce(self) -> Nonce:
         # An extra nonce shows as a difference in the effects.
         return self._nonces.popleft() if self._nonces else ""
 
-    def _clock(self) -> float:
+    def _read_clock(self) -> float:
         if not self._looks:
             return 0.0
         count, ticks = self._looks.popleft()

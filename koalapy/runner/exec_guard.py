@@ -68,11 +68,11 @@ def write_rank_script(folder: str, command: Sequence[str], environment: Mapping[
     job's command in the current folder.
     """
     path = f"{folder}/{SCRIPT_NAME}"
-    replace_file(path, os.fsencode(_script(command, environment, prefix, os.getcwd())), sync=False)
+    replace_file(path, os.fsencode(_format_script(command, environment, prefix, os.getcwd())), sync=False)
     return path
 
 
-def _script(command: Sequence[str], environment: Mapping[str, str], prefix: str, folder: str) -> str:
+def _format_script(command: Sequence[str], environment: Mapping[str, str], prefix: str, folder: str) -> str:
     opened = " && ".join(f'[ "${{{i}-}}" = {shlex.quote(argument)} ]' for i, argument in enumerate(LAUNCHER, 1))
     # env takes a word with = in it for a variable. Of two values for one variable it uses the last.
     arguments = [*((SHELL, "-c", 'exec "$0" "$@"') if "=" in command[0] else ()), *command]

@@ -151,7 +151,7 @@ class Link:
         self._nonce = make_nonce()
         settings = self._settings
         hello = {"component": settings.component_name, "node": settings.node, "nonce": self._nonce}
-        self._put({"t": "hello", **hello})
+        self._send_line({"t": "hello", **hello})
 
     def reconnect(self) -> None:
         """Connect again, since a silent agent may have been replaced at another address."""
@@ -161,14 +161,14 @@ class Link:
     def send(self, message: dict[str, Any]) -> None:
         """Send a message, or drop it without a connection: important ones are repeated after the welcome."""
         if self._session is not None:
-            self._put(message)
+            self._send_line(message)
 
-    def _put(self, message: dict[str, Any]) -> None:
+    def _send_line(self, message: dict[str, Any]) -> None:
         if self._socket is None:
             return
         line = Line(encode(message).encode())
         self._outgoing += line.ended if self._session is None else self._session.seal(line)
-        self._flush()
+        self._flush_outgoing()
 
     def close(self) -> None:
         self._loop.cancel("connect")  # else it would connect twice after a reconnection
@@ -180,7 +180,7 @@ class Link:
 
     def _handle_ready(self, events: int) -> None:
         if events & selectors.EVENT_WRITE:
-            self._flush()
+            self._flush_outgoing()
         if events & selectors.EVENT_READ and self._socket is not None:
             try:
                 data = self._socket.recv(256 * 1024)
@@ -203,7 +203,7 @@ class Link:
             if self._socket is not connection:
                 return
             try:
-                message = self._authenticate(line)
+                message = self._authenticate_line(line)
             except (ValueError, LookupError, TypeError) as error:
                 self._reject_peer(error)
                 return
@@ -221,7 +221,7 @@ class Link:
         self._has_warned = True
         self._drop_connection()
 
-    def _authenticate(self, line: bytes) -> dict[str, Any] | None:
+    def _authenticate_line(self, line: bytes) -> dict[str, Any] | None:
         """Return the agent's message, or None for its challenge. Raise ``ValueError`` if it is not our agent."""
         if self._session is not None:
             return dict(json.loads(self._session.open(line)))
@@ -233,7 +233,7 @@ class Link:
         self.send({"t": "here", **self._hello()})
         return None
 
-    def _flush(self) -> None:
+    def _flush_outgoing(self) -> None:
         if self._socket is None:
             return
         try:

@@ -51,10 +51,10 @@ class LaunchRequests:
         self._loop, self._folder, self._handle_request = loop, folder, handle_request
         with open(f"{folder}/{LAUNCH_SCRIPT}", "w", encoding="ascii") as file:
             file.write(LAUNCH_AGENT)
-        self._requests = self._pipe("requests")
-        self._answers = {host: self._pipe(f"{host}.answer") for host in hosts}
+        self._requests = self._open_pipe("requests")
+        self._answers = {host: self._open_pipe(f"{host}.answer") for host in hosts}
         self._partial_line = b""
-        loop.watch(self._requests, self._ready)
+        loop.watch(self._requests, self._handle_requests)
 
     @property
     def agent(self) -> str:
@@ -76,11 +76,11 @@ class LaunchRequests:
             self.answer(host)
             os.close(file)
 
-    def _pipe(self, name: str) -> int:
+    def _open_pipe(self, name: str) -> int:
         os.mkfifo(f"{self._folder}/{name}", 0o600)
         return os.open(f"{self._folder}/{name}", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 
-    def _ready(self, _events: int) -> None:
+    def _handle_requests(self, _events: int) -> None:
         *hosts, self._partial_line = (self._partial_line + os.read(self._requests, 65536)).split(b"\n")
         for host in map(os.fsdecode, hosts):
             with open(f"{self._folder}/{host}.command", encoding="utf-8") as file:
@@ -198,12 +198,12 @@ class Follower(Role):
 
     def start(self) -> None:
         self._installation, self._folder = make_ready(self._runner, self._plan)
-        self._prober = Prober(self._runner, self._plan, self._installation.series, self._send)
+        self._prober = Prober(self._runner, self._plan, self._installation.series, self._send_to_head)
         self._prober.send_ready()
 
     def report_unfit(self, failure: Failure) -> None:
         """Report an error of the user to the head node, whose exit code is the job's, until the job ends."""
-        self._send({"op": "unfit", "code": failure.code, "error": failure.message})
+        self._send_to_head({"op": "unfit", "code": failure.code, "error": failure.message})
         self._runner.loop.after("unfit", RESEND_INTERVAL, lambda: self.report_unfit(failure))
 
     def relayed(self, sender: tuple[str, int], payload: dict[str, Any]) -> None:
@@ -214,11 +214,11 @@ class Follower(Role):
         if op == "probe" and self._prober is not None and payload["way"] == self._prober.route:
             self._prober.probe(payload["doors"])
         elif op == "move" and self._prober is not None and payload["way"] > self._prober.route:
-            self._move(payload["way"], payload["hosts"])
+            self._move_addresses(payload["way"], payload["hosts"])
         elif op == "unreached":
             self._runner.conclude(None, str(payload["error"])[:MAX_REASON_LENGTH], infrastructure=True)
         elif op == "launch":
-            self._launch(payload["parameters"], str(payload["namesakes"])[:MAX_REASON_LENGTH])
+            self._launch_daemon(payload["parameters"], str(payload["namesakes"])[:MAX_REASON_LENGTH])
         elif op == "noted":
             self._runner.conclude(None)
 
@@ -238,22 +238,22 @@ class Follower(Role):
         self._runner.loop.cancel("unfit")
         self._leave_preflight()
 
-    def _move(self, route: int, hosts: list[str]) -> None:
+    def _move_addresses(self, route: int, hosts: list[str]) -> None:
         """Repeat the pre-flight with other addresses."""
         self._leave_preflight()
         self._plan.move(hosts)
         refit(self._runner, self._plan, self._installation, self._folder)
-        self._prober = Prober(self._runner, self._plan, self._installation.series, self._send, route)
+        self._prober = Prober(self._runner, self._plan, self._installation.series, self._send_to_head, route)
         self._prober.send_ready()
 
-    def _launch(self, parameters: object, namesakes: str) -> None:
+    def _launch_daemon(self, parameters: object, namesakes: str) -> None:
         self._leave_preflight()
         if self._pid is None:
             plan, section = self._plan, f"clusters.{self._plan.me['cluster']}.mpi"
             checked = check_parameters(self._installation.series, parameters, section)
             self._pid = start_daemon(self._runner, plan, self._installation, checked, namesakes)
             self._runner.report_running()
-        self._send({"op": "launched"})
+        self._send_to_head({"op": "launched"})
 
     def _leave_preflight(self) -> None:
         if self._prober is not None:
@@ -261,10 +261,10 @@ class Follower(Role):
             self._prober = None
 
     def _send_end(self, code: int) -> None:
-        self._send({"op": "daemon_ended", "code": code})
+        self._send_to_head({"op": "daemon_ended", "code": code})
         self._runner.loop.after("daemon-ended", RESEND_INTERVAL, lambda: self._send_end(code))
 
-    def _send(self, payload: dict[str, Any]) -> None:
+    def _send_to_head(self, payload: dict[str, Any]) -> None:
         head = self._plan.head
         self._runner.relay(head["token"], head["node"], {**payload, "index": self._plan.index})
 
@@ -362,7 +362,7 @@ class Head(Role):
             self._daemon_ended(self._plan.index, code)
         elif pid == self._mpirun:
             self._code = code
-            self._runner.loop.after("daemons", self._runner.settings.agent_timeout, self._conclude)
+            self._runner.loop.after("daemons", self._runner.settings.agent_timeout, self._conclude_program)
             self._conclude_when_all_ended()
 
     def is_starter(self, pid: int) -> bool:
@@ -426,14 +426,16 @@ class Head(Role):
         parameters, deadline = self._launches[index]
         if self._runner.loop.time() > deadline:
             del self._launches[index]
-            self._answer(index, f"node {self._plan.nodes[index]['host']} did not start its MPI daemon: {self._refusal}")
+            self._answer_launch(
+                index, f"node {self._plan.nodes[index]['host']} did not start its MPI daemon: {self._refusal}"
+            )
             return
         node = self._plan.nodes[index]
         launch = {"op": "launch", "parameters": parameters, "namesakes": self._namesakes.get(index, "")}
         self._runner.relay(node["token"], node["node"], launch)
         self._runner.loop.after(f"launch-{index}", RESEND_INTERVAL, lambda: self._send_launch(index))
 
-    def _answer(self, index: int, error: str = "") -> None:
+    def _answer_launch(self, index: int, error: str = "") -> None:
         if self._launch_requests is not None:
             self._launch_requests.answer(self._plan.nodes[index]["host"], error)
 
@@ -442,17 +444,17 @@ class Head(Role):
             self._runner.report_running()
 
     def _daemon_ended(self, index: int, code: int) -> None:
-        self._answer(index, describe_end(code) if code else "")
+        self._answer_launch(index, describe_end(code) if code else "")
         self._ended[index] = code
         if self._code is None and code:
-            self._runner.loop.after("notice", NOTICE_TIMEOUT, self._conclude)
+            self._runner.loop.after("notice", NOTICE_TIMEOUT, self._conclude_program)
         self._conclude_when_all_ended()
 
     def _conclude_when_all_ended(self) -> None:
         if self._code is not None and self._started <= self._ended.keys():
-            self._conclude()
+            self._conclude_program()
 
-    def _conclude(self) -> None:
+    def _conclude_program(self) -> None:
         error = self._infrastructure_error()
         self._runner.conclude(None if error else self._code, error, infrastructure=bool(error))
 

@@ -85,7 +85,7 @@ class OutputFilter:
         for text in {text for pattern, text in self._advice.items() if pattern in output}:
             self._advice = {pattern: hint for pattern, hint in self._advice.items() if hint != text}
             self._pending += f"koala: {text}\n"
-            self._runner.loop.after("advice", PAUSE, self._advise)
+            self._runner.loop.after("advice", PAUSE, self._show_advice)
         if not self._is_clear and TRACEBACK in output:
             self._is_clear = True  # print the hint once
             self._runner.loop.after("hint", HINT_DELAY, lambda: self._runner.say(HINT.format(seconds=HINT_DELAY)))
@@ -101,7 +101,7 @@ class OutputFilter:
         if begin is None:
             return output
         self._held, self.is_giving_up = output[begin.start() :], begin["begin"] is not None
-        self._runner.loop.after("held", HOLD if self.is_giving_up else PAUSE, self._release)
+        self._runner.loop.after("held", HOLD if self.is_giving_up else PAUSE, self._release_output)
         return output[: begin.start()]
 
     def rest(self, mpirun: int, *, stopped: bool) -> bytes:
@@ -117,10 +117,10 @@ class OutputFilter:
         self._runner.loop.cancel("held")
         self._runner.loop.cancel("advice")
 
-    def _advise(self) -> None:
+    def _show_advice(self) -> None:
         pending, self._pending = self._pending, ""
         self._runner.show(pending.encode())
 
-    def _release(self) -> None:
+    def _release_output(self) -> None:
         withheld, self._held, self.is_giving_up = self._held, b"", False
         self._runner.show(withheld)

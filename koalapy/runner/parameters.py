@@ -80,12 +80,12 @@ def check_parameters(series: int, parameters: object, section: str) -> Mapping[s
     for name, value in parameters.items():
         if name not in patterns:
             raise Failure(
-                f"the job's head node may not set the parameter {_shorten(name)} of this node's MPI daemon: "
+                f"the job's head node may not set the parameter {_shorten_value(name)} of this node's MPI daemon: "
                 f"leave it out there, or set it here in {section}.parameters"
             )
         if not isinstance(value, str) or len(value) > MAX_LENGTH or not re.fullmatch(patterns[name], value, re.ASCII):
             raise Failure(
-                f"the job's head node sent {_shorten(value)} as the parameter {name}, which is not a value of it"
+                f"the job's head node sent {_shorten_value(value)} as the parameter {name}, which is not a value of it"
             )
     for name in REQUIRED[series]:
         if name not in parameters:
@@ -98,7 +98,7 @@ def check_parameters(series: int, parameters: object, section: str) -> Mapping[s
     return parameters
 
 
-def _shorten(value: object) -> str:
+def _shorten_value(value: object) -> str:
     return ascii(value)[:100]
 
 
@@ -151,13 +151,13 @@ def prepare(environment: dict[str, str], installation: Installation, plan: Plan)
     """Prepare a node's environment for its Open MPI. Keep the values of derived variables that are set already."""
     for name in [n for n in environment if n.startswith(MISLEADING) and not n.startswith("PMIX_MCA_")]:
         del environment[name]
-    for name, value in _derived(environment, installation.series, plan).items():
+    for name, value in _derive_parameters(environment, installation.series, plan).items():
         environment.setdefault(name, value)
     if os.geteuid() == 0:
         environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
-def _derived(environment: dict[str, str], series: int, plan: Plan) -> dict[str, str]:
+def _derive_parameters(environment: dict[str, str], series: int, plan: Plan) -> dict[str, str]:
     control = "PRTE_MCA_" if series >= 5 else "OMPI_MCA_"
     on_loopback = plan.me["host"].startswith("127.")
     parameters = dict(PREFER_ROMIO) if plan.spans_clusters else {}
@@ -172,7 +172,9 @@ def _derived(environment: dict[str, str], series: int, plan: Plan) -> dict[str, 
         if not on_loopback:  # there several daemons would compete for the ports
             first = environment["KOALA_MPI_PORTS"].partition("-")[0]
             parameters[f"{control}oob_tcp_dynamic_ipv4_ports"] = f"{first}-{ports[0] - 1}"
-    return parameters | {_variable(name, series): value for name, value in _parameters(environment).items()}
+    return parameters | {
+        _variable_name(name, series): value for name, value in _configured_parameters(environment).items()
+    }
 
 
 def _way_out(plan: Plan) -> str | None:
@@ -186,7 +188,7 @@ def _way_out(plan: Plan) -> str | None:
     return next((interface for interface, address in own_addresses() if address == host), None)
 
 
-def _parameters(environment: dict[str, str]) -> dict[str, str]:
+def _configured_parameters(environment: dict[str, str]) -> dict[str, str]:
     text = environment.get("KOALA_MPI_PARAMETERS", "{}")
     try:
         return {str(name): str(value) for name, value in json.loads(text).items()}
@@ -194,7 +196,7 @@ def _parameters(environment: dict[str, str]) -> dict[str, str]:
         raise Failure(f"KOALA_MPI_PARAMETERS must be a JSON object, not {text[:100]}") from error
 
 
-def _variable(parameter: str, series: int) -> str:
+def _variable_name(parameter: str, series: int) -> str:
     part = parameter.partition("_")[0]
     if series >= 5 and part in OF_PRRTE:
         return f"PRTE_MCA_{parameter}"

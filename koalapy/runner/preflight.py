@@ -64,30 +64,30 @@ class ProbeListener:
                     choice = f"a port of {first}-{last}" if ports else "a port"
                     raise Failure(f"node {name} cannot listen on {choice} of {host}: {error.strerror}") from error
         self.port: int = self._listener.getsockname()[1]
-        loop.watch(self._listener.fileno(), self._accept)
+        loop.watch(self._listener.fileno(), self._accept_peer)
 
     def close(self) -> None:
         for number in list(self._peers):
-            self._disconnect(number)
+            self._disconnect_peer(number)
         self._loop.forget(self._listener.fileno())
         self._listener.close()
 
-    def _accept(self, _events: int) -> None:
+    def _accept_peer(self, _events: int) -> None:
         try:
             peer, address = self._listener.accept()
         except OSError:
             return
         peer.setblocking(False)
         if len(self._peers) >= self._max_peers:
-            self._disconnect(next(iter(self._peers)))
+            self._disconnect_peer(next(iter(self._peers)))
         self._peers[peer.fileno()] = peer
-        self._loop.watch(peer.fileno(), lambda _: self._disconnect(peer.fileno()))
+        self._loop.watch(peer.fileno(), lambda _: self._disconnect_peer(peer.fileno()))
         try:
             peer.send(f"{self.nonce} {address[0]}\n".encode())
         except OSError:
-            self._disconnect(peer.fileno())
+            self._disconnect_peer(peer.fileno())
 
-    def _disconnect(self, number: int) -> None:
+    def _disconnect_peer(self, number: int) -> None:
         self._loop.forget(number)
         self._peers.pop(number).close()
 
@@ -114,15 +114,15 @@ class ProbeRound:
     def close(self) -> None:
         self._next.clear()
         for number in list(self._open):
-            self._disconnect(number)
+            self._disconnect_peer(number)
 
     def _probe_next(self) -> None:
         while self._next and len(self._open) < MAX_CONCURRENT_PROBES:
-            self._probe(self._next.pop())
+            self._start_probe(self._next.pop())
         if not self._open:
             self._on_end(self._failures)
 
-    def _probe(self, number: int) -> None:
+    def _start_probe(self, number: int) -> None:
         host, port, _ = self._listeners[number]
         connection = socket_for(host)
         # Close with a reset, so that the port does not stay in TIME_WAIT: ranks may need it next.
@@ -138,15 +138,15 @@ class ProbeRound:
             self._failures[number] = os.strerror(code).lower()
             return
         self._open[number] = connection, b""
-        self._loop.watch(connection.fileno(), lambda _: self._connected(number), selectors.EVENT_WRITE)
-        self._loop.after(f"probe-{number}", CONNECT_TIMEOUT, lambda: self._finish(number, "timed out"))
+        self._loop.watch(connection.fileno(), lambda _: self._handle_connected(number), selectors.EVENT_WRITE)
+        self._loop.after(f"probe-{number}", CONNECT_TIMEOUT, lambda: self._finish_probe(number, "timed out"))
 
-    def _connected(self, number: int) -> None:
+    def _handle_connected(self, number: int) -> None:
         connection, _ = self._open[number]
         if code := connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            self._finish(number, os.strerror(code).lower())
+            self._finish_probe(number, os.strerror(code).lower())
         else:
-            self._loop.after(f"probe-{number}", REPLY_TIMEOUT, lambda: self._finish(number, "no reply"))
+            self._loop.after(f"probe-{number}", REPLY_TIMEOUT, lambda: self._finish_probe(number, "no reply"))
             self._loop.watch(connection.fileno(), lambda _: self._read_reply(number))
 
     def _read_reply(self, number: int) -> None:
@@ -156,26 +156,26 @@ class ProbeRound:
         except BlockingIOError:
             return
         except OSError as error:
-            self._finish(number, (error.strerror or "connection lost").lower())
+            self._finish_probe(number, (error.strerror or "connection lost").lower())
             return
         reply += data
         self._open[number] = connection, reply
         if not data or b"\n" in reply or len(reply) >= MAX_REPLY_SIZE:
             nonce, _, source = reply.decode("ascii", "replace").rstrip("\n").partition(" ")
             if nonce != self._listeners[number][2]:
-                self._finish(number, "another program answers there")
+                self._finish_probe(number, "another program answers there")
             elif source != self._host:
-                self._finish(number, f"its address is translated to {source}, which Open MPI does not support")
+                self._finish_probe(number, f"its address is translated to {source}, which Open MPI does not support")
             else:
-                self._finish(number, "")
+                self._finish_probe(number, "")
 
-    def _finish(self, number: int, reason: str) -> None:
+    def _finish_probe(self, number: int, reason: str) -> None:
         if reason:
             self._failures[number] = reason
-        self._disconnect(number)
+        self._disconnect_peer(number)
         self._probe_next()
 
-    def _disconnect(self, number: int) -> None:
+    def _disconnect_peer(self, number: int) -> None:
         connection, _ = self._open.pop(number)
         self._loop.cancel(f"probe-{number}")
         self._loop.forget(connection.fileno())
@@ -291,7 +291,7 @@ class Preflight:
         self._deadline = self._runner.loop.time() + READY_TIMEOUT
 
     def start(self) -> None:
-        self._wait()
+        self._wait_for_nodes()
         self.receive(self._prober.ready)
 
     def receive(self, payload: dict[str, Any]) -> None:
@@ -302,7 +302,7 @@ class Preflight:
         if payload["op"] == "reached":
             self._failures[index] = payload["failures"]
             if len(self._failures) == len(self._plan.nodes):
-                self._evaluate()
+                self._evaluate_failures()
         elif index not in self._ready:
             self._ready[index] = payload
             if len(self._ready) == len(self._plan.nodes):
@@ -313,22 +313,22 @@ class Preflight:
         self._runner.loop.cancel("preflight")
         self._prober.close()
 
-    def _wait(self) -> None:
+    def _wait_for_nodes(self) -> None:
         """Conclude with an error after the deadline; until then repeat the messages of this step."""
         if self._runner.loop.time() > self._deadline:
             missing = next(i for i in range(len(self._plan.nodes)) if i not in self._failures)
             self._runner.conclude(
-                None, f"node {self._name(missing)} was not ready within {READY_TIMEOUT:g} s", infrastructure=True
+                None, f"node {self._name_of(missing)} was not ready within {READY_TIMEOUT:g} s", infrastructure=True
             )
             return
-        self._runner.loop.after("preflight", RESEND_INTERVAL, self._resend)
+        self._runner.loop.after("preflight", RESEND_INTERVAL, self._resend_messages)
 
-    def _resend(self) -> None:
+    def _resend_messages(self) -> None:
         if len(self._ready) == len(self._plan.nodes):
             self._send_probes()
         elif self._route:
             self._send_moves()
-        self._wait()
+        self._wait_for_nodes()
 
     def _send_probes(self) -> None:
         listeners = [(self._ready[i]["port"], self._ready[i]["word"]) for i in range(len(self._plan.nodes))]
@@ -345,7 +345,7 @@ class Preflight:
         head = self._ready[self._plan.index]
         for index, node in self._ready.items():
             if node["series"] != head["series"]:
-                clusters = " and ".join(f"clusters.{self._cluster(i)}.mpi" for i in (self._plan.index, index))
+                clusters = " and ".join(f"clusters.{self._cluster_of(i)}.mpi" for i in (self._plan.index, index))
                 raise Failure(
                     f"node {head['name']} has Open MPI {head['series']}, node {node['name']} has {node['series']}: "
                     f"one job needs the same series everywhere, see {clusters}"
@@ -354,13 +354,13 @@ class Preflight:
         for index, node in self._ready.items():
             by_name.setdefault(node["host_name"], []).append(index)
         for name, indices in by_name.items():
-            first, *duplicates = (f"{self._name(i)} of {self._cluster(i)}" for i in indices)
+            first, *duplicates = (f"{self._name_of(i)} of {self._cluster_of(i)}" for i in indices)
             if duplicates:
                 self.namesakes |= dict.fromkeys(
                     indices, f"nodes {first} and {duplicates[0]} have the same host name, {name}"
                 )
 
-    def _evaluate(self) -> None:
+    def _evaluate_failures(self) -> None:
         failed = [(i, int(j), reason) for i, pairs in sorted(self._failures.items()) for j, reason in pairs]
         if not failed:
             self.close()
@@ -370,10 +370,10 @@ class Preflight:
             self._record_first_failure(failed)
             self._routes = other_routes(self._plan, {i: ready["choices"] for i, ready in self._ready.items()})[::-1]
         if self._routes:
-            self._move(*self._routes.pop())
+            self._try_route(*self._routes.pop())
         else:
             self._deadline = self._runner.loop.time() + BLAME_TIMEOUT
-            self._blame(self._reporter, self._error)
+            self._report_error(self._reporter, self._error)
 
     def _record_first_failure(self, failed: list[tuple[int, int, str]]) -> None:
         """Set the error message and the node that reports it, from the first route, whose addresses users know."""
@@ -382,13 +382,13 @@ class Preflight:
         source, target, reason = min(failed, key=lambda f: (f[1] not in faulty, f[0] not in faulty))
         node, port = self._plan.nodes[target], self._ready[target]["port"]
         self._error = (
-            f"node {self._name(source)} {CANNOT_REACH} {self._name(target)} at {node['host']}:{port} ({reason}): "
+            f"node {self._name_of(source)} {CANNOT_REACH} {self._name_of(target)} at {node['host']}:{port} ({reason}): "
             f"name a network that both have in clusters.{node['cluster']}.mpi.interface, "
             f"and ports that are open between them in clusters.{node['cluster']}.mpi.ports"
         )
         self._reporter = target if target in faulty else source
 
-    def _move(self, networks: list[str], hosts: list[str]) -> None:
+    def _try_route(self, networks: list[str], hosts: list[str]) -> None:
         if not self._route:
             self._on_move()
         self._prober.close()
@@ -411,22 +411,22 @@ class Preflight:
         """Return the cluster with most failed pairs; in a tie not the head node's, which has most nodes."""
         counts: Counter[str] = Counter()
         for pair in pairs:
-            counts.update(self._cluster(i) for i in pair)
+            counts.update(self._cluster_of(i) for i in pair)
         return max(counts, key=lambda c: (counts[c], c != self._plan.head["cluster"]))
 
-    def _blame(self, index: int, error: str) -> None:
+    def _report_error(self, index: int, error: str) -> None:
         """Let a node of the faulty cluster report the error, since errors count against the reporting cluster."""
         node = self._plan.nodes[index]
         if self._runner.loop.time() > self._deadline or node["cluster"] == self._plan.me["cluster"]:
             self._runner.conclude(None, error, infrastructure=True)
             return
         self._runner.relay(node["token"], node["node"], {"op": "unreached", "error": error})
-        self._runner.loop.after("preflight", RESEND_INTERVAL, lambda: self._blame(index, error))
+        self._runner.loop.after("preflight", RESEND_INTERVAL, lambda: self._report_error(index, error))
 
-    def _name(self, index: int) -> str:
+    def _name_of(self, index: int) -> str:
         return str(self._ready[index]["name"] if index in self._ready else self._plan.nodes[index]["host"])
 
-    def _cluster(self, index: int) -> str:
+    def _cluster_of(self, index: int) -> str:
         return str(self._plan.nodes[index]["cluster"])
 
 

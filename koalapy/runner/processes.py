@@ -109,13 +109,13 @@ class Processes:
         halted: set[int] = set()
         while running := set(descendants(os.getpid())) - halted:
             for pid in running:
-                _signal(pid, signal.SIGSTOP)
+                _send_signal(pid, signal.SIGSTOP)
             halted |= running
 
     def resume(self) -> None:
         """Resume every descendant."""
         for pid in descendants(os.getpid()):
-            _signal(pid, signal.SIGCONT)
+            _send_signal(pid, signal.SIGCONT)
 
     def warn(self, number: int, is_starter: Callable[[int], bool]) -> None:
         """Signal every descendant except those that start the program, and the parents of these."""
@@ -131,11 +131,11 @@ class Processes:
 
 def signal_and_continue(pid: int, number: int) -> None:
     """Signal a process and resume it if it is suspended. Ignore one that has ended."""
-    _signal(pid, number)
-    _signal(pid, signal.SIGCONT)
+    _send_signal(pid, number)
+    _send_signal(pid, signal.SIGCONT)
 
 
-def _signal(pid: int, number: int) -> None:
+def _send_signal(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
 
@@ -219,7 +219,7 @@ def require_program(name: str, environment: dict[str, str]) -> str:
     """
     if path := find_program(name, environment):
         return path
-    candidates = [name] if "/" in name else [os.path.join(folder, name) for folder in _folders(environment)]
+    candidates = [name] if "/" in name else [os.path.join(folder, name) for folder in _path_folders(environment)]
     if "/" in name and os.path.isdir(name):
         raise Failure(f"cannot run {name}: it is a folder; name a file in it", 126)
     for path in candidates:
@@ -229,13 +229,13 @@ def require_program(name: str, environment: dict[str, str]) -> str:
     raise Failure(f"command not found: {name}", 127)
 
 
-def _folders(environment: dict[str, str]) -> list[str]:
+def _path_folders(environment: dict[str, str]) -> list[str]:
     return environment.get("PATH", os.defpath).split(os.pathsep)
 
 
 def find_program(name: str, environment: dict[str, str]) -> str | None:
     """Return the executable file that a command's first word names, or None."""
-    folders = [""] if "/" in name else _folders(environment)
+    folders = [""] if "/" in name else _path_folders(environment)
     for folder in folders:
         path = os.path.join(folder, name)
         if os.path.isfile(path) and os.access(path, os.X_OK):

@@ -90,17 +90,17 @@ class Runner:
         self._delivery_timeout: float | None = None
         """Seconds to wait for the agent to take the result; None: ``agent_timeout``."""
         self._status: int | None = None
-        self._link = Link(self.loop, settings, self._hello, self._receive)
+        self._link = Link(self.loop, settings, self._describe_runner, self._receive_message)
         self._reading, self._writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(self._writing, True)
 
     def run(self) -> int:
         self._watch_signals()
-        self.loop.watch(self._reading, self._read)
+        self.loop.watch(self._reading, self._read_output)
         if self.settings.lrm_pipe >= 0:
             self.loop.watch(self.settings.lrm_pipe, self._lrm_ended)
         self._note_agent()
-        self._renew()
+        self._renew_lease()
         if self.settings.problem:
             self.conclude(None, self.settings.problem, infrastructure=True)
         self._link.connect()
@@ -155,7 +155,7 @@ class Runner:
             self._link.send({"t": "running"})
             if warning := self._warning:
                 delay, name, grace = warning["after"], warning["signal"], warning["grace"]
-                self.loop.after("warning", delay, lambda: self._warn(name, grace))
+                self.loop.after("warning", delay, lambda: self._warn_program(name, grace))
             if walltime := self._plan.get("walltime"):
                 self._walltime_ends = self._clock() + walltime
                 self.loop.after("walltime", walltime, self._check_walltime)
@@ -183,10 +183,10 @@ class Runner:
             self._kill_at = 0.0  # the next attempt may have begun: kill it at once
         self._end_processes()
 
-    def _stop(self, message: dict[str, Any]) -> None:
+    def _stop_program(self, message: dict[str, Any]) -> None:
         """Stop the program as the agent orders, after a warning and its grace if the order has them."""
         if "signal" in message and self._phase == "running":
-            self._warn(message["signal"], message["grace"])
+            self._warn_program(message["signal"], message["grace"])
         grace = min(self._grace_over - self.loop.time(), message.get("grace", 0.0))
         if grace > 0:
             self.loop.after("grace", grace, self._stop_now)
@@ -197,7 +197,7 @@ class Runner:
         self._grace_over, self._kill_at = 0.0, min(self._kill_at, self.loop.time() + STOP_GRACE)
         self.conclude(None, stopped=True)
 
-    def _warn(self, name: str, grace: float) -> None:
+    def _warn_program(self, name: str, grace: float) -> None:
         """Signal the program once that it will be stopped. Ignore signals that this system does not have."""
         number = getattr(signal, f"SIG{name}", None)
         if number is None or self._warned or self._role is None or self._phase != "running":
@@ -206,7 +206,7 @@ class Runner:
         self._processes.warn(number, self._role.is_starter)
         self._link.send({"t": "warned"})
 
-    def _hello(self) -> dict[str, Any]:
+    def _describe_runner(self) -> dict[str, Any]:
         s = self.settings
         s.host = s.host or self._link.address
         runner = {"host": s.host, "name": s.name, "lrm_job": s.lrm_job, "life": self._run_id, "pid": os.getpid()}
@@ -215,11 +215,11 @@ class Runner:
     def _note_agent(self) -> None:
         """Restart the timeouts of a silent agent."""
         self.loop.after("agent", self.settings.agent_timeout, self._give_up_waiting)
-        self.loop.after("silence", self.settings.agent_timeout / RECONNECTS_PER_TIMEOUT, self._reconnect)
+        self.loop.after("silence", self.settings.agent_timeout / RECONNECTS_PER_TIMEOUT, self._reconnect_link)
 
-    def _reconnect(self) -> None:
+    def _reconnect_link(self) -> None:
         """Connect again, since a silent connection may be dead."""
-        self.loop.after("silence", self.settings.agent_timeout / RECONNECTS_PER_TIMEOUT, self._reconnect)
+        self.loop.after("silence", self.settings.agent_timeout / RECONNECTS_PER_TIMEOUT, self._reconnect_link)
         self._link.reconnect()
 
     def _give_up_waiting(self) -> None:
@@ -231,10 +231,10 @@ class Runner:
 
     # The lease
 
-    def _renew(self) -> None:
+    def _renew_lease(self) -> None:
         """Request a renewal of the lease, now and at each interval from now on."""
         self._link.send({"t": "renew", "number": self._silence.start_query()})
-        self.loop.after("renew", renewal_interval(self.settings.lease), self._renew)
+        self.loop.after("renew", renewal_interval(self.settings.lease), self._renew_lease)
 
     def _lease_left(self) -> float:
         return float("inf") if self.settings.lease is None else self.settings.lease - self._silence.silence
@@ -269,7 +269,7 @@ class Runner:
     def _request_renewal(self) -> None:
         """Request renewals until the halted program is resumed or ended."""
         if self._halted_until is not None and self._result is None:
-            self._renew()
+            self._renew_lease()
             self.loop.after("request-renewal", RENEWAL_INTERVAL, self._request_renewal)
 
     def _end_lease(self, late: float) -> None:
@@ -281,7 +281,7 @@ class Runner:
             if self._halted_until is not None:
                 self._halted_until = None
                 self._processes.resume()
-            self._warn(warning["signal"], grace)
+            self._warn_program(warning["signal"], grace)
             grace = min(grace, self._grace_over - self.loop.time())
         if grace > 0:
             self._lease_grace_ends = self._clock() + grace
@@ -310,11 +310,11 @@ class Runner:
             self.say(f"the walltime is over: {self.settings.name} ends the program")
             self.conclude(WALLTIME_CODE)
 
-    def _receive(self, message: dict[str, Any]) -> None:
+    def _receive_message(self, message: dict[str, Any]) -> None:
         kind = message["t"]
         if kind == "welcome":
             self.settings.lease = message["lease"]
-            self._renew()
+            self._renew_lease()
         self._note_agent()
         if kind == "welcome":
             self._output.acknowledge(message["output"])
@@ -340,7 +340,7 @@ class Runner:
         elif kind == "refused":
             self._stop_rejected()
         elif kind == "stop":
-            self._stop(message)
+            self._stop_program(message)
         elif kind == "exit_ack" and self._phase == "ended":
             self._status = 0
 
@@ -356,7 +356,7 @@ class Runner:
             self._await_delivery()  # the agent is taking it
         self._output.acknowledge(offset)
         if not self._output.full:
-            self.loop.watch(self._reading, self._read)
+            self.loop.watch(self._reading, self._read_output)
         self._send_output()
 
     def _handle_relay(self, message: dict[str, Any]) -> None:
@@ -424,7 +424,7 @@ class Runner:
         """Insert a line for the user into the program's output."""
         self.show(f"koala: {line}\n".encode())
 
-    def _read(self, _events: int) -> None:
+    def _read_output(self, _events: int) -> None:
         self._read_once()
 
     def _read_once(self) -> bool:
@@ -482,9 +482,9 @@ class Runner:
         if self._phase == "ending":
             self._end_processes()
         else:
-            self._reap()
+            self._reap_children()
 
-    def _reap(self) -> bool:
+    def _reap_children(self) -> bool:
         """Reap ended children, and return whether any process of the program remains."""
         ended, alive = self._processes.reap()
         for pid, code in ended:
@@ -496,15 +496,15 @@ class Runner:
         """Signal the remaining processes, first SIGTERM and later SIGKILL, until the kernel reports no children."""
         if self._phase != "ending":
             return
-        if not self._reap():
-            self._finish()
+        if not self._reap_children():
+            self._finish_program()
             return
         now = self.loop.time()
         if now >= self._grace_over:
             self._processes.signal_all(signal.SIGTERM if now < self._kill_at else signal.SIGKILL)
         self.loop.after("sweep", 0.05, self._end_processes)
 
-    def _finish(self) -> None:
+    def _finish_program(self) -> None:
         while self._read_once():
             pass
         if self._role is not None:

@@ -21,11 +21,11 @@ class PlansInUse:
     def __init__(self, entries: Iterable[OutboxEntry] = ()) -> None:
         self._plan_of: dict[int, PlanKey] = {}
         self._commands: dict[PlanKey, set[int]] = defaultdict(set)
-        self._add(entries)
+        self._add_entries(entries)
 
     def note(self, batch: Batch) -> None:
         """Update the index from a batch that was stored."""
-        self._add(batch.outbox)
+        self._add_entries(batch.outbox)
         for ident in batch.acknowledged:
             key = self._plan_of.pop(ident, None)
             if key is not None:
@@ -40,7 +40,7 @@ class PlansInUse:
         added = {plan.key for entry in batch.outbox if (plan := _plan_of(entry)) is not None}
         return [key for key in keys - added if self._commands[key] <= acknowledged]
 
-    def _add(self, entries: Iterable[OutboxEntry]) -> None:
+    def _add_entries(self, entries: Iterable[OutboxEntry]) -> None:
         for entry in entries:
             if (plan := _plan_of(entry)) is not None:
                 self._plan_of[entry.id] = plan.key

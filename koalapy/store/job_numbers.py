@@ -62,12 +62,12 @@ class JobNumbers:
         if job <= self._given and self._file >= 0:
             return
         try:
-            self._open()
+            self._open_file()
             self._given = max(self._given, job)
             is_new_block = self._given > self._reserved
             if is_new_block:
                 self._reserved = self._given + BLOCK
-            self._write(sync=is_new_block)
+            self._write_numbers(sync=is_new_block)
         except OSError as error:
             raise _unusable_error(self._path, error) from error
 
@@ -76,18 +76,18 @@ class JobNumbers:
         if self._file >= 0:
             self._reserved = self._given
             with suppress(OSError):  # if that fails, the reserved block remains valid
-                self._write(sync=True)
+                self._write_numbers(sync=True)
             os.close(self._file)
             self._file = -1
 
-    def _open(self) -> None:
+    def _open_file(self) -> None:
         if self._file >= 0 and not os.fstat(self._file).st_nlink:
             os.close(self._file)
             self._file, self._reserved = -1, 0
         if self._file < 0:
             self._file = open_owner_only(str(self._path), os.O_RDWR | os.O_CREAT)
 
-    def _write(self, *, sync: bool) -> None:
+    def _write_numbers(self, *, sync: bool) -> None:
         os.pwrite(self._file, b"%020d %020d %s\n" % (self._reserved, self._given, self._boot.encode()), 0)
         if sync:
             os.fsync(self._file)

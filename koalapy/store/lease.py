@@ -45,16 +45,16 @@ class Lease:
         self.holder = f"{socket.gethostname()}:{os.getpid()}:{_boot_of(os.getpid())}"
         odd = self._try_to_acquire()
         if odd is not None:
-            self._watch(odd, sleep)
+            self._watch_lease(odd, sleep)
             self._try_to_acquire(dead=odd)
 
     def _try_to_acquire(self, dead: float | None = None) -> float | None:
         try:
-            return self._acquire(dead)
+            return self._acquire_once(dead)
         except IntegrityError:  # another daemon has just inserted the row
-            return self._acquire(dead)
+            return self._acquire_once(dead)
 
-    def _acquire(self, dead: float | None) -> float | None:
+    def _acquire_once(self, dead: float | None) -> float | None:
         """Take the lease and return None, or return its expiry if that is too late by this machine's clock.
 
         ``dead`` is such an expiry, which its holder did not renew. Raise ``ConflictError`` if another daemon holds the
@@ -65,7 +65,7 @@ class Lease:
             now = self._clock()  # read after the lock: the holder may have renewed while this waited
             if row is None:
                 self.instance, self.epoch = uuid.uuid4().hex[:8], 1
-                connection.execute(insert(lease).values(id=1, instance=self.instance, **self._mine(now)))
+                connection.execute(insert(lease).values(id=1, instance=self.instance, **self._lease_values(now)))
                 return None
             expiry: float = row["expires_at"]
             if expiry > now and expiry != dead and _may_live(row["holder"]):
@@ -73,10 +73,10 @@ class Lease:
                     return expiry
                 raise _conflict_error(row["holder"])
             self.instance, self.epoch = row["instance"], row["epoch"] + 1
-            connection.execute(update(lease).values(**self._mine(now)))
+            connection.execute(update(lease).values(**self._lease_values(now)))
             return None
 
-    def _watch(self, expiry: float, sleep: Callable[[float], None]) -> None:
+    def _watch_lease(self, expiry: float, sleep: Callable[[float], None]) -> None:
         """Watch a lease with an expiry too late by this machine's clock.
 
         Raise ``ConflictError`` if its holder renews it.
@@ -93,18 +93,18 @@ class Lease:
                     return  # released
                 raise _conflict_error(row["holder"])
 
-    def _mine(self, now: float) -> dict[str, object]:
+    def _lease_values(self, now: float) -> dict[str, object]:
         return {"epoch": self.epoch, "holder": self.holder, "expires_at": now + LEASE_SECONDS, "batch": 0}
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
         """Begin a transaction that checks the lease. Raise ``LeaseLost`` or ``StoreUnavailable``."""
-        with self._transaction() as connection:
-            self._check(connection)
+        with self._checked_transaction() as connection:
+            self._check_lease(connection)
             yield connection
 
     @contextmanager
-    def _transaction(self) -> Iterator[Connection]:
+    def _checked_transaction(self) -> Iterator[Connection]:
         """Yield a connection in a transaction. Check before and after it that the database files were not replaced."""
         self._check_files()
         with unavailable_is_known(), self._engine.begin() as connection:
@@ -117,8 +117,8 @@ class Lease:
 
         Numbers increase with each new transaction. The response to a commit may be lost although it was carried out.
         """
-        with self._transaction() as connection:
-            last_number = self._check(connection, to_change=True)
+        with self._checked_transaction() as connection:
+            last_number = self._check_lease(connection, to_change=True)
             if last_number >= number:
                 yield None
             else:
@@ -126,7 +126,7 @@ class Lease:
                 yield connection
         self._batch = max(self._batch, number)
 
-    def _check(self, connection: Connection, *, to_change: bool = False) -> int:
+    def _check_lease(self, connection: Connection, *, to_change: bool = False) -> int:
         """Return the number of the last stored batch, and lock the row until the transaction ends.
 
         Raise ``LeaseLost`` if another daemon has a newer epoch. Raise ``StoreUnavailable`` if the content is older than
@@ -151,13 +151,13 @@ class Lease:
         self.epoch = epoch
 
     def renew(self, now: float) -> None:
-        with self._transaction() as connection:
-            self._check(connection, to_change=True)
+        with self._checked_transaction() as connection:
+            self._check_lease(connection, to_change=True)
             connection.execute(update(lease).values(expires_at=now + LEASE_SECONDS))
 
     def release(self) -> None:
         """Set the lease to expired, so that the next daemon starts at once."""
-        with self._transaction() as connection:
+        with self._checked_transaction() as connection:
             connection.execute(update(lease).where(lease.c.epoch == self.epoch).values(expires_at=0.0))
 
 

@@ -67,20 +67,20 @@ class FileOutput:
     def append(self, token: Token, pieces: Sequence[OutputPiece]) -> int:
         if file_identity(self._directory) != self._identity:
             raise OSError(errno.ESTALE, "the folder was replaced while the daemon uses it", str(self._directory))
-        with self._stream(token) as stream:
+        with self._use_stream(token) as stream:
             try:
-                self._append(token, stream, pieces)
+                self._append_pieces(token, stream, pieces)
             except OSError:
-                stream.segments = self._look(token)  # the files are the source of truth
+                stream.segments = self._list_segments(token)  # the files are the source of truth
                 raise
             return stream.end
 
     def read(self, token: Token, after: int, *, to_the_end: bool) -> list[OutputPiece]:
-        with self._stream(token) as stream:
+        with self._use_stream(token) as stream:
             segments, end = [replace(segment) for segment in stream.segments], stream.end
         pieces: list[OutputPiece] = []
         room, position = MAX_READ, after
-        for segment, start, stop in self._shown(segments, end, after):
+        for segment, start, stop in self._readable_ranges(segments, end, after):
             data = _read_segment(segment, start, min(stop, start + room))
             if data:
                 pieces.append(OutputPiece(start, data, start - position))
@@ -92,7 +92,7 @@ class FileOutput:
         return pieces
 
     def size(self, token: Token) -> int:
-        with self._stream(token) as stream:
+        with self._use_stream(token) as stream:
             return stream.end
 
     def remove(self, jobs: Collection[JobId]) -> None:
@@ -106,7 +106,7 @@ class FileOutput:
             with contextlib.suppress(FileNotFoundError):
                 shutil.rmtree(self._directory / str(job))
 
-    def _shown(self, segments: list[Segment], end: int, after: int) -> Iterator[tuple[Segment, int, int]]:
+    def _readable_ranges(self, segments: list[Segment], end: int, after: int) -> Iterator[tuple[Segment, int, int]]:
         """Yield the readable ranges of each segment, as segment, start and end."""
         tail = max(end - self._tail, self.head)
         for segment in segments:
@@ -118,13 +118,13 @@ class FileOutput:
     # Files
 
     @contextlib.contextmanager
-    def _stream(self, token: Token) -> Iterator[Stream]:
+    def _use_stream(self, token: Token) -> Iterator[Stream]:
         """Yield the stream of a component to one thread at a time.
 
         Beyond ``max_streams``, the least recently used stream is dropped from memory, unless it is in use.
         """
         with self._lock:
-            stream = self._streams.pop(token, None) or Stream(self._look(token))
+            stream = self._streams.pop(token, None) or Stream(self._list_segments(token))
             self._streams[token] = stream
             stream.users += 1
             if len(self._streams) > self._max_streams:
@@ -137,11 +137,11 @@ class FileOutput:
             with self._lock:
                 stream.users -= 1
 
-    def _folder(self, token: Token) -> Path:
+    def _folder_of(self, token: Token) -> Path:
         return self._directory / str(parse_token(token)[0])
 
-    def _look(self, token: Token) -> list[Segment]:
-        folder = self._folder(token)
+    def _list_segments(self, token: Token) -> list[Segment]:
+        folder = self._folder_of(token)
         try:
             names = os.listdir(folder)
         except FileNotFoundError:
@@ -155,21 +155,21 @@ class FileOutput:
                 segments.append(Segment(start, start + size, path))
         return segments
 
-    def _append(self, token: Token, stream: Stream, pieces: Sequence[OutputPiece]) -> None:
-        with _Writing(self._folder(token)) as writing:
+    def _append_pieces(self, token: Token, stream: Stream, pieces: Sequence[OutputPiece]) -> None:
+        with _Writing(self._folder_of(token)) as writing:
             for piece in pieces:
                 if piece.offset - piece.missing > stream.end:
                     break  # the bytes in between arrive first
                 data = piece.data[max(0, stream.end - piece.offset) :]
-                self._put(token, stream, max(piece.offset, stream.end), data, writing)
+                self._write_data(token, stream, max(piece.offset, stream.end), data, writing)
             writing.sync()
-        self._drop(stream)
+        self._drop_middle(stream)
 
-    def _put(self, token: Token, stream: Stream, position: int, data: bytes, writing: "_Writing") -> None:
+    def _write_data(self, token: Token, stream: Stream, position: int, data: bytes, writing: "_Writing") -> None:
         while data or position > stream.end:
             last = stream.segments[-1] if stream.segments else None
             if last is None or last.end != position or position == self.head or last.end - last.start >= self._segment:
-                last = Segment(position, position, self._folder(token) / f"{token}@{position}")
+                last = Segment(position, position, self._folder_of(token) / f"{token}@{position}")
                 stream.segments.append(last)
                 writing.create(last.path)
             size = self._segment - (last.end - last.start)
@@ -178,7 +178,7 @@ class FileOutput:
             last.end = position = position + len(data[:size])
             data = data[size:]
 
-    def _drop(self, stream: Stream) -> None:
+    def _drop_middle(self, stream: Stream) -> None:
         """Delete segments outside head and tail. The last segment stays, since its end is the size of the output."""
         tail = stream.end - self._tail
         for segment in stream.segments[:-1]:

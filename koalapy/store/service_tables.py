@@ -103,16 +103,16 @@ class SqlMeasurements:
         ranked = select(_columns.id, _columns.kind, _columns.error, rank).subquery()
         is_good = (ranked.c.kind == MeasurementKind.PINGPONG.value) & (ranked.c.error == "")
         newest = select(ranked.c.id).where((ranked.c.rank == 1) | (is_good & (ranked.c.rank <= MAX_PINGPONGS)))
-        return self._read(select(tables.measurements).where(_columns.id.in_(newest)).order_by(_columns.id))
+        return self._read_measurements(select(tables.measurements).where(_columns.id.in_(newest)).order_by(_columns.id))
 
     def history(self, one: ClusterName, other: ClusterName, limit: int) -> list[Measurement]:
         """Return the newest measurements between two clusters in both directions, newest first."""
         forward = (_columns.one == one) & (_columns.other == other)
         backward = (_columns.one == other) & (_columns.other == one)
         query = select(tables.measurements).where(forward | backward)
-        return self._read(query.order_by(_columns.id.desc()).limit(limit))
+        return self._read_measurements(query.order_by(_columns.id.desc()).limit(limit))
 
-    def _read(self, query: Any) -> list[Measurement]:
+    def _read_measurements(self, query: Any) -> list[Measurement]:
         return [_to_measurement(row) for row in self._database.rows(query)]
 
 

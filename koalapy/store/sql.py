@@ -67,7 +67,7 @@ class SqlStore:
         batch.number = batch.number or next(self._numbers)
         with self._lease.writing_once(batch.number) as connection:
             if connection is not None:
-                self._write(connection, batch)
+                self._write_batch(connection, batch)
         for job in batch.jobs.values():
             if job.state.is_final:
                 self._known.discard(job.id)
@@ -78,7 +78,7 @@ class SqlStore:
                     self._written[job.id] = job.attempt
         self._plans.note(batch)
 
-    def _write(self, connection: Connection, batch: Batch) -> None:
+    def _write_batch(self, connection: Connection, batch: Batch) -> None:
         self._write_jobs(connection, batch.jobs.values())
         self._write_attempts(connection, batch.attempts)
         _insert_rows(connection, tables.timeline, [rows.entry_to_row(entry) for entry in batch.timeline])

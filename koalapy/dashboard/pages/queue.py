@@ -163,7 +163,7 @@ def add_queue(dashboard: Dashboard, services: Services) -> None:
     @dashboard.page("/queue", "queue.html", operation="list_jobs", title="Queue", key="q")
     async def queue(caller: Caller, q: Text = "", before: Before = None, limit: Limit = 100) -> QueueView:
         examples, allowed = [kind.example for kind in KINDS.values()], jobs.rules.high_priority.is_allowed_to(caller)
-        view = QueueView(q, "", "", (), 0, "", examples, _examples(caller), allowed)
+        view = QueueView(q, "", "", (), 0, "", examples, _list_examples(caller), allowed)
         try:
             result = await finder.find_jobs(parse_search(q), caller, below=before, limit=limit)
         except UsageError as error:
@@ -218,7 +218,7 @@ def _add_actions(dashboard: Dashboard, services: Services) -> None:
     bulk, outcomes = services.jobs.bulk, _Outcomes()
 
     def store_outcome(form: Form, caller: Identity, action: Action, results: Sequence[ActionResult]) -> str:
-        all_outcomes = [_outcome(result) for result in results]
+        all_outcomes = [_outcome_of(result) for result in results]
         changed, rejected = [o for o in all_outcomes if not o.problem], [o for o in all_outcomes if o.problem]
         view = OutcomeView(WORDS[action][0], changed, rejected, form.get("q")[:MAX_LENGTH])
         return f"/queue/done/{outcomes.add(caller.user, view)}"
@@ -251,7 +251,7 @@ def _add_actions(dashboard: Dashboard, services: Services) -> None:
         return store_outcome(form, caller, "high" if value == "high" else "low", results)
 
 
-def _examples(caller: Identity) -> Sequence[Example]:
+def _list_examples(caller: Identity) -> Sequence[Example]:
     return (
         Example("all unfinished", ""),
         Example("yours", format_term("user", caller.user)),
@@ -303,7 +303,7 @@ def _parse_shown_states(form: Form) -> dict[JobId, JobState]:
     return states
 
 
-def _outcome(result: ActionResult) -> Outcome:
+def _outcome_of(result: ActionResult) -> Outcome:
     if result.record is None:
         error = result.error
         return Outcome(result.job, "", "", error.message if error else "", error.hint if error else "")
