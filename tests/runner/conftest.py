@@ -1,4 +1,4 @@
-"""A stand-in for the agent: a real TCP server that real runner processes report to."""
+"""A simulated agent: a TCP server for runner processes."""
 
 import asyncio
 import base64
@@ -28,7 +28,7 @@ MPI_ENVIRONMENT = {
 
 
 class FakeNode:
-    """One runner process and all it has said; ``output`` is put together from the pieces by their offsets."""
+    """A runner process and its messages; ``output`` is assembled from the pieces by their offsets."""
 
     def __init__(self, agent: "FakeAgent", token: str, node: int, host: str) -> None:
         self.agent, self.token, self.node, self.host = agent, token, node, host
@@ -73,16 +73,16 @@ class FakeNode:
 
 
 class FakeAgent:
-    """Accepts runners, delivers what they have for each other, and can go away and come back."""
+    """An agent that accepts runners, delivers their relays, and can disconnect and return."""
 
     def __init__(self, directory: Path, lease: float | None = 60) -> None:
         self.directory, self.lease = directory, lease
         self.silence: float | None = 0.0
-        """What it says of that."""
+        """Silence of the daemon that it reports."""
         self.nodes: dict[tuple[str, int], FakeNode] = {}
         self.server: asyncio.Server | None = None
         self.meddle: Callable[[FakeNode, dict[str, Any]], dict[str, Any] | None] = lambda sender, payload: payload
-        """What becomes of a relay's payload on its way; None when it gets lost."""
+        """Changes the payload of a relay; None drops it."""
 
     async def listen(self, host: str = "127.0.0.1") -> None:
         self.server = await asyncio.start_server(self._serve, host, 0, limit=2**24)
@@ -99,7 +99,7 @@ class FakeAgent:
                 node.writer = None
 
     async def start(self, token: str, node: int, host: str, prefix: Sequence[str] = (), **environment: str) -> FakeNode:
-        """Start a runner as a resource manager would, and wait for its hello; embedded, unless told otherwise."""
+        """Start a runner as a resource manager would, and wait for its hello; embedded by default."""
         spool = self.directory / token
         spool.mkdir(exist_ok=True)
         fake = self.nodes[token, node] = FakeNode(self, token, node, host)
@@ -187,10 +187,10 @@ def make_plan(
 
 
 def read_left_file(node: FakeNode, name: str) -> bytes:
-    """What a runner left in its component's folder."""
+    """Read a file that a runner left in the folder of its component."""
     return open_file(node.secret, name, (node.agent.directory / node.token / name).read_bytes())
 
 
 def living_pids(pids: bytes | str) -> list[int]:
-    """Which of these processes (numbers with blanks between) still exist."""
+    """Return the processes that still exist, of blank-separated numbers."""
     return [int(pid) for pid in pids.split() if os.path.exists(f"/proc/{int(pid)}")]

@@ -1,4 +1,4 @@
-"""Cutting a process's connections from outside, as a network that fails would."""
+"""Cut the connections of a process, as a failing network does."""
 
 import contextlib
 import ctypes
@@ -9,7 +9,7 @@ PIDFD_GETFD = 438
 
 
 def cut_connections(pid: int) -> int:
-    """Shut down every TCP connection of a process that leaves loopback; how many there were."""
+    """Shut down every TCP connection of a process that leaves loopback, and return their number."""
     libc = ctypes.CDLL(None, use_errno=True)
     handle = os.pidfd_open(pid)
     count = 0

@@ -1,4 +1,4 @@
-"""Open MPI at other places than where it was installed."""
+"""Copies of the installed Open MPI at other paths."""
 
 import shutil
 from pathlib import Path
@@ -7,14 +7,14 @@ from tests.runner.conftest import MPI_ENVIRONMENT
 
 
 def mpi_prefix() -> Path:
-    """Where the tests' Open MPI is."""
+    """Return the prefix of the tests' Open MPI."""
     mpirun = shutil.which("mpirun", path=MPI_ENVIRONMENT["PATH"])
     assert mpirun is not None
     return Path(mpirun).resolve().parents[1]
 
 
 def copy_installation(prefix: Path, only_on: str) -> Path:
-    """A copy of the tests' Open MPI whose daemon refuses to run elsewhere than on addresses that begin so."""
+    """Copy the tests' Open MPI, with a daemon that runs only at addresses that begin with ``only_on``."""
     source = mpi_prefix()
     (prefix / "bin").mkdir(parents=True)
     (prefix / "lib").mkdir()

@@ -1,4 +1,4 @@
-"""Clusters whose Open MPI is not at the same place, of the same series, or set up in the same way."""
+"""Clusters with different paths, series or settings of Open MPI."""
 
 import json
 import os
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.processes]
 
 
 async def start_pair(agent: FakeAgent, north: dict[str, str], south: dict[str, str]) -> list[FakeNode]:
-    """One node of each of two clusters that differ."""
+    """Start one node of each of two clusters with these settings."""
     return [
         await agent.start("7.1.0", 0, "127.0.1.1", **MPI_ENVIRONMENT | north),
         await agent.start("7.1.1", 0, "127.0.2.1", **MPI_ENVIRONMENT | south),
@@ -43,7 +43,7 @@ assert library.MPI_Finalize() == 0
 
 
 def read_reports(head: FakeNode) -> list[dict[str, Any]]:
-    """What the ranks found, in the order of their nodes; mpirun may bring two in one line."""
+    """Return the reports of the ranks by node; mpirun may print two in one line."""
     reports, text = [], head.output.decode().strip()
     while text:
         report, end = json.JSONDecoder().raw_decode(text)
@@ -78,7 +78,7 @@ async def test_installation_is_first_mpirun_in_path(agent: FakeAgent, tmp_path: 
 
 
 async def test_ranks_have_settings_of_their_node(agent: FakeAgent) -> None:
-    """mpirun hands those of the head node to all; a network's name, for one, is then wrong on the others."""
+    """mpirun passes the settings of the head node to all nodes, where a network's name may be wrong."""
     north = {"OMPI_MCA_of_north": "yes", "PATH": f"/of/north:{MPI_ENVIRONMENT['PATH']}"}
     south = {"OMPI_MCA_mpi_yield_when_idle": "0", "PATH": f"/of/south:{MPI_ENVIRONMENT['PATH']}"}
     nodes = await start_pair(agent, north, south)
@@ -92,7 +92,7 @@ async def test_ranks_have_settings_of_their_node(agent: FakeAgent) -> None:
 
 
 async def test_ranks_use_interface_name_of_their_node(agent: FakeAgent) -> None:
-    """The head's name of its network must not reach the other: Open MPI ends when it finds none of that name."""
+    """The interface name of the head must not reach the other node: Open MPI ends if it has none of that name."""
     nodes = await start_pair(
         agent,
         {"OMPI_MCA_btl_tcp_if_include": "127.0.0.0/8", "PRTE_MCA_prte_if_exclude": "of-north0"},
@@ -146,7 +146,7 @@ async def test_lost_mpi_connection_is_infrastructure_error(agent: FakeAgent) -> 
 
 
 class StubNode:
-    """What a head node's role needs of its runner; keeps the alarms and the end."""
+    """The runner of a head node, which records alarms and the end."""
 
     def __init__(self) -> None:
         self.alarms: dict[str, Callable[[], None]] = {}
@@ -157,7 +157,7 @@ class StubNode:
         )
 
     def relay(self, token: str, node: int, payload: dict[str, Any]) -> None:
-        """Nobody listens."""
+        """Drop the message."""
 
     def conclude(self, code: int | None, error: str = "", *, infrastructure: bool = False) -> None:
         self.ends.append((code, error, infrastructure))

@@ -1,4 +1,4 @@
-"""Folders of runners that were killed, found by others."""
+"""Stale folders of killed runners."""
 
 import os
 import shutil
@@ -77,7 +77,7 @@ def test_stale_folder_removal_keeps_foreign_folders(tmp_path: Path, monkeypatch:
 
 
 def run_as_unprivileged(folder: Path, act: Callable[[], object]) -> None:
-    """In another process, of an account that file modes hold for."""
+    """Call a function in a process of an unprivileged account, to which file modes apply."""
     child = os.fork()
     if child == 0:
         try:
@@ -95,7 +95,7 @@ def run_as_unprivileged(folder: Path, act: Callable[[], object]) -> None:
 
 @pytest.fixture
 def stale_folder(tmp_path: Path) -> Path:
-    """Below ``base``, what Go's cache of modules is like, and what a program does for fun."""
+    """A folder below ``base`` with read-only folders, as in Go's module cache, and other odd entries."""
     base = tmp_path / "base"
     base.mkdir()
     (tmp_path / "elsewhere").mkdir(mode=0o555)
@@ -162,7 +162,7 @@ def test_remove_of_very_deep_folders_succeeds(tmp_path: Path, remove: Callable[[
 
 
 def test_folder_without_mark_is_kept(tmp_path: Path) -> None:
-    """It may be about to write it."""
+    """Its runner may be about to write the mark."""
     path, mark = make_folder(str(tmp_path), "7.1.0.0f", 0)
     os.ftruncate(mark, 0)
     os.close(mark)

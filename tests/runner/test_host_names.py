@@ -38,11 +38,11 @@ if world.rank == 0:
     print(json.dumps(told))
 """
 Told = list[tuple[int, str, list[int], list[int], list[str]]]
-"""Of each rank: itself, its node, with whom it shares memory, whom it saw there, and what should not be there."""
+"""Of each rank: rank, node, ranks with shared memory, ranks read from it, and unexpected names."""
 
 
 def assert_groups_agree(reports: Told) -> None:
-    """Each rank's group is every member's, all together are the world, and none spans two nodes."""
+    """Assert that groups are equal for all members, cover all ranks, and are within one node."""
     groups = {tuple(group) for _, _, group, _, _ in reports}
     assert sorted(chain.from_iterable(groups)) == list(range(len(reports)))
     for rank, _, group, neighbours, names in reports:
@@ -63,7 +63,7 @@ async def run_program(agent: FakeAgent, nodes: list[FakeNode], slots: int) -> di
 
 @pytest.mark.parametrize("store", ["hash", "shmem2,hash"])
 async def test_ranks_with_equal_host_names_share_no_memory(agent: FakeAgent, store: str) -> None:
-    """Whichever of its stores PMIx uses: they look nodes up in different ways."""
+    """The stores of PMIx look up nodes in different ways."""
     nodes = await start_gang(agent, {"PMIX_MCA_gds": store}, north=2, south=2)
     end = await run_program(agent, nodes, 2)
     assert (end["code"], end["error"]) == (0, ""), nodes[0].output
@@ -71,7 +71,6 @@ async def test_ranks_with_equal_host_names_share_no_memory(agent: FakeAgent, sto
 
 
 async def test_nodes_with_equal_host_names_are_rejected(agent: FakeAgent, tmp_path: Path) -> None:
-    """Both nodes and the name are told, and who can do something about it."""
     prefix = copy_installation(tmp_path / "openmpi", only_on="127.")
     for library in prefix.glob("lib/**/libprrte.so*"):
         library.write_bytes(library.read_bytes().replace(b"ess_slurm", b"ess_other"))
@@ -86,14 +85,14 @@ async def test_nodes_with_equal_host_names_are_rejected(agent: FakeAgent, tmp_pa
 
 
 async def start_program(agent: FakeAgent, nodes: list[FakeNode]) -> None:
-    """Start the program, whose end nobody waits for."""
+    """Start the program without waiting for its end."""
     for node in nodes:
         node.send(**make_plan(nodes, ["true"], launcher="openmpi"))
 
 
 HOSTS = 130
 LAUNCH_AGENT = 'shift; TMPDIR=$(mktemp -d) && export TMPDIR && exec sh -c "$*"\n'
-"""Starts a daemon as ssh would, on the one host there is, in a folder of its own as a runner does."""
+"""Starts a daemon as ssh does, on this host, in a new folder as a runner does."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A head node of another site that wants more of a node than the job's ranks: by launch requests, and by its mpirun."""
+"""A hostile head node that tries to start other programs, by launch requests and by its mpirun."""
 
 import asyncio
 import os
@@ -60,7 +60,7 @@ async def start_pair(agent: FakeAgent, series: int, head: dict[str, str]) -> lis
 
 @pytest.mark.parametrize("series", SERIES)
 async def test_mpi_daemon_behind_a_script_starts_ranks(agent: FakeAgent, tmp_path: Path, series: int) -> None:
-    """What the next tests change one thing of."""
+    """The base case of the next tests."""
     nodes = await start_pair(agent, series, write_mpirun(tmp_path / "head", series, '$options "$@"'))
     await run_program(agent, nodes, RANK)
     end = await nodes[0].expect("exit")
@@ -99,7 +99,7 @@ async def test_other_program_of_mpi_daemon_is_killed(
 @pytest.mark.evidence("P4")
 @pytest.mark.parametrize("series", SERIES)
 async def test_ranks_start_without_variables_of_the_linker(agent: FakeAgent, tmp_path: Path, series: int) -> None:
-    """The linker warns of a library that is not there, as where a job of one cluster is the site's own affair."""
+    """The linker warns of a missing library, as it may in a job of a single cluster."""
     script = '-x LD_PRELOAD=/of/the/head.so -x PYTHONSTARTUP=/of/the/head $options "$@"'
     nodes = await start_pair(agent, series, write_mpirun(tmp_path / "head", series, script))
     await run_program(agent, nodes, ["sh", "-c", "echo $KOALA_HOST $LD_PRELOAD $PYTHONSTARTUP; echo $KOALA_HOST >&2"])
@@ -166,7 +166,7 @@ async def test_mpi_daemon_of_single_cluster_is_not_traced(agent: FakeAgent) -> N
 @pytest.mark.evidence("P3")
 @pytest.mark.parametrize("series", SERIES)
 async def test_spawn_request_of_other_site_runs_nothing(agent: FakeAgent, tmp_path: Path, series: int) -> None:
-    """A site that does not lead the job makes of its rank what it likes, and asks ``mpirun`` for a program."""
+    """A site without the head node may replace its rank and request a program from ``mpirun``."""
     mark, program = tmp_path / "mark", tmp_path / "program.py"
     program.write_text(
         "import time\nfrom mpi4py import MPI\nif MPI.COMM_WORLD.rank == 1:\n"
@@ -190,7 +190,7 @@ async def test_spawn_request_of_other_site_runs_nothing(agent: FakeAgent, tmp_pa
 
 @pytest.mark.evidence("P3")
 async def test_mpi_daemon_as_child_of_script_is_traced(agent: FakeAgent, tmp_path: Path) -> None:
-    """The script of a site need not execute its daemon: it may have something to do after it."""
+    """The script of a site may start its daemon as a child, to continue after it."""
     settings = {**MPI_ENVIRONMENT, "KOALA_MPI_PREFIX": str(tmp_path / "own")}
     bin_ = tmp_path / "own" / "bin"
     bin_.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""A runner ends its program when the daemon has been silent for the lease, whoever else is there."""
+"""Runners end their program when the daemon was silent for the lease."""
 
 import shlex
 import signal
@@ -17,7 +17,7 @@ STUBBORN = ["sh", "-c", "trap '' TERM USR1; echo $$; while :; do sleep 0.05; don
 
 
 async def start_program(agent: FakeAgent, command: list[str], **plan_fields: object) -> FakeNode:
-    """A runner whose program has told its number."""
+    """Start a runner, and wait until its program has printed its process id."""
     await agent.listen()
     node = await agent.start(TOKEN, 0, "127.0.1.1")
     node.send(**{**make_plan([node], command), **plan_fields})
@@ -44,7 +44,7 @@ async def test_lease_with_silent_daemon_ends_program(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 async def test_lease_without_agent_ends_program(tmp_path: Path) -> None:
-    """The agent is stopped, or the node is cut off: nothing is answered any more."""
+    """The agent is stopped, or the node is disconnected: queries get no answer."""
     agent = FakeAgent(tmp_path, lease=1.0)
     node = await start_program(agent, STUBBORN)
     pid = pid_of(node)
@@ -77,7 +77,7 @@ async def test_runner_without_lease_ignores_silence(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 async def test_runner_stopped_beyond_lease_kills_program(tmp_path: Path) -> None:
-    """It is halted first, for its next attempt may run by then."""
+    """The program is halted first, since the next attempt may already run."""
     agent = FakeAgent(tmp_path, lease=0.5)
     node = await start_program(agent, STUBBORN)
     assert node.process is not None
@@ -94,7 +94,7 @@ async def test_runner_stopped_beyond_lease_kills_program(tmp_path: Path) -> None
 
 
 def state_of(pid: bytes) -> str:
-    """``T`` of a process that is halted; empty of one that is gone."""
+    """Return ``T`` for a halted process; empty for an ended one."""
     try:
         return Path(f"/proc/{int(pid)}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -103,7 +103,7 @@ def state_of(pid: bytes) -> str:
 
 @pytest.mark.processes
 async def test_runner_stopped_during_lease_grace_counts_it(tmp_path: Path) -> None:
-    """The daemon does: the next attempt may run by then."""
+    """The daemon counts it too: the next attempt may already run."""
     agent = FakeAgent(tmp_path, lease=1.0)
     node = await start_program(agent, STUBBORN, lease_warning={"signal": "USR1", "grace": 20.0})
     agent.silence = None
@@ -161,7 +161,7 @@ async def test_walltime_without_agent_ends_program(tmp_path: Path) -> None:
 def test_silence_clock_never_underestimates_silence(
     rounds: list[tuple[float, float, float, float, float, float, bool]],
 ) -> None:
-    """Each question and answer is on its way for any time; each side may be stopped before it reads; some get lost."""
+    """Queries and answers take any time, either side may be stopped before reading, and some are lost."""
     now, daemon_heard_at = 0.0, 0.0
     agent, runner = SilenceClock(0.0, lambda: now), SilenceClock(0.0, lambda: now)
     for to_daemon, in_daemon, to_agent, pause, to_agent_2, to_runner, is_lost in rounds:

@@ -24,7 +24,7 @@ from tests.runner.test_openmpi import run_program
 
 
 def make_plan_of(*nodes: tuple[str, str]) -> Plan:
-    """A gang of (cluster, address), each its own component."""
+    """Return a plan of nodes given as (cluster, address), each a separate component."""
     places = [{"host": h, "cluster": c, "token": f"1.1.{i}", "node": 0, "slots": 1} for i, (c, h) in enumerate(nodes)]
     contexts = [{"token": p["token"], "nodes": [i]} for i, p in enumerate(places)]
     return Plan({"nodes": places, "contexts": contexts, "head": "1.1.0"}, "1.1.0", 0)
@@ -99,7 +99,7 @@ def test_other_routes_are_few_distinct_and_valid(nodes: list[tuple[str, list[str
             assert address[place] in ({f"{n}{place}" for n in addresses} or {f"x{place}"}) | {plan.nodes[place]["host"]}
 
 
-# Real ones: each node in a network namespace of its own
+# Real networks: each node in a separate network namespace
 
 
 CLONE_NEWNET = 0x40000000
@@ -116,7 +116,7 @@ def enter_namespace(namespace: int) -> None:
 
 @contextmanager
 def isolated_network() -> Iterator[None]:
-    """This process (and what it starts) in a network namespace of its own."""
+    """Run this process and its children in a new network namespace."""
     namespace = os.open("/proc/self/ns/net", os.O_RDONLY)
     try:
         if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET):
@@ -128,7 +128,7 @@ def isolated_network() -> Iterator[None]:
 
 
 class Machines:
-    """Machines as network namespaces, on bridges of this process's own; each bridge is a network of its own."""
+    """Machines as network namespaces, on bridges of this process; each bridge is a network."""
 
     def __init__(self) -> None:
         self._made: list[subprocess.Popen[bytes]] = []
@@ -136,7 +136,7 @@ class Machines:
         run_ip("link", "set", "lo", "up")
 
     def new(self, *addresses: tuple[int, int]) -> int:
-        """A machine with addresses 10.NETWORK.0.HOST; the process by which it is entered."""
+        """Create a machine with addresses 10.NETWORK.0.HOST; return the process by which it is entered."""
         machine = subprocess.Popen(["unshare", "-n", "sh", "-c", "echo; exec sleep 300"], stdout=subprocess.PIPE)
         self._made.append(machine)
         assert machine.stdout is not None
@@ -201,7 +201,7 @@ async def agent(machines: Machines, tmp_path: Path) -> AsyncIterator[FakeAgent]:
 async def start_node(
     agent: FakeAgent, machines: Machines, token: str, index: int, *addresses: tuple[int, int]
 ) -> FakeNode:
-    """A node that reaches its agent by the first of its addresses, and is known by that."""
+    """Start a node that reaches its agent by its first address."""
     network, host = addresses[0]
     assert agent.server is not None
     port = agent.server.sockets[0].getsockname()[1]

@@ -17,7 +17,7 @@ RANK = ["sh", "-c", "echo $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE on $KOA
 
 
 async def start_gang(agent: FakeAgent, environment: dict[str, str] | None = None, **sizes: int) -> list[FakeNode]:
-    """Nodes of components 7.1.0 (127.0.1.x), 7.1.1 (127.0.2.x), … that have said hello."""
+    """Start nodes of components 7.1.0 (127.0.1.x), 7.1.1 (127.0.2.x), … and wait for their hello."""
     return [
         await agent.start(f"7.1.{c}", i, f"127.0.{c + 1}.{i + 1}", **{**MPI_ENVIRONMENT, **(environment or {})})
         for c, size in enumerate(sizes.values())
@@ -149,7 +149,7 @@ async def test_stop_leaves_no_process(agent: FakeAgent, victim: int) -> None:
 
 
 async def stop_nodes_in_turn(agent: FakeAgent, environment: dict[str, str]) -> list[bytes]:
-    """What the user sees when a node is told to stop first, and the head not before mpirun has given up."""
+    """Stop a node, and the head only after mpirun has given up; return the output for the user."""
     nodes = await start_gang(agent, environment, north=2, south=1)
     await run_program(agent, nodes, SLEEPER)
     await agent.until(lambda: nodes[0].output.count(b"up") == 3, "all ranks")

@@ -32,7 +32,7 @@ def closed_port() -> Iterator[int]:
 
 
 async def run_to_failure(agent: FakeAgent, nodes: list[FakeNode], culprit: int) -> str:
-    """The error that the node at fault reports; nobody else reports one, and the program is never started."""
+    """Return the error of the faulty node. Assert that no other reports one, and that the program is not started."""
     await run_program(agent, nodes, RANK)
     end = await nodes[culprit].expect("exit")
     assert (end["code"], end["infrastructure"]) == (None, True)
@@ -151,7 +151,7 @@ async def test_preflight_with_stopped_node_ends_cleanly(agent: FakeAgent) -> Non
 
 
 def find_free_range(size: int) -> int:
-    """First of so many ports in a row that nobody has on the addresses used here."""
+    """Return the first of ``size`` consecutive free ports."""
     for first in range(21000, 32000, size):
         try:
             for port in range(first, first + size):

@@ -1,4 +1,4 @@
-"""The port at which a node is probed by the others of its gang, and by anybody."""
+"""Probes of nodes, and the ports that answer them."""
 
 import socket
 
@@ -25,7 +25,7 @@ def test_probe_listener_with_too_many_peers_disconnects_the_oldest() -> None:
 
 
 class Clock(Loop):
-    """A loop whose time the test sets."""
+    """A loop with a time that the test sets."""
 
     now = 0.0
 
@@ -40,7 +40,7 @@ def turn_after(loop: Clock, seconds: float) -> None:
 
 @pytest.mark.parametrize("answers", [True, False])
 def test_probe_of_reached_node_waits_for_reply(answers: bool) -> None:
-    """A node whose runner got no processor for three seconds was one that could not be reached: the job failed."""
+    """A connected runner may get no processor for some seconds."""
     loop, results = Clock(), list[dict[int, str]]()
     with socket.create_server(("127.0.0.1", 0)) as slow:
         listeners = {1: ("127.0.0.1", slow.getsockname()[1], "word")}

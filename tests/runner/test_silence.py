@@ -16,7 +16,7 @@ from tests.runner.conftest import FakeAgent, FakeNode, make_plan
 
 
 class BlackHoleProxy:
-    """Stands between runners and an agent; once the line is dead, it takes everything and passes on nothing."""
+    """A proxy of an agent; after ``die``, it accepts all data and forwards none."""
 
     def __init__(self, target: tuple[str, int]) -> None:
         self._target = target
@@ -60,7 +60,7 @@ async def finish_program(agent: FakeAgent, node: FakeNode, gate: Path) -> None:
 
 @pytest.mark.processes
 async def test_runner_with_silent_agent_reconnects(tmp_path: Path) -> None:
-    """Its host is gone: no end of the connection is ever told. Another agent has started elsewhere."""
+    """The agent's host fails without closing the connection, and another agent starts elsewhere."""
     agent, file = FakeAgent(tmp_path, lease=4.0), tmp_path / "agent.json"
     await agent.listen()
     address = json.loads(file.read_text())

@@ -36,7 +36,7 @@ async def test_comm_spawn_adds_hint(agent: FakeAgent, series: int) -> None:
 
 
 async def test_mpi_io_on_unshared_file_fails_on_all_ranks(agent: FakeAgent) -> None:
-    """Each component has a folder of its own. Without ROMIO the ranks that have the file wait for those without it."""
+    """Each component has a separate folder. Without ROMIO, ranks with the file wait for those without it."""
     nodes = await start_pair(agent, 5, {})
     await run_program(agent, nodes, [sys.executable, "-m", "mpi4py", "-c", OPEN_FILE])
     end = await nodes[0].expect("exit")

@@ -1,4 +1,4 @@
-"""The runner warns a program before it is stopped: whom it tells, and what becomes of the grace."""
+"""Warnings of programs before they are stopped, and their grace."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ LONG = 600.0
 SAVES = """
 import os, signal, sys
 def save(number, frame):
-    # What it interrupts may be printing.
+    # The interrupted code may be printing.
     os.write(1, b"saved by " + signal.Signals(number).name.encode() + bytes([10]))
     sys.exit(7)
 for name in ("SIGTERM", "SIGUSR1"):
@@ -123,7 +123,7 @@ async def test_stop_before_program_runs_is_immediate(agent: FakeAgent) -> None:
 
 
 async def test_walltime_warning_is_sent_by_runner(agent: FakeAgent) -> None:
-    """Its program need not have a handler by then."""
+    """The program may have no handler yet."""
     node = await start_program(
         agent, ["sleep", "600"], ready=0, warning={"signal": "USR1", "grace": LONG, "after": 0.3}
     )

@@ -1,4 +1,4 @@
-"""Servers that take connections in: what it costs when there is no file for them, and how many may wait."""
+"""Servers that accept connections: missing file descriptors and the backlog."""
 
 import asyncio
 import logging
@@ -57,7 +57,7 @@ async def serve_web(folder: Path) -> AsyncIterator[tuple[str, int]]:
 
 
 def open_connections(stack: ExitStack, address: Any) -> list[socket.socket]:
-    """They wait until the event loop turns."""
+    """Open connections that wait until the event loop accepts them."""
     sockets = []
     for _ in range(MANY):
         client = socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET)

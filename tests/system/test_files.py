@@ -1,4 +1,4 @@
-"""Directories and files that no other account may read, whatever was there before."""
+"""Private directories and files."""
 
 import os
 import stat

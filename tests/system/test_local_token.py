@@ -1,4 +1,4 @@
-"""The token a daemon makes for itself, and how it is found by its own account, and by nobody and nowhere else."""
+"""The local token of a daemon, which only its account on its machine can find."""
 
 import json
 import os
@@ -169,7 +169,7 @@ sys.stdin.read()
 @pytest.mark.evidence("A2")
 @pytest.mark.processes
 def test_find_token_of_killed_daemon_returns_none(state: Path) -> None:
-    """Another account may have the port by now."""
+    """Another account may use the port now."""
     with subprocess.Popen(
         [sys.executable, "-c", KILLED, TOKEN], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as daemon:
@@ -263,7 +263,7 @@ def test_register_directory_follows_environment(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_find_token_during_registrations_is_consistent() -> None:
-    """Daemons that come and go at one address, and commands that look for it meanwhile."""
+    """Daemons start and end at one address while a command searches for it."""
     tokens = [f"token-number-{number:020}" for number in range(40)]
     tokens_read: set[str] = set()
     is_done = threading.Event()
@@ -283,7 +283,7 @@ def test_find_token_during_registrations_is_consistent() -> None:
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_client_of_localhost_uses_loopback_address(state: Path, address: str) -> None:
-    """A name could lead anywhere, so that it is asked for at its address."""
+    """A name could be resolved to any host, so the client uses the address."""
     daemon = Registration(TOKEN, [(address, 8642)])
     written = "[::1]" if ":" in address else address
     for host in ("localhost", "LOCALHOST"):
@@ -291,6 +291,6 @@ def test_client_of_localhost_uses_loopback_address(state: Path, address: str) ->
         assert (client.url, client.http.headers["Authorization"]) == (f"http://{written}:8642", f"Bearer {TOKEN}")
     for elsewhere in ("http://localhost:8643", "http://localhost.example:8642", "http://localhost:8642@evil.example"):
         client = Client(elsewhere, None)
-        expected_url = elsewhere.replace("localhost:8642@", "")  # what may be a password is told nowhere
+        expected_url = elsewhere.replace("localhost:8642@", "")  # a possible password is removed
         assert (client.url, "Authorization" in client.http.headers) == (expected_url, False)
     daemon.close()

@@ -1,4 +1,4 @@
-"""Open files: how many there may be, and what it means when they run out."""
+"""Limits of open files."""
 
 import os
 import resource
@@ -19,7 +19,7 @@ from koalapy.system.process import count_open_files, raise_file_limit
 
 @contextmanager
 def limit_open_files(free_files: int = 0) -> Iterator[int]:
-    """So many more files may be opened; the limit."""
+    """Limit the files that may still be opened; yield the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = os.open("/dev/null", os.O_RDONLY)
     os.close(free)
@@ -56,7 +56,7 @@ def test_start_agent_raises_file_limit(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.processes
 async def test_run_command_without_free_files_is_unavailable() -> None:
-    """It was taken for a refusal of the site's, and the cluster was given no job for a minute."""
+    """A lack of files must not count as a rejection by the site."""
     with limit_open_files(), pytest.raises(SiteUnavailable, match="cannot run true now: Too many open files"):
         await run_command("true")
     assert (await run_command("true")).code == 0

@@ -1,4 +1,4 @@
-"""Whom those trust who ask a daemon, and what they are told when they do not."""
+"""Trust of clients in certificates, and explanations of errors."""
 
 import ssl
 from pathlib import Path
