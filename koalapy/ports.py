@@ -464,13 +464,13 @@ class HistoryStore(Protocol):
     def nodes_by_day(self, until: int) -> list[tuple[int, ClusterName, int]]:
         """Return (day, cluster, maximum nodes) in order of days up to ``until``, where clusters reported nodes."""
 
-    def ended(self, after: tuple[float, JobId], until: float, limit: int) -> list[EndedJob]:
+    def ended_jobs(self, after: tuple[float, JobId], until: float, limit: int) -> list[EndedJob]:
         """Return at most ``limit`` jobs of users that ended before ``until``, in order of end and id.
 
         ``after`` is the end and id of the last job of the previous call.
         """
 
-    def over(self, before: float, limit: int, *, internal: bool) -> list[JobId]:
+    def expired_jobs(self, before: float, limit: int, *, internal: bool) -> list[JobId]:
         """Return jobs that ended before a time, oldest end first: those of users, or the daemon's own."""
 
     def remove(self, jobs: Sequence[JobId]) -> None:

@@ -78,7 +78,7 @@ def build_core(settings: Settings, policies: Registry, data_dir: Path) -> Core:
         record = Record(data_dir / "record", settings.record, settings.disks, beginning)
         scheduler = RecordedScheduler(beginning, policies, make_nonce, time.monotonic, record.queue_step)
     else:
-        scheduler = beginning.scheduler(policies, make_nonce, time.monotonic)
+        scheduler = beginning.make_scheduler(policies, make_nonce, time.monotonic)
     queries = scheduler.queries
     describe = build_describer(settings, queries.grid, data_dir)
     sessions, epoch = Sessions(clock), stores.jobs.epoch

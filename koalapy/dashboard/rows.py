@@ -110,7 +110,7 @@ class Survey:
 
     running: Counter[ClusterName] = field(default_factory=Counter)
     """Nodes of running components, by cluster."""
-    named: Counter[ClusterName] = field(default_factory=Counter)
+    requested: Counter[ClusterName] = field(default_factory=Counter)
     """Waiting jobs that request the cluster."""
     anywhere: int = 0
     """Waiting jobs that request no cluster."""
@@ -122,7 +122,7 @@ class Survey:
 
     def count_waiting_for(self, cluster: ClusterName) -> int:
         """Return the number of waiting jobs with requests that allow the cluster."""
-        return self.anywhere + self.named[cluster]
+        return self.anywhere + self.requested[cluster]
 
     def add(self, job: Job) -> None:
         """Count an unfinished job."""
@@ -148,7 +148,7 @@ class Survey:
             self.site_use[job.spec.home_site].waiting += 1
         request = job.spec.request
         if isinstance(request, FixedRequest):
-            self.named.update({component.cluster or "" for component in request.components})
+            self.requested.update({component.cluster or "" for component in request.components})
         else:
             self.anywhere += 1
         if not job.spec.internal and (self.oldest is None or job.submitted_at < self.oldest.submitted_at):

@@ -94,7 +94,7 @@ _PIECE = re.compile(r'(?:"[^"]*"|[^\s"])+')
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class SearchTerm:
     """One term of a search."""
 
     kind: str
@@ -115,7 +115,7 @@ class JobSearch:
     """A valid search; ``states``: the only states that can match."""
 
     text: str
-    words: tuple[Word, ...]
+    terms: tuple[SearchTerm, ...]
     states: frozenset[JobState]
 
     def matches(self, job: Job, now: float, *, include_private: bool = True) -> bool:
@@ -125,14 +125,14 @@ class JobSearch:
         """
         if job.state not in self.states:
             return False
-        for term in self.words:  # noqa: SIM110 - a generator costs more than all the terms
+        for term in self.terms:  # noqa: SIM110 - a generator costs more than all the terms
             if not ((include_private or term.is_public) and term.holds(job, now)):
                 return False
         return True
 
     def single_value(self, kind: str) -> str:
         """Return the only value that matching jobs can have for a kind of term; empty if the search allows several."""
-        for term in self.words:
+        for term in self.terms:
             if term.kind == kind and len(term.values) == 1 and not term.opposite and "*" not in term.values[0]:
                 return term.values[0].replace(_STAR, "*")
         return ""
@@ -140,7 +140,7 @@ class JobSearch:
     @property
     def ids(self) -> tuple[int, ...] | None:
         """Return the ids of the only jobs that can match; None if the search has no such term."""
-        for term in self.words:
+        for term in self.terms:
             if (
                 term.kind == "id"
                 and term.operator in (":", "=")
@@ -162,7 +162,7 @@ class JobSearch:
         """Return the bound that each term of a kind sets by its operator, if it sets one."""
         return [
             by_operator[term.operator](float(term.values[0]))
-            for term in self.words
+            for term in self.terms
             if term.kind == kind and len(term.values) == 1 and not term.opposite and term.operator in by_operator
         ]
 
@@ -191,7 +191,7 @@ def parse_search(text: str) -> JobSearch:
     return JobSearch(text.strip(), tuple(terms), meant)
 
 
-def _parse_term(piece: str) -> Word:
+def _parse_term(piece: str) -> SearchTerm:
     if piece.isascii() and piece.isdecimal():
         piece = f"id:{piece}"
     match = _WORD.fullmatch(piece)
@@ -234,7 +234,7 @@ def _quote_if_needed(prefix: str, text: str) -> str:
     return f'{prefix}"{text}"' if " " in text else f"{prefix}{text[:40] or 'TEXT'}"
 
 
-def _build_test(piece: str, kind: str, operator: str, values: tuple[str, ...], opposite: bool) -> Word:
+def _build_test(piece: str, kind: str, operator: str, values: tuple[str, ...], opposite: bool) -> SearchTerm:
     search_kind = KINDS[kind]
     if kind in _CHOICES:
         values = tuple(value.lower() for value in values)
@@ -256,7 +256,7 @@ def _build_test(piece: str, kind: str, operator: str, values: tuple[str, ...], o
     if opposite:
         plain = holds
         holds = lambda job, now: not plain(job, now)  # noqa: E731
-    return Word(kind, operator, values, opposite, holds)
+    return SearchTerm(kind, operator, values, opposite, holds)
 
 
 def _text_test(search_kind: _Kind, values: tuple[str, ...]) -> Callable[[Job, float], bool]:

@@ -38,14 +38,14 @@ class KnownCluster:
     trials: int = 0
     uplink_bandwidth: float | None = None
 
-    def status(self) -> ClusterStatus:
+    def make_status(self) -> ClusterStatus:
         """Return a new mutable status of the cluster."""
         health = HealthStatus(self.errors, self.unusable, self.note, self.trials)
         cluster = ClusterStatus(self.name, self.speed, self.profile, health=health, drained=self.drained)
         cluster.total, cluster.uplink.bandwidth = self.total, self.uplink_bandwidth
         return cluster
 
-    def alone(self) -> "KnownCluster":
+    def without_configuration(self) -> "KnownCluster":
         """Return a copy with only the fields of ``ClusterProfile`` and ``Mpi``, without those that the configuration
         adds."""
         profile_values = {field.name: getattr(self.profile, field.name) for field in fields(ClusterProfile)}
@@ -66,10 +66,10 @@ class People:
     past_use: tuple[NodeUse, ...] = ()
     """Node use of ended jobs within the last day, if such use is limited."""
 
-    def accounts(self) -> Accounts:
+    def make_accounts(self) -> Accounts:
         return Accounts(self._make_users(), self.domains)
 
-    def owner_use(self) -> OwnerUse:
+    def make_owner_use(self) -> OwnerUse:
         return OwnerUse(Limits(self.limits, self._make_users().groups_of, self.limits_contact), self.past_use)
 
     def _make_users(self) -> Users:
@@ -96,7 +96,7 @@ class Beginning:
     now: Moment = 0.0
     """Time at which the scheduler takes up the jobs, in seconds since the epoch."""
 
-    def scheduler(
+    def make_scheduler(
         self, policies: Registry, nonces: Nonces, clock: Clock | None, *, keeps_effects: bool = True
     ) -> Scheduler:
         """Return a new scheduler with this state and these jobs. See ``Scheduler`` for the other parameters."""
@@ -104,11 +104,11 @@ class Beginning:
         state = SchedulerState(
             self.rules,
             policies,
-            [cluster.status() for cluster in self.clusters],
+            [cluster.make_status() for cluster in self.clusters],
             {(first, second): link for first, second, link in self.links},
             Experience(speeds, self.runs),
-            self.people.accounts(),
-            self.people.owner_use(),
+            self.people.make_accounts(),
+            self.people.make_owner_use(),
         )
         state.grid.set_replicas(self.replicas)
         scheduler = Scheduler(state, nonces, clock, keeps_effects=keeps_effects)

@@ -38,7 +38,9 @@ def encode_line(content: Json) -> bytes:
 
 
 def beginning_to_json(beginning: Beginning) -> Json:
-    recorded = replace(beginning, clusters=tuple(cluster.alone() for cluster in beginning.clusters), jobs=())
+    recorded = replace(
+        beginning, clusters=tuple(cluster.without_configuration() for cluster in beginning.clusters), jobs=()
+    )
     data: Json = _adapter_for(Beginning).dump_python(recorded, mode="json")
     return data | {"jobs": [job_to_json(job) for job in beginning.jobs]}
 

@@ -61,7 +61,7 @@ class RecordedScheduler:
         self._events: list[Event] = []
         self._refused: list[int] = []
         self._given: list[Nonce] = []
-        self._scheduler = beginning.scheduler(policies, self._record_nonce, self._clock)
+        self._scheduler = beginning.make_scheduler(policies, self._record_nonce, self._clock)
 
     def _record_nonce(self) -> Nonce:
         self._given.append(nonce := self._nonces())
@@ -93,5 +93,7 @@ class RecordedScheduler:
         self._number += 1
         recorded_events, refused, nonces = tuple(self._events), tuple(self._refused), tuple(self._given)
         self._events, self._refused, self._given = [], [], []
-        self._keep(Step(self._number, now, recorded_events, refused, nonces, self._clock.take(), Done.of(effects)))
+        self._keep(
+            Step(self._number, now, recorded_events, refused, nonces, self._clock.take(), Done.from_effects(effects))
+        )
         return effects

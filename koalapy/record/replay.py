@@ -93,7 +93,7 @@ class Replay:
         self._nonces: deque[Nonce] = deque()
         self._looks: deque[tuple[int, int]] = deque()
         self._tick = beginning.rules.step_budget / TICKS
-        self._scheduler = beginning.scheduler(policies, self._next_nonce, self._read_clock)
+        self._scheduler = beginning.make_scheduler(policies, self._next_nonce, self._read_clock)
 
     def _next_nonce(self) -> Nonce:
         # An extra nonce shows as a difference in the effects.
@@ -117,7 +117,7 @@ class Replay:
             except KoalaError:
                 refused.append(index)
         effects = self._scheduler.step((), step.at)
-        difference = _first_difference(step, Done.of(effects), tuple(refused))
+        difference = _first_difference(step, Done.from_effects(effects), tuple(refused))
         return effects, difference and Divergence(step.number, step.at, *difference)
 
 

@@ -57,7 +57,7 @@ class Done(NamedTuple):
         return bool(self.jobs or self.timeline or self.commands)
 
     @classmethod
-    def of(cls, effects: Effects) -> "Done":
+    def from_effects(cls, effects: Effects) -> "Done":
         return cls(
             tuple(
                 JobNow(

@@ -81,11 +81,11 @@ class Loop:
             self._slept += excess
         self._awake_at = self.time()
 
-    def after(self, name: str, seconds: float, callback: Callable[[], None]) -> None:
+    def set_alarm(self, name: str, seconds: float, callback: Callable[[], None]) -> None:
         """Call ``callback`` once, after some seconds. An alarm of the same name is replaced."""
         self._alarms[name] = (self.time() + seconds, callback)
 
-    def cancel(self, name: str) -> None:
+    def cancel_alarm(self, name: str) -> None:
         self._alarms.pop(name, None)
 
     def turn(self) -> None:
@@ -143,7 +143,7 @@ class Link:
             finally:
                 self._loop.awake()
         except (OSError, ValueError, LookupError, TypeError, OverflowError):  # the file may be damaged
-            self._loop.after("connect", self._backoff, self.connect)
+            self._loop.set_alarm("connect", self._backoff, self.connect)
             self._backoff = min(2.0, self._backoff * 2)
             return
         self.address = self._socket.getsockname()[0]
@@ -171,7 +171,7 @@ class Link:
         self._flush_outgoing()
 
     def close(self) -> None:
-        self._loop.cancel("connect")  # else it would connect twice after a reconnection
+        self._loop.cancel_alarm("connect")  # else it would connect twice after a reconnection
         if self._socket is not None:
             self._loop.forget(self._socket.fileno())
             self._socket.close()
@@ -249,5 +249,5 @@ class Link:
 
     def _drop_connection(self) -> None:
         self.close()
-        self._loop.after("connect", self._backoff, self.connect)
+        self._loop.set_alarm("connect", self._backoff, self.connect)
         self._backoff = min(2.0, self._backoff * 2)

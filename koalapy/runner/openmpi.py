@@ -60,7 +60,7 @@ class LaunchRequests:
     def agent(self) -> str:
         return f"{LAUNCH_SHELL} {self._folder}/{LAUNCH_SCRIPT}"
 
-    def words(self, host: str) -> list[str]:
+    def command_prefix(self, host: str) -> list[str]:
         """Return the first words of the launch agent for a host."""
         return [LAUNCH_SHELL, f"{self._folder}/{LAUNCH_SCRIPT}", host]
 
@@ -204,7 +204,7 @@ class Follower(Role):
     def report_unfit(self, failure: Failure) -> None:
         """Report an error of the user to the head node, whose exit code is the job's, until the job ends."""
         self._send_to_head({"op": "unfit", "code": failure.code, "error": failure.message})
-        self._runner.loop.after("unfit", RESEND_INTERVAL, lambda: self.report_unfit(failure))
+        self._runner.loop.set_alarm("unfit", RESEND_INTERVAL, lambda: self.report_unfit(failure))
 
     def relayed(self, sender: tuple[str, int], payload: dict[str, Any]) -> None:
         head = self._plan.head
@@ -234,8 +234,8 @@ class Follower(Role):
         return pid == self._pid or is_open_mpis(pid)
 
     def close(self) -> None:
-        self._runner.loop.cancel("daemon-ended")
-        self._runner.loop.cancel("unfit")
+        self._runner.loop.cancel_alarm("daemon-ended")
+        self._runner.loop.cancel_alarm("unfit")
         self._leave_preflight()
 
     def _move_addresses(self, route: int, hosts: list[str]) -> None:
@@ -262,7 +262,7 @@ class Follower(Role):
 
     def _send_end(self, code: int) -> None:
         self._send_to_head({"op": "daemon_ended", "code": code})
-        self._runner.loop.after("daemon-ended", RESEND_INTERVAL, lambda: self._send_end(code))
+        self._runner.loop.set_alarm("daemon-ended", RESEND_INTERVAL, lambda: self._send_end(code))
 
     def _send_to_head(self, payload: dict[str, Any]) -> None:
         head = self._plan.head
@@ -315,7 +315,7 @@ class Head(Role):
         self._by_host = {n["host"]: i for i, n in enumerate(self._plan.nodes)}
         self._launch_requests = LaunchRequests(self._runner.loop, folder, list(self._by_host), self._launch_requested)
         options = self._installation.mpirun_options(self._launch_requests.agent, len(self._plan.nodes))
-        agents = [self._launch_requests.words(host) for host in self._by_host]
+        agents = [self._launch_requests.command_prefix(host) for host in self._by_host]
         names = self._installation.mpirun_names
         guard = make_guard(self._runner, self._plan, names, self._runner.environment, agents)
         command = [self._installation.mpirun, *options, *self._plan.mpirun_contexts()]
@@ -339,7 +339,7 @@ class Head(Role):
         if sender_index is None or index != sender_index:
             return  # a node may report for itself only
         if op == "launched" and index in self._launches:
-            self._runner.loop.cancel(f"launch-{index}")
+            self._runner.loop.cancel_alarm(f"launch-{index}")
             del self._launches[index]
             self._started.add(index)
             self._report_when_all_started()
@@ -362,7 +362,7 @@ class Head(Role):
             self._daemon_ended(self._plan.index, code)
         elif pid == self._mpirun:
             self._code = code
-            self._runner.loop.after("daemons", self._runner.settings.agent_timeout, self._conclude_program)
+            self._runner.loop.set_alarm("daemons", self._runner.settings.agent_timeout, self._conclude_program)
             self._conclude_when_all_ended()
 
     def is_starter(self, pid: int) -> bool:
@@ -372,7 +372,7 @@ class Head(Role):
         return self._filter.apply(output, self._mpirun)
 
     def rest_of_output(self, *, stopped: bool) -> bytes:
-        return self._filter.rest(self._mpirun, stopped=stopped)
+        return self._filter.take_withheld(self._mpirun, stopped=stopped)
 
     def close(self) -> None:
         self._filter.close()
@@ -384,9 +384,9 @@ class Head(Role):
         if self._preflight is not None:
             self._preflight.close()
         for index in self._launches:
-            self._runner.loop.cancel(f"launch-{index}")
-        self._runner.loop.cancel("daemons")
-        self._runner.loop.cancel("notice")
+            self._runner.loop.cancel_alarm(f"launch-{index}")
+        self._runner.loop.cancel_alarm("daemons")
+        self._runner.loop.cancel_alarm("notice")
 
     def _start_launches(self) -> None:
         if self._preflight is not None:
@@ -433,7 +433,7 @@ class Head(Role):
         node = self._plan.nodes[index]
         launch = {"op": "launch", "parameters": parameters, "namesakes": self._namesakes.get(index, "")}
         self._runner.relay(node["token"], node["node"], launch)
-        self._runner.loop.after(f"launch-{index}", RESEND_INTERVAL, lambda: self._send_launch(index))
+        self._runner.loop.set_alarm(f"launch-{index}", RESEND_INTERVAL, lambda: self._send_launch(index))
 
     def _answer_launch(self, index: int, error: str = "") -> None:
         if self._launch_requests is not None:
@@ -447,7 +447,7 @@ class Head(Role):
         self._answer_launch(index, describe_end(code) if code else "")
         self._ended[index] = code
         if self._code is None and code:
-            self._runner.loop.after("notice", NOTICE_TIMEOUT, self._conclude_program)
+            self._runner.loop.set_alarm("notice", NOTICE_TIMEOUT, self._conclude_program)
         self._conclude_when_all_ended()
 
     def _conclude_when_all_ended(self) -> None:

@@ -85,26 +85,26 @@ class OutputFilter:
         for text in {text for pattern, text in self._advice.items() if pattern in output}:
             self._advice = {pattern: hint for pattern, hint in self._advice.items() if hint != text}
             self._pending += f"koala: {text}\n"
-            self._runner.loop.after("advice", PAUSE, self._show_advice)
+            self._runner.loop.set_alarm("advice", PAUSE, self._show_advice)
         if not self._is_clear and TRACEBACK in output:
             self._is_clear = True  # print the hint once
-            self._runner.loop.after("hint", HINT_DELAY, lambda: self._runner.say(HINT.format(seconds=HINT_DELAY)))
+            self._runner.loop.set_alarm("hint", HINT_DELAY, lambda: self._runner.say(HINT.format(seconds=HINT_DELAY)))
         if any(sign in output for sign in SIGNS_OF_NOISE):
             output = NOISE.sub(b"", output)
         output, self._held = self._held + output, b""
         if self.is_giving_up:
             self._held = output
             return b""
-        self._runner.loop.cancel("held")
+        self._runner.loop.cancel_alarm("held")
         crash = mpirun_line(mpirun, CRASH)
         begin = re.search(rb"(?P<begin>%s|%s)|%s\Z" % (GIVING_UP, crash, RULE), output, re.MULTILINE)
         if begin is None:
             return output
         self._held, self.is_giving_up = output[begin.start() :], begin["begin"] is not None
-        self._runner.loop.after("held", HOLD if self.is_giving_up else PAUSE, self._release_output)
+        self._runner.loop.set_alarm("held", HOLD if self.is_giving_up else PAUSE, self._release_output)
         return output[: begin.start()]
 
-    def rest(self, mpirun: int, *, stopped: bool) -> bytes:
+    def take_withheld(self, mpirun: int, *, stopped: bool) -> bytes:
         """Return the withheld output, without mpirun's messages about its end if the job was ``stopped``."""
         withheld, self._held, self.is_giving_up = self._held, b"", False
         pending, self._pending = self._pending, ""
@@ -113,9 +113,9 @@ class OutputFilter:
         return withheld + pending.encode()
 
     def close(self) -> None:
-        self._runner.loop.cancel("hint")
-        self._runner.loop.cancel("held")
-        self._runner.loop.cancel("advice")
+        self._runner.loop.cancel_alarm("hint")
+        self._runner.loop.cancel_alarm("held")
+        self._runner.loop.cancel_alarm("advice")
 
     def _show_advice(self) -> None:
         pending, self._pending = self._pending, ""

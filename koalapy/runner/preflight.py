@@ -139,14 +139,14 @@ class ProbeRound:
             return
         self._open[number] = connection, b""
         self._loop.watch(connection.fileno(), lambda _: self._handle_connected(number), selectors.EVENT_WRITE)
-        self._loop.after(f"probe-{number}", CONNECT_TIMEOUT, lambda: self._finish_probe(number, "timed out"))
+        self._loop.set_alarm(f"probe-{number}", CONNECT_TIMEOUT, lambda: self._finish_probe(number, "timed out"))
 
     def _handle_connected(self, number: int) -> None:
         connection, _ = self._open[number]
         if code := connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             self._finish_probe(number, os.strerror(code).lower())
         else:
-            self._loop.after(f"probe-{number}", REPLY_TIMEOUT, lambda: self._finish_probe(number, "no reply"))
+            self._loop.set_alarm(f"probe-{number}", REPLY_TIMEOUT, lambda: self._finish_probe(number, "no reply"))
             self._loop.watch(connection.fileno(), lambda _: self._read_reply(number))
 
     def _read_reply(self, number: int) -> None:
@@ -177,7 +177,7 @@ class ProbeRound:
 
     def _disconnect_peer(self, number: int) -> None:
         connection, _ = self._open.pop(number)
-        self._loop.cancel(f"probe-{number}")
+        self._loop.cancel_alarm(f"probe-{number}")
         self._loop.forget(connection.fileno())
         connection.close()
 
@@ -236,12 +236,12 @@ class Prober:
 
     def send_ready(self) -> None:
         """Report this node's port to the head node until it answers, since relays may get lost."""
-        self._runner.loop.after("ready", RESEND_INTERVAL, self.send_ready)
+        self._runner.loop.set_alarm("ready", RESEND_INTERVAL, self.send_ready)
         self._send(self.ready)
 
     def probe(self, listeners: list[tuple[int, str]]) -> None:
         """Probe all listeners, given as (port, nonce) in the order of the plan's nodes, and report the result."""
-        self._runner.loop.cancel("ready")
+        self._runner.loop.cancel_alarm("ready")
         if self._result is not None:
             self._send(self._result)
         elif self._probes is None:
@@ -255,7 +255,7 @@ class Prober:
             self._probes.start()
 
     def close(self) -> None:
-        self._runner.loop.cancel("ready")
+        self._runner.loop.cancel_alarm("ready")
         self._listener.close()
         if self._probes is not None:
             self._probes.close()
@@ -310,7 +310,7 @@ class Preflight:
                 self._send_probes()
 
     def close(self) -> None:
-        self._runner.loop.cancel("preflight")
+        self._runner.loop.cancel_alarm("preflight")
         self._prober.close()
 
     def _wait_for_nodes(self) -> None:
@@ -321,7 +321,7 @@ class Preflight:
                 None, f"node {self._name_of(missing)} was not ready within {READY_TIMEOUT:g} s", infrastructure=True
             )
             return
-        self._runner.loop.after("preflight", RESEND_INTERVAL, self._resend_messages)
+        self._runner.loop.set_alarm("preflight", RESEND_INTERVAL, self._resend_messages)
 
     def _resend_messages(self) -> None:
         if len(self._ready) == len(self._plan.nodes):
@@ -421,7 +421,7 @@ class Preflight:
             self._runner.conclude(None, error, infrastructure=True)
             return
         self._runner.relay(node["token"], node["node"], {"op": "unreached", "error": error})
-        self._runner.loop.after("preflight", RESEND_INTERVAL, lambda: self._report_error(index, error))
+        self._runner.loop.set_alarm("preflight", RESEND_INTERVAL, lambda: self._report_error(index, error))
 
     def _name_of(self, index: int) -> str:
         return str(self._ready[index]["name"] if index in self._ready else self._plan.nodes[index]["host"])

@@ -155,10 +155,10 @@ class Runner:
             self._link.send({"t": "running"})
             if warning := self._warning:
                 delay, name, grace = warning["after"], warning["signal"], warning["grace"]
-                self.loop.after("warning", delay, lambda: self._warn_program(name, grace))
+                self.loop.set_alarm("warning", delay, lambda: self._warn_program(name, grace))
             if walltime := self._plan.get("walltime"):
                 self._walltime_ends = self._clock() + walltime
-                self.loop.after("walltime", walltime, self._check_walltime)
+                self.loop.set_alarm("walltime", walltime, self._check_walltime)
 
     def relay(self, token: str, node: int, payload: dict[str, Any]) -> None:
         self._link.send({"t": "relay", "token": token, "node": node, "payload": payload})
@@ -189,7 +189,7 @@ class Runner:
             self._warn_program(message["signal"], message["grace"])
         grace = min(self._grace_over - self.loop.time(), message.get("grace", 0.0))
         if grace > 0:
-            self.loop.after("grace", grace, self._stop_now)
+            self.loop.set_alarm("grace", grace, self._stop_now)
         else:
             self._stop_now()
 
@@ -214,12 +214,12 @@ class Runner:
 
     def _note_agent(self) -> None:
         """Restart the timeouts of a silent agent."""
-        self.loop.after("agent", self.settings.agent_timeout, self._give_up_waiting)
-        self.loop.after("silence", self.settings.agent_timeout / RECONNECTS_PER_TIMEOUT, self._reconnect_link)
+        self.loop.set_alarm("agent", self.settings.agent_timeout, self._give_up_waiting)
+        self.loop.set_alarm("silence", self.settings.agent_timeout / RECONNECTS_PER_TIMEOUT, self._reconnect_link)
 
     def _reconnect_link(self) -> None:
         """Connect again, since a silent connection may be dead."""
-        self.loop.after("silence", self.settings.agent_timeout / RECONNECTS_PER_TIMEOUT, self._reconnect_link)
+        self.loop.set_alarm("silence", self.settings.agent_timeout / RECONNECTS_PER_TIMEOUT, self._reconnect_link)
         self._link.reconnect()
 
     def _give_up_waiting(self) -> None:
@@ -234,7 +234,7 @@ class Runner:
     def _renew_lease(self) -> None:
         """Request a renewal of the lease, now and at each interval from now on."""
         self._link.send({"t": "renew", "number": self._silence.start_query()})
-        self.loop.after("renew", renewal_interval(self.settings.lease), self._renew_lease)
+        self.loop.set_alarm("renew", renewal_interval(self.settings.lease), self._renew_lease)
 
     def _lease_left(self) -> float:
         return float("inf") if self.settings.lease is None else self.settings.lease - self._silence.silence
@@ -257,7 +257,7 @@ class Runner:
                 self._halted_until = None
                 self._processes.resume()
             elif remaining < float("inf"):
-                self.loop.after("lease", remaining, self._check_lease)
+                self.loop.set_alarm("lease", remaining, self._check_lease)
             return
         if self._halted_until is None and remaining < -MAX_LAG:
             self._halted_until = self._clock() + RENEWAL_TIMEOUT
@@ -270,7 +270,7 @@ class Runner:
         """Request renewals until the halted program is resumed or ended."""
         if self._halted_until is not None and self._result is None:
             self._renew_lease()
-            self.loop.after("request-renewal", RENEWAL_INTERVAL, self._request_renewal)
+            self.loop.set_alarm("request-renewal", RENEWAL_INTERVAL, self._request_renewal)
 
     def _end_lease(self, late: float) -> None:
         """Warn and end the program, ``late`` seconds after the end of its lease, which shorten its grace."""
@@ -285,7 +285,7 @@ class Runner:
             grace = min(grace, self._grace_over - self.loop.time())
         if grace > 0:
             self._lease_grace_ends = self._clock() + grace
-            self.loop.after("lease-grace", grace, self._conclude_lease)
+            self.loop.set_alarm("lease-grace", grace, self._conclude_lease)
         else:
             self._conclude_lease()
 
@@ -502,7 +502,7 @@ class Runner:
         now = self.loop.time()
         if now >= self._grace_over:
             self._processes.signal_all(signal.SIGTERM if now < self._kill_at else signal.SIGKILL)
-        self.loop.after("sweep", 0.05, self._end_processes)
+        self.loop.set_alarm("sweep", 0.05, self._end_processes)
 
     def _finish_program(self) -> None:
         while self._read_once():
@@ -510,7 +510,7 @@ class Runner:
         if self._role is not None:
             self.show(self._role.rest_of_output(stopped=bool(self._result and self._result["stopped"])))
         self._phase = "ended"
-        self.loop.cancel("sweep")
+        self.loop.cancel_alarm("sweep")
         if self._folder:
             remove_tree(self._folder)
         self._write_result()
@@ -519,7 +519,7 @@ class Runner:
 
     def _await_delivery(self) -> None:
         timeout = self.settings.agent_timeout if self._delivery_timeout is None else self._delivery_timeout
-        self.loop.after("give-up", timeout, self._give_up)
+        self.loop.set_alarm("give-up", timeout, self._give_up)
 
     def _write_result(self) -> None:
         """Write the result and the unsent output to the spool, where an agent on the same file system can find them."""

@@ -67,7 +67,7 @@ class Moment:
     def create_scheduler(self, policies: Registry, *, keeps_effects: bool) -> Scheduler:
         """Return a scheduler with all jobs of the snapshot. Its clusters are unreachable until they report."""
         nonces = (f"twin{number:012x}" for number in count())
-        return self.beginning.scheduler(policies, lambda: next(nonces), None, keeps_effects=keeps_effects)
+        return self.beginning.make_scheduler(policies, lambda: next(nonces), None, keeps_effects=keeps_effects)
 
 
 def moment_of(queries: Queries, people: People, now: float) -> Moment:

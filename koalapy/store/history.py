@@ -60,7 +60,7 @@ class SqlHistory:
         query = query.where(_days.kind == Kind.CLUSTER.value, _days.day <= until, _days.nodes > 0)
         return [(row["day"], row["name"], row["nodes"]) for row in self._database.rows(query)]
 
-    def ended(self, after: tuple[float, JobId], until: float, limit: int) -> list[EndedJob]:
+    def ended_jobs(self, after: tuple[float, JobId], until: float, limit: int) -> list[EndedJob]:
         beyond = or_(_jobs.ended_at > after[0], and_(_jobs.ended_at == after[0], _jobs.id > after[1]))
         of_last_attempt = (
             (_parts.job_id == _jobs.id) & (_parts.generation == _jobs.generation) & _parts.superseded.is_(False)
@@ -86,7 +86,7 @@ class SqlHistory:
         ).where(USERS, _jobs.ended_at >= after[0], beyond, _jobs.ended_at < until, _jobs.state.in_(_FINAL))
         return [_ended_job(row) for row in self._database.rows(query.order_by(_jobs.ended_at, _jobs.id).limit(limit))]
 
-    def over(self, before: float, limit: int, *, internal: bool) -> list[JobId]:
+    def expired_jobs(self, before: float, limit: int, *, internal: bool) -> list[JobId]:
         query = select(_jobs.id).where(_jobs.internal == internal, _jobs.ended_at < before, _jobs.state.in_(_FINAL))
         return [row["id"] for row in self._database.rows(query.order_by(_jobs.ended_at).limit(limit))]
 

@@ -249,7 +249,7 @@ async def test_retention_with_slow_database_reduces_batch(tmp_path: Path, monkey
         for ident in range(1, 15):
             await world.add_job(ident, 20 * DAY)
         limits: list[int] = []
-        original = world.history.over
+        original = world.history.expired_jobs
 
         def counted(horizon: float, limit: int, *, internal: bool) -> list[JobId]:
             limits.extend([] if internal else [limit])

@@ -25,10 +25,10 @@ class Timers:
     def __init__(self) -> None:
         self.due: dict[str, tuple[float, Callable[[], None]]] = {}
 
-    def after(self, name: str, delay: float, do: Callable[[], None]) -> None:
+    def set_alarm(self, name: str, delay: float, do: Callable[[], None]) -> None:
         self.due[name] = (delay, do)
 
-    def cancel(self, name: str) -> None:
+    def cancel_alarm(self, name: str) -> None:
         self.due.pop(name, None)
 
 
@@ -92,7 +92,7 @@ def test_output_filter_of_stopped_job_omits_end_messages(message: str, data: st.
     assert runner.seen == f"up\n{TABLE}down\n".encode()
     assert output_filter.is_giving_up
     output_filter.close()
-    runner.show(output_filter.rest(MPIRUN, stopped=True))
+    runner.show(output_filter.take_withheld(MPIRUN, stopped=True))
     assert runner.seen == f"up\n{TABLE}down\n{CRASH_OF_A_RANK}last words\n".encode()
     assert not runner.loop.due
 
@@ -105,7 +105,7 @@ def test_output_filter_of_failed_job_shows_end_messages(message: str, is_over: b
     runner, output_filter = filter_pieces(data.draw(lines_in_pieces(output)))
     if is_over:
         output_filter.close()
-        runner.show(output_filter.rest(MPIRUN, stopped=False))
+        runner.show(output_filter.take_withheld(MPIRUN, stopped=False))
     else:
         assert runner.wait() == HOLD
     assert runner.seen == output.encode()
@@ -169,5 +169,5 @@ def test_output_filter_adds_advice_once(words: bytes, ends: bool) -> None:
     if ends:
         outputs.close()
     runner.wait()
-    assert (runner.seen, outputs.rest(MPIRUN, stopped=False))[ends] == f"koala: {ADVICE[words]}\n".encode()
-    assert outputs.rest(MPIRUN, stopped=False) == b""
+    assert (runner.seen, outputs.take_withheld(MPIRUN, stopped=False))[ends] == f"koala: {ADVICE[words]}\n".encode()
+    assert outputs.take_withheld(MPIRUN, stopped=False) == b""

@@ -119,7 +119,7 @@ def test_link_reconnected_while_a_retry_is_due_connects_once(tmp_path: Path) -> 
         file.write_text(json.dumps({"host": host, "port": port}))
         link.reconnect()
         has_passed: list[bool] = []
-        loop.after("later", 0.2, lambda: has_passed.append(True))  # the retry is due before that
+        loop.set_alarm("later", 0.2, lambda: has_passed.append(True))  # the retry is due before that
         while not has_passed:
             loop.turn()
         agent.setblocking(False)

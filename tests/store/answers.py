@@ -32,14 +32,14 @@ def read_contents(stores: Stores) -> dict[str, object]:
 
 def read_statistics(stores: Stores) -> list[object]:
     usage = stores.jobs.usage(0.0, 4000.0)
-    expired_jobs = [stores.history.over(5000.0, 100, internal=internal) for internal in (False, True)]
+    expired_jobs = [stores.history.expired_jobs(5000.0, 100, internal=internal) for internal in (False, True)]
     return [
         usage.ended,
         usage.restarts,
         usage.mean_times,
         {cluster: round(seconds, 3) for cluster, seconds in usage.node_seconds.items()},
         expired_jobs,
-        stores.history.ended((0.0, 0), 5000.0, 100),
+        stores.history.ended_jobs((0.0, 0), 5000.0, 100),
     ]
 
 

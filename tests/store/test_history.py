@@ -85,7 +85,7 @@ def test_over_returns_jobs_ordered_by_end(stores: Stores) -> None:
     write_ended_jobs(stores, 4, 6, replace(SPEC, internal=True))
     write_ended_jobs(stores, 7, 9)
     stores.jobs.write(Batch(at=1.0, epoch=stores.jobs.epoch, jobs={10: make_completed_job(10, state=JobState.RUNNING)}))
-    expired_jobs = stores.history.over
+    expired_jobs = stores.history.expired_jobs
     assert expired_jobs(1000.0, 10, internal=False) == [7, 8, 9, 1, 2, 3]
     assert expired_jobs(1000.0, 4, internal=False) == [7, 8, 9, 1]
     assert expired_jobs(8.0, 10, internal=False) == [7]

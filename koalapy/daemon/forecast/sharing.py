@@ -77,7 +77,7 @@ class Sharing:
         jobs: list[EndedJob] = []
         position = (start, 0)
         while True:
-            page: Sequence[EndedJob] = await query(self._store.ended, position, now + 1.0, self._page_size)
+            page: Sequence[EndedJob] = await query(self._store.ended_jobs, position, now + 1.0, self._page_size)
             jobs += [job for job in page if job.submitted_at < end]
             if len(jobs) > self._max_jobs:
                 hint = "ask for fewer days, by first and last"

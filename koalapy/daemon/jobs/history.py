@@ -189,7 +189,7 @@ class History:
         numbers: Numbers = defaultdict(dict)
         position = (start, 0)
         while True:
-            jobs: Sequence[EndedJob] = await query(self._store.ended, position, end, TRACE_PAGE_SIZE)
+            jobs: Sequence[EndedJob] = await query(self._store.ended_jobs, position, end, TRACE_PAGE_SIZE)
             yield await asyncio.to_thread(_trace_lines, jobs, numbers, user)
             if len(jobs) < TRACE_PAGE_SIZE:
                 return

@@ -80,7 +80,7 @@ class JobFinder:
         if not states:
             return [], None
         # Private terms find only the caller's own jobs, unless the caller is an operator.
-        is_private = any(not term.is_public for term in search.words)
+        is_private = any(not term.is_public for term in search.terms)
         owner = search.single_value("user") or (
             caller.user if is_private and not caller.has_role(Role.OPERATOR) else ""
         )

@@ -83,7 +83,7 @@ class Retention:
         removed = 0
         while not self._is_ending():
             limit = self._batch_size + len(self._stuck)
-            expired = await run_in_database(self._store.over, horizon, limit, internal=internal)
+            expired = await run_in_database(self._store.expired_jobs, horizon, limit, internal=internal)
             jobs = [job for job in expired if job not in self._stuck]
             if not jobs:
                 break
