@@ -38,7 +38,7 @@ def saved_by(path: Path, *clusters: ClusterStatus) -> Saved:
 
 
 def make_statuses(settings: Settings, saved: Saved) -> list[ClusterStatus]:
-    return [cluster.status() for cluster in collect_clusters(settings, saved)]
+    return [cluster.make_status() for cluster in collect_clusters(settings, saved)]
 
 
 def stored_fields(cluster: ClusterStatus) -> tuple[object, ...]:

@@ -255,7 +255,7 @@ async def test_retention_with_slow_database_reduces_batch(tmp_path: Path, monkey
             limits.extend([] if internal else [limit])
             return original(horizon, limit, internal=internal)
 
-        monkeypatch.setattr(world.history, "over", counted)
+        monkeypatch.setattr(world.history, "expired_jobs", counted)
         transaction_s = 2 * retention.LONG_TRANSACTION
         times = count()
         tidying = world.make_retention(monotonic=lambda: next(times) * transaction_s)

@@ -25,7 +25,7 @@ def timers_of_locald() -> TimerCalls:
 
 def timers_of_runner() -> TimerCalls:
     loop = Loop()
-    return loop.after, loop.cancel, loop.turn
+    return loop.set_alarm, loop.cancel_alarm, loop.turn
 
 
 @pytest.mark.parametrize("make_timers", [timers_of_locald, timers_of_runner])
