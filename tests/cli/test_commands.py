@@ -429,10 +429,14 @@ def test_local_run_on_unknown_cluster_exits_with_3(koala: Koala) -> None:
         (("submit", "--nonfixed", "1,5", "x"), 2, "koala: --nonfixed: size of component 1 is 5"),
         (("submit", "--nonfixed", "4,4,4", "x"), 2, "koala: --nonfixed: the components need 12 nodes"),
         (("submit", "--flexible", "6", "--ppn", "0", "x"), 2, "koala: --ppn is 0"),
-        (("submit", "--flexible", "6", "--walltime", "soon", "x"), 2, "koala: --walltime is 'soon', no duration"),
+        (("submit", "--flexible", "6", "--walltime", "soon", "x"), 2, "koala: --walltime is 'soon', not a duration"),
         (("submit", "--flexible", "6", "--policy-option", "metric", "x"), 2, "koala: --policy-option is 'metric'"),
         (("submit", "--flexible", "6", "--coallocation", "no", "x"), 2, "koala: --coallocation is 'no'"),
-        (("submit", "--flexible", "6", "--coallocation", "0", "x"), 2, "koala: --coallocation is 0, no co-allocation"),
+        (
+            ("submit", "--flexible", "6", "--coallocation", "0", "x"),
+            2,
+            "koala: --coallocation is 0, not a valid number",
+        ),
         (
             ("submit", "--flexible", "6", "--claiming", "x", "x"),
             2,

@@ -97,7 +97,7 @@ def test_job_file_may_list_inputs_and_staged_files(koala: Koala, server: Server,
     [
         (("--collect", "/etc/*"), "koala: --collect is '/etc/*', which is not below the component's folder"),
         (("--memory", "16"), "koala: --memory is 16 bytes, and policy cluster-minimization does not go by what nodes"),
-        (("--memory", "16G"), "koala: --memory is '16G', no number of bytes; give bytes, or a number with a unit"),
+        (("--memory", "16G"), "koala: --memory is '16G', not a number of bytes; give bytes, or a number with a unit"),
         (("--communication", "2"), "koala: --communication is 2; give a fraction of the run time from 0 to 1"),
     ],
 )
