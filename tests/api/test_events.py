@@ -66,7 +66,7 @@ async def test_job_events_of_unknown_job_are_rejected(open_api: Open) -> None:
 class TwoChanges(Changes):
     """Reports one change to a new stream, none after its version, and all topics after an unknown version."""
 
-    async def follow(self, since: str = "") -> AsyncIterator[frozenset[Topic]]:
+    async def follow_changes(self, since: str = "") -> AsyncIterator[frozenset[Topic]]:
         if since not in ("", self.version):
             yield frozenset(TOPICS)
         elif not since:
