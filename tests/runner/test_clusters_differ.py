@@ -153,7 +153,7 @@ class StubNode:
         self.ends: list[tuple[int | None, str, bool]] = []
         self.settings = SimpleNamespace(agent_timeout=60.0, name="node-127.0.1.1")
         self.loop = SimpleNamespace(
-            after=lambda name, _, call: self.alarms.update({name: call}), cancel=self.alarms.pop
+            set_alarm=lambda name, _, call: self.alarms.update({name: call}), cancel_alarm=self.alarms.pop
         )
 
     def relay(self, token: str, node: int, payload: dict[str, Any]) -> None:
