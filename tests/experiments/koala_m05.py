@@ -1,7 +1,7 @@
-"""The workload of mohamed-2005 on an embedded grid: a real daemon, real processes, starts that fail.
+"""Run the workload of mohamed-2005 on an embedded grid with a real daemon, real processes and failing starts.
 
-``python -m tests.experiments.koala_m05 --jobs 500 --claiming atomic --failures 0.3`` prints one table.
-Nothing is transferred here: what there is of a start delay comes from failures.
+``python -m tests.experiments.koala_m05 --jobs 500 --claiming atomic --failures 0.3`` prints one table. No file is
+transferred, so a start delay comes from failures only.
 """
 
 import argparse
@@ -32,7 +32,7 @@ RULES = {
     "placement_queue_limit": str(QUEUE_LIMIT),
     "max_restarts": "null",
     "restart_pause": "0",
-    # With three of ten starts failing, many errors in a row are mere chance.
+    # With a failure probability of 0.3, many errors in a row are chance.
     "error_threshold": "100",
     "probation_pause": "2",
     "probation_pause_max": "16",
@@ -40,7 +40,7 @@ RULES = {
 
 
 def make_grid(directory: Path, claiming: ClaimingMode, failures: float) -> EmbeddedGrid:
-    """A daemon of its own, not started yet, with two clusters whose starts fail."""
+    """Return an embedded grid, not yet started, with two clusters on which starts fail."""
     directory.mkdir()
     config = directory / "koala.yaml"
     rules = "".join(f"  {name}: {value}\n" for name, value in {**RULES, "claiming": claiming}.items())
@@ -50,7 +50,7 @@ def make_grid(directory: Path, claiming: ClaimingMode, failures: float) -> Embed
 
 
 class Experiment:
-    """One run: jobs and local users arrive as planned, and the load is looked at until every job is over."""
+    """Submit the jobs of a workload as planned and measure the load until every job has ended."""
 
     def __init__(self, grid: EmbeddedGrid, plan: Workload, localds: dict[str, LocalConnection]) -> None:
         self._grid, self._localds = grid, localds
@@ -62,7 +62,7 @@ class Experiment:
         self.node_seconds = {"ours": 0.0, "local": 0.0}
 
     def run(self, longest: float) -> float:
-        """Seconds until every job was over, or as many as it may last at most."""
+        """Run until every job has ended or ``longest`` seconds have passed; return the seconds that passed."""
         began = time.monotonic()
         while (lasted := time.monotonic() - began) < longest:
             while self._coming and self._coming[0].arrives <= lasted:
@@ -110,7 +110,7 @@ class Experiment:
         return [_outcome(job) for job in self._jobs(number)]
 
     def at_barriers(self, number: int) -> tuple[float, float]:
-        """Node-seconds for which nodes waited at barriers: before starts, and where none came of it."""
+        """Return the node-seconds spent at barriers by components that started, and by those that did not."""
         before, without = 0.0, 0.0
         for job in self._jobs(number):
             for attempt in self._grid.http.get(f"/api/v1/jobs/{job['id']}/attempts").json()["attempts"]:
@@ -155,7 +155,7 @@ def _grid(directory: Path, claiming: ClaimingMode, failures: float) -> Iterator[
     try:
         yield grid.start()
     finally:
-        # Whoever is impatient twice must not leave processes behind.
+        # A second interrupt must not leave processes behind.
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
             if grid.url:
@@ -187,7 +187,7 @@ def run(
     scale: float = 1.0,
     longest: float = 1800.0,
 ) -> Run:
-    """The workload once, on a grid of its own below ``directory``."""
+    """Run the workload once on a new grid below ``directory``."""
     plan = workload(jobs, every=every, scale=scale)
     with _grid(directory, claiming, failures) as grid, ExitStack() as connections:
         began = time.monotonic()

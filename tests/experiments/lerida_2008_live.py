@@ -1,10 +1,10 @@
-"""Figure 9 of lerida-2008 in small: what matching foretells of a job on slow links, beside real runs on the testbed.
+"""Reproduce Figure 9 of lerida-2008 at small scale: compare predicted and measured slowdowns on slow links.
 
 ``python -m tests.experiments.lerida_2008_live`` runs it on the testbed (``make testbed``) and writes
-``experiments/published/live/lerida-2008-fig-9.json`` and the page beside it; ``--page`` writes the page again.
+``experiments/published/live/lerida-2008-fig-9.json`` and the page next to it; ``--page`` writes only the page.
 
-Between two clusters each node's way out is held by a token bucket (tbf) of its own. A program that sends equal parts to
-all loads all of a cluster's buckets alike: they are as one uplink of their sum.
+A token bucket (tbf) limits the outgoing traffic of each node to the other cluster. A program that sends equal parts to
+all nodes loads all buckets of a cluster equally, so that they act as one uplink with the sum of their rates.
 """
 
 import argparse
@@ -22,31 +22,31 @@ from koalapy.workload.tables import markdown_table
 PAGE = Path(__file__).parents[2] / "experiments" / "published" / "live" / "lerida-2008-fig-9.md"
 PROGRAM = Path(__file__).parent / "paced_exchange.py"
 RATE = 8_000_000 / 8
-"""Bytes per second of a node to the other cluster, while it is held."""
+"""Bytes per second from a limited node to the other cluster."""
 STEPS, COMPUTING, COMMUNICATING = 6, 0.25, 1.0
-"""Of the program, in seconds where nothing is slow."""
+"""Steps of the program, and seconds per step for each phase on fast links."""
 PLACEMENTS = ({"north": 2, "south": 2}, {"north": 3, "south": 2}, {"north": 3, "east": 3})
 NEEDS = (0.5, 1.5, 3.0)
-"""PNBW as multiples of the rate."""
+"""PNBW as multiples of ``RATE``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One placement with one need; slowdowns are against the program's own pace."""
+    """The measurements of one placement with one bandwidth need; slowdowns are relative to the program's own pace."""
 
     placement: dict[str, int]
     bandwidth: float
-    """PNBW, in bytes per second."""
+    """PNBW in bytes per second."""
     exchange: list[float]
-    """Measured slowdowns of the exchange, SC, on held links; one for each run."""
+    """Measured slowdown of the exchange (SC) on limited links, for each run."""
     whole: list[float]
-    """The same of the whole run, T."""
+    """Measured slowdown of the whole run (T) on limited links, for each run."""
     free: list[float]
-    """Slowdowns of the exchange while nothing is held."""
+    """Measured slowdown of the exchange on unlimited links, for each run."""
 
 
 def foretold(placement: dict[str, int], bandwidth: float, rate: float = RATE) -> Matching:
-    """What matching says of exactly that placement."""
+    """Return the slowdowns that matching predicts for exactly this placement."""
     share = COMMUNICATING / (COMPUTING + COMMUNICATING)
     sites = tuple(Site(name, (Kind("", 1.0, nodes),), nodes * rate) for name, nodes in placement.items())
     problem = Problem(sum(placement.values()), sites, 1 - share, share, bandwidth)
@@ -54,12 +54,12 @@ def foretold(placement: dict[str, int], bandwidth: float, rate: float = RATE) ->
 
 
 def measured(told: dict[str, float]) -> tuple[float, float]:
-    """Slowdowns of the exchange and of the whole, of what the program printed."""
+    """Return the slowdowns of the exchange and of the whole run from the program's output."""
     return told["exchanging"] / (STEPS * COMMUNICATING), told["lasted"] / (STEPS * (COMPUTING + COMMUNICATING))
 
 
 def told_by(output: str) -> dict[str, float]:
-    """The line of JSON; ``ValueError`` where there is none."""
+    """Parse the JSON line of the program's output; raise ``ValueError`` if there is none."""
     for line in output.splitlines():
         if line.startswith("{"):
             found: dict[str, float] = json.loads(line)
@@ -68,7 +68,7 @@ def told_by(output: str) -> dict[str, float]:
 
 
 def run(rounds: int) -> Iterator[Point]:
-    """On the testbed, links held and free in turn."""
+    """Measure each placement on the testbed, alternating between limited and unlimited links."""
     from tests.grid.slow_links import limited_link
     from tests.grid.testbed import Testbed
 
@@ -100,7 +100,7 @@ def run(rounds: int) -> Iterator[Point]:
 
 
 def page(points: Sequence[Point], load: float, processors: int) -> str:
-    """In Markdown."""
+    """Return the page in Markdown."""
     rows = []
     for point in points:
         matching = foretold(point.placement, point.bandwidth)
@@ -150,7 +150,7 @@ variable, is not shown here: all nodes of a testbed share those of one machine, 
 
 
 def _beyond(points: Sequence[Point]) -> str:
-    """By how much exchanges took longer than foretold, where links were too narrow: the least and the most."""
+    """Return the range of measured over predicted exchange times where links were too narrow."""
     ratios = []
     for point in points:
         expected = foretold(point.placement, point.bandwidth).communication

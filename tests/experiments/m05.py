@@ -1,8 +1,8 @@
-"""The workload of mohamed-2005 4.2, scaled to two clusters of 16 nodes and to seconds; the same numbers in every world.
+"""The workload of mohamed-2005 4.2, scaled to two clusters of 16 nodes and to seconds, for real and virtual grids.
 
-The jobs are those of ``koala workload generate --preset m05``: a sixth of the processors, 6 and 12 nodes for 36 and 72,
-and a sixtieth of the time, programs of 0.5 to 3.2 seconds for 30 to 192. Each component of a job reads the same file of
-4 or 8 GB, which is on one of the two clusters, as it was on two of four.
+The jobs are those of ``koala workload generate --preset m05`` with a sixth of the processors (6 and 12 nodes for 36 and
+72) and a sixtieth of the time (0.5 to 3.2 seconds for 30 to 192). Each component of a job reads the same file of 4 or 8
+GB, which is on one of the two clusters; in the paper it was on two of four.
 """
 
 import random
@@ -18,16 +18,16 @@ from koalapy.workload.recipe import PRESETS, GridSize
 
 CLUSTERS = {"north": 16, "south": 16}
 BANDWIDTH = 5e9
-"""Bytes per second between the two: 0.8 or 1.6 s a file."""
+"""Bytes per second between the clusters: 0.8 or 1.6 s for each file."""
 QUEUE_LIMIT = 100
 NODES, TIMES = 1 / 6, 60.0
-"""What the paper's sizes are multiplied with, and how many times as fast everything goes."""
+"""Factor on the paper's sizes, and divisor of its times."""
 FILES = tuple(f"file-{number}" for number in range(1, 51))
 
 
 @dataclass(frozen=True)
 class PlannedJob:
-    """One job: in how many seconds from the beginning it arrives, as it is submitted, and the file that it reads."""
+    """A job to submit, its arrival in seconds from the beginning, and its input file."""
 
     arrives: float
     submission: dict[str, Any]
@@ -48,7 +48,7 @@ class PlannedJob:
 
 @dataclass(frozen=True)
 class LocalUser:
-    """One job of somebody who goes straight to a cluster."""
+    """A job of a local user, submitted directly to a cluster."""
 
     arrives: float
     cluster: str
@@ -63,9 +63,10 @@ class Workload:
 
 
 def workload(jobs: int = 500, *, every: float = 1.2, scale: float = 1.0, seed: int = 2005) -> Workload:
-    """Jobs arrive ``every`` so many seconds on average (Poisson), each cluster's local users every 5 s times ``scale``.
+    """Generate the workload: jobs at Poisson arrivals with a mean gap of ``every`` seconds, and local users.
 
-    ``scale`` also multiplies how long all programs run.
+    Local users of each cluster arrive every 5 s times ``scale`` on average. ``scale`` also multiplies the run times of
+    all programs.
     """
     recipe = replace(PRESETS["m05"], jobs=jobs, rate=1 / every, scale=NODES, compress=TIMES / scale, inputs=FILES)
     files = _files(random.Random(f"{seed}/files"))
@@ -94,12 +95,12 @@ def _arrivals(draws: random.Random, every: float, number: int) -> Iterator[float
         yield at
 
 
-# What came of it
+# Results
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one job fared; times in seconds. Placement is the last one: a job that is placed again waits anew."""
+    """The result of one job; times in seconds. After a restart the placement time is that of the last placement."""
 
     priority: Priority
     succeeded: bool
@@ -114,19 +115,19 @@ class Outcome:
 
 @dataclass
 class Run:
-    """One run of the workload; ``ours`` and ``local``: the fraction of all nodes that each had from begin to end."""
+    """The result of one run; ``ours`` and ``local`` are the fractions of all nodes used by jobs and by local users."""
 
     label: str
-    """What sets it apart from the others."""
+    """The parameter value that distinguishes this run."""
     outcomes: Sequence[Outcome]
     ours: float
     local: float
     lasted: float
     wall: float
     before_start: float
-    """Node-seconds for which nodes waited at barriers until their job started."""
+    """Node-seconds spent at barriers until the job started."""
     without_start: float
-    """Node-seconds for which nodes waited at barriers, and were given back without a start."""
+    """Node-seconds spent at barriers by nodes that were released without a start."""
 
     def of(self, priority: Priority) -> list[Outcome]:
         return [outcome for outcome in self.outcomes if outcome.priority is priority]
@@ -139,7 +140,7 @@ MEANS = ("placement_time", "start_delay", "wait_time", "response_time", "placeme
 
 
 def table(runs: Iterable[Run]) -> str:
-    """One line per run and priority: means per job."""
+    """Return a table with one line per run and priority and the means of its jobs."""
     heads = ["claiming", "priority", "jobs", "succeeded", *(name.replace("_", " ") for name in MEANS)]
     heads += ["util. ours", "util. local", "lasted", "wall", "at barriers", "for nothing"]
     lines = [heads]

@@ -1,4 +1,4 @@
-"""The workload of mohamed-2005 on clusters in memory, where many components fail at their start."""
+"""Run the workload of mohamed-2005 on simulated clusters on which many component starts fail."""
 
 import random
 import time
@@ -19,7 +19,7 @@ from tests.scheduler.world import World
 
 FAILING = 0.3
 LONGEST = 10_000.0
-"""Virtual seconds until a run counts as stuck."""
+"""Virtual seconds after which a run counts as stuck."""
 
 RULES = Rules(
     scan_interval=4.0,
@@ -34,12 +34,14 @@ RULES = Rules(
     probation_pause=2.0,
     probation_pause_max=16.0,
 )
-"""Times are a sixtieth of the paper's. With three of ten starts failing, many errors in a row are mere chance: clusters
-are given up, and come back by probation."""
+"""Times are a sixtieth of the paper's.
+
+With a failure probability of 0.3, many errors in a row are chance: clusters are excluded, and return by probation.
+"""
 
 
 class Experiment(World):
-    """A world in which components fail, and whose load is measured."""
+    """A simulated grid with failing components and a measured load."""
 
     def __init__(self, rules: Rules, failing: float, seed: int) -> None:
         links = {("north", "south"): Link(bandwidth=BANDWIDTH)}
@@ -48,7 +50,7 @@ class Experiment(World):
         self._outside: deque[PlannedJob] = deque()
         self.node_seconds = {"ours": 0.0, "local": 0.0}
         self.past: list[Attempt] = []
-        """The attempts that were followed by others."""
+        """Attempts that a later attempt replaced."""
         super().__init__(CLUSTERS, rules, links=links, strict=False)
 
     def apply_effects(self, effects: Effects) -> Effects:
@@ -73,10 +75,10 @@ class Experiment(World):
         self._measured = (self.now, sum(size for _, size in held) - locals_have, locals_have)
         return super()._next_event_at()
 
-    # The workload
+    # Workload
 
     def arrives(self, job: PlannedJob) -> None:
-        """Submit a job, when there is room in the placement queue and nobody waits to be let in."""
+        """Submit a job if the placement queue has room and no earlier job is waiting to enter it."""
         self._outside.append(job)
         if len(self._outside) == 1:
             self._let_in()
@@ -100,7 +102,7 @@ class Experiment(World):
         name = site.add_local_user(user.nodes)
 
         def leaves() -> None:
-            # Who had to wait for nodes uses them all the same.
+            # Jobs that had to wait for nodes still use them.
             if name in site.held:
                 site.remove_local_user(name)
             else:
@@ -108,10 +110,10 @@ class Experiment(World):
 
         self.schedule(user.lasts, leaves)
 
-    # What came of it
+    # Results
 
     def at_barriers(self) -> tuple[float, float]:
-        """Node-seconds for which nodes waited for others or for files: before starts, and where none came of it."""
+        """Return the node-seconds of waiting for components or files that led to a start, and of those that did not."""
         before, without = 0.0, 0.0
         for attempt in [*self.past, *(job.attempt for job in self.jobs.values() if job.attempt is not None)]:
             for component in attempt.components:

@@ -1,9 +1,10 @@
-"""An MPI program that computes and exchanges in turn, one rank a node. It is sent to the nodes as it is, and so imports
-nothing of koalapy.
+"""Compute and exchange data in turns, as an MPI program with one rank per node.
 
-In each step a rank computes for so many seconds (it sleeps: nodes of a testbed share their processors), and then sends
-equal parts to all others, paced so that it sends BANDWIDTH bytes per second if the network takes as much. Ends with a
-line of JSON: the steps' seconds, with and without the computing, of the slowest rank.
+The source is passed to the nodes as text, so it imports nothing of koalapy.
+
+In each step a rank sleeps for the compute time, because the nodes of a testbed share their processors. Then it sends
+equal parts to all ranks, paced to BANDWIDTH bytes per second if the network allows it. At the end the program prints a
+line of JSON with the seconds of all steps, with and without the compute time, of the slowest rank.
 """
 
 import json
@@ -14,7 +15,7 @@ import numpy as np
 from mpi4py import MPI
 
 PIECES = 10
-"""In which an exchange goes on its way: between them a rank waits until it would have sent so much."""
+"""Number of parts of an exchange; after each one a rank waits to keep the pace."""
 
 
 def main(steps: int, computing: float, communicating: float, bandwidth: float) -> None:

@@ -1,10 +1,10 @@
-"""Figures 3, 4, 6 and 9 of sonmez-2010 in small: live runs on the testbed, and beside them what is simulated of them.
+"""Reproduce Figures 3, 4, 6 and 9 of sonmez-2010 at small scale: compare runs on the testbed with simulations.
 
 ``python -m tests.experiments.sonmez_2010_live`` runs it on the testbed (``make testbed``) and writes
-``experiments/published/live/sonmez-2010.json`` and the page beside it; ``--page`` writes the page again.
+``experiments/published/live/sonmez-2010.json`` and the page next to it; ``--page`` writes only the page.
 
-Between clusters each node's way out is held by a token bucket (tbf) of its own, so that co-allocation costs what links
-cost, and programs wait instead of computing: the nodes of a testbed share a few processors.
+A token bucket (tbf) limits the outgoing traffic of each node to other clusters, so that co-allocation costs run time.
+Programs sleep instead of computing, because the nodes of a testbed share a few processors.
 """
 
 import argparse
@@ -33,15 +33,15 @@ PAGE = Path(__file__).parents[2] / "experiments" / "published" / "live" / "sonme
 PROGRAM = Path(__file__).parent / "paced_exchange.py"
 Json = dict[str, Any]
 Placement = dict[str, int]
-"""Nodes by cluster."""
+"""Number of nodes by cluster."""
 
 NODES = {"east": 3, "north": 3, "south": 2}
 RATE = 1_000_000.0
-"""Bytes per second of a node to other clusters, where it is held."""
+"""Bytes per second from a limited node to other clusters."""
 STEPS, COMPUTING, COMMUNICATING = 4, 0.25, 1.0
-"""Of a program, in seconds where nothing is slow."""
+"""Steps of a program, and seconds per step for each phase on fast links."""
 NEEDS = {"prime": 0.1, "poisson": 1.5, "wave": 3.5}
-"""What a rank of each sends, as multiples of the rate: by it they are like the paper's programs of these names."""
+"""Bytes per second that a rank of each program sends, as a multiple of ``RATE``; named after the paper's programs."""
 SMALL: Sequence[Placement] = (
     {"north": 3},
     {"east": 3},
@@ -50,25 +50,25 @@ SMALL: Sequence[Placement] = (
     {"south": 2, "east": 1},
     {"north": 1, "south": 1, "east": 1},
 )
-"""Of 3 nodes: over one, two and three clusters."""
+"""Placements of 3 nodes over one, two and three clusters."""
 WIDE: Sequence[Placement] = (
     {"north": 2, "south": 2},
     {"north": 3, "south": 1},
     {"north": 3, "east": 1},
     {"east": 2, "south": 2},
 )
-"""Of 4 nodes, which no cluster has."""
+"""Placements of 4 nodes, more than any cluster has."""
 ALL_PAIRS = (("east", "north"), ("east", "south"), ("north", "south"))
 TO_EAST = ALL_PAIRS[:2]
 LOCAL, LOCAL_SECONDS = 0.2, 10.0
-"""The part of all nodes that local users have, one each, and for how long on average."""
+"""Fraction of all nodes used by local users, with one node each, and their mean run time in seconds."""
 UTILISATION, OF_WIDE = 0.3, 0.15
-"""Net: what jobs would use if each ran on one cluster; and of wide jobs, if no link was held."""
+"""Net utilisation if each job ran on one cluster, and that of wide jobs if no link was limited."""
 LOOK_EVERY = 1.0
-"""Seconds between two looks of a simulated agent at its cluster."""
+"""Seconds between two observations of a simulated agent."""
 SEEDS = 30
 LATE = 3.0
-"""Seconds from the end of a program until its nodes are free, as a guess of what is not measured."""
+"""Seconds from the end of a program until its nodes are free; an estimate, used where none was measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Run:
 
     @property
     def is_wide(self) -> bool:
-        """Whether no cluster has so many nodes, and the links to east alone are held (Figure 9)."""
+        """Return whether jobs are larger than any cluster and only the links to ``east`` are limited (Figure 9)."""
         return min(self.sizes) > max(NODES.values())
 
     @property
@@ -92,7 +92,7 @@ class Run:
         return OF_WIDE if self.is_wide else UTILISATION
 
     def workload(self) -> Workload:
-        """The same sizes at the same moments for each run of these sizes."""
+        """Generate jobs with the same sizes and arrivals for every run of these sizes."""
         draws, at, arrivals = Random(f"sonmez-2010/{self.sizes}"), 0.0, []
         rate = self.utilisation * sum(NODES.values()) / (fmean(self.sizes) * alone())
         for number in range(self.jobs):
@@ -122,7 +122,7 @@ FIGURE_9 = (
 
 
 def alone() -> float:
-    """Seconds that a program takes where nothing is slow."""
+    """Return the seconds that a program takes on fast links."""
     return STEPS * (COMPUTING + COMMUNICATING)
 
 
@@ -131,11 +131,11 @@ def command(application: str) -> list[str]:
     return ["python", "-c", PROGRAM.read_text(encoding="utf-8"), *map(str, pace)]
 
 
-# Live
+# Runs on the testbed
 
 
 def measure() -> Json:
-    """Everything, on the testbed."""
+    """Run all measurements on the testbed."""
     from tests.grid.slow_links import limited_links
     from tests.grid.testbed import Testbed
 
@@ -199,11 +199,11 @@ def _stream(grid: Any, run: Run) -> Json:
     return found
 
 
-# Simulated
+# Simulations
 
 
 class LateReturns(Simulation):
-    """Nodes are free some time after the program's end."""
+    """A simulation in which nodes become free some time after the program has ended."""
 
     seconds = 0.0
 
@@ -213,15 +213,18 @@ class LateReturns(Simulation):
 
 @dataclass(frozen=True)
 class Twin:
-    """The testbed, simulated by what single programs took there."""
+    """A simulation of the testbed that uses run times measured for single programs."""
 
     found: Json
     returns: float = 0.0
     """Seconds from the end of a program until its nodes are free."""
 
     def lasted(self, application: str, gang: Sequence[str], links: str) -> float:
-        """On average over the placements that were tried on so many clusters, and, where the links to east alone are
-        held, with it or without."""
+        """Return the mean run time of the measured placements over the same number of clusters.
+
+        If only the links to ``east`` are limited, use only placements that agree with ``gang`` in using ``east`` or
+        not.
+        """
         took = [
             each["lasted"]
             for each in self.found["alone"]
@@ -229,7 +232,7 @@ class Twin:
             and len(each["placement"]) == len(gang)
             and (links == "held" or ("east" in each["placement"]) == ("east" in gang))
         ]
-        if not took:  # over three clusters, where 4 nodes were tried on two
+        if not took:  # over three clusters, since 4 nodes were measured on two only
             return self.lasted(application, ["east", "north"], links)
         return fmean(took)
 
@@ -238,7 +241,7 @@ class Twin:
         return median(each["startup"] for each in self.found["alone"])
 
     def simulate(self, run: Run, seed: int) -> dict[str, float]:
-        """The same jobs at the same moments, other local users with each seed."""
+        """Simulate the jobs of a run; the local users depend on the seed."""
         workload, links = run.workload(), "to east held" if run.is_wide else "held"
 
         def run_time(job: PlannedJob, gang: Gang) -> float:
@@ -272,11 +275,11 @@ class Twin:
         return links
 
 
-# The page
+# Page
 
 
 def page(found: Json) -> str:
-    """In Markdown."""
+    """Return the page in Markdown."""
     twin = Twin(found)
     simulated = {run.name: [twin.simulate(run, seed) for seed in range(SEEDS)] for run in (*FIGURE_6, *FIGURE_9)}
     late = {
@@ -393,7 +396,7 @@ def _middle(values: Sequence[float]) -> str:
 
 
 def _figure_3(found: Json) -> str:
-    """What the table says, by its numbers."""
+    """Describe the numbers of the table of Figure 3."""
 
     def factor(name: str, links: str) -> float:
         return fmean(_took(found, name, links, 3)) / fmean(_took(found, name, links, 1))
@@ -433,13 +436,13 @@ def _within(found: Json, simulated: Mapping[str, Sequence[Mapping[str, float]]])
 
 
 def _waits(simulated: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
-    """In the order of the lines."""
+    """Return the mean waits in the order of the lines."""
     means = [f"{fmean(each['wait'] for each in some):.1f}" for some in simulated.values()]
     return f"{', '.join(means[:-1])} and {means[-1]}"
 
 
 def _changes(runs: Sequence[Run], found: Json, simulated: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
-    """Of the mean response time against the first run."""
+    """Return the changes of the mean response time relative to the first run."""
     first = runs[0].name
     told = []
     for run in runs[1:]:

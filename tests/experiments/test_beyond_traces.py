@@ -18,7 +18,7 @@ EXPERIMENTS = [one for one in beyond_traces.EXPERIMENTS if isinstance(one, OfTra
 
 @pytest.fixture
 def traces(tmp_path: Path) -> Traces:
-    """Small ones in place of all that are needed."""
+    """Return small traces for all that the experiments need."""
     for name in MACHINES:
         draws = Random(name)
         drawn = [(40 * number, draws.randrange(60, 3000), draws.randrange(1, 30)) for number in range(JOBS)]

@@ -1,4 +1,4 @@
-"""``python -m experiments``: its commands, their output and their errors."""
+"""Test the commands of ``python -m experiments``, their output and their errors."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""The grid of huang-2007 does what the paper says: held against its rules as written down plainly, and by examples."""
+"""Compare the grid of huang-2007 with a plain implementation of the paper's rules and with examples."""
 
 import heapq
 from bisect import insort
@@ -23,7 +23,7 @@ from koalapy.workload.swf import TraceJob
 from tests.experiments.traces import a_trace, swf_line
 
 SPEED, LOAD = (1, 2, 4, 4, 8), (5, 4, 5, 4, 1)
-"""Powers of two: no time is rounded."""
+"""Powers of two, so that no time is rounded."""
 
 
 def job(number: int, time: float, site: int, processors: int, ran: float) -> TraceJob:
@@ -35,8 +35,11 @@ def ends(outcome: Outcome) -> dict[int, float]:
 
 
 def by_the_rules(jobs: Sequence[TraceJob], sharing: SharingMode, policy: str, threshold: float) -> dict[int, float]:
-    """When each job ends: the narrowest first, nobody passes the first of a queue, and all that ends at a moment has
-    ended before somebody starts."""
+    """Return the end of each job by the paper's rules.
+
+    The narrowest job is first, no job passes the first of a queue, and all jobs that end at one moment end before any
+    job starts.
+    """
     sites = range(5)
     free, now = list(PROCESSORS), 0.0
     queues: dict[int, list[tuple[int, int]]] = {site: [] for site in (sites if sharing == "independent" else [0])}

@@ -1,4 +1,4 @@
-"""lerida-2008's figures: their order, and that both solvers solve what the production policy makes of a grid."""
+"""Check the values of the figures of lerida-2008 and both solvers on the problems of the production policy."""
 
 from statistics import fmean
 
@@ -63,7 +63,7 @@ def test_lerida_uses_the_production_policy(mode: Mode) -> None:
 
 
 def small(figure: Experiment) -> list[Cell]:
-    """Of each setting one with few clusters, so that it does not take long."""
+    """Select a cell with few clusters for each setting, to limit the run time."""
     return [cell for cell in figure.cells(1) if lerida.number(cell, "clusters") <= 4]
 
 

@@ -1,4 +1,4 @@
-"""What is foretold of runs on slow links, and what is told of them; the runs themselves take the testbed."""
+"""Test predictions and reports for runs on slow links; the runs themselves need the testbed."""
 
 import json
 import subprocess
@@ -30,7 +30,7 @@ from tests.needs import MPI, MPIRUN, needs
 def test_predicted_time_follows_the_equation_of_the_paper(
     placement: dict[str, int], slowdown: float, need: float
 ) -> None:
-    """(4): of each node's traffic the part to the other cluster's nodes, over what its way there takes."""
+    """Check equation (4): a node's traffic to the other cluster divided by its bandwidth to that cluster."""
     matching = foretold(placement, need * RATE)
     assert matching.communication == pytest.approx(max(1.0, slowdown * need))
     share = COMMUNICATING / (COMPUTING + COMMUNICATING)

@@ -1,4 +1,4 @@
-"""The workload of mohamed-2005 on clusters in memory: all jobs come to their end, however they are claimed for."""
+"""Check that all jobs of the mohamed-2005 workload end on simulated clusters in every claiming mode."""
 
 from collections import Counter
 

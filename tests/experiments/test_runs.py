@@ -30,7 +30,7 @@ def asked(folder: Path, *experiments: Experiment, seeds: int | None = None, agai
 
 
 def interrupted(what: Asked, count: int) -> None:
-    """A run that ends when so many cells are kept."""
+    """Run the experiments and interrupt them after ``count`` stored cells."""
     results: list[Result] = []
 
     def add(self: Unfinished, result: Result) -> None:

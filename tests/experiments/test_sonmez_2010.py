@@ -1,4 +1,4 @@
-"""Sonmez-2010: what the scheduler does in these experiments, held against the paper's text in a few lines."""
+"""Compare the scheduler in the experiments of sonmez-2010 with a short implementation of the paper's text."""
 
 import heapq
 from collections import deque
@@ -29,11 +29,11 @@ from koalapy.simulation.jobs import PlannedJob
 from koalapy.simulation.simulation import Simulation
 
 Placed = list[tuple[float, list[tuple[str, int]]]]
-"""Of each job, in the order of arrival: when, and how many nodes on which clusters."""
+"""The start time and the nodes by cluster of each job, in the order of arrival."""
 
 
 def by_the_paper(jobs: Sequence[PlannedJob], idle: dict[str, int], times: Sequence[float], limit: int) -> Placed:
-    """FCM with a try at submission and service from the head of the queue at each completion; no limit: WF."""
+    """Place jobs by FCM, at submission and from the head of the queue at each completion. A ``limit`` of 0 means WF."""
     queue: deque[int] = deque()
     placed: Placed = [(-1.0, [])] * len(jobs)
     agenda: list[tuple[float, int, int]] = [(job.arrives_at, 1, number) for number, job in enumerate(jobs)]
@@ -58,7 +58,7 @@ def by_the_paper(jobs: Sequence[PlannedJob], idle: dict[str, int], times: Sequen
         if not arrives:
             for name, nodes in placed[number][1]:
                 idle[name] += nodes
-            has_more = bool(agenda) and agenda[0][:2] == (now, 0)  # ends of one moment are one
+            has_more = bool(agenda) and agenda[0][:2] == (now, 0)  # count ends at one moment as one
             while not has_more and queue and place(queue[0], now):
                 queue.popleft()
         elif not place(number, now):

@@ -1,4 +1,4 @@
-"""What is simulated beside the live runs of sonmez-2010, and what is told of both; the runs take the testbed."""
+"""Test the simulations and reports for the live runs of sonmez-2010; the runs themselves need the testbed."""
 
 import json
 from itertools import pairwise
@@ -16,7 +16,7 @@ RUNS = (*FIGURE_6, *FIGURE_9)
 
 
 def found(factor: float = 3.0) -> dict[str, Any]:
-    """Runs in which wave takes so many times as long on links that are held, and nothing else is slow."""
+    """Return measurements in which only wave slows down, by ``factor``, on limited links."""
 
     def first(name: str, links: str, placement: dict[str, int]) -> dict[str, Any]:
         slow = name == "wave" and len(placement) > 1

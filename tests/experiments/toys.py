@@ -1,4 +1,4 @@
-"""Experiments for tests, which workers find by this module."""
+"""Define experiments for tests in a module that worker processes can import."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ from experiments.traces import Traces
 
 
 class Squares(Experiment):
-    """The square of a number, plus the seed; a cell may fail, kill its process, or never end."""
+    """Compute the square of a number plus the seed; a cell may fail, kill its process, or block."""
 
     name = "huang-2007-squares"
     title = "what the square of a number is"
@@ -35,7 +35,7 @@ class Squares(Experiment):
         if number == self._dies:
             os._exit(9)
         if self._blocks and number == self._numbers[-1]:
-            Path(self._blocks).read_bytes()  # of a pipe that nobody writes to
+            Path(self._blocks).read_bytes()  # blocks: the pipe has no writer
         return {"square": number**2 + 0.1 * cell.seed, "curve": [0.5, number / 3]}
 
     def rows(self, results: Sequence[Result]) -> list[Row]:
@@ -59,7 +59,7 @@ class Traced(Squares):
 
 
 class Halves(Squares):
-    """Figures of the same simulations have one method that makes them."""
+    """Two figures that share the ``run`` method, and so the results of equal cells."""
 
     name = "huang-2007-halves"
 
@@ -75,7 +75,7 @@ class Quarters(Halves):
 
 
 class Here(Executor):
-    """Runs in this process, each at once."""
+    """Run each call at once in the current process."""
 
     def __init__(self) -> None:
         self.ran: list[Cell] = []
@@ -91,7 +91,7 @@ class Here(Executor):
 
 
 def main() -> None:
-    """A run of its own, of which a test ends the process."""
+    """Run an experiment in a process that a test kills."""
     import sys
 
     from experiments.runs import Asked, run

@@ -1,4 +1,4 @@
-"""Small traces for tests, in the Standard Workload Format."""
+"""Write small traces for tests in the Standard Workload Format."""
 
 import lzma
 from collections.abc import Sequence
