@@ -1,4 +1,4 @@
-"""Tar archives for tests, good ones and others."""
+"""Valid and invalid tar archives for tests."""
 
 import io
 import tarfile
@@ -8,7 +8,7 @@ GOOD = {"run.sh": b"#!/bin/sh\necho hello\n", "data/a": b"a" * 5000, "data/b": b
 
 
 def archive_of(files: Mapping[str, bytes | None], **options: object) -> bytes:
-    """Files and, where there is no content, folders."""
+    """Return a tar archive of files and, where the content is None, folders."""
     members = []
     for name, content in files.items():
         member = tarfile.TarInfo(name)
@@ -40,6 +40,6 @@ async def yield_pieces(data: bytes, size: int = 700) -> AsyncIterator[bytes]:
 
 
 def unpack_archive(data: bytes) -> dict[str, bytes | None]:
-    """Return the contents of an archive by name; folders have no content."""
+    """Return the contents of an archive by name; None for folders."""
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
         return {m.name: None if m.isdir() else tar.extractfile(m).read() for m in tar}  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""What agents find on their clusters, as a test says; checksums as the agents make them."""
+"""Simulated agents that answer questions about files on their clusters."""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ Content = bytes | dict[str, bytes]
 
 @dataclass
 class Sites:
-    """Files and folders by cluster and path; a cluster that is ``away`` answers nothing."""
+    """Files and folders by cluster and path. Agents of clusters in ``away`` give no answer."""
 
     content: dict[tuple[str, str], Content | SiteRejected] = field(default_factory=dict)
     away: set[str] = field(default_factory=set)

@@ -1,4 +1,4 @@
-"""Where the commands of an account may show the token of its daemon."""
+"""Addresses at which a command may send its account's token to the daemon."""
 
 import socket
 

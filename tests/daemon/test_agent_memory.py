@@ -1,4 +1,4 @@
-"""Agents know of a daemon's past what its database may have forgotten."""
+"""Epochs and job numbers that agents know and a restored database does not."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def make_known_daemon(epoch: int, life: str = "another", job: int = 0, instance:
 
 
 async def read_welcome(agent: Agent) -> int:
-    """The epoch with which an agent is let in; 0 when it is not."""
+    """Return the epoch of the daemon's welcome; 0 if it rejects the agent."""
     await wait_for_job(lambda: received_messages(agent, "welcome") or agent.closed)
     return int(received_messages(agent, "welcome")[0]["epoch"]) if received_messages(agent, "welcome") else 0
 

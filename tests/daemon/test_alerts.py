@@ -1,4 +1,4 @@
-"""Alerts: delays at begin and end, order, visibility, and checks that fail."""
+"""Alerts: delays at begin and end, order, visibility, and failing checks."""
 
 from collections.abc import AsyncIterator
 
@@ -25,7 +25,7 @@ def make_alert(kind: AlertKind = AlertKind.AGENT_AWAY, target: str = "cluster no
 
 
 class Scene:
-    """A clock and the alerts that the check reports."""
+    """A clock, a check with the alerts in ``wrong``, and the recorded changes."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -63,7 +63,7 @@ async def test_alerts_with_short_problem_stay_empty(scene: Scene) -> None:
 async def test_alert_begins_after_hold_and_ends_after_release(scene: Scene) -> None:
     assert await scene.run_checks(2, make_alert()) == []
     assert await scene.run_checks(5, make_alert()) == ["cluster north"]
-    for _ in range(5):  # a flapping problem is reported once
+    for _ in range(5):  # a fluctuating problem is reported once
         assert await scene.run_checks(14) == ["cluster north"]
         assert await scene.run_checks(2, make_alert()) == ["cluster north"]
     assert await scene.run_checks(14) == ["cluster north"]

@@ -1,4 +1,4 @@
-"""Backups of a daemon's data, and their restoration, without a daemon."""
+"""Creation and restoration of backups of a data directory, without a running daemon."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def _no_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Path:
-    """A data directory that a daemon has let go of, with files of every kind."""
+    """Create a data directory of a stopped daemon, with files of every kind."""
     folder = tmp_path / "data"
     folder.mkdir()
     stores = open_stores(f"sqlite:///{folder / 'koala.db'}", FileOutput(folder / "output", 1000), time.time)

@@ -1,4 +1,4 @@
-"""The daemon's certificate: valid and invalid files, and files that change."""
+"""The daemon's certificate: valid, invalid and replaced files."""
 
 import os
 import ssl

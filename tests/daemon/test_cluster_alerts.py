@@ -1,4 +1,4 @@
-"""Alerts, health checks, metrics and dashboard tell an agent that is away from a resource manager that is silent."""
+"""Alerts, health checks, metrics and dashboard distinguish a disconnected agent from a silent resource manager."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ NOT_YET = "its agent has not connected yet"
 
 
 async def alerts_of(daemon: Daemon, seconds: float = CONNECT_GRACE + 1) -> list[Alert]:
-    """Return the alerts about north, seen from now on for ``after`` seconds."""
+    """Return the alerts about north after ``seconds`` in its present state."""
     checks = ClusterChecks(daemon.scheduler.queries.grid.clusters, (), daemon.hub.rejections)
     now = daemon.engine.clock()
     _ = [alert async for alert in checks(now)]
@@ -30,7 +30,7 @@ async def alerts_of(daemon: Daemon, seconds: float = CONNECT_GRACE + 1) -> list[
 
 
 def health_of(daemon: Daemon) -> dict[str, str]:
-    """The reason of each failed check of north."""
+    """Return the reason of each failed check of north, by check."""
     checks = HealthMonitor(daemon.engine, daemon.queries, {}, DiskLimits()).check_readiness().checks
     return {check.name: check.reason for check in checks if check.cluster == "north" and not check.ok}
 

@@ -1,4 +1,4 @@
-"""What a daemon knew of its clusters when it ended, the next one knows at its start."""
+"""Cluster statuses, saved by one daemon and restored by the next."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ SETTINGS = Settings(clusters={"north": ClusterSection(), "south": ClusterSection
 
 
 def saved_by(path: Path, *clusters: ClusterStatus) -> Saved:
-    """Through the database, as the daemon writes it."""
+    """Write these clusters to the database as the daemon does; return the saved data."""
     by_name = {cluster.name: cluster for cluster in clusters}
     describe = build_describer(SETTINGS, GridStatus(clusters), path)
     engine = make_engine(f"sqlite:///{path / 'koala.db'}")
@@ -86,7 +86,7 @@ def test_cluster_removed_from_configuration_stays_while_used() -> None:
 
 
 def test_cluster_removed_from_configuration_loses_jobs_in_time() -> None:
-    """Its agent is not let in any more, so that nothing is ever heard of it."""
+    """The daemon rejects the agent of a removed cluster, so it receives no further report about the job."""
     component = Component(0, "west", 1, ComponentState.RUNNING, hosts=("w1",), lease=0.5)
     attempt = Attempt(1, (component,), placed_at=1.0, barrier_at=2.0, launched_at=3.0, nonce="a1")
     job = Job(1, JobSpec(FlexibleRequest(1), ("x",)), 0.0, JobState.RUNNING, generation=1, attempt=attempt)
@@ -101,7 +101,7 @@ def test_cluster_removed_from_configuration_loses_jobs_in_time() -> None:
 
 
 def test_cluster_details_contain_no_agent_token(tmp_path: Path) -> None:
-    """What the scheduler knows of a cluster is its section of the configuration, and what it knows may be logged."""
+    """The status includes the cluster's configuration and may be logged."""
     token = "shown-to-nobody-at-all"
     for section in (ClusterSection(token=token), ClusterSection(kind="slurm", token=token)):
         settings = Settings(clusters={"north": section})

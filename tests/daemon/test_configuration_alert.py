@@ -1,4 +1,4 @@
-"""A configuration file that was changed under the daemon is an alert that names what differs."""
+"""The alert about a configuration file that changed after the daemon's start."""
 
 import asyncio
 from collections.abc import Mapping

@@ -18,7 +18,7 @@ HALVES = [b"", b"GET /go", b"POST /good HTTP/1.1\r\nHost: here\r\nX-More:", b"GE
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
-    """Answers requests, some after their body; echoes what comes on a WebSocket."""
+    """Answer a request, after reading its body if the path is ``/body``; echo WebSocket messages."""
     if scope["type"] == "websocket":
         await receive()
         await send({"type": "websocket.accept"})
@@ -54,7 +54,7 @@ async def answer_to(port: int, request: bytes = GOOD) -> bytes:
 
 
 async def read_until_closed(reader: asyncio.StreamReader) -> bytes:
-    """Return the bytes received until the server closed the connection."""
+    """Return the bytes received until the server closes the connection."""
     async with asyncio.timeout(DEADLINE):
         with contextlib.suppress(ConnectionError):
             return await reader.read()
@@ -82,7 +82,7 @@ async def test_connections_at_limit_close_longest_waiting() -> None:
 
 @contextlib.asynccontextmanager
 async def open_answered(connections: Connections) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """Who has had an answer, and as much time as a slow machine needs for the next head; after that it is short."""
+    """Yield a connection with one answered request. After it, shorten the deadline for the next request head."""
     connections.headers_timeout = DEADLINE
     async with serve_http(connections) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -136,16 +136,16 @@ async def test_connections_sending_after_early_answer_are_closed() -> None:
 
 
 async def test_connections_with_served_request_stay_open() -> None:
-    """However long its body takes, and however many others come; a kept connection may be used again."""
+    """No deadline applies to a request body, and other connections do not displace an open one."""
     connections = Connections(OWN_FILES, headers_timeout=DEADLINE)
     async with serve_http(connections) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"POST /body HTTP/1.1\r\nHost: here\r\nContent-Length: 4\r\nExpect: 100-continue\r\n\r\nab")
-        assert b"100 Continue" in await reader.readuntil(b"\r\n\r\n")  # it is served, so no deadline runs
+        assert b"100 Continue" in await reader.readuntil(b"\r\n\r\n")  # served: no deadline applies
         connections.headers_timeout = 0.2
         idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2 * connections.max_open)]
         for idle_reader, _ in idle:
-            await read_until_closed(idle_reader)  # all had their time
+            await read_until_closed(idle_reader)  # closed at its deadline
         connections.headers_timeout = DEADLINE
         writer.write(b"cd")
         assert b"200 OK" in await reader.readuntil(b"ok")

@@ -1,4 +1,4 @@
-"""Threads that read the database for users."""
+"""Database threads, shared by users in turn."""
 
 import asyncio
 import threading
@@ -14,7 +14,7 @@ DEADLINE = 20.0
 
 @pytest.fixture
 def gate() -> Iterator[threading.Event]:
-    """Work waits for it; opened at the end of the test at the latest."""
+    """Yield an event that blocks submitted work; set it at the end of the test."""
     event = threading.Event()
     yield event
     event.set()
@@ -40,7 +40,7 @@ def test_threads_with_user_at_limit_serve_other_users(gate: threading.Event) -> 
 
 def test_threads_with_one_thread_serve_users_in_turn(gate: threading.Event) -> None:
     threads, order = Threads(1, "test"), list[str]()
-    waiting = submit_work(threads, "", 1, gate, order)  # keeps the thread until all others wait
+    waiting = submit_work(threads, "", 1, gate, order)  # occupies the thread until all work is queued
     waiting += submit_work(threads, "eve", 4, gate, order)
     waiting += submit_work(threads, "ada", 2, gate, order)
     gate.set()

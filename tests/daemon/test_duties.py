@@ -1,4 +1,4 @@
-"""Periodic work goes on whatever the machine's clock does."""
+"""Periodic duties, independent of changes of the machine's clock."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -18,7 +18,7 @@ INTERVALS = st.floats(0.1, 1e6)
 
 
 class Ends(BaseException):
-    """Ends a duty that would run indefinitely."""
+    """Ends a duty that would otherwise run indefinitely."""
 
 
 @pytest.mark.parametrize("by_calendar", [False, True])
@@ -53,7 +53,7 @@ async def test_repeat_duty_after_error_continues_without_missed_runs() -> None:
         if len(runs) == 1:
             raise ValueError("once")
         if len(runs) == 2:
-            now += 1000.0  # it takes long, or the process was stopped
+            now += 1000.0  # the duty takes long, or the process was stopped
         if len(runs) == 5:
             raise Ends
 

@@ -1,4 +1,4 @@
-"""Embedded agents: failures are reported with their last error line, and retried with growing delays."""
+"""Embedded agents: reports of failures with the last line of the error output, and restarts with growing delays."""
 
 import asyncio
 import os
@@ -23,7 +23,7 @@ TIMEOUTS = DaemonTimeouts(min_restart_delay_s=0.01, max_restart_delay_s=0.04, la
 
 
 class Told:
-    """The reported failures of agents, and the pauses before a restart."""
+    """Records the reported failures of agents and the pauses before their restart."""
 
     def __init__(self) -> None:
         self.words: asyncio.Queue[str] = asyncio.Queue()
@@ -128,7 +128,7 @@ async def test_embedded_agent_receives_handover_and_end_by_one_pipe(start_agents
 
 
 def test_embedded_agent_end_closes_no_reused_descriptor() -> None:
-    """On the event loop that the daemon has: it closes a file some time after it was asked to."""
+    """The daemon's event loop closes a file some time after the request to close it."""
     opened: list[int] = []
     enough = asyncio.Event()
 

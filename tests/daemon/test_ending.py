@@ -1,4 +1,4 @@
-"""The end of a daemon with a hanging database, in a subprocess, since hanging threads would keep this one."""
+"""The end of a daemon with a hanging database, in a subprocess, since hanging threads would block this process."""
 
 import asyncio
 import os
@@ -91,7 +91,7 @@ asyncio.run(run())
 
 
 def test_process_with_hanging_queries_ends(tmp_path: Path) -> None:
-    """As when a connection is dead, and others are not: the daemon was kept by the threads that waited for it."""
+    """Some connections hang while others work. Threads waiting for the hanging ones must not delay the end."""
     completed = subprocess.run(
         [sys.executable, "-c", HANG_ONE_BY_ONE], timeout=DEADLINE, capture_output=True, text=True, check=True
     )

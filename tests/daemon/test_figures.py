@@ -1,4 +1,4 @@
-"""Figures of clusters: their ages, and a bounded set of labels."""
+"""Metrics of clusters: ages, and a bounded set of labels."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,7 +16,7 @@ from koalapy.scheduler.clusters import ClusterStatus
 
 
 def make_grid(*clusters: ClusterStatus, now: float = 100.0) -> Any:
-    """An engine with these clusters and no jobs."""
+    """Return a substitute for an engine with these clusters and no jobs."""
     grid = SimpleNamespace(clusters=lambda: clusters)
     return SimpleNamespace(
         queries=SimpleNamespace(jobs=list, grid=grid, rules=SimpleNamespace(unreachable_after=5.0)),
@@ -39,7 +39,7 @@ async def collect_figures(*clusters: ClusterStatus) -> Figures:
 
 
 def list_samples(present: Figures) -> set[tuple[str, str]]:
-    """Return the names of the metrics with their cluster label."""
+    """Return name and ``operation`` label of each metric that has a cluster label."""
     families = Exposition(present, Instruments()).collect()
     return {
         (s.name, s.labels.get("operation", "")) for metric in families for s in metric.samples if "cluster" in s.labels

@@ -56,7 +56,7 @@ class World:
     """Bundles that unfinished jobs need."""
 
     def state_of(self, name: str, cluster: str) -> ReplicaState:
-        """As the catalogue in memory has it, which is as the store has it."""
+        """Return the state of a replica. Assert that catalogue and store agree."""
         replica = self.daemon.engine.catalogue.get(name, cluster)
         assert replica in self.store.replicas()
         assert replica is not None
@@ -424,7 +424,7 @@ async def test_bundle_top_names_after_restart_are_known(world: World, tmp_path: 
 
 
 def said_of(kind: bytes, content: bytes) -> bytes:
-    """A header about the next member, of whatever size."""
+    """Return an archive member of type ``kind``, such as an extended header of any size."""
     header = tarfile.TarInfo("x")
     header.type, header.size = kind, len(content)
     return header.tobuf(tarfile.USTAR_FORMAT) + content.ljust(-(-len(content) // 512) * 512, b"\0")
@@ -526,7 +526,7 @@ COLLECTING = JobSpec(FlexibleRequest(2), ("true",), collect=("*",))
 
 
 class Tried:
-    """A job with two attempts, the last over north and south."""
+    """A job with two attempts, the last on north and south."""
 
     def __init__(self, world: World, spec: JobSpec = COLLECTING, state: JobState = JobState.SUCCEEDED) -> None:
         store = world.daemon.store

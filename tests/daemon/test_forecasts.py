@@ -1,4 +1,4 @@
-"""Forecasts of a daemon's jobs, computed in a subprocess and cached for a minute."""
+"""Forecasts of jobs, computed in a subprocess and cached for a minute."""
 
 import asyncio
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""History by days, weeks, clusters and users, from the store."""
+"""Usage history by days, weeks, clusters and users."""
 
 from dataclasses import replace
 from datetime import date
@@ -24,7 +24,7 @@ def make_record(name: str, total: int) -> ClusterRecord:
 
 
 def make_job(ident: int, *, day: int, hours: float, clusters: dict[str, int], state: JobState, **spec: Any) -> Job:
-    """One that waited for a minute, and ran for so many hours from noon of a day on."""
+    """Return a job that waited for a minute and ran for ``hours`` from noon of ``day``."""
     start = day * DAY + DAY / 2
     end = start + hours * 3600
     parts = tuple(
@@ -38,7 +38,7 @@ def make_job(ident: int, *, day: int, hours: float, clusters: dict[str, int], st
 
 
 class Place:
-    """A history of the jobs that were put in; it is noon of the Friday."""
+    """A history of stored jobs, at noon of the Friday."""
 
     def __init__(self) -> None:
         self.stores = memory_stores()
@@ -90,7 +90,7 @@ async def test_history_by_cluster_counts_own_nodes_and_jobs(place: Place) -> Non
 
 
 async def test_history_counts_held_nodes_until_now(place: Place) -> None:
-    """On each day so much of them as was in it."""
+    """Each day counts the part of the nodes' time that falls into it."""
     runs = make_job(9, day=THURSDAY, hours=100, clusters={"north": 10}, state=JobState.RUNNING)
     assert runs.attempt is not None
     part = replace(runs.attempt.components[0], ended_at=None, state=ComponentState.RUNNING)
@@ -154,7 +154,7 @@ async def test_export_trace_is_readable_as_workload(place: Place) -> None:
 
 
 async def test_export_trace_yields_pages(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Jobs that ended at the same moment, too."""
+    """Pages also separate jobs that ended at the same time."""
     monkeypatch.setattr("koalapy.daemon.jobs.history.TRACE_PAGE_SIZE", 1)
     span = place.history.make_span(None, None)
     text = "".join([piece async for piece in place.history.export_trace(span, None)])

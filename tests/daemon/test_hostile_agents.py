@@ -1,4 +1,4 @@
-"""Hostile messages of agents: the daemon continues, and closes the connection for values out of bounds."""
+"""Hostile messages of agents: the daemon continues, and closes the connection for out-of-range values."""
 
 import asyncio
 import json
@@ -56,7 +56,7 @@ SENSIBLE = [
 
 @st.composite
 def altered_messages(draw: st.DrawFn) -> dict[str, Any]:
-    """A sensible message with some of its fields of the right shape and else anything."""
+    """Draw a valid message, and replace up to two fields by odd values of the right shape."""
     message = draw(st.sampled_from(SENSIBLE))
     fields = read_fields(type(message))
     chosen = draw(st.sets(st.sampled_from([name for name in fields if name != "type"]), max_size=2))
@@ -64,14 +64,14 @@ def altered_messages(draw: st.DrawFn) -> dict[str, Any]:
 
 
 class Loop:
-    """A daemon for many examples."""
+    """A daemon that is shared by many examples."""
 
     def __init__(self, path: Path) -> None:
         self._runner = asyncio.Runner()
         self._stack = AsyncExitStack()
         self.daemon: Daemon = self._runner.run(self._stack.enter_async_context(running_daemon(path)))
         self.cluster_view = "", 0, ""
-        """The cluster as it was known when its last message had been taken in, its agent being connected still."""
+        """State of north when its last message had been processed."""
         self._runner.run(self._start_daemon())
 
     async def _start_daemon(self) -> None:
@@ -82,7 +82,7 @@ class Loop:
             await Grid(self.daemon, north, south).submit_job(1, COUPLED)
 
     def receive_message(self, messages: list[Any]) -> str:
-        """Why the connection of an agent that says this was closed, if it was."""
+        """Send messages as north's agent; return the reason for the closed connection, or ""."""
         return self._runner.run(self._receive_message(json.dumps(messages)))
 
     async def _receive_message(self, frame: str) -> str:
@@ -146,7 +146,7 @@ def test_agent_with_count_out_of_bounds_is_disconnected(loop: Loop, field: str, 
 
 @pytest.mark.parametrize("host", ["", "-x", "../../tmp/x", "a,b", "a b", "a;id", "a\nb", "x" * 256, "ü"])
 def test_rejected_runner_address_must_be_ip_address(loop: Loop, host: str) -> None:
-    """It stands in names of files and on command lines where the gang has its head."""
+    """The address becomes part of file names and of command lines on the head node."""
     status = ComponentStatus(
         token="1.1.0.fa", state=ComponentState.CLAIMED, hosts=("127.0.1.1", "fe80::1%eth0", "node-1.b_c")
     )
@@ -194,7 +194,7 @@ def test_truncate_list_keeps_bounds_and_is_idempotent(texts: list[str], max_leng
 
 
 def is_unbounded(kind: Any) -> bool:
-    """Whether numbers, or texts and lists from outside, are taken without bounds."""
+    """Return whether a type accepts unbounded numbers, texts or lists."""
     origin, inside = get_origin(kind), get_args(kind)
     if origin is Annotated:
         many = get_origin(inside[0]) in (list, tuple, frozenset)
@@ -202,7 +202,7 @@ def is_unbounded(kind: Any) -> bool:
     if origin in (Union, types.UnionType):
         return any(is_unbounded(argument) for argument in inside)
     if origin is dict:
-        return False  # the receiver checks its content
+        return False  # its receiver checks the contents
     if is_record(kind):
         return bool(list_unbounded_fields(kind))
     return kind in (int, float, str) or origin in (list, tuple, frozenset)

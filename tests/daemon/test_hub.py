@@ -1,4 +1,4 @@
-"""What an agent tells of its cluster, as far as users see it."""
+"""Messages of agents and their effects on cluster states."""
 
 import asyncio
 import json
@@ -46,7 +46,7 @@ DEADLINE = 30.0
 
 
 class Agent:
-    """The connection of an agent, from both ends."""
+    """Both ends of an agent's connection."""
 
     def __init__(self) -> None:
         self._said: asyncio.Queue[str | None] = asyncio.Queue()
@@ -195,7 +195,7 @@ async def test_cluster_shows_problem_of_resource_manager(tmp_path: Path) -> None
 
 
 async def test_hub_with_unavailable_database_rejects_agent(tmp_path: Path) -> None:
-    """It comes again, and says everything again."""
+    """The agent reconnects and repeats its messages."""
     async with running_daemon(tmp_path / "koala.db") as daemon, daemon.agent_of("north") as north:
 
         def away(job: int, last: int | None = None) -> None:
@@ -213,7 +213,7 @@ async def test_hub_with_unencodable_text_keeps_connection(tmp_path: Path) -> Non
     async with running_daemon(tmp_path / "koala.db") as daemon, daemon.agent_of("north") as north:
         north.say_to_daemon(Inventory(components=()), report_nodes(4))
         await wait_for_state(daemon, "north", ("usable", 4, ""))
-        await daemon.engine.commit(WorkItem())  # what follows from its inventory is done then
+        await daemon.engine.commit(WorkItem())  # wait for the effects of the inventory
         daemon.sessions.send_commands(
             "north", [wire.Stop(id=1, epoch=1, token="1.1.0", reason="odd \ud800").model_dump()]
         )
@@ -254,11 +254,11 @@ async def test_hub_closes_connection_that_cannot_be_sent_to(tmp_path: Path, monk
         assert north.closed == "the daemon failed to send: connect again"
 
 
-# Silence
+# Silent agents
 
 
 class Attentive(Agent):
-    """One that answers every probe, unless it is stopped."""
+    """An agent that answers every probe unless ``stopped``."""
 
     stopped = False
 
@@ -270,7 +270,7 @@ class Attentive(Agent):
 
 
 async def test_hub_disconnects_silent_agent(tmp_path: Path) -> None:
-    """Its connection is open all the same: it may be stopped, or its host gone."""
+    """The connection of a stopped agent, or of a lost host, stays open."""
     async with (
         running_daemon(tmp_path / "koala.db", 0.4) as daemon,
         daemon.agent_of("north", agent=(north := Attentive())),
@@ -286,7 +286,7 @@ async def test_hub_disconnects_silent_agent(tmp_path: Path) -> None:
 
 
 async def test_hub_with_unread_frames_does_not_count_silence() -> None:
-    """It is busy with one of the agent's messages, for longer than silence is allowed to last."""
+    """The daemon may process a message for longer than the allowed silence."""
     agent = Agent()
     session = Session("north", agent, wire.Hello(cluster="north", version="1", lrm="slurm", host="head", pid=1))
     frames = session.receive_frames(agent.frames())
@@ -322,7 +322,7 @@ async def test_hub_confirmation_has_time_of_request(tmp_path: Path) -> None:
 
 
 async def test_hub_notifies_agent_while_jobs_wait(tmp_path: Path) -> None:
-    """At once when that begins, also when it connects anew; that it is over, by the next question."""
+    """Each agent learns at once, also at reconnection, that jobs wait; the next probe reports that none waits."""
 
     async def awaited(agent: Agent) -> list[bool]:
         values = await signals.until(lambda: [m["awaited"] for m in agent.heard if m["type"] == "probe"])
@@ -387,7 +387,7 @@ async def test_hub_replaces_hanging_or_reconnected_agent(tmp_path: Path, pid: in
 
 
 async def test_hub_connects_reconnected_agent_after_inventory(tmp_path: Path) -> None:
-    """Before that, as while its resource manager hangs, it is sent nothing, and asked nothing."""
+    """The hub sends no commands to the agent before its inventory, for instance while its resource manager hangs."""
     async with running_daemon(tmp_path / "koala.db") as daemon, daemon.agent_of("north") as first:
         first.say_to_daemon(Inventory(components=()), report_nodes(4))
         await wait_for_state(daemon, "north", ("usable", 4, ""))
@@ -402,7 +402,7 @@ async def test_hub_connects_reconnected_agent_after_inventory(tmp_path: Path) ->
 
 
 async def test_hub_releases_waiting_agent_when_first_disconnects(tmp_path: Path) -> None:
-    """As one does that was killed and started again: its end may be read after the other's hello."""
+    """After a restart of the agent, the hub may read the new hello before the end of the old connection."""
     async with running_daemon(tmp_path / "koala.db", 1000.0) as daemon, daemon.agent_of("north") as first:
         await signals.until(lambda: first.heard)
         second = Attentive()
@@ -417,7 +417,10 @@ async def test_hub_releases_waiting_agent_when_first_disconnects(tmp_path: Path)
 
 
 async def test_hub_renews_lease_only_once_cluster_is_reachable(tmp_path: Path) -> None:
-    """Until then it may give up what the agent would keep alive; the last question is answered when it is over."""
+    """Until then the scheduler may give up the components.
+
+    The last early request is answered once the cluster is reachable.
+    """
     async with running_daemon(tmp_path / "koala.db") as daemon, daemon.agent_of("north") as north:
         for number in (1, 2):
             north.say_to_daemon(wire.RenewLease(number=number))
@@ -429,16 +432,16 @@ async def test_hub_renews_lease_only_once_cluster_is_reachable(tmp_path: Path) -
 
 
 def count_renewals(agent: Agent) -> list[int]:
-    """The questions that were answered."""
+    """Return the numbers of the answered lease renewals."""
     return [message["number"] for message in agent.heard if message["type"] == "lease_renewed"]
 
 
 async def test_session_silence_starts_at_last_frame(tmp_path: Path) -> None:
-    """A lease may have been renewed by that frame: the daemon counts from no earlier a moment."""
+    """That frame may have renewed a lease, so the daemon's count must not start earlier."""
     session = Session("north", Agent(), wire.Hello(cluster="north", version="1", lrm="slurm", host="head", pid=1))
     frames = session.receive_frames(_one_frame())
     await anext(frames)
-    session.silence = 5.0  # as looks have counted it, the first of which came just after the frame
+    session.silence = 5.0  # as counted by periodic checks, the first of which followed the frame
     assert session.heard_ago < 5.0
 
 

@@ -1,4 +1,4 @@
-"""Keys are looked up together, and each gets the answer as of after it was asked."""
+"""Combined lookups of idempotency keys. Each answer is newer than its request."""
 
 import asyncio
 import threading
@@ -13,7 +13,7 @@ from tests import signals
 
 
 class Slow:
-    """A store that answers when the test allows it."""
+    """A store that answers after ``may_answer`` is released."""
 
     def __init__(self) -> None:
         self.known: dict[str, Submitted] = {}

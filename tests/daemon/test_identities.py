@@ -1,4 +1,4 @@
-"""Tokens: permissions, lifetimes, revocation, and the requests that end with them."""
+"""Tokens: permissions, lifetimes, revocation, and the end of their open requests."""
 
 import asyncio
 import threading
@@ -40,7 +40,7 @@ class Store(SqlTokens):
 
 
 class Place:
-    """What outlives daemons, and the one that there is now."""
+    """A database and a clock that outlive daemons, with the identities of the present daemon."""
 
     def __init__(self, **options: int) -> None:
         self.clock, self._more = Clock(), options
@@ -299,7 +299,7 @@ async def test_requests_end_when_token_expires(place: Place) -> None:
         await asyncio.wait_for(ended.wait(), 30)
 
 
-# When they were used
+# Time of last use
 
 
 async def test_last_use_is_known_at_once_and_stored_later(place: Place) -> None:
@@ -335,7 +335,7 @@ async def test_store_last_uses_without_database_is_retried(place: Place) -> None
     assert place.identities.list_tokens(ROOT)[0].last_used_at == 1000.0
 
 
-# Ended tokens
+# Expired tokens
 
 
 async def test_expired_tokens_stay_listed_and_keep_numbers(place: Place) -> None:
@@ -378,11 +378,11 @@ async def test_token_with_unknown_role_is_invalid(place: Place) -> None:
     assert place.identities.find_identity(token_text) is None
 
 
-# Roles by all sources, and names of the daemon's own
+# Roles from all sources, and reserved names
 
 
 class Provider:
-    """An OpenID provider that gives carol the role of an administrator."""
+    """An OpenID provider that makes carol an administrator."""
 
     def cached_result(self, token: str) -> Verified | None:
         return self.verified if token == "a.b.c" else None

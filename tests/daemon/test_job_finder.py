@@ -1,4 +1,4 @@
-"""Searches for ended jobs read the jobs that can match, not the newest ones."""
+"""Searches for ended jobs, which read only jobs that can match."""
 
 from types import SimpleNamespace
 from typing import Any, cast

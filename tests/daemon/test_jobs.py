@@ -1,4 +1,4 @@
-"""Jobs as users read them, with simulated clusters."""
+"""Jobs as seen by users, with simulated clusters."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -26,12 +26,12 @@ async def north_and_jobs(path: Path) -> AsyncIterator[tuple[Daemon, Agent, Jobs]
     async with running_daemon(path / "koala.db") as daemon, daemon.agent_of("north") as north:
         north.say_to_daemon(Inventory(components=()), report_nodes(4))
         await wait_for_state(daemon, "north", ("usable", 4, ""))
-        await daemon.engine.commit(WorkItem())  # what is known of it is written, and no round is under way
+        await daemon.engine.commit(WorkItem())  # wait until states are written and no placement round is running
         yield daemon, north, daemon.jobs
 
 
 async def job_when(jobs: Jobs, state: JobState, generation: int) -> Job:
-    """Return job 1 when it is in that state of that attempt."""
+    """Wait until job 1 is in this state of this attempt; return it."""
 
     async def look() -> Job | None:
         job = (await jobs.get(1)).job
@@ -82,7 +82,7 @@ async def test_follow_output_survives_database_outage(tmp_path: Path, monkeypatc
 
         monkeypatch.setattr(jobs, "get", get)
         for follow in (True, False):
-            away = 4  # the first question is whether there is such a job
+            away = 4  # the first read checks that the job exists
             if not follow:
                 with pytest.raises(StoreUnavailable):
                     [piece async for piece in jobs.follow_output(1, follow)]
@@ -113,7 +113,7 @@ async def test_metrics_count_nodes_of_components(tmp_path: Path) -> None:
         await job_when(jobs, JobState.CLAIMING, 1)
         north.say_to_daemon(ComponentStatus(token="1.1.0.fa", state=ComponentState.CLAIMED, hosts=("a", "b")))
         job = await job_when(jobs, JobState.STARTING, 1)
-        await daemon.engine.commit(WorkItem())  # what memory says is written then
+        await daemon.engine.commit(WorkItem())  # wait until the state in memory is written
         measure = await jobs.measure_use(3600.0)
         assert job.attempt is not None
         claimed = job.attempt.components[0].claimed_at

@@ -1,4 +1,4 @@
-"""The values of a link after configuration, measurements, transfers and failures."""
+"""Values of a link from configuration, measurements, transfers and failures."""
 
 from dataclasses import replace
 from statistics import median
@@ -44,7 +44,7 @@ measurements = st.one_of(
     st.builds(lambda bw: replace(BACK, bandwidth=bw), positive),
 )
 histories = st.lists(st.builds(lambda found, at: replace(found, at=at), measurements, st.floats(0, 1e6)), max_size=12)
-"""In the order in which they were learned, whatever the clocks said."""
+"""Measurements in the order of their arrival, with any times."""
 
 
 def make_table(configured: Link | None = None, *history: Measurement) -> LinkTable:
@@ -52,7 +52,7 @@ def make_table(configured: Link | None = None, *history: Measurement) -> LinkTab
 
 
 def newest_of_each_sort(history: list[Measurement]) -> list[Measurement]:
-    """What a store gives back of a history, in order."""
+    """Return the measurements that a store keeps of a history, in order."""
     found: dict[tuple[MeasurementKind, bool, bool], list[Measurement]] = {}
     for measurement in reversed(history):
         group = found.setdefault((measurement.kind, measurement.error != "", measurement.one > measurement.other), [])
@@ -74,7 +74,7 @@ def test_link_prefers_measured_values_and_unreachability(configured: Link | None
     failures = [time for time, measurement in enumerate(history) if measurement in pingpongs and measurement.error]
     since = history[failures[-1] + 1 :] if failures else history
     good = [measurement for measurement in since if measurement in pingpongs]
-    if failures:  # transfers while the nodes could not reach each other are ignored
+    if failures:  # transfers before the next successful ping-pong are ignored
         since = since[since.index(good[0]) :]
     latencies = [measurement.latency for measurement in good[-MAX_PINGPONGS:] if measurement.latency is not None]
     assert measurements.link.latency == (median(latencies) if latencies else configured.latency if configured else None)
@@ -108,7 +108,7 @@ MOVED = replace(BASE, kind=MeasurementKind.TRANSFER, bandwidth=5.0)
 FOLLOWED = [FAILED, BASE, MOVED, *(replace(BASE, bandwidth=float(n)) for n in range(MAX_PINGPONGS))]
 
 
-@example(None, FOLLOWED)  # the transfer is given back without the ping-pong that it followed
+@example(None, FOLLOWED)  # the store keeps the transfer without the ping-pong before it
 @given(st.none() | links, histories)
 def test_link_table_after_restart_has_reported_values(configured: Link | None, history: list[Measurement]) -> None:
     live = make_table(configured)
@@ -227,7 +227,7 @@ transfers = st.lists(st.tuples(sizes, seconds), max_size=20)
 
 
 def moved_after(history: list[tuple[int, float]], *, measured: bool) -> LinkTable:
-    """A link of which much is known, by ping-pongs or by transfers."""
+    """Return a table with a link of known bandwidth, by ping-pongs or by transfers, after these transfers."""
     pingpongs = [replace(BASE, at=float(time), latency=1.0, bandwidth=1e8) for time in range(MAX_PINGPONGS)]
     table = make_table(None, *(pingpongs if measured else [replace(MOVED, bandwidth=1e8)]))
     for time, (size, took) in enumerate(history, 10):
@@ -235,7 +235,7 @@ def moved_after(history: list[tuple[int, float]], *, measured: bool) -> LinkTabl
     return table
 
 
-@example([(10**9, 10.0)] * 100, False, 10**8, 3600.0)  # one that was stalled made 0.6 MB/s of 100
+@example([(10**9, 10.0)] * 100, False, 10**8, 3600.0)  # one stalled transfer gave 0.6 of 100 MB/s
 @example([], True, 10**8, 3600.0)
 @given(transfers, st.booleans(), sizes, seconds)
 def test_transfer_changes_bandwidth_by_bounded_factor(

@@ -33,7 +33,7 @@ RULES = LoginRules(
 
 @dataclass
 class Maker:
-    """Tokens as the daemon keeps them."""
+    """Records issued tokens, as the daemon stores them."""
 
     tokens: list[StoredToken] = field(default_factory=list)
     fails: bool = False
@@ -76,7 +76,7 @@ class Daemon:
         ("east", "asmith", 1234, ("alice", "user")),
         ("north", "carol", 1234, ("carol@north", "user")),
         ("north", "asmith", 1234, ("asmith@north", "user")),
-        # Root is somebody only where it was said who; and so is any account of the system.
+        # Root and other system accounts need an explicit user.
         ("north", "root", 0, ("boss", "user")),
         ("south", "boss", 1234, ("boss", "admin")),
         ("laptop", "bob", 1234, ("bob", "user")),
@@ -125,7 +125,7 @@ async def test_login_of_unmapped_account_is_rejected(cluster: str, account: str,
     uid=st.integers(0, 2**31),
 )
 def test_login_covers_accounts_of_own_cluster_without_role(cluster: str, account: str, uid: int) -> None:
-    """Whatever it says."""
+    """An agent can attest only users of its cluster, whatever it claims."""
     try:
         user = RULES.user_of(cluster, account, uid)
     except LoginRejected:

@@ -33,7 +33,7 @@ RESULT = json.dumps({"program": "pingpong", "pairs": [{"latency": 0.25, "bandwid
 UNREACHED = f"node s {CANNOT_REACH} n at 10.0.0.1:4711 (timed out)"
 
 Act = Callable[[str, bool], tuple[str, dict[str, Any]]]
-"""What a component prints, and how it ends, given its token and whether it leads."""
+"""Return the output and the end of a component, from its token and whether it leads."""
 
 
 def succeed(_token: str, leads: bool) -> tuple[str, dict[str, Any]]:
@@ -58,16 +58,16 @@ def print_absurd(_token: str, leads: bool) -> tuple[str, dict[str, Any]]:
 
 
 class Site:
-    """A cluster that gives every component its nodes, and does with its program what ``act`` says."""
+    """A cluster that gives nodes to every component and runs ``act`` as its program."""
 
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
         self.act: Act = succeed
         self.deaf = False
-        """Whether components get no nodes for the time being."""
+        """Set while components get no nodes."""
         self.claimed: set[str] = set()
         self.most = 0
-        """Components that had nodes at once."""
+        """Highest number of components with nodes at the same time."""
         self._done = 0
 
     async def live_components(self) -> None:
@@ -80,7 +80,7 @@ class Site:
             await signals.until(self._has_more, timeout_s=float("inf"))
 
     def _has_more(self) -> bool:
-        """Return whether a message has come that is not left unread."""
+        """Return whether messages wait to be processed. A deaf site does not process a submit."""
         unread = self.agent.heard[self._done :]
         return bool(unread) and not (self.deaf and unread[0]["type"] == "submit")
 
@@ -111,12 +111,12 @@ class Site:
 
 
 async def wait_for(look: Callable[[], object]) -> None:
-    """Until it is so."""
+    """Wait until the condition is true."""
     await signals.until(lambda: look())
 
 
 class World:
-    """A daemon with two clusters of two nodes, and its information on their network."""
+    """A daemon with two clusters of two nodes, and its network measurements."""
 
     def __init__(self, daemon: Daemon, north: Site, south: Site, path: Path) -> None:
         self.daemon = daemon
@@ -130,14 +130,14 @@ class World:
         return Network(self.daemon.engine, self.daemon.queries, self.jobs, self.store, book, MeasurementSettings(**how))
 
     async def wait_until_measured(self, network: Network | None = None) -> dict[ClusterPair, Any]:
-        """All links once nothing is under way any more."""
+        """Wait until no measurement is under way; return all links by pair."""
         network = network or self.network
         await wait_for(lambda: not any(link.under_way for link in network.list_links()))
         await self.daemon.engine.commit(WorkItem())
         return {link.pair: link for link in network.list_links()}
 
     def link_between(self, pair: ClusterPair) -> Link:
-        """As the scheduler knows it."""
+        """Return the link as the scheduler sees it."""
         return self.daemon.scheduler.queries.grid.link(*pair)
 
     async def wait_for_job(self, ident: int, *states: JobState) -> None:

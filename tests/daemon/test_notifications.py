@@ -1,4 +1,4 @@
-"""Notifications: stored, retried, bounded, and delivered independently by recipient."""
+"""Notifications: storage, retries, bounds, and independent delivery by recipient."""
 
 import asyncio
 from collections.abc import Callable
@@ -30,7 +30,7 @@ ALERT = Alert(AlertKind.DATABASE, Severity.CRITICAL, "database", "it is away", "
 
 
 class Scene:
-    """A clock, a store, and a simulated sender."""
+    """A clock, a store and a simulated sender."""
 
     def __init__(self, section: NotificationSection = SECTION) -> None:
         self.now = 1000.0
@@ -52,13 +52,13 @@ class Scene:
             await waits
 
     def change_job(self, job: Job, previous_state: JobState | None) -> None:
-        """As the engine does: written with the job, then handed on."""
+        """Store and send the notifications of a change, as the engine does."""
         notifications = self.notifications.make_notifications(job, previous_state, self.now)
         self.store.save_notifications(notifications)
         self.notifications.send_notifications(notifications)
 
     async def settle_deliveries(self) -> None:
-        """Wait until nothing more is under way at this time."""
+        """Wait until all deliveries due at this time have ended."""
 
         def is_settled() -> bool:
             self.notifications._start_due_deliveries()
@@ -214,7 +214,7 @@ async def test_long_wait_is_notified_once(scene: Scene) -> None:
         await scene.settle_deliveries()
     assert scene.tried == ["job-waiting to ada@example.org"]
     scene.now = 1000.0
-    again = scene.open_notifications()  # the job 1 has waited for 100 s before it began
+    again = scene.open_notifications()  # job 1 waited for 100 s before this start
     scene.now = 1001.0
     await again.notify_long_waits()
     await scene.settle_deliveries()
@@ -303,7 +303,7 @@ def test_mail_to_unconfigured_recipient_is_rejected(address: str) -> None:
         assert reachable.mail_problem(recipient), recipient
 
 
-# The senders themselves
+# Senders
 
 
 @pytest.mark.processes

@@ -1,4 +1,4 @@
-"""Tokens of an OpenID provider, made and signed here, and its keys served on the loopback address."""
+"""Tokens of an OpenID provider, signed here, and its keys, served on the loopback address."""
 
 import asyncio
 import base64
@@ -53,7 +53,7 @@ def make_token(key: Key = EC, alg: str = "ES256", header: dict[str, Any] | None 
 
 
 class Keys:
-    """What the provider serves, and how often it was asked."""
+    """Serves the provider's keys and counts the requests."""
 
     def __init__(self, *keys: Key) -> None:
         self.content, self.asked = public_keys(*keys), 0
@@ -127,7 +127,7 @@ async def test_token_within_clock_leeway_is_accepted() -> None:
 
 
 def make_unsigned_token(head: dict[str, Any]) -> str:
-    """A token with that header and no signature."""
+    """Return a token with this header and no signature."""
     claims = {"iss": ISSUER, "aud": "koala", "exp": int(NOW) + 300} | ALICE
     parts = (base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=").decode() for part in (head, claims))
     return ".".join([*parts, ""])
@@ -245,7 +245,7 @@ async def test_token_claim_is_mapped_to_role(claim: Any, role: Role | None) -> N
     assert (await make_verifier(provider).verify_token(make_token(groups=claim))).role == role
 
 
-# Once verified
+# Cached verifications
 
 
 async def test_token_verification_is_cached_until_expiry() -> None:

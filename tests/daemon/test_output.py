@@ -19,13 +19,13 @@ async def read_logs(daemon: Daemon, job: int) -> bytes:
 
 
 async def send_output(grid: Grid, token: str, offset: int, text: bytes, gap: int = 0) -> None:
-    """North's agent sends a piece, and hears that it is kept."""
+    """Send output as north's agent, and wait for its acknowledgement."""
     grid.north.say_to_daemon(make_output(token, offset, text).model_copy(update={"gap": gap}))
     await wait_for_job(lambda: received_messages(grid.north, "output_ack", token=token, offset=offset + len(text)))
 
 
 def start_anew(grid: Grid, path: Path) -> None:
-    """As a daemon that knows nothing but what the files say."""
+    """Replace the daemon's output store by a new one that knows only the files."""
     daemon = grid.daemon
     outputs = Outputs(daemon.engine, daemon.queries, daemon.store, FileOutput(path / "output", 1000))
     daemon.outputs = daemon.messages._outputs = daemon.jobs._outputs = outputs
@@ -33,7 +33,7 @@ def start_anew(grid: Grid, path: Path) -> None:
 
 @pytest.mark.evidence("U9")
 async def test_output_limit_continues_after_restart(tmp_path: Path) -> None:
-    """What the files say is known, however much of it is kept: nothing that comes then is dropped without a word."""
+    """The files tell how much output was stored, so a daemon notes every gap after a restart."""
     async with Opened(tmp_path / "koala.db") as grid:
         assert received_messages(grid.north, "welcome")[0]["output_limit"] == 1000
         (token,) = await grid.submit_job(1, ON_NORTH)
@@ -50,7 +50,7 @@ async def test_output_limit_continues_after_restart(tmp_path: Path) -> None:
 
 
 async def test_missing_output_is_replaced_by_note(tmp_path: Path) -> None:
-    """As after files were put back from a copy: the agent has let go of what was acknowledged once."""
+    """After files were restored from a copy, the agent no longer has the output that it got acknowledged."""
     async with Opened(tmp_path / "koala.db") as grid:
         (token,) = await grid.submit_job(1, ON_NORTH)
         await send_output(grid, token, 0, b"one\n")
@@ -89,7 +89,7 @@ async def test_output_of_deleted_job_is_not_reused(tmp_path: Path) -> None:
 
 
 async def test_follow_output_reads_changed_component_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However much there is already, and however many components say nothing."""
+    """Neither stored output nor silent components are read again."""
     async with Opened(tmp_path / "koala.db") as grid:
         tokens = await grid.submit_job(1, COUPLED)
         read: list[tuple[str, int]] = []

@@ -1,4 +1,4 @@
-"""Names of the daemon's own, which the configuration may give to no other user."""
+"""User names reserved for the daemon, which the configuration must not assign."""
 
 import os
 import pwd

@@ -1,4 +1,4 @@
-"""Questions to agents, and between them, over a wire made of lists."""
+"""Questions to agents and between agents, over lists instead of connections."""
 
 import asyncio
 
@@ -45,7 +45,7 @@ async def test_ask_agent_returns_answer() -> None:
     assert await asking == {"size": 7}
     wire.questions.deliver_answer(
         "north", Answer(ident=question.ident, payload={"size": 8})
-    )  # late: no task waits for it
+    )  # a late answer, for which no task waits
 
 
 async def test_ask_agent_rejected_raises_reason() -> None:

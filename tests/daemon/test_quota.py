@@ -1,4 +1,4 @@
-"""Quotas of bundles and results: old ones are removed if allowed, otherwise new ones are rejected."""
+"""Quotas of bundles and results: old files are removed if possible, otherwise new ones are rejected."""
 
 import asyncio
 import os
@@ -37,7 +37,7 @@ def bundle_archive(name: str) -> bytes:
 
 
 class World:
-    """A database with five jobs of one component, at a time of the test's own."""
+    """A database with five jobs of one component, and a clock that the test sets."""
 
     def __init__(self, path: Path) -> None:
         database = make_engine(f"sqlite:///{path / 'koala.db'}")
@@ -57,7 +57,7 @@ class World:
         self.jobs.write(Batch(1.0, self.jobs.epoch, dict(self._jobs)))
 
     def end_job(self, job: int) -> None:
-        """It is over now."""
+        """End a job."""
         self._jobs[job] = replace(self._jobs[job], state=JobState.SUCCEEDED, ended_at=self.now)
         self.jobs.write(Batch(1.0, self.jobs.epoch, {job: self._jobs[job]}))
 
@@ -87,7 +87,7 @@ class World:
         )
 
     def stored_names(self, what: str) -> list[str]:
-        """The files that are kept."""
+        """Return the stored files of a folder."""
         folder = self.path / what
         return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
@@ -206,7 +206,7 @@ async def test_bundles_with_lowered_quota_are_removed_by_housekeeping(world: Wor
 
 
 async def test_bundle_with_unremovable_file_stays_known(world: World) -> None:
-    """It was forgotten first, so that its file was tried again by the next daemon only."""
+    """A bundle that is forgotten before its file is removed would not be retried until the next daemon."""
     store = world.make_bundles(2 * SIZE)
     a, _ = [(await store.add_bundle(yield_pieces(bundle_archive(name))))[0].id for name in "ab"]
     world.now += HOUR + 1
@@ -247,7 +247,7 @@ async def test_results_over_quota_remove_jobs_that_ended_first(world: World) -> 
 
 
 async def test_results_with_unremovable_files_stay_counted(world: World) -> None:
-    """They were given up first, so that a file that stayed was served, but neither counted nor tried again."""
+    """Results that are forgotten before their files are removed would be neither counted nor retried."""
     store = world.make_results(2 * SIZE)
     for job in (1, 2):
         await store.store_result("north", f"{job}.2.0", yield_pieces(bundle_archive("a")))
@@ -352,7 +352,7 @@ async def test_result_after_crash_leaves_no_unknown_file(
         await store.store_result("north", "3.2.0", yield_pieces(bundle_archive("a")))
 
 
-# Of one user, or group
+# Limits of one user or group
 
 FULL = "is 20.5 KB: 20.5 KB are in use and 10.2 KB more asked for"
 
@@ -381,7 +381,7 @@ async def test_bundles_over_user_limit_remove_own_only(world: World) -> None:
     with pytest.raises(NotFoundError):
         store.get_bundle(b)
     assert (await store.add_bundle(yield_pieces(bundle_archive("c")), owner="bob"))[0].owners == ("alice", "bob")
-    # It counts for both, also for the next daemon, and makes way for neither alone.
+    # The bundle counts for both owners, also after a restart, and neither owner alone can displace it.
     for owner in ("alice", "bob"):
         (scope,) = owners.scopes(owner)
         assert world.make_bundles(100 * SIZE, owners).size_of(scope) == 2 * SIZE

@@ -1,4 +1,4 @@
-"""The daemon's record: whole after whatever happens to daemon and disk, bounded, and never in the daemon's way."""
+"""The daemon's record: complete after crashes and full disks, bounded, and without effect on the daemon."""
 
 import gzip
 import os
@@ -80,7 +80,7 @@ async def test_record_after_crash_in_compression_loses_nothing(tmp_path: Path) -
     recording = make_record(tmp_path)
     await write_steps(recording, make_steps(3))
     (path,) = (tmp_path / "record").iterdir()
-    path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))  # and not yet removed
+    path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))  # the crash was before its removal
     path.with_name(f"{path.name}.incoming").write_bytes(b"half")
     assert [life.steps for life in await export_steps(recording, tmp_path)] == [3]
     another = make_record(tmp_path, BEGAN + 100)
@@ -91,7 +91,7 @@ async def test_record_after_crash_in_compression_loses_nothing(tmp_path: Path) -
 
 
 async def test_record_without_beginning_is_omitted(tmp_path: Path) -> None:
-    """Or whose disk was full by then: the others can be replayed all the same."""
+    """A daemon may have crashed, or its disk may have been full. Other records can still be replayed."""
     for number, count in enumerate((3, 2)):
         recording = make_record(tmp_path, BEGAN + 100 * number)
         await write_steps(recording, make_steps(count, BEGAN + 100 * number))

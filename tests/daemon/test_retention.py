@@ -35,7 +35,7 @@ NOW = 1000 * DAY
 
 
 class World:
-    """A daemon's books with jobs of one component, all of which brought something and printed a line."""
+    """A daemon's stores with jobs of one component, each with results and one line of output."""
 
     def __init__(self, path: Path, daemon: Daemon) -> None:
         self.path, self.daemon, self.store = path, daemon, daemon.store
@@ -52,7 +52,7 @@ class World:
         return Retention(self.history, outputs, self.results, times, lambda: NOW, lambda: self.ending, **options)
 
     async def add_job(self, ident: JobId, ended: float | None, spec: JobSpec = SPEC) -> None:
-        """One that ended so many seconds ago, if it has."""
+        """Add a job that ended ``ended`` seconds ago, or runs if that is None."""
         attempt = Attempt(1, (Component(0, "north", 1),), 1.0, nonce="a")
         job = Job(ident, spec, 1.0, JobState.RUNNING, generation=1, attempt=attempt)
         self.store.write(Batch(1.0, self.store.epoch, {ident: job}))
@@ -64,7 +64,7 @@ class World:
             self.store.write(Batch(1.0, self.store.epoch, {ident: ended_job}))
 
     def stored_files(self) -> dict[str, set[int]]:
-        """Of which jobs there is something."""
+        """Return the job ids with stored rows, output and results."""
         folders = {
             folder: {int(entry.name) for entry in (self.path / folder).iterdir() if entry.name.isdecimal()}
             for folder in ("output", "results")
@@ -73,7 +73,7 @@ class World:
 
 
 def block_removal(folder: Path) -> None:
-    """It is none any more that can be removed, not even by root."""
+    """Replace a folder by a symbolic link, which even root cannot remove as a folder."""
     folder.symlink_to(folder.rename(folder.with_name("aside-" + folder.name)))
 
 
@@ -154,7 +154,7 @@ async def test_retention_keeps_row_until_files_are_removed(tmp_path: Path, monke
 async def test_retention_with_unremovable_files_removes_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    """It stays the oldest, and must not block the removal of other jobs."""
+    """The job remains the oldest, and must not block the removal of other jobs."""
     async with opened_world(tmp_path) as world:
         for ident in range(1, 8):
             await world.add_job(ident, (30 - ident) * DAY)
@@ -180,7 +180,7 @@ async def test_retention_with_unremovable_files_removes_others(
 
 @pytest.mark.parametrize("at_once", [1, 3, 50])
 async def test_retention_with_unremovable_results_keeps_counts(tmp_path: Path, at_once: int) -> None:
-    """They would never be found again."""
+    """Without their counts no daemon would find the files again."""
     async with opened_world(tmp_path) as world:
         for ident in range(1, 8):
             await world.add_job(ident, (30 - ident) * DAY)

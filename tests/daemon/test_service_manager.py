@@ -1,4 +1,4 @@
-"""What an agent tells its service manager, whether or not there is a daemon."""
+"""Notifications of an agent to its service manager, with or without a daemon."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ def test_agent_notifies_service_manager_until_it_hangs(tmp_path: Path, manager: 
         manager.wait_for_message("WATCHDOG=1")
         assert "STATUS=the daemon is not reachable" in manager.messages
         agent.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, agent.pid, os.WSTOPPED)  # until then it may still say what it is about to say
+        os.waitid(os.P_PID, agent.pid, os.WSTOPPED)  # until then it may send a pending message
         manager.drop_messages()
         manager.check_no_message("WATCHDOG=1")
         agent.send_signal(signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""The question whether sites are better off, as it is put together from what the store has, and its answer."""
+"""Sharing reports: their input from the store, and their answer."""
 
 import asyncio
 from dataclasses import replace
@@ -28,7 +28,7 @@ THAT_DAY = Span(date(2024, 10, 10), date(2024, 10, 10))
 
 
 class Place:
-    """A daemon's books and scheduler; it is noon of the Friday."""
+    """A daemon's stores and scheduler, at noon of the Friday."""
 
     def __init__(self) -> None:
         self.stores, self.now = memory_stores(), (THURSDAY + 1.5) * DAY
@@ -120,7 +120,7 @@ async def test_sharing_report_is_reused_for_a_minute(place: Place) -> None:
     assert len(place.asked) == 2
     place.now += 61.0
     await place.sharing.make_report(Span(date(2024, 10, 9), date(2024, 10, 10)))
-    place.now -= 3600.0  # a clock that is put back
+    place.now -= 3600.0  # the clock is set back
     await place.sharing.make_report(Span(date(2024, 10, 9), date(2024, 10, 10)))
     assert len(place.asked) == 4
 

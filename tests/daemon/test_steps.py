@@ -1,4 +1,4 @@
-"""However many jobs there are to be placed, the daemon has time for others between two steps."""
+"""Short scheduling steps: the daemon serves requests while many jobs are placed."""
 
 import asyncio
 import time
@@ -28,7 +28,7 @@ from tests import signals
 
 JOBS = 200
 TRIES = 20
-"""That a step has time for."""
+"""Number of placements for which a step has time."""
 DEADLINE = 30.0
 
 

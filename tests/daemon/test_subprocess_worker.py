@@ -38,7 +38,7 @@ def ten_values() -> int:
 
 
 def describe_process(_: Iterator[None]) -> dict[str, Any]:
-    """Return what a process of the same account may find out about this one."""
+    """Return the information about this process that another process of the same account can read."""
     process = json.loads(subprocess.run([sys.executable, "-c", LOOK], check=True, stdout=subprocess.PIPE).stdout)
     return {"pid": os.getpid(), "niceness": os.nice(0), "environment": dict(os.environ), **process}
 
@@ -174,7 +174,7 @@ def processor() -> int:
 
 @pytest.fixture
 def busy_process(processor: int) -> Iterator[int]:
-    """A process that takes all that it gets of that processor."""
+    """Run a process that keeps this processor busy; yield its process id."""
     code = f"import os; os.sched_setaffinity(0, {{{processor}}}); print(flush=True)\nwhile True: pass"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -206,13 +206,13 @@ async def test_run_in_subprocess_with_killed_child_raises_busy_error() -> None:
 
 @pytest.fixture
 def fifo(tmp_path: Path) -> str:
-    """A file that the child reads without end; once the child has ended, no process reads it."""
+    """Return a FIFO that the child reads without end; once the child has ended, no process reads it."""
     os.mkfifo(tmp_path / "fifo")
     return str(tmp_path / "fifo")
 
 
 async def test_child_that_stops_reading_is_killed_after_timeout() -> None:
-    values = ["x" * 10_000_000]  # more than a socket holds
+    values = ["x" * 10_000_000]  # more than a socket buffers
     with pytest.raises(BusyError, match=r"longer than 1 s"):
         await asyncio.wait_for(run_in_subprocess(stop_before_reading, values, timeout_s=1.0), 60.0)
 
@@ -248,6 +248,6 @@ async def test_cancelled_caller_logs_no_failure(fifo: str) -> None:
         writing = await asyncio.to_thread(os.open, fifo, os.O_WRONLY)
         waiting.cancel()
         await asyncio.wait([waiting])
-        await asyncio.get_running_loop().shutdown_default_executor()  # so that the thread has seen the child's end
+        await asyncio.get_running_loop().shutdown_default_executor()  # wait until the thread has seen the child's end
         os.close(writing)
     assert logs == []

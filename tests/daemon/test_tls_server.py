@@ -1,4 +1,4 @@
-"""Connections with TLS until they speak it: real sockets on loopback, under both event loops."""
+"""Connections before their TLS handshake: real sockets on loopback, under both event loops."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ from tests.daemon.test_connections import DEADLINE, GOOD, app, read_until_closed
 
 Test = Callable[[int, ssl.SSLContext], Coroutine[Any, Any, None]]
 HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01"
-"""How a ClientHello begins."""
+"""First bytes of a ClientHello."""
 SILENT = [b"", HELLO[:1], HELLO]
 
 
@@ -42,7 +42,7 @@ async def serve_tls(folder: Path, connections: Connections) -> AsyncIterator[tup
 
 @pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 def run_on_loop(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Connections, Test], None]:
-    """Run something against a server."""
+    """Return a function that runs a test against a TLS server on the event loop."""
 
     def run(connections: Connections, test: Test) -> None:
         async def run_whole() -> None:

@@ -22,7 +22,7 @@ from tests.daemon.test_jobs import SPEC, job_when, north_and_jobs
 from tests.identities import ADA
 
 WAITS = replace(SPEC, request=FixedRequest((ComponentRequest(1, cluster="south"),)))
-"""For a cluster that does not come."""
+"""A job for a cluster that never connects."""
 IN_AN_ATTEMPT = {("claiming", "attempt"), ("component", "attempt")}
 
 
@@ -70,7 +70,7 @@ async def test_tracing_of_retried_job_is_one_trace(tmp_path: Path) -> None:
 
 
 async def test_tracing_without_collector_loses_spans_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    messages: list[str] = []  # past structlog's own way to record, which does not hear other threads
+    messages: list[str] = []  # collected without structlog's capture, which misses other threads
 
     def note(event: str, action: str, **_: object) -> None:
         messages.append(action)

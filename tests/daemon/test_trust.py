@@ -1,4 +1,4 @@
-"""Agents may only report on components of their own cluster."""
+"""Trust in agents, which may report only on components of their own cluster."""
 
 import asyncio
 import base64
@@ -34,7 +34,7 @@ class Grid:
         self.daemon, self.north, self.south = daemon, north, south
 
     async def submit_job(self, ident: int, request: FixedRequest) -> list[str]:
-        """A job; its tokens as soon as its components were submitted."""
+        """Submit a job; return its tokens once its components were submitted."""
         job = Job(ident, JobSpec(request, ("true",)), 0.0)
         await self.daemon.engine.commit(WorkItem(events=(JobSubmitted(job),)))
         placed = self.daemon.scheduler.queries.job(ident)
@@ -51,7 +51,7 @@ class Grid:
         return b"".join(piece.data for piece in self.daemon.kept.read(token, 0, to_the_end=True))
 
     async def all_taken_in(self, agent: Agent) -> None:
-        """Whatever this agent has said so far: it is answered in order."""
+        """Wait until the daemon has processed all messages of this agent, which it does in order."""
         mark = f"mark {len(agent.heard)}"
         agent.say_to_daemon(make_relay("nobody", mark))
         await wait_for_job(lambda: received_messages(agent, "relay_failed", token=mark))
@@ -71,7 +71,7 @@ def make_output(token: str, offset: int, text: bytes) -> wire.Output:
 
 
 class Opened:
-    """A grid for as long as a test needs it."""
+    """An asynchronous context manager for a running grid."""
 
     def __init__(self, path: Path, **options: Any) -> None:
         self._path, self._options = path, options
@@ -145,7 +145,7 @@ async def test_output_of_other_cluster_is_ignored(tmp_path: Path) -> None:
 
 
 async def test_output_is_accepted_from_current_cluster_only(tmp_path: Path) -> None:
-    """It may find another site before it is started."""
+    """A component may be placed on another cluster before it starts."""
     async with Opened(tmp_path / "koala.db") as grid:
         (token,) = await grid.submit_job(1, ON_NORTH)
         grid.north.say_to_daemon(make_output(token, 0, b"early\n"))
@@ -184,7 +184,7 @@ async def test_component_status_of_other_cluster_is_ignored(tmp_path: Path) -> N
         await grid.all_taken_in(grid.south)
         assert grid.daemon.scheduler.queries.find(token) is not None
         assert received_messages(grid.south, "forget", token=token), "it is told that this is none of its components"
-        # Nor is the honest cluster's own stray left running because another has one of the same name.
+        # The honest cluster's stray is stopped although another cluster reports one of the same name.
         stray = "7.1.0.feed"
         grid.south.say_to_daemon(ComponentStatus(token=stray, state=ComponentState.RUNNING))
         grid.north.say_to_daemon(ComponentStatus(token=stray, state=ComponentState.RUNNING))
@@ -256,7 +256,7 @@ async def test_transfer_is_counted_once_across_restarts(tmp_path: Path) -> None:
         for _ in range(2):
             grid.north.say_to_daemon(finished)
             await grid.all_taken_in(grid.north)
-            feedback._counted.clear()  # the next daemon reads it from the store
+            feedback._counted.clear()  # as in the next daemon, which reads it from the store
         assert listener.learned == [("south", "north", 10**8, 1.0)]
 
 
@@ -278,7 +278,7 @@ async def test_inventories_with_unknown_components_bound_outbox(tmp_path: Path) 
 
 @pytest.mark.parametrize("hosts", [[], ["n1", "n2", "n3"], ["n1"] * 1000])
 async def test_component_with_wrong_host_count_is_not_claimed(tmp_path: Path, hosts: list[str]) -> None:
-    """The plan of the whole gang is made of them, and every other cluster gets it."""
+    """The plan of the gang contains the hosts and is sent to every other cluster."""
     async with Opened(tmp_path / "koala.db") as grid:
         head, tail = await grid.submit_job(1, COUPLED)
         grid.south.say_to_daemon(ComponentStatus(token=tail, state=ComponentState.CLAIMED, hosts=("s1", "s2")))
@@ -293,7 +293,7 @@ async def test_component_with_wrong_host_count_is_not_claimed(tmp_path: Path, ho
 
 
 class Deaf(Agent):
-    """Says, and reads only when it likes to."""
+    """An agent that sends, and reads only while ``reads`` is set."""
 
     def __init__(self) -> None:
         super().__init__()

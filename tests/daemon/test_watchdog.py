@@ -1,4 +1,4 @@
-"""A loop that hangs is seen from outside, and answered for, on a port that speaks TLS as well."""
+"""The watchdog: it detects a hanging loop and answers requests itself, with and without TLS."""
 
 import asyncio
 import socket
@@ -68,7 +68,7 @@ async def test_stand_in_answers_while_loop_hangs(listening_socket: tuple[str, so
     answers: list[httpx2.Response] = []
 
     def ask() -> None:
-        # A silent client delays others only briefly.
+        # A silent client delays other clients only briefly.
         with socket.create_connection(listener.getsockname()) as silent:
             hung_up_on(silent)
             answers.append(httpx2.get(f"{url}/livez", verify=verify, timeout=DEADLINE))
@@ -78,7 +78,7 @@ async def test_stand_in_answers_while_loop_hangs(listening_socket: tuple[str, so
 
     asking = threading.Thread(target=ask)
     asking.start()
-    asking.join()  # in the loop's own thread: it hangs until all have been answered
+    asking.join()  # blocks the loop's thread until all requests are answered
     assert [answer.status_code for answer in answers] == [503] * 4
     assert [check["name"] for check in answers[1].json()["checks"]] == ["engine"]
     assert (answers[2].content, answers[1].headers["Retry-After"]) == (b"", "5")
@@ -90,7 +90,7 @@ async def test_stand_in_answers_while_loop_hangs(listening_socket: tuple[str, so
     watched.stop()
     listener.setblocking(False)
     with socket.create_connection(listener.getsockname()):
-        await asyncio.get_running_loop().sock_accept(listener)  # left to the loop again
+        await asyncio.get_running_loop().sock_accept(listener)  # the loop accepts connections again
     listener.close()
     with pytest.raises(OSError):
         socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])))

@@ -1,4 +1,4 @@
-"""A command tells each component's program in the words of the cluster that runs it."""
+"""Command messages with paths and settings of the receiving cluster."""
 
 import json
 from dataclasses import replace
