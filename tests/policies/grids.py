@@ -1,4 +1,4 @@
-"""Small grids and requests, written short, and strategies that draw them."""
+"""Short constructors of small grids and requests, and strategies that draw them."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -14,7 +14,7 @@ NAMES = ("east", "north", "south", "west")
 
 
 def grid(**idle: int | tuple[int, int]) -> GridView:
-    """``grid(north=3, south=(2, 4))``: 3 idle nodes of 3, and 2 of 4."""
+    """Return a grid: ``grid(north=3, south=(2, 4))`` has 3 idle nodes of 3, and 2 of 4."""
     sizes = {name: (count, count) if isinstance(count, int) else count for name, count in idle.items()}
     return GridView(tuple(ClusterView(name, total, idle) for name, (idle, total) in sorted(sizes.items())))
 
@@ -35,7 +35,10 @@ def with_speeds(view: GridView, **speeds: float) -> GridView:
 
 
 def with_links(view: GridView, links: Mapping[str, Link]) -> GridView:
-    """``{"north south": Link(0.001), "north": Link(0.0001)}``: between two clusters, or within one."""
+    """Add links, such as ``{"north south":
+
+    Link(0.001), "north": Link(0.0001)}``: between two clusters, or within one.
+    """
     ends = {name: tuple(name.split()) for name in links}
     named_links = {(pair[0], pair[-1]): links[name] for name, pair in ends.items()}
     return GridView(view.clusters, named_links, view.waiting)
@@ -50,7 +53,7 @@ def fixed(*components: tuple[int, str]) -> FixedRequest:
 
 
 def sites(answer: Placement | Refusal) -> list[tuple[int, str]]:
-    """The (size, cluster) of each component of a placement."""
+    """Return size and cluster of each component of a placement."""
     assert isinstance(answer, Placement), answer
     return [(component.size, component.cluster) for component in answer.components]
 
@@ -65,7 +68,7 @@ def explained(policy: Policy, request: object, view: GridView) -> list[tuple[str
 
 
 def fewest_missing(policy: Policy, request: object, view: GridView, name: str) -> int | None:
-    """What ``missing`` means, by trying: the fewest more idle nodes on one cluster that make the request placeable."""
+    """Search for the fewest additional idle nodes on one cluster that make the request placeable; None if none do."""
     cluster = view.get(name)
     if cluster is None or cluster.state is not ClusterState.USABLE:
         return None
@@ -84,7 +87,7 @@ def clusters(draw: st.DrawFn, name: str, largest: int = 6) -> ClusterView:
 
 @st.composite
 def linked(draw: st.DrawFn, views: st.SearchStrategy[GridView]) -> GridView:
-    """With speeds, and links between some of the clusters, each measured in part, not at all, or unreachable."""
+    """Draw a grid with speeds and with links that are measured, partly measured, unmeasured or unreachable."""
     view = draw(views)
     measured = st.none() | st.sampled_from([1.0, 2.0, 3.0])
     pairs = [(a.name, b.name) for a in view for b in view if a.name <= b.name]
@@ -103,7 +106,7 @@ def grids(draw: st.DrawFn, largest: int = 6) -> GridView:
 
 @st.composite
 def shuffled(draw: st.DrawFn, views: st.SearchStrategy[GridView]) -> tuple[GridView, GridView]:
-    """A grid, and the same with its clusters in another order."""
+    """Draw a grid, and the same grid with its clusters in another order."""
     view = draw(views)
     return view, GridView(tuple(draw(st.permutations(view.clusters))))
 
@@ -123,7 +126,7 @@ def splits(total: int, idle: list[int], min_size: int, max_count: int) -> Iterat
 
 
 def can_be_assigned(sizes: list[int], idle: list[int]) -> bool:
-    """Whether any assignment of the sizes to clusters fits, by trying all."""
+    """Return whether an assignment of the sizes to clusters fits, by a search over all."""
     if not sizes:
         return True
     return any(

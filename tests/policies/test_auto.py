@@ -1,4 +1,4 @@
-"""The advisor: one cluster, several clusters, or a wait, by the statistics of the application."""
+"""The advisor: one cluster, several clusters or a wait, decided by the application's statistics."""
 
 from dataclasses import replace
 from math import log
@@ -86,7 +86,7 @@ requests = choosing | st.dictionaries(st.sampled_from(NAMES), st.integers(1, 4),
 )
 
 
-# Rules that hold for every request, grid and knowledge
+# Rules for every request, grid and knowledge
 
 
 @given(request=requests, view=linked(grids()), knowledge=knowledge)
@@ -111,7 +111,7 @@ def test_auto_choice_has_the_best_prediction(
         return
     together = find_multi_cluster_now(request, view, knowledge)
     if isinstance(together, Refusal):
-        return  # there was nothing to choose
+        return  # there was no option to choose from
     assert find_single_cluster_now(request, view, knowledge) is None
     later = find_single_cluster_later(request, view, knowledge)
     assert later is not None, "it only ever waits for room that there will be"
@@ -126,7 +126,7 @@ def test_auto_choice_has_the_best_prediction(
 def test_auto_without_future_single_cluster_coallocates(
     request: FlexibleRequest | NonFixedRequest, view: GridView, knowledge: Knowledge
 ) -> None:
-    """Whatever the default policy places is placed, even on several clusters with any slowdown."""
+    """Every request that the default policy places is placed, even on several clusters with any slowdown."""
     never = replace(
         knowledge, capacities={name: replace(capacity, max_idle=0) for name, capacity in knowledge.capacities.items()}
     )
@@ -159,11 +159,11 @@ def test_auto_explains_each_cluster_with_sufficient_nodes(
         assert reason.missing == fewest_missing(policy, request, view, reason.cluster)
 
 
-# The rules of the literature
+# Rules from the literature
 
 
 def capacities_of(max_idle: int = 4, *releases: Release) -> dict[str, Capacity]:
-    """Capacities of both clusters of the grid below, with their releases."""
+    """Return the capacities of both clusters of the grid below, with their releases."""
     return {name: Capacity(max_idle, releases) for name in ("north", "south")}
 
 
@@ -173,14 +173,14 @@ UNKNOWN = capacities_of(4, Release(None, 1, 5.0))
 
 
 def knowledge_of(factor: float, alone: float = 100.0, runs: int = 20) -> Knowledge:
-    """Of an application that ran as often on one cluster as on two."""
+    """Return knowledge of an application that ran as often on one cluster as on two."""
     both = {("north", "south"): LogNormal(log(alone * factor), 0.02)}
     slowdowns = Slowdowns(LogNormal(log(factor), 0.1), {("north", "south"): LogNormal(log(factor), 0.02)}, runs)
     return Knowledge("wave", RunTimes(LogNormal(log(alone), 0.02), both), slowdowns, capacities=UNKNOWN)
 
 
 def knowledge_without_runs(share: float | None, **fields: Any) -> Knowledge:
-    """Of an application that declares how much it communicates, or nothing."""
+    """Return knowledge of an application without runs, with its declared share of communication or None."""
     return Knowledge(
         "new", slowdowns=Slowdowns(assume_slowdown(share)), communication=share, capacities=UNKNOWN, **fields
     )
@@ -214,7 +214,7 @@ def test_auto_unknown_application_is_coallocated_only_to_probe(loaded: bool, pro
 
 
 def test_auto_without_application_name_never_probes() -> None:
-    """Nothing would be learned of it."""
+    """Statistics are kept by application name, so a probe would teach nothing."""
     assert isinstance(Auto(replace(knowledge_without_runs(None), application="")).place(FOUR, SPLIT), Refusal)
 
 
@@ -237,7 +237,7 @@ def test_auto_with_unknown_wait_decides_by_slowdown(factor: float, co_allocated:
         (1.2, 30.0, False, True),
         (3.0, 150.0, False, False),
         (3.0, 250.0, False, True),
-        (3.0, 250.0, True, False),  # others wait
+        (3.0, 250.0, True, False),  # other jobs wait
         (1.0, 0.1, True, True),
     ],
 )
@@ -264,7 +264,7 @@ def test_auto_does_not_wait_for_long_running_jobs() -> None:
     ],
 )
 def test_auto_waits_at_most_its_run_time(knowledge: Knowledge, patience: float) -> None:
-    """Otherwise later jobs could repeatedly take the nodes for which it waits."""
+    """Without this limit, later jobs could repeatedly take the awaited nodes."""
     assert isinstance(Auto(replace(knowledge, waited=0.99 * patience)).place(FOUR, SPLIT), Refusal)
     answer = Auto(replace(knowledge, waited=patience)).place(FOUR, SPLIT)
     assert isinstance(answer, Placement)
@@ -272,14 +272,14 @@ def test_auto_waits_at_most_its_run_time(knowledge: Knowledge, patience: float) 
 
 
 def test_auto_harmful_job_waits_while_others_wait() -> None:
-    """CCR of 0.5 and more: never under load (sonmez-2010 VI-C)."""
+    """A CCR of 0.5 and more prevents co-allocation under load (sonmez-2010 VI-C)."""
     answer = Auto(replace(knowledge_of(3.0), loaded=True, waited=1e6)).place(FOUR, SPLIT)
     assert isinstance(answer, Refusal)
     assert "too much while others wait" in answer.summary
 
 
 def test_auto_does_not_wait_for_local_users() -> None:
-    """It is unknown when they end."""
+    """The end of their jobs is unknown."""
     knowledge = replace(knowledge_of(3.0), capacities=capacities_of(3))
     answer = Auto(knowledge).place(FOUR, SPLIT)
     assert isinstance(answer, Placement)
@@ -305,7 +305,7 @@ def test_auto_may_prefer_fast_clusters_to_a_slow_one() -> None:
 
 
 def test_auto_prefers_split_mostly_on_one_cluster() -> None:
-    """West and south are nearest to each other, but with 9 of 10 nodes in north hardly anything goes between them."""
+    """The link between west and south is the fastest, but with 9 of 10 nodes in north, hardly any traffic uses a link."""
     links = {"west south": Link(1e-4), "north south": Link(1e-2), "north west": Link(1e-2)}
     view = with_links(grid(north=9, south=5, west=5), links)
     assert sites(Auto().place(FlexibleRequest(10), view)) == [(9, "north"), (1, "south")]
@@ -316,7 +316,7 @@ def test_auto_prefers_split_mostly_on_one_cluster() -> None:
 
 
 def test_auto_places_components_on_few_clusters() -> None:
-    """Worst fit would use three."""
+    """Worst fit would use three clusters."""
     view = grid(north=5, south=5, west=4)
     placed = Auto().place(nonfixed(2, 2, 2), view)
     assert {name for _, name in sites(placed)} == {"north", "south"}
@@ -324,7 +324,7 @@ def test_auto_places_components_on_few_clusters() -> None:
 
 
 def test_auto_places_components_on_near_clusters() -> None:
-    """The most idle nodes are in north and west, with a slow link between them, or one that nobody has measured."""
+    """Most idle nodes are in north and west, but the link between them is slow or unmeasured."""
     view = grid(north=5, south=3, west=5)
     slow = with_links(view, {"north south": Link(1e-4), "north west": Link(1e-1), "south west": Link(1e-2)})
     assert sites(Auto().place(nonfixed(3, 3), slow)) == [(3, "north"), (3, "south")]
@@ -354,7 +354,7 @@ def test_auto_fixed_request_is_placed_as_requested() -> None:
     assert answer.advice.options == (Option(("north", "south"), pytest.approx(3.0), run=pytest.approx(300.0)),)
 
 
-# What people are told
+# Messages for users
 
 
 def test_auto_refusal_names_awaited_nodes_and_time() -> None:

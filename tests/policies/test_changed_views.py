@@ -1,4 +1,4 @@
-"""Views derived from earlier views give the same answers as new ones."""
+"""Views derived from earlier views, which equal newly created views."""
 
 from dataclasses import replace
 
@@ -37,7 +37,7 @@ def histories(draw: st.DrawFn) -> list[list[ClusterView]]:
 
 
 def look(view: GridView) -> object:
-    """All that may be worked out of a view, so that there is something to carry over."""
+    """Compute all derived values of a view, so that the next view can reuse them."""
     return view.by_idle, view.by_speed, view.usable_idle, [view.get(c.name) for c in view], list(view)
 
 

@@ -1,4 +1,4 @@
-"""Close-to-files against a search over all sites, and by hand."""
+"""Close-to-files, compared with a search over all sites and with examples."""
 
 from dataclasses import replace
 
@@ -46,7 +46,7 @@ def with_inputs(*drawn: tuple[int, tuple[InputFile, ...]]) -> NonFixedRequest:
 
 
 def expected_placement(request: NonFixedRequest, view: GridView) -> list[tuple[str, Transfer]] | None:
-    """The rule as it is written."""
+    """Compute the placement by the documented rule; None if it does not fit."""
     remaining = {c.name: c.idle for c in view if c.state is ClusterState.USABLE}
     placed: dict[int, tuple[str, Transfer]] = {}
     for index, component in sorted(enumerate(request.components), key=lambda pair: -pair[1].size):

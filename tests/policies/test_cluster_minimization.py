@@ -1,4 +1,4 @@
-"""Cluster minimization against brute force over every split, and the example of sonmez-2010, figure 2."""
+"""Cluster minimization, compared with a search over all splits, and the example of sonmez-2010, figure 2."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +19,7 @@ def requests(draw: st.DrawFn, largest: int = 16) -> FlexibleRequest:
 
 
 def possible_splits(request: FlexibleRequest, view: GridView) -> list[tuple[int, ...]]:
-    """Every split within the request's bounds, cluster by cluster in the view's order."""
+    """Return every split within the request's bounds, with sizes in the order of the view's clusters."""
     max_count = len(view.clusters) if request.max_components is None else request.max_components
     return list(splits(request.total_size, [c.usable_idle for c in view], request.min_component_size, max_count))
 

@@ -103,7 +103,7 @@ def test_communication_aware_refuses_only_unreachable_splits(
 def test_communication_aware_on_empty_grid_places_any_request(
     nodes: list[int], share: float, random: Random, requested: float, min_size: int, max_count: int | None
 ) -> None:
-    """However many of the links between eight clusters are measured."""
+    """Any share of the links between eight clusters is measured."""
     view = grid(**dict(zip("abcdefgh", nodes, strict=True)))
     pairs = [pair for pair in combinations("abcdefgh", 2) if random.random() < share]
     view = GridView(view.clusters, {pair: Link(random.random(), 1 / (1 + random.random())) for pair in pairs})
@@ -114,7 +114,7 @@ def test_communication_aware_on_empty_grid_places_any_request(
 
 
 def test_communication_aware_with_many_unreachable_links_is_fast() -> None:
-    """A hundred clusters, of which each is out of reach of half the others: a complete search would take too long."""
+    """Each of a hundred clusters is unreachable from half of the others, so a complete search would take too long."""
     names = [f"c{number:02}" for number in range(100)]
     random = Random(1)
     links = {pair: Link(unreachable=True) for pair in combinations(names, 2) if random.random() < 0.5}
@@ -169,11 +169,11 @@ def test_communication_aware_explains_missing_nodes_exactly(
         assert reason.missing == fewest_missing(policy, request, view, reason.cluster), reason
 
 
-# By hand
+# Examples
 
 
 def test_communication_aware_places_the_job_of_figure_2() -> None:
-    """24 nodes on 3 x 16 idle: two clusters, as by cluster minimization, but those that are nearest."""
+    """24 nodes on 3 x 16 idle: as few clusters as by cluster minimization, but the pair with the best link."""
     view = all_to_all(grid(c1=16, c2=16, c3=16), c1_c2=5, c1_c3=3)
     answer = by_latency.place(FlexibleRequest(24), view)
     assert sites(answer) == [(16, "c3"), (8, "c2")]
@@ -214,7 +214,7 @@ def test_communication_aware_takes_fastest_sufficient_cluster() -> None:
 
 
 def test_communication_aware_combines_slow_pair_only_if_needed() -> None:
-    """The link between them could not be measured (sonmez-2010 V-A)."""
+    """The link between delft and leiden is unmeasured (sonmez-2010 V-A)."""
     links = {"amsterdam delft": Link(1.0), "amsterdam leiden": Link(1.0), "delft": Link(0.1)}
     view = with_links(grid(amsterdam=2, delft=(6, 9), leiden=(5, 9)), links)
     assert sites(by_latency.place(FlexibleRequest(8), view)) == [(6, "delft"), (2, "amsterdam")]

@@ -1,4 +1,4 @@
-"""How many clusters, and of how different speeds: within the constraints of a job, for any policy."""
+"""Constraints on the number and the speeds of clusters, for any policy."""
 
 from dataclasses import replace
 from itertools import combinations
@@ -93,7 +93,7 @@ def keeps_constraints(names: set[str], view: GridView, at_most: int | None, rati
 
 
 def possible_sets(job: JobSpec, view: GridView) -> bool:
-    """By trying every choice of clusters: whether the request fits, within what the job says of them."""
+    """Return whether the request fits on any set of clusters within the job's constraints, by a search over all."""
     names = [cluster.name for cluster in view.by_idle]
     sets = [set(chosen_names) for count in range(1, len(names) + 1) for chosen_names in combinations(names, count)]
     for chosen in sets:
@@ -206,7 +206,7 @@ def test_submission_with_constraints_agrees_with_empty_grid(
     assert passes == placed or not limits
 
 
-# By hand
+# Examples
 
 
 def test_coallocation_of_one_places_on_one_cluster() -> None:

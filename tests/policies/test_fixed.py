@@ -1,4 +1,4 @@
-"""Fixed requests: placed where the user said, or not at all."""
+"""Fixed requests, placed on the requested clusters or rejected."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""The exact matching, held against a mixed-integer model, against trying everything, and against its own definition."""
+"""The exact matching, compared with a mixed-integer model, a search over all matchings, and its definition."""
 
 from collections import Counter
 from dataclasses import replace
@@ -41,7 +41,7 @@ def problems(draw: st.DrawFn, most_sites: int = 5, idle: int = 4) -> Problem:
 
 
 def make_site(name: str, *kinds: tuple[float, int], capacity: float | None = None, consumed: float = 0.0) -> Site:
-    """``site("north", (1.0, 4), (2.0, 8))``: 4 nodes of full speed, 8 of half of it."""
+    """Return a site: ``make_site("north", (1.0, 4), (2.0, 8))`` has 4 nodes of full speed and 8 of half speed."""
     node_kinds = tuple(Kind(f"{name}{place}", slowdown, idle) for place, (slowdown, idle) in enumerate(kinds))
     return Site(name, node_kinds, capacity, consumed)
 
@@ -55,7 +55,7 @@ def nodes_by_site(matching: Matching | None) -> dict[str, int]:
 
 
 def is_valid(problem: Problem, matching: Matching) -> bool:
-    """Whether a matching is one at all: as many nodes as wanted, no more than there are, within the bounds."""
+    """Return whether a matching uses the requested number of nodes, only idle ones, and respects the bounds."""
     idle = {(problem_site.name, kind.name): kind.idle for problem_site in problem.sites for kind in problem_site.kinds}
     nodes = nodes_by_site(matching)
     return (
@@ -68,7 +68,7 @@ def is_valid(problem: Problem, matching: Matching) -> bool:
 
 
 def best_of_all(problem: Problem, mode: Mode) -> float | None:
-    """The least T, by trying every number of nodes for every site, the fastest of each."""
+    """Return the smallest T over every number of nodes at every site, with the fastest nodes first."""
     best = inf
     for sizes in product(*(range(problem_site.idle + 1) for problem_site in problem.sites)):
         used = [size for size in sizes if size]
@@ -150,7 +150,7 @@ def test_find_matching_modes_are_ordered_by_time(problem: Problem) -> None:
 
 @given(problems(most_sites=3))
 def test_find_matching_of_single_nodes_is_equivalent(problem: Problem) -> None:
-    """As the paper has it: a variable for each node."""
+    """The model of the paper has a variable for each node."""
     split = tuple(
         replace(
             problem_site,
@@ -196,7 +196,7 @@ def test_find_matching_counts_consumed_bandwidth() -> None:
 
 
 def test_uplink_demand_is_highest_at_half_of_the_job() -> None:
-    # 8 nodes, 1 B/s each: 4 of them send 16/7 B/s to the others, 6 of them 12/7.
+    # At 1 B/s a node, 4 of 8 nodes send 16/7 B/s to the other nodes, and 6 of them 12/7 B/s.
     halves = (make_site("north", (1.0, 6), capacity=2.0), make_site("south", (1.0, 6), capacity=2.0))
     matching = find_matching(Problem(8, halves, 0.5, 0.5, 1.0))
     assert sorted(nodes_by_site(matching).values()) == [2, 6]
@@ -221,7 +221,7 @@ def test_uplink_demand_is_highest_at_half_of_the_job() -> None:
 
 
 def test_find_matching_balances_speed_and_links() -> None:
-    # All on north, at half the speed, or half of it on south's fast nodes over a link that is too narrow by half.
+    # Either all on north, half of it at half speed, or half on south's fast nodes over a link of half the needed width.
     both = (make_site("north", (1.0, 4), (2.0, 4)), make_site("south", (1.0, 4), capacity=8 / 7))
     computes = find_matching(Problem(8, both, 0.9, 0.1, 1.0))
     talks = find_matching(Problem(8, both, 0.1, 0.9, 1.0))
@@ -237,7 +237,7 @@ def test_find_matching_ties_use_fast_nodes_and_few_clusters() -> None:
 
 
 def fewest_sites(problem: Problem, time: float) -> int:
-    """The fewest sites of all matchings with this T, by trying every number of nodes for every site."""
+    """Return the fewest sites of all matchings with this T, by a search over every number of nodes at every site."""
     fewest = inf
     for sizes in product(*(range(problem_site.idle + 1) for problem_site in problem.sites)):
         used = [size for size in sizes if size]

@@ -1,4 +1,4 @@
-"""Larger-first and faster-first, and that filling in any order finds a split whenever one exists."""
+"""Larger-first and faster-first; filling in any order finds a split whenever one exists."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""The page on policies names them all, and its examples are placed as it says."""
+"""The documentation of policies, which lists them all and has correct examples."""
 
 import re
 import shlex
@@ -27,7 +27,7 @@ UNITS = {"ms": 1e-3, "us": 1e-6}
 
 
 def example_grid() -> GridView:
-    """As the page's tables say."""
+    """Return the grid of the page's tables."""
     rows = re.findall(r"^\| (\w+) \| (\d+) \| ([\d.]+) \|$", PAGE, re.MULTILINE)
     links = re.findall(r"between: \[(\w+), (\w+)\], latency: (\d+)(ms|us)", PAGE)
     clusters = tuple(ClusterView(name, int(idle), int(idle), speed=float(speed)) for name, idle, speed in rows)

@@ -15,10 +15,7 @@ from tests.policies.grids import fixed, grid, nonfixed, sites
 
 
 class Alphabetical:
-    """Everything on the first cluster by name.
-
-    Not a good policy.
-    """
+    """A policy that places all components on the first cluster by name."""
 
     name = "alphabetical"
     serves: frozenset[RequestType] = frozenset({"nonfixed", "flexible"})
@@ -108,7 +105,7 @@ def test_capabilities_are_those_that_the_policy_declares() -> None:
 
 
 class Weighted(Alphabetical):
-    """With an option."""
+    """A policy with an option."""
 
     name = "weighted"
 

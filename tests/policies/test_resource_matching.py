@@ -1,4 +1,4 @@
-"""Resource matching as a policy: options, statistics, reasons, and comparison with other policies."""
+"""The resource matching policy: options, statistics, reasons, and comparison with other policies."""
 
 from dataclasses import replace
 from math import inf
@@ -41,7 +41,7 @@ def given_to(answer: object) -> list[tuple[int, str, str]]:
 
 @st.composite
 def unlike_grids(draw: st.DrawFn) -> GridView:
-    """Grids with classes of nodes, and uplinks, some of which are known."""
+    """Draw grids with node classes and uplinks, some of them unknown."""
     view = draw(grids(largest=8))
     clusters = []
     for cluster in view:
@@ -73,7 +73,7 @@ knowledge = st.builds(
 
 
 def fastest_shares(problem: Problem, placement: Placement) -> list[Share] | None:
-    """The best nodes that a placement of another policy could get; None where they have not enough memory."""
+    """Return the best nodes that a placement of another policy could get; None if they lack memory."""
     shares = []
     for site in problem.sites:
         remaining = placement.nodes_on(site.name)

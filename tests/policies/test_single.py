@@ -1,4 +1,4 @@
-"""Best-fit and fastest-one, and between the two, adaptive."""
+"""Best-fit, fastest-one, and adaptive, which chooses between them."""
 
 import pytest
 from hypothesis import given
@@ -108,7 +108,7 @@ def remaining_grid(view: GridView, placement: Placement) -> GridView:
 
 
 def count_started(waiting: tuple[Request, ...], view: GridView) -> int:
-    """How many can be started, with the policies themselves."""
+    """Count the requests that can start, with the real policies."""
     started = 0
     for request in waiting:
         chosen: dict[str, Policy] = {"nonfixed": WorstFit(), "flexible": BestFit(), "fixed": Fixed()}
@@ -153,7 +153,7 @@ def test_adaptive_takes_choice_that_starts_more_jobs(
 
 
 def test_adaptive_examples_have_expected_placement() -> None:
-    """A job of 5 on the fast cluster with 8 keeps one of 8 waiting; on the one with 5 it does not."""
+    """A job of 5 on the fast cluster with 8 nodes delays a waiting job of 8; on the cluster with 5 it does not."""
     nobody = Adaptive().place(nonfixed(5), GRID)
     assert sites(nobody) == [(5, "east")]
     wide = GridView(GRID.clusters, {}, (nonfixed(8), FlexibleRequest(6)))

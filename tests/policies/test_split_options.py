@@ -1,4 +1,4 @@
-"""Flexible requests that say how they may be split."""
+"""Options of flexible requests that restrict their splits."""
 
 from hypothesis import given
 from hypothesis import strategies as st

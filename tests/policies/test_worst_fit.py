@@ -1,4 +1,4 @@
-"""Worst fit against a naive reading of its rule, and the example of sonmez-2010, figure 2."""
+"""Worst fit, compared with a naive implementation, and the example of sonmez-2010, figure 2."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,7 +25,7 @@ sizes_drawn = st.lists(st.integers(1, 6), min_size=1, max_size=5)
 
 
 def by_the_rule(sizes: list[int], view: GridView) -> list[tuple[int, str]] | None:
-    """The rule in words: the largest first, each where most nodes are left, ties by name."""
+    """Place the largest component first, each on the cluster with most idle nodes left, ties by name."""
     remaining = {c.name: c.idle for c in view if c.state is ClusterState.USABLE}
     chosen: dict[int, str] = {}
     while len(chosen) < len(sizes):

@@ -1,4 +1,4 @@
-"""Pieces of output."""
+"""Output pieces and their acknowledgements."""
 
 import pytest
 from pydantic import ValidationError

@@ -1,7 +1,7 @@
-"""What agents, daemons and spools of the version before this one say is understood, and said in the same way.
+"""Compatibility with messages, spools and stage journals of the previous version.
 
-``previous/`` was recorded with that version: its messages, the folders of its spool and of a stage, and what it said
-of those folders' components when it had read them again.
+That version recorded ``previous/``: its messages, the folders of its spool and of a stage, and the component statuses
+that it read from those folders.
 """
 
 import json
@@ -37,7 +37,7 @@ SPEAKERS = [
 
 @pytest.mark.parametrize(("speaker", "message"), SPEAKERS)
 def test_message_of_previous_version_is_read_unchanged(speaker: TypeAdapter[Any], message: dict[str, Any]) -> None:
-    """Newer fields have defaults with the meaning of their absence."""
+    """Newer fields have defaults that mean their absence."""
     read = speaker.validate_json(json.dumps([message]))
     (sent,) = json.loads(encode_frame(speaker, read))
     added = {name: sent.pop(name) for name in sent.keys() - message.keys()}
@@ -49,7 +49,7 @@ def test_message_of_previous_version_is_read_unchanged(speaker: TypeAdapter[Any]
 
 @pytest.mark.parametrize(("speaker", "message"), SPEAKERS)
 def test_message_with_unknown_field_is_accepted(speaker: TypeAdapter[Any], message: dict[str, Any]) -> None:
-    """Its owner neither: that is the sender."""
+    """The unknown fields include ``cluster``, since the sender determines the cluster."""
     extended = message | {"later": {"a": 1}} | ({"cluster": "south"} if "cluster" not in message else {})
     assert speaker.validate_json(json.dumps([extended])) == speaker.validate_json(json.dumps([message]))
 

@@ -1,4 +1,4 @@
-"""Complete records are replayed, and defects of others are named."""
+"""Reading of records: complete ones are replayed, and errors name the defect of other ones."""
 
 import gzip
 import json

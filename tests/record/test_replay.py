@@ -1,4 +1,4 @@
-"""Replays of any sequence of events have the recorded effects."""
+"""Replays of any sequence of events reproduce the recorded effects."""
 
 import json
 from dataclasses import replace

@@ -120,7 +120,7 @@ class FakeAgent:
         return fake
 
     async def until(self, condition: Callable[[], bool], description: str) -> None:
-        """Wait for a condition; ``what`` names it if it never comes true."""
+        """Wait for a condition; name it as ``what`` if it stays false."""
         try:
             await until(condition, DEADLINE)
         except TimeoutError:
@@ -164,7 +164,7 @@ async def agent(tmp_path: Path) -> AsyncIterator[FakeAgent]:
 def make_plan(
     nodes: list[FakeNode], *commands: list[str], launcher: str = "processes", **context: Any
 ) -> dict[str, Any]:
-    """The ``open`` message for these nodes: one context a token, in order, each with its command."""
+    """Return the ``open`` message for these nodes: one context for each token, in order, each with its command."""
     tokens = list(dict.fromkeys(n.token for n in nodes))
     contexts = [
         {
@@ -192,5 +192,5 @@ def read_left_file(node: FakeNode, name: str) -> bytes:
 
 
 def living_pids(pids: bytes | str) -> list[int]:
-    """Return the processes that still exist, of blank-separated numbers."""
+    """Return those of the blank-separated process ids that still exist."""
     return [int(pid) for pid in pids.split() if os.path.exists(f"/proc/{int(pid)}")]

@@ -1,4 +1,4 @@
-"""Nodes that share host names, and many of them."""
+"""Nodes that share host names, and gangs of many nodes."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A hostile head node that tries to start other programs, by launch requests and by its mpirun."""
+"""A hostile head node that tries to start other programs, by launch requests or by its mpirun."""
 
 import asyncio
 import os
@@ -29,9 +29,9 @@ def prefix_of(series: int) -> Path:
 
 
 def write_mpirun(folder: Path, series: int, script: str) -> dict[str, str]:
-    """Make an installation whose mpirun is a script, and return the environment that names it.
+    """Write an installation with a script as mpirun; return the environment that selects it.
 
-    ``$real`` is the real one. ``$options`` are its arguments but for the program, without blanks in any of them.
+    ``$real`` is the real mpirun. ``$options`` are its arguments before the program, without blanks in any of them.
     """
     (folder / "bin").mkdir(parents=True)
     starter, daemon = ("prterun", "prted") if series == 5 else ("orterun", "orted")
@@ -60,7 +60,7 @@ async def start_pair(agent: FakeAgent, series: int, head: dict[str, str]) -> lis
 
 @pytest.mark.parametrize("series", SERIES)
 async def test_mpi_daemon_behind_a_script_starts_ranks(agent: FakeAgent, tmp_path: Path, series: int) -> None:
-    """The base case of the next tests."""
+    """Check the unmodified case of the next tests."""
     nodes = await start_pair(agent, series, write_mpirun(tmp_path / "head", series, '$options "$@"'))
     await run_program(agent, nodes, RANK)
     end = await nodes[0].expect("exit")
@@ -80,7 +80,7 @@ async def test_other_program_of_mpi_daemon_is_killed(
     scripts = {
         "another command": f"$options /bin/sh -c 'touch {mark}.$LOCALD_NODE'",
         "another program": f"$options {program}",
-        # Series 4 has no such option: its daemons use the agent that their own node names.
+        # Series 4 has no such option: each daemon uses the agent that its node names.
         "exec agent": f'--runtime-options exec-agent={program} $options "$@"'
         if series == 5
         else f"$options {program} x",
@@ -99,7 +99,7 @@ async def test_other_program_of_mpi_daemon_is_killed(
 @pytest.mark.evidence("P4")
 @pytest.mark.parametrize("series", SERIES)
 async def test_ranks_start_without_variables_of_the_linker(agent: FakeAgent, tmp_path: Path, series: int) -> None:
-    """The linker warns of a missing library, as it may in a job of a single cluster."""
+    """The linker warns of a missing library, which is allowed in a job of a single cluster."""
     script = '-x LD_PRELOAD=/of/the/head.so -x PYTHONSTARTUP=/of/the/head $options "$@"'
     nodes = await start_pair(agent, series, write_mpirun(tmp_path / "head", series, script))
     await run_program(agent, nodes, ["sh", "-c", "echo $KOALA_HOST $LD_PRELOAD $PYTHONSTARTUP; echo $KOALA_HOST >&2"])
@@ -174,7 +174,7 @@ async def test_spawn_request_of_other_site_runs_nothing(agent: FakeAgent, tmp_pa
         f"    MPI.COMM_SELF.Spawn('/bin/sh', ['-c', 'echo > {mark}.$$'], 4, info)\n"
         "time.sleep(60)\n"
     )
-    # mpirun starts ranks itself only on a node that it takes for its own.
+    # mpirun starts ranks itself only on a node that it recognizes as the local host.
     address = next(address for _, address in own_addresses() if not address.startswith("127."))
     settings = {name: value for name, value in MPI_ENVIRONMENT.items() if name != "OMPI_MCA_btl_tcp_if_include"}
     settings["KOALA_MPI_PREFIX"] = str(prefix_of(series))
@@ -190,7 +190,7 @@ async def test_spawn_request_of_other_site_runs_nothing(agent: FakeAgent, tmp_pa
 
 @pytest.mark.evidence("P3")
 async def test_mpi_daemon_as_child_of_script_is_traced(agent: FakeAgent, tmp_path: Path) -> None:
-    """The script of a site may start its daemon as a child, to continue after it."""
+    """The script of a site may start its daemon as a child and continue after it."""
     settings = {**MPI_ENVIRONMENT, "KOALA_MPI_PREFIX": str(tmp_path / "own")}
     bin_ = tmp_path / "own" / "bin"
     bin_.mkdir(parents=True)
@@ -259,7 +259,7 @@ async def test_mpi_daemons_of_several_clusters_are_traced_without_ranks(agent: F
 
 
 async def test_mpi_daemon_after_suspension_continues(agent: FakeAgent, tmp_path: Path) -> None:
-    """As a resource manager suspends jobs."""
+    """A resource manager may suspend jobs."""
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     nodes = await start_gang(agent, north=1, south=1)

@@ -1,4 +1,4 @@
-"""Addresses and networks of a node, and the routes that are tried."""
+"""Addresses and networks of a node, and the routes to try."""
 
 import ctypes
 import json
@@ -20,7 +20,7 @@ from tests.needs import NAMESPACES
 from tests.runner.conftest import DEADLINE, MPI_ENVIRONMENT, FakeAgent, FakeNode
 from tests.runner.test_openmpi import run_program
 
-# Which routes there are
+# Routes
 
 
 def make_plan_of(*nodes: tuple[str, str]) -> Plan:
@@ -140,7 +140,7 @@ class Machines:
         machine = subprocess.Popen(["unshare", "-n", "sh", "-c", "echo; exec sleep 300"], stdout=subprocess.PIPE)
         self._made.append(machine)
         assert machine.stdout is not None
-        machine.stdout.readline()  # it is in its namespace
+        machine.stdout.readline()  # now it is in its namespace
         self._inside(machine.pid, "link", "set", "lo", "up")
         for place, (network, host) in enumerate(addresses):
             self._bridge(network)

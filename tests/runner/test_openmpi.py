@@ -210,7 +210,7 @@ async def test_launch_request_of_other_node_is_ignored(agent: FakeAgent, tmp_pat
         tail.send(t="relay", sender=head.token, sender_node=0, payload={"op": "probe"})
         head.send(t="relay", sender=tail.token, sender_node=0, payload={"op": "daemon_ended", "index": 2, "code": 9})
 
-    try_all()  # before they know their gang
+    try_all()  # before the gang is known
     await run_program(agent, nodes, ["sh", "-c", "read -r line < gate"], workdir=str(tmp_path))
     for node in nodes:
         await node.expect("running")

@@ -1,4 +1,4 @@
-"""The runner's store of output on its way to the agent."""
+"""The runner's store of output until the agent acknowledges it."""
 
 import errno
 import os
@@ -33,7 +33,7 @@ def test_output_sends_each_byte_once_and_frees_acknowledged(seed: int) -> None:
                         heard = heard[:offset] + data
                     acknowledged = chance.randrange(acknowledged, len(heard) + 1)
                     store.acknowledge(acknowledged)
-                case 3:  # another connection
+                case 3:  # a new connection
                     store.sent, heard = store.start, heard[: store.start]
             on_disk = sum(path.stat().st_size - FILE_TAG_LENGTH for path in Path(folder).iterdir())
             assert on_disk <= len(written) - acknowledged + 2 * 164
@@ -41,7 +41,7 @@ def test_output_sends_each_byte_once_and_frees_acknowledged(seed: int) -> None:
             for offset, data in store.chunks():
                 heard = heard[:offset] + data
             store.acknowledge(len(heard))
-        store.acknowledge(len(heard))  # it may have heard all before
+        store.acknowledge(len(heard))  # everything may have been acknowledged before
         assert heard == written
         assert not list(Path(folder).iterdir())
 

@@ -1,4 +1,4 @@
-"""What of mpirun's own words the user is to see: the same however they are cut into pieces."""
+"""Filtering of messages that mpirun adds to output: the result is independent of the pieces."""
 
 from collections.abc import Callable
 
@@ -33,7 +33,7 @@ class Timers:
 
 
 class RecordingRunner:
-    """A runner, as far as the filter needs it."""
+    """The parts of a runner that the filter uses."""
 
     def __init__(self) -> None:
         self.loop, self.seen = Timers(), b""
@@ -42,7 +42,7 @@ class RecordingRunner:
         self.seen += output
 
     def wait(self) -> float:
-        """Until nothing more is to come; the seconds of that."""
+        """Run all timers; return their total delay in seconds."""
         lasted = 0.0
         while self.loop.due:
             delay, do = self.loop.due.pop(min(self.loop.due))
@@ -52,7 +52,7 @@ class RecordingRunner:
 
 
 class Plan:
-    """One rank."""
+    """A plan with one rank."""
 
     contexts = ({"command": ["x"]},)
     nodes = ({"slots": 1},)
@@ -60,7 +60,7 @@ class Plan:
 
 
 def lines_in_pieces(text: str) -> st.SearchStrategy[list[bytes]]:
-    """Each way of joining neighbouring lines: mpirun writes no part of one."""
+    """Draw ways of joining neighbouring lines; mpirun writes complete lines."""
     lines = [line.encode() for line in text.splitlines(keepends=True)]
 
     def join(cuts: list[bool]) -> list[bytes]:
@@ -145,7 +145,7 @@ def test_output_filter_removes_noise_of_open_mpi(noise: str) -> None:
 
 @given(st.lists(st.sampled_from(["", UCX, UCX * 2]), min_size=6, max_size=6), st.data())
 def test_output_filter_removes_noise_within_line(noises: list[str], data: st.DataObject) -> None:
-    """However it is cut: unbuffered programs write a line's text and its end one by one."""
+    """The pieces have any size: unbuffered programs write a line's text and its end separately."""
     texts = ["[[1, 2]]", "\n", "\n", "[north] of", " two\n", "last"]
     parts = [part.encode() for pair in zip(texts, noises, strict=True) for part in pair if part]
     cuts = data.draw(st.lists(st.booleans(), min_size=len(parts), max_size=len(parts)))

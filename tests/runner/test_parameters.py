@@ -25,7 +25,7 @@ PROFILE = {
 def make_installation(
     tmp_path: Path, starter: str, script: str = "", *, host: str = "198.18.0.5", clusters: int = 1
 ) -> tuple[dict[str, str], Plan]:
-    """A tree with as much of Open MPI in it as is looked at, the environment that names it, and a plan with a node."""
+    """Write the inspected files of an Open MPI installation; return the environment that names it, and a plan."""
     folder = tmp_path / "mpi" / "bin"
     folder.mkdir(parents=True)
     (folder.parent / "lib").mkdir()

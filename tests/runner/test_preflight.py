@@ -16,7 +16,7 @@ Payload = dict[str, Any]
 
 
 def change_ready_message(agent: FakeAgent, address: str, **changes: Any) -> None:
-    """Tell the gang something else of one node's door than the node itself said."""
+    """Change fields of one node's ready message on its way to the other nodes."""
 
     def meddle(sender: FakeNode, payload: Payload) -> Payload:
         return {**payload, **changes} if payload["op"] == "ready" and sender.host == address else payload

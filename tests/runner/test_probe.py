@@ -40,7 +40,7 @@ def turn_after(loop: Clock, seconds: float) -> None:
 
 @pytest.mark.parametrize("answers", [True, False])
 def test_probe_of_reached_node_waits_for_reply(answers: bool) -> None:
-    """A connected runner may get no processor for some seconds."""
+    """A connected runner may get no processor time for some seconds."""
     loop, results = Clock(), list[dict[int, str]]()
     with socket.create_server(("127.0.0.1", 0)) as slow:
         listeners = {1: ("127.0.0.1", slow.getsockname()[1], "word")}

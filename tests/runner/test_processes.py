@@ -1,4 +1,4 @@
-"""The runner as a real process: the program's start, output, end and clean-up without MPI."""
+"""The runner as a real process: start, output, end and clean-up of programs without MPI."""
 
 import json
 import os
@@ -102,7 +102,7 @@ async def test_missing_optional_workdir_falls_back_to_home(agent: FakeAgent) -> 
 
 
 async def test_missing_requested_workdir_is_an_error(agent: FakeAgent) -> None:
-    """The program ran in another folder, and ended well."""
+    """Without this error the program would run in another folder and succeed."""
     node, end = await run_to_result(agent, ["pwd"], workdir="/no/such/folder")
     assert (end["code"], end["infrastructure"]) == (126, False)
     assert node.output == b"koala: cannot run in /no/such/folder on node-127.0.1.1: No such file or directory\n"
@@ -110,7 +110,7 @@ async def test_missing_requested_workdir_is_an_error(agent: FakeAgent) -> None:
 
 
 async def test_unwritable_output_file_is_an_error(agent: FakeAgent) -> None:
-    """The program ran, ended well, and what its user had asked for was nowhere."""
+    """Without this error the program would succeed and its output would be lost."""
     node, end = await run_to_result(agent, ["echo", "done"], output="/no/such/folder/log")
     assert (end["code"], end["infrastructure"]) == (126, False)
     assert node.output == b"koala: cannot write /no/such/folder/log on node-127.0.1.1: No such file or directory\n"
@@ -144,7 +144,7 @@ async def test_stop_ends_detached_and_stubborn_processes(agent: FakeAgent, by_si
 
 
 async def test_traced_program_does_not_end_runner(agent: FakeAgent) -> None:
-    """Its stops are reported to its parent, the runner, which traces nothing here."""
+    """The parent of a traced program, the runner, receives its stops although it does not trace it."""
     trace_me = "import ctypes, os; ctypes.CDLL(None).ptrace(0, 0, 0, 0); print('asked', flush=True); "
     trace_me += "os.kill(os.getpid(), 10)"
     node = await run_program(agent, [sys.executable, "-c", trace_me])
@@ -231,7 +231,7 @@ async def test_result_is_repeated_until_acknowledged(agent: FakeAgent) -> None:
 
 
 async def test_end_of_program_is_reported_before_output(agent: FakeAgent) -> None:
-    """Which may take long; the exit code comes after it."""
+    """Delivery of the output may take long, and the exit code follows it."""
     node = await agent.start("7.1.0", 0, "127.0.1.1")
     node.ack_output = False
     node.send(**make_plan([node], ["sh", "-c", "head -c 1000000 /dev/zero"]))

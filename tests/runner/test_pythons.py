@@ -1,4 +1,4 @@
-"""The runner under other Pythons than ours, within narrow limits, and when something is wrong with it."""
+"""The runner under other versions of Python, within narrow limits, and with defects."""
 
 import sys
 from pathlib import Path
@@ -41,7 +41,7 @@ koalapy.runner.output_filter.HINT_DELAY = 0.2
 
 
 def patch_runner(tmp_path: Path, change: str) -> list[str]:
-    """What runs the runner after a change to the Python it runs in."""
+    """Return a command that runs the runner after a change to its Python process."""
     driver = tmp_path / "driver.py"
     driver.write_text(
         f"import os, runpy, sys\nsys.path.insert(0, {str(RUNNER.parents[2])!r})\n{change}\n"
@@ -96,7 +96,7 @@ async def run_under(python: str, agent: FakeAgent) -> None:
         assert await node.ended() == 0
 
 
-# That nothing newer is used, the linters say everywhere.
+# Linters check for newer syntax on every machine.
 if OLDER_PYTHONS:
 
     @pytest.mark.mpi

@@ -1,4 +1,4 @@
-"""The script by which ranks start: one command, one environment."""
+"""The script that starts a rank with one command and one environment."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Open MPI of series 4, as Debian 12 has it; these tests are there only where it is installed."""
+"""Open MPI of series 4, as in Debian 12; tests run only where it is installed."""
 
 import json
 import os
@@ -59,7 +59,7 @@ async def test_ranks_with_equal_host_names_share_no_memory(agent: FakeAgent) -> 
 
 
 async def test_ranks_have_path_and_settings_of_their_node(agent: FakeAgent, tmp_path: Path) -> None:
-    """Its mpirun puts its own folder before all others on every rank's PATH, and the head node's settings."""
+    """mpirun of series 4 puts its folder first on every rank's PATH and passes on the head node's settings."""
     nodes = [
         await agent.start("7.1.0", 0, "127.0.1.1", **MPI_ENVIRONMENT | SERIES | {"OMPI_MCA_of_north": "yes"}),
         await agent.start("7.1.1", 0, "127.0.2.1", **MPI_ENVIRONMENT | SERIES | {"OMPI_MCA_mpi_yield_when_idle": "0"}),

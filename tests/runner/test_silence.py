@@ -1,4 +1,4 @@
-"""Connections of runners: silence, gone hosts, and reconnection."""
+"""Connections of runners: silence, lost hosts, and reconnection."""
 
 import asyncio
 import json
@@ -97,7 +97,7 @@ async def test_runner_after_stop_does_not_assume_silence(tmp_path: Path) -> None
 
 
 def test_keepalive_detects_lost_host_in_30_seconds() -> None:
-    """By the kernel, whether there is something to be sent to it or not."""
+    """The kernel detects it, with or without unsent data."""
     with socket.create_server(("127.0.0.1", 0)) as server, dial(*server.getsockname()) as line:
         idle, every, times = (
             line.getsockopt(socket.IPPROTO_TCP, option)
@@ -109,17 +109,17 @@ def test_keepalive_detects_lost_host_in_30_seconds() -> None:
 
 
 def test_link_reconnected_while_a_retry_is_due_connects_once(tmp_path: Path) -> None:
-    """A second connection would begin with the session of the first, and the agent hang up on it."""
+    """A second connection would reuse the session of the first, and the agent would close it."""
     loop, file = Loop(), tmp_path / "agent.json"
     settings = SimpleNamespace(agent_file=str(file), component_name="koala-test-7.1.0", node=0)
     link = Link(loop, cast(Settings, settings), dict[str, Any], lambda message: None)
-    link.connect()  # there is no file: it is tried again soon
+    link.connect()  # the file does not exist: a retry is due soon
     with socket.create_server(("127.0.0.1", 0)) as agent:
         host, port = agent.getsockname()
         file.write_text(json.dumps({"host": host, "port": port}))
         link.reconnect()
         has_passed: list[bool] = []
-        loop.set_alarm("later", 0.2, lambda: has_passed.append(True))  # the retry is due before that
+        loop.set_alarm("later", 0.2, lambda: has_passed.append(True))  # the retry is due before this alarm
         while not has_passed:
             loop.turn()
         agent.setblocking(False)

@@ -1,4 +1,4 @@
-"""What programs cannot do in a job ends with an error and advice, and neither hangs nor succeeds."""
+"""Unsupported operations of programs, which end with an error and advice."""
 
 import sys
 
@@ -24,7 +24,7 @@ MPI.File.Open(MPI.COMM_WORLD, "file", MPI.MODE_CREATE | MPI.MODE_RDWR).Close()
 
 @pytest.mark.parametrize("series", SERIES)
 async def test_comm_spawn_adds_hint(agent: FakeAgent, series: int) -> None:
-    """It fails, or waits for ever: series 5 does not always answer it."""
+    """Series 5 does not always answer a spawn request: it fails or does not return."""
     nodes = await start_pair(agent, series, {})
     await run_program(agent, nodes, [sys.executable, "-m", "mpi4py", "-c", SPAWN])
     (advice,) = (text for pattern, text in ADVICE.items() if b"already filled" in pattern)

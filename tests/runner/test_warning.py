@@ -1,4 +1,4 @@
-"""Warnings of programs before they are stopped, and their grace."""
+"""Warnings to programs before they are stopped, and the grace period."""
 
 import os
 import signal
@@ -133,7 +133,7 @@ async def test_walltime_warning_is_sent_by_runner(agent: FakeAgent) -> None:
 
 
 async def test_stop_after_walltime_warning_keeps_grace(agent: FakeAgent) -> None:
-    """The first warning, which may come before its program has a handler, is one that ends nothing by itself."""
+    """The first warning may precede the program's handler, so its signal is one that is ignored by default."""
     script = "trap 'echo heard' USR1; echo ready; while :; do sleep 0.05; done"
     node = await start_program(agent, ["sh", "-c", script], warning={"signal": "WINCH", "grace": 0.5, "after": 0.1})
     await node.expect("warned")

@@ -1,4 +1,4 @@
-"""Work that goes over processes."""
+"""Parallel computation in forked processes."""
 
 import os
 import signal
@@ -35,7 +35,7 @@ def test_forked_map_with_failing_process_raises_runtime_error() -> None:
 
 
 class _RunsCode:
-    """A value whose unpickling would run code."""
+    """A value that would run code when it is unpickled."""
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
         return os._exit, (5,)
@@ -52,4 +52,4 @@ def test_forked_map_of_killed_parent_ends_its_workers() -> None:
         workers = [int(parent.stdout.readline()) for _ in range(2)]
         assert parent.pid not in workers
         os.kill(parent.pid, signal.SIGKILL)
-        parent.stdout.read()  # comes to its end when the last who could write has ended
+        parent.stdout.read()  # ends when no process has the pipe open for writing

@@ -1,4 +1,4 @@
-"""Periodic scans while nothing happens: only scans without effect are skipped."""
+"""Periodic scans while the grid does not change: only scans without effect are skipped."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,7 +17,7 @@ DAY = 86_400.0
 
 
 class EveryScan(Simulation):
-    """A simulation that leaves out no scan."""
+    """A simulation that skips no scan."""
 
     def _are_tries_counted(self) -> bool:
         return True
@@ -36,7 +36,7 @@ def test_job_with_max_placement_tries_gives_up_after_them() -> None:
     jobs = [make_job(0.0, 12, 5 * DAY), make_job(1.0, 12, 5.0, max_placement_tries=5_000)]
     gave_up, _ = run_jobs(jobs).jobs
     assert (gave_up.state, gave_up.placement_tries) == (JobState.FAILED, 5_000)
-    # Jobs of low priority have every second scan.
+    # Jobs of low priority are placed in every second scan.
     assert gave_up.ended == pytest.approx(10_000 * 30.0, abs=100.0)
 
 

@@ -153,7 +153,7 @@ def test_sharing_counts_or_excludes_each_job_once(data: st.DataObject) -> None:
     assert create_report(data.draw(st.permutations(jobs))) == report
 
 
-# How long they take alone
+# Run times on the site alone
 
 
 def test_single_site_jobs_wait_only_for_each_other() -> None:
@@ -239,7 +239,7 @@ def test_sharing_of_jobs_run_at_home_has_no_gain(seed: int) -> None:
     assert north.verdict is Verdict.SAME
 
 
-# How sure it is
+# Confidence
 
 
 def jobs_with_gain(gain: float, count: int = 200, spread: float = 50.0) -> list[EndedJob]:

@@ -22,7 +22,7 @@ from koalapy.simulation.twin import Change, Question, answer_what_if, forecast_j
 from tests.simulation.test_simulation import create_grid, make_job
 
 ALIKE = 100.0
-"""Seconds that every job runs."""
+"""Run time of every job, in seconds."""
 
 
 def crowd_of_jobs(number: int, **spec: Any) -> list[PlannedJob]:
@@ -98,7 +98,7 @@ def test_forecast_with_added_nodes_shortens_waits() -> None:
     assert as_it_is.mean_wait
     assert extended.mean_wait
     assert extended.mean_wait.middle < as_it_is.mean_wait.middle
-    # The widest fit nowhere without it.
+    # The widest jobs fit only on south.
     assert any(expected.not_run == 1.0 for expected in fewer.jobs)
 
 

@@ -19,7 +19,7 @@ RUN = ("true",)
 
 
 class Another(WorstFit):
-    """An unknown policy."""
+    """A policy that the validation does not know."""
 
     name = "another"
     fits_empty_grid = None  # type: ignore[assignment]

@@ -45,7 +45,7 @@ def test_hash_spec_of_different_specs_differs(first: JobSpec, second: JobSpec) -
 
 
 def test_hash_spec_stays_the_same_over_versions() -> None:
-    """They are in databases: a change of form would refuse keys that are used again after an upgrade."""
+    """Databases contain these hashes: a changed hash would reject idempotency keys that are reused after an upgrade."""
     assert hash_spec(SPEC) == OF_SPEC
 
 

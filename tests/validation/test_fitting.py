@@ -1,4 +1,4 @@
-"""Requests that cannot fit on the empty grid, or not within the constraints of the job."""
+"""Requests that cannot fit on the empty grid, or not within the job's constraints."""
 
 from dataclasses import replace
 
@@ -174,7 +174,7 @@ def is_accepted(job_spec: JobSpec, limits: tuple[ClusterLimits, ...]) -> bool:
 
 
 def is_placeable(job_spec: JobSpec, limits: tuple[ClusterLimits, ...]) -> bool:
-    """Whether the request's policy places it while every node is idle."""
+    """Return whether the request's policy places it while every node is idle."""
     grid = GridView(tuple(ClusterView(c.name, c.total or 0, c.total or 0) for c in limits))
     return isinstance(
         builtin_policies().resolve(job_spec.policy, job_spec.request).place(job_spec.request, grid), Placement

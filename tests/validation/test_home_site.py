@@ -1,4 +1,4 @@
-"""The home site of a job: as requested, the site of the login, or the home of the owner."""
+"""The home site of a job: requested, that of the login, or that of the owner."""
 
 import pytest
 
@@ -34,7 +34,7 @@ def resolve_home(user: str, requested: str = "", site: str = "", owner: str = ""
         ("eve", "south", "south"),
         ("zoe@west", "", "west"),
         ("zoe", "", ""),
-        # Whoever comes from where their jobs may not run is not at home there.
+        # A login at a site where the user may not run jobs sets no home site.
         ("eve", "east", ""),
     ],
 )

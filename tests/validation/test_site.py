@@ -1,4 +1,4 @@
-"""Requirements on clusters besides nodes: folders, and one series of Open MPI."""
+"""Requirements on clusters besides nodes: folders, and a common series of Open MPI."""
 
 import pytest
 

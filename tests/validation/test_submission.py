@@ -1,4 +1,4 @@
-"""Invalid fields of a submission, with field, message and hint; and the order of the checks."""
+"""Invalid fields of a submission, with field, message and hint, and the order of the checks."""
 
 import inspect
 import re
@@ -311,7 +311,7 @@ def test_check_submission_with_valid_fields_is_accepted(good: JobSpec, clusters:
 
 
 class Alone(Another):
-    """A policy of another package that declares what it can do."""
+    """A policy of another package that declares its capabilities."""
 
     name = "alone"
     combines_clusters = False

@@ -1,4 +1,4 @@
-"""The background load of a simulated cluster that also runs jobs of the scheduler."""
+"""Background load on a simulated cluster that also runs jobs of the scheduler."""
 
 from collections import deque
 from random import Random
@@ -12,7 +12,7 @@ from koalapy.workload.background import LONGEST, Keeper, LocalJob
 
 
 class Cluster:
-    """First come, first served; a step is a second."""
+    """A first-come-first-served cluster with steps of one second."""
 
     def __init__(self, total: int, ours: Random | None) -> None:
         self.total, self._draws = total, ours
@@ -48,7 +48,7 @@ class Cluster:
 def mean_background(
     total: int, target: float, seed: int, *, lasts: int = 600, seconds: float = 20.0, told_every: int = 1
 ) -> float:
-    """The mean fraction of nodes that local users had; the cluster tells its counts every so many seconds."""
+    """Return the mean fraction of nodes used by local users. The cluster reports every ``told_every`` seconds."""
     cluster = Cluster(total, Random(f"{seed}/ours"))
     keeper = Keeper(target, Random(seed), seconds=seconds)
     observed, reported = [], 0
@@ -90,7 +90,7 @@ def test_keeper_arrivals_are_random() -> None:
         cluster.step()
     mean = fmean(arrivals)
     variance = fmean((n - mean) ** 2 for n in arrivals)
-    # Of a Poisson process both are equal; the correction makes it a little more even, or bursts a little larger.
+    # Both are equal for a Poisson process; the correction changes the variance slightly in either direction.
     assert 0.4 < variance / mean < 2.0
 
 
@@ -107,9 +107,9 @@ def test_keeper_counts_waiting_jobs_as_outstanding() -> None:
     keeper = Keeper(0.2, Random(1), seconds=20.0)
     submitted: list[LocalJob] = []
     for second in range(100):
-        keeper.record_nodes(float(second), 10, 0)  # our jobs have all nodes
+        keeper.record_nodes(float(second), 10, 0)  # the scheduler's jobs use all nodes
         submitted += keeper.draw_arrivals(1.0)
-    # What is owed grows by two node-seconds a second; no more than that is ever on its way.
+    # The deficit grows by two node-seconds a second and bounds the work of outstanding jobs.
     assert sum(job.nodes * job.seconds for job in submitted) <= 2 * (100 + 2 * 20) + 3 * 60
 
 

@@ -1,4 +1,4 @@
-"""Files that are read: workloads and traces, whole and broken."""
+"""Valid and invalid files of workloads and traces."""
 
 import gzip
 import lzma
@@ -51,7 +51,7 @@ def test_trace_with_malformed_line_names_it(line: str, message: str) -> None:
 
 
 def test_select_jobs_excludes_parts_between_checkpoints() -> None:
-    """The archive's logs describe the whole job in a separate line, with status 0, 1 or 5."""
+    """Logs of the archive describe the complete job in a separate line, with status 0, 1 or 5."""
     text = [LINE.replace("4 -1 -1 1 1 1", f"4 -1 -1 {status} 1 1") for status in (1, 2, 3, 4, 5, 0, -1)]
     trace = swf.parse_trace(text, "x")
     assert [job.status for job in swf.select_jobs(trace.jobs).usable] == [1, 5, 0, -1]

@@ -1,4 +1,4 @@
-"""Workloads are what their recipe says, the same for the same seed, and can run on the grid they were made for."""
+"""Workloads follow their recipe, are equal for equal seeds, and fit their grid."""
 
 from dataclasses import replace
 from statistics import fmean
@@ -83,7 +83,7 @@ def test_generated_arrivals_and_sizes_have_requested_means() -> None:
     work = sum(n * t for n, t in zip(sizes, times, strict=True))
     assert work / (GRID.total * generated.lasts) == pytest.approx(0.4, rel=0.06)
     gaps = [b.arrives_at - a.arrives_at for a, b in zip(generated.jobs, generated.jobs[1:], strict=False)]
-    # Of an exponential distribution mean and standard deviation are equal.
+    # Mean and standard deviation of an exponential distribution are equal.
     assert fmean(g**2 for g in gaps) == pytest.approx(2 * fmean(gaps) ** 2, rel=0.1)
 
 
@@ -106,7 +106,7 @@ def test_presets_sonmez_2010_fit_the_grid() -> None:
     generated = generate_workload(second, das3, 1)
     assert {nodes_of(a.job) for a in generated.jobs} == {64}
     assert {a.application for a in generated.jobs} == {"wave"}
-    # 0.4 of 204 nodes, 64 nodes for 200 s each: one job in 157 s
+    # 40 % of 204 nodes, with jobs of 64 nodes and 200 s: one job in 157 s
     assert generated.header["rate"] == pytest.approx(0.4 * 204 / (64 * 200), rel=1e-3)
     small = generate_workload(replace(first, jobs=50, duration=None), GridSize({"a": 4, "b": 8}), 1)
     assert {nodes_of(a.job) for a in small.jobs} == {1, 2, 4}

@@ -1,4 +1,4 @@
-"""The arithmetic of reports, on cases worked out by hand."""
+"""The arithmetic of reports, compared with values calculated by hand."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def make_job(
     restarts: int = 0,
     **fields: Any,
 ) -> Json:
-    """A row of a job as the daemon would tell of it."""
+    """Return a report row of a job."""
     request = {"type": "nonfixed", "components": [{"size": size} for size in sizes]}
     arrival = Arrival(float(number), application, {"request": request, "priority": priority})
     row: Json = {
@@ -94,13 +94,13 @@ def test_compute_means_covers_only_jobs_that_ran() -> None:
     assert (result["wait_time"], result["execution_time"], result["response_time"]) == (2.0, 5.0, 7.0)
     assert result["coallocated"] == pytest.approx(2 / 3, abs=1e-6)
     assert result["clusters_combined"] == pytest.approx(5 / 3, abs=1e-6)
-    # Three failures in six runs.
+    # Three of six runs failed.
     assert result["failures"] == 0.5
     assert result["response_quantiles"] == {"0.5": 5.0, "0.95": 12.0}
 
 
 def test_compute_means_excludes_jobs_failed_before_start() -> None:
-    """As one that was not placed in as many tries as it was given; its response time is none of a program's."""
+    """Such as a job that reached its limit of placement tries. Its response time is not that of a program."""
     result = measures.compute_means([make_job(1), make_job(2, state="failed", wait=None, response=100.0, restarts=1)])
     assert (result["ran"], result["response_time"], result["wait_time"], result["execution_time"]) == (
         1,
@@ -113,13 +113,13 @@ def test_compute_means_excludes_jobs_failed_before_start() -> None:
 
 
 def test_compute_means_excludes_aborted_jobs() -> None:
-    """Its last attempt is a failure, too, but none of its restarts."""
+    """The last attempt of an aborted job is a failure without a restart."""
     reason = "infrastructure-failure: north: the runner was lost (gave up after 2 restarts)"
     aborted = make_job(2, state="failed", response=500.0, restarts=2, reason=reason)
     late = make_job(3, state="failed", response=100.0, reason="walltime of 98 s exceeded")
     result = measures.compute_means([make_job(1), aborted, late])
     assert (result["ran"], result["response_time"], result["states"]) == (1, 10.0, {"failed": 2, "succeeded": 1})
-    # Of five attempts three failed.
+    # Three of five attempts failed.
     assert result["failures"] == 0.6
 
 

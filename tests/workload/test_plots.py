@@ -1,4 +1,4 @@
-"""Plots are drawn for whatever a report holds, and the same report gives the same file."""
+"""Plots of reports, which are equal for equal reports."""
 
 from pathlib import Path
 
@@ -55,7 +55,7 @@ def test_draw_figures_labels_its_axes(tmp_path: Path) -> None:
 
 
 def test_draw_figures_with_many_applications_and_clusters_succeeds(tmp_path: Path) -> None:
-    """Where applications are not named, there may be as many as jobs."""
+    """Without application names, each job may count as a separate application."""
     jobs = [make_job(number, application=f"job-{number}") for number in range(800)]
     samples = Samples()
     for time in (0.0, 1.0):

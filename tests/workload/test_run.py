@@ -1,4 +1,4 @@
-"""Runs against a daemon in memory, in virtual time, including one that fails."""
+"""Runs against a daemon in memory, in virtual time, including a failing run."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from koalapy.workload.run import Options, Progress, Run
 
 
 class MemoryDaemon:
-    """Each job runs as long as its command says, at once; one cluster of 4 nodes."""
+    """A daemon with one cluster of 4 nodes. Each job starts at once and runs as long as its command requests."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -100,7 +100,7 @@ class MemoryDaemon:
 
 
 def make_workload(*jobs: tuple[float, float]) -> Workload:
-    """Jobs by arrival and run time."""
+    """Return a workload with jobs of these arrival and run times."""
     request = {"type": "flexible", "total_size": 1}
     return Workload(
         {"seed": 1},
@@ -127,7 +127,7 @@ def test_run_submits_jobs_at_arrival_and_awaits_their_end() -> None:
     assert report["run"]["complete"] is True
     assert (report["run"]["late"], messages) == (0, [])
     assert 22.5 <= report["run"]["seconds"] <= 25
-    # One node for 2 s, two for 0.5 s, three for 2.5 s, two for 2 s, one for 15.5 s of 4 for 22.5 s
+    # Over 22.5 s on 4 nodes: one node for 2 s, two for 0.5 s, three for 2.5 s, two for 2 s, one for 15.5 s.
     assert report["utilisation"]["all"]["ours"] == pytest.approx(30 / 90, abs=0.05)
     assert progress[-1].ended == {"succeeded": 3}
     assert max(p.states["running"] for p in progress) == 3
@@ -162,7 +162,7 @@ def test_run_with_daemon_briefly_away_waits() -> None:
     assert daemon.submissions == pytest.approx([0.0, 30.0], abs=1.2)
     assert report["run"]["daemon_away"] == pytest.approx(28, abs=1.5)
     assert [line.split(":")[0] for line in messages][:2] == ["the daemon is away", "the daemon is back after 28 s"]
-    # It was seen for 2 s, and for 11 after it came back; in all of them but the first and the third one node was used.
+    # Sampled for 2 s before the outage and 11 s after it. All samples but the first and the third have one node in use.
     assert report["utilisation"]["all"]["ours"] == pytest.approx(10 / (4 * 12), abs=0.01)
 
 
@@ -227,14 +227,14 @@ def test_run_interrupted_in_submission_cancels_that_job(arrived: bool) -> None:
 
 
 def test_run_shows_progress_of_many_jobs_rarely() -> None:
-    """The progress of many jobs takes long to display and would delay submissions."""
+    """Displaying the progress of many jobs is slow and would delay submissions."""
     daemon, progress = MemoryDaemon(), []
     report, _ = run_workload(daemon, make_workload((0.0, 60.0)), progress.append)
     assert len(progress) <= 4 * report["run"]["seconds"]
 
 
 def test_run_awaits_the_end_of_cancelled_jobs() -> None:
-    """Cancelled jobs free their nodes a moment later; the report needs their final states."""
+    """Cancelled jobs free their nodes a moment later, and the report needs their final states."""
 
     class Dying(MemoryDaemon):
         def cancel_jobs(self, jobs: Sequence[int]) -> Sequence[str]:

@@ -1,4 +1,4 @@
-"""Traces as editors, scripts and spreadsheets leave them."""
+"""Traces as written by editors, scripts and spreadsheets."""
 
 from pathlib import Path
 
