@@ -305,7 +305,7 @@ def test_auto_may_prefer_fast_clusters_to_a_slow_one() -> None:
 
 
 def test_auto_prefers_split_mostly_on_one_cluster() -> None:
-    """The link between west and south is the fastest, but with 9 of 10 nodes in north, hardly any traffic uses a link."""
+    """With 9 of 10 nodes in north, hardly any traffic crosses a link, so the fastest link is of little use."""
     links = {"west south": Link(1e-4), "north south": Link(1e-2), "north west": Link(1e-2)}
     view = with_links(grid(north=9, south=5, west=5), links)
     assert sites(Auto().place(FlexibleRequest(10), view)) == [(9, "north"), (1, "south")]

@@ -99,7 +99,7 @@ async def test_other_program_of_mpi_daemon_is_killed(
 @pytest.mark.evidence("P4")
 @pytest.mark.parametrize("series", SERIES)
 async def test_ranks_start_without_variables_of_the_linker(agent: FakeAgent, tmp_path: Path, series: int) -> None:
-    """The linker warns of a missing library, which is allowed in a job of a single cluster."""
+    """With LD_PRELOAD, the linker would warn of a missing library, as it may in a job of a single cluster."""
     script = '-x LD_PRELOAD=/of/the/head.so -x PYTHONSTARTUP=/of/the/head $options "$@"'
     nodes = await start_pair(agent, series, write_mpirun(tmp_path / "head", series, script))
     await run_program(agent, nodes, ["sh", "-c", "echo $KOALA_HOST $LD_PRELOAD $PYTHONSTARTUP; echo $KOALA_HOST >&2"])

@@ -113,7 +113,7 @@ def test_compute_means_excludes_jobs_failed_before_start() -> None:
 
 
 def test_compute_means_excludes_aborted_jobs() -> None:
-    """The last attempt of an aborted job is a failure without a restart."""
+    """The last attempt of an aborted job counts as a failure, although no restart follows it."""
     reason = "infrastructure-failure: north: the runner was lost (gave up after 2 restarts)"
     aborted = make_job(2, state="failed", response=500.0, restarts=2, reason=reason)
     late = make_job(3, state="failed", response=100.0, reason="walltime of 98 s exceeded")
