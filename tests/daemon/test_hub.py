@@ -322,7 +322,7 @@ async def test_hub_confirmation_has_time_of_request(tmp_path: Path) -> None:
 
 
 async def test_hub_notifies_agent_while_jobs_wait(tmp_path: Path) -> None:
-    """Each agent learns at once, also at reconnection, that jobs wait; the next probe reports that none waits."""
+    """An agent learns at once, also at reconnection, that jobs wait for its cluster; the next probe reports the end."""
 
     async def awaited(agent: Agent) -> list[bool]:
         values = await signals.until(lambda: [m["awaited"] for m in agent.heard if m["type"] == "probe"])

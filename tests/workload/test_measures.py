@@ -100,7 +100,7 @@ def test_compute_means_covers_only_jobs_that_ran() -> None:
 
 
 def test_compute_means_excludes_jobs_failed_before_start() -> None:
-    """Such as a job that reached its limit of placement tries. Its response time is not that of a program."""
+    """A job may reach its limit of placement tries. Its response time is then not that of a program."""
     result = measures.compute_means([make_job(1), make_job(2, state="failed", wait=None, response=100.0, restarts=1)])
     assert (result["ran"], result["response_time"], result["wait_time"], result["execution_time"]) == (
         1,
