@@ -72,7 +72,7 @@ class AuditCheck:
 
 
 def chain_hash(previous: str, entry: AuditEntry) -> str:
-    """Return the hash of an entry, given the hash of the previous entry."""
+    """Return the hash of an entry in the hash chain, given the hash of the previous entry."""
     values = [getattr(entry, field.name) for field in fields(entry)]
     return hashlib.sha256(json.dumps([previous, *values], separators=(",", ":")).encode()).hexdigest()
 

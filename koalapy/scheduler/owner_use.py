@@ -1,4 +1,4 @@
-"""The limited use of job owners: waiting jobs, nodes, and node-hours of the last day."""
+"""Compare the use of job owners with their limits (quotas): waiting jobs, nodes, node-hours of the last day."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable

@@ -122,7 +122,7 @@ class Session:
         self._heard.set()
 
     async def wait_until_silent(self, timeout: float) -> None:
-        """Wait until the agent has been silent for ``timeout`` seconds; probe it in the meantime."""
+        """Wait for the heartbeat timeout: ``timeout`` seconds without a message from the agent. Probe it in between."""
         loop = asyncio.get_running_loop()
         pause = timeout / CHECKS_PER_TIMEOUT
         while self.silence < timeout:

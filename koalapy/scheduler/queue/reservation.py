@@ -170,9 +170,9 @@ class Reservation:
         return nodes
 
     def _choose(self, evaluate: Evaluate, turns: tuple[JobId | None, ...]) -> None:
-        """Choose the job with the reservation; ``turns``: jobs that come first among equals."""
+        """Choose the job with the reservation: the oldest, ``turns`` first among those of one age."""
         idle: IdleSummary | None = None
-        for entries in self._who_waited():
+        for entries in self._entries_by_age():
             for entry in sorted(entries, key=lambda entry: [entry.job != job for job in turns]):
                 if idle is None:  # a shape rejected on this grid stays rejected until the grid changes
                     if (empty := self._without_own_jobs.view()) != self._empty:
@@ -194,7 +194,7 @@ class Reservation:
                 if not self._policies.capabilities(spec.policy).learns:
                     group.refused_on = self._grids
 
-    def _who_waited(self) -> Iterator[Iterable[Entry]]:
+    def _entries_by_age(self) -> Iterator[Iterable[Entry]]:
         """Yield the entries that have waited too long, those with the starvation guarantee first."""
         if self._rules.low_patience is not None:
             yield self._queues[Priority.LOW].first_of_each_shape(self._was_promised)
