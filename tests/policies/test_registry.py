@@ -15,7 +15,10 @@ from tests.policies.grids import fixed, grid, nonfixed, sites
 
 
 class Alphabetical:
-    """A policy that places all components on the first cluster by name."""
+    """Everything on the first cluster by name.
+
+    Not a good policy.
+    """
 
     name = "alphabetical"
     serves: frozenset[RequestType] = frozenset({"nonfixed", "flexible"})
@@ -105,7 +108,7 @@ def test_capabilities_are_those_that_the_policy_declares() -> None:
 
 
 class Weighted(Alphabetical):
-    """A policy with an option."""
+    """With an option."""
 
     name = "weighted"
 
