@@ -1,6 +1,6 @@
-"""The papers' tables and figures, made again by the production scheduler in the simulated world.
+"""Reproduce the tables and figures of the papers with the production scheduler in simulation.
 
 The package is not installed: run ``python -m experiments`` in a checkout. It may import ``koalapy.simulation``,
-``koalapy.workload`` and what these import; nothing imports it but tests. Start with ``experiment.py``, then a paper's
-module, for example ``mohamed_2005.py``.
+``koalapy.workload`` and their imports; only tests import it. Start with ``experiment.py``, then read the module of a
+paper, for example ``mohamed_2005.py``.
 """

@@ -20,7 +20,7 @@ from koalapy.workload.tables import markdown_table
 
 BAR_LENGTH = 24
 MAX_PROBLEMS = 3
-"""Problems of an experiment that are printed one by one."""
+"""Number of problems of an experiment that are printed."""
 
 
 def list_experiments(options: argparse.Namespace) -> int:
@@ -58,9 +58,9 @@ def list_traces(options: argparse.Namespace) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run experiments, and print their numbers beside the papers'.
+    """Run experiments and print their numbers next to the papers'.
 
-    Each finished simulation is kept at once: the same command continues an interrupted run.
+    Each finished simulation is stored at once: the same command continues an interrupted run.
     """
     asked = runs.Asked(
         chosen_experiments(options.names, options.all), options.results, options.traces, options.seeds, options.again

@@ -1,4 +1,4 @@
-"""Beyond the papers: which policy is best on the traces of eight machines."""
+"""Compare policies on the workload traces of eight machines, beyond the experiments of the papers."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 ROUNDING = 1e-9
 ALL = "all"
-"""In place of a trace."""
+"""Label of a row over all traces."""
 RULES = Rules(placement_queue_limit=1_000_000, max_restarts=None)
 HUANG_2007 = replace(
     RULES, queue="head", queue_order="narrowest-first", aging=False, low_patience=None, restart_pause=0
@@ -38,17 +38,17 @@ HUANG_2007 = replace(
 
 
 class OfTraces(Experiment):
-    """Ways of doing something side by side, on the same windows of each trace, at each of some ``settings``.
+    """Compare the variants in ``ways`` on the same windows of each trace, in each of the ``settings``.
 
-    The numbers are ratios to what the first way gives.
+    Values are ratios to the result of the first variant.
     """
 
     seeds = 8
     traces = MACHINES
     jobs: ClassVar[int]
-    """Of a window."""
+    """Number of jobs of a window."""
     measure: ClassVar[str] = "response time"
-    """What is compared: that, or the wait."""
+    """The compared quantity: ``response time`` or ``wait``."""
     ways: ClassVar[tuple[str, ...]]
     settings: ClassVar[tuple[str, ...]]
 
@@ -81,16 +81,16 @@ class OfTraces(Experiment):
         }
 
     def most_nodes(self, job: WindowJob, clusters: Mapping[str, int], setting: str) -> int:
-        """Of a job for which there is room on the grid whatever is done."""
+        """Return the largest size of jobs that every variant can run; larger jobs are left out."""
         return max(clusters.values())
 
     def more(self, outcome: Outcome, clusters: Mapping[str, int]) -> Mapping[str, Value]:
-        """What else is to be known of a simulation."""
+        """Return additional values of a simulation."""
         return {}
 
     @abstractmethod
     def simulate(self, of: Window, clusters: Mapping[str, int], setting: str, way: str, seed: int) -> Outcome:
-        """One window, done in one way."""
+        """Simulate a window with one of the variants."""
 
     def rows(self, results: Sequence[Result]) -> list[Row]:
         return [
@@ -119,15 +119,17 @@ class OfTraces(Experiment):
         )
 
     how: ClassVar[str]
-    """What is assumed."""
+    """The assumptions of the simulations, for the page."""
 
     @property
     def unit(self) -> str:  # type: ignore[override]
         return f"mean {self.measure}, × {self.ways[0]}"
 
     def _ratio(self, results: Iterable[Result], trace: str, setting: str, way: str) -> tuple[float, float, float]:
-        """To what the first way gives, window by window: the geometric mean, and its interval; of ``ALL`` over those
-        of every trace."""
+        """Return the geometric mean and its interval of the ratios to the first variant, window by window.
+
+        ``ALL`` stands for the windows of every trace.
+        """
         of = by((one for one in results if one.has(setting=setting) and trace in (ALL, one.cell["trace"])), "way")
         pairs = zip(of[way,], of[self.ways[0],], strict=True)
         logarithms = [log(one.number(self.measure) / other.number(self.measure)) for one, other in pairs]
@@ -170,7 +172,7 @@ class OfTraces(Experiment):
 
 
 class Placement(OfTraces):
-    """Co-allocation costs run time, by the communication of the program; who waits for one cluster pays in waiting."""
+    """Compare longer run times by co-allocation with longer waits for a single cluster."""
 
     name = "beyond-traces-placement"
     title = "placing in one cluster, over as many as it takes, or as the advisor predicts, on eight traces"
@@ -180,7 +182,8 @@ class Placement(OfTraces):
         "little communication": (1.0, 1.1, 1.2, 1.3),
         "much communication": (1.0, 1.5, 2.5, 3.75),
     }
-    """Run times over one to four clusters: 3.75 is Wave's of sonmez-2010, the rest are estimates."""
+    """Factors on the run time over one to four clusters: 3.75 is that of Wave in sonmez-2010, the others are estimates.
+    """
     settings = tuple(slowdowns)
     how = (
         "Run times are the trace's on one cluster, and over two, three and four clusters 1.1, 1.2, 1.3 times as long "
@@ -205,7 +208,7 @@ class Placement(OfTraces):
 
 
 class Claiming(OfTraces):
-    """Local users take nodes that nobody has seen them take: a claim gets some of its components and not others."""
+    """Compare claiming modes when local users take nodes between two polls, so that only some claims succeed."""
 
     name = "beyond-traces-claiming"
     measure = "wait"
@@ -260,7 +263,7 @@ class Claiming(OfTraces):
 
 
 class Sharing(OfTraces):
-    """Sites that give their clusters to a grid, and want their own users to be better off for it."""
+    """Compare ways in which sites share their clusters, by the response times of their own users."""
 
     name = "beyond-traces-sharing"
     title = "each site for itself, one queue for all, or what is its own taken back, on eight traces"
@@ -298,7 +301,7 @@ class Sharing(OfTraces):
         return Simulation(grid, rules).run(jobs())
 
     def more(self, outcome: Outcome, clusters: Mapping[str, int]) -> Mapping[str, Value]:
-        """The mean response time of each site's users; 0 where it has none."""
+        """Return the mean response time of each site's users; 0 for a site without users."""
         of = {name: [job.response for job in outcome.jobs if job.planned.spec.home_site == name] for name in clusters}
         return {name: fmean(found) if found else 0.0 for name, found in of.items()}
 
@@ -313,7 +316,7 @@ class Sharing(OfTraces):
         return "\n\n".join([super().remarks(results), told, markdown_table(header, lines)])
 
     def _site_ratios(self, results: Sequence[Result], way: str) -> Iterator[float]:
-        """Of each site's response time to what it is alone."""
+        """Yield the ratio of each site's response time to that without sharing."""
         of = by(results, "way")
         for one, alone in zip(of[way,], of[self.ways[0],], strict=True):
             for site in cut(sum(DAS_3)):
@@ -322,7 +325,7 @@ class Sharing(OfTraces):
 
 
 def home_of(job: WindowJob, clusters: Mapping[str, int], setting: str) -> str:
-    """The same for all jobs of a user."""
+    """Return the home cluster of a job's user."""
     names = list(clusters)
     if setting == "uneven" and job.user % 2 == 0:
         return names[-1]

@@ -1,4 +1,4 @@
-"""What an experiment is: cells that are simulated each by itself, and rows with the paper's numbers beside ours."""
+"""Define an experiment: cells that are simulated independently, and rows that compare results with the paper."""
 
 import inspect
 import json
@@ -21,14 +21,14 @@ Value = str | int | float | bool | None | Sequence[float]
 
 @dataclass(frozen=True)
 class Cell:
-    """One simulation: what is varied, and the seed; cells of the same parameters and other seeds are repetitions."""
+    """The parameters and the seed of one simulation; cells that differ in their seeds only are repetitions."""
 
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     seed: int = 0
 
     @cached_property
     def key(self) -> str:
-        """The same of equal cells, in every process and on every machine."""
+        """Return a key that is the same for equal cells in every process and on every machine."""
         return json.dumps({**self.parameters, "seed": self.seed}, sort_keys=True)
 
     def __getitem__(self, name: str) -> Parameter:
@@ -37,27 +37,27 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a cell gave; a value may be a list of numbers, as a curve."""
+    """The values of a simulated cell; a list of numbers is a curve."""
 
     cell: Cell
     values: Mapping[str, Value]
     seconds: float = 0.0
-    """How long it took."""
+    """Processor time of the simulation."""
 
     def number(self, name: str) -> float:
-        """A value that is a number."""
+        """Return a value that must be a number."""
         value = self.values[name]
         assert isinstance(value, int | float), f"{name} is not a number"
         return value
 
     def has(self, **parameters: Parameter) -> bool:
-        """Whether its cell has these parameters."""
+        """Return whether the cell has these parameters."""
         return all(self.cell.parameters.get(name) == value for name, value in parameters.items())
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A number of the paper beside ours; between ``low`` and ``high`` the mean over all seeds lies at 95 %."""
+    """A mean value and the paper's number; the mean over all seeds lies between ``low`` and ``high`` at 95 %."""
 
     label: str
     paper: float | None
@@ -67,64 +67,64 @@ class Row:
 
     @classmethod
     def of(cls, label: str, values: Iterable[float], paper: float | None = None) -> "Row":
-        """Of one value for each repetition; a single one has no interval."""
+        """Build a row from one value per repetition; a single value has no interval."""
         ours, low, high = mean_interval(list(values))
         return cls(label, paper, ours, low, high)
 
 
 class Experiment(ABC):
-    """A table or figure of a paper. A module of this package has its experiments as ``EXPERIMENTS``."""
+    """A table or figure of a paper. Each module lists its experiments in ``EXPERIMENTS``."""
 
     name: ClassVar[str]
-    """As ``huang-2007-table-3``: the paper's comes first."""
+    """For example ``huang-2007-table-3``; it begins with the name of the paper."""
     title: ClassVar[str]
-    """What is found out, in a line."""
+    """The question of the experiment, in one line."""
     seeds: ClassVar[int] = 1
-    """How many repetitions there are if nothing else is asked for; 1 where nothing is drawn."""
+    """Default number of repetitions; 1 if nothing is random."""
     traces: ClassVar[tuple[str, ...]] = ()
-    """Names of the traces that it needs, without ``.swf.xz``."""
+    """Names of the required traces, without ``.swf.xz``."""
     unit: ClassVar[str] = ""
-    """Of the numbers in the rows."""
+    """Unit of the numbers in the rows."""
     is_timed: ClassVar[bool] = False
-    """Whether its values are times that were measured, of which no run has the same."""
+    """Whether values are measured times, which differ between runs."""
 
     @property
     def paper(self) -> str:
-        """As ``huang-2007``."""
+        """Return the name of the paper, for example ``huang-2007``."""
         return "-".join(self.name.split("-")[:2])
 
     @abstractmethod
     def cells(self, seeds: int) -> Sequence[Cell]:
-        """All that is to be simulated, each by itself in a process of its own; seeds count from 0."""
+        """Return all cells to simulate, each in a process of its own; seeds count from 0."""
 
     @abstractmethod
     def run(self, cell: Cell, traces: "Traces") -> Mapping[str, Value]:
-        """Simulate a cell; equal cells give equal values, whenever and wherever they are run, but what is timed.
+        """Simulate a cell. Equal cells give equal values in every process, except for measured times.
 
-        A static method where several figures show the same simulations: equal cells of theirs are run once for all.
+        This is a static method if several figures use the same simulations: their equal cells run once.
         """
 
     @property
     def simulation(self) -> object:
-        """The same of experiments whose equal cells are one simulation."""
+        """Return an object that is equal for experiments whose equal cells are the same simulation."""
         run = inspect.getattr_static(self, "run")
         return run if isinstance(run, staticmethod) else self.name
 
     @abstractmethod
     def rows(self, results: Sequence[Result]) -> list[Row]:
-        """The table, from the results of all cells in their order."""
+        """Return the table for the results of all cells, in the order of the cells."""
 
     def figure(self, results: Sequence[Result]) -> "Figure | None":
-        """The plot, if there is one."""
+        """Return the plot, or None if there is none."""
         return None
 
     def remarks(self, results: Sequence[Result]) -> str:
-        """Markdown for the page: where we differ from the paper and why, and what was left open there."""
+        """Return Markdown for the page: differences from the paper, their reasons, and assumptions."""
         return ""
 
 
 def by(results: Iterable[Result], *names: str) -> dict[tuple[Parameter, ...], list[Result]]:
-    """Results by those parameters of their cells, in the order in which they come."""
+    """Group results by the named parameters of their cells, in the order of their first results."""
     found: dict[tuple[Parameter, ...], list[Result]] = {}
     for result in results:
         found.setdefault(tuple(result.cell[name] for name in names), []).append(result)

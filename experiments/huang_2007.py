@@ -1,4 +1,4 @@
-"""Huang, Shih and Chung (2007): load sharing among the sites of a heterogeneous grid."""
+"""Reproduce Huang, Shih and Chung (2007): load sharing among the sites of a heterogeneous grid."""
 
 from collections.abc import Mapping, Sequence
 from math import trunc
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Table1(Experiment):
-    """Counts only, nothing is simulated."""
+    """Count the jobs of the trace; nothing is simulated."""
 
     name = "huang-2007-table-1"
     title = "the jobs of SDSC-SP2 by the site that they come from"
@@ -63,7 +63,7 @@ def _cut(name: str, value: float) -> float:
 
 
 class Table3(Experiment):
-    """No random numbers; the fourth way is the paper's text taken at its word."""
+    """Compare four ways of sharing without random numbers; the fourth follows the paper's text literally."""
 
     name = "huang-2007-table-3"
     title = "mean response times of each site's own jobs: alone, sharing, and sharing that takes back nodes"
@@ -128,7 +128,7 @@ class Table3(Experiment):
 
 
 class Figure1(Experiment):
-    """The paper gives the plot only."""
+    """Draw the plot, for which the paper gives no numbers."""
 
     name = "huang-2007-fig-1"
     title = "best-fit where sites' speeds differ much: of use only if slower sites are left out"

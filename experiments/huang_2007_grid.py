@@ -1,4 +1,4 @@
-"""The grid of Huang, Shih and Chung (2007), its users, and how its sites share their nodes."""
+"""Simulate the grid of Huang, Shih and Chung (2007), its users, and how its sites share their nodes."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,25 +17,28 @@ from koalapy.workload.swf import TraceJob
 
 TRACE = "SDSC-SP2-1998-huang56490"
 SITES = (1, 2, 3, 4, 5)
-"""A site's users are those of the trace's queue of that number."""
+"""Sites by number; the users of a site are those of the trace's queue of the same number."""
 PROCESSORS = (8, 128, 128, 128, 50)
 TABLE_3_LOAD = (5, 4, 5, 4, 1)
 COMPLETED = 1
 ENTIRE = "entire grid"
 UNLIMITED = 1_000_000
 SELDOM = 1e8
-"""Seconds. Here nobody is scanned on schedule: whoever gets a chance is tried at once."""
+"""Scan interval in seconds, too long to occur: every event that may start a job triggers a scan at once."""
 
 
 def jobs_of(traces: Traces) -> list[TraceJob]:
-    """The completed jobs, in the order of submission."""
+    """Return the completed jobs in the order of submission."""
     return [job for job in traces.read(TRACE).jobs if job.status == COMPLETED]
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How the five sites are, and how they share. ``load``: what the run times of a site's own jobs are multiplied by;
-    ``p``: what a job takes longer on several sites, where it may use such (None: it may not)."""
+    """The properties of the five sites and how they share their nodes.
+
+    ``load`` holds a factor on the run times of each site's own jobs. ``p`` is the relative increase of the run time of
+    a job on several sites; None forbids such jobs.
+    """
 
     speed: Sequence[float]
     load: Sequence[float] = (1, 1, 1, 1, 1)
@@ -46,7 +49,7 @@ class Setting:
     p: float | None = None
 
     def simulate(self, jobs: Iterable[TraceJob]) -> Outcome:
-        """The narrowest job first, and nobody before it; nothing is promised, and nobody preempts (their section 3)."""
+        """Simulate jobs, narrowest first, without backfilling, reservations or preemption (section 3 of the paper)."""
         grid = SimulatedGrid(
             {
                 site_name(site): SimulatedCluster(nodes, float(speed))
@@ -89,7 +92,7 @@ def site_name(site: int) -> str:
 
 
 def responses(outcome: Outcome) -> dict[str, float]:
-    """Mean response times, of all and of each site's own jobs; all jobs must have come to their ends."""
+    """Return the mean response times of all jobs and of each site's own jobs; all jobs must have ended."""
     assert not outcome.not_run, f"{len(outcome.not_run)} jobs were not run: {outcome.not_run[0].reason}"
     found = {ENTIRE: mean_of_jobs([job.response for job in outcome.jobs])}
     for site in map(site_name, SITES):

@@ -1,4 +1,4 @@
-"""Huang, Shih and Chung (2007), Figures 2 and 3: policies with each order of the sites' speeds."""
+"""Reproduce Figures 2 and 3 of Huang, Shih and Chung (2007): policies with each order of the sites' speeds."""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -16,38 +16,38 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PARTS = 32
-"""Of the trace, equally many jobs in each: one for each simulation of the many orders of speeds."""
+"""Number of equal parts of the trace; each order of speeds is simulated on one of them."""
 SPEEDS = tuple(permutations((1, 3, 5, 7, 9)))
 EQUAL = 1e-6
-"""Mean response times that differ by less than this fraction are one."""
+"""Relative difference below which mean response times count as equal."""
 LOADS: Mapping[str, Sequence[float]] = {"1": (1,) * 5, "of Table 3": TABLE_3_LOAD, "12": (12,) * 5}
 READINGS: Sequence[tuple[str, float]] = tuple((load, threshold) for load in LOADS for threshold in (0.0, 1.0))
-"""Load and threshold, of which the paper tells neither."""
+"""Load and threshold, which the paper does not give."""
 CROWDED = ("12", 1.0)
-"""The one of them in which each policy loses at times."""
+"""The reading in which each policy is sometimes not the best."""
 
 
 class Orders(Experiment):
-    """Policies held against each other with the orders of the sites' speeds, each on a part of the trace."""
+    """Compare policies over the orders of the sites' speeds, each order on a part of the trace."""
 
     traces = (TRACE,)
     unit = ""
     parts: ClassVar[int] = PARTS
     few: ClassVar[int]
-    """One of so many orders is simulated with readings of which not all are."""
+    """Simulate every ``few``-th order with readings that are not in ``all_of``."""
     all_of: ClassVar[Sequence[tuple[str, float]]] = ()
-    """Readings of which all are."""
+    """Readings of which all orders are simulated."""
     said: ClassVar[Mapping[str, float]] = {}
-    """The paper's numbers, by the ends of rows' labels."""
+    """The paper's numbers, by the ends of row labels."""
 
     @property
     @abstractmethod
     def policies(self) -> Sequence[str]:
-        """What is compared; the last is the adaptive one."""
+        """Return the compared policies; the adaptive one is last."""
 
     @abstractmethod
     def setting(self, policy: str, speed: Sequence[float], load: Sequence[float], threshold: float) -> Setting:
-        """What is simulated."""
+        """Return the setting to simulate."""
 
     def cells(self, seeds: int) -> Sequence[Cell]:
         return [
@@ -67,11 +67,11 @@ class Orders(Experiment):
         return {ENTIRE: self.simulate(mine, setting) if mine else 0.0}
 
     def simulate(self, jobs: Sequence[TraceJob], setting: Setting) -> float:
-        """The mean response time."""
+        """Return the mean response time."""
         return responses(setting.simulate(jobs))[ENTIRE]
 
     def ratios(self, results: Sequence[Result]) -> dict[str, list[float]]:
-        """Of each policy, for each order of speeds and seed, its response time over that of the best."""
+        """Return the response time of each policy over that of the best, for each order of speeds and seed."""
         times: dict[tuple[Parameter, int], dict[str, float]] = {}
         for result in results:
             which = result.cell["speeds"], result.cell.seed
@@ -83,7 +83,7 @@ class Orders(Experiment):
         }
 
     def of(self, results: Sequence[Result], reading: tuple[str, float]) -> dict[str, list[float]]:
-        """As ``ratios``, of one reading."""
+        """Return ``ratios`` of the results with one reading."""
         load, threshold = reading
         return self.ratios([each for each in results if each.has(load=load, threshold=threshold)])
 
@@ -123,7 +123,7 @@ class Orders(Experiment):
         return figure
 
     def counts(self, results: Sequence[Result], policy: str) -> str:
-        """In how many orders a policy is the best with each reading, in words."""
+        """Describe for each reading in how many orders a policy is the best."""
         told = []
         for reading in READINGS:
             own = self.of(results, reading)[policy]
@@ -144,13 +144,13 @@ def _name(reading: tuple[str, float]) -> str:
 
 
 def _last(own: Sequence[float], all_ratios: Sequence[Sequence[float]]) -> int:
-    """How often it takes longest, and longer than the best."""
+    """Count the orders in which a policy takes longest and longer than the best."""
     worst = [max(each) for each in zip(*all_ratios, strict=True)]
     return sum(ratio > 1 + EQUAL and ratio >= most * (1 - EQUAL) for ratio, most in zip(own, worst, strict=True))
 
 
 class Figure2(Orders):
-    """One queue for all, each job on one site."""
+    """Compare policies with one queue for all sites and each job on one site."""
 
     name = "huang-2007-fig-2"
     title = "best-fit, fastest-one and the adaptive policy, with all orders of the speeds 1, 3, 5, 7, 9"
@@ -173,7 +173,7 @@ class Figure2(Orders):
 
 
 class Figure2Whole(Figure2):
-    """The same without the scheduler, which would take hours."""
+    """Repeat Figure 2 on the whole trace without the scheduler, which would take hours."""
 
     name = "huang-2007-fig-2-whole"
     title = "Figure 2 with the whole trace and each of the loads and thresholds, by a plain loop"
@@ -211,7 +211,7 @@ class Figure2Whole(Figure2):
 
 
 class Figure3(Orders):
-    """Jobs that no site has room for are split; each then takes 1 + p times as long."""
+    """Split jobs that fit on no site; each split job takes 1 + p times as long."""
 
     name = "huang-2007-fig-3"
     title = "jobs split over sites at the price p = 2: larger-first, faster-first and the adaptive policy"

@@ -1,6 +1,6 @@
-"""The rules of huang-2007 as a plain loop, a hundred times as fast as the scheduler: for the whole trace, often.
+"""Apply the rules of huang-2007 in a plain loop, a hundred times as fast as the scheduler, to simulate the whole trace.
 
-What it gives is what the scheduler gives (tests/experiments/test_huang_2007.py).
+The results equal those of the scheduler (tests/experiments/test_huang_2007.py).
 """
 
 import heapq
@@ -15,11 +15,11 @@ from koalapy.policies.adaptive import MAX_LOOK_AHEAD, count_startable
 from koalapy.workload.swf import TraceJob
 
 Waiting = list[tuple[int, int]]
-"""Processors and number of each, the narrowest first."""
+"""Processors and number of each waiting job, narrowest first."""
 
 
 def mean_response(jobs: Sequence[TraceJob], setting: Setting) -> float:
-    """Seconds, of jobs in the order of submission that share one queue, each on one site."""
+    """Return the mean response time in seconds of jobs in the order of submission, each on one site."""
     assert setting.sharing == "ordinary", "there is one queue"
     assert setting.p is None, "nobody is split"
     choice = _Choice(jobs, setting)
@@ -45,7 +45,7 @@ def mean_response(jobs: Sequence[TraceJob], setting: Setting) -> float:
 
 
 def _moments(jobs: Sequence[TraceJob], coming: int, running: Sequence[tuple[float, int, int, int]]) -> Iterator[float]:
-    """When the next job arrives, and when the next one ends."""
+    """Yield the times of the next arrival and the next end."""
     if coming < len(jobs):
         yield jobs[coming].submitted
     if running:
@@ -53,7 +53,7 @@ def _moments(jobs: Sequence[TraceJob], coming: int, running: Sequence[tuple[floa
 
 
 class _Choice:
-    """Where the first of those who wait is placed."""
+    """Choose the site on which the first waiting job is placed."""
 
     def __init__(self, jobs: Sequence[TraceJob], setting: Setting) -> None:
         speed = setting.speed

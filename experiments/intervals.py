@@ -1,4 +1,4 @@
-"""Between which bounds a mean lies that is known from a few repetitions."""
+"""Compute confidence intervals of the mean of a few repetitions."""
 
 from collections.abc import Sequence
 from math import fsum, sqrt
@@ -9,7 +9,7 @@ NORMAL = NormalDist().inv_cdf(0.975)
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """The mean, and the bounds between which that of all repetitions lies at 95 % (Student); of one value, itself."""
+    """Return the mean and its 95 % interval (Student); a single value is its own interval."""
     if not values:
         raise ValueError("no values, no mean")
     count = len(values)
@@ -22,7 +22,7 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def student(degrees: int) -> float:
-    """The 97.5 % quantile of Student's distribution, to a thousandth."""
+    """Return the 97.5 % quantile of Student's distribution, to a thousandth."""
     if degrees <= len(FEW):
         return FEW[degrees - 1]
     z, n = NORMAL, degrees

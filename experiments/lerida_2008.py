@@ -1,4 +1,4 @@
-"""Lérida, Solsona, Giné, García and Hernández (2008): matching jobs with nodes and links of several clusters."""
+"""Reproduce Lérida, Solsona, Giné, García and Hernández (2008): match jobs with nodes and links of several clusters."""
 
 from collections.abc import Mapping, Sequence
 from random import Random
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NODES = 8
-"""Of each cluster."""
+"""Nodes of each cluster."""
 NODE_LINK = 125e6
-"""Bytes per second of a node's own link; PNBW is a share of it."""
+"""Bytes per second of a node's link; PNBW is a share of it."""
 POWERS = (1.0, 0.8, 0.6)
 LEFT_BY_LOCAL = 0.85
-"""The availability of a node with local activity, which takes 15 % of the processor."""
+"""Availability of a node with local activity, which takes 15 % of the processor."""
 LOCAL_TRAFFIC = 500.0
-"""Bytes per second of such a node."""
+"""Bytes per second of a node with local activity."""
 PNBW, ACTIVITY = (25, 50, 75), (0, 25, 50, 75)
-"""Per cent."""
+"""Values in per cent."""
 MODES = (Mode.OPTIMAL, Mode.NON_SATURATED)
 USUAL: Mapping[str, Parameter] = {
     "clusters": 16,
@@ -39,7 +39,7 @@ USUAL: Mapping[str, Parameter] = {
     "pnbw": 50,
     "activity": 50,
 }
-"""``uplink`` in links of a node, ``tasks`` one on each node, ``communication`` the job's share of it."""
+"""Default parameters; ``uplink`` is in links of a node, ``communication`` a share, and each task has its own node."""
 
 
 def cell(seed: int, mode: Mode, **parameters: Parameter) -> Cell:
@@ -64,12 +64,14 @@ def draw_by_mode(results: Sequence[Result], value: str, label: str) -> "Figure":
 
 
 def grid_of(cell: Cell) -> GridView:
-    """Drawn anew for each seed: how fast each cluster is, and on which nodes somebody works. Each node is a class of
-    its own, as the paper has it."""
+    """Draw the speed of each cluster and its nodes with local activity, for the seed of the cell.
+
+    Each node is a class of its own, as in the paper.
+    """
     random = Random(f"lerida-2008/{cell.seed}/{cell['clusters']}")
     clusters, uplinks = [], {}
     for place in range(int(number(cell, "clusters"))):
-        # Nobody moves away where more are active.
+        # Draw in the same order for each activity, so that higher activity adds busy nodes and removes none.
         power = random.choice(POWERS)
         used = [100 * random.random() < number(cell, "activity") for _ in range(NODES)]
         powers = [power * (LEFT_BY_LOCAL if is_used else 1.0) for is_used in used]
@@ -81,7 +83,7 @@ def grid_of(cell: Cell) -> GridView:
 
 
 def problem_of(cell: Cell) -> Problem:
-    """What the production policy makes of it."""
+    """Build the problem that the production policy solves for the cell."""
     bandwidth = number(cell, "pnbw") / 100 * NODE_LINK
     known = Knowledge(communication=number(cell, "communication"), bandwidth=bandwidth)
     request = FlexibleRequest(int(number(cell, "tasks")))
@@ -151,7 +153,7 @@ class Figure5(Experiment):
 
 
 class SolverTime(Experiment):
-    """What a matching costs, by the exact algorithm and, node by node as in the paper, by HiGHS."""
+    """Measure the time of a matching with the exact algorithm and, node by node as in the paper, with HiGHS."""
 
     unit = "ms"
     seeds = 5
@@ -186,7 +188,7 @@ class SolverTime(Experiment):
 
 
 def timed(solve: Any, *of: Any) -> tuple[Matching | None, float]:
-    """What a solver finds, and the seconds of processor time that it takes."""
+    """Return the matching of a solver and the seconds of processor time that it takes."""
     began = process_time()
     found = solve(*of)
     return found, process_time() - began
@@ -276,7 +278,7 @@ class Figure8(SolverTime):
 
 
 def panels(count: int, label: str) -> tuple["Figure", Sequence[Any]]:
-    """Plots side by side with one scale."""
+    """Create plots in a row with a shared scale."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9.0, 3.6), layout="constrained")
@@ -286,7 +288,7 @@ def panels(count: int, label: str) -> tuple["Figure", Sequence[Any]]:
 
 
 def draw(axes: Any, results: Sequence[Result], x: str, value: str, line: str, label: str) -> None:
-    """Means of a value against one parameter, a line for each of another."""
+    """Draw the means of a value over the parameter ``x``, with a line for each value of the parameter ``line``."""
     for (of,), one in by(results, line).items():
         points = [(number(found[0].cell, x), fmean(r.number(value) for r in found)) for found in by(one, x).values()]
         axes.plot(*zip(*sorted(points), strict=True), marker="o", label=label.format(of))

@@ -1,4 +1,4 @@
-"""Local users, who submit to the resource manager of their cluster (the background load of sonmez-2010 VI-B)."""
+"""Simulate local users, who submit to the resource manager of their cluster (background load of sonmez-2010 VI-B)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from heapq import merge

@@ -1,7 +1,7 @@
-"""Match a job with nodes by mixed-integer programming (lerida-2008 3), with HiGHS in the place of the paper's CPLEX.
+"""Match a job with nodes by mixed-integer programming (lerida-2008 3), with HiGHS instead of the paper's CPLEX.
 
-It is what the exact algorithm is held against. The demand on an uplink is not linear in the number of nodes; so there
-is a binary variable for each number of nodes that a site may give.
+Tests and experiments compare the exact algorithm with it. The demand on an uplink is not linear in the number of nodes,
+so there is a binary variable for each number of nodes that a site may give.
 """
 
 from typing import Any
@@ -10,11 +10,11 @@ from koalapy.policies.matching.exact import Mode
 from koalapy.policies.matching.problem import Kind, Matching, Problem, Share, Site
 
 MAX_SLOWDOWN = 1e12
-"""What is slower than that can as well not be used."""
+"""Upper bound of slowdowns."""
 
 
 def match_by_highs(problem: Problem, mode: Mode = Mode.OPTIMAL) -> Matching | None:
-    """The best matching, by HiGHS (``koalapy[experiments]``); None where there is none.
+    """Return the best matching by HiGHS (``koalapy[experiments]``), or None if there is none.
 
     With kinds of one node each it is the paper's model, which has a variable for each node.
     """
@@ -23,7 +23,7 @@ def match_by_highs(problem: Problem, mode: Mode = Mode.OPTIMAL) -> Matching | No
 
 class _Model:
     def __init__(self, problem: Problem, mode: Mode) -> None:
-        import highspy  # as only those who compare have it
+        import highspy  # an optional dependency
 
         solver: Any = highspy
         self._problem = problem

@@ -1,4 +1,4 @@
-"""Mohamed and Epema (2005): KOALA with files, priorities and incremental claiming on an unreliable DAS-2."""
+"""Reproduce Mohamed and Epema (2005): KOALA with files, priorities and incremental claiming on an unreliable DAS-2."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PROCESSORS = {"delft": 60, "leiden": 60, "utrecht": 60, "vrije": 130}
-"""310 on four clusters, of which 250 are left without one of the small ones (5.1)."""
+"""310 processors on four clusters, of which 250 remain without one of the small ones (5.1)."""
 UNRELIABLE = "utrecht"
-"""The one that KOALA gave up."""
+"""The cluster that KOALA stopped using."""
 BANDWIDTH = 100e6 / 8
 """Bytes per second between any two clusters (2.1)."""
 JOBS, FILES = 500, 100
 EVERY = 150.0
-"""Seconds between two jobs on average, of which the paper tells nothing: so its utilisation and its orders come out."""
+"""Mean seconds between two jobs. The paper gives no value; this one reproduces its utilisation and its orders."""
 OTHERS = (75.0, 250.0)
-"""What else is tried."""
+"""Other values of ``EVERY`` that are compared."""
 FAILURES, BROKEN = 0.1, 0.95
-"""The chance that a component's start fails, and that on the cluster that is given up."""
+"""Probability that the start of a component fails, on reliable clusters and on the unreliable one."""
 LOCAL = 0.3
-"""The fraction of processors that local users have on average; the paper shows it in Figure 2 only."""
+"""Mean fraction of processors used by local users; the paper shows it in Figure 2 only."""
 SEEDS_OF_OTHERS = 12
 SLOT = 600.0
-"""Seconds of which the utilisation is averaged."""
+"""Seconds over which the utilisation is averaged."""
 
 RULES = Rules(
     scan_interval=240.0,
@@ -64,11 +64,11 @@ RULES = Rules(
     probation=False,
     barrier_timeout=3600.0,
 )
-"""Those of section 4, and where it is silent the literal ones of section 3."""
+"""The rules of section 4, or the literal ones of section 3 where section 4 is silent."""
 
 
 def grid(failures: float) -> SimulatedGrid:
-    """On one cluster almost every start fails, until it is given up; on the others so many."""
+    """Build the grid. Starts fail with probability ``failures``, and almost always on the unreliable cluster."""
     clusters = {
         name: SimulatedCluster(nodes, failures=BROKEN if failures and name == UNRELIABLE else None)
         for name, nodes in PROCESSORS.items()
@@ -78,7 +78,7 @@ def grid(failures: float) -> SimulatedGrid:
 
 
 def workload(seed: int, jobs: int, every: float = EVERY) -> Iterator[PlannedJob]:
-    """Section 4.2: the preset ``m05``, each job with a file of 4 or 8 GB that is on two clusters."""
+    """Generate the workload of section 4.2: the preset ``m05``, each job with a file of 4 or 8 GB on two clusters."""
     draws = Random(f"mohamed-2005/{seed}")
     names = tuple(f"file-{number}" for number in range(FILES))
     files = {}
@@ -97,7 +97,7 @@ def _spec(job: Mapping[str, Any], files: Mapping[str, InputFile]) -> JobSpec:
 
 
 class Utilisation:
-    """Which part of the processors of the reliable clusters somebody had, over slots of time."""
+    """The used fraction of the processors of the reliable clusters, averaged over time slots."""
 
     def __init__(self) -> None:
         self.slots: list[float] = []
@@ -105,7 +105,7 @@ class Utilisation:
         self._at, self._used = 0.0, 0.0
 
     def watch(self, now: float, effects: Effects) -> None:
-        """What is used holds from one step of the scheduler to the next."""
+        """Add the use since the previous step of the scheduler, which has not changed in between."""
         while self._at < now:
             slot = int(self._at / SLOT)
             until = min(now, (slot + 1) * SLOT)
@@ -119,11 +119,11 @@ class Utilisation:
 
 
 KINDS = tuple((size, parts) for size in (36, 72) for parts in PRESETS["m05"].components if size / parts > 8)
-"""Size of a job, and into how many components it is split."""
+"""Sizes of jobs, each with the number of components."""
 
 
 def simulate(cell: Cell, jobs: int = JOBS) -> dict[str, Value]:
-    """The whole workload; means of each kind of job and priority, where there are such jobs."""
+    """Simulate the workload; return means for each kind of job and priority that has jobs."""
     where, load = grid(float(cell["failures"])), Utilisation()
     planned = list(workload(cell.seed, jobs, float(cell.parameters.get("every", EVERY))))
     users = poisson(PROCESSORS, LOCAL, duration=planned[-1].arrives_at, sizes=(1, 2, 4, 8), lasts=900.0, seed=cell.seed)
@@ -162,7 +162,7 @@ def _means(jobs: Sequence[JobOutcome]) -> dict[str, float]:
 
 
 class OfTheWorkload(Experiment):
-    """What the same simulations tell."""
+    """An experiment that evaluates the simulations of the workload."""
 
     @staticmethod
     def run(cell: Cell, traces: Traces) -> Mapping[str, Value]:
@@ -170,16 +170,16 @@ class OfTheWorkload(Experiment):
 
 
 class OfEachKind(OfTheWorkload):
-    """One quantity of the runs, for each kind of job and priority."""
+    """Report one quantity of the runs for each kind of job and priority."""
 
     seeds = 30
     quantity: ClassVar[str]
     said: ClassVar[str]
-    """What the paper says of it."""
+    """The result that the paper reports."""
     more: ClassVar[Sequence[str]] = ()
-    """Other quantities of which the differences are told."""
+    """Other quantities whose differences are reported."""
     others: ClassVar[Sequence[float]] = ()
-    """How often jobs come, beside as often as elsewhere, for which the differences are told."""
+    """Other values of ``EVERY`` for which the differences are reported."""
 
     def cells(self, seeds: int) -> Sequence[Cell]:
         return [
@@ -189,7 +189,7 @@ class OfEachKind(OfTheWorkload):
         ]
 
     def rows(self, results: Sequence[Result]) -> list[Row]:
-        """Also the differences of which the paper speaks, each within a seed."""
+        """Return the rows, with the differences that the paper discusses, each taken within a seed."""
         usual = _coming(results, EVERY)
         rows = [
             Row.of(f"{size} in {parts}, {priority}", [each for each in values if each is not None])
@@ -248,7 +248,7 @@ def _coming(results: Sequence[Result], every: float) -> list[Result]:
 
 
 def _values(results: Sequence[Result], quantity: str, kind: tuple[int, int], priority: Priority) -> list[float | None]:
-    """Of each seed; None where it has no such jobs."""
+    """Return the value for each seed; None where a seed has no such jobs."""
     name = _name(quantity, *kind, priority)
     return [None if result.values.get(name) is None else result.number(name) for result in results]
 
@@ -258,7 +258,7 @@ def _name(quantity: str, size: int, parts: int, priority: Priority) -> str:
 
 
 def _less(some: Sequence[Sequence[float | None]], others: Sequence[Sequence[float | None]]) -> list[float]:
-    """Of each seed the mean of some less that of others, where it has both."""
+    """Return the difference of the means of two groups for each seed that has values of both."""
     found = []
     for one, other in zip(zip(*some, strict=True), zip(*others, strict=True), strict=True):
         ours, theirs = ([each for each in side if each is not None] for side in (one, other))

@@ -1,4 +1,4 @@
-"""The report: one page for each paper, with tables, plots and what made them, and an index."""
+"""Write the report: one page per paper with tables, plots and provenance, and an index."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -26,7 +26,7 @@ WARNING = "<!-- written by python -m experiments report: change the experiment, 
 
 
 def section(outcome: Outcome, plot: str = "") -> str:
-    """One experiment; ``plot`` is the name of its picture."""
+    """Return the section of one experiment; ``plot`` is the file name of its picture."""
     experiment, kept = outcome.experiment, outcome.kept
     assert kept is not None
     parts = [f"## {experiment.name}", f"{experiment.title[:1].upper()}{experiment.title[1:]}."]
@@ -53,7 +53,7 @@ def _how(outcome: Outcome) -> str:
 
 
 def write(folder: Path, outcomes: Sequence[Outcome]) -> list[Path]:
-    """A page for each paper that has results, and the index; what was written. ``UsageError`` where it cannot be."""
+    """Write an index and a page per paper with results; return the paths. Raise ``UsageError`` on failure."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         written = [_page(folder, paper, of) for paper, of in by_paper(outcomes)]
@@ -65,7 +65,7 @@ def write(folder: Path, outcomes: Sequence[Outcome]) -> list[Path]:
 
 
 def by_paper(outcomes: Iterable[Outcome]) -> Iterable[tuple[str, list[Outcome]]]:
-    """Those with results."""
+    """Group the experiments with results by paper."""
     found: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         if outcome.kept is not None:
@@ -83,7 +83,7 @@ def _page(folder: Path, paper: str, outcomes: Sequence[Outcome]) -> Path:
 
 
 def _draw(folder: Path, outcome: Outcome) -> str:
-    """The name of its picture; empty where it has none."""
+    """Draw the picture of an experiment and return its file name, or "" if it has none."""
     import matplotlib as mpl
 
     from koalapy.workload.plots import STYLE

@@ -1,4 +1,4 @@
-"""The papers whose experiments are made again, by the first part of their experiments' names."""
+"""List the papers by the first part of their experiments' names."""
 
 PAPERS = {
     "mohamed-2005": (
@@ -19,4 +19,4 @@ PAPERS = {
     ),
     "beyond-traces": "Not in any paper: other policies, on the traces of other machines",
 }
-"""What each is."""
+"""References of the papers."""

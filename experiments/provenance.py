@@ -1,4 +1,4 @@
-"""What results were made by: versions, traces, and the source of all that the experiment imports."""
+"""Record the provenance of results: versions, traces, and the source of all modules that the experiment imports."""
 
 import ast
 import hashlib
@@ -18,15 +18,15 @@ PACKAGES = {"koalapy": Path(koalapy.__file__).resolve().parent, "experiments": P
 
 @dataclass(frozen=True)
 class Provenance:
-    """Results of the same source and traces may stand together; by which Python they were made does not matter."""
+    """The provenance of results. Results with the same source and traces are comparable with any Python version."""
 
     experiment: str
     koalapy: str
     python: str
     source: str
-    """SHA-256."""
+    """SHA-256 of the source."""
     traces: Mapping[str, str]
-    """SHA-256 by name."""
+    """SHA-256 by the name of the trace."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Provenance) and self._key() == other._key()
@@ -42,7 +42,7 @@ class Provenance:
 
 
 def provenance(experiment: Experiment, traces: Traces) -> Provenance:
-    """Of results that the experiment gives now."""
+    """Return the provenance of results that the experiment would produce now."""
     return Provenance(
         experiment.name,
         koalapy.__version__,
@@ -54,7 +54,7 @@ def provenance(experiment: Experiment, traces: Traces) -> Provenance:
 
 @cache
 def source_hash(module: str) -> str:
-    """Hash a module, all of both packages that it imports, directly or not, and the data of experiments."""
+    """Hash a module, its direct and indirect imports from both packages, and the data of experiments."""
     found: set[Path] = set()
     wanted = [path for path in (_file(module),) if path]
     while wanted:
@@ -78,7 +78,7 @@ def _imported(path: Path) -> tuple[Path, ...]:
 
 
 def _names(path: Path) -> Iterator[str]:
-    """Of modules, and of what may be one within a package."""
+    """Yield names of imported modules, and of attributes that may be modules of a package."""
     for node in ast.walk(ast.parse(path.read_bytes())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -90,7 +90,7 @@ def _names(path: Path) -> Iterator[str]:
 def _file(module: str) -> Path | None:
     first, *rest = module.split(".")
     if first not in PACKAGES or not rest:
-        return None  # the package itself has nothing but its version
+        return None  # the package ``__init__`` holds only the version
     path = PACKAGES[first].joinpath(*rest)
     for file in (path.with_suffix(".py"), path / "__init__.py"):
         if file.is_file():

@@ -1,4 +1,4 @@
-"""Which experiments there are."""
+"""Find experiments by name."""
 
 from functools import cache
 from importlib import import_module
@@ -7,12 +7,12 @@ from experiments.experiment import Experiment
 from koalapy.model.errors import NotFoundError
 
 MODULES = ("mohamed_2005", "huang_2007", "lerida_2008", "sonmez_2010", "beyond_traces")
-"""Of this package, one for each paper."""
+"""Modules of this package, one for each paper."""
 
 
 @cache
 def experiments() -> dict[str, Experiment]:
-    """All of them by name, in the order of the papers."""
+    """Return all experiments by name, in the order of the papers."""
     found: dict[str, Experiment] = {}
     for module in MODULES:
         for experiment in import_module(f"experiments.{module}").EXPERIMENTS:
@@ -22,7 +22,7 @@ def experiments() -> dict[str, Experiment]:
 
 
 def experiment_named(name: str) -> Experiment:
-    """``NotFoundError`` where there is none."""
+    """Return an experiment; raise ``NotFoundError`` if there is none of this name."""
     try:
         return experiments()[name]
     except KeyError:

@@ -1,4 +1,4 @@
-"""Results on disk: each finished cell at once, and when all are, one Parquet file with what made them."""
+"""Store results on disk: each finished cell at once, a complete experiment as one Parquet file with its provenance."""
 
 import fcntl
 import json
@@ -28,7 +28,7 @@ class Kept:
 
 @contextmanager
 def writing_to(folder: Path) -> Iterator[None]:
-    """Have a folder of results for oneself; ``ConflictError`` where another has it."""
+    """Lock a folder of results; raise ``ConflictError`` if another run holds the lock."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
@@ -48,7 +48,7 @@ def writing_to(folder: Path) -> Iterator[None]:
 
 
 class Unfinished:
-    """The cells of an experiment that is under way, one line each; what a line broke off in is run again."""
+    """The file of finished cells of an unfinished experiment, one line per cell; incomplete lines are ignored."""
 
     def __init__(self, folder: Path, made_by: Provenance) -> None:
         self.path = folder / f"{made_by.experiment}.cells.jsonl"
@@ -56,7 +56,7 @@ class Unfinished:
         self._made_by = made_by
 
     def read(self) -> dict[str, Result]:
-        """What is there, by the keys of cells; nothing of what was made by something else."""
+        """Return the stored results by cell key; return none if the provenance differs."""
         try:
             header, *lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines()
             if Provenance(**json.loads(header)) != self._made_by:
@@ -74,13 +74,13 @@ class Unfinished:
         return found
 
     def begin(self, known: Iterable[Result]) -> None:
-        """Write down what is known already; from then on ``add``."""
+        """Write the file with the known results; ``add`` appends to it."""
         beside = self.path.with_suffix(".new")
         beside.write_text("\n".join([self._header, *map(_line, known), ""]), encoding="utf-8")
         beside.replace(self.path)
 
     def add(self, result: Result) -> None:
-        """It is there even if the machine stops now."""
+        """Append a result and sync it to disk."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(_line(result) + "\n")
             file.flush()
@@ -107,7 +107,7 @@ def path_of(folder: Path, name: str) -> Path:
 
 
 def save(folder: Path, kept: Kept) -> None:
-    """As one file, whole or not at all: a column for each parameter and each value, the seed and the seconds."""
+    """Write the results atomically, with a column for each parameter and value, the seed and the seconds."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -129,7 +129,7 @@ def save(folder: Path, kept: Kept) -> None:
 
 
 def load(folder: Path, name: str) -> Kept | None:
-    """None where there are none; ``UsageError`` where the file is damaged."""
+    """Read results, or return None if there are none; raise ``UsageError`` if the file is damaged."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -160,7 +160,7 @@ def _names(mappings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _numbers(column: list[Any]) -> list[Any]:
-    """Whole numbers among others are numbers as well."""
+    """Convert integers to floats in a column that has floats."""
     if any(isinstance(value, float) for value in column):
         return [float(value) if isinstance(value, int) else value for value in column]
     return column

@@ -1,6 +1,6 @@
-"""Models of run times that depend on where a program was placed, as values that can be combined.
+"""Model run times that depend on the placement; models can be combined.
 
-Each returns how many times as long a job runs as on one cluster of speed 1.
+Each model returns a factor on the run time on one cluster of speed 1.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,8 +12,10 @@ from koalapy.simulation.jobs import Gang, PlannedJob, RunTime
 
 
 def by_number_of_clusters(curve: Sequence[float]) -> RunTime:
-    """By the number of clusters that a job is spread over (sonmez-2010, Fig. 4): that of one first. What the curve does
-    not say of more clusters goes on as between its last two."""
+    """Model run times by the number of clusters of a job (sonmez-2010, Fig. 4).
+
+    ``curve`` begins with one cluster and is extended linearly beyond its last two values.
+    """
     if not curve or curve[0] <= 0 or not all(isfinite(value) and value > 0 for value in curve):
         raise UsageError("a curve needs the time on one cluster, and each above 0", field="curve", value=list(curve))
     factors = [value / curve[0] for value in curve]
@@ -27,8 +29,10 @@ def by_number_of_clusters(curve: Sequence[float]) -> RunTime:
 
 
 def communicating(ccr: float, slowdown: Sequence[float]) -> RunTime:
-    """A program that spends ``ccr`` times as long communicating as computing (sonmez-2010 VI-C.3), whose communication
-    takes ``slowdown`` times as long over 1, 2, … clusters."""
+    """Model a program that spends ``ccr`` times as long communicating as computing (sonmez-2010 VI-C.3).
+
+    Its communication takes ``slowdown`` times as long over 1, 2, … clusters.
+    """
     if not (isfinite(ccr) and ccr >= 0):
         raise UsageError(f"the ratio of communication is {ccr}, but must be at least 0", field="ccr", value=ccr)
     computing = 1 / (1 + ccr)
@@ -36,7 +40,7 @@ def communicating(ccr: float, slowdown: Sequence[float]) -> RunTime:
 
 
 def by_speed(speeds: Mapping[ClusterName, float]) -> RunTime:
-    """As fast as the slowest of its clusters (huang-2007, 3)."""
+    """Model a job as fast as the slowest of its clusters (huang-2007, 3)."""
 
     def factor(job: PlannedJob, gang: Gang) -> float:
         return 1.0 / min(speeds[cluster] for cluster, _ in gang)
@@ -45,7 +49,7 @@ def by_speed(speeds: Mapping[ClusterName, float]) -> RunTime:
 
 
 def multi_site(p: float) -> RunTime:
-    """r* = (1 + p)·r for who runs on more than one (huang-2007, 6)."""
+    """Model a job on several clusters as r* = (1 + p)·r (huang-2007, 6)."""
 
     def factor(job: PlannedJob, gang: Gang) -> float:
         return 1.0 if len(gang) == 1 else 1.0 + p
@@ -54,7 +58,7 @@ def multi_site(p: float) -> RunTime:
 
 
 def product(*models: RunTime) -> RunTime:
-    """Models put together."""
+    """Multiply models."""
 
     def factor(job: PlannedJob, gang: Gang) -> float:
         result = 1.0

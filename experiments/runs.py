@@ -1,4 +1,4 @@
-"""Running experiments: cells over processes, each finished one kept at once, so that a run goes on where it ended."""
+"""Run the cells of experiments in worker processes; store each result, so that an interrupted run can continue."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,25 +14,25 @@ from experiments.traces import Traces
 from koalapy.model.errors import KoalaError
 
 MAX_TOLD = 300
-"""Characters of why a cell failed."""
+"""Maximal length of the error of a failed cell."""
 
 
 @dataclass(slots=True)
 class Progress:
-    """How far a run has come."""
+    """The progress of a run."""
 
     cells: int = 0
     done: int = 0
     finished: int = 0
-    """Of those done the ones that were not known before."""
+    """Number of done cells that this run has simulated."""
     began: float = field(default_factory=time.monotonic)
     running: str = ""
-    """The experiment of which a cell was finished last."""
+    """The experiment of the last finished cell."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one experiment: its results, or why there are none."""
+    """The results of an experiment, or the problems that prevent them."""
 
     experiment: Experiment
     kept: Kept | None
@@ -41,11 +41,11 @@ class Outcome:
 
 @dataclass(slots=True)
 class _Run:
-    """One experiment that is under way."""
+    """The state of one experiment during a run."""
 
     experiment: Experiment
     made_by: Provenance
-    """As it was when the run began, whatever becomes of the files meanwhile."""
+    """Provenance at the begin of the run; later changes of files do not count."""
     unfinished: Unfinished
     cells: Sequence[Cell]
     found: dict[str, Result]
@@ -58,7 +58,7 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is to be run: ``seeds`` None is as many as each experiment has; ``again`` keeps nothing of what is there."""
+    """The options of a run. ``seeds`` None means each experiment's own number; ``again`` ignores stored results."""
 
     experiments: Sequence[Experiment]
     folder: Path
@@ -68,14 +68,14 @@ class Asked:
 
 
 OnProgress = Callable[[Progress], None]
-"""Is called after each finished cell."""
+"""Callback after each finished cell."""
 
 
 def run(asked: Asked, executor: Executor, on_progress: OnProgress | None = None) -> list[Outcome]:
-    """Run all at once, so that no process waits for the last cell of one; return outcomes in the order of ``asked``.
+    """Run all experiments concurrently and return their outcomes in the order of ``asked``.
 
-    An experiment whose trace is not there, or a cell of which failed, has problems in place of results; the others
-    go on. ``KoalaError`` where a worker died, or results cannot be written: what was finished until then is kept.
+    An experiment with a missing trace or a failed cell has problems instead of results; the others continue. Raise
+    ``KoalaError`` if a worker dies or results cannot be written; stored cells are kept.
     """
     try:
         return _run(asked, executor, on_progress)
@@ -116,7 +116,7 @@ def _run(asked: Asked, executor: Executor, on_progress: OnProgress | None) -> li
 
 
 def run_cell(experiment: Experiment, cell: Cell, traces: Traces) -> Result:
-    """What a worker does."""
+    """Simulate a cell in a worker and measure its processor time."""
     began = time.process_time()
     values = experiment.run(cell, traces)
     return Result(cell, dict(values), round(time.process_time() - began, 3))

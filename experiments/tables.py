@@ -1,4 +1,4 @@
-"""The rows of experiments as text and as JSON."""
+"""Format the rows of experiments as text and as JSON."""
 
 from collections.abc import Sequence
 from math import isfinite
@@ -12,7 +12,7 @@ Json = dict[str, Any]
 
 
 def table(rows: Sequence[Row], unit: str = "") -> str:
-    """In Markdown; the paper's column and the interval's are there if a row has any."""
+    """Return a Markdown table, with columns for the paper and the interval if a row has them."""
     has_paper, has_interval = any(row.paper is not None for row in rows), any(row.low != row.high for row in rows)
     header = ["", *(["paper"] if has_paper else []), "ours", *(["95 % interval"] if has_interval else [])]
     header += ["difference"] if has_paper else []
@@ -29,7 +29,7 @@ def table(rows: Sequence[Row], unit: str = "") -> str:
 
 
 def number(value: float | None) -> str:
-    """Five digits, or all of those before the point; ``-`` where there is none."""
+    """Format with five digits, or all digits before the point; ``-`` for None."""
     if value is None or not isfinite(value):
         return "-"
     if value == int(value) and abs(value) < 1e15:
@@ -39,7 +39,7 @@ def number(value: float | None) -> str:
 
 
 def difference(row: Row) -> str:
-    """Of ours from the paper's, in percent of that."""
+    """Return the difference from the paper's number in percent."""
     if row.paper is None or not isfinite(row.ours):
         return "-"
     if row.ours == row.paper:
@@ -48,7 +48,7 @@ def difference(row: Row) -> str:
 
 
 def as_json(outcomes: Sequence[Outcome]) -> Json:
-    """All rows in one list, each with the experiment it is of; and what made them."""
+    """Return all rows in one list, each with the name of its experiment, and the provenance."""
     rows: list[Json] = []
     told: list[Json] = []
     for outcome in outcomes:
@@ -82,7 +82,7 @@ def as_json(outcomes: Sequence[Outcome]) -> Json:
 
 
 def repetitions(outcome: Outcome) -> int:
-    """How many seeds there are."""
+    """Return the number of seeds."""
     return len({result.cell.seed for result in outcome.kept.results}) if outcome.kept else 0
 
 

@@ -1,4 +1,4 @@
-"""Stretches of traces, and the machines that they are from cut into clusters: repetitions of experiments."""
+"""Cut windows from traces and machines into clusters, as repetitions of experiments."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ MACHINES = (
     "LLNL-Thunder-2007-1.1-cln",
 )
 DAS_3 = (85, 41, 46, 32)
-"""Nodes of the clusters of sonmez-2010: a machine is cut as that grid is."""
+"""Nodes of the clusters of sonmez-2010; a machine is cut in these proportions."""
 
 
 @dataclass(frozen=True, slots=True)
 class WindowJob:
-    """Times in seconds; ``at`` counts from the window's beginning."""
+    """A job of a window; times in seconds, ``at`` from the begin of the window."""
 
     at: float
     nodes: int
@@ -35,24 +35,24 @@ class WindowJob:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Some jobs in a row, of a machine of so many nodes."""
+    """Consecutive jobs of a machine with ``nodes`` nodes."""
 
     jobs: tuple[WindowJob, ...]
     nodes: int
 
     @property
     def lasts(self) -> float:
-        """Until the last job arrives."""
+        """Return the time until the last job arrives."""
         return self.jobs[-1].at
 
 
 def short(trace: str) -> str:
-    """``KTH-SP2`` of ``KTH-SP2-1996-2.1-cln``."""
+    """Shorten the name of a trace: ``KTH-SP2`` for ``KTH-SP2-1996-2.1-cln``."""
     return "-".join(trace.split("-")[:2])
 
 
 def window(traces: Traces, name: str, seed: int, jobs: int) -> Window:
-    """So many jobs from a place in the trace that the seed draws."""
+    """Return a window of ``jobs`` jobs at a random position that depends on the seed."""
     usable, nodes = _usable(traces, name)
     first = Random(f"{name}/{seed}").randrange(max(1, len(usable) - jobs + 1))
     found = usable[first : first + jobs]
@@ -62,7 +62,7 @@ def window(traces: Traces, name: str, seed: int, jobs: int) -> Window:
 
 @lru_cache(maxsize=2)
 def _usable(traces: Traces, name: str) -> tuple[Sequence[WindowJob], int]:
-    """Jobs whose run time and size are known, in nodes where those have several processors."""
+    """Return the jobs with known run time and size, and the nodes of the machine. Convert processors to nodes."""
     trace = traces.read(name)
     nodes = _first_number(trace.header.get("MaxNodes", "")) or trace.processors
     per_node = max(1.0, trace.processors / nodes)
@@ -76,7 +76,7 @@ def _first_number(text: str) -> int:
 
 
 def cut(nodes: int, parts: Sequence[int] = DAS_3) -> dict[str, int]:
-    """A machine as clusters, in these proportions; each has one node at least, and what is left over has the first."""
+    """Cut a machine into clusters in these proportions. Each has at least one node; the first gets the remainder."""
     whole = sum(parts)
     sizes = [max(1, nodes * part // whole) for part in parts]
     sizes[0] += max(0, nodes - sum(sizes))

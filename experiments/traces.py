@@ -1,4 +1,4 @@
-"""The workload traces that experiments are made with."""
+"""Read the workload traces of the experiments."""
 
 import hashlib
 import os
@@ -15,7 +15,7 @@ VARIABLE = "KOALA_TRACES"
 
 
 def default_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """``KOALA_TRACES``, else where the traces lie beside the project."""
+    """Return ``KOALA_TRACES``, or the default folder next to the project."""
     if given := environment.get(VARIABLE):
         return Path(given)
     return Path(__file__).resolve().parents[2] / "shared" / "data" / "traces"
@@ -23,7 +23,7 @@ def default_folder(environment: Mapping[str, str] = os.environ) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Traces:
-    """A folder of traces, by their names without ``.swf.xz``."""
+    """A folder of traces, by names without ``.swf.xz``."""
 
     folder: Path
 
@@ -31,21 +31,21 @@ class Traces:
         return self.folder / f"{name}{ENDING}"
 
     def names(self) -> list[str]:
-        """Those that are there."""
+        """Return the names of the available traces."""
         return sorted(path.name.removesuffix(ENDING) for path in self.folder.glob(f"*{ENDING}"))
 
     def has(self, name: str) -> bool:
         return self.path(name).is_file()
 
     def read(self, name: str) -> swf.Trace:
-        """Lines that are no jobs are left out, and listed in it; the same object each time: leave it as it is."""
+        """Read a trace and list its lines that are no jobs. The result is cached: do not change it."""
         if not self.has(name):
             hint = f"give the folder that has it, by --traces or {VARIABLE}"
             raise UsageError(f"there is no trace {self.path(name)}", field="--traces", value=name, hint=hint)
         return _read(self.path(name))
 
     def sha256(self, name: str) -> str:
-        """Of the file as it is, packed."""
+        """Return the hash of the compressed file."""
         return hashlib.sha256(self.path(name).read_bytes()).hexdigest()
 
 

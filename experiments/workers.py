@@ -1,4 +1,4 @@
-"""Processes that run cells: of this machine, or those of an MPI job."""
+"""Start worker processes for cells, on this machine or as ranks of an MPI job."""
 
 import multiprocessing
 import sys
@@ -11,7 +11,7 @@ from koalapy.simulation.processes import count_processors, end_with_parent
 
 @contextmanager
 def workers(jobs: int | None = None) -> Iterator[Executor]:
-    """``jobs`` processes, by default one for each processor; under ``python -m mpi4py.futures`` that job's ranks."""
+    """Yield an executor with ``jobs`` processes, by default one per processor, or with its ranks under MPI."""
     if is_mpi():
         from mpi4py.futures import MPIPoolExecutor
 
@@ -24,7 +24,7 @@ def workers(jobs: int | None = None) -> Iterator[Executor]:
     try:
         yield pool
     except BaseException:
-        # A cell may take minutes: nobody waits for those that nobody wants any more.
+        # Do not wait for cancelled cells, which may take minutes.
         pool.shutdown(wait=False, cancel_futures=True)
         for process in multiprocessing.active_children():
             process.terminate()
@@ -34,6 +34,6 @@ def workers(jobs: int | None = None) -> Iterator[Executor]:
 
 
 def is_mpi() -> bool:
-    """Whether ``mpi4py.futures`` has started this program."""
+    """Return whether ``mpi4py.futures`` has started this program."""
     core = sys.modules.get("mpi4py.futures._core")
     return core is not None and core.SharedPool is not None

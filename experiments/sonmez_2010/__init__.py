@@ -1,4 +1,4 @@
-"""Sonmez, Mohamed and Epema (2010): what co-allocation is good for, and which policy does it best."""
+"""Reproduce Sonmez, Mohamed and Epema (2010): the benefit of co-allocation and a comparison of its policies."""
 
 from experiments.experiment import Experiment
 from experiments.sonmez_2010.gains import Figure7a, Figure7b, Figure8, Table5

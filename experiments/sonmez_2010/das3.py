@@ -1,4 +1,4 @@
-"""The DAS-3 and its applications: what ``das3.toml`` tells."""
+"""Model the DAS-3 and its applications from the data in ``das3.toml``."""
 
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ from koalapy.simulation.jobs import Gang, PlannedJob, RunTime
 
 Weigh = Callable[[Sequence[float]], float]
 DELFT, LEIDEN = "delft", "leiden"
-"""One of them is left out in each experiment: nothing is known of the network between them."""
+"""One of these is left out in each experiment, because their network is unknown."""
 
 
 @cache
@@ -24,7 +24,7 @@ def _told() -> Mapping[str, Any]:
 
 
 def grid(without: ClusterName, startup: float = 0.0) -> SimulatedGrid:
-    """Four of its five clusters, and what is measured between them."""
+    """Build a grid of four of the five clusters, with their measured links."""
     told = _told()
     clusters = {name: SimulatedCluster(nodes) for name, nodes in told["nodes"].items() if name != without}
     return SimulatedGrid(clusters, links(), startup)
@@ -39,23 +39,27 @@ def links() -> dict[ClusterPair, Link]:
 
 
 def seconds(application: str) -> Sequence[float]:
-    """How long an application runs on 1, 2, … clusters."""
+    """Return the run time of an application on 1, 2, … clusters."""
     curve: Sequence[float] = _told()["seconds"][application]
     return curve
 
 
 def synthetic(ccr: float) -> tuple[float, RunTime]:
-    """How long the synthetic application runs on one cluster, and what more of them do to it."""
+    """Return the run time of the synthetic application on one cluster, and its model on several."""
     told = _told()["synthetic"]
     return told["seconds"], communicating(ccr, told["slowdown"])
 
 
 def by_latency(curve: Sequence[float], weigh: Weigh = max, *, by_number: bool = True) -> RunTime:
-    """Each cluster more adds in proportion to the longest latency between those that are combined, so that a curve's
-    last value is that of the four clusters without Delft. Where Delft takes part, all communicate by its network.
+    """Model run times that grow with the latency between clusters.
 
-    ``weigh`` is what is taken of the latencies of all pairs; without ``by_number`` the number of clusters adds nothing
-    of its own."""
+    Each additional cluster adds time in proportion to the longest latency between the clusters of a job. The last value
+    of ``curve`` is that of the four clusters without Delft. If Delft takes part, all clusters communicate by its
+    network.
+
+    ``weigh`` reduces the latencies of all pairs to one number. Without ``by_number`` the number of clusters has no
+    effect.
+    """
     four = [name for name in _told()["nodes"] if name != DELFT]
     each = (curve[len(four) - 1] / curve[0] - 1.0) / (_more(four, by_number) * weigh(_latencies(four)))
 
@@ -68,12 +72,12 @@ def by_latency(curve: Sequence[float], weigh: Weigh = max, *, by_number: bool = 
 
 
 def _more(clusters: Sequence[object], by_number: bool) -> int:
-    """How many times what a cluster more adds is added."""
+    """Return the factor on the time that an additional cluster adds."""
     return len(clusters) - 1 if by_number else 1
 
 
 def _latencies(names: Sequence[ClusterName]) -> list[float]:
-    """Of all pairs; of those with Delft, if it is among them."""
+    """Return the latencies of all pairs, or of those with Delft if it is among the clusters."""
     pairs = [pair_of(*pair) for pair in combinations(names, 2) if DELFT not in names or DELFT in pair]
     return [known.latency for pair in pairs if (known := _links()[pair]).latency is not None]
 

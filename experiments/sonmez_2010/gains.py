@@ -1,4 +1,4 @@
-"""Figures 7 and 8 and Table V: how much sooner or later jobs are done when they may be split."""
+"""Reproduce Figures 7 and 8 and Table V: the change of response times by co-allocation."""
 
 from collections.abc import Mapping, Sequence
 from math import fsum
@@ -17,7 +17,7 @@ Curve = Mapping[int, list[float]]
 
 
 def changes(results: Sequence[Result], series: str, without: str) -> dict[int, list[float]]:
-    """Of the mean response time, in percent, of each seed with co-allocation to the same jobs without."""
+    """Return the change of the mean response time by co-allocation, in percent, for each seed with the same jobs."""
     one, other = (_responses(results, name) for name in (without, series))
     return {
         percent: [100 * (other[percent][seed] / one[percent][seed] - 1) for seed in sorted(one[percent])]
@@ -31,7 +31,7 @@ def _responses(results: Sequence[Result], series: str) -> dict[int, dict[int, fl
 
 
 def curves(lines: Mapping[str, Curve], what: str, *, bottom: float | None = None, top: float | None = None) -> "Figure":
-    """Their means over the seeds, against the net utilisation."""
+    """Plot the means over the seeds against the net utilisation."""
     from matplotlib.figure import Figure
 
     from koalapy.workload.plots import LINES
@@ -50,7 +50,7 @@ def curves(lines: Mapping[str, Curve], what: str, *, bottom: float | None = None
 
 
 class Loaded(OfLoads):
-    """Series of workloads at some net utilisations."""
+    """Simulate workloads at several net utilisations."""
 
     series: ClassVar[Mapping[str, Sequence[int]]]
 
@@ -146,7 +146,7 @@ class Table5(Loaded):
         POISSON: (-5, (65,)),
         WAVE: (50, (65, 70)),
     }
-    """By how many percent, and at which net utilisations."""
+    """The change in percent and the net utilisations at which the paper reports it."""
     series: ClassVar = {WF: (65, 70, 75, 80)} | {each: percents for each, (_, percents) in paper_says.items()}
 
     def rows(self, results: Sequence[Result]) -> list[Row]:

@@ -1,4 +1,4 @@
-"""What VI-C sets side by side: workloads of one application under one policy, at a utilisation of the grid."""
+"""Simulate the workloads of VI-C: one application under one policy at a net utilisation of the grid."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class Series:
     """An application under a policy."""
 
     lasts: float
-    """Seconds on one cluster."""
+    """Run time on one cluster, in seconds."""
     run_time: RunTime
     spec: Callable[[int], JobSpec]
 
@@ -32,7 +32,7 @@ def of(application: str, spec: Callable[[int], JobSpec]) -> Series:
 
 
 def ccr(ratio: float, spec: Callable[[int], JobSpec]) -> Series:
-    """The synthetic application."""
+    """Return the synthetic application with a communication-to-computation ratio."""
     return Series(*synthetic(ratio), spec)
 
 
@@ -40,7 +40,7 @@ WF, PRIME, POISSON, WAVE, WAVE_2 = "WF", "FCM W-Prime", "FCM W-Poisson", "FCM W-
 SYNTHETIC_WF = "WF, synthetic"
 RATIOS = (0.1, 0.25, 0.5, 1.0, 4.0)
 SERIES: Mapping[str, Series] = {
-    WF: of("prime", whole),  # on one cluster all three take as long
+    WF: of("prime", whole),  # the three applications take the same time on one cluster
     PRIME: of("prime", split),
     POISSON: of("poisson", split),
     WAVE: of("wave", split),
@@ -51,16 +51,16 @@ SERIES: Mapping[str, Series] = {
 
 
 def cell(series: str, percent: int, seed: int, queue: str = "head", startup: float = 0.0) -> Cell:
-    """``percent`` of all nodes would be used if each job ran on one cluster: the net utilisation."""
+    """Return a cell. ``percent`` is the net utilisation: the used share of nodes if each job ran on one cluster."""
     return Cell({"series": series, "percent": percent, "queue": queue, "startup": startup}, seed)
 
 
 class OfLoads(Experiment):
-    """Workloads of section VI: the same ones in several figures and tables."""
+    """Run the workloads of section VI, which several figures and tables share."""
 
     @staticmethod
     def run(cell: Cell, traces: Traces) -> Mapping[str, Value]:
-        """24 hours of arrivals on the grid without Delft, which is empty at first, until the last job is over."""
+        """Simulate 24 hours of arrivals on the grid without Delft, initially empty, until the last job has ended."""
         series, where = SERIES[str(cell["series"])], grid(DELFT, float(cell["startup"]))
         specs = {size: series.spec(size) for size in SIZES}
         jobs = stream(specs, series.lasts, int(cell["percent"]) / 100, where.nodes, DAY, cell.seed)

@@ -1,4 +1,4 @@
-"""Figures 2, 9 and 10: how policies combine clusters, and what it costs."""
+"""Reproduce Figures 2, 6, 9 and 10: how policies combine clusters, and the effect on response times."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -49,16 +49,16 @@ class Figure2(Experiment):
 
 
 def background(where: SimulatedGrid, utilisation: float, duration: float, seed: int) -> Iterator[LocalUser]:
-    """Local users on each cluster, as in the paper's real experiments; what their jobs are like is not told there."""
+    """Generate local users on each cluster, as in the paper's real experiments, with assumed sizes and run times."""
     nodes = {name: each.nodes for name, each in where.clusters.items()}
     return poisson(nodes, utilisation, duration=2 * duration, sizes=(4, 8, 16), lasts=600.0, seed=seed)
 
 
 FCM, CA, GROUPS = "FCM", "CA", "CA in groups"
 BACKGROUND = 0.2
-"""The fraction of nodes that local users have on average beside the jobs of Figure 9."""
+"""Mean fraction of nodes used by local users in Figure 9."""
 GRIDS = {"without Delft": DELFT, "with Delft": LEIDEN}
-"""And the cluster that is left out."""
+"""The cluster that each grid leaves out."""
 
 
 def aware(size: int, options: tuple[tuple[str, str], ...] = ()) -> JobSpec:
@@ -75,7 +75,10 @@ POLICIES: Mapping[str, Callable[[int], JobSpec]] = {
 def run(
     cell: Cell, sizes: Sequence[int], duration: float, local: float = 0.0, run_time: RunTime | None = None
 ) -> Mapping[str, Value]:
-    """Jobs of Wave, of which each combination of clusters takes as long as its latencies say, or as they are told."""
+    """Simulate jobs of Wave.
+
+    By default the latencies between clusters determine run times; ``run_time`` overrides this.
+    """
     where, curve = grid(GRIDS[str(cell["grid"])]), seconds("wave")
     specs = {size: POLICIES[str(cell["policy"])](size) for size in sizes}
     jobs = stream(specs, curve[0], int(cell["percent"]) / 100, where.nodes, duration, cell.seed)
@@ -175,14 +178,14 @@ class Figure9(Experiment):
 
 
 class Figure6(Experiment):
-    """A real experiment there; its simulation."""
+    """Simulate the real experiment of Figure 6."""
 
     name = "sonmez-2010-fig-6"
     title = "how FCM changes response times against WF at 40 % with local users beside it, as in the real experiments"
     unit = "%"
     seeds = 8
     loads: ClassVar[Sequence[int]] = (10, 20, 30)
-    """Percent of nodes that local users have on average; the paper held them between 10 and 30."""
+    """Mean percentage of nodes used by local users; the paper kept it between 10 and 30."""
     paper_says: ClassVar[Mapping[str, float]] = {PRIME: -16, POISSON: -5, WAVE: 50}
     startup: ClassVar[float] = 10.0
 

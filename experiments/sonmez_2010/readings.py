@@ -1,4 +1,4 @@
-"""What the paper leaves open, tried: what combining clusters costs (Figures 9 and 10), and Table V's Poisson."""
+"""Compare assumptions where the paper is silent: the cost of combining clusters (Figures 9, 10), Poisson (Table V)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,12 +18,15 @@ from koalapy.simulation.jobs import RunTime
 from koalapy.simulation.simulation import Simulation
 
 ONE_CLUSTER = seconds("wave")[0]
-"""Seconds of Wave."""
+"""Run time of Wave on one cluster, in seconds."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What combining clusters costs Wave: how long it takes on the four without Delft, and what counts of others."""
+    """An assumption on the run time of Wave on several clusters.
+
+    ``four`` is the time in seconds on the four clusters without Delft, from which other combinations follow.
+    """
 
     four: float
     weigh: Weigh = max
@@ -42,7 +45,7 @@ COSTS: Mapping[str, Cost] = {
     "mean latency, 350 s": Cost(350.0, fmean, by_number=False),
     "mean latency, 250 s": Cost(250.0, fmean, by_number=False),
 }
-"""By what counts, and how long Wave takes on all four; the first is that of Figures 9 and 10."""
+"""Assumptions by their labels; the first is that of Figures 9 and 10."""
 
 
 class Figure10Times(Experiment):
@@ -52,7 +55,7 @@ class Figure10Times(Experiment):
     seeds = 3
     percents: ClassVar[Sequence[int]] = (40, 50, 60, 65, 70, 75, 80)
     saturated: ClassVar[Mapping[str, float]] = {"without Delft": 80, "with Delft": 70}
-    """The upper ends of the paper's intervals, which are for both policies."""
+    """The upper ends of the paper's intervals, which hold for both policies."""
 
     def cells(self, seeds: int) -> Sequence[Cell]:
         return [
@@ -106,7 +109,7 @@ class Figure10Times(Experiment):
 
 
 def _piles_up(result: Result) -> bool:
-    """As ``saturation.is_saturated``."""
+    """Return whether jobs pile up, by the rule of ``saturation.is_saturated``."""
     early, late = result.number("queued early"), result.number("queued late")
     return late > 1.3 * early and late > 2 * ONE_CLUSTER
 
@@ -117,7 +120,7 @@ class Figure9Times(Experiment):
     unit = "change of the mean response time, s"
     seeds = 12
     loads: ClassVar[Sequence[int]] = (10, 20, 30)
-    """Percent of nodes that local users have on average; the paper held them between 10 and 30."""
+    """Mean percentage of nodes used by local users; the paper kept it between 10 and 30."""
 
     def cells(self, seeds: int) -> Sequence[Cell]:
         return [
@@ -157,7 +160,7 @@ class Figure9Times(Experiment):
 
 @dataclass(frozen=True)
 class Reading:
-    """Of how Poisson runs, and of the queue."""
+    """An assumption on the run time of Poisson and on the queue."""
 
     curve: tuple[float, ...]
     queue: QueueMode = "head"

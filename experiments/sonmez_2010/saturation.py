@@ -1,4 +1,4 @@
-"""Table IV: at which net utilisation jobs pile up in the queue."""
+"""Reproduce Table IV: the net utilisation at which jobs pile up in the queue."""
 
 from collections.abc import Mapping, Sequence
 from math import sqrt
@@ -11,19 +11,19 @@ from experiments.sonmez_2010.loads import POISSON, PRIME, SERIES, WAVE, WAVE_2, 
 STEP = 5
 """Percent between two utilisations of the paper."""
 PAPER = {WF: 90, PRIME: 95, POISSON: 85, WAVE: 75, WAVE_2: 80}
-"""The upper end of the paper's interval, in percent: there it is saturated, and a step below it is not."""
+"""Upper end of the paper's interval in percent: the grid is saturated there, and not a step below it."""
 SATURATED = 0.5
-"""The share of seeds from which on a utilisation counts as saturating: the paper has one workload for each."""
+"""Share of seeds from which a utilisation counts as saturating; the paper has one workload for each."""
 
 
 def is_saturated(result: Result) -> bool:
-    """Whether the last quarter of the jobs waited clearly longer than the second, and than a job lasts."""
+    """Return whether the last quarter of the jobs waited clearly longer than the second, and longer than a job runs."""
     early, late = result.number("queued early"), result.number("queued late")
     return late > 1.3 * early and late > 2 * SERIES[str(result.cell["series"])].lasts
 
 
 def share(flags: Sequence[bool]) -> tuple[float, float, float]:
-    """Of those that are set; and the bounds between which it is at 95 % (Wilson)."""
+    """Return the share of true flags and its 95 % interval (Wilson)."""
     n, z = len(flags), NORMAL
     found = sum(flags) / n
     middle = (found + z * z / (2 * n)) / (1 + z * z / n)
@@ -32,7 +32,7 @@ def share(flags: Sequence[bool]) -> tuple[float, float, float]:
 
 
 def saturates_at(shares: Mapping[int, float]) -> float:
-    """The first percentage at which the share is enough; a step beyond the last one if none is."""
+    """Return the first percentage with a sufficient share, or a step beyond the last one if there is none."""
     return next((percent for percent in sorted(shares) if shares[percent] >= SATURATED), max(shares) + STEP)
 
 
@@ -42,9 +42,9 @@ class Table4(OfLoads):
     unit = "net utilisation, %; of the lines with *at*: seeds of which the queue grows, %"
     seeds = 40
     steps: ClassVar[Sequence[int]] = (-1, 0)
-    """Utilisations that are tried, from the upper end of the paper's interval."""
+    """Utilisations to simulate, in steps from the upper end of the paper's interval."""
     queues: ClassVar[Mapping[str, tuple[str, float, Sequence[int]]]] = {"": ("head", 0.0, steps)}
-    """By the words for it: how the queue is scanned, seconds of start-up, and the steps."""
+    """Queue mode, start-up time in seconds and steps, by label."""
 
     def cells(self, seeds: int) -> Sequence[Cell]:
         return [
@@ -88,7 +88,7 @@ class Table4(OfLoads):
 
 
 class Table4ByQueue(Table4):
-    """The same where the paper leaves it open how a queue is scanned."""
+    """Repeat Table IV with each queue mode, which the paper does not specify."""
 
     name = "sonmez-2010-table-4-queue"
     title = "what Table IV is with other readings of how the queue is scanned"

@@ -1,4 +1,4 @@
-"""Streams of jobs of one application on the DAS-3, and what is measured of them (sonmez-2010, VI-B and VI-C)."""
+"""Generate streams of jobs of one application on the DAS-3 and summarise their results (sonmez-2010, VI-B and C)."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from random import Random
@@ -14,29 +14,32 @@ from koalapy.simulation.outcome import JobOutcome, Outcome, mean_of_jobs
 HOUR = 3600.0
 DAY = 24 * HOUR
 SIZES = (8, 16, 32)
-"""Nodes of a job, each as often as the others; every job fits on any cluster."""
+"""Nodes of a job, with equal probabilities; every size fits on any cluster."""
 
 
 def rules(queue: QueueMode = "head") -> Rules:
-    """As the paper's KOALA: nobody reserves, nobody is preempted. ``head`` is what reproduces Table IV."""
+    """Return the rules of the paper's KOALA: no reservations, no preemption. The mode ``head`` reproduces Table IV."""
     return Rules(queue=queue, aging=False, preemption="never", low_patience=None, error_threshold=1_000_000)
 
 
 def whole(size: int) -> JobSpec:
-    """On one cluster, by Worst Fit."""
+    """Request one cluster, chosen by Worst Fit."""
     return JobSpec(NonFixedRequest((ComponentRequest(size),)), ("program",), policy="worst-fit")
 
 
 def split(size: int, limit: int | None = None) -> JobSpec:
-    """On as few clusters as possible, by FCM, and on no more than the limit."""
+    """Request as few clusters as possible, by FCM, and at most ``limit``."""
     return JobSpec(FlexibleRequest(size), ("program",), policy="cluster-minimization", coallocation=limit)
 
 
 def stream(
     specs: Mapping[int, JobSpec], lasts: float, utilisation: float, nodes: int, duration: float, seed: int
 ) -> Iterator[PlannedJob]:
-    """Poisson arrivals of jobs whose sizes are drawn uniformly, and which would use that fraction of so many nodes if
-    each ran on one cluster. Of one seed, all have the same sizes in the same order, however long they last."""
+    """Yield Poisson arrivals of jobs with uniformly drawn sizes.
+
+    The jobs would use the fraction ``utilisation`` of ``nodes`` if each ran on one cluster. With the same seed, the
+    sizes and their order do not depend on ``lasts``.
+    """
     draws, sizes = Random(f"sonmez-2010/{seed}"), sorted(specs)
     rate = utilisation * nodes / (fmean(sizes) * lasts)
     at = draws.expovariate(1.0) / rate
@@ -46,7 +49,7 @@ def stream(
 
 
 def measured(outcome: Outcome, duration: float) -> dict[str, Value]:
-    """Of a run that arrivals came to for so long."""
+    """Summarise a run whose arrivals ended after ``duration`` seconds."""
     jobs = outcome.require_complete().succeeded_jobs()
     early, late = ([_queued(job) for job in arrived_between(jobs, *when)] for when in _quarters(duration))
     used = sum(job.nodes * max(0.0, min(job.ended, duration) - (job.placed or 0.0)) for job in jobs)
@@ -65,7 +68,7 @@ def arrived_between(jobs: Iterable[JobOutcome], begin: float, end: float) -> lis
 
 
 def _quarters(duration: float) -> Sequence[tuple[float, float]]:
-    """The second one, when the grid has filled, and the last."""
+    """Return the second quarter, when the grid has filled, and the last."""
     return (duration / 4, duration / 2), (duration * 3 / 4, duration)
 
 
