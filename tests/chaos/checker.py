@@ -121,7 +121,7 @@ def _check_node_sharing(node: str, marks: Sequence[Mark]) -> Iterator[Violation]
 
 
 def check_reports(looks: Sequence[ClusterReport]) -> Iterator[Violation]:
-    """Yield reports of reachable clusters whose node counts do not add up."""
+    """Yield reports of reachable clusters with node counts that do not add up."""
     for look in looks:
         if look.state == "unreachable":
             continue

@@ -38,7 +38,7 @@ RETRY_INTERVAL_S = 0.1
 
 
 class ChaosGrid(EmbeddedGrid):
-    """A grid whose daemon can be killed at any time and is restarted on the same port."""
+    """A grid with a daemon that can be killed at any time and is restarted on the same port."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         super().__init__(folder / "data", KOALA_CONFIG=str(folder / "koala.yaml"), TMPDIR=str(folder / "tmp"))

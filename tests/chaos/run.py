@@ -205,7 +205,7 @@ class Run:
         )
 
     def _stop_daemon(self) -> list[str]:
-        """Stop the daemon, and return what is left of the grid."""
+        """Stop the daemon, and return the remains of the grid."""
         directory = self._grid.directory
         try:
             if (code := self._grid.stop_daemon()) != 0:

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.processes
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Yield a folder whose path is short enough for sockets, unlike pytest's."""
+    """Yield a folder with a path short enough for sockets, unlike pytest's."""
     with tempfile.TemporaryDirectory(prefix="koala-chaos-", dir="/tmp") as folder:
         yield Path(folder)
         victims.kill_all(Path(folder))

@@ -71,7 +71,7 @@ def find_agents(daemon: int, directory: Path) -> list[Victim]:
 
 
 def find_resource_managers(directory: Path) -> list[Victim]:
-    """Return the resource managers, whose ids are in their state files."""
+    """Return the resource managers, by the ids in their state files."""
     managers = []
     for cluster in CLUSTERS:
         with suppress(OSError, ValueError, KeyError):

@@ -65,7 +65,7 @@ class PlannedJob:
 
 @dataclass(frozen=True)
 class LocalUser:
-    """A local user who occupies nodes without the scheduler, ``time_s`` seconds after the start."""
+    """A local user's job that occupies nodes without the scheduler, ``time_s`` seconds after the start."""
 
     number: int
     time_s: float

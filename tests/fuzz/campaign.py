@@ -1,4 +1,4 @@
-"""Run fuzzers for a number of examples or a time, and count what they did.
+"""Run fuzzers for a number of examples or a time, and count the results.
 
 In ``make test`` each fuzzer runs the same few examples. In ``make fuzz`` each runs new examples for its share of the
 time, from a seed that is printed, also with each failure.

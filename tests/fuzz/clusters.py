@@ -22,9 +22,9 @@ FILE_SIZE_BYTES = 200_000_000
 
 
 class HonestAgent(Agent):
-    """The agent of a cluster that has ``NODES`` nodes and every file that it is asked for.
+    """The agent of a cluster that has ``NODES`` nodes and every requested file.
 
-    ``limits`` says how far the components of a job come by themselves; those of others come to their end.
+    ``limits`` holds by job the last state that its components reach without commands; other components end.
     """
 
     def __init__(self, name: str) -> None:

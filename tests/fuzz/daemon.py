@@ -32,7 +32,7 @@ URL = "http://127.0.0.1:8642"
 
 
 class Clock:
-    """A clock that stands still until ``now`` is set."""
+    """A clock that changes only when a test sets ``now``."""
 
     def __init__(self, now: float) -> None:
         self.now = now
@@ -75,7 +75,7 @@ class WatchedDaemon:
         self._raise_engine_error()
 
     async def _run_engine(self) -> Exception | None:
-        # Returned, since a task that is asked twice for its result drops the traceback of an error that it raised.
+        # Returned, since reading a task's result twice drops the traceback of its error.
         try:
             await self.engine.run()
         except Exception as error:  # noqa: BLE001

@@ -163,7 +163,7 @@ class Attack:
             self._own = None  # the component has ended
 
     async def heard_out(self) -> None:
-        """Wait until the agent has read all that was sent."""
+        """Wait until the agent has read all sent lines."""
         for connection in self._open:
             try:
                 await connection.writer.drain()

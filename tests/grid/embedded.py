@@ -94,7 +94,7 @@ class EmbeddedGrid(Grid):
     # Processes and nodes
 
     def list_processes(self, *needles: str) -> list[NodeProcess]:
-        """Return processes of this grid's clusters and agents whose environment or command line has all the needles."""
+        """Return processes of clusters and agents that have all needles in their environment or command line."""
         processes = []
         for process in psutil.process_iter():
             try:

@@ -54,7 +54,7 @@ class Gate(ABC):
 
     @property
     def hold(self) -> list[str]:
-        """A command that waits for the gate to be opened."""
+        """Return a command that waits until the gate is open."""
         return ["sh", "-c", f"while [ ! -e {self.path} ]; do sleep 0.05; done; echo done"]
 
     @abstractmethod
@@ -158,7 +158,7 @@ class Grid(ABC):
     def submit_to_stopped_agent(
         self, cluster: str, request: dict[str, Any], *command: str
     ) -> tuple[int, Callable[[], None]]:
-        """Place a job on a cluster whose agent is suspended. Return the job and a function that resumes the agent."""
+        """Place a job on a cluster with a suspended agent. Return the job and a function that resumes the agent."""
 
         def place() -> tuple[int, Callable[[], None]] | None:
             resume = self.suspend_agent(cluster)
@@ -229,11 +229,11 @@ class Grid(ABC):
 
     @abstractmethod
     def list_workers(self, token: str = "") -> list[NodeProcess]:
-        """Return programs and MPI daemons on the nodes whose component token begins with ``token``."""
+        """Return programs and MPI daemons on the nodes with component tokens that begin with ``token``."""
 
     @abstractmethod
     def list_runners(self, token: str = "", node: str = "") -> list[NodeProcess]:
-        """Return the runners that run a component, of a token's beginning and of one node or of all."""
+        """Return the runners of components with tokens that begin with ``token``, on one node or all."""
 
     def list_programs(self, ident: int) -> list[NodeProcess]:
         """Return the programs of a job that wait for a gate, without runners and MPI daemons."""

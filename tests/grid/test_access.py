@@ -84,7 +84,7 @@ def test_request_of_another_account_is_rejected(make_grid: Callable[..., Embedde
 
 @pytest.fixture(scope="module")
 def grid_with_secrets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedGrid]:
-    """Yield a grid whose daemon received secrets in its environment."""
+    """Yield a grid with secrets in the environment of its daemon."""
     database = tmp_path_factory.mktemp("database") / "the-secret-of-a-path.db"
     grid = EmbeddedGrid(tmp_path_factory.mktemp("grid") / "data", KOALA_DATABASE=f"sqlite:///{database}", **SECRETS)
     grid.token = "the-secret-of-users"

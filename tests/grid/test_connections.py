@@ -17,7 +17,7 @@ INCOMPLETE_REQUESTS = [b"", b"GET /api/v1/jobs HT", b"POST /api/v1/jobs HTTP/1.1
 
 
 class GridWithFewFiles(EmbeddedGrid):
-    """A grid whose daemon may open 1,024 files, the usual limit."""
+    """A grid with a daemon that may open 1,024 files, the usual limit."""
 
     @property
     def koala_command(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Incidents that raise an alert, whose text names the cause and whose remedy ends it."""
+"""Incidents that raise an alert; its text names the cause, and its remedy ends the incident."""
 
 import contextlib
 import json
@@ -154,7 +154,7 @@ class IncidentGrid(EmbeddedGrid):
 
 @pytest.fixture(scope="module")
 def grid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[IncidentGrid]:
-    """Yield a grid whose data is on a small disk if one can be mounted; each test ends its incident."""
+    """Yield a grid with its data on a small disk if one can be mounted; each test ends its incident."""
     directory = tmp_path_factory.mktemp("grid")
     (data := directory / "data").mkdir(mode=0o700)
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256m,mode=0700", "tmpfs", data], check=False)

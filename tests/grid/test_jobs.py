@@ -41,7 +41,7 @@ def test_mpi_job_starts_ranks_per_node(grid: Grid) -> None:
 
 @pytest.mark.mpi
 def test_mpi_ranks_share_memory_within_their_node(grid: Grid) -> None:
-    """Embedded nodes have the same host name."""
+    """Distinguish embedded nodes, which share one host name."""
     ident = grid.submit(FLEXIBLE_6, grid.python, "-c", WHO_SHARES, launcher="openmpi", processes_per_node=2)
     assert grid.wait_for_end(ident)["state"] == "succeeded", grid.read_output(ident)
     rank_groups = json.loads(grid.read_output(ident).splitlines()[-1])

@@ -1,4 +1,4 @@
-"""A daemon that is root, with clusters on which jobs are their owners': from a token to a program and back.
+"""A daemon that runs as root, with clusters that run jobs as their owners, from a token to a program and back.
 
 The accounts are in a copy of ``/etc/passwd`` that only the daemon and what it starts see.
 """
@@ -24,7 +24,7 @@ UIDS = {"alice": 64_101, "bob": 64_102}
 
 
 class MappedGrid(EmbeddedGrid):
-    """A grid whose jobs run as their owners; ``folder`` is accessible to all accounts."""
+    """A grid that runs jobs as their owners; ``folder`` is accessible to all accounts."""
 
     def __init__(self, directory: Path, folder: Path) -> None:
         self._folder = folder

@@ -114,7 +114,7 @@ def test_alert_notifications_reach_operators(notified: NotifiedGrid) -> None:
     psutil.Process(agent.pid).suspend()
 
     def about(event: str) -> list[dict[str, Any]]:
-        """Return the bodies about this alert; another one tells that no agent had connected when the daemon started."""
+        """Return the bodies about this alert, without those of the alert that no agent had connected at the start."""
         bodies = [post.body for post in notified.wait_for_requests("/ops", 0)]
         return [body for body in bodies if body["event"] == event and "has not answered" in body["cause"]]
 

@@ -167,7 +167,7 @@ def test_answers_contain_no_secret(busy: BusyGrid) -> None:
     for path in paths:
         with api.stream("GET", path) as answer:
             if answer.headers.get("Content-Type", "").startswith("text/event-stream"):
-                continue  # it has no end, and tells only that there is something to be asked for
+                continue  # an endless stream that only announces changes
             answer.read()
         assert not [secret for secret in secrets if secret in answer.text], path
         read += answer.status_code == 200

@@ -185,7 +185,7 @@ def stopped_service(bed: Testbed, service_host: str, service: str) -> Iterator[N
 def _has_saved(head: containers.Container) -> bool:
     """Tell whether the saved state is newer than every start and end of a job, also of ended jobs.
 
-    Of the same second it may be older; but what is not saved would be within some seconds.
+    With equal seconds it may be older, but Slurm saves any change within some seconds.
     """
     times = "squeue -h -t all -o '%S %e' | tr ' ' '\\n' | grep T | date -f - +%s"  # a time that is not known is N/A
     saved, now, *changes = head.shell(f"stat -c %Y /var/spool/slurmctld/job_state; date +%s; {times}").split()

@@ -1,4 +1,4 @@
-"""Experiments whose simulations run as one job over all clusters of the testbed."""
+"""Experiments that run their simulations as one job over all clusters of the testbed."""
 
 from collections.abc import Iterator
 from pathlib import Path

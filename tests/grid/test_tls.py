@@ -22,7 +22,7 @@ AGENT_TOKEN = "the-secret-of-south"
 
 
 class TlsGrid(EmbeddedGrid):
-    """A grid with TLS whose agent of south is started separately and trusts the private authority."""
+    """A grid with TLS; the agent of south is started separately and trusts the private authority."""
 
     def __init__(self, directory: Path, authority: CertificateAuthority, pair: CertificateFiles) -> None:
         clusters = {"north": {"nodes": 2}, "south": {"nodes": 2, "token": AGENT_TOKEN, "embedded": False}}

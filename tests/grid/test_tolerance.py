@@ -29,7 +29,7 @@ def grid(request: pytest.FixtureRequest) -> Iterator[Grid]:
 
 @contextmanager
 def every_start_fails(grid: Grid) -> Iterator[None]:
-    """Make every start fail on a cluster whose resource manager still reports idle nodes."""
+    """Make every start fail on a cluster while its resource manager reports idle nodes."""
     if isinstance(grid, Testbed):
         nodes = [node for node in grid.worker_nodes if node.service.startswith(BROKEN)]
         # slurmd starts the batch script, which cannot run the programs that the runner needs.

@@ -62,7 +62,7 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedGrid]:
 
 
 class SavingJob:
-    """A job on two nodes of north whose programs save their progress in files."""
+    """A job on two nodes of north with programs that save their progress in files."""
 
     def __init__(self, grid: EmbeddedGrid, folder: Path, warning: str = "TERM@60", **fields: Any) -> None:
         self.grid, self.state, self.gate = grid, folder / "state", folder / "gate"
