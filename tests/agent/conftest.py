@@ -267,13 +267,13 @@ async def other_site(tmp_path: Path, daemon: FakeDaemon) -> AsyncIterator[Site]:
 
 
 def running_pids(pids: bytes) -> list[int]:
-    """Return the processes that still exist, of numbers separated by blanks."""
+    """Return the existing processes among IDs separated by blanks."""
     return [int(pid) for pid in pids.split() if os.path.exists(f"/proc/{int(pid)}")]
 
 
 @pytest.fixture
 def daemon_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDaemonFiles]:
-    """The daemon's server of bundles and results, for agents that start after it."""
+    """Yield a server of bundles and results, for agents that start after it."""
     fake = FakeDaemonFiles()
     monkeypatch.setattr(
         results, "DaemonFiles", lambda url, cluster, token, trust: DaemonFiles(fake.url, cluster, token)

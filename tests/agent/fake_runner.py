@@ -18,7 +18,7 @@ HERE = {"host": "a", "name": "a", "pid": 7, "phase": "waiting", "start": 0}
 
 @cache
 def runner_secret(component: str, node: int = 0, token: str = "s3cret") -> bytes:
-    """Return the secret of a runner of cluster ``north``, whose resource manager keeps no key."""
+    """Return the secret of a runner of cluster ``north``, where the resource manager keeps no key."""
     secret = RunnerSecrets(MemoryLrm(), "north", token).secret_of(component, node)
     assert secret is not None
     return secret

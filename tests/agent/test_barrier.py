@@ -20,7 +20,7 @@ NODES = 3 * OPEN_BATCH_SIZE
 
 
 class Wire:
-    """A transport that records what is written."""
+    """A transport that records written data."""
 
     def __init__(self) -> None:
         self.written: list[bytes] = []

@@ -23,7 +23,7 @@ CLOSED_URL = "http://127.0.0.1:1"
 
 
 class FindingsLrm(MemoryLrm):
-    """A resource manager whose own check returns these findings."""
+    """A resource manager that returns these findings from its check."""
 
     def __init__(self, *findings: Finding) -> None:
         super().__init__()

@@ -281,7 +281,7 @@ def test_folders_on_one_disk_are_reported_once(tmp_path: Path) -> None:
 
 
 class SimulatedDisk:
-    """A disk whose free space the test sets."""
+    """A disk with free space set by the test."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.free = 100 * GB

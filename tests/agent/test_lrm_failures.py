@@ -1,4 +1,4 @@
-"""Agents whose resource manager or code fails, and the times of their polls."""
+"""Agents with failures of the resource manager or of their code, and the times of their polls."""
 
 import asyncio
 import json
@@ -101,7 +101,7 @@ async def test_unsure_submission_waits_for_open(lrm: MemoryLrm, daemon: FakeDaem
 
 @pytest.fixture
 async def lrm_jobs(lrm: MemoryLrm, tmp_path: Path) -> tuple[LrmJobs, Component]:
-    """A resource manager that is polled only on request, and one component that runs there."""
+    """Return a resource manager that is polled only on request, and a component that runs there."""
 
     def hello() -> Hello:
         raise AssertionError("there is no daemon")
@@ -202,7 +202,7 @@ async def test_restarted_agent_reports_journals_without_lrm(lrm: MemoryLrm, daem
 
 
 async def test_agent_without_journals_waits_for_lrm(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
-    """An agent whose folder was lost knows no component, so its empty inventory must not count."""
+    """An agent that lost its folder knows no component, so its empty inventory must not count."""
     lrm.is_answering.clear()
     async with running_agent(lrm, daemon, tmp_path):
         await daemon.wait_until(lambda: "not answering" in reported_counts(daemon)[2])

@@ -1,4 +1,4 @@
-"""Running a resource manager's commands."""
+"""Execution of a resource manager's commands."""
 
 import asyncio
 import os

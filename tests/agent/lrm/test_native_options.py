@@ -1,4 +1,4 @@
-"""Options of a native specification that take jobs out of the agent's sight."""
+"""Native options that would hide jobs from the agent."""
 
 import shlex
 from pathlib import Path

@@ -61,7 +61,7 @@ def job_name(letter: str = "a") -> str:
 
 @pytest.fixture
 async def lrm(make_cluster: Callable[..., LocalCluster]) -> AsyncIterator[Lrm]:
-    """A resource manager of idle nodes. The prefix ``koala-`` marks our jobs."""
+    """Yield a resource manager with idle nodes. The prefix ``koala-`` marks grid jobs."""
     lrm: Lrm
     if KIND == "slurm":
         from koalapy.agent.lrm.slurm.adapter import SlurmLrm
@@ -160,7 +160,7 @@ async def test_cancel_ends_all_processes_of_job(lrm: Lrm, tmp_path: Path) -> Non
     await lrm.cancel_job(job, job_name())
     ended = await wait_for_state(lrm, job, LrmJobState.ENDED)
     assert (ended.exit_code != 0, ended.lost) == (True, False)
-    if KIND == "local":  # else they were on a node, which is another container: tests/grid looks there
+    if KIND == "local":  # otherwise the processes run in containers of nodes, which tests/grid checks
         assert not [pid for pid in pids if is_alive(pid)]
 
 

@@ -1,4 +1,4 @@
-"""Refusals are classified by the words of real resource managers."""
+"""Rejections are classified by messages of real resource managers."""
 
 from pathlib import Path
 from typing import get_args

@@ -60,7 +60,7 @@ def host_accounts() -> HostAccounts:
 
 @pytest.fixture
 def open_path() -> Iterator[Path]:
-    """A folder that all accounts may enter; pytest's folders are closed."""
+    """Yield a folder that all accounts may enter, unlike pytest's folders."""
     path = Path(tempfile.mkdtemp(prefix="koala-mapped-"))
     path.chmod(0o755)
     yield path

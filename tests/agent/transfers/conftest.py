@@ -35,7 +35,7 @@ needs_rsync = needed.needs(needed.RSYNC)
 
 
 class SetClock(Clock):
-    """A clock whose time the test sets."""
+    """A clock set by the test."""
 
     def __init__(self, wall: float = 0.0) -> None:
         self.wall, self.steady = wall, 0.0
@@ -270,7 +270,7 @@ class Gate:
 
 @pytest.fixture
 async def gate(wire: Wire, request: pytest.FixtureRequest) -> AsyncIterator[Gate]:
-    """A gate that stops after half of the module's ``BIG``."""
+    """Yield a gate that stops after half of the module's ``BIG``."""
     gate = Gate(wire, len(request.module.BIG) // 2)
     await gate.listen()
     yield gate
@@ -336,7 +336,7 @@ def wire() -> Wire:
 
 @pytest.fixture
 async def north(tmp_path: Path, wire: Wire, daemon_files: FakeDaemonFiles) -> AsyncIterator[FileSite]:
-    """The site that executes jobs."""
+    """Yield the site that executes jobs."""
     site = FileSite("north", tmp_path / "north", wire, DaemonFiles(daemon_files.url, "north", "s3cret"))
     yield site
     await site.stop()
@@ -344,7 +344,7 @@ async def north(tmp_path: Path, wire: Wire, daemon_files: FakeDaemonFiles) -> As
 
 @pytest.fixture
 async def south(tmp_path: Path, wire: Wire) -> AsyncIterator[FileSite]:
-    """The site that holds replicas."""
+    """Yield the site that holds replicas."""
     site = FileSite("south", tmp_path / "south", wire)
     yield site
     await site.stop()
@@ -352,7 +352,7 @@ async def south(tmp_path: Path, wire: Wire) -> AsyncIterator[FileSite]:
 
 @pytest.fixture
 def deep(tmp_path: Path) -> Iterator[Path]:
-    """Folders nested deeper than Python can recurse."""
+    """Yield the top of folders nested deeper than Python can recurse."""
     (tmp_path / "deep").mkdir()
     with deep_folder(tmp_path / "deep") as top:
         yield top

@@ -497,7 +497,7 @@ async def test_accepted_puller_has_no_time_limit(
     await south.wait_until(lambda: logins.rsync_runs)
     logins.are_over()
     await north.wait_until(lambda: bool(judged))
-    assert judged == [True]  # it is called once more when the ticket is returned
+    assert judged == [True]  # called once more when the ticket is returned
     gate.open.set()
     await north.wait_for_state("done")
     assert (folder / "input").read_bytes() == BIG

@@ -1,4 +1,4 @@
-"""Patterns of results, and sending results to the daemon."""
+"""Patterns of results, and their delivery to the daemon."""
 
 import asyncio
 import io

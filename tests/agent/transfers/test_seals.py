@@ -19,7 +19,7 @@ LONG_AGO = 1_700_000_000
 
 @pytest.fixture
 def read_files(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The paths of the files that are read for their checksum."""
+    """Return a list to which the path of each file read for its checksum is added."""
     paths: list[str] = []
 
     def measured(descriptor: int, *, checksum: bool, **options: Callable[[], bool]) -> Content:

@@ -10,7 +10,7 @@ from koalapy.agent.transfers import tunnel
 
 
 class Clear(socket.socket):
-    """A plain socket in place of TLS."""
+    """A plain socket that replaces TLS."""
 
     def pending(self) -> int:
         return 0
@@ -18,7 +18,7 @@ class Clear(socket.socket):
 
 @pytest.fixture
 def ends() -> Iterator[tuple[Clear, socket.socket, socket.socket, socket.socket]]:
-    """The two connections of a tunnel and their other ends."""
+    """Yield the two connections of a tunnel and their other ends."""
     (outer, peer), (here, rsync) = socket.socketpair(), socket.socketpair()
     secured = Clear(fileno=outer.detach())
     for end in (secured, peer, here, rsync):

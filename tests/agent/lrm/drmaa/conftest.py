@@ -21,7 +21,7 @@ class FakeLibrary:
         state.mkdir()
 
     def will(self, operation: str, behaviour: str) -> None:
-        """Make a call raise an error of that name, crash, exit, hang or print; empty: succeed."""
+        """Make an operation raise the named error, crash, exit, hang or print; an empty string makes it succeed."""
         (self.state / operation).write_text(behaviour)
 
     def job(self, job: str, text: str) -> None:
@@ -35,7 +35,7 @@ class FakeLibrary:
         return [line for line in lines if line.startswith(begin)]
 
     def pids(self) -> list[int]:
-        """Of all workers that began a session."""
+        """Return the process IDs of all workers that began a session."""
         return [json.loads(line.partition(" ")[2])["pid"] for line in self.calls("initialize")]
 
 

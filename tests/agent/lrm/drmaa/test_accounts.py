@@ -1,4 +1,4 @@
-"""One DRMAA session for each account that jobs run as: controls when needed, ended when idle or too many."""
+"""One DRMAA session per account: started on demand, ended when idle or when there are too many."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -36,7 +36,7 @@ class FakeControl(JobControl):
 
     @property
     def account(self) -> str:
-        """The account by the command line of its worker."""
+        """Return the account in the command line of the worker."""
         if self.become is None:
             return "agent"
         command, environment = self.become(["worker"], {"HOME": "/root", "PATH": "/bin"})
@@ -79,7 +79,7 @@ def accounts() -> dict[str, Account]:
 async def control(
     controls: list[FakeControl], accounts: dict[str, Account], virtual_loop: VirtualTimeLoop
 ) -> DrmaaAccounts:
-    """Return one for two accounts at most."""
+    """Return sessions for at most two accounts."""
     run_as = RunAs(Accounts("east", SiteSettings(identity="mapped"), accounts.get), SwitchMethod.SETUID)
     clock = VirtualClock(virtual_loop)
     make_control: Any = FakeControl

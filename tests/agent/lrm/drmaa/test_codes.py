@@ -1,4 +1,4 @@
-"""Every state and every error that DRMAA 1.0 and its Python package know has a meaning to us."""
+"""Every state and error of DRMAA 1.0 and of its Python package has a mapping."""
 
 import ast
 import importlib.util
@@ -12,7 +12,7 @@ from koalapy.agent.lrm.port import DrmaaEnding, LrmJobState
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 from tests.needs import DRMAA
 
-# The C binding's list, codes 1 to 25, as the package names them (24 and 25 carry no name of its own).
+# The C binding's list, codes 1 to 25, as the package names them (it has no names for 24 and 25).
 EXCEPTIONS = [
     "Internal",
     "DrmCommunication",
@@ -67,7 +67,7 @@ PS_STATES = [
 
 
 def classes_of(module: str) -> dict[str, ast.ClassDef]:
-    """Of the installed package, read without importing it: that would need a library."""
+    """Parse the classes of a module of the installed package. An import would need the DRMAA library."""
     spec = importlib.util.find_spec("drmaa")
     if spec is None or not spec.submodule_search_locations:
         pytest.skip(DRMAA.reason)

@@ -1,4 +1,4 @@
-"""The worker process under a library that behaves, refuses, hangs, exits and crashes."""
+"""The worker process with a library that works, rejects, hangs, exits or crashes."""
 
 import asyncio
 import contextlib
@@ -121,7 +121,7 @@ async def test_unknown_error_of_request_is_unanswered(
 
 @pytest.fixture
 async def quick(library: FakeLibrary) -> AsyncIterator[DrmaaControl]:
-    """A control that starts a lost library anew at once."""
+    """Yield a control that restarts a lost library without a pause."""
     control = make_control(library, timeouts=QUICK)
     yield control
     await control.close()
@@ -239,7 +239,7 @@ def test_worker_ends_with_its_agent(library: FakeLibrary, how: str) -> None:
 
 
 async def tried_again(control: DrmaaControl, folder: Path) -> str:
-    """As the agent does it."""
+    """Submit a job, and repeat that until the library is available, as the agent does."""
     async with asyncio.timeout(60):
         while True:
             with contextlib.suppress(SiteUnavailable):

@@ -1,4 +1,4 @@
-"""What the worker changes in the real package, which needs no library for that."""
+"""Changes of the worker to the real package, tested without a DRMAA library."""
 
 import importlib
 import sys
@@ -15,7 +15,7 @@ from tests.needs import DRMAA
 
 @pytest.fixture
 def errors(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The package's module of that name; importing the package itself would load a library."""
+    """Yield the package's errors module without importing the package, which would load a library."""
     spec = find_spec("drmaa")
     if spec is None:
         pytest.skip(DRMAA.reason)

@@ -57,7 +57,7 @@ async def test_adapter_replaces_killed_locald_and_reports_its_jobs_lost(site: Si
         await anext(changes)
         os.kill(first, signal.SIGKILL)
         async for _ in changes:
-            with suppress(SiteUnavailable):  # it was ending; the next change comes with its successor
+            with suppress(SiteUnavailable):  # it was ending; its successor reports the next change
                 jobs = {listed.id: listed for listed in (await lrm.take_snapshot()).jobs}
                 if jobs[job].state is LrmJobState.ENDED:
                     break
@@ -103,7 +103,7 @@ async def test_agents_starting_at_once_share_one_locald(make_cluster: Callable[.
 
 @processes
 def test_start_with_held_lock_starts_no_locald(tmp_path: Path) -> None:
-    """Else locald, which waits until other processes of its directory have ended, would wait for the next starters."""
+    """Otherwise locald would wait for further starters, since it waits for all processes of its directory."""
     cluster = LocalCluster(tmp_path, "north", 4, start_timeout=0.0)  # a process would be an error at once
     with (tmp_path / LOCK_FILE).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -166,7 +166,7 @@ async def test_local_run_copies_output_and_exit_code(site: Site) -> None:
 
 @processes
 async def test_local_run_waits_until_the_agent_starts_locald(make_cluster: Callable[..., LocalCluster]) -> None:
-    """``koala local-run`` does not know the network: its nodes would have other clusters' addresses."""
+    """``koala local-run`` does not know the network, so its nodes could get addresses of other clusters."""
     cluster = make_cluster(network="127.0.9")
     await asyncio.to_thread(lambda: connect(cluster).close())
     os.kill(pid_of_locald(cluster), signal.SIGKILL)
@@ -201,7 +201,7 @@ async def test_local_run_that_is_ended_ends_its_job(site: Site, signum: signal.S
 
 @processes
 async def test_local_run_interrupted_before_the_reply_ends_at_once(tmp_path: Path) -> None:
-    """Its job ends with the connection."""
+    """Check that the job ends with the connection."""
     cluster = LocalCluster(tmp_path, "north", 4)
     (tmp_path / "locald.json").write_text(json.dumps({"socket": str(tmp_path / "socket")}))
     with socket.socket(socket.AF_UNIX) as listener:

@@ -116,7 +116,7 @@ def test_killed_runner_marks_its_running_job_lost(site: Site) -> None:
     wait_for_pids(site, 3)
     record = eventually(lambda: (record := site.find(job))["lost"] and record)
     assert (record["state"], record["reason"]) == ("running", "node north-2: runner killed by signal 9")
-    # A node is held until the whole job is over, as with any batch system.
+    # A node is occupied until all processes of the job have ended.
     assert site.list()["idle"] == 1
 
 
@@ -369,7 +369,7 @@ def test_changed_preloaded_file_runs_by_exec(preloaded: Site) -> None:
     python = "/usr/bin/env"
     argv = [python, str(file)]
     record = preloaded.wait(preloaded.submit("", argv=argv))
-    # /usr/bin/env cannot run a file that is not executable: so the file was not taken from memory.
+    # /usr/bin/env rejects a file that is not executable, so it was read anew and not from memory.
     assert record["exit_code"] == 126
 
 

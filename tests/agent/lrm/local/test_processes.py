@@ -15,7 +15,7 @@ pytestmark = pytest.mark.processes
 
 READS = 5_000
 LARGE = {f"V{number}": "y" * 60 for number in range(100)}
-"""An environment that the kernel shows in parts, the mark last."""
+"""An environment that the kernel returns in parts, with the mark in the last one."""
 
 
 def test_read_mark_during_exec_returns_the_mark(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_is_below_of_ended_process_is_true() -> None:
 
 @needs(SMALL_DISKS)
 def test_is_below_of_process_entered_into_container_is_false() -> None:
-    """Its parent's id is 0."""
+    """The parent of such a process has the ID 0."""
     module = "koalapy.agent.lrm.local.processes"
     look = f"import os; from {module} import is_below; print(os.getppid(), is_below(os.getpid(), 1))"
     started = ["unshare", "--pid", "--fork", "--mount-proc", "sh", "-c", "echo; read line"]

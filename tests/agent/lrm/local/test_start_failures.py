@@ -1,4 +1,4 @@
-"""Starts that fail on purpose."""
+"""Injected start failures."""
 
 from pathlib import Path
 

@@ -178,7 +178,7 @@ async def test_end_without_accounting_is_recorded_after_delay(lrm: SgeLrm, engin
     engine.show_recording("busy.xml")
     job = get_job(await lrm.take_snapshot(), "koala-m")
     engine.show_recording("idle.xml")
-    engine.add_accounting(job.id, "koala-of-long-ago", "0", 0, job.nodes[0])  # numbers come round again
+    engine.add_accounting(job.id, "koala-of-long-ago", "0", 0, job.nodes[0])  # job numbers are reused
     assert get_job(await lrm.take_snapshot(), "koala-m").state is LrmJobState.RUNNING
     ended_job = await wait_until_ended(lrm, "koala-m")
     assert (ended_job.exit_code, ended_job.lost, ended_job.reason) == (

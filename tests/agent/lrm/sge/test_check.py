@@ -79,7 +79,7 @@ async def test_check_names_nodes_that_are_down(lrm: SgeLrm, engine: FakeGridEngi
 async def test_find_programs_bypasses_wrapper(
     lrm: SgeLrm, engine: FakeGridEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Debian's costs ten times as much as the program that it starts."""
+    """The wrapper of Debian takes ten times as long as the program that it starts."""
     root = Path(os.environ["SGE_ROOT"])
     engine.set_answer("arch", "lx-amd64\n")
     programs = root / "bin" / "lx-amd64"

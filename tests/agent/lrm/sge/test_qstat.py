@@ -1,4 +1,4 @@
-"""The pure parser: recorded answers, nonsense, and whatever an XML of that shape may hold."""
+"""The parser of qstat: recorded answers, invalid text, and arbitrary values in valid XML."""
 
 from pathlib import Path
 from xml.sax.saxutils import escape
@@ -122,7 +122,7 @@ ODD = [
 
 @pytest.mark.parametrize("invalid", ODD)
 def test_read_listing_accepts_names_of_any_bytes(invalid: bytes) -> None:
-    """One job of a stranger's had been the end of every look at the cluster."""
+    """Otherwise a single job of a local user would make every poll fail."""
     listing = read_listing(read_answer("busy.xml").replace(b"<JB_name>koala-x1<", b"<JB_name>" + invalid + b"<"))
     assert len(listing.jobs) == 5
     assert [job.name for job in listing.jobs if job.name.startswith("koala-")] == [

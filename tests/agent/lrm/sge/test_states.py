@@ -1,4 +1,4 @@
-"""Letters and numbers of Grid Engine."""
+"""State letters and numbers of Grid Engine."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Hosts that several queues have slots on: Grid Engine takes a node's slots from one of them, or from several."""
+"""Hosts with slots of several queues: Grid Engine takes a node's slots from one or several queues."""
 
 import os
 import subprocess
@@ -19,10 +19,10 @@ QUEUES = ("long.q", "short.q")
     ("long", "short", "expected"),
     [
         ((2, 0, ""), (2, 0, ""), "idle"),
-        ((1, 0, ""), (1, 0, ""), "idle"),  # a slot of each
-        ((2, 1, ""), (2, 0, ""), "background"),  # there would be room, but not the whole node
+        ((1, 0, ""), (1, 0, ""), "idle"),  # a free slot in each queue
+        ((2, 1, ""), (2, 0, ""), "background"),  # free slots, but not the whole node
         ((2, 0, "d"), (2, 0, ""), "idle"),
-        ((1, 0, "d"), (1, 0, ""), "down"),  # a slot is left, and a node has two
+        ((1, 0, "d"), (1, 0, ""), "down"),  # one free slot, and a node has two
         ((1, 0, "a"), (1, 0, ""), "background"),
         ((2, 0, "d"), (2, 0, "u"), "down"),
     ],
@@ -42,7 +42,7 @@ def test_host_in_two_queues_counts_once(long: tuple[int, int, str], short: tuple
 
 @pytest.mark.processes
 def test_host_in_two_queues_gets_one_runner(tmp_path: Path) -> None:
-    """The host file has a line for each queue."""
+    """Such a host has a line for each queue in the host file."""
     hosts, starts = tmp_path / "hosts", tmp_path / "starts"
     hosts.write_text("h1 1 long.q@h1 <NULL>\nh1 1 short.q@h1 <NULL>\nh2 1 short.q@h2 <NULL>\nh2 1 long.q@h2 <NULL>\n")
     qrsh = tmp_path / "qrsh"

@@ -119,7 +119,7 @@ class FakeSlurm:
 
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
-    """The cluster of the 22.05 recording, as seen by user ``koala`` with uid 1500."""
+    """Return the cluster of the 22.05 recording, as seen by user ``koala`` with uid 1500."""
     fake = FakeSlurm(tmp_path / "bin")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setattr(os, "getuid", lambda: 1500)

@@ -42,7 +42,7 @@ async def test_snapshot_runs_each_query_once_unless_job_ended(slurm: FakeSlurm) 
     lrm = slurm.make_lrm(partition="main")
     await lrm.take_snapshot()
     await lrm.take_snapshot()
-    # The first poll finds the ended job, whose nodes may have been read before its end.
+    # The first poll finds the ended job, but may have read its nodes before the end.
     assert [call for call in slurm.list_calls("sinfo") if "--json" in call] == ["--Node --partition=main --json"] * 3
     assert sum("--Format" in call for call in slurm.list_calls("squeue")) == 3
 
@@ -89,7 +89,7 @@ async def test_snapshot_knows_own_jobs_by_large_user_id(
 
 
 async def test_squeue_without_own_account_is_unavailable(slurm: FakeSlurm) -> None:
-    """Slurm up to 24.05 says so of an own account that has no name and a number of 2³¹ and more."""
+    """Slurm up to 24.05 answers so to an account without a name and with a number of at least 2³¹."""
     slurm.set_answer("squeue", "", errors=f"squeue: error: Invalid user: {own_account()}\n\n")
     lrm = slurm.make_lrm()
     with pytest.raises(SiteUnavailable, match="squeue does not know the account"):
@@ -179,7 +179,7 @@ def test_invalid_columns_are_unavailable(answer: str) -> None:
 @pytest.mark.parametrize("newlines", [1, 2, 24])
 @pytest.mark.parametrize("says", [OURS.replace("RUNNING", "FAILED "), "koala-x-1.1.0", f"{'koala-x-1.1.0':200}", ""])
 def test_name_of_foreign_job_is_no_grid_job(says: str, newlines: int, user: str) -> None:
-    """One with a newline and our prefix had put the cluster out of reach."""
+    """A name with a newline and our prefix must not make the cluster unreachable."""
     grid_jobs = read_columns(OURS.encode(), "koala-", {1500})
     assert [(job.id, job.words, job.nodes) for job in grid_jobs] == [("166", {"RUNNING"}, ("n1",))]
     theirs = column_line("x" + "\n" * newlines + says, "9166", "n9", state="FAILED", status="1792", user=user)
@@ -263,7 +263,7 @@ async def test_submit_requests_all_memory_unless_configured(
 async def test_launch_script_disables_binding_only_if_active(
     slurm: FakeSlurm, tmp_path: Path, text: str, bound: bool
 ) -> None:
-    """srun would say so in the output of each job."""
+    """Otherwise srun would print a warning in the output of each job."""
     await slurm.make_lrm(partition="main").submit_job(make_submission(tmp_path))
     output_file = tmp_path / "asked"
     for name, body in (("scontrol", f"printf %s {shlex.quote(text)}"), ("srun", f'echo "$*" > {output_file}')):

@@ -164,7 +164,7 @@ def repeat_shape(item: Shape, minimum: int = 0) -> Shape:
 
 
 def nodes_answers(maybe: Callable[[Shape], Shape]) -> Shape:
-    """Return answers of sinfo in the shapes of all releases; ``maybe`` is what may be put in place of any part."""
+    """Return answers of sinfo in the shapes of all releases; ``maybe`` may replace any part."""
     state = maybe(st.one_of(STATES, repeat_shape(STATES, 1)))
     node = st.fixed_dictionaries(
         {"name": maybe(NAMES), "state": state, "partitions": maybe(repeat_shape(st.sampled_from(["main", "other"])))},

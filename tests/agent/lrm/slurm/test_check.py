@@ -1,4 +1,4 @@
-"""What the check finds, and the way out that it shows."""
+"""Findings of the check, and the remedies that it prints."""
 
 import json
 

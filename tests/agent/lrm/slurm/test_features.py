@@ -1,4 +1,4 @@
-"""Nodes that grid jobs may get, by ``--constraint`` and ``--exclude``."""
+"""Nodes available to grid jobs, by ``--constraint`` and ``--exclude``."""
 
 import json
 from typing import Any
@@ -54,7 +54,7 @@ def test_may_match_binds_and_before_or(either: list[list[str]], features: frozen
 
 
 def show_nodes(slurm: FakeSlurm, form: str) -> None:
-    """Four nodes that are idle, as one of Slurm's releases writes them."""
+    """Set four idle nodes, in the format of a release of Slurm."""
 
     def node(name: str, text: str) -> dict[str, Any]:
         if form == "22.05":

@@ -1,4 +1,4 @@
-"""Host lists spelled out."""
+"""Expansion of host lists."""
 
 import pytest
 from hypothesis import given

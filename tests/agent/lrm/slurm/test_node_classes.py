@@ -14,13 +14,13 @@ from .conftest import COLUMNS, FakeSlurm
 from .test_adapter import make_submission
 
 GB = 1000
-"""Of Slurm's megabytes."""
+"""A gigabyte in the megabytes that Slurm reports."""
 NODES = {"n1": ("ib", 64 * GB, 9), "n2": ("ib", 64 * GB, 9), "n3": ("ib,gpu", 64 * GB, 1), "n4": ("ib", 512 * GB, 5)}
 FORMS = ["22.05", "grouped", "numbers"]
 
 
 def show_nodes(slurm: FakeSlurm, form: str = "22.05", **states: str) -> None:
-    """Four nodes, as one of Slurm's releases writes them."""
+    """Set four nodes, in the format of a release of Slurm."""
 
     def node(name: str, features: str, memory: int, weight: int) -> dict[str, Any]:
         state = states.get(name, "IDLE")

@@ -44,7 +44,7 @@ CONFIGURATION = (
 
 
 def show_partitions(slurm: FakeSlurm, states: Mapping[str, str], partitions: Mapping[str, str] | None = None) -> None:
-    """Have the nodes be in these states (a word and flags), in these partitions or in main."""
+    """Set nodes with these states (a word and flags), in these partitions or in main."""
     nodes = [
         {
             "name": name,
@@ -59,7 +59,7 @@ def show_partitions(slurm: FakeSlurm, states: Mapping[str, str], partitions: Map
 
 
 def add_waiting_job(slurm: FakeSlurm, reason: str, *, state: str = "PENDING", description: str = "") -> None:
-    """Have one job of ours, of three nodes, that waits for this."""
+    """Add a waiting grid job of three nodes with this reason."""
     slurm.set_answer("squeue", recorded_queue({169}, state=state, reason=description or reason), when=COLUMNS)
 
 
@@ -82,7 +82,7 @@ STATES = {"n1": "idle RESERVED", "n2": "idle RESERVED", "n3": "idle MAINTENANCE 
         (("--reservation", "m1"), (1, 1, 0, 0)),
         (("--qos=low", "--reservation=r1,m1"), (3, 3, 0, 0)),
         (("--reservation=m1", "--reservation=r1"), (2, 2, 0, 0)),
-        (("--reservation=r1,later",), (4, 3, 0, 1)),  # a flexible one gives nodes outside, too
+        (("--reservation=r1,later",), (4, 3, 0, 1)),  # a flexible reservation also allows other nodes
     ],
 )
 async def test_reserved_nodes_are_idle_with_reservation_only(

@@ -1,4 +1,4 @@
-"""Every state_name of Slurm for a state has a meaning here, and an unknown one is never taken for an end."""
+"""Every state name of Slurm has a mapping, and an unknown one never counts as an end."""
 
 import pytest
 from hypothesis import given

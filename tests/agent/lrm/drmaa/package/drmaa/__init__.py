@@ -23,7 +23,7 @@ def _record(event):
 
 
 def _misbehave(how):
-    """Fail as the file of this name in the state folder says: raise, crash, exit, hang or write to standard output."""
+    """Fail as a file in the state folder requests: raise, crash, exit, hang or write to standard output."""
     path = _STATE / how
     if not path.exists():
         return
@@ -88,7 +88,7 @@ class Session:
         return path.read_text().split()[0]
 
     def wait(self, job, timeout):
-        """Return how a job ended. Its file holds its state, and after the end the answer of wait()."""
+        """Return the end of a job. Its file holds its state, and after the end the answer of wait()."""
         _state, *fields = (_STATE / f"job-{job}").read_text().split()
         if fields[:1] == ["odd"]:
             (_STATE / f"job-{job}").write_text("done reaped")

@@ -1,4 +1,4 @@
-"""The errors that tests raise, and the package's way to tell of "no usage"."""
+"""The errors that tests raise, including the package's error for missing usage data."""
 
 
 class DrmaaException(Exception):
