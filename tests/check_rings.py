@@ -13,7 +13,7 @@ DURATION = re.compile(
 """Names of constants that hold a number of seconds."""
 HERE = Path(__file__).parent
 NEVER_IN_RING_1 = {"benchmarks", "chaos", "fuzz", "grid", "experiments"}
-"""Folders whose helpers only tests of other rings use."""
+"""Folders with helpers for tests of other rings only."""
 
 HELPERS = {"signals.py", "virtual_time.py"}
 """Files that wait on behalf of tests."""

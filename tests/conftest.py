@@ -30,7 +30,7 @@ TESTBED = "testbed"
 
 @pytest.fixture(scope="session", autouse=True)
 def base_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Create the folder of this run, which is named for the account, before a test pretends to be another account."""
+    """Create the folder of this run, named after the account, before a test pretends to be another account."""
     tmp_path_factory.getbasetemp()
 
 
@@ -43,7 +43,7 @@ def restored_logging() -> Iterator[None]:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print one line for each unmet need of the machine, with what is not tested and the remedy."""
+    """Print one line for each unmet need of the machine, with the skipped tests and the remedy."""
     lines = list(list_unmet_needs(report.longrepr[2] for report in terminalreporter.stats.get("skipped", ())))
     if lines:
         terminalreporter.section("not tested on this machine")
@@ -65,7 +65,7 @@ def list_unmet_needs(reasons: Iterable[str], all_needs: Sequence[needs.Need] = n
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the tests of the only testbed first: they mostly wait, and other workers run the others meanwhile."""
+    """Run the tests of the only testbed first: they mostly wait, while other workers run the others."""
     items.sort(key=lambda item: group_of(item.nodeid) != TESTBED)
 
 

@@ -1,4 +1,4 @@
-"""Stores in memory for tests of what uses them."""
+"""Stores in memory for tests of their users."""
 
 from pathlib import Path
 

@@ -27,11 +27,11 @@ class Need:
     is_met: bool
     remedy: str
     untested: str = ""
-    """What is not even collected without it, as a clause."""
+    """Tests that are not collected without it, as a clause."""
 
     @property
     def reason(self) -> str:
-        """The skip reason of tests with this need."""
+        """Return the skip reason of tests with this need."""
         return f"{self.name} missing"
 
 

@@ -1,4 +1,4 @@
-"""The rings of the suite: which tests a command runs, what each test may do there, and how long it may take.
+"""The rings of the suite: the tests that a command runs, their permissions and their time limits.
 
 Ring 1 runs in one process on virtual time. Ring 2 starts real processes, ring 3 uses the testbed's containers, ring 4
 takes hours. A test belongs to ring 1 unless it, or its file by ``pytestmark``, is marked ``processes`` or ``nightly``,
@@ -33,7 +33,7 @@ FAST_EXAMPLES, THOROUGH_EXAMPLES = 25, 1000
 """Examples of a property in rings 1 to 3, and in ring 4."""
 
 UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-"""Property tests assert what is true, never how fast an example is found."""
+"""Property tests check results, not the time of an example."""
 settings.register_profile("fast", UNTIMED, max_examples=FAST_EXAMPLES)
 settings.register_profile("thorough", UNTIMED, max_examples=THOROUGH_EXAMPLES)
 
@@ -80,7 +80,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Tests of ring 1 run on virtual time, all others on the machine's clock."""
+    """Run tests of ring 1 on virtual time, all others on the machine's clock."""
     if ring_of(item) == 1 and not item.get_closest_marker("promise"):
         return {"virtual": VirtualTimeLoop}
     return {"system": asyncio.new_event_loop}
@@ -258,7 +258,7 @@ class _Progress:
         if report.when != "teardown":
             return
         if not self._ended:
-            self._began = time.monotonic()  # Collecting, and the first test, say nothing of the others.
+            self._began = time.monotonic()  # The times of the collection and of the first test predict nothing.
         self._ended += 1
         test_count = self._reporter._session.testscollected
         if not test_count:

@@ -133,7 +133,7 @@ def bare_application(identities: Identities, routers: Sequence[APIRouter] = (), 
 
 
 class SharedApplication:
-    """An application whose services are replaced for each test, since creating its routes takes longer than most tests.
+    """An application shared by tests with their own services, since creating routes takes longer than most tests.
 
     The middleware is created for each test.
     """
@@ -209,7 +209,7 @@ async def serving(
     has_dashboard: bool = False,
     busy_timeout_ms: int = SQLITE_BUSY_TIMEOUT,
 ) -> AsyncIterator[httpx2.AsyncClient]:
-    """Yield a client of a daemon whose clusters have 4 nodes each, and no agent.
+    """Yield a client of a daemon with clusters of 4 nodes each and no agents.
 
     ``of_clusters`` adds the routes of agents, without a hub, and of background load, which is not allowed;
     ``has_dashboard`` adds the pages of the dashboard.

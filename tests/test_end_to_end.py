@@ -22,7 +22,7 @@ FOUR_NODES = {"type": "fixed", "components": [{"size": 2, "cluster": "north"}, {
 
 @pytest.fixture(scope="module")
 def socket_folder() -> Iterator[Path]:
-    """A folder whose path is short enough for a socket."""
+    """Yield a folder with a path short enough for a socket."""
     with tempfile.TemporaryDirectory(prefix="koala-") as folder:
         yield Path(folder)
 

@@ -1,4 +1,4 @@
-"""No process of koalapy runs code that another process has written as data."""
+"""No process of koalapy executes data from another process as code."""
 
 import ast
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""An event loop whose time is virtual: it jumps to the next timer when nothing else is left to do."""
+"""An event loop with virtual time, which jumps to the next timer when nothing else can run."""
 
 import asyncio
 import selectors
@@ -56,8 +56,8 @@ class _Selector(selectors.DefaultSelector):  # type: ignore[misc,valid-type]
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
     """Run callbacks, I/O and threads as usual, and skip all waiting.
 
-    Time stands still while a callback can run, I/O is ready, or a thread works that was begun through the loop
-    (``asyncio.to_thread``, ``run_in_executor``). Otherwise it jumps to the next timer.
+    Time does not pass while a callback can run, I/O is ready, or a thread works that was begun through the loop
+        (``asyncio.to_thread``, ``run_in_executor``). Otherwise it jumps to the next timer.
     """
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 class VirtualClock(Clock):
-    """The clock of a loop whose time is virtual. The wall clock can be set apart from it."""
+    """The clock of a loop with virtual time. The wall clock can be set independently."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

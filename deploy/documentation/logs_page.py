@@ -13,7 +13,7 @@ LEVELS = ("debug", "info", "warning", "error", "critical")
 RENDERED_FIELDS = {"exc_info": ("error", "traceback")}
 """Fields that the log replaces by others."""
 LIBRARIES = ("agent, daemon", "warning, error, critical")
-"""Processes and levels of the action `library`, whose level comes from the library."""
+"""Processes and levels of the action `library`; the library sets the level."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def _find_calls() -> Iterator[LogCall]:
 
 
 def _level(function: ast.expr) -> str:
-    """Return the level of a call of a logger; `log` is the level of a call whose first argument is the level."""
+    """Return the level of a call of a logger; `log` means that the first argument is the level."""
     if not isinstance(function, ast.Attribute):
         return ""
     if function.attr not in (*LEVELS, "exception", "log", "fatal", "warn"):

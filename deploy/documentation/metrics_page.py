@@ -23,7 +23,7 @@ LABEL_VALUES: Mapping[str, type[StrEnum]] = {
     "`operation` of `koala_lrm_calls_total`": LrmOperation,
     "`outcome` of `koala_predictions`": Outcome,
 }
-"""Enumerations whose values are labels, by the label and its metric."""
+"""Enumerations of label values, by the label and its metric."""
 EMPTY_FIGURES = Figures(
     jobs=JobFigures({}, {}, internal=0, staging=0, missing=0, by_site={}),
     clusters=(),

@@ -34,7 +34,7 @@ class Hub:
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[TestClient]:
-    """A client of the daemon's routes, without those of files, network and advisor."""
+    """Yield a client of the daemon's routes, without those of files, network and advisor."""
     routers = [agents_router(Hub(), {"north": "the-secret-of-north"}), background_router(None, None, True)]  # type: ignore[arg-type]
     with TestClient(bare_application(administrators(TOKEN), routers), URL) as client:
         yield client

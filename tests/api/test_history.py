@@ -1,4 +1,4 @@
-"""History of jobs by REST as JSON, CSV and trace, and what it hides from users."""
+"""History of jobs by REST as JSON, CSV and trace, and the fields that it hides from users."""
 
 import csv
 import io

@@ -117,7 +117,7 @@ class OpenRequest:
 
 
 async def create_tokens_of_alice(api: httpx2.AsyncClient, number: int = 1, expires: str | float = "8h") -> list[str]:
-    """Return tokens of a user who has one job."""
+    """Create tokens for the user alice, submit a job as her, and return the tokens."""
     order = {"user": "alice", "role": "user", "expires": expires}
     tokens = [(await api.post("/api/v1/tokens", json=order)).json()["token"] for _ in range(number)]
     assert (await api.post("/api/v1/jobs", json=BODY, headers=bearer(tokens[0]))).status_code == 201

@@ -26,7 +26,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A fenced block. ``mark`` names the test that plays it, or the reason why none does."""
+    """A fenced block. ``mark`` names the test that plays it, or the reason for having none."""
 
     page: str
     line: int

@@ -48,7 +48,7 @@ class Session:
             start_new_session=True,
         )
         self.run("set -m")  # each background process is a process group
-        # The daemon that a page starts has a port of its own here, or is there already.
+        # The daemon that a page starts has a separate port here, or already runs.
         self.run(
             f'koala() {{ if [ "$*" = serve ]; then echo \'{serving}\'; elif [ "$1" = serve ]; then shift; '
             'command koala serve --port "$KOALA_PORT" "$@"; else command koala "$@"; fi; }'

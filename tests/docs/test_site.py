@@ -73,7 +73,7 @@ def test_links_of_site_have_targets(site: Path, pages: dict[Path, Links]) -> Non
     broken = [
         f"{path.relative_to(site)}: {link}"
         for path, links in pages.items()
-        if path.name != "404.html"  # whose links are from the root of a server on
+        if path.name != "404.html"  # its links start at the root of a server
         for link in links.targets
         if not urlsplit(link).scheme and not has_target(path, link, pages)
     ]
