@@ -80,7 +80,7 @@ class LoginServer:
                 failures.append(f"{path}: {_error_text(error)}")
                 continue
             self._server = await asyncio.start_unix_server(
-                self._serve, sock=self._bound.socket, limit=MAX_LINE_BYTES, backlog=ACCEPTS_PER_TURN
+                self._serve_connection, sock=self._bound.socket, limit=MAX_LINE_BYTES, backlog=ACCEPTS_PER_TURN
             )
             raise_backlog(self._server)
             log.info("users of this host can log in", action="login-socket", cluster=self._cluster, socket=str(path))
@@ -114,7 +114,7 @@ class LoginServer:
         if future is not None and not future.done():
             future.set_result(message)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         uid = -1
         try:
             uid = get_peer(writer.get_extra_info("socket")).uid
@@ -200,13 +200,13 @@ class BoundSocket:
             raise
         self.socket = socket.socket(socket.AF_UNIX)
         try:
-            self._bind()
+            self._bind_socket()
         except BaseException:
             self._release()
             raise
         self._created = os.stat(self._name, dir_fd=self._folder, follow_symlinks=False)
 
-    def _bind(self) -> None:
+    def _bind_socket(self) -> None:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

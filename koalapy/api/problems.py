@@ -46,16 +46,16 @@ def problem(
     """Return a problem response with the message, the wrong field, a hint, and additional ``fields`` for programs."""
     if code.status in (401, 403, 429):
         describe_request(detail=detail)
-    body = _problem(code, detail, field, value, hint) | dict(fields or {})
+    body = _problem_body(code, detail, field, value, hint) | dict(fields or {})
     return JSONResponse(body, code.status, headers, media_type="application/problem+json")
 
 
 def describe_error(error: KoalaError) -> dict[str, Any]:
     """Return the problem of one item in a response about several items."""
-    return _problem(error.code, error.message, error.field, error.value, error.hint)
+    return _problem_body(error.code, error.message, error.field, error.value, error.hint)
 
 
-def _problem(code: ProblemCode, detail: str, field: str, value: object, hint: str) -> dict[str, Any]:
+def _problem_body(code: ProblemCode, detail: str, field: str, value: object, hint: str) -> dict[str, Any]:
     return {
         "type": "about:blank",
         "title": HTTPStatus(code.status).phrase,

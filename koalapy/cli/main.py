@@ -68,7 +68,7 @@ def main(timeouts: ClientTimeouts = DEFAULT_TIMEOUTS) -> None:
     """Run a command and exit. Print an error as one line on standard error, with a documented exit code."""
     open_standard_streams()
     try:
-        code = _run(timeouts)
+        code = _run_command(timeouts)
         sys.stdout.flush()
     except KeyboardInterrupt:
         code = Exit.INTERRUPTED
@@ -81,7 +81,7 @@ def main(timeouts: ClientTimeouts = DEFAULT_TIMEOUTS) -> None:
     sys.exit(code)
 
 
-def _run(timeouts: ClientTimeouts) -> int:
+def _run_command(timeouts: ClientTimeouts) -> int:
     try:
         return run_command("koala", KOALA, sys.argv[1:], __version__, timeouts)
     except (CliError, KoalaError) as error:

@@ -86,10 +86,10 @@ class FieldDescription:
 @cache
 def describe_fields(kind: type[Any]) -> Mapping[str, FieldDescription]:
     """Return the descriptions of a dataclass's fields by name, in order."""
-    return {field.name: _describe(field.name, field.type, field.default) for field in fields(kind)}
+    return {field.name: _describe_field(field.name, field.type, field.default) for field in fields(kind)}
 
 
-def _describe(name: str, annotation: Any, default: object) -> FieldDescription:
+def _describe_field(name: str, annotation: Any, default: object) -> FieldDescription:
     base, marks = split_annotation(annotation)
     mark = next((mark for mark in marks if isinstance(mark, Field)), Field())
     if constraints := tuple(constraint for constraint in marks if constraint is not mark):

@@ -179,7 +179,7 @@ def count_running_jobs(jobs: Iterable[Job], now: float) -> Days:
 def _add_job(days: Days, job: Job) -> None:
     figures = figures_of(job)
     day = day_of(job.submitted_at if job.ended_at is None else job.ended_at)
-    for kind, name in _names(job):
+    for kind, name in _series_of(job):
         days[Key(kind, day, name)].add(figures)
     for cluster in {component.cluster for component in job.attempt.gang} if job.attempt else ():
         days[Key(Kind.CLUSTER, day, cluster)].add(figures)
@@ -218,7 +218,7 @@ def _is_coallocated(attempt: Attempt) -> bool:
 def _add_node_seconds(days: Days, job: Job, attempt: Attempt, until: float | None) -> None:
     """Add the node-seconds of an attempt. ``until`` is the end of its unended components; None: do not count them."""
     coallocated = _is_coallocated(attempt)
-    names = _names(job)
+    names = _series_of(job)
     for component in attempt.components:
         ended = component.ended_at if component.ended_at is not None else until
         if component.claimed_at is None or ended is None:
@@ -232,7 +232,7 @@ def _add_node_seconds(days: Days, job: Job, attempt: Attempt, until: float | Non
                     figures.coallocated_node_seconds += node_seconds
 
 
-def _names(job: Job) -> tuple[tuple[Kind, str], ...]:
+def _series_of(job: Job) -> tuple[tuple[Kind, str], ...]:
     spec = job.spec
     return (
         (Kind.GRID, ""),

@@ -119,13 +119,13 @@ BYTES_PER_SECOND = BYTES | {f"{prefix}bit": power / 8 for prefix, power in _POWE
 
 def parse_seconds(value: float | str) -> float:
     """Return the seconds of a number, or of a text with a unit. Raise ``ValueError`` with a hint for other values."""
-    return _quantity(value, SECONDS, "give seconds, or a number with ms or us: 0.5ms")
+    return _parse_quantity(value, SECONDS, "give seconds, or a number with ms or us: 0.5ms")
 
 
 def parse_bytes(value: float | str) -> int:
     """Return the bytes of a number, or of a text with a unit. Raise ``ValueError`` with a hint for other values."""
     hint = "give bytes, or a number with a unit: 16GB, 512MiB"
-    size = _quantity(value, BYTES, hint)
+    size = _parse_quantity(value, BYTES, hint)
     if not isfinite(size):
         raise ValueError(hint)
     return round(size)
@@ -137,7 +137,7 @@ def parse_bandwidth(value: float | str) -> float:
     Raise ``ValueError`` with a hint for other values.
     """
     text = re.sub(r"/s$", "", value.strip()) if isinstance(value, str) else value
-    return _quantity(text, BYTES_PER_SECOND, "give bytes per second, or a number with a unit: 1Gbit, 100MB")
+    return _parse_quantity(text, BYTES_PER_SECOND, "give bytes per second, or a number with a unit: 1Gbit, 100MB")
 
 
 def format_bytes(size: float) -> str:
@@ -148,7 +148,7 @@ def format_bytes(size: float) -> str:
     return f"{size:.3g} {'byte' if size == 1 else 'bytes'}"
 
 
-def _quantity(value: float | str, units: dict[str, float], hint: str) -> float:
+def _parse_quantity(value: float | str, units: dict[str, float], hint: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError(hint)
     if not isinstance(value, str):

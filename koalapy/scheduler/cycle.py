@@ -75,7 +75,7 @@ class Cycle:
             answer = self._ask_policy(candidate, now)
             # 6. Claim the nodes of the placement, or count the refusal.
             if isinstance(answer, Placement):
-                self._claim(candidate.job, answer, now)
+                self._claim_nodes(candidate.job, answer, now)
             else:
                 self._count_refusal(candidate, answer, now)
             if self._budget.is_spent:
@@ -170,7 +170,7 @@ class Cycle:
                             self._count_refusal(candidate, answer, now)
                             self._refused_owners.add(group)
                             return True  # the question may have placed other jobs
-                        self._claim(job_id, answer, now)
+                        self._claim_nodes(job_id, answer, now)
                         return True
         finally:
             self._being_placed.discard(guest.id)
@@ -189,7 +189,7 @@ class Cycle:
 
     # Act on their answers
 
-    def _claim(self, job_id: JobId, placement: Placement, now: float) -> None:
+    def _claim_nodes(self, job_id: JobId, placement: Placement, now: float) -> None:
         self._queues.placing = job_id
         job = self._claiming.start_attempt(self._queues.remove(self._ledger.jobs[job_id]), placement, now)
         if placement.advice is not None:

@@ -57,7 +57,7 @@ class EventHandler:
                 self._ledger.record_event(job, now, "submitted", by=event.by)
                 self._queues.add_new(job)
             case ev.JobCancelled():
-                self._cancel(self._job_of(event), event, now)
+                self._cancel_job(self._job_of(event), event, now)
             case ev.JobHeld():
                 job = self._queues.remove(self._job_of(event))
                 self._ledger.change_state(job, JobState.HELD, now, "held", event.reason, by=event.by)
@@ -162,7 +162,7 @@ class EventHandler:
             raise ConflictError(f"job {job.id} is {job.state}: only jobs that wait can be given another priority")
         return job
 
-    def _cancel(self, job: Job, event: ev.JobCancelled, now: float) -> None:
+    def _cancel_job(self, job: Job, event: ev.JobCancelled, now: float) -> None:
         if job.state.is_active:
             if job.ending is None or job.ending is JobState.QUEUED:
                 ending = self._attempts.end_attempt(

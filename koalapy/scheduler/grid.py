@@ -241,7 +241,7 @@ class CachedView:
         grid = self._grid
         if self._version != grid.version:
             touched, self._version = grid.changed_since(self._version), grid.version
-            view = self._with(touched) if self._view.clusters else self._anew(touched)
+            view = self._update_view(touched) if self._view.clusters else self._anew(touched)
             self._view = grid.with_current_links(view)
         return self._view
 
@@ -249,7 +249,7 @@ class CachedView:
         cut_off = frozenset(cluster.name for cluster in clusters if not cluster.moves_files)
         return GridView(tuple(map(self._see, clusters)), cut_off=cut_off)
 
-    def _with(self, touched: Collection[ClusterStatus]) -> GridView:
+    def _update_view(self, touched: Collection[ClusterStatus]) -> GridView:
         last = self._view
         cut_off = last.cut_off
         for cluster in touched:

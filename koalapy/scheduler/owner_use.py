@@ -56,15 +56,15 @@ class OwnerUse:
         """Count a job that has changed its state from ``was``; None: it is new."""
         if job.spec.internal or not (scopes := self.limits.scopes(job.spec.owner)):
             return
-        self._add(scopes, job.spec, job.state, 1)
+        self._count_use(scopes, job.spec, job.state, 1)
         if was is not None:
-            self._add(scopes, job.spec, was, -1)
+            self._count_use(scopes, job.spec, was, -1)
             if was.is_active and not job.state.is_active:
                 self._freed = True
                 for use in _used(job.spec.owner, job.attempt, job.ended_at) if self._counts_hours else ():
                     self._spend(use)
 
-    def _add(self, scopes: Iterable[Scope], spec: JobSpec, state: JobState, sign: int) -> None:
+    def _count_use(self, scopes: Iterable[Scope], spec: JobSpec, state: JobState, sign: int) -> None:
         size = spec.request.total_size
         for scope in scopes:
             if state in (JobState.QUEUED, JobState.HELD):

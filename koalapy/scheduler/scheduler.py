@@ -160,7 +160,7 @@ class Scheduler:
 
 def corrected(job: Job, now: float, longest_pause: float) -> Job:
     """Return a job without timestamps in the future, and with planned times no farther ahead than they were."""
-    attempt = job.attempt and _attempt(job.attempt, now)
+    attempt = job.attempt and _cap_times_of_attempt(job.attempt, now)
     return replace(
         job,
         attempt=attempt,
@@ -175,11 +175,11 @@ def corrected(job: Job, now: float, longest_pause: float) -> Job:
     )
 
 
-def _attempt(attempt: Attempt, now: float) -> Attempt:
+def _cap_times_of_attempt(attempt: Attempt, now: float) -> Attempt:
     ahead = max(0.0, attempt.placed_at - now)
     return replace(
         attempt,
-        components=tuple(_component(c, now) for c in attempt.components),
+        components=tuple(_cap_times_of_component(c, now) for c in attempt.components),
         placed_at=min(attempt.placed_at, now),
         barrier_at=_past(attempt.barrier_at, now),
         launched_at=_past(attempt.launched_at, now),
@@ -189,7 +189,7 @@ def _attempt(attempt: Attempt, now: float) -> Attempt:
     )
 
 
-def _component(component: Component, now: float) -> Component:
+def _cap_times_of_component(component: Component, now: float) -> Component:
     return replace(
         component,
         unknown_since=_past(component.unknown_since, now),

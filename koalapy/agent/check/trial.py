@@ -144,7 +144,7 @@ async def check_runner(
             hint = "give the account the same uid on the head node and on all nodes"
             return Finding(TRIAL_SUBJECT, False, f"{problem} on {trial.node or 'a node'}", hint)
         if trial.ran:
-            return _judge(settings, trial.output, trial.node or "a node", hint)
+            return _judge_output(settings, trial.output, trial.node or "a node", hint)
         local = await _try_on_this_host(settings, hint)
         no_node = f"no node was free within {timeouts.trial_node_s:g} s to try it on"
         return Finding(
@@ -158,10 +158,10 @@ async def check_runner(
 
 async def _try_on_this_host(settings: AgentSettings, hint: str) -> Finding:
     answer = await run_command(*_probe_command(settings))
-    return _judge(settings, answer.text + answer.errors, "this host", hint)
+    return _judge_output(settings, answer.text + answer.errors, "this host", hint)
 
 
-def _judge(settings: AgentSettings, output: str, host: str, hint: str) -> Finding:
+def _judge_output(settings: AgentSettings, output: str, host: str, hint: str) -> Finding:
     version = re.search(r"koala-python (\d+)\.(\d+)\.(\d+)", output)
     runner_host = re.search(r"koala-runner (\S+)", output)
     lines = [line.strip() for line in output.splitlines() if line.strip()]

@@ -51,9 +51,9 @@ class RejectedRunners:
         if component.name in self._pending_reports:
             self._pending_reports[component.name] = impostor
         else:
-            self._tell(component.name, impostor)
+            self._log_rejection(component.name, impostor)
 
-    def _tell(self, name: str, impostor: RejectedRunner | None) -> None:
+    def _log_rejection(self, name: str, impostor: RejectedRunner | None) -> None:
         if impostor is None:
             self._pending_reports.pop(name, None)
             return
@@ -65,7 +65,9 @@ class RejectedRunners:
         )
         if name == lrm_name(self._reporter.instance, impostor.token):
             self._reporter.uplink.send_soon(impostor)
-        asyncio.get_running_loop().call_later(MIN_INTERVAL, lambda: self._tell(name, self._pending_reports.get(name)))
+        asyncio.get_running_loop().call_later(
+            MIN_INTERVAL, lambda: self._log_rejection(name, self._pending_reports.get(name))
+        )
 
 
 class Barrier:
@@ -84,9 +86,9 @@ class Barrier:
     def open_component(self, component: Component, plan: dict[str, Any]) -> None:
         """Start the program on all runners of a component; absent runners receive the plan when they reconnect."""
         component.folder.write_entry(open=plan, lives=[node.life for node in component.nodes])
-        self._tasks.spawn(self._open(component, plan))
+        self._tasks.spawn(self._send_plan(component, plan))
 
-    async def _open(self, component: Component, plan: dict[str, Any]) -> None:
+    async def _send_plan(self, component: Component, plan: dict[str, Any]) -> None:
         try:
             await component.folder.wait_synced()  # else a program could run that the journal does not record
         except OSError as error:
@@ -217,7 +219,7 @@ class Barrier:
             case "relay":
                 self._pass_on(component, runner, message)
             case "exit":
-                self._exit(component, runner, message)
+                self._record_exit(component, runner, message)
 
     def on_disconnect(self, runner: RunnerConnection) -> None:
         component = self._reporter.components.get(runner.component)
@@ -243,7 +245,7 @@ class Barrier:
                 if node.runner is not None:
                     node.runner.send_message({"t": "output", "offset": received})
                     if node.exit is not None and node.result is None:
-                        self._exit(component, node.runner, node.exit)
+                        self._record_exit(component, node.runner, node.exit)
             self._reporter.publish_output(component)
             self._note_output_error(component)
 
@@ -256,7 +258,7 @@ class Barrier:
             log.info("storing output again", action="output-kept-again", token=component.token)
             self._output_failed.discard(component.name)
 
-    def _exit(self, component: Component, runner: RunnerConnection, message: dict[str, Any]) -> None:
+    def _record_exit(self, component: Component, runner: RunnerConnection, message: dict[str, Any]) -> None:
         node = component.nodes[runner.node]
         node.exit = message
         if not component.output.finish_node(runner.node):
@@ -303,17 +305,17 @@ class Barrier:
                 sender=message.sender,
                 token=message.token,
             )
-            self._undelivered(instance, message, "the receiver belongs to another attempt")
+            self._report_undelivered(instance, message, "the receiver belongs to another attempt")
         elif elsewhere:
             self._reporter.uplink.send_soon(message, urgent=True)
         elif node is None or node.runner is None:
-            self._undelivered(instance, message, f"node {message.node} of {message.token} has no runner")
+            self._report_undelivered(instance, message, f"node {message.node} of {message.token} has no runner")
         else:
             node.runner.send_message(
                 {"t": "relay", "sender": message.sender, "sender_node": message.sender_node, "payload": message.payload}
             )
 
-    def _undelivered(self, instance: str, message: Relay, reason: str) -> None:
+    def _report_undelivered(self, instance: str, message: Relay, reason: str) -> None:
         payload = {"op": "undelivered", "reason": reason}
         if (sender := self._reporter.find_component(message.sender, instance)) is not None:
             self._tell(sender, message.sender_node, payload)
@@ -335,9 +337,9 @@ class Barrier:
     def _expect(self, component: Component, index: int, within: float) -> None:
         key = component.name, index
         if key not in self._absent:
-            self._absent[key] = asyncio.create_task(self._await(component, index, within))
+            self._absent[key] = asyncio.create_task(self._await_reconnection(component, index, within))
 
-    async def _await(self, component: Component, index: int, within: float) -> None:
+    async def _await_reconnection(self, component: Component, index: int, within: float) -> None:
         await sleep_awake(within)
         self._absent.pop((component.name, index), None)
         component.collect_results()  # its secret may have been unknown when the folder was loaded

@@ -129,11 +129,11 @@ class JobFolders:
 
     async def make_folder(self, user: str, folder: Path, files: Mapping[str, bytes]) -> None:
         """Create an account's folder with files."""
-        await self._put(user, folder, partial(_add_files, files))
+        await self._put_files(user, folder, partial(_add_files, files))
 
     async def copy_to_account(self, user: str, tree: Path, folder: Path) -> None:
         """Copy a tree into a folder that an account owns."""
-        await self._put(user, folder, lambda archive: archive.add(tree, arcname=".", filter=_plain))
+        await self._put_files(user, folder, lambda archive: archive.add(tree, arcname=".", filter=_plain))
 
     async def fetch_results(self, user: str, folder: Path, into: JournalFolder, nodes: int, limit: int) -> None:
         """Copy the runners' new results, output, and the end of their log into the agent's folder."""
@@ -156,14 +156,14 @@ class JobFolders:
                     except OSError as error:
                         raise SiteUnavailable(f"cannot write {into.path / name}: {error.strerror}") from error
 
-        await self._call(user, "get", folder, take)
+        await self._call_process(user, "get", folder, take)
 
     def collect_files(
         self, user: str, folder: Path, patterns: Sequence[str], without: Collection[str], to: FileSink
     ) -> None:
         """Add an account's files that match the patterns to an archive. Blocks."""
         account = self.run_as.accounts.find_account_blocking(user)
-        with self._process(account, "collect", folder) as process:
+        with self._start_process(account, "collect", folder) as process:
             process.send_request({"patterns": list(patterns), "without": list(without)})
             while (entry := process.read_frame()) is not None:
                 member = tarfile.TarInfo(entry["name"])
@@ -174,7 +174,7 @@ class JobFolders:
             process.finish()
 
     async def remove_folder(self, user: str, folder: Path) -> None:
-        await self._call(user, "remove", folder, AccountProcess.send_request)
+        await self._call_process(user, "remove", folder, AccountProcess.send_request)
 
     async def list_names(self, user: str) -> frozenset[str]:
         names: set[str] = set()
@@ -184,28 +184,30 @@ class JobFolders:
             while (entry := process.read_frame()) is not None and len(names) < MAX_NAMES:
                 names.add(entry["name"])
 
-        await self._call(user, "list", None, take)
+        await self._call_process(user, "list", None, take)
         return frozenset(name for name in names if NAME.fullmatch(name))
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _put(self, user: str, folder: Path, add: Callable[[tarfile.TarFile], None]) -> None:
+    async def _put_files(self, user: str, folder: Path, add: Callable[[tarfile.TarFile], None]) -> None:
         def write(process: AccountProcess) -> None:
             with tarfile.open(fileobj=process, mode="w|", format=tarfile.PAX_FORMAT) as archive:
                 add(archive)
             process.send_request()
 
         try:
-            await self._call(user, "put", folder, write)
+            await self._call_process(user, "put", folder, write)
         except OSError as error:
             raise SiteUnavailable(f"cannot read {error.filename}: {error.strerror}") from error
 
-    async def _call(self, user: str, verb: str, folder: Path | None, talk: Callable[[AccountProcess], Any]) -> None:
+    async def _call_process(
+        self, user: str, verb: str, folder: Path | None, talk: Callable[[AccountProcess], Any]
+    ) -> None:
         account = await self.run_as.accounts.find_account(user)
 
         def call() -> None:
-            with self._process(account, verb, folder) as process:
+            with self._start_process(account, verb, folder) as process:
                 talk(process)
                 process.finish()
 
@@ -222,7 +224,7 @@ class JobFolders:
         running.add_done_callback(lambda _: turn.release())
         await asyncio.shield(running)
 
-    def _process(self, account: Account, verb: str, folder: Path | None) -> AccountProcess:
+    def _start_process(self, account: Account, verb: str, folder: Path | None) -> AccountProcess:
         if self.run_as.switch_method is SwitchMethod.SUDO:
             program: Sequence[str] = (str(Path(self._python).with_name(COMMAND)),)
         else:

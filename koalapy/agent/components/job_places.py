@@ -43,7 +43,7 @@ class ComponentFolders:
     def start_fetch(self, component: Component, then: Callable[[], object]) -> bool:
         """Return whether the runners' files were fetched; else fetch them and then call ``then``."""
         if not component.fetched and component.name not in self._taking_back:
-            task = self._taking_back[component.name] = asyncio.create_task(self._fetch(component))
+            task = self._taking_back[component.name] = asyncio.create_task(self._fetch_results(component))
 
             def done(_: object) -> None:
                 self._taking_back.pop(component.name, None)
@@ -56,9 +56,9 @@ class ComponentFolders:
     def fetch_early(self, component: Component) -> None:
         """Fetch results of a component that may have ended while no agent ran."""
         if not component.fetched:
-            self._tasks.spawn(self._fetch(component))
+            self._tasks.spawn(self._fetch_results(component))
 
-    async def _fetch(self, component: Component) -> None:
+    async def _fetch_results(self, component: Component) -> None:
         for attempt in range(1, FETCH_TRIES + 1):
             try:
                 work, limit = self.work_path(component), component.output_limit
@@ -79,9 +79,9 @@ class ComponentFolders:
 
     def remove_work_folder(self, component: Component) -> None:
         if component.user:
-            self._tasks.spawn(self._remove(component))
+            self._tasks.spawn(self._remove_folder(component))
 
-    async def _remove(self, component: Component) -> None:
+    async def _remove_folder(self, component: Component) -> None:
         try:
             await self._folders.remove_folder(component.user, self.work_path(component))
         except SiteError as error:

@@ -99,7 +99,12 @@ class Agent:
         self._spool = Spool(settings.directory, self._secrets.secret_of_token)
         self._address_file = settings.address_file
         self._uplink = Uplink(
-            settings.endpoint, settings.token, self._hello, self._spool.disk_sync.wait_synced, settings.trust, clock
+            settings.endpoint,
+            settings.token,
+            self._make_hello,
+            self._spool.disk_sync.wait_synced,
+            settings.trust,
+            clock,
         )
         self._reporter = Reporter(
             self._uplink,
@@ -140,7 +145,7 @@ class Agent:
         self._jobs = LrmJobs(
             lrm,
             self._reporter,
-            self._submission,
+            self._make_submission,
             self._places,
             settings.poll_interval,
             lambda: self._runners.address,
@@ -166,7 +171,7 @@ class Agent:
 
     async def run(self, manager: ServiceManager) -> None:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(MAX_THREADS, "agent"))
-        self._recall()
+        self._load_components()
         await self._runners.listen(self._barrier)
         await self._logins.listen()
         if self._accounts.own_uid == 0 and not self._accounts.is_mapped:
@@ -182,12 +187,12 @@ class Agent:
                 group.create_task(self._jobs.watch_lrm())
                 group.create_task(self._places.remove_leftovers())
                 group.create_task(self._leases.watch_leases())
-                group.create_task(self._tend())
+                group.create_task(self._retry_regularly())
                 group.create_task(self._sweep())
                 group.create_task(self._disks.watch_disks())
                 group.create_task(self._watch_versions())
                 group.create_task(self._expired.watch_daemons())
-                group.create_task(self._uplink.keep_connected(self._received, self._lost))
+                group.create_task(self._uplink.keep_connected(self._handle_message, self._on_disconnect))
         finally:
             manager.notify_stopping()
             self._logins.close()
@@ -198,7 +203,7 @@ class Agent:
             await self._lrm.close()
             log.info("agent stopped", action="agent-ends", cluster=self._settings.cluster)
 
-    def _recall(self) -> None:
+    def _load_components(self) -> None:
         self._folders.prepare_base()
         for path in self._spool.remove_leftovers():
             log.info("removed remains of a component", action="folders-swept", folder=str(path))
@@ -236,7 +241,7 @@ class Agent:
             )
             await asyncio.sleep(manager.interval or STATUS_INTERVAL)
 
-    async def _tend(self) -> None:
+    async def _retry_regularly(self) -> None:
         while True:
             await asyncio.sleep(RETRY_INTERVAL)
             self._barrier.retry_output()
@@ -245,7 +250,7 @@ class Agent:
                 component.folder.write_late_entries()
             undone, self._undone = self._undone, []
             for message in undone:
-                self._command(message)
+                self._handle_command(message)
             self._runners.write_address()
             self._runners.check_open_files()
 
@@ -271,7 +276,7 @@ class Agent:
             self._jobs.polls.request_poll()
             await asyncio.sleep(VERSIONS_INTERVAL if lrm else VERSIONS_RETRY_INTERVAL)
 
-    def _hello(self) -> wire.Hello:
+    def _make_hello(self) -> wire.Hello:
         return wire.Hello(
             cluster=self._settings.cluster,
             version=koalapy.__version__,
@@ -282,7 +287,7 @@ class Agent:
             known=self._daemons.known_daemons(),
         )
 
-    def _submission(self, component: Component) -> LrmSubmission:
+    def _make_submission(self, component: Component) -> LrmSubmission:
         self._accounts.admit(component.user)
         work, stage = self._places.work_path(component), self._places.stage_path(component)
         environment = {
@@ -310,7 +315,7 @@ class Agent:
 
     # Messages of the daemon
 
-    def _lost(self) -> None:
+    def _on_disconnect(self) -> None:
         self._welcomed = False
         self._leases.on_disconnect()
         self._reporter.on_disconnect()
@@ -320,14 +325,14 @@ class Agent:
             self._greeting.cancel()
         self._confirming.cancel()
 
-    def _received(self, message: wire.FromDaemon) -> None:
+    def _handle_message(self, message: wire.FromDaemon) -> None:
         if not self._welcomed and not isinstance(message, wire.Welcome):
             raise ValueError(f"the daemon's first message is {message.type!r}, not a welcome")
         match message:
             case wire.Command():
-                self._command(message)
+                self._handle_command(message)
             case wire.Welcome():
-                self._welcome(message)
+                self._handle_welcome(message)
             case wire.Ask():
                 self._questions.answer_question(message)
             case wire.Answer():
@@ -346,7 +351,7 @@ class Agent:
             case wire.RelayFailed():
                 self._barrier.report_undelivered(message)
 
-    def _welcome(self, message: wire.Welcome) -> None:
+    def _handle_welcome(self, message: wire.Welcome) -> None:
         if not INSTANCE.fullmatch(message.instance):
             raise ValueError(f"{message.instance[:60]!r} is not a valid daemon instance")
         if not self._daemons.accept_epoch(message.instance, message.epoch, message.life):
@@ -358,9 +363,9 @@ class Agent:
         self._output_limit = message.output_limit
         self._logins.welcomed(message)
         self._expired.record_contact()
-        self._greeting = asyncio.create_task(self._take_stock())
+        self._greeting = asyncio.create_task(self._report_inventory())
 
-    async def _take_stock(self) -> None:
+    async def _report_inventory(self) -> None:
         self._reporter.on_welcome(self._jobs.problem)
         try:
             async with asyncio.timeout(FIRST_SNAPSHOT_TIMEOUT):
@@ -376,7 +381,7 @@ class Agent:
         for token, job in list(self._reporter.find_strays(snapshot)):
             self._reporter.lost_records.record_loss(token, f"the resource manager has its job {job.id}")
             try:
-                component = self._new(token, 0, None)
+                component = self._new_component(token, 0, None)
             except OSError as error:  # the daemon stops it because of its status
                 log.error(
                     "cannot create a component's folder", action="command-not-noted", token=token, error=str(error)
@@ -403,7 +408,7 @@ class Agent:
         await self._jobs.polls.wait_for_new_poll()
         self._uplink.send_soon(wire.Confirmed(sequence=sequence), urgent=True)
 
-    def _command(self, message: wire.Command) -> None:
+    def _handle_command(self, message: wire.Command) -> None:
         # Tokens are folder names: a path must not leave the agent's directory.
         tokens = [message.token, *([message.stage] if isinstance(message, wire.Submit) and message.stage else ())]
         error = next((f"{token[:60]!r} is not a valid token" for token in tokens if not is_token(token)), "")
@@ -428,13 +433,13 @@ class Agent:
         journal cannot be written."""
         match message:
             case wire.Submit():
-                return self._submit(message)
+                return self._submit_component(message)
             case wire.Open():
-                return self._open(message)
+                return self._open_component(message)
             case wire.Stop():
-                return self._stop(message)
+                return self._stop_component(message)
             case wire.Forget():
-                return self._forget(message)
+                return self._forget_component(message)
             case wire.Stage():
                 return self._files.stages.start_stage(self._reporter.instance, message)
             case wire.Unstage():
@@ -459,12 +464,12 @@ class Agent:
             return None
         return ""
 
-    def _submit(self, message: wire.Submit) -> str:
+    def _submit_component(self, message: wire.Submit) -> str:
         component_before = self._reporter.find_component(message.token)
         if component_before is not None:
             self._reporter.republish_status(component_before)
             return ""
-        component = self._new(message.token, message.size, message.walltime)
+        component = self._new_component(message.token, message.size, message.walltime)
         component.stage, component.collect = message.stage, tuple(message.collect)
         component.user, component.node_class = self._accounts.account_for(message.local_user), message.node_class
         component.fetched, component.lease = not component.user, message.lease
@@ -475,7 +480,7 @@ class Agent:
         self._jobs.submit_component(component)
         return ""
 
-    def _open(self, message: wire.Open) -> str:
+    def _open_component(self, message: wire.Open) -> str:
         component = self._reporter.find_component(message.token)
         if component is None or component.size == 0:
             return f"this agent has no component {message.token}"
@@ -483,10 +488,10 @@ class Agent:
             self._barrier.open_component(component, message.runner_message())
         return ""
 
-    def _stop(self, message: wire.Stop) -> str | None:
+    def _stop_component(self, message: wire.Stop) -> str | None:
         component = self._reporter.find_component(message.token)
         if component is None:
-            component = self._new(message.token, 0, None)
+            component = self._new_component(message.token, 0, None)
             component.user = self._reporter.stray_users.get(component.name, "")
             component.folder.write_entry(stop=message.reason)
             component.stop = message.reason
@@ -504,7 +509,7 @@ class Agent:
             return None
         return ""
 
-    def _forget(self, message: wire.Forget) -> str:
+    def _forget_component(self, message: wire.Forget) -> str:
         component = self._reporter.find_component(message.token)
         if component is None:
             return ""
@@ -515,7 +520,7 @@ class Agent:
         self._places.remove_work_folder(component)
         return ""
 
-    def _new(self, token: str, size: int, walltime: float | None) -> Component:
+    def _new_component(self, token: str, size: int, walltime: float | None) -> Component:
         """Create a component that is not registered yet: if it cannot be recorded, the daemon's next command starts
         anew."""
         folder = self._spool.make_folder(self._reporter.instance, token)

@@ -76,9 +76,9 @@ class Background:
             )
         order = BackgroundOrder.model_validate({name: payload.get(name) for name in BackgroundOrder.model_fields})
         async with self._lock:
-            return await self._submit(order.nodes, order.seconds)
+            return await self._submit_job(order.nodes, order.seconds)
 
-    async def _submit(self, nodes: int, seconds: float) -> dict[str, object]:
+    async def _submit_job(self, nodes: int, seconds: float) -> dict[str, object]:
         self._forget_ended()
         now = self._clock.monotonic()
         if sum(job_record.until > now for job_record in self._started.values()) >= MAX_CONCURRENT_JOBS:

@@ -128,9 +128,9 @@ class ExpiredDaemons:
         instances = {component.instance for component in self._reporter.components.values()}
         for instance in (instances | self._files.stages.known_instances()) - {present}:
             if self._spool.silence_of(instance) > self._expire_after_s:
-                self._remove(instance)
+                self._remove_daemon(instance)
 
-    def _remove(self, instance: str) -> None:
+    def _remove_daemon(self, instance: str) -> None:
         log.warning("removing the remains of an expired daemon", action="daemon-forgotten", instance=instance)
         components = [component for component in self._reporter.components.values() if component.instance == instance]
         for component in components:

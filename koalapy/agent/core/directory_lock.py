@@ -30,7 +30,7 @@ def lock_directory(directory: Path, timeout: float = 0.0) -> Iterator[None]:
     """
     file = os.open(directory / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        _lock(file, directory, time.monotonic() + timeout)
+        _lock_file(file, directory, time.monotonic() + timeout)
         now = datetime.now(UTC).isoformat(timespec="seconds")
         with suppress(OSError):  # the lock holds even if the disk is full
             os.ftruncate(file, 0)
@@ -40,7 +40,7 @@ def lock_directory(directory: Path, timeout: float = 0.0) -> Iterator[None]:
         os.close(file)
 
 
-def _lock(file: int, directory: Path, deadline: float) -> None:
+def _lock_file(file: int, directory: Path, deadline: float) -> None:
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

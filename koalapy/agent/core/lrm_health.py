@@ -85,10 +85,10 @@ class CallRecord:
 
     def summarize_calls(self) -> tuple[LrmCalls, ...]:
         now = self._clock.monotonic()
-        return tuple(_calls(operation, tally, now) for operation, tally in sorted(self._tallies.items()))
+        return tuple(_count_calls(operation, tally, now) for operation, tally in sorted(self._tallies.items()))
 
 
-def _calls(operation: LrmOperation, tally: _Tally, now: float) -> LrmCalls:
+def _count_calls(operation: LrmOperation, tally: _Tally, now: float) -> LrmCalls:
     tally.move_on(now)
     return LrmCalls(
         operation,
@@ -159,9 +159,9 @@ class LrmHealth:
 
     async def call_lrm(self, operation: LrmOperation, call: Awaitable[T]) -> T:
         """Return the answer to any other call. Raise ``SiteUnavailable`` without one: it may have been executed."""
-        return await self.calls.measure_call(operation, self._call(call))
+        return await self.calls.measure_call(operation, self._call_with_timeout(call))
 
-    async def _call(self, call: Awaitable[T]) -> T:
+    async def _call_with_timeout(self, call: Awaitable[T]) -> T:
         with only_site_errors():
             try:
                 async with asyncio.timeout(CALL_TIMEOUT):

@@ -225,7 +225,7 @@ class LrmJobs:
     def submit_component(self, component: Component, *, unsure: bool = False) -> None:
         """Submit a component's runner; ``unsure`` if it may have been submitted before."""
         self._leftovers.component_started(component.name)
-        self._tasks.spawn(self._submit(component, unsure))
+        self._tasks.spawn(self._submit_component(component, unsure))
 
     def end_component(self, component: Component) -> None:
         """End a component: its runners if there are any, else its job."""
@@ -247,7 +247,7 @@ class LrmJobs:
             reported_at = 0.0
             while True:
                 anyway = self._clock.monotonic() - reported_at >= self._timeouts.report_interval_s
-                await self._poll(anyway=anyway)
+                await self._poll_once(anyway=anyway)
                 if anyway:
                     reported_at = self._clock.monotonic()
                 await asyncio.sleep(MIN_POLL_INTERVAL)
@@ -271,7 +271,7 @@ class LrmJobs:
         async for _ in self._lrm.watch_changes():
             self.polls.request_poll()
 
-    async def _poll(self, *, anyway: bool) -> None:
+    async def _poll_once(self, *, anyway: bool) -> None:
         number, began, snapshot = self.polls.begin_poll(), self._clock.monotonic(), None
         try:
             snapshot = await self._health.poll_lrm(LrmOperation.SNAPSHOT, self._lrm.take_snapshot())
@@ -383,7 +383,7 @@ class LrmJobs:
             runner.close()
         self._hanging_up.discard(component.name)
 
-    async def _submit(self, component: Component, unsure: bool) -> None:
+    async def _submit_component(self, component: Component, unsure: bool) -> None:
         await self._opened.wait()
         try:
             component.lrm_job = await self._lrm_job_of(component, unsure)

@@ -79,11 +79,11 @@ class Questions:
     def answer_question(self, message: Ask) -> None:
         """Answer a question, however long that takes. Ignore repetitions of a question that is being answered."""
         if message.ident not in self._answering:
-            task = asyncio.create_task(self._answer(message))
+            task = asyncio.create_task(self._send_answer(message))
             self._answering[message.ident] = task
-            task.add_done_callback(lambda task: self._answered(message, task))
+            task.add_done_callback(lambda task: self._finish_answer(message, task))
 
-    def _answered(self, message: Ask, task: "asyncio.Task[None]") -> None:
+    def _finish_answer(self, message: Ask, task: "asyncio.Task[None]") -> None:
         del self._answering[message.ident]
         error = None if task.cancelled() else task.exception()
         if error is not None:
@@ -99,7 +99,7 @@ class Questions:
             task.cancel()
         await asyncio.gather(*self._answering.values(), return_exceptions=True)
 
-    async def _answer(self, message: Ask) -> None:
+    async def _send_answer(self, message: Ask) -> None:
         answer = Answer(ident=message.ident, cluster=message.cluster)
         handler = self._handlers.get(message.what)
         try:

@@ -56,7 +56,7 @@ class Segments:
 
     def recover(self) -> None:
         """Load the segments of the folder; remove damaged ones."""
-        for start, path in self._files():
+        for start, path in self._list_files():
             try:
                 data = read_regular(path, MAX_SEGMENT)
             except OSError:
@@ -91,7 +91,7 @@ class Segments:
         """Append bytes of a node. Raise ``OSError`` and change nothing if that fails."""
         while data:
             part, data = data[:MAX_FRAME_SIZE], data[MAX_FRAME_SIZE:]
-            self._append(node, part)
+            self._append_data(node, part)
 
     def skip_bytes(self, node: int, size: int) -> None:
         """Advance the stream over lost bytes of a node."""
@@ -108,7 +108,7 @@ class Segments:
             if segment is None:
                 return self.total, b""
             offset = max(offset, segment.start)
-            self._load(segment)
+            self._load_segment(segment)
 
     def drop_segments(self, needless: Callable[[int, int], bool]) -> None:
         """Remove the segments, by start and end, that are not needed; keep the last one."""
@@ -125,7 +125,7 @@ class Segments:
             del self._window[:drop]
             self._window_start += drop
 
-    def _files(self) -> Iterator[tuple[int, Path]]:
+    def _list_files(self) -> Iterator[tuple[int, Path]]:
         try:
             names = os.listdir(self._folder)
         except OSError:
@@ -133,7 +133,7 @@ class Segments:
         places = sorted(int(match[1]) for match in map(_NAME.fullmatch, names) if match)
         return ((start, self._folder / f"stream.{start}") for start in places)
 
-    def _append(self, node: int, data: bytes) -> None:
+    def _append_data(self, node: int, data: bytes) -> None:
         last = self._segments[-1] if self._segments else None
         if last is None or last.end != self.total or not 0 <= last.size < self._limit:
             last = Segment(self.total, self.total, self._folder / f"stream.{self.total}")
@@ -152,7 +152,7 @@ class Segments:
         self.received[node] += len(data)
         self.total += len(data)
 
-    def _load(self, segment: Segment) -> None:
+    def _load_segment(self, segment: Segment) -> None:
         try:
             data = read_regular(segment.path, MAX_SEGMENT)
             data = data[: max(0, segment.size) or None]

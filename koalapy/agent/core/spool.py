@@ -99,17 +99,17 @@ class DiskSync:
         target = self._written_count
         while self._synced_count < target:
             if self._sync_task is None or self._sync_task.done():
-                self._sync_task = asyncio.create_task(self._sync())
+                self._sync_task = asyncio.create_task(self._sync_all())
             await asyncio.shield(self._sync_task)
 
     def find_error(self, folder: Path) -> OSError | None:
         """Return the error of a failed flush in a folder, if any."""
         return next((error for path, error in self._failed.items() if folder in (path, path.parent)), None)
 
-    async def _sync(self) -> None:
+    async def _sync_all(self) -> None:
         upto, paths = self._written_count, list(self._dirty)
         self._dirty = {}
-        errors = await asyncio.gather(*(asyncio.to_thread(_sync, path) for path in paths))
+        errors = await asyncio.gather(*(asyncio.to_thread(_sync_existing, path) for path in paths))
         for path, error in zip(paths, errors, strict=True):
             if error is None:
                 self._failed.pop(path, None)
@@ -121,7 +121,7 @@ class DiskSync:
         self._failed = {p: e for p, e in self._failed.items() if folder not in (p, p.parent)}
 
 
-def _sync(path: Path) -> OSError | None:
+def _sync_existing(path: Path) -> OSError | None:
     try:
         sync_path(path)
     except FileNotFoundError:

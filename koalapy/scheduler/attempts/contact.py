@@ -52,7 +52,7 @@ class Confirmations:
             return False
         self._waiting[missing[0]].append(timer)
         for name in missing:
-            self._request(self._grid[name], now)
+            self._request_confirmation(self._grid[name], now)
         return True
 
     def _has_confirmed(self, timer: Timer, component: Component, now: float) -> bool:
@@ -83,7 +83,7 @@ class Confirmations:
         cluster.contact.confirmation_requested = False
         self.retry_deadlines(cluster.name)
         if cluster.contact.unconfirmed_since is not None:
-            self._request(cluster, now)  # otherwise it would stay unconfirmed, with no event to wait for
+            self._request_confirmation(cluster, now)  # otherwise it would stay unconfirmed, with no event to wait for
 
     def extend_timeout(self, cluster: ClusterStatus, seconds: float) -> None:
         """Extend the timeout by seconds in which no confirmation could be received."""
@@ -91,7 +91,7 @@ class Confirmations:
             cluster.contact.unconfirmed_since += seconds
             self._set_timeout(cluster, cluster.contact.unconfirmed_since)
 
-    def _request(self, cluster: ClusterStatus, now: float) -> None:
+    def _request_confirmation(self, cluster: ClusterStatus, now: float) -> None:
         contact = cluster.contact
         if contact.connected and not contact.confirmation_requested:
             contact.confirmation_requested = True

@@ -253,7 +253,7 @@ class Claiming:
         # 3. If that is not enough, preempt low-priority jobs for a high-priority job, or guests for a job at its home.
         self._preempt(job, this, now)
         # 4. Start the components that can start. They wait at the barrier for the others.
-        job = self._submit(job, this, now)
+        job = self._submit_startable(job, this, now)
         if this.blocked:
             return self._plan_next_try(job, this, now)
         self._attempts.set_barrier_timeout(job, now)
@@ -372,7 +372,7 @@ class Claiming:
         self._ledger.record_event(victim, now, preemption.event, reason + note)
         self._attempts.end_attempt(preemption.prepare_victim(victim), JobState.QUEUED, reason, now, warn=True)
 
-    def _submit(self, job: Job, this: ClaimTry, now: float) -> Job:
+    def _submit_startable(self, job: Job, this: ClaimTry, now: float) -> Job:
         starting = ", ".join(f"{c.size} on {c.cluster}" for c in sorted(this.startable, key=lambda c: c.rank))
         if not starting:
             self._ledger.record_event(job, now, "claim-try", f"no room on {_clusters(this.blocked)}")

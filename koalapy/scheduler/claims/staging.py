@@ -47,7 +47,7 @@ class Transfers:
         if (status.size, status.staged) != (component.stage_size, component.staged):
             job = self._ledger.update_component(job, component.index, stage_size=status.size, staged=status.staged)
         if status.state == "done":
-            self._done(job, live(job).components[component.index], now)
+            self._record_staged(job, live(job).components[component.index], now)
         else:
             self._claiming.estimate_start(job, now)
 
@@ -71,7 +71,7 @@ class Transfers:
                     )
                     self._ledger.send_command(StageComponent(component.cluster, job.stage_token(component)))
 
-    def _done(self, job: Job, component: Component, now: float) -> None:
+    def _record_staged(self, job: Job, component: Component, now: float) -> None:
         job = self._ledger.update_component(job, component.index, staged_at=now, staged=component.stage_size)
         if component.stage_size and component.staging_since is not None:
             took = max(now - component.staging_since, 1e-3)

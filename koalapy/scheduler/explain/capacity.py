@@ -145,7 +145,7 @@ class _PolicySearch:
 
         def starts(count: int) -> Answer:
             if count not in answers:
-                answers[count] = yield from self._placed(splits, count, now)
+                answers[count] = yield from self._find_placement(splits, count, now)
             return answers[count]
 
         largest = yield from _largest(starts, now)
@@ -176,7 +176,7 @@ class _PolicySearch:
             parts = tuple(ComponentRequest(c.size, c.cluster if is_fixed else None) for c in answer.components)
             yield FixedRequest(parts) if is_fixed else NonFixedRequest(parts)
 
-    def _placed(self, splits: Splits, count: int, view: GridView) -> Answer:
+    def _find_placement(self, splits: Splits, count: int, view: GridView) -> Answer:
         for request in splits(count, view) if count > 0 else ():
             spec = replace(self._spec, request=request)
             if self._dry_run.queries.over_limit(spec) is None:
@@ -191,7 +191,7 @@ class _PolicySearch:
         ends = self._ahead.ends
 
         def start(end_count: int) -> Answer:
-            return self._placed(splits, count, self._ahead.view(end_count))
+            return self._find_placement(splits, count, self._ahead.view(end_count))
 
         if not ends or not (yield from start(len(ends))):
             return None

@@ -160,7 +160,7 @@ def current_state(
 ) -> Explanation:
     """Explain an active, held or finished job; its history is added by the caller."""
     attempt = job.attempt
-    headline = _headline(job, attempt, grid, waits, rules, now)
+    headline = _make_headline(job, attempt, grid, waits, rules, now)
     if attempt is None or job.state is JobState.HELD:
         return Explanation(job.id, job.state, headline)
     return Explanation(
@@ -181,7 +181,9 @@ def _placement(attempt: Attempt, timeline: Sequence[TimelineEntry]) -> Placement
     return Placement(components, reasons[-1] if reasons else "")
 
 
-def _headline(job: Job, attempt: Attempt | None, grid: GridStatus, waits: LrmWaits, rules: Rules, now: float) -> str:
+def _make_headline(
+    job: Job, attempt: Attempt | None, grid: GridStatus, waits: LrmWaits, rules: Rules, now: float
+) -> str:
     if job.state is JobState.HELD:
         return "held" if job.reason in ("", "held") else f"held: {job.reason}"
     if job.state.is_final:
@@ -299,7 +301,7 @@ def _findings(attempt: Attempt, grid: GridStatus, now: float) -> Iterator[Cluste
     """Yield the clusters of the gang with the states of its components there."""
     for name in dict.fromkeys(component.cluster for component in attempt.gang):
         members = [c for c in attempt.gang if c.cluster == name]
-        texts = [f"component {c.rank}: {STATE_TEXTS[c.state]}{_since(c, now)}{_from(c)}" for c in members]
+        texts = [f"component {c.rank}: {STATE_TEXTS[c.state]}{_format_since(c, now)}{_from(c)}" for c in members]
         if name in grid:
             texts += _shown_by_claims(grid[name], members, now)
             yield finding_of(
@@ -326,7 +328,7 @@ def _from(component: Component) -> str:
     return f", its files come from {' and '.join(sources)}" if sources else ", its files are on their way"
 
 
-def _since(component: Component, now: float) -> str:
+def _format_since(component: Component, now: float) -> str:
     if component.unknown_since is not None:
         return f" (as known at {format_time(component.unknown_since, now, exact=True)})"
     phase_starts = {

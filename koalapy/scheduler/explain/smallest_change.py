@@ -257,12 +257,12 @@ def _smaller_components(spec: JobSpec, request: NonFixedRequest, also: str) -> S
 
     def candidate(size: int) -> Candidate:
         components = tuple(replace(c, size=min(c.size, size)) for c in request.components)
-        return _resized(spec, NonFixedRequest(components), also)
+        return _make_resized(spec, NonFixedRequest(components), also)
 
     return Steps(range(max(c.size for c in request.components) - 1, 0, -1), candidate)
 
 
-def _resized(spec: JobSpec, request: NonFixedRequest | FixedRequest, also: str) -> Candidate:
+def _make_resized(spec: JobSpec, request: NonFixedRequest | FixedRequest, also: str) -> Candidate:
     is_fixed = isinstance(request, FixedRequest)
     sizes = [f"{c.size} on {c.cluster}" if c.cluster else str(c.size) for c in request.components]
     sizes_text = format_list(sizes, separator=" and " if is_fixed else "+")
@@ -284,4 +284,4 @@ def _idle_part(spec: JobSpec, request: FixedRequest, view: GridView, also: str) 
         elif component.command or component.environment:
             return  # it runs a different program: without it the job would be another
     if components and tuple(components) != request.components:
-        yield Steps((tuple(components),), lambda fitting: _resized(spec, FixedRequest(fitting), also))
+        yield Steps((tuple(components),), lambda fitting: _make_resized(spec, FixedRequest(fitting), also))

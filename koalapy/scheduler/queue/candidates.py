@@ -245,7 +245,7 @@ class Candidates:
         """Wake the jobs that may be placed after the latest changes, and start the time budget."""
         self._queues.failed_at_once.clear()
         self._refused_newcomers.clear()
-        self._wake()
+        self._wake_jobs()
         if self._scans and any(self._queues.wakeups[priority] for priority in self._scans if self.may_scan(priority)):
             self._budget.double()
         self._budget.begin()
@@ -282,7 +282,7 @@ class Candidates:
 
     # Wakeups
 
-    def _wake(self) -> None:
+    def _wake_jobs(self) -> None:
         if self._rules.queue != "scan":
             for priority in Priority:
                 self._queues[priority].empty_grid = self._evaluator.empty_grid()

@@ -72,10 +72,10 @@ class Eligibility:
     def demands(self, spec: JobSpec) -> Demands | tuple[()]:
         """Return the properties that decide where a job may run; empty for almost every job."""
         if self._demanded is None or self._demanded[0] is not spec:
-            self._demanded = spec, self._demands(spec)
+            self._demanded = spec, self._find_demands(spec)
         return self._demanded[1]
 
-    def _demands(self, spec: JobSpec) -> Demands | tuple[()]:
+    def _find_demands(self, spec: JobSpec) -> Demands | tuple[()]:
         folders = job_folders(spec)
         one_series = self._mixed and spec.launcher is Launcher.OPENMPI
         at_most, ratio, options = spec.coallocation, spec.speed_ratio_min, spec.policy_options

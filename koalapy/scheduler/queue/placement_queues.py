@@ -147,7 +147,7 @@ class PlacementQueues:
             self._last_seq = max(self._last_seq, job.queue_seq)
             self._first_seq = min(self._first_seq, job.queue_seq)
             if job.is_in_queue:
-                self._push(job)
+                self._push_job(job)
         self.reservation.restore(jobs)
 
     def _enter(self, job: Job, *, anew: bool) -> None:
@@ -159,7 +159,7 @@ class PlacementQueues:
         job = self._ledger.change_job(
             job, queue_seq=self._last_seq if anew else job.queue_seq, retry_at=None, counted_scan=scans
         )
-        self._push(job)
+        self._push_job(job)
         priority = job.spec.priority
         if anew:
             heapq.heappush(self.newcomers[priority], self._queues[priority].place(job.id))
@@ -168,7 +168,7 @@ class PlacementQueues:
         else:
             self.wakeups[priority].jobs.add(job.id)
 
-    def _push(self, job: Job) -> None:
+    def _push_job(self, job: Job) -> None:
         spec, sharing = job.spec, self._state.sharing
         section, home = sharing.section_of(spec.home_site), sharing.reclaiming_site(spec.home_site)
         queue = self._queues[spec.priority]
@@ -236,7 +236,7 @@ class PlacementQueues:
 
     def _move_to_group(self, job: Job) -> None:
         self._queues[job.spec.priority].remove(job.id)
-        self._push(job)
+        self._push_job(job)
         self.wakeups[job.spec.priority].jobs.add(job.id)
 
     # Waking jobs that may fit after a change

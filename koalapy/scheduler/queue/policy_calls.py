@@ -166,7 +166,7 @@ def _flexible_problem(request: FlexibleRequest, sizes: Sequence[int]) -> str:
 def explain_clusters(policy: Policy, request: Request, view: GridView, constraints: Constraints) -> Reasons:
     """Return why each cluster of the view cannot serve the request. Raise ``BrokenPolicy`` for invalid reasons."""
     if not constraints:
-        return _complete_reasons(_reasons(policy, request, view), policy, view)
+        return _complete_reasons(_call_explain(policy, request, view), policy, view)
     capped_request = request
     if constraints.at_most is not None and isinstance(request, FlexibleRequest) and not request.split_options:
         capped_request = cap_components(request, constraints.at_most)
@@ -176,7 +176,7 @@ def explain_clusters(policy: Policy, request: Request, view: GridView, constrain
         part = part_with(cluster, request, view, constraints)
         names = frozenset(c.name for c in part)
         if names not in cached:
-            cached[names] = _reasons(policy, capped_request, part)
+            cached[names] = _call_explain(policy, capped_request, part)
         reason = cached[names].get(cluster.name)
         if reason is not None:
             beside = _combination_limits(cluster, part, view, constraints)
@@ -186,10 +186,10 @@ def explain_clusters(policy: Policy, request: Request, view: GridView, constrain
 
 def explained_where_named(policy: Policy, request: FixedRequest, view: GridView) -> Reasons:
     """Return the reasons of the clusters that prevent the placement of a fixed request; empty if none does."""
-    return _reasons(policy, request, view)
+    return _call_explain(policy, request, view)
 
 
-def _reasons(policy: Policy, request: Request, view: GridView) -> Reasons:
+def _call_explain(policy: Policy, request: Request, view: GridView) -> Reasons:
     try:
         answer: object = policy.explain(request, view)
     except Exception as error:
@@ -232,12 +232,12 @@ class PolicyCalls:
                 return Refusal(cut_off, RefusalKind.FILES)
         elif unmoved := _transfer_problems(spec, view):
             view = view.restrict_to(frozenset(c.name for c in view if c.name not in unmoved))
-            answer = self._evaluate(policy, spec, view)
+            answer = self._evaluate_within_demands(policy, spec, view)
             reasons = "; ".join(dict.fromkeys(unmoved.values()))
             return Refusal(f"{answer.summary}; {reasons}", RefusalKind.FILES) if isinstance(answer, Refusal) else answer
-        return self._evaluate(policy, spec, view)
+        return self._evaluate_within_demands(policy, spec, view)
 
-    def _evaluate(self, policy: Policy, spec: JobSpec, view: GridView) -> Placement | Refusal:
+    def _evaluate_within_demands(self, policy: Policy, spec: JobSpec, view: GridView) -> Placement | Refusal:
         request, demands = spec.request, self._eligibility.demands(spec)
         if not demands:
             return call_policy(policy, request, view)
@@ -269,12 +269,12 @@ class PolicyCalls:
             if isinstance(spec.request, FixedRequest):
                 reasons = self._fixed_request_reasons(policy, spec, spec.request, view)
             else:
-                reasons = self._reasons(policy, spec, view)
+                reasons = self._find_reasons(policy, spec, view)
         except BrokenPolicy as error:
             reasons = {cluster.name: ClusterReason(cluster.name, error.message) for cluster in view}
         return tuple(reasons[name] for name in sorted(reasons))
 
-    def _reasons(self, policy: Policy, spec: JobSpec, view: GridView) -> Reasons:
+    def _find_reasons(self, policy: Policy, spec: JobSpec, view: GridView) -> Reasons:
         demands = self._eligibility.demands(spec) or Demands()
         able, barred = without_barred(demands.barred, view)
         able, lacking = self._eligibility.with_folders(demands.folders, able)
