@@ -128,7 +128,7 @@ class OfTraces(Experiment):
     def _ratio(self, results: Iterable[Result], trace: str, setting: str, way: str) -> tuple[float, float, float]:
         """Return the geometric mean and its interval of the ratios to the first variant, window by window.
 
-        ``ALL`` stands for the windows of every trace.
+        ``ALL`` selects the windows of every trace.
         """
         of = by((one for one in results if one.has(setting=setting) and trace in (ALL, one.cell["trace"])), "way")
         pairs = zip(of[way,], of[self.ways[0],], strict=True)

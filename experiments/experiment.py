@@ -57,7 +57,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A mean value and the paper's number; the mean over all seeds lies between ``low`` and ``high`` at 95 %."""
+    """A mean value and the paper's number; the mean over all seeds lies from ``low`` to ``high`` at 95 %."""
 
     label: str
     paper: float | None
@@ -95,7 +95,7 @@ class Experiment(ABC):
 
     @abstractmethod
     def cells(self, seeds: int) -> Sequence[Cell]:
-        """Return all cells to simulate, each in a process of its own; seeds count from 0."""
+        """Return all cells to simulate, each in a separate process; seeds count from 0."""
 
     @abstractmethod
     def run(self, cell: Cell, traces: "Traces") -> Mapping[str, Value]:
@@ -106,7 +106,7 @@ class Experiment(ABC):
 
     @property
     def simulation(self) -> object:
-        """Return an object that is equal for experiments whose equal cells are the same simulation."""
+        """Return an object that is equal for experiments that simulate equal cells alike."""
         run = inspect.getattr_static(self, "run")
         return run if isinstance(run, staticmethod) else self.name
 

@@ -66,7 +66,7 @@ def draw_by_mode(results: Sequence[Result], value: str, label: str) -> "Figure":
 def grid_of(cell: Cell) -> GridView:
     """Draw the speed of each cluster and its nodes with local activity, for the seed of the cell.
 
-    Each node is a class of its own, as in the paper.
+    Each node is a separate class, as in the paper.
     """
     random = Random(f"lerida-2008/{cell.seed}/{cell['clusters']}")
     clusters, uplinks = [], {}

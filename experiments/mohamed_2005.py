@@ -177,7 +177,7 @@ class OfEachKind(OfTheWorkload):
     said: ClassVar[str]
     """The result that the paper reports."""
     more: ClassVar[Sequence[str]] = ()
-    """Other quantities whose differences are reported."""
+    """Other quantities for which the differences are reported."""
     others: ClassVar[Sequence[float]] = ()
     """Other values of ``EVERY`` for which the differences are reported."""
 

@@ -49,7 +49,7 @@ def stream(
 
 
 def measured(outcome: Outcome, duration: float) -> dict[str, Value]:
-    """Summarise a run whose arrivals ended after ``duration`` seconds."""
+    """Summarise a run with arrivals during the first ``duration`` seconds."""
     jobs = outcome.require_complete().succeeded_jobs()
     early, late = ([_queued(job) for job in arrived_between(jobs, *when)] for when in _quarters(duration))
     used = sum(job.nodes * max(0.0, min(job.ended, duration) - (job.placed or 0.0)) for job in jobs)
