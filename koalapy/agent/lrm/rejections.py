@@ -173,6 +173,7 @@ def reject_qsub_options(options: Sequence[str], **hints: str) -> None:
 
 
 def _reject_option(option: str, hint: str) -> NoReturn:
+    """Raise ``SiteRejected`` for a native option with which the agent could not find its jobs."""
     raise SiteRejected(
         f"native_specification has {option}, with which the agent cannot find its jobs",
         field="native_specification",

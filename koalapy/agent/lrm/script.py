@@ -89,6 +89,7 @@ def write_script(submission: LrmSubmission, fanout: Fanout) -> Path:
 
 
 def _script_text(submission: LrmSubmission, fanout: Fanout, path: Path) -> str:
+    """Return the shell script that starts the runners of a job on its nodes by srun, qrsh or directly."""
     parts = ["#!/bin/sh\n"]
     if submission.user:
         parts.append("unset SUDO_COMMAND SUDO_GID SUDO_UID SUDO_USER\n")  # set by sudo for the agent

@@ -82,6 +82,7 @@ class DaemonFiles:
             _check(_answer(connection))
 
     def _connection(self) -> http.client.HTTPConnection:
+        """Return a connection to the daemon that is not yet open; raise ``SiteUnavailable`` without the TLS files."""
         parts = urlsplit(self.url)
         host, port = parts.hostname or "", parts.port
         if parts.scheme == "https":

@@ -42,6 +42,7 @@ def measure_content(descriptor: int, *, checksum: bool, given_up: Callable[[], b
 
 
 def _measure_file(descriptor: int, checksum: bool, given_up: Callable[[], bool]) -> Content:
+    """Return size and SHA-256 of an open file; leave the checksum empty unless ``checksum`` is set."""
     if not checksum:
         return Content(os.fstat(descriptor).st_size, "")
     digest, size = hashlib.sha256(), 0
@@ -54,6 +55,7 @@ def _measure_file(descriptor: int, checksum: bool, given_up: Callable[[], bool])
 
 
 def _measure_folder(descriptor: int, checksum: bool, depth: int, given_up: Callable[[], bool]) -> Content:
+    """Measure an open folder recursively, with its entries in order of their names, down to ``depth`` levels."""
     if depth == 0:
         raise SiteRejected(f"folders are nested more than {MAX_DEPTH} deep", fault=SiteFault.IRREGULAR)
     names = sorted(os.listdir(descriptor))
@@ -69,6 +71,7 @@ def _measure_folder(descriptor: int, checksum: bool, depth: int, given_up: Calla
 
 
 def _part(folder: int, name: str, checksum: bool, depth: int, given_up: Callable[[], bool]) -> tuple[str, Part]:
+    """Measure one entry of an open folder; return its kind, "file" or "folder", and its size and checksum."""
     if given_up():
         raise SiteUnavailable("the agent is stopping")
     if not checksum:
@@ -121,6 +124,7 @@ class GrowingDigest:
             os.close(descriptor)
 
     def _read(self, descriptor: int) -> Content:
+        """Read a file that is still growing until ``mark_complete`` is called; stop early if reading is given up."""
         digest, size = hashlib.sha256(), 0
         buffer = memoryview(bytearray(CHUNK_SIZE))
         while not self._given_up:

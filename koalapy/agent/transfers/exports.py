@@ -243,6 +243,7 @@ class Exports:
         return {}
 
     async def close(self) -> None:
+        """Stop serving, kill all running rsync processes, and remove the tickets and configuration files."""
         if self._accepting is not None:
             self._accepting.cancel()
             await asyncio.gather(self._accepting, return_exceptions=True)
@@ -289,6 +290,7 @@ class Exports:
         return self._directory / f"{module}.secret"
 
     def _write(self) -> None:
+        """Write the configuration files of rsync, with one module and one secret for each ticket."""
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         log_file = self._directory / LOG
         with contextlib.suppress(FileNotFoundError):
@@ -314,6 +316,7 @@ class Exports:
     # Connections
 
     def _listen(self) -> None:
+        """Open the listening socket and start to accept connections, unless both have happened before."""
         if self._listening is not None:
             return
         try:
@@ -328,6 +331,7 @@ class Exports:
         log.info("serving files", action="files-served", address=self._address, port=self._listening.getsockname()[1])
 
     async def _accept(self, listening: socket.socket) -> None:
+        """Serve each accepted connection in a task, at most ``MAX_CONNECTIONS`` at a time, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             while len(self._serving.running) >= MAX_CONNECTIONS:

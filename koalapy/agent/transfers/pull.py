@@ -313,6 +313,10 @@ class Pull:
             pause = min(self._timeouts.max_transfer_retry_s, 2 * pause)
 
     async def _pull_once(self) -> None:
+        """Request a route from the source and run rsync once. Raise ``TransferCut`` if rsync fails.
+
+        Raise ``StageError`` if another try cannot help.
+        """
         file = self._file
         request = {"path": file.path, "part": file.part, "size": file.size, "encrypted": self._encrypted}
         route = Route.model_validate(await self._questions.ask_cluster(file.source, "export", request))
@@ -380,6 +384,7 @@ class Pull:
         await asyncio.to_thread(self._measure_folder)
 
     def _measure_folder(self) -> None:
+        """Measure the arrived bytes, update the times of progress, and schedule the next measurement."""
         began = self._clock.monotonic()
         with contextlib.suppress(OSError):
             self.arrived_bytes = _size_of(self._folder)
@@ -398,6 +403,7 @@ class Pull:
         self._digest = self._digesting = None
 
     async def _is_right(self) -> bool:
+        """Return whether size and checksum of the pulled files are those of the catalogue."""
         if self._digest is not None and self._digesting is not None:
             self._digest.mark_complete()
             try:
@@ -438,6 +444,7 @@ def _empty(folder: Path) -> None:
 
 
 def _measure(folder: Path) -> Content:
+    """Measure a folder of pulled files; return ``NO_CONTENT`` if it has an entry that no replica can have."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         return measure_content(descriptor, checksum=True)

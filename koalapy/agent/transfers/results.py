@@ -73,6 +73,7 @@ class Collector:
             self._tasks[component.name].cancel()
 
     def _ran(self, component: Component, task: "asyncio.Task[None]") -> None:
+        """Forget the ended task of a component; after an unexpected error, mark its results as collected."""
         del self._tasks[component.name]
         error = None if task.cancelled() else task.exception()
         if error is not None:
@@ -92,6 +93,7 @@ class Collector:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _collect(self, component: Component) -> None:
+        """Send the results of a component to the daemon and mark it as collected, with the problem if that failed."""
         assert component.stage is not None
         folder = self._stages.folder_path(component.instance, component.stage)
         inputs = self._stages.input_names(component.instance, component.stage)
@@ -132,6 +134,7 @@ class Collector:
             pause = min(self._timeouts.max_transfer_retry_s, 2 * pause)
 
     def _send(self, component: Component, folder: Path, inputs: Collection[str]) -> None:
+        """Write the results of a component as an archive to the daemon, read as the owner if jobs run as accounts."""
         token, patterns = component.stage or "", component.collect
 
         def write(archive: tarfile.TarFile) -> None:

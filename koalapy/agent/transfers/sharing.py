@@ -56,6 +56,7 @@ class Turns:
             self._pass_on()
 
     async def _wait(self, place: int) -> None:
+        """Take a turn, or wait for one in the order of ``place``."""
         if self._free:
             self._free -= 1
             return

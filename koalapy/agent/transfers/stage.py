@@ -153,6 +153,7 @@ class StageRun:
             remove_tree(path)
 
     def current_status(self) -> StageStatus:
+        """Return the state, progress and failure of the stage, as the agent reports them to the daemon."""
         failure = self._failure or StageError("", "site")
         bundle = self._bundle.size if self._bundle else 0
         sizes = {i: file.size for i, file in enumerate(self._files) if file.source != self._means.cluster}
@@ -174,6 +175,7 @@ class StageRun:
         )
 
     async def _run(self) -> None:
+        """Fetch the bundle and all inputs that are not ready, then report the stage as done or failed."""
         try:
             self._check()
             await self._run_in_thread(self._end_orphans)
@@ -235,6 +237,7 @@ class StageRun:
     # Inputs
 
     async def _place_input(self, index: int, file: StageFile) -> None:
+        """Link a local replica into the stage folder, or copy or pull a remote one, and record it as ready."""
         if file.source == self._means.cluster:
             place = await self._run_in_thread(self._lend_replica, file, threads=self._means.replica_threads)
             await self._run_in_thread(self._link, file, place)
@@ -281,6 +284,7 @@ class StageRun:
         return (content.size, content.checksum) == (file.size, file.checksum)
 
     def _lend_replica(self, file: StageFile) -> Path:
+        """Return the path of a local replica after its verification; raise ``StageError`` if it is unusable."""
         request = ReplicaRequest(path=file.path, part=file.part, size=file.size)
         try:
             return self._means.replicas.lend_replica(request, file.checksum, self._given_up)
@@ -297,6 +301,7 @@ class StageRun:
         target.symlink_to(place)
 
     def _move(self, file: StageFile, place: Path, work: Path) -> None:
+        """Make a pulled input read-only and move it into the stage folder."""
         descriptor = os.open(place, CONTENT)
         try:
             make_read_only(descriptor)
@@ -314,6 +319,7 @@ class StageRun:
     # The submitter's own files
 
     async def _place_bundle(self, bundle: StageBundle) -> None:
+        """Fetch and unpack the submitter's bundle; fetch it a second time if its checksum is wrong."""
         path = self._work_folder / "bundle.tar"
         for _ in range(2):
             if await self._fetch(bundle, path):
@@ -362,6 +368,7 @@ class StageRun:
             digesting.add_done_callback(lambda done: done.cancelled() or done.exception())  # it is not awaited
 
     def _unpack(self, path: Path) -> None:
+        """Unpack a bundle into the work folder, and replace the stage folder by the result."""
         tree = self._work_folder / "tree"
         shutil.rmtree(tree, ignore_errors=True)
         tree.mkdir(mode=0o700)

@@ -147,6 +147,7 @@ class Stages:
         return next((n for n, is_taken in zip(names, in_use, strict=True) if not is_taken), name)
 
     def _add(self, instance: str, order: Stage, name: str) -> StageRun:
+        """Create the run of a stage order, and remove an earlier stage of the same token."""
         folder, work_folder = self._directory / name, self._directory / f".{name}"
         user = self._folders.run_as.accounts.account_for(order.local_user)
         has_owner = bool(user) or self._folders.is_mapped
@@ -169,6 +170,7 @@ class Stages:
             run.published, run.published_at = status, now
 
     async def _remove(self, run: StageRun) -> None:
+        """Stop a stage and remove its folders, including the one of its owner."""
         await run.stop_task()
         if run.owner is not None:
             try:

@@ -45,6 +45,7 @@ def unpack_bundle(archive: Path, into: Path, stop: threading.Event) -> None:
 
 
 def _unpack(opened: tarfile.TarFile, member: tarfile.TarInfo, into: Path) -> None:
+    """Unpack one file or folder of a bundle; raise ``BadBundle`` for other kinds and for paths outside ``into``."""
     parts = [part for part in PurePosixPath(member.name).parts if part != "."]
     if not all(part not in ("", "..") and "/" not in part and "\0" not in part for part in parts):
         raise BadBundle(f"{printable(member.name)} has a path outside of the folder")
@@ -59,6 +60,7 @@ def _unpack(opened: tarfile.TarFile, member: tarfile.TarInfo, into: Path) -> Non
 
 
 def _make_folders(into: Path, parts: list[str]) -> None:
+    """Create the nested folders of a path, unless they exist."""
     path = into
     for part in parts:
         path = path / part
@@ -70,6 +72,7 @@ def _make_folders(into: Path, parts: list[str]) -> None:
 
 
 def _write(opened: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None:
+    """Write one file of a bundle; raise ``BadBundle`` if it exists or is truncated."""
     try:
         descriptor = os.open(path, NEW, 0o700 if member.mode & 0o100 else 0o600)
     except (FileExistsError, NotADirectoryError) as error:
@@ -100,6 +103,7 @@ def copy_tree(source: Path, target: Path, stop: threading.Event) -> Content:
 
 
 def _copy(source: Path, target: Path, depth: int, stop: threading.Event) -> None:
+    """Copy a file or folder recursively, at most ``depth`` levels deep, until ``stop`` is set."""
     if depth == 0:
         raise SiteRejected("too many folders within each other", fault=SiteFault.IRREGULAR)
     if stat.S_ISDIR(os.lstat(source).st_mode):

@@ -39,6 +39,7 @@ def _too_late(_signal: int, _frame: object) -> None:
 
 
 def _connect(host: str, port: int, certificate: str) -> int:
+    """Connect to a source by TLS with its pinned certificate, and relay data to rsync; return the exit code."""
     plain = socket.socket(fileno=0)
     try:
         signal.alarm(CONNECT_TIMEOUT)
@@ -56,6 +57,7 @@ def _connect(host: str, port: int, certificate: str) -> int:
 
 
 def _serve(rsync: int, key: int, seconds: float) -> int:
+    """Accept a puller's TLS connection within ``seconds``, and relay data to rsync; return the exit code."""
     context = require_tls_1_2(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
     context.load_cert_chain(f"/proc/self/fd/{key}")
     context.num_tickets = 0
@@ -118,6 +120,7 @@ def _take(source: socket.socket, buffer: bytearray) -> bool:
 
 
 def _give(target: socket.socket, buffer: bytearray) -> None:
+    """Send as much of the buffer as the target accepts without blocking, and remove the sent bytes."""
     sent = 0
     with memoryview(buffer) as view:
         while sent < len(view):

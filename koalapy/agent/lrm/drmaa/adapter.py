@@ -82,6 +82,7 @@ class SubmittedJobs:
         self.entries: dict[str, SubmittedJob] = {}
 
     def load(self) -> None:
+        """Read the table from disk; raise ``SiteUnavailable`` if the file is damaged."""
         try:
             stored = json.loads(self._path.read_bytes())
             self.entries = {name: SubmittedJob(**fields) for name, fields in stored.items()}
@@ -111,6 +112,7 @@ class SubmittedJobs:
         self._write()
 
     def _write(self) -> None:
+        """Write the table to disk without jobs that ended long ago."""
         limit = self._clock.now() - _ENTRY_RETENTION_S
         self.entries = {name: entry for name, entry in self.entries.items() if not 0 < entry.ended < limit}
         content = json.dumps({name: asdict(entry) for name, entry in self.entries.items()}).encode()
@@ -230,6 +232,7 @@ class DrmaaLrm(PolledLrm):
         ]
 
     def _native_options(self, submission: LrmSubmission) -> list[str]:
+        """Return the configured native options of a job, with its walltime and number of nodes filled in."""
         text = self._settings.native_specification
         if "{walltime}" in text and submission.walltime is None:
             raise SiteRejected(
@@ -263,6 +266,7 @@ class DrmaaLrm(PolledLrm):
 
 
 def _convert_ended_job(entry: SubmittedJob, drmaa_state: str, ending: DrmaaEnding | None) -> LrmJob:
+    """Convert an ended job; it counts as lost if a signal ended it, or if it aborted or failed without a code."""
     assert entry.job is not None
     code, number = (ending.exit_code, ending.signal_number) if ending else (None, None)
     lost = True

@@ -112,6 +112,7 @@ class DrmaaControl(JobControl):
         return self._error
 
     async def _start_session(self) -> None:
+        """Start a session and record the error, if any; retry a rejected start after a pause."""
         try:
             await self._process.read_about()
             self._error = ""
@@ -204,6 +205,7 @@ class DrmaaAccounts(JobControl):
         return await self._own.check_setup()
 
     async def _control_of(self, user: str) -> DrmaaControl:
+        """Return the control of an account, started on demand; close the least recently used one above the limit."""
         if not user:
             return self._own
         account = await self._run_as.accounts.find_account(user)  # each time, since it may be gone or closed

@@ -156,6 +156,7 @@ class DrmaaProcess:
                 await self._session.close()
 
     async def _running_session(self) -> "_Session":
+        """Return the live session; start one if there is none and the pause after the last failure is over."""
         if self._session is not None and self._session.is_alive:
             return self._session
         async with self._starting:
@@ -178,6 +179,7 @@ class DrmaaProcess:
         self._reason = session.end_reason
 
     async def _start_session(self) -> "_Session":
+        """Start a worker process and wait for its hello; raise ``SiteError`` if it does not open a session."""
         # -P: neither the working directory nor the script's folder is searched, since this folder is named drmaa.
         command = [sys.executable, "-P", "-X", "utf8", str(WORKER), str(os.getpid()), self._contact]
         environment = self._environment
@@ -241,6 +243,7 @@ class _Session:
 
     @property
     def end_reason(self) -> str:
+        """Describe how the worker process ended, with its last line of errors."""
         code = self._process.returncode
         if self._killed:
             end = "hung and was killed"
@@ -251,6 +254,7 @@ class _Session:
         return f"the DRMAA library's process {end}" + (f" ({self._errors[0]})" if self._errors else "")
 
     async def request(self, operation: str, fields: Mapping[str, object]) -> dict[str, Any]:
+        """Send an operation to the worker and wait for its reply."""
         self._last_id += 1
         number = self._last_id
         future = self._replies[number] = asyncio.get_running_loop().create_future()
@@ -283,6 +287,7 @@ class _Session:
         await self.wait_for_end()
 
     async def _read_messages(self) -> None:
+        """Handle messages of the worker until it ends, then fail all pending requests."""
         assert self._process.stdout is not None
         errors = asyncio.create_task(self._read_errors())
         try:
@@ -300,6 +305,7 @@ class _Session:
                     future.set_exception(Unanswered(self.end_reason))
 
     def _handle_message(self, message: dict[str, Any]) -> None:
+        """Handle a hello, a failed start, the end of a job, or a reply of the worker."""
         if "ended" in message:
             self._on_ended(DrmaaEnding(**message["ended"]))
         elif "hello" in message:

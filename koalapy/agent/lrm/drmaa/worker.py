@@ -86,6 +86,7 @@ class Worker:
             data = data[os.write(self._out, data) :]
 
     def _answer(self, request: dict[str, Any]) -> None:
+        """Execute a request and send its reply, or the error that the library raised."""
         operations = {"submit": self._submit_job, "cancel": self._cancel_job, "status": self._read_states}
         try:
             reply: Any = operations[request["op"]](request)
@@ -95,6 +96,7 @@ class Worker:
             self.send({"id": request["id"], "reply": reply})
 
     def _submit_job(self, request: dict[str, Any]) -> str:
+        """Submit a job by a template and return its identifier."""
         template = self._session.createJobTemplate()
         try:
             template.remoteCommand = request["script"]
@@ -191,6 +193,7 @@ def read_requests(requests: "queue.SimpleQueue[dict[str, Any] | None]", signal_p
 
 
 def main() -> int:
+    """Serve the agent's requests until it disconnects; return 1 if the library cannot be loaded or opened."""
     parent, contact = int(sys.argv[1]), sys.argv[2]
     out = os.dup(1)
     os.dup2(2, 1)

@@ -306,6 +306,7 @@ class _Link:
         await asyncio.wait([self._task])
 
     async def _read_replies(self) -> None:
+        """Complete pending requests by replies of locald, and announce changes; fail all requests at the end."""
         try:
             while line := await self._reader.readline():
                 message = json.loads(line)

@@ -60,6 +60,7 @@ class LocalCluster:
 
     @property
     def start_command(self) -> list[str]:
+        """Return the command that starts locald with the options of this cluster."""
         options = {
             "--dir": self.directory.resolve(),
             "--cluster": self.name,
@@ -292,6 +293,8 @@ def _copy_output(output: BinaryIO) -> None:
 
 @contextlib.contextmanager
 def _raise_on_signals() -> Iterator[None]:
+    """Raise ``_Interrupted`` on SIGINT or SIGTERM while the block runs."""
+
     def interrupt(_signum: int, _frame: FrameType | None) -> None:
         raise _Interrupted
 

@@ -172,6 +172,7 @@ class JobTable:
         self._by_id[job.id] = self._newest_by_name[job.name] = job
 
     def _add_ended(self, job: LocalJob) -> None:
+        """Mark a job as ended, drop its command and secrets, and forget the oldest ended job above the limit."""
         self.seq += 1
         job.state = "ended"
         job.ended_seq = self.seq
@@ -233,6 +234,7 @@ def parse_submission(request: dict[str, Any], id: int, addresses: frozenset[str]
 
 
 def _parse_text(name: str, value: object, *, may_be_empty: bool = False) -> str:
+    """Return a text of a request. Raise ``RequestRejected`` if it is no text or contains a NUL."""
     if not isinstance(value, str) or not (value or may_be_empty):
         raise RequestRejected(f"{name}: must be a string, not {value!r}")
     try:
@@ -252,6 +254,7 @@ def _parse_directory(name: str, value: object) -> str:
 
 
 def _parse_account(value: object) -> dict[str, Any] | None:
+    """Return the account of a request, or None; raise ``RequestRejected`` if it is malformed or root."""
     if value is None:
         return None
     types = {"uid": int, "gid": int, "groups": list, "name": str, "home": str, "shell": str}

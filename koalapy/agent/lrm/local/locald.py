@@ -71,6 +71,7 @@ def main() -> int:
 
 
 def _parse_options() -> argparse.Namespace:
+    """Parse and check the command line; exit with an error if the number of nodes or the network is invalid."""
     parser = argparse.ArgumentParser(prog="locald", description="The resource manager of one embedded cluster.")
     parser.add_argument("--dir", type=Path, required=True, help="directory of its socket, lock and log")
     parser.add_argument("--cluster", required=True, help="name of the cluster")

@@ -91,6 +91,7 @@ class OrphanFinder:
         return [pid for pid in children if pid not in started]
 
     def _scan(self, started: Container[int]) -> list[int]:
+        """Search the process table for children of this process not in ``started``; cache foreign processes."""
         now = time.monotonic()
         if now > self._foreign_until:
             self._foreign.clear()

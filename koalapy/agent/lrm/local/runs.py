@@ -160,6 +160,7 @@ class Runs:
             self._jobs.mark_lost(run.job, lost_reason)
 
     def _signal_run(self, run: NodeRun, signum: signal.Signals) -> None:
+        """Send a signal to all processes of a run; after SIGTERM, schedule SIGKILL."""
         run.sent_signal = signum
         run.signalled_pids.clear()
         if signum == signal.SIGTERM:

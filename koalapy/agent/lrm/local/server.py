@@ -190,6 +190,7 @@ class Server:
             self._answer(client, line)
 
     def _drop_client(self, client: ClientConnection) -> None:
+        """Close a client's connection and end the jobs that are attached to it."""
         self._clients.discard(client)
         self._selector.unregister(client.connection)
         client.connection.close()
@@ -202,6 +203,7 @@ class Server:
             self._timers.set(client, 0.0, end_attached)
 
     def _answer(self, client: ClientConnection, line: bytes) -> None:
+        """Execute a request line and send the reply, or the error if the request is rejected."""
         reply: dict[str, Any] | None
         request: Any = None
         try:
@@ -243,6 +245,7 @@ class Server:
         return {"job": str(job.id)}
 
     def _cancel_job(self, _: ClientConnection, request: dict[str, Any]) -> dict[str, Any]:
+        """Cancel a job if its number and name agree; raise ``RequestRejected`` otherwise."""
         job = self._jobs.find_job(request.get("job"))
         if job is None:
             raise RequestRejected(f"job: there is no {request.get('job')!r}", "unknown")
@@ -331,6 +334,7 @@ class Server:
             self._is_done = True
 
     def _record_ended_jobs(self) -> None:
+        """Write newly ended jobs to the journal, and reply to clients that wait for them."""
         for job in reversed(self._jobs.jobs_ended_since(self._journalled_seq)):
             self._journal.add_ended(job)
             if self._key and job.exit_code == _RESULT_UNDELIVERED:
@@ -343,6 +347,7 @@ class Server:
                 self._journal.rewrite(self._jobs.all_jobs)
 
     def _notify_watchers(self) -> None:
+        """Notify watching clients of changes of the job table, at most once per interval."""
         if "notice" in self._timers:
             return
         seq = self._jobs.seq

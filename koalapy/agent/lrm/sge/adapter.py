@@ -182,6 +182,7 @@ class SgeLrm(PolledLrm):
         return [*findings, *await self._control.check_setup()]
 
     async def _current_layout(self) -> Layout:
+        """Return the hosts and slots of the parallel environment; read them again when they are too old."""
         now = self._clock.monotonic()
         if self._layout is None or now > self._layout_read_at + LAYOUT_MAX_AGE_S:
             settings = self._settings

@@ -236,6 +236,7 @@ def read_accounting(text: str) -> Sequence[AccountingRecord]:
 
 
 def _read_record(fields: Mapping[str, str]) -> AccountingRecord | None:
+    """Convert the fields of one accounting record; return None if the end of the job cannot be read from them."""
     failed = re.match(r"(\d+)\s*:?\s*(.*)", fields.get("failed", ""))
     status = re.match(r"\d+", fields.get("exit_status", ""))
     if failed is None or status is None or not fields.get("jobnumber", "").isdecimal():
@@ -284,6 +285,7 @@ def end_of(record: AccountingRecord, *, cancelled: bool) -> JobEnd:
 
 
 def _exceeded_walltime(record: AccountingRecord, enforced: str) -> bool:
+    """Return whether a job ended at its walltime, by the limit that Grid Engine named or by its run time."""
     if enforced and not re.search(r"\b[hs]_rt\b", enforced):
         return False
     if re.fullmatch(r"[hs]_rt", enforced):

@@ -245,6 +245,7 @@ async def _check_parallel_environment(commands: SgeCommands, environment: str) -
 
 
 async def _check_nodes(commands: SgeCommands, environment: str, queue: str | None) -> Sequence[Finding]:
+    """Check that all queue instances have the slots of whole nodes, and that some host is up."""
     layout = await read_layout(commands, environment, queue)
     findings = [Finding("queues", True, ", ".join(sorted({name for name, _ in layout.instances})))]
     listing = read_listing((await commands.run_checked("qstat", "-f", "-u", "nobody", "-xml")).output)

@@ -203,6 +203,7 @@ class EndResolver:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _query_accounting(self, job: TrackedJob) -> None:
+        """Query the accounting for the end of a job, and record it if there is a record."""
         records: Sequence[AccountingRecord] = ()
         try:
             async with self._slots:

@@ -350,6 +350,7 @@ class SlurmLrm(PolledLrm):
         return {}
 
     async def _convert_job(self, job: SlurmJob, nodes: Sequence[SlurmNode], offer: Offer) -> LrmJob:
+        """Convert a job of squeue, with the reason for its wait or the cause of its end."""
         state, user = job_state(job.words), await self._account_of(job.uid) or ""
         if state is LrmJobState.ENDED:
             end = job_end(job.words, job.code, job.signal, job.reason, cancelled_by_us=job.id in self._cancelled)

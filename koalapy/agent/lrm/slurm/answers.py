@@ -98,6 +98,7 @@ def read_nodes(answer: bytes, partitions: Collection[str]) -> list[SlurmNode]:
 
 
 def _document(answer: bytes, command: str) -> Mapping[str, Any]:
+    """Parse the JSON output of a command; raise ``SiteUnavailable`` if it is invalid or reports errors."""
     try:
         # Names and reasons of other users may be any bytes.
         document = json.loads(answer.decode(errors="replace"), strict=False)
@@ -140,6 +141,7 @@ def words_in(texts: Iterable[str]) -> frozenset[str]:
 
 
 def _read_node(entry: Mapping[str, Any], partitions: frozenset[str]) -> list[SlurmNode]:
+    """Convert an entry of sinfo to a list with one node."""
     name = entry.get("name")
     if not isinstance(name, str) or not name:
         _raise_not_understood("sinfo", "a node without name")
@@ -231,6 +233,7 @@ def read_uid(text: str) -> int | None:
 
 
 def _read_job(line: bytes) -> SlurmJob:
+    """Parse a line of squeue in columns of fixed width; raise ``SiteUnavailable`` if it is malformed."""
     values, offset = [], 0
     for width in _WIDTHS.values():
         values.append(line[offset : offset + width].decode(errors="replace").strip())
