@@ -60,6 +60,7 @@ def agents_router(hub: Hub, tokens: Tokens, attempts: AgentAttempts | None = Non
 
     @router.websocket("/api/v1/agents/{cluster}/connect")
     async def connect(socket: WebSocket, cluster: str) -> None:
+        """Authenticate an agent and serve its connection until it ends, or send an HTTP response that rejects it."""
         if rejection := check_agent_token(socket, cluster, tokens, attempts):
             log.warning("agent rejected", action="agent-rejected", cluster=cluster[:100], error=rejection.reason)
             if cluster in tokens and rejection.code is not ProblemCode.TOO_MANY_WRONG_TOKENS:

@@ -91,6 +91,7 @@ class PolicyList(Output):
 
 
 def _metrics_view(metrics: jobs.Metrics) -> dict[str, Any]:
+    """Return the fields of the answer: use by cluster, mean times by priority, and job counts by final state."""
     usage, span = metrics.usage, metrics.end - metrics.start
     return {
         "start": metrics.start,
@@ -141,6 +142,8 @@ def clusters_router(service: Jobs) -> APIRouter:
 
 
 def _add_orders(router: APIRouter, service: Jobs) -> None:
+    """Add the routes by which operators drain, resume, clear and give up clusters."""
+
     @router.post("/clusters/{name}/clear", response_model=ClusterView)
     async def clear_cluster(name: Name) -> Any:
         """Reset a cluster's error count, and place jobs on it again."""

@@ -52,6 +52,7 @@ def _field_converters(body: type[Body]) -> list[tuple[str, Callable[[Any], Any]]
 
 
 def _converter(kind: Any) -> Callable[[Any], Any]:
+    """Return the function that converts a body value of this type to the value of the model."""
     if kind in WIRE_FORMATS:
         return WIRE_FORMATS[kind].to_model
     base, _ = split_annotation(kind)
@@ -166,6 +167,7 @@ def _allow_none(field: FieldDescription, kind: Any) -> Any:
 
 
 def _body_type(kind: Any, element: Any | None = None) -> Any:
+    """Return the type of a field in request bodies, with its bounds; ``element`` replaces the type of list entries."""
     if kind in WIRE_FORMATS:
         return WIRE_FORMATS[kind].body
     base, marks = split_annotation(kind)

@@ -109,6 +109,8 @@ def files_router(files: Files, bundles: Bundles, results: Results) -> APIRouter:
 
 
 def _add_replicas(router: APIRouter, files: Files) -> None:
+    """Add the routes that list, register, verify and remove replicas."""
+
     @router.get("/replicas", response_model=ReplicaPage, responses=problem_responses(404))
     async def list_replicas(
         name: Name = None,
@@ -148,6 +150,8 @@ def _add_replicas(router: APIRouter, files: Files) -> None:
 
 
 def _add_bundles(router: APIRouter, bundles: Bundles) -> None:
+    """Add the routes that upload and show bundles."""
+
     @router.post(
         "/bundles",
         status_code=201,

@@ -147,6 +147,7 @@ def parse_change(
 
 
 def _split_pairs(field: str, texts: list[str]) -> list[tuple[str, str]]:
+    """Split texts at their first ``=``; raise ``UsageError`` for a repeated name or an empty part."""
     pairs: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -159,6 +160,7 @@ def _split_pairs(field: str, texts: list[str]) -> list[tuple[str, str]]:
 
 
 def _parse_rule(name: str, text: str) -> object:
+    """Parse the value of a rule as YAML; raise ``UsageError`` if it is invalid."""
     try:
         return load_yaml(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -180,6 +182,7 @@ def _parse_number(field: str, text: str, maximum: int) -> int:
 
 
 def _parse_walltime(text: str) -> float:
+    """Return a walltime in seconds; raise ``UsageError`` if it is no duration or out of range."""
     try:
         walltime = float(str(parse_duration(text)))
     except ValueError:
@@ -225,6 +228,7 @@ class IfSubmittedView(Output):
 
 
 def _if_submitted_view(forecast: IfSubmitted) -> dict[str, Any]:
+    """Return the fields of the answer for a job that would start at once, later, or not within the horizon."""
     expected = forecast.expected
     if expected is None:
         starts = Interval(0.0, 0.0, 0.0) if forecast.at_once else None
@@ -362,6 +366,7 @@ def _visible_user(caller: Identity) -> str | None:
 
 
 def _application_view(record: ApplicationRecord) -> dict[str, Any]:
+    """Return the fields of an application: its runs by size and clusters, its slowdown and its verdict."""
     runs = [
         {
             "nodes": group.size.nodes,

@@ -307,6 +307,7 @@ class Guard:
         return await self._authenticator.authenticate(client_address(scope), token)
 
     def _check_rate(self, identity: Identity) -> JSONResponse | None:
+        """Count a request of the user; return a problem if it exceeds a rate limit."""
         if (excess_and_wait := self._pace.find_excess(identity.user)) is None:
             return None
         excess, wait = excess_and_wait
@@ -333,6 +334,7 @@ def _check_form_origin(scope: Scope, headers: Headers) -> JSONResponse | None:
 
 
 def _check_origin(scope: Scope, headers: Headers) -> JSONResponse | None:
+    """Return a problem if a browser sent the request from a page of another origin."""
     origin = headers.get("origin")
     if origin is not None and origin.lower() != f"{scope['scheme']}://{headers['host']}".lower():
         return problem(

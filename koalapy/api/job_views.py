@@ -36,6 +36,7 @@ def redact_job(record: JobRecord) -> JobRecord:
 
 
 def _redact(value: Any) -> Any:
+    """Return a copy of a value with its public fields only; the other fields have their defaults."""
     if isinstance(value, tuple):
         return tuple(_redact(entry) for entry in value)
     if not is_dataclass(value):
@@ -238,6 +239,7 @@ def _redacted_fields(record: JobRecord) -> dict[str, Any]:
 
 
 def _view_fields(record: JobRecord, view: type[Output] = JobView) -> dict[str, Any]:
+    """Return the fields of a job view: those of the spec and the job, the components and the spans."""
     job, attempt = record.job, record.job.attempt
     return (
         _attributes(view, job.spec)
@@ -265,6 +267,7 @@ def _attributes(view: type[Output], value: Any) -> dict[str, Any]:
 def _spans(
     job: Job, placed: float | None, ready: float | None, ended: float | None, attempt: Attempt | None
 ) -> dict[str, float | None]:
+    """Return the durations of a job in seconds; None for a span that has not ended."""
     return {
         "queue_time": _span(job.submitted_at, placed),
         "wait_time": _span(job.submitted_at, ready),

@@ -113,6 +113,8 @@ def jobs_router(service: Jobs) -> APIRouter:
 
 
 def _add_views(router: APIRouter, service: Jobs) -> None:
+    """Add the routes that show a job, its timeline, its attempts and its output."""
+
     @router.get("/{job}", response_model=JobWithTimeline)
     async def show_job(job: Id, caller: Caller, wait: Wait = 0.0) -> Any:
         """Show a job with its timeline; with ``wait``, as soon as it has ended or the time is over. Users see only
@@ -247,6 +249,7 @@ class ChangedJobs(Output):
 
 
 def _add_actions(router: APIRouter, service: Jobs) -> None:
+    """Add the routes that cancel, hold and release jobs and change their priority, one or many at a time."""
     conflict = problem_responses(409)
     bulk = service.bulk
 
@@ -317,6 +320,8 @@ class GridChange(Output):
 
 
 def _add_events(router: APIRouter, service: Jobs) -> None:
+    """Add the route that streams the changes of a job."""
+
     async def changes(job: Id, last: LastId = 0) -> AsyncIterator[JobChange]:
         """Return the changes of a job; raise ``NotFoundError`` here, before the response begins."""
         await service.get(job)

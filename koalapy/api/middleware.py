@@ -106,6 +106,7 @@ class TrustedProxies:
         return any(address in network for network in self._proxies)
 
     def _apply_headers(self, scope: Scope, peer: Address) -> Scope:
+        """Return the scope with the client and scheme that a trusted proxy reports."""
         headers = Headers(scope=scope)
         client = peer
         # Use the last address that is not a trusted proxy: a client may have forged those before it.
@@ -178,6 +179,7 @@ class RequestLimiter:
             self._active -= 1
 
     def _with_timeout(self, receive: Receive) -> Receive:
+        """Return a ``receive`` that raises HTTP error 408 unless the body is complete in time."""
         deadline: float | None = asyncio.get_running_loop().time() + self._body_timeout_s
 
         async def receive_in_time() -> Message:

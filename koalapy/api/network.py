@@ -154,6 +154,7 @@ def network_router(network: Network) -> APIRouter:
 
 
 def _link_view(link: LinkRecord) -> dict[str, Any]:
+    """Return the fields of a link with its newest measurement."""
     measured = link.measurements
     return {
         "one": link.pair[0],

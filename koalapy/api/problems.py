@@ -56,6 +56,7 @@ def describe_error(error: KoalaError) -> dict[str, Any]:
 
 
 def _problem_body(code: ProblemCode, detail: str, field: str, value: object, hint: str) -> dict[str, Any]:
+    """Return the body of a problem (RFC 9457), with long texts cut."""
     return {
         "type": "about:blank",
         "title": HTTPStatus(code.status).phrase,
@@ -92,6 +93,7 @@ ErrorPage = Callable[[Request, int, dict[str, Any]], Response]
 
 
 def _for_browser(request: Request, answer: JSONResponse) -> Response:
+    """Return an error page instead of the JSON answer if a browser requests a page of the dashboard."""
     page: ErrorPage | None = request.app.state.error_page
     wants_page = "text/html" in request.headers.get("accept", "") and not request.url.path.startswith("/api/")
     if page is None or not wants_page:
@@ -112,6 +114,7 @@ def add_error_handlers(app: FastAPI, error_page: ErrorPage | None = None) -> Non
 
 
 async def _koala_error(request: Request, error: Exception) -> Response:
+    """Answer a ``KoalaError`` with its problem; add Retry-After if the client may try again."""
     assert isinstance(error, KoalaError)
     retry_after = (
         error.retry_after if isinstance(error, BusyError) else RETRY_AFTER_S if error.code.status == 503 else None
@@ -124,6 +127,7 @@ async def _koala_error(request: Request, error: Exception) -> Response:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
+    """Answer an error of the framework with a problem: unknown routes and methods, invalid and large bodies."""
     assert isinstance(error, HTTPException)
     headers = dict(error.headers or {})
     if error.status_code == 405:
@@ -155,6 +159,7 @@ async def _client_disconnect(request: Request, error: Exception) -> Response:
 
 
 async def _internal_error(request: Request, error: Exception) -> Response:
+    """Log an unexpected error and answer with a problem without its details."""
     log.error("request failed", action="request-failed", path=request.url.path, exc_info=error)
     return _for_browser(
         request,
@@ -167,6 +172,7 @@ async def _internal_error(request: Request, error: Exception) -> Response:
 
 
 async def _validation_error(request: Request, error: Exception) -> Response:
+    """Answer a request that does not match its model with the problem of its first invalid field."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     if first["type"] == "json_invalid":
@@ -263,6 +269,7 @@ def _field_at(location: Sequence[int | str]) -> str:
 
 
 def _suggest_fields(location: Sequence[int | str], model: type[BaseModel]) -> str:
+    """Return a hint for an unknown field: similar names of the model at its location."""
     tag = str(location[2]) if len(location) > 3 else ""
     if "inputs" in location[:-1]:
         model = ComponentInput if tag in _COMPONENTS else JobInput
