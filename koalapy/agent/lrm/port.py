@@ -67,10 +67,10 @@ class LrmJob:
     lost: bool = False
     """Whether the cluster ended it, as when a node failed, and not the program itself."""
     reason: str = ""
-    """Why it ended; before that, what it waits for."""
+    """The reason for its end, or for its wait before that."""
     starting: float = 0.0
     """Maximum seconds until its nodes are ready, as when they are being switched on; 0 if they are not being started.
-    Its claim does not time out meanwhile."""
+    Until then its claim does not time out."""
     fault: Fault | None = None
     """The cause if a queued job will never start, for ``reason``."""
     user: str = ""

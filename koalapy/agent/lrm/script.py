@@ -1,8 +1,8 @@
 """Write the script that a resource manager runs for one component. It starts the runner on each node.
 
-The script has everything the runner needs. Nothing is passed through the resource manager, whose job data every local
-user may read: so the script is on a file system that the nodes share, readable by its owner only. Each node's secret is
-in a separate file until its runner reads and removes it, since the script's variables are in its shell's environment.
+The script contains all data of the runner, since every local user may read the job data of the resource manager. So the
+script is on a file system that the nodes share, readable by its owner only. Each node's secret is in a separate file
+until its runner reads and removes it, since the script's variables are in its shell's environment.
 """
 
 import asyncio

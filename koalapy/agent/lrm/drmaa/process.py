@@ -38,8 +38,7 @@ TRANSIENT_ERRORS = _names(
     "ExitTimeoutException InternalException NoActiveSessionException NoUsage OutOfMemoryException StopIteration "
     "TryLaterException"
 )
-"""Exceptions of the package and the worker after which a retry may succeed. ``DrmaaException`` itself stands for a code
-that the package does not know."""
+"""Exceptions of the package and the worker after which a retry may succeed. Unknown codes raise ``DrmaaException``."""
 PERMANENT_ERRORS = _names(
     "AuthorizationException ConflictingAttributeValuesException DefaultContactStringException DeniedByDrmException "
     "HoldInconsistentStateException IllegalStateException InvalidArgumentException InvalidAttributeFormatException "

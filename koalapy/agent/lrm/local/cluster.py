@@ -225,7 +225,7 @@ class LocalConnection:
 
 
 def raise_error(reply: dict[str, Any]) -> NoReturn:
-    """Raise the ``SiteError`` that a reply of locald stands for."""
+    """Raise the ``SiteError`` that a reply of locald describes."""
     kind, message = reply.get("kind"), str(reply["error"])
     if kind == "unavailable":
         raise SiteUnavailable(message, value=kind)

@@ -33,7 +33,7 @@ class Timers:
         return max(0.0, min(due for due, _ in self._entries.values()) - time.monotonic())
 
     def run_due(self) -> None:
-        """Call what is due now, except what an earlier call cancels or sets again."""
+        """Call all due functions, except those that an earlier call cancels or sets again."""
         now = time.monotonic()
         for key, entry in list(self._entries.items()):
             due, action = entry

@@ -171,7 +171,7 @@ class EndResolver:
         self._queries: dict[str, asyncio.Task[None]] = {}
 
     async def resolve(self, jobs: Iterable[TrackedJob]) -> None:
-        """Record the ends of those jobs whose end is known now, and query the accounting about others."""
+        """Record the ends of jobs that are known now, and query the accounting about others."""
         now = self._clock.monotonic()
         unresolved = []
         for job in jobs:

@@ -52,9 +52,9 @@ from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavail
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
 MESSAGE_TIMEOUT_S = 10.0
-"""Slurm's default of its own MessageTimeout, used if the configuration cannot be read."""
+"""Slurm's default of MessageTimeout, used if the configuration cannot be read."""
 RESUME_TIMEOUT_S = 60.0
-"""Slurm's default of its own ResumeTimeout."""
+"""Slurm's default of ResumeTimeout."""
 OFFER_MAX_AGE_S = 10.0
 """Age at which partitions and reservations are read again."""
 NO_GROUPS = NodeGroups()
@@ -238,7 +238,7 @@ class SlurmLrm(PolledLrm):
     def _class_options(self, submission: LrmSubmission) -> list[str]:
         """Return options that restrict a job to nodes of its class.
 
-        They include what is configured, since only the last one of an option counts.
+        They include the configured options, since only the last one of an option counts.
         """
         if not submission.node_class:
             return []
@@ -331,7 +331,7 @@ class SlurmLrm(PolledLrm):
         return answer
 
     async def _add_hosts(self, jobs: list[SlurmJob]) -> list[SlurmJob]:
-        """Return the jobs with the nodes of those whose list did not fit into its column."""
+        """Return the jobs; query the nodes of jobs with a list that did not fit into its column."""
         cut = ",".join(job.id for job in jobs if job.hosts_cut)
         if not cut:
             return jobs
