@@ -94,7 +94,7 @@ async def test_partial_line_of_killed_runner_is_delivered(site: Site, daemon: Fa
 
 
 async def test_program_exceeding_walltime_is_stopped(site: Site, daemon: FakeDaemon) -> None:
-    """Double the walltime until the program is running before it is over."""
+    """Double the walltime until the program starts before the walltime is over."""
     for job in range(10):
         token, walltime = f"{job}.1.0", 2.0**job
         await daemon.submit_component(token, walltime=walltime)

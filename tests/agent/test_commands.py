@@ -55,7 +55,7 @@ async def test_stop_before_submit_prevents_job(daemon: FakeDaemon, tmp_path: Pat
 
 
 async def test_daemon_older_than_known_one_is_rejected(daemon: FakeDaemon, tmp_path: Path) -> None:
-    """A restarted agent rejects it too and reports the epoch that it knows."""
+    """A restarted agent rejects the older daemon, too, and reports the epoch that it knows."""
     token, lrm = "7.1.0.aa", MemoryLrm()
     daemon.epoch = 5
     async with running_agent(lrm, daemon, tmp_path):

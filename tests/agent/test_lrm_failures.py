@@ -456,7 +456,7 @@ async def count_polls(lrm: MemoryLrm) -> int:
 
 
 async def test_released_nodes_are_noticed_while_jobs_wait(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
-    """The resource manager does not announce it, and the next regular poll is far away."""
+    """The resource manager does not announce released nodes, and the next regular poll is far away."""
     lrm.background = 2
     async with running_agent(lrm, daemon, tmp_path):
         await daemon.wait_until(lambda: reported_counts(daemon) == (2, 0, ""))
@@ -495,7 +495,7 @@ async def test_lrm_without_waiting_jobs_is_not_polled(
 
 
 async def test_polls_take_bounded_share_of_time(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
-    """Frequent probes about waiting jobs must not increase it."""
+    """Frequent probes about waiting jobs must not increase the share of polls."""
     lrm.background, lrm.snapshot_s = 1, SNAPSHOT_S
     async with running_agent(lrm, daemon, tmp_path):
         await daemon.wait_until(lambda: reported_counts(daemon) == (2, 1, ""))

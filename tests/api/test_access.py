@@ -133,7 +133,7 @@ async def api(tmp_path: Path) -> AsyncIterator[Api]:
 
 
 def test_access_table_grants_only_the_intended_rights() -> None:
-    """The sets repeat the table, so that no operation becomes more accessible by one edit."""
+    """Compare the table with literal sets, so that a single edit cannot make an operation more accessible."""
     operations: dict[str, set[str]] = {}
     for operation, access in ACCESS.items():
         operations.setdefault(str(access), set()).add(operation)

@@ -132,7 +132,7 @@ async def test_page_for_other_clients_survives_disconnect() -> None:
 
 
 async def test_work_is_cancelled_with_its_waiting_request() -> None:
-    """A revoked token cancels the waiting request in this way."""
+    """Cancel the request as the guard does after its token is revoked."""
     work, request = Work(), Request({"type": "http"}, wait_forever)
     waiting = asyncio.create_task(cancel_on_disconnect(request, work()))
     await work.begun.get()

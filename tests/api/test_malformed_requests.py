@@ -71,7 +71,7 @@ TEXTS = [
 
 @pytest.mark.parametrize("odd", ['"a\\ud800"', '"\\udfff\\ud800"', '"a\\u0000b"'])
 async def test_text_that_cannot_be_stored_is_rejected(open_api: Open, odd: str) -> None:
-    """Such a job would break every list that contains it, and the connection of its cluster."""
+    """A job with such a text would break every list that contains it, and the connection of its cluster."""
     api = await open_api()
     job = {"request": {"type": "flexible", "total_size": 6}, "command": ["true"]}
     for text, field in TEXTS:

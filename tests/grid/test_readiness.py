@@ -215,7 +215,7 @@ def test_stopped_daemon_answers_no_probe(grid: EmbeddedGrid, manager: ServiceMan
 
 
 def test_ending_daemon_reports_stopping(grid: EmbeddedGrid, manager: ServiceManager) -> None:
-    """Restart it as a service manager does without watchdog messages; jobs continue."""
+    """Restart the daemon as a service manager does after missing watchdog messages; jobs continue."""
     gate = grid.make_gate()
     ident = grid.submit({"type": "fixed", "components": [{"cluster": "north", "size": 1}]}, *gate.hold)
     grid.wait_for_state(ident, "running")

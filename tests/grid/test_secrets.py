@@ -101,7 +101,7 @@ def submit_job_with_files(grid: EmbeddedGrid, folder: Path) -> dict[str, Any]:
 @pytest.mark.evidence("A4", "C11")
 @needs(ROOT)
 def test_processes_expose_no_secret(busy: BusyGrid) -> None:
-    """Root sees no secret either, except a job's variables in its processes."""
+    """Check the view of root, too. Only the processes of a job contain its variables."""
     looked = 0
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -194,7 +194,7 @@ def test_files_are_unreadable_for_others(busy: BusyGrid) -> None:
 
 @pytest.mark.evidence("A9")
 def test_process_memory_is_unreadable_for_same_account(busy: BusyGrid) -> None:
-    """The same flag of the kernel prevents core dumps."""
+    """Read the memory and environment of each process; the kernel flag that prevents this also prevents core dumps."""
 
     def may_read(pid: int) -> bool:
         command = [*WITHOUT_CAPABILITIES, "head", "-c", "1", f"/proc/{pid}/mem", f"/proc/{pid}/environ"]

@@ -48,7 +48,7 @@ def finish_job(grid: EmbeddedGrid, ident: int, gate: Gate) -> None:
 
 
 def test_program_ending_while_agent_is_suspended_succeeds(embedded: EmbeddedGrid) -> None:
-    """Suspend it for longer than a silence is tolerated."""
+    """Suspend the agent until the daemon reports its cluster as unreachable."""
     gate = embedded.make_gate()
     ident, is_late = start_job(embedded, *gate.hold)
     with suspended(embedded.find_agent("north").pid):
@@ -72,7 +72,7 @@ def test_program_ending_while_daemon_is_suspended_succeeds(embedded: EmbeddedGri
 
 
 def test_program_over_walltime_is_ended_despite_suspension(embedded: EmbeddedGrid) -> None:
-    """Its agent is suspended when the walltime ends, and reports it afterwards."""
+    """Suspend the agent until the walltime is over; the agent reports the end afterwards."""
     ident, is_late = start_job(embedded, "sleep", "600")
     with suspended(embedded.find_agent("north").pid):
         wait_until(is_late, "the walltime to be over")

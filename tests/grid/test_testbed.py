@@ -61,7 +61,6 @@ def _token(bed: Testbed, ident: int, cluster: str) -> str:
 @pytest.mark.evidence("R6")
 @pytest.mark.parametrize("cluster", ["north", "east"])
 def test_runner_secret_is_found_in_no_file_or_process(bed: Testbed, cluster: str) -> None:
-    """A running runner's secret is in no file, environment, command line or accounting record."""
     gate = bed.make_gate()
     ident = start_job(bed, gate, fixed_request(cluster, 2), "processes")
     processes = bed.list_processes()
@@ -81,7 +80,6 @@ def test_runner_secret_is_found_in_no_file_or_process(bed: Testbed, cluster: str
 
 @pytest.mark.timeout(600)
 def test_port_suite_passes_on_slurm_and_grid_engine(bed: Testbed) -> None:
-    """Run the port suite of each resource manager on the head nodes in parallel."""
     with ThreadPoolExecutor() as pool:
         for failure in pool.map(partial(run_port_suite, bed), ("north", "east"), ("slurm", "sge")):
             assert failure.endswith("ended with 0\n"), failure

@@ -133,7 +133,7 @@ def test_job_environment_equals_login_environment(bed: Testbed, alice: User, clu
 @pytest.mark.evidence("K2")
 @EACH
 def test_user_cannot_read_or_signal_jobs_of_others(bed: Testbed, alice: User, robert: User, cluster: str) -> None:
-    """Try it from the node of the victim, and from a job on another node."""
+    """Try to signal and read processes from the node of the victim, and from a job on another node."""
     ident, gate = start_gated_job(bed, alice, cluster)
     job = bed.get_job(ident)["components"][0]["lrm_job"]
     victims = [*bed.list_programs(ident), *bed.list_runners(f"{ident}.")]
