@@ -307,7 +307,7 @@ class Guard:
         return await self._authenticator.authenticate(client_address(scope), token)
 
     def _check_rate(self, identity: Identity) -> JSONResponse | None:
-        """Count a request of the user; return a problem if it exceeds a rate limit."""
+        """Return a problem if the user has reached a rate limit; otherwise count the request."""
         if (excess_and_wait := self._pace.find_excess(identity.user)) is None:
             return None
         excess, wait = excess_and_wait
