@@ -134,7 +134,7 @@ def test_restore_backup_without_manifest_is_rejected(data_dir: Path, tmp_path: P
     make_backup(tmp_path / "backup", data_dir, None, files_only=False)
     for text in ("", "[]", json.dumps({"version": "1"})):
         (tmp_path / "backup/backup.json").write_text(text)
-        with pytest.raises(NotFoundError, match="no whole backup"):
+        with pytest.raises(NotFoundError, match="is not a whole backup"):
             restore_backup(tmp_path / "backup", tmp_path / "other", None, replace=False)
     assert not (tmp_path / "other").exists()
 

@@ -2,14 +2,18 @@
 
 import gzip
 import json
+import re
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from koalapy.model.errors import UsageError
+from koalapy.model.job import JobSpec
 from koalapy.policies.registry import Registry, builtin_policies
+from koalapy.record.lines import FOR_PEOPLE
 from koalapy.record.reading import RecordFile
 from koalapy.record.replay import History, replay
 from tests.record.days import export_lines, record_day, write_export
@@ -44,6 +48,15 @@ def test_replay_of_daemon_runs_is_separate(tmp_path: Path, pack: Callable[[bytes
 
 def test_record_contains_no_environment_variables() -> None:
     assert b"of-the-environment" not in WHOLE
+
+
+def test_record_contains_no_private_field_of_a_job() -> None:
+    """A new field with a text is exported only once it is added here, and kept back once it is in ``FOR_PEOPLE``."""
+    exported_texts = {"command", "policy", "policy_options", "name", "owner", "home_site", "application"}
+    exported_texts |= {"output", "workdir", "inputs", "collect"}
+    types = {field.name: str(field.type) for field in fields(JobSpec)}
+    texts = {name for name, annotation in types.items() if re.search(r"\bstr\b|InputFile", annotation)}
+    assert texts == exported_texts | {*FOR_PEOPLE} - {"mail_type"}
 
 
 def test_replay_of_truncated_record_is_rejected(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import base64
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, get_args
 
 import structlog
 
@@ -23,6 +23,7 @@ from koalapy.protocol.messages import (
     Ask,
     Confirmed,
     FromAgent,
+    Hello,
     Output,
     OutputAck,
     RejectedRunner,
@@ -112,6 +113,8 @@ class AgentMessages:
             Ask: lambda session, message: questions.forward_question(session.cluster, message),
             Answer: lambda session, message: questions.deliver_answer(session.cluster, message),
         }
+        unhandled = {*get_args(get_args(FromAgent)[0])} - self._handlers.keys() - {Hello, Output}
+        assert not unhandled, f"messages of agents without a handler: {unhandled}"
 
     async def handle_messages(self, session: Session, messages: Iterable[FromAgent]) -> None:
         """Handle messages in order. Raise ``StoreUnavailable`` if the database does not answer about output."""
