@@ -98,14 +98,8 @@ class Agent:
         self._secrets = RunnerSecrets(lrm, settings.cluster, settings.token)
         self._spool = Spool(settings.directory, self._secrets.secret_of_token)
         self._address_file = settings.address_file
-        self._uplink = Uplink(
-            settings.endpoint,
-            settings.token,
-            self._make_hello,
-            self._spool.disk_sync.wait_synced,
-            settings.trust,
-            clock,
-        )
+        disk_synced, hello = self._spool.disk_sync.wait_synced, self._make_hello
+        self._uplink = Uplink(settings.endpoint, settings.token, hello, disk_synced, settings.trust, clock)
         self._reporter = Reporter(
             self._uplink,
             clock,
