@@ -374,7 +374,7 @@ class AccountProcess(io.RawIOBase):
 
 
 class Content(io.RawIOBase):
-    """The content of one frame."""
+    """The content of one frame that another account's process sends, as a readable file."""
 
     def __init__(self, process: AccountProcess, size: int) -> None:
         self._process, self._remaining = process, size
@@ -383,6 +383,7 @@ class Content(io.RawIOBase):
         return True
 
     def read(self, size: int = -1) -> bytes:
+        """Read up to ``size`` bytes of the content from the process; all remaining bytes if negative. Block."""
         missing = self._remaining if size < 0 else min(size, self._remaining)
         self._remaining -= missing
         chunks = []

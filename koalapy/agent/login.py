@@ -115,6 +115,7 @@ class LoginServer:
             future.set_result(message)
 
     async def _serve_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one local client, identified by the kernel, within the limits of connections for each account."""
         uid = -1
         try:
             uid = get_peer(writer.get_extra_info("socket")).uid
@@ -134,6 +135,10 @@ class LoginServer:
                 await writer.wait_closed()
 
     async def _handle_request(self, uid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Send the greeting, read a request, and reply with a login or an error.
+
+        Raise ``ValueError`` for any other request.
+        """
         greeting = {"koala": _PROTOCOL, "cluster": self._cluster, "url": self._users_url, "ca": self._ca}
         await _send(writer, greeting)
         async with asyncio.timeout(REQUEST_TIMEOUT_S):
@@ -153,6 +158,7 @@ class LoginServer:
         await _send(writer, login if answer.token else {"error": answer.error, "hint": answer.hint})
 
     async def _request_login(self, uid: int) -> Vouched:
+        """Obtain a login from the daemon for the account with this uid. Raise ``LoginRejected``."""
         if self._own_only and uid != os.geteuid():
             owner = await _account_name(os.geteuid())
             raise LoginRejected(f"the agent of {self._cluster} accepts logins of {owner} only")
@@ -207,6 +213,10 @@ class BoundSocket:
         self._created = os.stat(self._name, dir_fd=self._folder, follow_symlinks=False)
 
     def _bind_socket(self) -> None:
+        """Listen under a temporary name and rename it, so that the socket is replaced at once.
+
+        Raise ``ValueError`` if another agent listens there.
+        """
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -236,6 +246,7 @@ class BoundSocket:
 
 
 def _open_lock(name: str, folder: int) -> int:
+    """Open a lock file in an open folder. Replace one that another account left. Raise ``OSError``."""
     try:
         return os.open(name, _LOCK_FLAGS, 0o600, dir_fd=folder)
     except PermissionError:

@@ -111,6 +111,7 @@ def installed_configuration(places: Sequence[str] = INSTALLED_CONFIGURATIONS) ->
 
 
 def _section(cluster: str, settings: Settings, config: Path | None) -> ClusterSection:
+    """Return the configuration of a cluster. Raise ``UsageError`` with the defined clusters if there is none."""
     section = settings.clusters.get(cluster)
     if section is None:
         source = config or "the built-in configuration"
@@ -133,6 +134,7 @@ def _settings_of_agent(
     transfer_address: str,
     trust: Trust = SYSTEM_TRUST,
 ) -> AgentSettings:
+    """Build the agent's settings from the cluster's configuration and the values of the command line."""
     section = settings.clusters[cluster]
     site_settings = {field.name: getattr(section, field.name) for field in fields(SiteSettings)}
     site_settings["network"] = settings.local_networks().get(cluster)
@@ -308,6 +310,7 @@ def check_host(
 
 
 def _configuration_finding(cluster: str, config: Path | None, installed: Sequence[str]) -> Finding:
+    """Report which configuration the check uses; None stands for the built-in one."""
     if config is not None:
         return Finding("configuration", True, str(config.absolute()))
     places = " nor ".join(installed)

@@ -185,6 +185,7 @@ def _check_folder(cluster: str, name: str, path: str) -> Finding:
 
 
 async def _check_rsync() -> Finding:
+    """Check that rsync, which sends files between clusters, runs on this host."""
     hint = "install rsync on this host: files are sent to and from other clusters with it"
     try:
         answer = await run_command(RSYNC, "--version")
@@ -197,6 +198,7 @@ async def _check_rsync() -> Finding:
 
 
 def _check_replica_directories(settings: AgentSettings) -> list[Finding]:
+    """Check that the folders from which this cluster offers replicas can be read. Skip those that the agent creates."""
     setting = f"clusters.{settings.cluster}.replica_directories"
     if not settings.replica_directories:
         hint = f"if files of jobs lie on this cluster, name the folders in {setting}"
@@ -314,6 +316,7 @@ async def check_daemon(settings: AgentSettings, *, own_token: bool) -> list[Find
 
 
 async def _check_token(http: httpx2.AsyncClient, settings: AgentSettings, *, own_token: bool) -> Finding:
+    """Check that the daemon accepts the agent's token. ``own_token``: the daemon starts this agent and gives it one."""
     if not settings.token:
         if own_token:
             return Finding("agent's token", True, "the daemon starts this agent itself")

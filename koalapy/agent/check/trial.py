@@ -162,6 +162,7 @@ async def _try_on_this_host(settings: AgentSettings, hint: str) -> Finding:
 
 
 def _judge_output(settings: AgentSettings, output: str, host: str, hint: str) -> Finding:
+    """Return whether a trial's output shows that Python is recent enough and runs the runner on a host."""
     version = re.search(r"koala-python (\d+)\.(\d+)\.(\d+)", output)
     runner_host = re.search(r"koala-runner (\S+)", output)
     lines = [line.strip() for line in output.splitlines() if line.strip()]

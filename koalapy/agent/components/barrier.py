@@ -43,6 +43,7 @@ class RejectedRunners:
         """Reports to send at the end of the interval, by component name; None if there is none."""
 
     def report_rejection(self, component: Component, node: int, how: How, address: str, lrm_job: str = "") -> None:
+        """Report a connection that posed as a node's runner at once, or count it for the end of ``MIN_INTERVAL``."""
         waiting = self._pending_reports.get(component.name)
         times = waiting.times + 1 if waiting is not None else 1
         impostor = RejectedRunner(
@@ -54,6 +55,7 @@ class RejectedRunners:
             self._log_rejection(component.name, impostor)
 
     def _log_rejection(self, name: str, impostor: RejectedRunner | None) -> None:
+        """Log a report, send it to the daemon, and check after ``MIN_INTERVAL`` for a next one. Without one, stop."""
         if impostor is None:
             self._pending_reports.pop(name, None)
             return
@@ -71,7 +73,10 @@ class RejectedRunners:
 
 
 class Barrier:
-    """Holds runners until all have connected and the daemon opens the component, and handles their messages."""
+    """Holds runners until all have connected and the daemon opens the component, and handles their messages.
+
+    To open a component is to send its runners the plan: the command that each one starts.
+    """
 
     def __init__(
         self, reporter: Reporter, jobs: LrmJobs, secrets: RunnerSecrets, impostors: RejectedRunners, leases: Leases
@@ -89,6 +94,7 @@ class Barrier:
         self._tasks.spawn(self._send_plan(component, plan))
 
     async def _send_plan(self, component: Component, plan: dict[str, Any]) -> None:
+        """Send the plan to all waiting runners once it is on the disk. Fail the component if it cannot be written."""
         try:
             await component.folder.wait_synced()  # else a program could run that the journal does not record
         except OSError as error:
@@ -119,7 +125,7 @@ class Barrier:
         self._tell(self._reporter.find_component(message.token), message.node, payload)
 
     def await_return(self, component: Component) -> None:
-        """Expect the runners of a started component to reconnect after a restart of the agent."""
+        """Fail a started component if runners do not reconnect within ``RETURN_TIMEOUT`` after an agent's restart."""
         for index in range(component.size):
             self._expect(component, index, RETURN_TIMEOUT)
 
@@ -250,6 +256,7 @@ class Barrier:
             self._note_output_error(component)
 
     def _note_output_error(self, component: Component) -> None:
+        """Log the first failed write of a component's output, and the first success after it."""
         reason = component.output.error
         if reason and component.name not in self._output_failed:
             log.error("cannot store output", action="output-not-kept", token=component.token, reason=reason)
@@ -259,6 +266,7 @@ class Barrier:
             self._output_failed.discard(component.name)
 
     def _record_exit(self, component: Component, runner: RunnerConnection, message: dict[str, Any]) -> None:
+        """Record a node's result when its output is stored, and stop the other nodes if the program is over."""
         node = component.nodes[runner.node]
         node.exit = message
         if not component.output.finish_node(runner.node):
@@ -277,12 +285,13 @@ class Barrier:
                     runner_connection.send_message({"t": "stop"})
 
     async def _let_go(self, component: Component, runner: RunnerConnection) -> None:
-        """Acknowledge an exit once the result is on the disk, where the next agent finds it."""
+        """Acknowledge a runner's exit, so that it ends, once its result is on the disk for the next agent."""
         with contextlib.suppress(OSError):
             await component.folder.wait_synced()
         runner.send_message({"t": "exit_ack"})
 
     def _pass_on(self, component: Component, runner: RunnerConnection, message: dict[str, Any]) -> None:
+        """Deliver a message from one runner to another of the same job, here or through the daemon."""
         relay = Relay(
             token=message["token"],
             node=message["node"],
@@ -316,6 +325,7 @@ class Barrier:
             )
 
     def _report_undelivered(self, instance: str, message: Relay, reason: str) -> None:
+        """Report to the sender of a relay, here or through the daemon, why it was not delivered."""
         payload = {"op": "undelivered", "reason": reason}
         if (sender := self._reporter.find_component(message.sender, instance)) is not None:
             self._tell(sender, message.sender_node, payload)
@@ -331,15 +341,18 @@ class Barrier:
 
     @staticmethod
     def _tell(component: Component | None, node: int, payload: dict[str, Any]) -> None:
+        """Send a runner a relay from the agent itself, which has no sender. Do nothing if it is not connected."""
         if component is not None and 0 <= node < component.size and (runner := component.nodes[node].runner):
             runner.send_message({"t": "relay", "sender": "", "sender_node": 0, "payload": payload})
 
     def _expect(self, component: Component, index: int, within: float) -> None:
+        """Start the time in seconds that an absent runner has to reconnect, unless it is running already."""
         key = component.name, index
         if key not in self._absent:
             self._absent[key] = asyncio.create_task(self._await_reconnection(component, index, within))
 
     async def _await_reconnection(self, component: Component, index: int, within: float) -> None:
+        """Fail and end the component if a node's runner is absent after ``within`` seconds and left no result."""
         await sleep_awake(within)
         self._absent.pop((component.name, index), None)
         component.collect_results()  # its secret may have been unknown when the folder was loaded

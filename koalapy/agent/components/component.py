@@ -33,6 +33,7 @@ class Grace:
 
     @classmethod
     def start_now(cls, signal: str, seconds: float) -> "Grace | None":
+        """Start a grace period of so many seconds; None if there is no signal or no time."""
         return cls(signal, seconds, _since_boot() + seconds) if signal and seconds > 0 else None
 
     @classmethod
@@ -133,6 +134,7 @@ class Component:
 
     @classmethod
     def load_journal(cls, instance: str, token: str, folder: JournalFolder, clock: Clock = SYSTEM_CLOCK) -> "Component":
+        """Restore a component from the journal and the runners' results in its folder. Raise if it is damaged."""
         entries = folder.load_entries()
         submitted = entries.get("submit", {})
         component = cls(
@@ -195,7 +197,7 @@ class Component:
 
     @property
     def is_leader(self) -> bool:
-        """Whether its node 0 runs ``mpirun`` for all components."""
+        """Whether its node 0 runs ``mpirun`` for all components of the job."""
         return self.plan is not None and self.plan["launcher"] == "openmpi" and self.plan["head"] == self.token
 
     @property
@@ -226,6 +228,7 @@ class Component:
         return self.plan is not None and all(n.has_program_ended or n.phase in ("ending", "ended") for n in telling)
 
     def current_state(self) -> ReportedState:
+        """Return the state to report, derived from the job and the phases of all runners."""
         if self.ended:
             return ComponentState.ENDED
         phases = [n.phase for n in self.nodes]
@@ -236,6 +239,7 @@ class Component:
         return ComponentState.WAITING if self.lrm_job else ComponentState.SUBMITTED
 
     def current_status(self) -> ComponentStatus:
+        """Return the status to report to the daemon, with hosts only if those of all nodes are known."""
         state = self.current_state()
         waits = state in (ComponentState.SUBMITTED, ComponentState.WAITING)
         return ComponentStatus(
@@ -284,6 +288,7 @@ class Component:
             self._apply_result(index, result)
 
     def _apply_result(self, index: int, result: dict[str, Any]) -> None:
+        """Set a node's final data from its result, and the program's exit code as soon as it is known."""
         node = self.nodes[index]
         node.result, node.phase = result, "ended"
         node.host, node.name = result.get("host") or node.host, result.get("name") or node.name
@@ -343,6 +348,7 @@ class Component:
         self.mark_ended()
 
     def mark_ended(self) -> None:
+        """Record the end in the journal and report output that is lost with it."""
         self.ended = True
         self.output.close()
         hosts = [n.host for n in self.nodes]
@@ -369,7 +375,7 @@ class Component:
         return not self.runners and (job is None or job.state is LrmJobState.ENDED)
 
     def _program_exit(self, index: int, code: int | None) -> int | None:
-        """Return the exit code of the whole program after one more node's, None while unknown."""
+        """Return the exit code of the whole program when a node has ended with ``code``; None while unknown."""
         if self.plan is None or code is None:
             return None
         if self.plan["launcher"] == "openmpi":

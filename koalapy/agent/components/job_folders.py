@@ -77,6 +77,7 @@ class JobFolders:
 
     @classmethod
     def for_own_account(cls, run_command: RunCommand = run_command) -> "JobFolders":
+        """Return the folders of an agent that runs all jobs as its own account."""
         return cls(RunAs(Accounts("", SiteSettings()), run_command=run_command))
 
     @property
@@ -112,7 +113,7 @@ class JobFolders:
         return self.folder_path(user, f"stage-{instance}-{token}")
 
     def list_accounts(self) -> frozenset[str]:
-        """Return the accounts that have or had jobs here."""
+        """Return the accounts that have or had jobs on this cluster, by their folders."""
         if self.base is None or not self.is_mapped:
             return frozenset()
         with contextlib.suppress(OSError), os.scandir(self.base) as entries:
@@ -121,7 +122,7 @@ class JobFolders:
         return frozenset()
 
     async def account_names(self) -> Mapping[int, str]:
-        """Return the same accounts by user id, including removed ones, which may still have jobs."""
+        """Return the accounts with jobs here by user id, including removed ones, which may still have jobs."""
         for name in await asyncio.to_thread(self.list_accounts) - set(self._names_by_uid.values()):
             with contextlib.suppress(SiteRejected):
                 self._names_by_uid[(await self.run_as.accounts.find_account(name)).uid] = name
@@ -139,6 +140,7 @@ class JobFolders:
         """Copy the runners' new results, output, and the end of their log into the agent's folder."""
 
         def take(process: AccountProcess) -> None:
+            """Store the files that the process sends. Raise ``SiteRejected`` for unexpected or oversized ones."""
             process.send_request({"nodes": nodes, "limit": limit})
             remaining, count = limit, 0
             while (entry := process.read_frame()) is not None:
@@ -177,6 +179,7 @@ class JobFolders:
         await self._call_process(user, "remove", folder, AccountProcess.send_request)
 
     async def list_names(self, user: str) -> frozenset[str]:
+        """Return the names of the folders that the agent made in an account. Ignore names of any other form."""
         names: set[str] = set()
 
         def take(process: AccountProcess) -> None:
@@ -191,6 +194,8 @@ class JobFolders:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _put_files(self, user: str, folder: Path, add: Callable[[tarfile.TarFile], None]) -> None:
+        """Create an account's folder with the files that ``add`` writes to an archive."""
+
         def write(process: AccountProcess) -> None:
             with tarfile.open(fileobj=process, mode="w|", format=tarfile.PAX_FORMAT) as archive:
                 add(archive)
@@ -204,6 +209,7 @@ class JobFolders:
     async def _call_process(
         self, user: str, verb: str, folder: Path | None, talk: Callable[[AccountProcess], Any]
     ) -> None:
+        """Run an operation (``verb``) on a folder as an account; ``talk`` exchanges its data with the process."""
         account = await self.run_as.accounts.find_account(user)
 
         def call() -> None:
@@ -225,6 +231,7 @@ class JobFolders:
         await asyncio.shield(running)
 
     def _start_process(self, account: Account, verb: str, folder: Path | None) -> AccountProcess:
+        """Start the program that carries out an operation (``verb``) as an account, on folders below ``base`` only."""
         if self.run_as.switch_method is SwitchMethod.SUDO:
             program: Sequence[str] = (str(Path(self._python).with_name(COMMAND)),)
         else:

@@ -59,6 +59,7 @@ class ComponentFolders:
             self._tasks.spawn(self._fetch_results(component))
 
     async def _fetch_results(self, component: Component) -> None:
+        """Copy results and output of a component from its account, in up to ``FETCH_TRIES`` attempts. Log errors."""
         for attempt in range(1, FETCH_TRIES + 1):
             try:
                 work, limit = self.work_path(component), component.output_limit
@@ -82,6 +83,7 @@ class ComponentFolders:
             self._tasks.spawn(self._remove_folder(component))
 
     async def _remove_folder(self, component: Component) -> None:
+        """Remove the working folder in a component's account. Log an error."""
         try:
             await self._folders.remove_folder(component.user, self.work_path(component))
         except SiteError as error:
@@ -102,11 +104,13 @@ class ComponentFolders:
                 )
 
     def _known(self, user: str) -> set[str]:
+        """Return the names of an account's folders that are in use."""
         components = [component for component in self._reporter.components.values() if component.user == user]
         stages = {f"stage-{instance}-{token}" for instance, token in self._stages.known_keys()}
         return stages | {self.work_path(component).name for component in components}
 
     async def close(self) -> None:
+        """Cancel all running copies and removals, and wait until they have ended."""
         tasks = [*self._tasks.running, *self._taking_back.values()]
         for task in tasks:
             task.cancel()

@@ -173,6 +173,7 @@ class OutputLog:
         return self._store_lines(node, with_partial_line=True)
 
     def close(self) -> None:
+        """Store unfinished lines at the component's end, and report output that can no longer be stored."""
         for node, partial_line in enumerate(self._buffered):
             if partial_line and not self.finish_node(node):
                 self._report_loss(f"{len(self._buffered[node])} bytes of node {node}: {self.error}")
@@ -190,6 +191,7 @@ class OutputLog:
             self._failed(error)
 
     def _store_lines(self, node: int, *, with_partial_line: bool) -> bool:
+        """Store a node's buffered whole lines, or everything. Return False, and keep the rest, if the disk is full."""
         buffered, stored = self._buffered[node], self.kept_bytes(node)
         size = len(buffered) if with_partial_line or len(buffered) > MAX_PARTIAL_LINE else buffered.rfind(b"\n") + 1
         try:
@@ -210,6 +212,10 @@ class OutputLog:
     # To the daemon
 
     def next_piece(self) -> Piece | None:
+        """Return the next output to send; None if all is sent or too much is unacknowledged.
+
+        Skip the middle of an output that exceeds the limit.
+        """
         if self.sent >= self.total or self.sent - self.acknowledged >= MAX_UNACKNOWLEDGED:
             return None
         if self.sent == self.acknowledged and not self._again:
@@ -225,7 +231,7 @@ class OutputLog:
         return piece
 
     def rewind(self) -> None:
-        """Send everything again that was not acknowledged."""
+        """Set the sending position back to the last acknowledged byte, so that the rest is sent once more."""
         self.sent, self._floor, self._again = self.acknowledged, 0, True
         self.tried_at = self._clock.monotonic()
 

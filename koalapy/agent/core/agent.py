@@ -164,6 +164,7 @@ class Agent:
         self._confirming = BackgroundTasks()
 
     async def run(self, manager: ServiceManager) -> None:
+        """Serve the cluster until cancelled: load components, run all regular tasks, then close everything."""
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(MAX_THREADS, "agent"))
         self._load_components()
         await self._runners.listen(self._barrier)
@@ -198,6 +199,7 @@ class Agent:
             log.info("agent stopped", action="agent-ends", cluster=self._settings.cluster)
 
     def _load_components(self) -> None:
+        """Restore the components and stages of an earlier agent from the disk, and resume each where it stopped."""
         self._folders.prepare_base()
         for path in self._spool.remove_leftovers():
             log.info("removed remains of a component", action="folders-swept", folder=str(path))
@@ -236,6 +238,7 @@ class Agent:
             await asyncio.sleep(manager.interval or STATUS_INTERVAL)
 
     async def _retry_regularly(self) -> None:
+        """Repeat every ``RETRY_INTERVAL`` seconds what failed because a disk was full or a message was lost."""
         while True:
             await asyncio.sleep(RETRY_INTERVAL)
             self._barrier.retry_output()
@@ -271,6 +274,7 @@ class Agent:
             await asyncio.sleep(VERSIONS_INTERVAL if lrm else VERSIONS_RETRY_INTERVAL)
 
     def _make_hello(self) -> wire.Hello:
+        """Return the first message of a connection: this agent, its host, and the daemons that it has served."""
         return wire.Hello(
             cluster=self._settings.cluster,
             version=koalapy.__version__,
@@ -282,6 +286,7 @@ class Agent:
         )
 
     def _make_submission(self, component: Component) -> LrmSubmission:
+        """Return the job that starts a component's runners. Raise ``SiteRejected`` if its account may not run jobs."""
         self._accounts.admit(component.user)
         work, stage = self._places.work_path(component), self._places.stage_path(component)
         environment = {
@@ -310,6 +315,7 @@ class Agent:
     # Messages of the daemon
 
     def _on_disconnect(self) -> None:
+        """Reset everything that depends on the daemon's connection. Components continue."""
         self._welcomed = False
         self._leases.on_disconnect()
         self._reporter.on_disconnect()
@@ -320,6 +326,7 @@ class Agent:
         self._confirming.cancel()
 
     def _handle_message(self, message: wire.FromDaemon) -> None:
+        """Pass a message of the daemon to its handler. Raise ``ValueError`` if the first one is no welcome."""
         if not self._welcomed and not isinstance(message, wire.Welcome):
             raise ValueError(f"the daemon's first message is {message.type!r}, not a welcome")
         match message:
@@ -346,6 +353,10 @@ class Agent:
                 self._barrier.report_undelivered(message)
 
     def _handle_welcome(self, message: wire.Welcome) -> None:
+        """Accept a daemon and begin to report to it. Raise ``ValueError`` for an older run of the daemon.
+
+        Each run of a daemon has a higher epoch number than the previous one.
+        """
         if not INSTANCE.fullmatch(message.instance):
             raise ValueError(f"{message.instance[:60]!r} is not a valid daemon instance")
         if not self._daemons.accept_epoch(message.instance, message.epoch, message.life):
@@ -360,6 +371,7 @@ class Agent:
         self._greeting = asyncio.create_task(self._report_inventory())
 
     async def _report_inventory(self) -> None:
+        """Send the daemon all components and the cluster's state, at first without a snapshot if it is late."""
         self._reporter.on_welcome(self._jobs.problem)
         try:
             async with asyncio.timeout(FIRST_SNAPSHOT_TIMEOUT):
@@ -371,7 +383,7 @@ class Agent:
         self._reporter.send_inventory(snapshot, self._jobs.problem)
 
     def _end_unrecorded(self, snapshot: LrmSnapshot) -> None:
-        """End the daemon's jobs that the resource manager holds although their record is lost."""
+        """End the daemon's jobs that the resource manager holds although the agent's record of them is lost."""
         for token, job in list(self._reporter.find_strays(snapshot)):
             self._reporter.lost_records.record_loss(token, f"the resource manager has its job {job.id}")
             try:
@@ -389,6 +401,7 @@ class Agent:
             self._jobs.end_component(component)
 
     def _probe(self, message: wire.Probe) -> None:
+        """Answer the daemon's probe: at once, or, if it asks to look, when the cluster's state is fresh."""
         self._jobs.polls.set_nodes_awaited(awaited=message.awaited)
         if not message.look:
             self._uplink.send_soon(wire.Confirmed(sequence=message.sequence), urgent=True)
@@ -403,6 +416,7 @@ class Agent:
         self._uplink.send_soon(wire.Confirmed(sequence=sequence), urgent=True)
 
     def _handle_command(self, message: wire.Command) -> None:
+        """Carry out and acknowledge a command. Reject those of an earlier run of the daemon, by its number (epoch)."""
         # Tokens are folder names: a path must not leave the agent's directory.
         tokens = [message.token, *([message.stage] if isinstance(message, wire.Submit) and message.stage else ())]
         error = next((f"{token[:60]!r} is not a valid token" for token in tokens if not is_token(token)), "")
@@ -459,6 +473,10 @@ class Agent:
         return ""
 
     def _submit_component(self, message: wire.Submit) -> str:
+        """Record a new component and submit its job, or report an existing one once more.
+
+        Return an error, empty on success.
+        """
         component_before = self._reporter.find_component(message.token)
         if component_before is not None:
             self._reporter.republish_status(component_before)
@@ -475,6 +493,7 @@ class Agent:
         return ""
 
     def _open_component(self, message: wire.Open) -> str:
+        """Start the program of a component on its runners. Return an error, empty on success."""
         component = self._reporter.find_component(message.token)
         if component is None or component.size == 0:
             return f"this agent has no component {message.token}"
@@ -483,6 +502,10 @@ class Agent:
         return ""
 
     def _stop_component(self, message: wire.Stop) -> str | None:
+        """Record and begin the stop of a component, even an unknown one, so that a late job of it is ended.
+
+        Return an empty error, or None if the journal cannot be written and the command is to be retried.
+        """
         component = self._reporter.find_component(message.token)
         if component is None:
             component = self._new_component(message.token, 0, None)
@@ -504,6 +527,7 @@ class Agent:
         return ""
 
     def _forget_component(self, message: wire.Forget) -> str:
+        """Remove a component's record and folders. Return an error if it has not ended, else an empty text."""
         component = self._reporter.find_component(message.token)
         if component is None:
             return ""

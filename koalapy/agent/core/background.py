@@ -42,7 +42,7 @@ class BackgroundOrder(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class BackgroundJob:
-    """A submitted job: its number in the resource manager, and when it would end had it started at once."""
+    """A submitted job: its number in the resource manager, and the monotonic time of its end had it started at once."""
 
     job: str
     until: float
@@ -63,6 +63,7 @@ class Background:
         """Held while jobs are submitted or ended, so that jobs being submitted count."""
 
     async def start_job(self, payload: Mapping[str, object]) -> dict[str, object]:
+        """Submit a local user's job as the payload says (``BackgroundOrder``); return its name and number."""
         if not KINDS[self._kind].sees_local_users:
             seeing = [name for name, kind in KINDS.items() if kind.sees_local_users and not kind.on_this_host]
             raise SiteRejected(
@@ -79,6 +80,7 @@ class Background:
             return await self._submit_job(order.nodes, order.seconds)
 
     async def _submit_job(self, nodes: int, seconds: float) -> dict[str, object]:
+        """Submit a job that sleeps, and remove old folders. Raise ``SiteRejected`` if too many are running."""
         self._forget_ended()
         now = self._clock.monotonic()
         if sum(job_record.until > now for job_record in self._started.values()) >= MAX_CONCURRENT_JOBS:

@@ -29,7 +29,7 @@ EPOCH_FILE, JOB_FILE = "daemon", "job"
 
 
 class Daemons:
-    """The highest epoch and the highest job of each daemon.
+    """The highest epoch and the highest job of each daemon. The epoch counts the runs of a daemon.
 
     The epoch is on the disk before anything of that epoch is done. The job's number is not synced: if a power failure
     loses it, a number is only used twice, and nonces distinguish the attempts.
@@ -43,7 +43,10 @@ class Daemons:
         return list(self._records.values())[-MAX_KNOWN_DAEMONS:]
 
     def accept_epoch(self, instance: str, epoch: int, run_id: str) -> bool:
-        """Record a daemon as the newest. Return False if it is older than one that was served."""
+        """Record the run (``epoch``) of a daemon that connects.
+
+        Return False if a newer run was served before, or another one with the same number.
+        """
         record = self._records.pop(instance, KnownDaemon(instance=instance, epoch=0))
         self._records[instance] = record
         if epoch < record.epoch or (epoch == record.epoch and run_id != record.life):
@@ -106,6 +109,7 @@ class ExpiredDaemons:
         self._expire_after_s, self._check_interval_s = expire_after_s, check_interval_s
 
     async def watch_daemons(self) -> None:
+        """Remove the remains of expired daemons every ``check_interval_s`` seconds, until cancelled."""
         while True:
             await asyncio.sleep(self._check_interval_s)
             try:
@@ -131,6 +135,7 @@ class ExpiredDaemons:
                 self._remove_daemon(instance)
 
     def _remove_daemon(self, instance: str) -> None:
+        """Remove a daemon's stages and ended components. End the components with programs that were never started."""
         log.warning("removing the remains of an expired daemon", action="daemon-forgotten", instance=instance)
         components = [component for component in self._reporter.components.values() if component.instance == instance]
         for component in components:

@@ -41,6 +41,7 @@ def lock_directory(directory: Path, timeout: float = 0.0) -> Iterator[None]:
 
 
 def _lock_file(file: int, directory: Path, deadline: float) -> None:
+    """Lock an open file, or log that locks are unsupported. Raise ``ConflictError`` at the deadline (monotonic)."""
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

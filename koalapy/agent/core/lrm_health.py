@@ -89,6 +89,7 @@ class CallRecord:
 
 
 def _count_calls(operation: LrmOperation, tally: _Tally, now: float) -> LrmCalls:
+    """Return the counts of an operation's calls to report, with durations in seconds."""
     tally.move_on(now)
     return LrmCalls(
         operation,
@@ -162,6 +163,7 @@ class LrmHealth:
         return await self.calls.measure_call(operation, self._call_with_timeout(call))
 
     async def _call_with_timeout(self, call: Awaitable[T]) -> T:
+        """Return the answer to a call. Raise ``SiteUnavailable`` after ``CALL_TIMEOUT`` or an unexpected error."""
         with only_site_errors():
             try:
                 async with asyncio.timeout(CALL_TIMEOUT):
@@ -190,6 +192,7 @@ class LrmHealth:
         self._refusal, self._refusals = "", 0
 
     def _set_unreachable(self, text: str, *, silent: bool = True) -> None:
+        """Record and report that the resource manager does not answer. ``text`` is its error, or empty."""
         now = self._clock.now()
         since = f"not answering since {clock_text(self._answered_at, now, exact=True)}" if silent else ""
         if not self._fault:

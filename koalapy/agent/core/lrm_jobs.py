@@ -52,7 +52,7 @@ LAST_OUTPUT_TIMEOUT = 60.0
 
 @dataclass(slots=True)
 class Leftover:
-    """A job that was ordered to end: when (since the epoch), and the monotonic times of the first and last order."""
+    """A job ordered to end: since when (seconds since 1970), and the monotonic times of the first and last order."""
 
     job: LrmJob
     since: float
@@ -72,6 +72,7 @@ class Leftovers:
         self._leftovers_by_job: dict[str, Leftover] = {}
 
     def component_ended(self, name: str, user: str = "") -> None:
+        """Remember the job name and account of an ended component, so that a late job of it is ended."""
         self._ended_components.pop(name, None)
         self._ended_components[name] = user
         if len(self._ended_components) > MAX_RETAINED_NAMES:
@@ -240,6 +241,7 @@ class LrmJobs:
             self._tasks.spawn(self._cancel(component, self._stop_timeout if started else 0.0))
 
     async def watch_lrm(self) -> None:
+        """Poll the resource manager until cancelled: at intervals, after its changes, and on request."""
         try:
             await self._open()
             self._tasks.spawn(self._watch_changes())
@@ -272,6 +274,7 @@ class LrmJobs:
             self.polls.request_poll()
 
     async def _poll_once(self, *, anyway: bool) -> None:
+        """Take a snapshot, update all components from it, and report. ``anyway``: report even if nothing changed."""
         number, began, snapshot = self.polls.begin_poll(), self._clock.monotonic(), None
         try:
             snapshot = await self._health.poll_lrm(LrmOperation.SNAPSHOT, self._lrm.take_snapshot())
@@ -293,6 +296,10 @@ class LrmJobs:
             self._reporter.report_cluster(None, self.problem)
 
     def _match_jobs(self, snapshot: LrmSnapshot, began: float) -> None:
+        """Update each component from its job in a snapshot begun at ``began`` (monotonic).
+
+        End superfluous jobs: duplicates, and jobs without a component.
+        """
         jobs_by_name = group_by_name(snapshot.jobs)
         ending: list[LrmJob] = []
         for component in list(self._reporter.live.values()):
@@ -347,6 +354,7 @@ class LrmJobs:
             self._fail_component(component)
 
     def _ended_components(self, component: Component) -> None:
+        """Log the end of a component, and remember its job name, so that a late job of it is ended."""
         log.info("component ended", action="component-ended", token=component.token, error=component.error)
         self._leftovers.component_ended(component.name, component.user)
         self._cancelled.discard(component.name)
@@ -374,6 +382,7 @@ class LrmJobs:
             self._tasks.spawn(self._await_hang_up(component))
 
     async def _await_hang_up(self, component: Component) -> None:
+        """Disconnect a component's runners once they send nothing for ``HANG_UP_TIMEOUT`` seconds."""
         previous = -1
         while component.runners and previous != (
             previous := sum(runner.received_bytes for runner in component.runners)
@@ -384,6 +393,7 @@ class LrmJobs:
         self._hanging_up.discard(component.name)
 
     async def _submit_component(self, component: Component, unsure: bool) -> None:
+        """Submit a component and report it; if that fails, fail it. ``unsure``: it may have been submitted before."""
         await self._opened.wait()
         try:
             component.lrm_job = await self._lrm_job_of(component, unsure)
@@ -464,6 +474,7 @@ class LrmJobs:
         self._tasks.spawn(self._end_now(job, by_force))
 
     async def _end_now(self, job: LrmJob, by_force: bool) -> None:
+        """Cancel a job without a component. Log an error, and record it if even a forced deletion is rejected."""
         try:
             await self._health.call_lrm(
                 LrmOperation.CANCEL, self._lrm.cancel_job(job.id, job.name, job.user, by_force=by_force)

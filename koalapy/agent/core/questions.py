@@ -84,6 +84,7 @@ class Questions:
             task.add_done_callback(lambda task: self._finish_answer(message, task))
 
     def _finish_answer(self, message: Ask, task: "asyncio.Task[None]") -> None:
+        """Unregister an answered question. If its handler crashed, log that and send an error as the answer."""
         del self._answering[message.ident]
         error = None if task.cancelled() else task.exception()
         if error is not None:
@@ -100,6 +101,7 @@ class Questions:
         await asyncio.gather(*self._answering.values(), return_exceptions=True)
 
     async def _send_answer(self, message: Ask) -> None:
+        """Run the handler of a question and send its answer, or the error that it raised."""
         answer = Answer(ident=message.ident, cluster=message.cluster)
         handler = self._handlers.get(message.what)
         try:

@@ -170,10 +170,12 @@ class Reporter:
         return sent
 
     def republish_status(self, component: Component) -> None:
+        """Send a component's status even if it has not changed."""
         component.reported = None
         self.publish_status(component)
 
     def publish_output(self, component: Component) -> None:
+        """Send the output of a component that the daemon can accept now. Do nothing without a connection."""
         if not self._has_sent_inventory or component.instance != self.instance:
             return
         while piece := component.output.next_piece():
@@ -181,6 +183,7 @@ class Reporter:
             self.uplink.send_soon(Output(token=component.token, offset=piece.offset, data=data, gap=piece.gap))
 
     def on_output_acknowledged(self, component: Component, offset: int) -> None:
+        """Send more output after the daemon stored it up to an offset. Report the end when all is stored."""
         component.output.acknowledge_to(offset)
         self.publish_output(component)
         if component.ended and not component.output.is_pending:
@@ -243,7 +246,7 @@ class Reporter:
         return status
 
     def find_strays(self, snapshot: LrmSnapshot) -> Iterable[tuple[str, LrmJob]]:
-        """Yield the running jobs of the connected daemon that have no record, with their tokens."""
+        """Yield the jobs of the connected daemon that have not ended and have no record, with their tokens."""
         prefix = lrm_name(self.instance, "")
         for job in self._jobs_of_daemon(snapshot, prefix):
             token = job.name.removeprefix(prefix)
@@ -252,6 +255,7 @@ class Reporter:
                 yield token, job
 
     def _stray_statuses(self, snapshot: LrmSnapshot) -> Iterable[ComponentStatus]:
+        """Yield a status for each job without a record, which lets the daemon stop it. Remember the jobs' accounts."""
         self.stray_users.clear()
         for token, job in self.find_strays(snapshot):
             self.stray_users[job.name] = job.user
@@ -279,6 +283,7 @@ class DiskWatch:
             await asyncio.sleep(CHECK_INTERVAL)
 
     async def check_disks(self) -> None:
+        """Measure the agent's disks and apply the result. Report a disk as full if it does not answer in time."""
         looking = asyncio.ensure_future(asyncio.to_thread(measure_disks, self._folders))
         await asyncio.wait({looking}, timeout=CHECK_TIMEOUT)
         places = " and ".join(map(str, self._folders.values()))
@@ -294,6 +299,7 @@ class DiskWatch:
         self._apply_disks(disks, low, "; ".join(full))
 
     def _apply_disks(self, disks: list[Disk], low: list[str], full: str) -> None:
+        """Set the disks and shortages to report; log when a shortage begins or ends. ``full`` is empty without one."""
         reporter = self._reporter
         previous = reporter.disk_shortage, reporter.low_disks
         reporter.disks, reporter.low_disks, reporter.disk_shortage = disks, low, full

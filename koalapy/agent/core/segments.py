@@ -126,6 +126,7 @@ class Segments:
             self._window_start += drop
 
     def _list_files(self) -> Iterator[tuple[int, Path]]:
+        """Return stream offset and path of the segment files in the folder, in the order of the offsets."""
         try:
             names = os.listdir(self._folder)
         except OSError:
@@ -134,6 +135,7 @@ class Segments:
         return ((start, self._folder / f"stream.{start}") for start in places)
 
     def _append_data(self, node: int, data: bytes) -> None:
+        """Append one frame to the last segment, or to a new one if that is full or damaged. Raise ``OSError``."""
         last = self._segments[-1] if self._segments else None
         if last is None or last.end != self.total or not 0 <= last.size < self._limit:
             last = Segment(self.total, self.total, self._folder / f"stream.{self.total}")
@@ -153,6 +155,7 @@ class Segments:
         self.total += len(data)
 
     def _load_segment(self, segment: Segment) -> None:
+        """Read a segment into memory. If it is damaged, count its remaining bytes as lost."""
         try:
             data = read_regular(segment.path, MAX_SEGMENT)
             data = data[: max(0, segment.size) or None]

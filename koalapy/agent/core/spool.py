@@ -107,6 +107,7 @@ class DiskSync:
         return next((error for path, error in self._failed.items() if folder in (path, path.parent)), None)
 
     async def _sync_all(self) -> None:
+        """Flush everything written so far to the disk; record which paths failed."""
         upto, paths = self._written_count, list(self._dirty)
         self._dirty = {}
         errors = await asyncio.gather(*(asyncio.to_thread(_sync_existing, path) for path in paths))
@@ -122,6 +123,7 @@ class DiskSync:
 
 
 def _sync_existing(path: Path) -> OSError | None:
+    """Flush a file or folder to the disk; return the error, None on success or if it was removed meanwhile."""
     try:
         sync_path(path)
     except FileNotFoundError:

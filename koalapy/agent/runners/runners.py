@@ -95,6 +95,7 @@ def write_secrets(folder: Path, secrets: Sequence[str]) -> None:
 
 
 def encode_line(message: dict[str, Any]) -> Line:
+    """Return a message as a line of JSON, to be sent to one or many runners."""
     return Line(json.dumps(message, separators=(",", ":")).encode())
 
 
@@ -211,11 +212,13 @@ class RunnerConnection(asyncio.Protocol):
             await asyncio.sleep(LOOP_TURN)
 
     def _check(self, size: int) -> None:
+        """Raise ``ValueError`` for a line of too many bytes; fewer are allowed before authentication."""
         longest = TAG_LENGTH + (MAX_LINE_LENGTH if self.is_authenticated else MAX_HELLO_LENGTH)
         if size > longest:
             raise ValueError(f"a line of more than {longest} bytes")
 
     def _take(self, line: bytes) -> None:
+        """Verify the tag of a line and handle it: hello, then proof of the key, then messages. Close on an error."""
         if self._session is not None:
             try:
                 line = self._session.open(line)
@@ -304,6 +307,8 @@ class RunnerServer:
         self._short_of_files = False
 
     async def listen(self, handler: RunnerHandler) -> None:
+        """Accept runners from now on. Use the port of the earlier agent, which runners know, if it is free."""
+
         def connection() -> RunnerConnection:
             return RunnerConnection(handler, self._connections)
 

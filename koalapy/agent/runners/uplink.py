@@ -90,11 +90,13 @@ class Uplink:
             pause = min(MAX_RECONNECT_PAUSE, pause * 2)
 
     def _complain(self, reason: str) -> None:
+        """Log once for each interruption why the daemon cannot be reached."""
         if not self._complained:
             log.warning("cannot reach the daemon", action="daemon-away", url=self._url, reason=reason)
             self._complained = True
 
     async def _converse(self, socket: ClientConnection, received: Callable[[wire.FromDaemon], None]) -> None:
+        """Exchange messages with the daemon on one connection until it closes; send the hello first."""
         self._queue.append(self._hello())
         self.online_since = self._clock.monotonic()
         self.online.set()
@@ -118,6 +120,10 @@ class Uplink:
             await asyncio.gather(sender, return_exceptions=True)
 
     async def _send_batches(self, socket: ClientConnection) -> None:
+        """Send queued messages in batches until cancelled.
+
+        A batch without an urgent message waits ``BATCH_DELAY`` seconds. Reported events must be on the disk.
+        """
         while True:
             await self._wake.wait()
             if not self._full.is_set():
