@@ -90,6 +90,7 @@ class Rejection:
     retry_after_s: float = 0.0
 
     def to_response(self) -> Response:
+        """Return the problem response, with the wait before the next try if there is one."""
         headers = {"WWW-Authenticate": "Bearer"} if self.code is ProblemCode.NOT_LOGGED_IN else None
         if self.retry_after_s:
             headers = {"Retry-After": str(ceil(self.retry_after_s))}
@@ -101,7 +102,7 @@ def check_agent_token(
 ) -> Rejection | None:
     """Return None if a request shows the token of a configured cluster, else the reason for its rejection.
 
-    The agent of a cluster that was removed from the configuration is rejected even while the cluster holds components.
+    The agent of a cluster that was removed from the configuration is rejected even while jobs still run there.
     """
     if cluster not in tokens:
         return Rejection(

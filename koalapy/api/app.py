@@ -129,6 +129,7 @@ def _set_openapi(app: FastAPI) -> None:
     """Make the OpenAPI document describe problem+json errors and bearer tokens."""
 
     def openapi() -> dict[str, Any]:
+        """Return the OpenAPI document, which is built at the first call."""
         if app.openapi_schema is None:
             schema = get_openapi(
                 title=app.title, version=app.version, description=app.description, routes=app.routes, tags=TAGS

@@ -60,6 +60,7 @@ class AuditMiddleware:
         audit.begin_request(entry)
 
         async def record_and_send(message: Message) -> None:
+            """Record the outcome before the response begins, unless a success is already recorded."""
             if message["type"] in STARTS and not (entry.written and message["status"] < 400):
                 entry.address, entry.caller = entry.address or client_address(scope), entry.caller or identity_of(scope)
                 await self._audit.close_request(entry, message["status"])
@@ -90,6 +91,7 @@ def _check_action(action: str, routes: Iterable[BaseRoute]) -> None:
 
 
 def audit_router(audit_log: Audit) -> APIRouter:
+    """Return the routes by which administrators read the audit and verify that it was not changed."""
     router = api_router("audit", "/audit")
 
     @router.get("", response_model=AuditPage)

@@ -113,6 +113,7 @@ def _metrics_view(metrics: jobs.Metrics) -> dict[str, Any]:
 
 
 def clusters_router(service: Jobs) -> APIRouter:
+    """Return the routes that show clusters, their use and the policies, and those by which operators change them."""
     router = api_router("clusters")
 
     @router.get("/clusters", response_model=ClusterList)
@@ -142,7 +143,7 @@ def clusters_router(service: Jobs) -> APIRouter:
 
 
 def _add_orders(router: APIRouter, service: Jobs) -> None:
-    """Add the routes by which operators drain, resume, clear and give up clusters."""
+    """Add the routes by which operators drain, resume and clear clusters, or declare them lost."""
 
     @router.post("/clusters/{name}/clear", response_model=ClusterView)
     async def clear_cluster(name: Name) -> Any:
@@ -239,6 +240,7 @@ def background_router(service: Jobs, questions: Questions, allowed: bool) -> API
 
 
 def _forbidden() -> JSONResponse:
+    """Return the problem for a daemon that is not configured to start background load."""
     return problem(
         ProblemCode.BACKGROUND_LOAD_DISABLED,
         "this daemon starts no background load",

@@ -1,4 +1,4 @@
-"""Derivation of request and response bodies from the dataclasses of ``model``, which alone describe the fields."""
+"""Derivation of request and response bodies from the dataclasses of ``model``, so that fields are described once."""
 
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -192,6 +192,10 @@ def _body_type(kind: Any, element: Any | None = None) -> Any:
 
 
 def _view_type(kind: Any, element: Any | None = None) -> Any:
+    """Return the type of a field in responses.
+
+    ``element`` replaces the type of its list entries, or the type itself.
+    """
     if kind in WIRE_FORMATS and WIRE_FORMATS[kind].view:
         return WIRE_FORMATS[kind].view
     base, _ = split_annotation(kind)

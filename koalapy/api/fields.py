@@ -85,6 +85,10 @@ Seconds = Annotated[
 
 
 def _parse_lease(value: object) -> object:
+    """Return the seconds of a number or a duration such as ``40m``, and ``NO_LEASE`` for ``none``.
+
+    Raise the error that pydantic reports for other values.
+    """
     length = NO_LEASE if value == "none" else parse_duration(value)
     if isinstance(length, bool) or not isinstance(length, int | float) or (length == NO_LEASE and value != "none"):
         raise PydanticCustomError("lease", "is not a lease")
@@ -116,6 +120,7 @@ def format_lease(value: object) -> object:
 
 
 def _parse_bytes(value: Any) -> int:
+    """Return the bytes of a size such as ``10GB``; raise the error that pydantic reports for other values."""
     try:
         return parse_bytes(value)
     except ValueError:
@@ -123,6 +128,7 @@ def _parse_bytes(value: Any) -> int:
 
 
 def _parse_bandwidth(value: Any) -> float:
+    """Return bytes per second, as of ``1Gbit``; raise the error that pydantic reports for other values."""
     try:
         return parse_bandwidth(value)
     except ValueError:
@@ -275,6 +281,7 @@ Pattern = Annotated[Text, Field(max_length=MAX_PATH_LENGTH, json_schema_extra={"
 
 
 def _command_schema(minimum_length: int) -> Any:
+    """Return the OpenAPI schema of a program, which must not be empty, and its arguments, which may be."""
     program = TEXT | {"minLength": 1}
     return WithJsonSchema(
         {"type": "array", "minItems": minimum_length, "maxItems": MAX_WORDS, "prefixItems": [program], "items": TEXT}

@@ -92,6 +92,7 @@ ResultView = view_model("ResultView", StoredResult, without={"at"})
 
 
 def files_router(files: Files, bundles: Bundles, results: Results) -> APIRouter:
+    """Return the routes of replicas, uploaded bundles and the result files of jobs."""
     router = api_router("files", "")
     _add_replicas(router, files)
     _add_bundles(router, bundles)

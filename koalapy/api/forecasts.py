@@ -71,6 +71,7 @@ ExplanationView = view_model(
 
 
 def explain_router(service: Jobs) -> APIRouter:
+    """Return the routes that explain the state of a job, or the placement of a job to submit."""
     router = api_router("jobs")
 
     @router.get("/jobs/{job}/explain", response_model=ExplanationView, response_model_exclude_unset=True)
@@ -174,6 +175,7 @@ def _parse_rule(name: str, text: str) -> object:
 
 
 def _parse_number(field: str, text: str, maximum: int) -> int:
+    """Parse a number from 1 to ``maximum``; raise ``UsageError`` about ``field`` for any other text."""
     is_short_number = text.isascii() and text.isdecimal() and len(text) <= len(str(maximum))
     if not (is_short_number and 1 <= int(text) <= maximum):
         hint = f"give a number from 1 to {maximum}"
@@ -240,6 +242,7 @@ def _if_submitted_view(forecast: IfSubmitted) -> dict[str, Any]:
 
 
 def forecasts_router(service: Forecasts, jobs: Jobs) -> APIRouter:
+    """Return the routes that predict starts and ends of jobs by simulation."""
     router = api_router("jobs")
 
     @router.post("/what-if", response_model=WhatIfView, responses=problem_responses(404))
@@ -339,6 +342,7 @@ class AdvisorRecord(Output):
 
 
 def advisor_router(advisor: Advisor) -> APIRouter:
+    """Return the routes of the advisor, which learns from runs whether an application should span clusters."""
     router = api_router("advisor", "/advisor")
 
     @router.get("", response_model=AdvisorView)

@@ -74,6 +74,7 @@ def _normalize_host(name: str) -> str:
 
 @lru_cache(256)
 def _is_address(kind: type[IPv4Address] | type[IPv6Address], text: str) -> bool:
+    """Return whether a text is an IP address of this version."""
     try:
         kind(text)
     except AddressValueError:
@@ -166,6 +167,7 @@ class TokenAuthenticator:
 
 
 def not_logged_in(reason: str = "") -> JSONResponse:
+    """Return the response 401 for a request without a valid token."""
     return problem(
         ProblemCode.NOT_LOGGED_IN,
         f"no valid token was sent: {reason}" if reason else "no valid token was sent",
@@ -372,6 +374,7 @@ def _limit_size(receive: Receive) -> Receive:
     size = 0
 
     async def receive_and_count() -> Message:
+        """Return the next part of the body; raise HTTP error 413 when all parts together are too large."""
         nonlocal size
         message = await receive()
         size += len(message.get("body", b""))

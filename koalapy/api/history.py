@@ -61,6 +61,7 @@ class HistoryView(Output):
 
 
 def history_router(service: History) -> APIRouter:
+    """Return the route that shows what jobs used each day, as JSON or CSV."""
     router = api_router("history", "/history")
 
     @router.get(
@@ -143,6 +144,7 @@ class SharingView(Output):
 
 
 def sharing_router(service: Sharing, history: History) -> APIRouter:
+    """Return the route that shows whether each site gains from running jobs together with the others."""
     router = api_router("history", "/sharing")
 
     @router.get("", response_model=SharingView)

@@ -54,6 +54,7 @@ LOCATION = {"Location": {"description": "path of the job", "schema": {"type": "s
 
 
 def jobs_router(service: Jobs) -> APIRouter:
+    """Return the routes that submit, list, show, follow and change jobs."""
     router = api_router("jobs", "/jobs")
 
     @router.post(
@@ -352,6 +353,7 @@ def _add_events(router: APIRouter, service: Jobs) -> None:
 
 
 def changes_router(changes: Changes) -> APIRouter:
+    """Return the route that streams an event whenever jobs or clusters change."""
     router = api_router("clusters", "/events")
 
     @router.get("", response_class=EventSourceResponse, responses={200: {"description": "events `changed`"}})

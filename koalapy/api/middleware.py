@@ -44,6 +44,7 @@ class ResponseHeaders:
             return
 
         async def send_with_headers(message: Message) -> None:
+            """Add the headers that every response has, and pass the message on."""
             if message["type"] in STARTS:
                 headers = [
                     (name, value)
@@ -183,6 +184,7 @@ class RequestLimiter:
         deadline: float | None = asyncio.get_running_loop().time() + self._body_timeout_s
 
         async def receive_in_time() -> Message:
+            """Return the next part of the body; raise HTTP error 408 after the deadline for all of it."""
             nonlocal deadline
             try:
                 async with asyncio.timeout_at(deadline):

@@ -112,6 +112,7 @@ class AlertList(Output):
 
 
 def alerts_router(alerts: Alerts) -> APIRouter:
+    """Return the route that lists active alerts."""
     router = api_router("health", "/alerts")
 
     @router.get("", response_model=AlertList)
@@ -136,6 +137,7 @@ class Exposition:
     instruments: Instruments
 
     def collect(self) -> Iterator[Metric]:
+        """Yield all metrics with their samples; the Prometheus client calls this to encode them."""
         figures, instruments = self.figures, self.instruments
         yield from _daemon(figures)
         yield from _jobs(figures, instruments)
@@ -163,6 +165,7 @@ def _with(family: GaugeMetricFamily | CounterMetricFamily, samples: Iterable[Sam
 
 
 def _histogram(name: str, help: str, timings_by_label: Mapping[Labels, Timings], *labels: str) -> Metric:
+    """Return a histogram in seconds, with the distribution of durations for each combination of label values."""
     family = HistogramMetricFamily(f"koala_{name}", help, labels=labels)
     for values, timings in timings_by_label.items():
         counts = [(str(limit), float(count)) for limit, count in zip(BUCKETS, timings.buckets, strict=True)]
@@ -176,6 +179,7 @@ def _all_samples(counts: Mapping[Any, float], *kinds: Iterable[str]) -> list[Sam
 
 
 def _daemon(figures: Figures) -> Iterator[Metric]:
+    """Yield the metrics of the daemon as a whole: version, health, alerts and checks."""
     yield _gauge("info", "The daemon's version, always 1.", [((figures.version,), 1)], "version")
     yield _gauge("epoch", "Epoch of the daemon's lease, which increases with each daemon run.", figures.epoch)
     yield _gauge("ready", "Whether the daemon accepts jobs and actions, as in /readyz.", figures.is_ready)
@@ -187,6 +191,7 @@ def _daemon(figures: Figures) -> Iterator[Metric]:
 
 
 def _jobs(figures: Figures, instruments: Instruments) -> Iterator[Metric]:
+    """Yield the metrics of jobs: how many are in each state, were submitted, ended or were queued again."""
     jobs = figures.jobs
     counts = _all_samples(jobs.counts, LIVE_STATES, Priority)
     yield _gauge("jobs", "Unfinished jobs of users.", counts, "state", "priority")
@@ -205,6 +210,7 @@ def _jobs(figures: Figures, instruments: Instruments) -> Iterator[Metric]:
 
 
 def _engine(figures: Figures, instruments: Instruments) -> Iterator[Metric]:
+    """Yield the metrics of the engine, which processes events in cycles: durations and numbers of events."""
     rounds = instruments.cycles
     yield _histogram("round_seconds", "Duration of engine cycles, including database writes.", {(): rounds.total})
     yield _histogram("step_seconds", "Part of each engine cycle that blocks the event loop.", {(): rounds.step})
@@ -222,6 +228,10 @@ def _engine(figures: Figures, instruments: Instruments) -> Iterator[Metric]:
 
 
 def _decisions(figures: Figures, instruments: Instruments) -> Iterator[Metric]:
+    """Yield the metrics of placements and predictions.
+
+    A claim obtains the nodes of a placed component from its cluster.
+    """
     placements = [
         ((policy, "yes" if is_coallocated else "no"), float(count))
         for (policy, is_coallocated), count in sorted(instruments.placements.items())
@@ -260,6 +270,7 @@ CLUSTER_GAUGES = {
 
 
 def _clusters(clusters: Sequence[ClusterFigures]) -> Iterator[Metric]:
+    """Yield the metrics of each cluster: nodes by use, state, age of its last report, and versions."""
     nodes = [
         ((c.name, kind), float(count))
         for c in clusters
@@ -281,6 +292,8 @@ def _clusters(clusters: Sequence[ClusterFigures]) -> Iterator[Metric]:
 
 
 def _resource_managers(clusters: Sequence[ClusterFigures]) -> Iterator[Metric]:
+    """Yield the metrics of the calls that agents make to resource managers, by cluster and operation."""
+
     def calls(figure: str) -> list[Sample]:
         return [((c.name, call.operation), float(getattr(call, figure))) for c in clusters for call in c.calls]
 
@@ -297,6 +310,7 @@ def _resource_managers(clusters: Sequence[ClusterFigures]) -> Iterator[Metric]:
 
 
 def _database(instruments: Instruments) -> Iterator[Metric]:
+    """Yield the metrics of the database: durations and failures of access, and its size if known."""
     by_kind: dict[Labels, Timings] = {("write",): instruments.writes, ("read",): instruments.reads}
     yield _histogram("database_seconds", "Duration of database writes of the engine, and of reads.", by_kind, "kind")
     failed = [(kind, float(timings.failures)) for kind, timings in by_kind.items()]
@@ -306,6 +320,7 @@ def _database(instruments: Instruments) -> Iterator[Metric]:
 
 
 def _files(figures: Figures, instruments: Instruments) -> Iterator[Metric]:
+    """Yield the metrics of transfers between clusters, and of the daemon's disks."""
     yield _gauge("transfers", "Components that wait for files.", figures.jobs.staging)
     yield _gauge("transfer_missing_bytes", "Bytes that these components still wait for.", figures.jobs.missing)
     moved, labels = sorted(instruments.transferred.items()), ("source", "cluster")
@@ -322,6 +337,7 @@ def _files(figures: Figures, instruments: Instruments) -> Iterator[Metric]:
 
 
 def _requests(requests: Requests) -> Iterator[Metric]:
+    """Yield the metrics of HTTP requests: numbers and durations by route."""
     answered = [
         ((route, method, str(status)), float(count))
         for (route, method, status), count in sorted(requests.answered.items())
@@ -408,6 +424,7 @@ class RequestCounter:
         start = time.monotonic()
 
         async def count_and_send(message: Message) -> None:
+            """Count the request by its route and status when the response begins; pass the message on."""
             if message["type"] == "http.response.start":
                 seconds = time.monotonic() - start
                 route = getattr(scope.get("route"), "path", OTHER)

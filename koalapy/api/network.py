@@ -114,6 +114,7 @@ class LinkHistory(Output):
 
 
 def network_router(network: Network) -> APIRouter:
+    """Return the routes that show and measure the network links of clusters."""
     router = api_router("network", "/network")
 
     @router.get("", response_model=NetworkView)

@@ -70,6 +70,7 @@ def _problem_body(code: ProblemCode, detail: str, field: str, value: object, hin
 
 
 def _json_value(value: object) -> object:
+    """Return a rejected value for a problem: as JSON if possible, else as text; a long one is cut."""
     try:
         text = json.dumps(encoded := jsonable_encoder(value), ensure_ascii=False, allow_nan=False)
         text.encode()

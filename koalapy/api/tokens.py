@@ -78,6 +78,7 @@ def _view(token: StoredToken) -> dict[str, Any]:
 
 
 def tokens_router(identities: Identities) -> APIRouter:
+    """Return the routes that create, list and revoke tokens."""
     router = api_router("tokens", "/tokens")
 
     @router.post("", status_code=201, response_model=CreatedToken, responses=problem_responses(409))
@@ -135,6 +136,7 @@ class LoggedOut(Output):
 
 
 def login_router(identities: Identities, codes: LoginCodes) -> APIRouter:
+    """Return the routes that show the caller, log out, and create links that log a browser in."""
     router = api_router("tokens", "")
 
     @router.get("/whoami", response_model=Whoami)
@@ -184,6 +186,7 @@ class LimitsView(Output):
 
 
 def limits_router(limits: LimitsInUse) -> APIRouter:
+    """Return the route that shows limits of a user and how much of each is used."""
     router = api_router("tokens", "/limits")
 
     @router.get("", response_model=LimitsView)

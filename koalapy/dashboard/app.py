@@ -53,6 +53,8 @@ def build_dashboard(services: Services, engine: Engine, login: LoginServices, au
 
 
 def _add_files(dashboard: Dashboard) -> None:
+    """Add the route of scripts, styles and images, which browsers cache without asking again."""
+
     @dashboard.router.get("/static/{digest}/{name:path}", operation_id="dashboard_file")
     async def file(request: Request, digest: str, name: str) -> Response:
         """Return a static file. Its path contains the digest of its content."""
@@ -66,6 +68,7 @@ def _add_files(dashboard: Dashboard) -> None:
 
 
 def _add_events(dashboard: Dashboard) -> None:
+    """Add the route by which open pages learn that they are out of date."""
     changes = dashboard.changes
 
     @dashboard.router.get("/events", operation_id="dashboard_events", response_class=EventSourceResponse)

@@ -35,6 +35,8 @@ MAX_PAGES = 500
 
 @dataclass(slots=True)
 class _CachedPage:
+    """A page that is rendered or being rendered, with the version of the state that it shows."""
+
     task: "asyncio.Task[bytes]"
     created_at: float
     version: str
@@ -153,12 +155,15 @@ class Dashboard:
             self.links.append(Link(path, title, key, role))
 
         def register(load: Load) -> Load:
+            """Add the routes of the page and of its JSON, and return the function unchanged."""
             bound = Depends(_bound(load))
 
             async def html(request: Request, caller: Caller, load: Callable[[], Awaitable[Any]] = bound) -> Response:
+                """Respond with the page, from the cache if possible; to htmx only with its content."""
                 is_part = "hx-request" in request.headers
 
                 async def render_page() -> bytes:
+                    """Compute the view, and render it in a thread as compressed HTML."""
                     version, now = self.changes.version, self.engine.clock()
                     view = await load()
                     context = self._make_context(request, caller) | {
@@ -229,9 +234,11 @@ class Dashboard:
         """Register a function as the action of a form (``POST``); it returns the path of the page to show next."""
 
         def register(act: Act) -> Act:
+            """Add the route of the action, and return the function unchanged."""
             bound = Depends(_bound(act))
 
             async def post(request: Request, act: Callable[[], Awaitable[str]] = bound) -> Response:
+                """Run the action, drop cached pages, and send the browser to the next page."""
                 next_page = await act()
                 self._cache.clear()
                 if "hx-request" in request.headers:

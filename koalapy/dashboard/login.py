@@ -118,6 +118,10 @@ class BrowserLogin:
         return page
 
     async def _begin_session(self, request: Request, identity: Identity, destination: str) -> Response:
+        """Issue a token for a browser session; return the redirect to ``destination`` that sets its cookie.
+
+        The session ends no later than the login that began it.
+        """
         identify_request(identity, "dashboard_login", "", change=True)
         now = self._clock()
         expires_at = min(now + self._services.lifetime_s, identity.expires_at or float("inf"))

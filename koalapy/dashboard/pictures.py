@@ -73,7 +73,7 @@ def distribution(spans: Sequence[Span], *, operation: str) -> Markup:
 
 
 def format_share(count: int, total: int) -> str:
-    """Return a share in percent, ``<1%`` instead of 0 for a positive count."""
+    """Return ``count`` in percent of ``total``; ``<1%`` instead of 0 for a positive count."""
     percent = 100 * count / total if total else 0.0
     return f"{percent:.0f}%" if percent >= 1 or not count else "<1%"
 
@@ -234,6 +234,10 @@ def build_lanes(job: Job, attempts: Sequence[Attempt], timeline: Sequence[Timeli
 
 
 def _queue_phases(job: Job, timeline: Sequence[TimelineEntry], end: float) -> Iterator[Phase]:
+    """Yield the spans in which a job was queued or held, up to ``end``.
+
+    Without a timeline, yield one span from its submission.
+    """
     entries = [(entry.at, entry.state) for entry in timeline] or [(job.submitted_at, job.state)]
     start, phase = None, ""
     for (entered_at, state), (until, next_state) in pairwise([*entries, (end, None)]):
@@ -246,6 +250,10 @@ def _queue_phases(job: Job, timeline: Sequence[TimelineEntry], end: float) -> It
 
 
 def _component_phases(component: Component, attempt: Attempt, attempt_end: float | None) -> Iterator[Phase]:
+    """Yield the spans of a component from its placement to its end, such as file transfer and running.
+
+    ``attempt_end`` replaces the end of a component that has recorded none; None if unknown.
+    """
     start = attempt.placed_at
     has_run = component.claimed_at is not None and not component.superseded
     starts = [
@@ -318,6 +326,7 @@ def job_lanes(lanes: Sequence[JobLane]) -> Markup:
 
 
 def _format_elapsed(seconds: float) -> str:
+    """Format the seconds since the start of a chart: ``12.5 s``, ``5:30``, ``1:05:00`` or ``3 d``."""
     if seconds < 60:
         return f"{round(seconds, 1):g} s"
     minutes, remaining = divmod(round(seconds), 60)

@@ -136,6 +136,7 @@ def format_rate(bandwidth: float | None) -> str:
 
 
 def _make_environment() -> Environment:
+    """Return the environment of all templates: their filters and functions. A variable without a value is an error."""
     environment = Environment(
         loader=PackageLoader("koalapy.dashboard"),
         autoescape=select_autoescape(default=True),

@@ -143,6 +143,7 @@ class Survey:
                     self.site_use[component.cluster].guests += component.size
 
     def _add_queued(self, job: Job) -> None:
+        """Count a waiting job: in total, for its home site, and for the clusters that it may run on."""
         self.waiting += 1
         if job.spec.home_site:
             self.site_use[job.spec.home_site].waiting += 1
@@ -156,7 +157,7 @@ class Survey:
 
 
 class SurveyCache:
-    """A cache of the survey, which is computed at most for a fraction of the time."""
+    """A cache of the survey, which limits how often all unfinished jobs are counted."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -175,6 +176,7 @@ class SurveyCache:
         return await asyncio.shield(task)
 
     async def _compute_survey(self) -> Survey:
+        """Count all unfinished jobs, with pauses for other tasks, and measure the CPU time for it."""
         survey, start = Survey(), time.thread_time()
         async for jobs in iterate_in_slices(self._engine.queries.jobs()):
             for job in jobs:
@@ -231,6 +233,7 @@ class ClusterRow:
 
 
 def node_counts(cluster: ClusterStatus, survey: Survey) -> NodeCounts:
+    """Return how many nodes of a cluster are in each state. Nodes of jobs that do not run yet are ``claimed``."""
     running = min(survey.running[cluster.name], cluster.used)
     return NodeCounts(
         running=running,
@@ -242,6 +245,10 @@ def node_counts(cluster: ClusterStatus, survey: Survey) -> NodeCounts:
 
 
 def call_statistics(calls: LrmCalls, reported_at: float | None) -> CallStatistics:
+    """Return the table row for one kind of call of a resource manager, such as reading its state.
+
+    ``reported_at`` is the time of the agent's report.
+    """
     ago = calls.failed_ago
     return CallStatistics(
         operation=calls.operation,
@@ -323,6 +330,7 @@ def alert_row(alert: Alert, grid: GridStatus) -> AlertRow:
 
 
 def _details_page(alert: Alert) -> tuple[str, str]:
+    """Return the path and the name of the page about an alert's subject; empty if there is none."""
     if alert.kind in (AlertKind.SLOW_LINK, AlertKind.REPLICAS_GONE):
         return _PAGES[alert.kind]
     if alert.kind is AlertKind.QUEUE_FLOODED:

@@ -39,6 +39,8 @@ class AuditPageView:
 
 
 def add_audit(dashboard: Dashboard, audit_log: Audit) -> None:
+    """Add the page of recorded actions and rejected requests, for administrators."""
+
     @dashboard.page("/audit", "audit.html", operation="list_audit", title="Audit", key="a", role=Role.ADMIN)
     async def audit(
         user: Actor = "",
@@ -49,6 +51,7 @@ def add_audit(dashboard: Dashboard, audit_log: Audit) -> None:
         before: Before = 0,
         limit: Limit = 100,
     ) -> AuditPageView:
+        """Return the entries that match the filters, newest first, with the path of the next page."""
         audit_filter = AuditFilter(
             0.0, user, action, limit=limit + 1, target=target, outcome=outcome, newest_first=True, before=before
         )

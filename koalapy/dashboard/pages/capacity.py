@@ -99,6 +99,7 @@ class ExpectedEnds:
 
 
 def group_policies(rooms: Sequence[PolicyCapacity]) -> list[PolicyGroup]:
+    """Merge policies with equal capacities, so that the page shows each capacity once."""
     groups: list[tuple[SizeEstimate | None, SizeEstimate | None, list[str]]] = []
     for room in rooms:
         group = next((group for group in groups if group[:2] == (room.component, room.total)), None)
@@ -142,11 +143,13 @@ async def capacity_view(queries: Queries, ends: ExpectedEnds, spec: JobSpec, now
 
 
 def add_capacity(dashboard: Dashboard, services: Services) -> None:
+    """Add the page that shows how large a job could be placed now. Views are cached by user and priority."""
     engine, ends, rules = dashboard.engine, ExpectedEnds(), services.jobs.rules
     views: dict[tuple[str, Priority], tuple[str, float, asyncio.Task[CapacityView]]] = {}
 
     @dashboard.page("/capacity", "capacity.html", operation="show_metrics", title="Capacity", key="r")
     async def capacity(caller: Caller, priority: Priority = Priority.LOW) -> CapacityView:
+        """Return the capacity for jobs of the caller, from the cache if it is recent and nothing changed."""
         key, version, now = (caller.user, priority), engine.changes.version, engine.clock()
         cached = views.get(key)
         if cached is None or cached[0] != version or now - cached[1] > VIEW_LIFETIME_S:

@@ -49,7 +49,7 @@ class OldestJob:
 
 @dataclass(frozen=True, slots=True)
 class NowView:
-    """The current state of the grid."""
+    """The current state of all clusters together."""
 
     troubles: Sequence[AlertRow]
     """Active alerts, most urgent first."""
@@ -67,6 +67,10 @@ class NowView:
 
 
 def oldest_job(job: Job | None, queries: Queries, caller: Identity) -> OldestJob | None:
+    """Return a waiting job for display; None if there is none or it has ended.
+
+    Owner and reason are empty for callers that may not see them.
+    """
     job = None if job is None else queries.job(job.id)
     if job is None:
         return None
@@ -81,10 +85,12 @@ def oldest_job(job: Job | None, queries: Queries, caller: Identity) -> OldestJob
 
 
 def add_now(dashboard: Dashboard, services: Services, surveyor: SurveyCache) -> None:
+    """Add the first page: all clusters, active alerts, and the totals of jobs and nodes."""
     engine, queries = dashboard.engine, dashboard.engine.queries
 
     @dashboard.page("/", "now.html", operation="list_clusters", title="Now", key="n")
     async def now(caller: Caller) -> NowView:
+        """Return the current state of all clusters; idle nodes of stale reports do not count."""
         survey, time = await surveyor.load(), engine.clock()
         records = services.jobs.list_clusters()
         rows = sort_by_problem([cluster_row(queries.grid[record.name], record, survey, time) for record in records])
@@ -120,7 +126,7 @@ class ClustersView:
 
 @dataclass(frozen=True, slots=True)
 class ClusterComponent:
-    """A component that has nodes on a cluster, or is claiming them."""
+    """A component that has nodes on a cluster, or has asked the resource manager for them."""
 
     job: int
     rank: int
@@ -133,7 +139,7 @@ class ClusterComponent:
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """Claims and failed attempts on a cluster since the daemon started, by cause."""
+    """Claims and failed attempts on a cluster since the daemon started. A claim obtains nodes for a component."""
 
     claims: int
     """Components for which all nodes have reported."""
@@ -179,6 +185,10 @@ class ClusterPage:
 
 
 def failures_of(instruments: Instruments, cluster: ClusterName) -> Failures:
+    """Return a cluster's successful claims since the daemon started, and its failed claims and attempts by cause.
+
+    A claim obtains nodes for a component.
+    """
     claims, attempts = instruments.claims_failed.most_common(), instruments.attempts_failed.most_common()
     return Failures(
         instruments.claims[cluster],
@@ -198,6 +208,10 @@ def visible_calls(cluster: ClusterStatus, caller: Identity) -> list[CallStatisti
 
 
 def components_on(cluster: ClusterStatus, queries: Queries, caller: Identity) -> Iterator[ClusterComponent]:
+    """Yield the components that have nodes on a cluster, up to a limit.
+
+    The owner is empty for callers that may not see it.
+    """
     for token, size in islice(cluster.live.items(), MAX_COMPONENTS_SHOWN):
         job_and_component = queries.find(token)
         if job_and_component is not None:
@@ -207,10 +221,12 @@ def components_on(cluster: ClusterStatus, queries: Queries, caller: Identity) ->
 
 
 def add_clusters(dashboard: Dashboard, services: Services, surveyor: SurveyCache) -> None:
+    """Add the pages of all clusters and of one cluster, and the actions of operators on a cluster."""
     engine, queries = dashboard.engine, dashboard.engine.queries
 
     @dashboard.page("/clusters", "clusters.html", operation="list_clusters", title="Clusters", key="c")
     async def clusters() -> ClustersView:
+        """Return all clusters, those with problems first, and the total of their nodes."""
         survey, now = await surveyor.load(), engine.clock()
         records = services.jobs.list_clusters()
         rows = [cluster_row(queries.grid[record.name], record, survey, now) for record in records]
@@ -221,6 +237,7 @@ def add_clusters(dashboard: Dashboard, services: Services, surveyor: SurveyCache
 
     @dashboard.page("/clusters/{name}", "cluster.html", operation="show_cluster", title="Cluster")
     async def cluster(name: Name, caller: Caller) -> ClusterPage:
+        """Return the state of one cluster; raise ``NotFoundError`` if there is none of this name."""
         record, survey, now = services.jobs.get_cluster(name), await surveyor.load(), engine.clock()
         status = queries.grid[name]
         return ClusterPage(

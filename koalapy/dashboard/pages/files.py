@@ -45,12 +45,14 @@ class FilesView:
 
 
 def add_files(dashboard: Dashboard, services: Services) -> None:
+    """Add the page of replicas, uploaded bundles and stored results."""
     files, bundles, results = services.files, services.bundles, services.results
 
     @dashboard.page("/files", "files.html", operation="list_replicas", title="Files", key="f")
     async def show(
         caller: Caller, name: LogicalFile = "", after: After = "", after_cluster: AfterCluster = "", limit: Limit = 100
     ) -> FilesView:
+        """Return a page of replicas, and the bundles and results that the caller may see."""
         replicas = files.list_replicas(name or None, (after, after_cluster), limit + 1)
         page, next_page = replicas[:limit], ""
         if len(replicas) > limit:

@@ -93,6 +93,8 @@ def pictures_of(lines: Sequence[HistoryLine]) -> tuple[list[Picture], int]:
 
 
 def add_history(dashboard: Dashboard, history: History) -> None:
+    """Add the page that shows what jobs used over time."""
+
     @dashboard.page("/history", "history.html", operation="show_history", title="History", key="h")
     async def page(
         caller: Caller,
@@ -102,6 +104,7 @@ def add_history(dashboard: Dashboard, history: History) -> None:
         last: Last = None,
         name: Named = "",
     ) -> HistoryView:
+        """Return the use by cluster, user or another kind, as charts and as lines with the newest first."""
         span = history.make_span(first, last)
         table = await history.read_table(by, step, span, visible_to(caller, by, name))
         total = (await history.read_table(Kind.GRID, Step.ALL, span)).lines
@@ -123,7 +126,7 @@ def add_history(dashboard: Dashboard, history: History) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SharingPageView:
-    """A comparison of the grid with single sites, for finished jobs submitted in these days."""
+    """A comparison of all sites together with each by itself, for finished jobs submitted in these days."""
 
     first: date
     last: date
@@ -137,12 +140,14 @@ class SharingPageView:
 
 
 def add_sharing(dashboard: Dashboard, services: Services) -> None:
+    """Add the page that shows whether each site gains from running jobs together with the others."""
     engine = dashboard.engine
 
     @dashboard.page(
         "/sharing", "sharing.html", operation="show_sharing", title="Sharing", key="e", role=Role.OPERATOR, live=False
     )
     async def sharing(first: First = None, last: Last = None) -> SharingPageView:
+        """Compare, for each site, real response times with simulated ones of the site by itself."""
         span = services.history.make_span(first, last)
         report = await services.sharing.make_report(span)
         return SharingPageView(

@@ -62,10 +62,12 @@ class JobPageView:
 
 
 def add_job(dashboard: Dashboard, services: Services) -> None:
+    """Add the page of one job and the forms that change it."""
     engine, jobs = dashboard.engine, services.jobs
 
     @dashboard.page("/jobs/{job}", "job.html", operation="show_job", title="Job")
     async def show(caller: Caller, job: Id, attempts: Last = 5) -> JobPageView:
+        """Return a job with its last attempts and output; other users' jobs only in part."""
         record = await jobs.get(job)
         may_see_all = may_see_all_of(caller, record.job)
         position = engine.queries.position(job) if may_see_all else None
@@ -105,6 +107,7 @@ def _component_output(tail: OutputTail) -> ComponentOutput:
 
 
 def _possible_actions(job: Job, *, high_priority_allowed: bool) -> list[str]:
+    """Return the names of the actions that the page offers: ``low`` and ``high`` change the priority."""
     if job.state.is_final:
         return []
     if not job.state.is_waiting:

@@ -103,6 +103,7 @@ def choose_shade(bandwidth: float | None, low: float, high: float) -> int:
 
 
 def notes_of(records: Sequence[LinkRecord]) -> list[tuple[ClusterName, ClusterName, str]]:
+    """Return what the table of links cannot show: measurements under way and errors, by pair of clusters."""
     notes = []
     for record in records:
         if record.under_way is not None:
@@ -115,6 +116,7 @@ def notes_of(records: Sequence[LinkRecord]) -> list[tuple[ClusterName, ClusterNa
 
 
 def add_network(dashboard: Dashboard, services: Services) -> None:
+    """Add the pages of all links and of one link, and the form that measures them."""
     network = services.network
 
     @dashboard.page("/network", "network.html", operation="show_network", title="Network", key="l")
@@ -142,6 +144,10 @@ def add_network(dashboard: Dashboard, services: Services) -> None:
 
 
 async def link_view(network: Network, first: ClusterName, second: ClusterName, limit: int) -> LinkView:
+    """Return the state of a link and its last ``limit`` measurements.
+
+    Raise ``NotFoundError`` for an unknown cluster.
+    """
     measurements = await network.read_history(first, second, limit)
     first, second = pair_of(first, second)
     records = network.list_links()

@@ -109,6 +109,8 @@ class ConfirmView:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
+    """The state of a job after an action, or the problem for which the job was not changed."""
+
     job: JobId
     state: str
     priority: str
@@ -118,6 +120,8 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class OutcomeView:
+    """The jobs that an action changed, and those that it did not."""
+
     effect: str
     done: Sequence[Outcome]
     rejected: Sequence[Outcome]
@@ -131,6 +135,10 @@ class _Outcomes:
         self._views: OrderedDict[str, tuple[str, OutcomeView]] = OrderedDict()
 
     def add(self, user: str, view: OutcomeView) -> str:
+        """Store the result of a user's action, and return a random id for its page.
+
+        The oldest results are dropped at a limit.
+        """
         ident = secrets.token_urlsafe(12)
         user_idents = [ident for ident, (owner, _) in self._views.items() if owner == user]
         for oldest in user_idents[: max(0, len(user_idents) + 1 - MAX_USER_OUTCOMES)]:
@@ -141,6 +149,7 @@ class _Outcomes:
         return ident
 
     def get(self, user: str, ident: str) -> OutcomeView:
+        """Return a stored result; raise ``NotFoundError`` if it was dropped or is of another user."""
         owner, view = self._views.get(ident, ("", None))
         if view is None or owner != user:
             raise NotFoundError(
@@ -150,10 +159,12 @@ class _Outcomes:
 
 
 def add_queue(dashboard: Dashboard, services: Services) -> None:
+    """Add the page that lists and searches jobs, and those that change many jobs at a time."""
     engine, jobs = dashboard.engine, services.jobs
     finder = JobFinder(jobs, engine.queries, engine.clock)
 
     async def build_rows(found_jobs: Sequence[Job], caller: Identity) -> list[JobRow]:
+        """Return the table rows of jobs, with pauses for other tasks."""
         positions = engine.queries.queues.positions(found_jobs)
         rows: list[JobRow] = []
         async for page in iterate_in_slices(found_jobs, ROWS_PER_SLICE):
@@ -162,6 +173,7 @@ def add_queue(dashboard: Dashboard, services: Services) -> None:
 
     @dashboard.page("/queue", "queue.html", operation="list_jobs", title="Queue", key="q")
     async def queue(caller: Caller, q: Text = "", before: Before = None, limit: Limit = 100) -> QueueView:
+        """Return the jobs that a search finds; an invalid search returns its problem instead."""
         examples, allowed = [kind.example for kind in KINDS.values()], jobs.rules.high_priority.is_allowed_to(caller)
         view = QueueView(q, "", "", (), 0, "", examples, _list_examples(caller), allowed)
         try:
@@ -182,6 +194,7 @@ def add_queue(dashboard: Dashboard, services: Services) -> None:
         job: SelectedJobs = [],  # noqa: B006
         all: bool = False,
     ) -> ConfirmView:
+        """Return the effect of an action on the selected or on all found jobs, without acting."""
         if all:
             result = await finder.find_jobs(parse_search(q), caller, limit=MAX_SELECTED)
             selected, omitted = list(result.jobs), max(0, result.unfinished - len(result.jobs))
@@ -215,9 +228,11 @@ def add_queue(dashboard: Dashboard, services: Services) -> None:
 
 
 def _add_actions(dashboard: Dashboard, services: Services) -> None:
+    """Add the actions that change many jobs, and the page of their results."""
     bulk, outcomes = services.jobs.bulk, _Outcomes()
 
     def store_outcome(form: Form, caller: Identity, action: Action, results: Sequence[ActionResult]) -> str:
+        """Store the results of an action, and return the path of the page that shows them."""
         all_outcomes = [_outcome_of(result) for result in results]
         changed, rejected = [o for o in all_outcomes if not o.problem], [o for o in all_outcomes if o.problem]
         view = OutcomeView(WORDS[action][0], changed, rejected, form.get("q")[:MAX_LENGTH])
@@ -252,6 +267,7 @@ def _add_actions(dashboard: Dashboard, services: Services) -> None:
 
 
 def _list_examples(caller: Identity) -> Sequence[Example]:
+    """Return example searches, with the caller's name where one needs it."""
     return (
         Example("all unfinished", ""),
         Example("yours", format_term("user", caller.user)),
@@ -284,6 +300,7 @@ def _exclusion_reason(action: Action, job: Job, caller: Identity) -> str:
 
 
 def _describe_effect(does: str, count: int, users: int) -> str:
+    """Return a phrase such as ``cancels 3 jobs of 2 users``; ``does`` is the verb."""
     if not count:
         return "does nothing: it applies to none of these jobs"
     jobs, owners = ("1 job" if count == 1 else f"{count} jobs"), ("1 user" if users == 1 else f"{users} users")
@@ -291,6 +308,10 @@ def _describe_effect(does: str, count: int, users: int) -> str:
 
 
 def _parse_shown_states(form: Form) -> dict[JobId, JobState]:
+    """Return the selected jobs with the states that the page showed; raise ``UsageError`` if the form is invalid.
+
+    A job that has changed since is not acted on.
+    """
     try:
         pairs = [pair.split(":") for pair in form.get("jobs").split(",") if pair]
         states = {int(job): JobState(state) for job, state in pairs}
@@ -304,6 +325,7 @@ def _parse_shown_states(form: Form) -> dict[JobId, JobState]:
 
 
 def _outcome_of(result: ActionResult) -> Outcome:
+    """Return the result of an action on one job as a row."""
     if result.record is None:
         error = result.error
         return Outcome(result.job, "", "", error.message if error else "", error.hint if error else "")

@@ -64,7 +64,7 @@ class PlacementCounts:
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """Successful and failed claims and failed attempts on one cluster."""
+    """Claims and failed attempts on one cluster. A claim obtains nodes for a component."""
 
     cluster: str
     held: int
@@ -116,6 +116,7 @@ class SchedulerView:
 
 
 def describe_timings(name: str, meaning: str, timings: Timings) -> Timed:
+    """Return the table row for one kind of operation: counts since the start, and recent durations in seconds."""
     recent = timings.summarize_recent()
     return Timed(
         what=name,
@@ -153,6 +154,10 @@ def _format_value(value: object) -> str:
 
 
 def _count_claims(instruments: Instruments, cluster: str) -> Claims:
+    """Count a cluster's successful and failed claims and its failed attempts, by cause.
+
+    A claim obtains nodes for a component.
+    """
     claims_failed, attempts_failed = instruments.claims_failed, instruments.attempts_failed
     lost = [Counted(cause, count) for cause in ClaimFailure if (count := claims_failed[cluster, cause])]
     failed = [Counted(cause, count) for cause in AttemptFailure if (count := attempts_failed[cluster, cause])]
@@ -167,6 +172,7 @@ def _count_claims(instruments: Instruments, cluster: str) -> Claims:
 
 
 def scheduler_view(engine: Engine) -> SchedulerView:
+    """Return the scheduler's state, counts and rules for the page."""
     instruments, queries = engine.instruments, engine.queries
     rounds = instruments.cycles
     return SchedulerView(
@@ -205,6 +211,8 @@ def scheduler_view(engine: Engine) -> SchedulerView:
 
 
 def add_scheduler(dashboard: Dashboard) -> None:
+    """Add the page of the scheduler."""
+
     @dashboard.page("/scheduler", "scheduler.html", operation="scrape", title="Scheduler", key="s")
     async def scheduler() -> SchedulerView:
         return scheduler_view(dashboard.engine)

@@ -58,12 +58,15 @@ class UsersView:
 
 @dataclass(slots=True)
 class _Counts:
+    """The unfinished jobs of one user by state, and their nodes."""
+
     states: dict[JobState, int] = field(default_factory=lambda: defaultdict(int))
     nodes: int = 0
     requested_nodes: int = 0
     oldest: float | None = None
 
     def add(self, job: Job) -> None:
+        """Count an unfinished job."""
         self.states[job.state] += 1
         size = job.spec.request.total_size
         if job.state.is_active:
@@ -80,9 +83,14 @@ class _Counts:
 
 
 def add_users(dashboard: Dashboard, services: Services, identities: Identities) -> None:
+    """Add the page of users, their limits and tokens, and the form that revokes a token."""
     engine, limits = dashboard.engine, services.limits
 
     async def visible_uses(caller: Identity) -> list[UserUse]:
+        """Count the unfinished jobs of each user, most jobs first.
+
+        Callers that are not operators see only themselves.
+        """
         counts: dict[str, _Counts] = {caller.user: _Counts()}
         async for jobs in iterate_in_slices(engine.queries.jobs(), JOBS_PER_SLICE):
             for job in jobs:
@@ -93,6 +101,7 @@ def add_users(dashboard: Dashboard, services: Services, identities: Identities) 
 
     @dashboard.page("/users", "users.html", operation="show_limits", title="Users", key="u")
     async def users(caller: Caller, user: LimitedUser = None, include_invalid: IncludeInvalid = False) -> UsersView:
+        """Return the use of each visible user, and the limits and tokens of the chosen user."""
         shown_user = limited_user(caller, user)
         uses = await visible_uses(caller)
         # As in the REST API, administrators see all tokens, other users their own.

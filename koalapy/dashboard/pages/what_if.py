@@ -84,6 +84,7 @@ class WhatIfView:
 
 
 def outcomes_of(answer: Answer) -> list[SimulatedOutcome]:
+    """Return the mean times, utilisation and jobs that never start, for the current and the changed state."""
     outcomes = []
     for name, forecast in (("current", answer.as_it_is), ("changed", answer.changed)):
         if forecast is not None:
@@ -106,6 +107,7 @@ def lines_of(answer: Answer) -> list[Line]:
 
 
 def add_what_if(dashboard: Dashboard, forecasts: Forecasts) -> None:
+    """Add the page that simulates waiting jobs in the current and in a changed state."""
     engine = dashboard.engine
 
     @dashboard.page(
@@ -122,6 +124,7 @@ def add_what_if(dashboard: Dashboard, forecasts: Forecasts) -> None:
         walltimes: Pairs = "",
         horizon: Horizon = HORIZON,
     ) -> WhatIfView:
+        """Simulate the changes if there are any or the form was sent; else return an empty form."""
         first_job = int(first) if first else None
         change = parse_change(policy, rules.split(), drain, resume, add.split(), first_job, walltimes.split())
         answer = await forecasts.what_if(change, horizon) if ask or change != Change() else None
