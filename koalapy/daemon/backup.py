@@ -144,6 +144,7 @@ def _storage_error(error: OSError, path: Path) -> StoreUnavailable:
 
 
 def _make_empty_folder(path: Path) -> None:
+    """Create a private folder, or make an empty one private. Raise ``ConflictError`` if it is not empty."""
     try:
         with suppress(FileExistsError):
             path.mkdir(mode=0o700)
@@ -202,6 +203,7 @@ def _copy_folder(source: Path, target: Path, excluded: tuple[str, ...]) -> tuple
 
 
 def _copy_file(source: Path, target: Path) -> int:
+    """Copy a regular file into a new private file, and return its size in bytes. Skip anything else and return 0."""
     descriptor = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -222,6 +224,7 @@ def _write_private(path: Path, text: str) -> None:
 
 
 def _read_manifest(source: Path) -> BackupSummary:
+    """Return the summary of a backup. Raise ``NotFoundError`` if the folder has none, as after an aborted backup."""
     try:
         return BackupSummary(**json.loads((source / MANIFEST).read_text()))
     except (OSError, ValueError, TypeError) as error:
@@ -234,6 +237,10 @@ def _read_manifest(source: Path) -> BackupSummary:
 
 
 def _check_no_daemon(url: str | None, database: Path | None) -> None:
+    """Raise ``ConflictError`` if a running daemon uses the database at ``url``, or else the file ``database``.
+
+    A damaged file counts as unused.
+    """
     if database is not None and not database.exists():
         return
     engine = make_engine(url or f"sqlite:///{database}")
@@ -268,7 +275,8 @@ def _folder_for(data_dir: Path) -> Iterator[Path]:
 def _raise_numbers(copy: Path, replaced: Path | None, output: Path) -> None:
     """Set the job number and the epoch of a restored database to at least those of the replaced one.
 
-    The recorded numbers and those of job output folders count as well, so that no number is used twice.
+    The epoch is the number of the daemon run. The recorded numbers and those of job output folders count as well, so
+    that no number is used twice.
     """
     last_job, epoch = recorded_numbers(output.with_name(NUMBERS_FILE)), 0
     with suppress(sqlite3.Error):

@@ -177,6 +177,7 @@ def build_describer(settings: Settings, grid: GridStatus, data_dir: Path) -> Cal
     """Return a function that describes a cluster, as the API reports it and the store keeps it."""
 
     def describe(name: str) -> ClusterRecord:
+        """Return a cluster's state and node counts, with details that only some clusters have."""
         cluster = grid[name]
         section = settings.clusters.get(name, ClusterSection(kind="drmaa"))
         details: dict[str, object] = {}

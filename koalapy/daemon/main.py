@@ -55,6 +55,7 @@ def serve(
     is_new = is_unannounced = False
 
     def make_data_directory() -> Path:
+        """Return the private data directory; create it if needed, and remember that it is new."""
         nonlocal is_new
         with suppress(OSError):  # make_private_directory reports the error
             data_dir.parent.mkdir(parents=True, exist_ok=True)
@@ -63,6 +64,7 @@ def serve(
         return make_private_directory(data_dir, CONTENTS, "--data-dir")
 
     def collect_and_announce(url: str) -> None:
+        """Announce the URL when the daemon is ready, after a last collection of garbage."""
         nonlocal is_unannounced
         # What exists now stays. A full collection of it later would delay all requests by 0.2 s.
         gc.collect()

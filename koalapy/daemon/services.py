@@ -72,6 +72,7 @@ def build_services(
     certificate: Certificate | None,
     more_checks: Sequence[Check],
 ) -> Services:
+    """Build the parts of the daemon that serve requests and agents, from the core and the login parts."""
     settings, data_dir, stores, sessions = core.settings, core.data_dir, core.stores, core.sessions
     engine, queries, clock = core.engine, core.queries, core.clock
     owners, outputs = queries.owner_use.limits, Outputs(engine, queries, stores.jobs, stores.output)

@@ -2,7 +2,8 @@
 
 An agent sends snapshots (``model/reports.py``), which the scheduler uses as they are and which may arrive twice. The
 cluster of a snapshot is that of the connection. The daemon sends commands, each with an id that the agent acknowledges,
-and an epoch: agents reject commands of an older epoch. ``PROTOCOL`` increases with every incompatible change.
+and an epoch, the number of the daemon run: agents reject commands of an earlier one. ``PROTOCOL`` increases with every
+incompatible change.
 """
 
 import json
@@ -51,7 +52,7 @@ class Message(BaseModel):
 
 
 class KnownDaemon(Message):
-    """An agent's record of a daemon: its last epoch and run, and the highest job number it has sent.
+    """An agent's record of a daemon: number and id of its last run, and its highest job number.
 
     A daemon whose database was restored from a backup learns from it which epochs and job numbers are in use.
     """
@@ -203,7 +204,7 @@ class Found(Message):
 
 
 class Welcome(Message):
-    """The answer to ``Hello``. From now on this agent and its successors reject commands of older epochs.
+    """The answer to ``Hello``. From now on this agent and its successors reject commands of older epochs (daemon runs).
 
     ``life`` identifies the daemon run. It differs between daemons of the same epoch, as after a restore from a backup.
     """
@@ -240,7 +241,10 @@ class Vouched(Message):
 
 
 class Command(Message):
-    """An order for a component or its stage, acknowledged by its id and rejected if its epoch is older."""
+    """An order for a component or its stage, acknowledged by its id.
+
+    Agents reject it if its epoch, the number of the daemon run, is older than one they know.
+    """
 
     type: str
     id: Number
@@ -463,7 +467,7 @@ from_daemon: TypeAdapter[list[FromDaemon]] = TypeAdapter(list[FromDaemon])
 def encode_frames(
     messages: Sequence[Any], encode: Callable[[Sequence[Any]], str], max_size: int = MAX_BATCH_SIZE
 ) -> Iterator[str]:
-    """Yield messages in frames of at most ``max_size`` characters; a larger message is sent alone."""
+    """Yield messages in frames of at most ``max_size`` characters; a larger message gets a separate frame."""
     text = encode(messages)
     if len(text) <= max_size or len(messages) == 1:
         yield text
@@ -488,7 +492,7 @@ def encode_frame(speaker: TypeAdapter[Any], messages: Sequence[Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The part of an ``Open`` that all components of an attempt share, encoded as JSON once."""
+    """The part of an ``Open`` that is the same for all components of an attempt, encoded as JSON once."""
 
     job: int
     generation: int
@@ -508,7 +512,9 @@ PLAN = "plan"
 
 
 def command_frames(messages: Iterable[dict[str, Any] | Message]) -> Iterator[str]:
-    """Yield the daemon's messages in frames of at most ``COMMANDS_FRAME_SIZE``; a larger message is sent alone.
+    """Yield the daemon's messages in frames of at most ``COMMANDS_FRAME_SIZE``.
+
+    A larger message gets a separate frame.
 
     Stored messages are dictionaries, which are not validated again.
     """

@@ -129,6 +129,7 @@ class AgentMessages:
                     await waits
 
     def _handle_inventory(self, session: Session, inventory: Inventory) -> None:
+        """Pass an agent's inventory to the scheduler; once that is stored, start to send the agent its commands."""
         spoiled = [event for stage in inventory.stages for event in self._note_transfers(session, stage)]
         if spoiled:
             self._engine.post(WorkItem(events=tuple(spoiled)))
@@ -152,6 +153,7 @@ class AgentMessages:
             self._engine.post(WorkItem(events=(ClusterConfirmed(session.cluster, as_of),)))
 
     def _handle_rejected_runner(self, session: Session, message: RejectedRunner) -> None:
+        """Log and audit an agent's rejection of a process as runner. Ignore reports on components of other clusters."""
         component_entry = self._queries.find(message.token)
         if component_entry is None or component_entry[1].cluster != session.cluster:
             log.warning(
@@ -230,6 +232,7 @@ class AgentMessages:
         session.offer_message(RelayFailed(token=message.sender, node=message.sender_node, reason=target))
 
     def _target_of(self, cluster: ClusterName, message: Relay) -> Session | str:
+        """Return the session of the agent that receives a relayed message, or why it cannot be delivered."""
         find = self._queries.find
         sender, target = find(message.sender), find(message.token)
         if sender is None or sender[1].cluster != cluster:

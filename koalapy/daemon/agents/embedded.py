@@ -71,6 +71,10 @@ class EmbeddedAgents:
         await asyncio.gather(*self._keepers, return_exceptions=True)
 
     async def _keep_running(self, process: AgentProcess, url: str) -> None:
+        """Run an agent and start it anew whenever it ends, until cancelled.
+
+        After short runs, the pause doubles each time.
+        """
         timeouts = self._timeouts
         pause = timeouts.min_restart_delay_s
         while True:
@@ -227,6 +231,7 @@ def _write_error_line(line: bytes) -> None:
 
 
 async def _end_process(child: asyncio.subprocess.Process) -> None:
+    """Terminate a process and wait for its end. Kill it if it still runs after ``STOP_GRACE`` seconds."""
     with contextlib.suppress(ProcessLookupError):
         child.terminate()
     try:

@@ -189,6 +189,7 @@ class Hub:
         self._hang_up(session, "no answer: connect again")
 
     async def _receive_messages(self, session: Session, frames: AsyncIterator[str]) -> None:
+        """Handle a session's messages until it ends or is replaced. Close the connection at the first invalid one."""
         async for frame in session.receive_frames(frames):
             if self._sessions.get(session.cluster) is not session:
                 return  # disconnected or replaced: the agent repeats its messages after it reconnects
@@ -226,7 +227,10 @@ class AgentMemory:
         """Clusters for which the epoch was raised; each may do so once."""
 
     async def raise_numbers(self, cluster: ClusterName, known_daemons: Sequence[KnownDaemon]) -> None:
-        """Raise epoch and job numbers above those that an agent knows. Raise ``UsageError`` if they are implausible."""
+        """Raise the epoch (the number of the daemon run) and job numbers above those that an agent knows.
+
+        Raise ``UsageError`` if the agent's numbers are implausible.
+        """
         daemon = next((daemon for daemon in known_daemons if daemon.instance == self._instance), None)
         is_first = cluster not in self._seen_clusters
         self._seen_clusters.add(cluster)
@@ -241,6 +245,10 @@ class AgentMemory:
             )
 
     async def _raise_epoch(self, cluster: ClusterName, epoch: int) -> None:
+        """Raise the daemon's epoch, the number of its run, above the ``epoch`` that a cluster's agent knows.
+
+        Raise ``UsageError`` if the cluster did so before or its epoch is implausible.
+        """
         daemon_epoch = self._engine.epoch
         if cluster in self._raised_clusters or epoch > self._max_epoch:
             raise UsageError(
@@ -267,6 +275,7 @@ async def _receive_hello(frames: AsyncIterator[str]) -> Hello:
 
 
 async def _first_hello(frames: AsyncIterator[str]) -> Hello:
+    """Return the hello in the first frame. Raise ``UsageError`` without one, ``OtherProtocol`` for another version."""
     async for frame in frames:
         try:
             messages = from_agent.validate_json(frame)

@@ -78,6 +78,7 @@ class CommandMessages:
 
 
 def _build_submit(job: Job, header: dict[str, Any], local_user: str, profile: ClusterProfile) -> Submit:
+    """Return the command that submits a component's runner to the resource manager of its cluster."""
     component = live(job).components[parse_token(header["token"]).component]
     return Submit(
         **header,
@@ -134,6 +135,10 @@ def is_replica_needed(
 
 
 def _build_stage_file(file: InputFile, source: ClusterName, catalogue: Catalogue) -> StageFile:
+    """Return the order to copy an input from cluster ``source``.
+
+    The path is empty if the catalogue has no such replica there, or not the requested part.
+    """
     replica = catalogue.get(file.name, source)
     part = replica.part(file.part) if replica and file.part else None
     entry = part or replica
@@ -149,7 +154,7 @@ def _build_stage_file(file: InputFile, source: ClusterName, catalogue: Catalogue
 
 
 def _build_plan(job: Job, profiles: Mapping[ClusterName, ClusterProfile]) -> dict[str, Any]:
-    """Return the part of an ``Open`` that all components share."""
+    """Return the part of an ``Open`` that is the same for all components."""
     attempt = live(job)
     nodes: list[PlanNode] = []
     contexts: list[PlanContext] = []
@@ -193,6 +198,7 @@ def _build_warnings(spec: JobSpec) -> dict[str, Any]:
 
 
 def _build_context(job: Job, component: Component, profile: ClusterProfile, nodes: list[int]) -> PlanContext:
+    """Return what a component's runner needs: command, environment and paths as its cluster maps them."""
     spec, cluster = job.spec, component.cluster
     component_spec = spec.component(component.request_index)
     output = (component_spec and component_spec.output) or spec.output

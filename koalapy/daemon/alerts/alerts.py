@@ -85,6 +85,10 @@ class Alerts:
         self.looked_at = now
 
     def _update_findings(self, alerts: Iterable[Alert], now: float) -> None:
+        """Begin alerts that were found for ``hold`` seconds, and end those not found for ``release`` seconds.
+
+        ``alerts`` are what the checks have found at ``now``.
+        """
         for alert in alerts:
             finding = self._findings.get(alert.key)
             if finding is None:
@@ -102,6 +106,7 @@ class Alerts:
                     self._report_change(finding.alert, begins=False)
 
     def _report_change(self, alert: Alert, *, begins: bool) -> None:
+        """Log that an alert begins or ends, and notify the observers."""
         fields = {"kind": str(alert.kind), "severity": str(alert.severity), "target": alert.target}
         if begins:
             log.warning(alert.summary, action="alert", cause=alert.cause, **fields)

@@ -70,6 +70,7 @@ class ClusterChecks:
                 yield _lost_records_alert(cluster, now)
 
     def _absent_agent_alert(self, cluster: ClusterStatus, now: float) -> Alert:
+        """Return the alert for a cluster without a connected agent, with the likeliest cause and its remedy."""
         name, cause, remedy = cluster.name, cluster.absence, _restart_remedy(cluster.name)
         if name in self._embedded:
             remedy = f"the daemon restarts it; if it hangs, kill it: pkill -f 'agent {name} --embedded'"
@@ -79,6 +80,10 @@ class ClusterChecks:
         return self._agent_alert(cluster, "is absent", cause, remedy, now)
 
     def _agent_alert(self, cluster: ClusterStatus, problem: str, cause: str, remedy: str, now: float) -> Alert:
+        """Return a critical alert about a cluster's agent.
+
+        It says what becomes of the jobs there, and starts when the agent was last heard.
+        """
         name, last_heard = cluster.name, cluster.contact.last_heard
         effect = f"; jobs hold {format_nodes(sum(cluster.live.values()))} there" if cluster.live else ""
         if (lost_by := cluster.contact.lost_by) is not None:
@@ -105,6 +110,7 @@ def _restart_remedy(name: ClusterName) -> str:
 
 
 def _resource_manager_alert(cluster: ClusterStatus, now: float) -> Alert:
+    """Return the alert for a resource manager that its agent reports as broken."""
     name = cluster.name
     return Alert(
         AlertKind.RESOURCE_MANAGER,
@@ -120,6 +126,7 @@ def _resource_manager_alert(cluster: ClusterStatus, now: float) -> Alert:
 
 
 def _lost_records_alert(cluster: ClusterStatus, now: float) -> Alert:
+    """Return the alert for components that ended because the agent lost its records of them."""
     name, tokens = cluster.name, cluster.lost_records
     count = "1 component" if len(tokens) == 1 else f"{len(tokens)} components"
     return Alert(
@@ -135,6 +142,7 @@ def _lost_records_alert(cluster: ClusterStatus, now: float) -> Alert:
 
 
 def _unusable_alert(cluster: ClusterStatus, now: float) -> Alert:
+    """Return the alert for a cluster that the scheduler avoids after repeated errors."""
     name = cluster.name
     use = "one component at a time is placed there" if cluster.health.probation else "no jobs are placed there"
     return Alert(
@@ -211,6 +219,10 @@ class DiskCheck:
                     yield self._make_alert(disk, f"disk {disk.what} of {cluster.name}", remedy, cluster.name, now)
 
     def _make_alert(self, disk: Disk, target: str, remedy: str, cluster: ClusterName, now: float) -> Alert:
+        """Return the alert for a low disk: critical if it is full, else a warning.
+
+        ``cluster`` is empty for the daemon's.
+        """
         full = self._limits.is_full(disk)
         state = "full: nothing more can be written" if full else "nearly full"
         return Alert(
@@ -258,6 +270,7 @@ class VersionCheck:
 
 
 def _old_agent(name: ClusterName, problem: str, reason: str, now: float) -> Alert:
+    """Return the alert for an agent older than the daemon: critical with the ``reason`` of its rejection."""
     return Alert(
         AlertKind.OLD_VERSION,
         Severity.CRITICAL if reason else Severity.WARNING,
@@ -347,6 +360,7 @@ class BlackHoleCheck:
                 yield alert
 
     def _make_alert(self, name: ClusterName, endings: Collection[Ending]) -> Alert | None:
+        """Return the alert for a cluster where most jobs fail soon. Return None if the jobs may be the cause."""
         failed = [ending for ending in endings if ending.failed_soon]
         if len(failed) < self._rules.black_hole_failures or len(failed) < BLACK_HOLE_SHARE * len(endings):
             return None

@@ -118,6 +118,7 @@ class LinkCheck:
         return min(current), usual
 
     def _make_alert(self, record: LinkRecord, problem: str, cause: str, now: float) -> Alert:
+        """Return the alert for a slow or broken link; it starts at the newest measurement."""
         first, second = record.pair
         newest = record.measurements.failed if record.measurements.unreachable else record.measurements.newest
         return Alert(
@@ -147,6 +148,7 @@ class ReplicaCheck:
             yield self._make_alert(cluster, sorted(replicas, key=lambda replica: replica.name), now)
 
     def _make_alert(self, cluster: ClusterName, bad: list[Replica], now: float) -> Alert:
+        """Return the alert for the bad replicas of a cluster: critical if one has no good copy elsewhere."""
         lost = [replica.name for replica in bad if not self._catalogue.good_sites(replica.name)]
         no_copies = f"; no cluster has a good copy of {format_list(lost)}" if lost else ""
         states = [f"{replica.name} is {replica.state}" for replica in bad]
@@ -209,6 +211,7 @@ def describe_difference(old: Values, new: Values) -> str:
 
 
 def _cluster_differences(old: object, new: object) -> list[str]:
+    """Return phrases such as ``clusters a and b added``, from the ``clusters`` sections of two configurations."""
     if not (isinstance(old, dict) and isinstance(new, dict)):
         return ["clusters"]
     changed = {name for name in old.keys() & new.keys() if old[name] != new[name]}

@@ -146,6 +146,10 @@ class HealthMonitor:
         return "" if identity == first_identity else "was replaced while the daemon uses it"
 
     def _update_disk_state(self, low: Sequence[str], fault: str) -> None:
+        """Record the disk problems of the last test, and log when they begin or end.
+
+        ``low`` describes disks with little space. ``fault`` is why a test file could not be written, empty if it was.
+        """
         previous_problems, previous_fault = self._disk_problems, self._disk_fault
         self._disk_fault = fault
         self._disk_problems = low or ([fault] if fault else [])
@@ -162,6 +166,7 @@ class HealthMonitor:
         return Readiness(all(check.ok or not (check.needed or of_clusters) for check in checks), checks)
 
     def _run_checks(self) -> Iterator[Check]:
+        """Yield the checks of a readiness report: the daemon's own, then two for each cluster."""
         database, disk = self._engine.database.problem, self._disk_fault or "; ".join(self._disk_problems)
         yield Check("database", not database, database)
         yield _daemon_check("lease", self._lease_fault())
@@ -172,6 +177,7 @@ class HealthMonitor:
             yield _cluster_check("resource manager", cluster, _lrm_fault(cluster))
 
     def _lease_fault(self) -> str:
+        """Return why this daemon may lose its sole right to write to the database; empty if it may not."""
         database = self._engine.database
         if database.lease_lost:
             return "another daemon has taken over"
@@ -181,6 +187,7 @@ class HealthMonitor:
         return f"the lease was renewed {since:.0f} s ago: another daemon may take over"
 
     def _engine_fault(self) -> str:
+        """Return why the engine makes no progress; empty if it does."""
         engine = self._engine
         if engine.draining:
             return "the daemon is ending"
@@ -195,6 +202,7 @@ class HealthMonitor:
         return self._disks
 
     def make_report(self) -> HealthReport:
+        """Return the health of the daemon and its clusters, for ``/health``."""
         engine = self._engine
         states = {cluster.name: cluster.state for cluster in self._queries.grid.clusters()}
         database = engine.database.problem

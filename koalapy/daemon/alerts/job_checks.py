@@ -1,4 +1,4 @@
-"""Checks of jobs: claims that do not complete, jobs that starve, and users that flood the queue."""
+"""Checks for jobs that do not get all their nodes, jobs that starve, and users that flood the queue."""
 
 import asyncio
 from collections import Counter
@@ -58,6 +58,7 @@ class JobChecks:
             yield alert
 
     async def _survey_jobs(self, now: float) -> Survey:
+        """Sort users' jobs for the checks in one pass; pause between slices so that other tasks run."""
         survey, rules = Survey(), self._rules
         async for jobs in iterate_in_slices(self._queries.jobs(), SLICE):
             for job in jobs:
@@ -77,6 +78,7 @@ class JobChecks:
         return survey
 
     def _stuck_alert(self, job: Job, since: float, now: float) -> Alert:
+        """Return the alert for a job that holds nodes while it waits for others ``since`` a time."""
         missing = [c for c in job.attempt.gang if c.state in _MISSING] if job.attempt else []
         clusters = sorted({component.cluster for component in missing})
         held_nodes = sum(c.size for c in job.attempt.gang if c.state is ComponentState.CLAIMED) if job.attempt else 0
@@ -95,6 +97,7 @@ class JobChecks:
         )
 
     def _starving_alert(self, job: Job, since: float, overtaking_jobs: list[Job], queued: list[JobId]) -> Alert:
+        """Return the alert for a job that waits ``since`` a time, while later ones got nodes."""
         later = f"{len(overtaking_jobs)} later {'job' if len(overtaking_jobs) == 1 else 'jobs'}"
         return Alert(
             AlertKind.JOB_STARVES,
@@ -109,6 +112,7 @@ class JobChecks:
         )
 
     def _starvation_remedy(self, job: Job, queued: list[JobId]) -> str:
+        """Return what an operator can do for a starving job: the commands to hold the ``queued`` jobs after it."""
         if self._queries.reservation == job.id:
             return f"nodes are now reserved for it; see what it waits for: koala explain {job.id}"
         later = [str(job_id) for job_id in islice((job_id for job_id in queued if job_id > job.id), MAX_LISTED + 1)]
@@ -119,6 +123,7 @@ class JobChecks:
         return f"hold the later jobs: koala hold {' '.join(later[:MAX_LISTED])}{suffix}{permanent}"
 
     def _flood_alerts(self, queued: Counter[str], now: float) -> list[Alert]:
+        """Return an alert for each user with too large a part of the queue. Return none if only one user has jobs."""
         total = sum(queued.values())
         listing = "koala queue --state queued -q"
         return [
@@ -146,7 +151,7 @@ def _age_key(waiting: tuple[float, Job]) -> tuple[float, int]:
 
 
 def _requested_at(job: Job) -> float | None:
-    """Return the time at which a claiming job had requested its nodes and staged its files.
+    """Return when a job in state ``CLAIMING``, which waits for its nodes, had requested them and staged its files.
 
     Return None for jobs in other states, and while files are missing or no nodes are requested.
     """

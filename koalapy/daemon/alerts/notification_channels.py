@@ -115,12 +115,17 @@ class Mail:
             raise DeliveryFailed(f"{type(error).__name__}{code}"[:200]) from error
 
     async def _send_in_thread(self, message: EmailMessage) -> None:
+        """Send a mail in a new thread, so that a mail server that hangs does not block the daemon.
+
+        Raise ``TimeoutError`` after ``mail_s`` seconds; the thread may run on. Raise ``DeliveryFailed`` if too many do.
+        """
         if self._hanging >= self._max_hanging:
             raise DeliveryFailed("the mail server hangs")
         loop = asyncio.get_running_loop()
         sent: asyncio.Future[None] = loop.create_future()
 
         def complete_sending(error: Exception | None) -> None:
+            """Pass the result of the thread on, in the event loop. After a timeout, only count the thread as ended."""
             self._hanging -= 1
             if sent.done():
                 return
@@ -130,6 +135,7 @@ class Mail:
                 sent.set_exception(error)
 
         def send_message() -> None:
+            """Send the mail in the thread, and report its end to the event loop."""
             error: Exception | None = None
             try:
                 self._send_message(message)
@@ -144,6 +150,7 @@ class Mail:
             await sent
 
     def _send_message(self, message: EmailMessage) -> None:
+        """Connect to the mail server, log in if a user is configured, and hand over the mail. Block until done."""
         section, timeout_s = self._section, self._timeouts.mail_step_s
         if section.encryption == "tls":
             server: smtplib.SMTP = smtplib.SMTP_SSL(
@@ -160,6 +167,7 @@ class Mail:
 
 
 def _build_message(notification: Notification, sender: str) -> EmailMessage:
+    """Return a notification as a mail. Each try has the same Message-ID, so that duplicates can be recognised."""
     subject, text = format_mail(notification.body)
     message = EmailMessage()
     message["Subject"], message["From"], message["To"] = subject, sender, notification.to

@@ -98,6 +98,7 @@ class Notifications:
         return [self._make_notification(channel, to, job.spec.owner, body, now) for channel, to in list_recipients(job)]
 
     def _has_capacity(self, owner: str) -> bool:
+        """Check whether another notification of a user may wait for delivery. Log if it must be dropped."""
         has_capacity = self._count_by_owner[owner] < self._section.waiting and len(self._waiting) < MAX_WAITING
         if not has_capacity:
             log.warning(
@@ -166,6 +167,7 @@ class Notifications:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run_deliveries(self) -> None:
+        """Start deliveries when they are due, until cancelled."""
         while True:
             pause = self._start_due_deliveries()
             with suppress(TimeoutError):
@@ -195,6 +197,7 @@ class Notifications:
         return 0.0 if notification.id in self._paced else self._rate_limit.wait_time(notification.owner, now)
 
     async def _attempt_delivery(self, notification: Notification) -> None:
+        """Try to deliver once. Schedule a retry after a failure, or drop it if that is permanent or it is too old."""
         fields = {
             "channel": notification.channel,
             "to": notification.destination,
@@ -241,6 +244,7 @@ class Notifications:
         )
 
     def _finish_delivery(self, notification: Notification) -> None:
+        """Remove a delivered or dropped notification from memory, and from the store in the background."""
         del self._waiting[notification.id]
         del self._ids_by_recipient[notification.to][notification.id]
         if not self._ids_by_recipient[notification.to]:
@@ -264,6 +268,7 @@ class Notifications:
         saving.add_done_callback(self._saving.discard)
 
     async def _store_changes(self, changed: list[Notification]) -> None:
+        """Store changed notifications and remove finished ones. Log a failure; later calls retry the removals."""
         async with self._turn:
             try:
                 # Notifications that were delivered in the meantime must not be stored again.

@@ -140,6 +140,7 @@ class Identities:
         return highest_role(roles)
 
     def _register_token(self, token: StoredToken) -> None:
+        """Accept a stored token for authentication, unless it was revoked or its role is unknown."""
         if token.revoked_at is None and token.role in ROLES:
             how = token.how or f"token {token.id}"
             groups = self._users.groups_of(token.user)
@@ -335,6 +336,7 @@ class Identities:
         )
 
     async def _apply_revocation(self, tokens: Collection[int]) -> Sequence[StoredToken]:
+        """Revoke tokens in memory, cancel their open requests, and then store it. Return the revoked tokens."""
         now = self._clock()
         for number in sorted(tokens):
             token = self._stored[number]
@@ -408,6 +410,7 @@ def _has_expired(identity: Identity, now: float) -> bool:
 
 
 def _check_permission(order: TokenOrder, caller: Identity) -> None:
+    """Raise ``ForbiddenError`` if a caller may not make a token for that user or role."""
     if order.user != caller.user:
         raise ForbiddenError(
             "tokens for others are made by administrators", field="user", value=order.user, hint="leave it out"

@@ -65,7 +65,7 @@ class LoginRules:
     """Users that the daemon itself acts as; an account mapped to one is rejected."""
 
     def user_of(self, cluster: ClusterName, account: str, uid: int) -> str:
-        """Return the user of an account. Raise ``Refused`` if it may not log in, or its user is reserved."""
+        """Return the user of an account. Raise ``LoginRejected`` if it may not log in, or its user is reserved."""
         user = self._mapped_user(cluster, account, uid)
         if user in self.reserved:
             raise LoginRejected(
@@ -75,6 +75,7 @@ class LoginRules:
         return user
 
     def _mapped_user(self, cluster: ClusterName, account: str, uid: int) -> str:
+        """Return the user of an account by the configuration. Raise ``LoginRejected`` with a hint if it has none."""
         domain = self.domains.get(cluster, Domain())
         configured_user = self.users.configured_user_of(cluster, account)
         if account in self.refused.get(cluster, ()):
@@ -140,6 +141,10 @@ class Logins:
         return Vouched(ident=vouch.ident, error=error, hint=hint)
 
     async def _log_in(self, cluster: ClusterName, vouch: Vouch) -> Vouched:
+        """Issue a token for the account that an agent vouches for. Revoke the oldest such tokens beyond the limit.
+
+        Raise ``LoginRejected`` if the account may not log in or logs in too often.
+        """
         now, account = self._monotonic(), vouch.account
         if wait := self._by_cluster.count_if_allowed(cluster, now):
             raise LoginRejected(f"too many logins from {cluster}", f"try again in {wait:.0f} s")
@@ -184,6 +189,7 @@ class Logins:
             await self._tokens.revoke_tokens(outdated, _DAEMON)
 
     def _is_outdated(self, token: StoredToken) -> bool:
+        """Check whether a login's token no longer fits the configuration: another user, another role, or no login."""
         account, cluster = attested_login(token)
         if not cluster:
             return False  # Not the token of a login.

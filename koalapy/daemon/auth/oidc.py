@@ -73,6 +73,10 @@ class ProviderKeys:
         return any(kid in (None, key.kid) for key in self._keys)
 
     async def _fetch_keys(self) -> None:
+        """Replace the keys by those of the provider.
+
+        After a failure, keep them until they are ``MAX_AGE`` seconds old.
+        """
         self._tried_at = self._clock()
         try:
             async with asyncio.timeout(FETCH_TIMEOUT):
@@ -249,6 +253,10 @@ class Oidc:
         ).validate(claims)
 
     def _cache_result(self, token: str, claims: dict[str, Any]) -> Verified:
+        """Return the identity in verified claims, and keep it for the token.
+
+        Raise ``TokenRejected`` for an unknown user.
+        """
         user = self.provider.user_of(claims)
         if user is None:
             raise TokenRejected(f"its {self.provider.claim} is not a known user")
@@ -260,6 +268,7 @@ class Oidc:
         return verified
 
     def _note_role(self, verified: Verified) -> None:
+        """Remember the highest role in a user's valid tokens, for requests that look up the user without a token."""
         latest = self._latest_by_user.get(verified.user)
         role = verified.role or Role.USER
         if latest is None or latest.expires_at <= self._clock() or role.includes(latest.role or Role.USER):

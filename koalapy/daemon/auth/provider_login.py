@@ -86,6 +86,10 @@ class ProviderLogins:
         return identity, login.then
 
     async def _fetch_id_token(self, login: LoginUnderWay, code: str) -> str:
+        """Exchange the code of a browser login for an ID token of the provider.
+
+        Raise ``SiteUnavailable`` if the provider does not answer, ``TokenRejected`` if it refuses.
+        """
         form = {
             "grant_type": "authorization_code",
             "code": code,

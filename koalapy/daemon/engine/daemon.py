@@ -62,6 +62,7 @@ class HttpServer(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen on the sockets: as uvicorn does without TLS, else by servers that do the TLS handshake themselves."""
         if self._certificate is None:
             await super().startup(sockets)
             for server in self.servers:
@@ -121,6 +122,7 @@ class Daemon:
         self.url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     def _announce_start(self) -> None:
+        """Start what needs the daemon's address: embedded agents, service manager and watchdog."""
         self._announce(self.url)
         self._agents.start(self.url)
         log.info(
@@ -145,6 +147,10 @@ class Daemon:
             await self._shut_down(engine, server)
 
     async def _shut_down(self, engine: "asyncio.Task[None]", server: "asyncio.Task[None]") -> None:
+        """End connections, requests, agents and engine in this order, then release the lease.
+
+        If the database does not answer, exit the process with code 1 instead.
+        """
         log.info("the daemon ends", action="daemon-ends")
         self._manager.notify_stopping()
         self._watchdog.stop()

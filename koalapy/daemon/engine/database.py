@@ -74,6 +74,7 @@ class Threads(Executor):
         return result
 
     def _run_worker(self) -> None:
+        """Run queued work in one thread of the pool without end; each user gets one turn after another."""
         while True:
             with self._changed:
                 while (user := self._next_user()) is None:
@@ -202,6 +203,7 @@ class DatabaseMonitor:
         return working.result()
 
     async def _until_done_or_away(self, working: "asyncio.Future[Any]") -> None:
+        """Wait until the work is done or the database becomes unavailable, whichever is first."""
         away: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self._problems:
             away.set_result(None)

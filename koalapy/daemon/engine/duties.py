@@ -42,7 +42,7 @@ class Duty:
 
 
 class CalendarTrigger(BaseTrigger):  # type: ignore[misc]
-    """A trigger at each multiple of an interval since the epoch. All missed runs together become one."""
+    """A trigger at each multiple of an interval since the start of 1970. All missed runs together become one."""
 
     def __init__(self, seconds: float) -> None:
         self.interval = timedelta(seconds=seconds)
@@ -93,6 +93,10 @@ class Duties:
         )
 
     def start(self) -> None:
+        """Start all periodic tasks.
+
+        Those that follow the machine's clock run in APScheduler, others in their own task.
+        """
         self._engine.database.lease_renewed_at = time.monotonic()  # the store took the lease when it was opened
         built_in = [
             Duty("scan", self._engine.queries.rules.scan_interval, self.post_scan),

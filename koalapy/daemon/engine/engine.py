@@ -126,7 +126,7 @@ class Outbox:
         self.raise_ids(epoch)
 
     def raise_ids(self, epoch: int) -> None:
-        """Continue the ids at those of an epoch, so that no acknowledgement fits a command of another epoch."""
+        """Raise the next id, so that no command of an earlier epoch (number of the daemon run) has it."""
         self._next = max(self._next, epoch * 10**9)
 
     def new_id(self) -> int:
@@ -152,7 +152,10 @@ class Outbox:
         return True
 
     def pending_messages(self, cluster: ClusterName, epoch: int) -> Sequence[dict[str, object]]:
-        """Return a cluster's unacknowledged commands as messages of ``epoch``, those that stop components first."""
+        """Return a cluster's unacknowledged commands with the daemon's present epoch, stops first.
+
+        A stop keeps its position if the submission of its component is unacknowledged too.
+        """
         submitted = self.undelivered_submits(cluster)
         entries = [entry for entry in self._entries.values() if entry.cluster == cluster]
         entries.sort(key=lambda entry: entry.kind != "stop" or entry.token in submitted)
@@ -301,6 +304,7 @@ class Engine:
             self.cycle_started_at = None
 
     async def _wait_for_work(self) -> None:
+        """Wait for work items, the scheduler's next deadline or the end of the engine."""
         if self._scheduler.is_unfinished:
             await asyncio.sleep(STEP_YIELD_S)
             self._wake.clear()
@@ -319,6 +323,7 @@ class Engine:
         self._wake.clear()
 
     async def _run_cycle(self) -> None:
+        """Run one round: apply work items, run the scheduler, store the outcome, and act on it."""
         transaction, began, rounds = Transaction(now=self.clock()), time.monotonic(), self.instruments.cycles
         rounds.waiting = len(self._items)
         taken_in_until = time.thread_time() + self._take_in_budget_s
@@ -341,6 +346,10 @@ class Engine:
         rounds.total.note(time.monotonic() - began)
 
     def _apply_item(self, item: WorkItem, now: float) -> bool:
+        """Pass the events of a work item to the scheduler.
+
+        Return False if it rejects them; its error goes to the waiter.
+        """
         try:
             events = item.prepare() if item.prepare else item.events
             for event in events:
@@ -356,6 +365,7 @@ class Engine:
         return True
 
     def _build_batch(self, transaction: Transaction, effects: Effects) -> tuple[Batch, dict[str, list[dict[str, Any]]]]:
+        """Return the changes to store in one transaction, and the messages to send after it, by cluster."""
         messages: dict[str, list[dict[str, Any]]] = {}
         entries: list[OutboxEntry] = []
         commands = CommandMessages(self.epoch, self._profiles, self.catalogue, self.queries.accounts)
@@ -389,6 +399,7 @@ class Engine:
         return batch, messages
 
     def _make_notifications(self, jobs: Iterable[Job], now: float) -> list[Notification]:
+        """Return the notifications about changed jobs; none if the daemon sends none."""
         if self._notifier is None:
             return []
         return [
@@ -398,7 +409,7 @@ class Engine:
         ]
 
     def _within_bounds(self, commands: Iterable[Command]) -> Iterator[Command]:
-        """Yield all commands but those about unknown components beyond the outbox's limit for its cluster."""
+        """Yield commands, but not more than a limit for each cluster about strays: components unknown to the daemon."""
         strays: Counter[ClusterName] = Counter()
         for command in commands:
             if isinstance(command, StopComponent | UnstageComponent) and command.stray:
@@ -437,6 +448,10 @@ class Engine:
                 await asyncio.sleep(RETRY_INTERVAL_S)
 
     async def _try_to_write(self, work: Callable[[], None]) -> None:
+        """Write in the writer thread.
+
+        When it is slow, reject waiting items; at the daemon's end, give up after a time.
+        """
         writing, began = asyncio.get_running_loop().run_in_executor(self._writer, work), time.monotonic()
         while not (await asyncio.wait({writing}, timeout=SLOW_AFTER_S))[0]:
             self._cannot_write(silent := f"the database has not answered for {SLOW_AFTER_S:g} s")
@@ -458,6 +473,7 @@ class Engine:
     def _finish_cycle(
         self, transaction: Transaction, effects: Effects, batch: Batch, messages: dict[str, list[dict[str, Any]]]
     ) -> None:
+        """Act on a stored round: notify observers and callers, and send the commands to agents."""
         for ident, attempt in batch.attempts:
             for attempt_observer in self._attempt_observers:
                 attempt_observer(batch.jobs[ident], attempt)
@@ -502,7 +518,7 @@ class Engine:
 def steady_clock() -> Callable[[], float]:
     """Return a clock that starts at the machine's time and then counts on by the time since boot.
 
-    Deadlines of claims and jobs depend on it, so a step of the machine's clock must not affect it. It follows the
+    Deadlines of jobs depend on it, so a step of the machine's clock must not affect it. It follows the
     machine's clock at the next start of the daemon.
     """
     began = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)

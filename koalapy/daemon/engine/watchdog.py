@@ -55,6 +55,7 @@ class Watchdog:
             self._stand_in.close()
 
     def _watch_loop(self, loop: asyncio.AbstractEventLoop, ident: int) -> None:
+        """Test in a thread whether the event loop answers. While it does, send heartbeats to the service manager."""
         interval = self._timeouts.watchdog_interval_s
         pause = min(interval, self._manager.interval or interval)
         while True:
@@ -86,6 +87,7 @@ class Watchdog:
             self._manager.show_status(status)
 
     def _check_silence(self, silence: float, ident: int) -> None:
+        """Log and report when the event loop hangs or runs again, by the seconds without an answer."""
         hangs, hung = silence > self._timeouts.loop_hangs_s, self._hangs
         self._hangs = hangs
         if hangs and not hung:

@@ -196,6 +196,10 @@ class _Headers(io.RawIOBase):
 
 
 def _check_member(member: tarfile.TarInfo, kinds: dict[str, bool]) -> None:
+    """Reject an archive member that could leave the folder or replace another member.
+
+    ``kinds`` gets its name, with True for a folder.
+    """
     name = plain_name(member.name)
     if name is None:
         _reject_member(member, "is not a name of a file below a folder")

@@ -99,6 +99,10 @@ class Files:
         return await self._engine.database.await_outcome(self._add_replica(name, cluster, path))
 
     async def _add_replica(self, name: str, cluster: ClusterName, path: str) -> Replica:
+        """Read a file on a cluster, and add it to the catalogue under a logical name.
+
+        Raise ``ConflictError`` if a good replica elsewhere has another checksum.
+        """
         describe_request(f"{name} on {cluster}")
         _check_name(name)
         self._engine.check_cluster(cluster, "cluster")
@@ -134,6 +138,7 @@ class Files:
         return await self._engine.database.await_outcome(self._verify_selected(name, cluster))
 
     async def _verify_selected(self, name: str | None, cluster: ClusterName | None) -> Sequence[Verified]:
+        """Verify the matching replicas, all clusters at once; return the results by name and cluster."""
         chosen = self._select_replicas(name, cluster)
         describe_request(f"{len(chosen)} replicas")
         clusters = {replica.cluster for replica in chosen}
@@ -146,6 +151,7 @@ class Files:
         return await self._engine.database.await_outcome(self._remove_selected(name, cluster))
 
     async def _remove_selected(self, name: str, cluster: ClusterName | None) -> Sequence[Replica]:
+        """Remove the matching replicas from the catalogue; their files on the clusters stay."""
         describe_request(f"{name} on {cluster}" if cluster else name)
         async with self._changing:
             removed = self._select_replicas(name, cluster)
@@ -206,6 +212,8 @@ class Files:
             )
 
     def _run_in_background(self, work: Any) -> None:
+        """Run a coroutine that no request waits for; log its errors."""
+
         async def run_logged() -> None:
             try:
                 await work

@@ -63,7 +63,10 @@ class Results:
         remove_unregistered(directory, ())
 
     async def store_result(self, cluster: ClusterName, token: str, content: AsyncIterator[bytes]) -> StoredResult:
-        """Store the archive of a component in place of an earlier one; ``token`` is that of its stage."""
+        """Store the result archive of a component, replacing an earlier one.
+
+        ``token`` names its folder on the cluster.
+        """
         job, generation, rank, owner = await self._find_component(cluster, token)
         with incoming_file(self._directory) as path, self._quota.hold_space() as hold:
             archive = await receive_archive(content, path, self._limit, hold)

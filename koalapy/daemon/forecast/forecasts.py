@@ -142,6 +142,7 @@ class Forecasts:
         self._rests_until = ended + REST_FACTOR * (ended - began)
 
     async def _forecast_submission(self, spec: JobSpec) -> Expected | None:
+        """Forecast a job as the last of the queue, and keep the result. None if the forecast does not contain it."""
         async with self._one_at_a_time, asyncio.timeout(SUBMISSION_TIMEOUT_S):
             moment = moment_of(self._queries, self._people, self._clock())
             jobs = moment.beginning.jobs
@@ -165,6 +166,10 @@ class Forecasts:
             await self._simulate_change(Change(), source)
 
     async def _simulate_change(self, change: Change, source: PredictionSource, horizon: float = HORIZON) -> Answer:
+        """Forecast with and without a change. Keep a forecast of full length for later requests and the track record.
+
+        ``horizon`` is in seconds.
+        """
         moment = moment_of(self._queries, self._people, self._clock())
         change.check(moment, self._queries.policies)
         answer = await self._work(Question(moment, change, self._policies, horizon))

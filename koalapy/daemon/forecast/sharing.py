@@ -62,6 +62,7 @@ class Sharing:
             return latest.report
 
     async def _build_question(self, span: Span, now: float) -> SharingQuestion:
+        """Collect what the fair-share figures of a span are computed from: ended jobs, sites and unfinished jobs."""
         start, end = span.seconds
         jobs = await self._read_ended_jobs(span, now)
         under_way: list[JobId] = []

@@ -106,7 +106,7 @@ def _name_of(function: Function) -> str:
 
 def _kill_child(process: "subprocess.Popen[bytes]") -> None:
     """Kill the child and all processes that it has started: a hanging one would keep the socket open."""
-    if process.returncode is None:  # so that its number is still its own
+    if process.returncode is None:  # a reaped child's process id may belong to another process
         os.killpg(process.pid, signal.SIGKILL)
 
 
@@ -146,13 +146,17 @@ def _find_function(name: str) -> Function:
 
 
 def _run_child() -> None:
+    """Compute one answer in the child process: call the named functions on the JSON lines of standard input.
+
+    Write the answer as JSON to standard output. The CPU time is limited in seconds.
+    """
     scrub_environment()
     os.nice(NICENESS)
     timeout_s, *names = sys.argv[1:]
     limit = int(float(timeout_s)) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
     channel = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the computation's own prints are no answer
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what the computation prints is not part of the answer
     channel.write(READY)
     channel.flush()
     function, *functions = map(_find_function, names)

@@ -75,6 +75,7 @@ class TrackRecord:
     async def _write_predictions(
         self, forecast: Forecast, jobs: Mapping[JobId, Job], forecasts: Sequence[Expected], source: PredictionSource
     ) -> None:
+        """Store the predictions of a forecast, to compare them later with what happened. Log a failure."""
         waiting = sum(prediction.state is JobState.QUEUED for prediction in forecast.jobs)
         conditions = {"waiting": waiting, "active": len(forecast.jobs) - waiting, "draws": forecast.draws}
         predictions = [
@@ -104,6 +105,7 @@ class TrackRecord:
     # In a thread
 
     def _compute_coverage(self, now: float, owner: str | None, application: str) -> list[Coverage]:
+        """Return how often predictions came true, by kind and number of past days."""
         judged = self._judge_predictions(now, PERIODS[-1] * DAY, owner, application)
         coverage = []
         for kind in PredictionKind:
@@ -116,6 +118,7 @@ class TrackRecord:
         return coverage
 
     def _count_outcomes(self, now: float) -> Counter[tuple[PredictionKind, Outcome]]:
+        """Count the predictions of the last ``COUNTED_DAYS`` by kind and outcome, without the advisor's."""
         judged = self._judge_predictions(now, COUNTED_DAYS * DAY, None, "")
         return Counter(
             (prediction.kind, prediction.outcome)
@@ -126,6 +129,7 @@ class TrackRecord:
     def _judge_predictions(
         self, now: float, span: float, owner: str | None, application: str
     ) -> list[JudgedPrediction]:
+        """Compare the predictions and advice of the last ``span`` seconds with what happened."""
         courses = self._store.predictions(now - span, MAX_READ, owner, application)
         advised = _judged_advice(self._advice.record(application, MAX_ADVISED, owner))
         return [
@@ -137,6 +141,7 @@ class TrackRecord:
 def _make_predictions(
     expected: Expected, job: Job, made_at: float, source: PredictionSource, conditions: Mapping[str, object]
 ) -> Iterator[Prediction]:
+    """Yield a prediction for each interval that the forecast of a job has: start, end and run time."""
     intervals: dict[PredictionKind, Interval | None] = {
         PredictionKind.START: expected.starts,
         PredictionKind.END: expected.ends,

@@ -61,6 +61,10 @@ class Advisor:
         return [self._describe_application(name) for name in names if name in visible]
 
     def _describe_application(self, name: str) -> ApplicationRecord:
+        """Return what past runs show of an application.
+
+        Its verdict is on the clusters that it used together most often.
+        """
         summaries, slowdowns = self._experience.seen(name), self._experience.slowdowns(name)
         several: dict[ClusterSet, int] = {}
         for summary in summaries:

@@ -61,10 +61,11 @@ class Changes:
             self._timer = loop.call_at(max(loop.time(), self._signalled_at + self._interval), self._signal_followers)
 
     def add_cost(self, seconds: float) -> None:
-        """Record seconds of work that a signal has caused. Signals become rarer to keep its share small."""
+        """Record seconds of work that a signal has caused. The more work, the rarer signals become."""
         self._spent += seconds
 
     def _signal_followers(self) -> None:
+        """Wake the followers with changes. Wait longer before the next signal if the last one caused much work."""
         self._timer = None
         self._signalled_at = asyncio.get_running_loop().time()
         self._interval = min(MAX_INTERVAL, max(MIN_INTERVAL, self._spent / SHARE))

@@ -109,12 +109,12 @@ class Span:
 
     @property
     def days(self) -> tuple[int, int]:
-        """The first and the last day as days since the epoch."""
+        """The first and the last day as days since the start of 1970."""
         return _day_number(self.first), _day_number(self.last)
 
     @property
     def seconds(self) -> tuple[float, float]:
-        """Start and end of the span in seconds since the epoch."""
+        """Start and end of the span in seconds since the start of 1970."""
         first, last = self.days
         return first * DAY, (last + 1) * DAY
 
@@ -245,6 +245,7 @@ class _Capacity:
 
 
 def _make_line(key: Key, figures: Figures, day_filter: DayFilter, capacity: _Capacity) -> HistoryLine:
+    """Return the figures of one name and period, with means over the jobs that ran; None where none did."""
     end = min(key.day + day_filter.days - 1, day_filter.last)
     start = max(key.day, day_filter.first)
     available = capacity.node_seconds(key.name if key.kind is Kind.CLUSTER else "", start, end)
@@ -285,6 +286,10 @@ MAX_TIMESTAMP = datetime.max.replace(microsecond=0, tzinfo=UTC).timestamp()
 
 
 def _trace_header(start: float, end: float, node_counts: Sequence[tuple[int, ClusterName, int]]) -> str:
+    """Return the comment lines at the start of a trace in the Standard Workload Format.
+
+    ``node_counts`` are (day, cluster, nodes), by day.
+    """
     nodes = {cluster: count for _, cluster, count in node_counts}  # by days in order: the last count stays
 
     def format_time(timestamp: float) -> str:
@@ -311,6 +316,11 @@ def _trace_lines(jobs: Sequence[EndedJob], numbers: Numbers, user: str | None) -
 
 
 def _trace_line(job: EndedJob, numbers: Numbers, user: str | None) -> str:
+    """Return a job as a line of a trace in the Standard Workload Format.
+
+    Names become numbers, which ``numbers`` keeps. With ``user``, other users' names are unknown.
+    """
+
     def number_of(kind: str, name: str) -> int:
         return numbers[kind].setdefault(name, len(numbers[kind]) + 1)
 

@@ -19,7 +19,7 @@ class Lookup:
 
 
 class IdempotencyKeys:
-    """The submissions of idempotency keys. One query runs at a time; keys requested during it share the next."""
+    """The submissions of idempotency keys. One query runs at a time; the next looks up all keys requested meanwhile."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -43,6 +43,7 @@ class IdempotencyKeys:
         return (await asyncio.shield(lookup.task)).get(key)
 
     async def _run_lookup(self, lookup: Lookup) -> Mapping[str, Submitted]:
+        """Return the earlier submissions of all keys that were requested meanwhile, by one query."""
         await asyncio.sleep(0)  # collect the keys of all tasks that are ready
         try:
             async with asyncio.timeout(QUERY_TIMEOUT_S), self._turn:

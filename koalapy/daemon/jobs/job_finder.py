@@ -65,6 +65,7 @@ class JobFinder:
     async def _find_unfinished(
         self, search: JobSearch, is_meant: Callable[[Job], bool], below: JobId | None
     ) -> list[Job]:
+        """Return the unfinished jobs that match, with ids under ``below``. Let other tasks run in between."""
         if search.states <= FINAL_STATES:
             return []
         jobs: list[Job] = []

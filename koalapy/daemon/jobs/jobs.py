@@ -133,7 +133,7 @@ class Jobs:
     async def submit(
         self, spec: JobSpec, caller: Identity, idempotency_key: str | None = None
     ) -> tuple[JobRecord, bool]:
-        """Store a job and try to place it. Return it and whether it is new.
+        """Store a job and try to assign it to clusters. Return it and whether it is new.
 
         If the user submitted the same spec with the same key before, return that job and False. Raise
         ``ConflictError`` for the same key with another spec, ``ForbiddenError`` for what the user may not submit.
@@ -149,6 +149,7 @@ class Jobs:
         return await self._engine.database.await_outcome(submitting, HINT_UNKNOWN_OUTCOME_OF_KEY)
 
     async def _submit_once(self, spec: JobSpec, caller: Identity, idempotency_key: str) -> tuple[JobRecord, bool]:
+        """Store a job unless the user's key was used before; else return the earlier job and False."""
         user_key = hash_key(caller.user, idempotency_key)
         async with self._keys.lock_of(user_key):
             first = await self._keys.find_submission(user_key)
@@ -166,6 +167,7 @@ class Jobs:
             return await self.get_owned(first.job, caller), False
 
     async def _store_new(self, spec: JobSpec, caller: Identity, key: tuple[str, str] | None) -> JobRecord:
+        """Check a specification, and store it as a job with a new number. ``key``: hash of the key, and of the spec."""
         engine, queries = self._engine, self._queries
         spec = await self._complete_and_check(spec, caller)
         number, self._next_number = self._next_number, self._next_number + 1
@@ -226,7 +228,7 @@ class Jobs:
         return await self.get(job)
 
     async def clear_cluster(self, cluster: ClusterName) -> ClusterRecord:
-        """Forget the errors of a cluster, so that jobs are placed there again."""
+        """Forget the errors of a cluster, so that the scheduler uses it again."""
         self.get_cluster(cluster)
         await self.commit_item(WorkItem(events=(ClusterCleared(cluster),)))
         return self._describe(cluster)
@@ -240,7 +242,7 @@ class Jobs:
         return self._describe(cluster)
 
     async def resume_cluster(self, cluster: ClusterName) -> ClusterRecord:
-        """Place jobs on a drained cluster again. Raise ``ConflictError`` if it is not drained."""
+        """Let the scheduler use a drained cluster again. Raise ``ConflictError`` if it is not drained."""
         self.get_cluster(cluster)
 
         def make_events() -> tuple[Event, ...]:
@@ -450,6 +452,8 @@ class BulkActions:
     async def hold_jobs(
         self, jobs: Sequence[JobId], caller: Identity, reason: str, expected: ExpectedStates = NO_EXPECTED_STATES
     ) -> Sequence[ActionResult]:
+        """Hold queued jobs: do not schedule them until released. Report an error for each job that cannot be held."""
+
         def make_event(job: Job) -> Event | None:
             if not job.state.is_waiting:
                 raise _wrong_state(job, "only queued jobs can be held", "cancel it instead")
@@ -461,6 +465,8 @@ class BulkActions:
     async def release_jobs(
         self, jobs: Sequence[JobId], caller: Identity, expected: ExpectedStates = NO_EXPECTED_STATES
     ) -> Sequence[ActionResult]:
+        """Return held jobs to the queue. Report an error for each job that cannot be released."""
+
         def make_event(job: Job) -> Event | None:
             if not job.state.is_waiting:
                 raise _wrong_state(job, "only held jobs can be released")
@@ -507,6 +513,7 @@ class BulkActions:
             return job is not None and may_see_all_of(caller, job)
 
         def make_events() -> tuple[Event, ...]:
+            """Return the events of jobs that may change. Keep the errors of the others in ``errors``."""
             events = []
             for ident in filter(may_change, ids):
                 job = queries.job(ident)
@@ -560,6 +567,7 @@ def _check_state(job: Job, expected: ExpectedStates) -> None:
 def _make_result(
     ident: JobId, record: JobRecord | None, caller: Identity, error: KoalaError | None, target: JobState | None
 ) -> ActionResult:
+    """Return the outcome of an action on one job: its record, or why it failed or is hidden from the caller."""
     if record is None:
         return ActionResult(ident, error=_no_job(ident))
     try:

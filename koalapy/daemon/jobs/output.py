@@ -152,6 +152,7 @@ class Reading:
                     yield self._format_piece(job, component, piece)
 
     def _format_piece(self, job: Job, component: Component, piece: OutputPiece) -> bytes:
+        """Return a piece of output, after a line of text if output before it is missing. Advance the position."""
         token = job.token(component.index)
         note = self._note_missing(job, component, piece) if piece.missing else b""
         note = b"\n" + note if note and self._is_in_line.get(token) else note

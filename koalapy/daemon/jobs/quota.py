@@ -92,7 +92,7 @@ class QuotaHold:
         self.size += size
 
     def keep_bytes(self, replaced_size: int = 0) -> None:
-        """Keep counting the file after the hold, in place of stored files of ``replaced_size`` bytes."""
+        """Count the received file as stored for good; it replaces files of ``replaced_size`` bytes."""
         self._quota.used -= replaced_size
         self.size = 0
 
@@ -134,6 +134,7 @@ class LimitsInUse:
         self.limits: Limits = owner_use.limits
 
     async def read_limits(self, user: str) -> Sequence[ScopeInUse]:
+        """Return the limits that apply to a user, each with its current use."""
         scopes = []
         for scope in self.limits.scopes(user):
             used: dict[str, float] = {**self._owner_use.current_use(scope, self._clock())}

@@ -43,7 +43,7 @@ _AT = re.compile(rb'\{"n":\d+,"at":([^,}]+)')
 
 @dataclass(frozen=True, slots=True, order=True)
 class Part:
-    """A file of the recording of the daemon run that began ``began_ms`` milliseconds after the epoch."""
+    """A file of the recording of the daemon run that began ``began_ms`` milliseconds after the start of 1970."""
 
     began_ms: int
     number: int
@@ -119,6 +119,7 @@ class Record:
     # In a thread
 
     def _write_steps(self, steps: list[Step]) -> None:
+        """Append steps to the recording; begin a new file when one is large. Raise ``OSError`` on a full disk."""
         if self._file is None:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._remove_old_parts()
@@ -181,6 +182,7 @@ class Record:
         return self._export_lines(since, until)
 
     def _export_lines(self, since: float, until: float) -> Iterator[bytes]:
+        """Yield the recorded daemon runs between two times as JSON lines, with a last line that proves completeness."""
         yield encode_line({"koala_export": FORMAT, "version": __version__, "since": since, "until": until})
         runs: dict[int, list[Part]] = {}
         for part in self._list_parts() if self._directory.is_dir() else []:
@@ -242,6 +244,7 @@ def _open_part(path: Path) -> BinaryIO | gzip.GzipFile:
 
 
 def _compress_part(path: Path) -> None:
+    """Replace a file by its gzip version; a crash leaves one of them whole."""
     incoming = path.with_name(f"{path.name}.incoming")
     with (
         path.open("rb") as plain,

@@ -80,6 +80,7 @@ class Retention:
         return removed
 
     async def _remove_all(self, horizon: float, *, internal: bool) -> int:
+        """Remove the jobs that ended before ``horizon``, batch by batch, and return their number."""
         removed = 0
         while not self._is_ending():
             limit = self._batch_size + len(self._stuck)
@@ -92,6 +93,10 @@ class Retention:
         return removed
 
     async def _remove_jobs(self, old: Sequence[JobId]) -> int:
+        """Remove jobs and their files; return how many.
+
+        Jobs with files that cannot be removed stay. Adapt the batch size.
+        """
         # Files first: without its row, a remaining file of a job would never be found. And on a full disk a database
         # can delete rows only once files are gone.
         jobs = await self._without_files(old)

@@ -63,7 +63,7 @@ class Certificate:
 
     @property
     def expires_at(self) -> float:
-        """Return the expiry of the certificate in use, in seconds since the epoch."""
+        """Return the expiry of the certificate in use, in seconds since the start of 1970."""
         return self._loaded.expires_at
 
     def reload_if_changed(self) -> None:
@@ -86,6 +86,10 @@ class Certificate:
         self._warn_of_expiry()
 
     def _use_certificate(self, loaded: _LoadedCertificate) -> None:
+        """Publish a loaded certificate for clients on this host, and use it.
+
+        Raise ``UsageError`` if it cannot be written.
+        """
         try:
             replace_file(self.public_path, loaded.pem.encode())
         except OSError as error:
@@ -102,6 +106,7 @@ class Certificate:
         connection.context = self._loaded.context
 
     def _warn_of_expiry(self) -> None:
+        """Log once a day that the certificate has expired or expires soon."""
         now = time.time()
         if self.expires_at - now < EXPIRY_WARNING and abs(now - self._warned_at) > DAY:
             self._warned_at = now
@@ -133,6 +138,7 @@ def _new_context() -> ssl.SSLContext:
 
 
 def _load_certificate(certificate: Path, key: Path) -> _LoadedCertificate:
+    """Read a certificate with its key, and test that they fit together. Raise ``UsageError`` if unusable."""
     chain, secret = _read_file(certificate, "--tls-cert"), _read_file(key, "--tls-key")
     leaf = _PEM.search(chain)
     if leaf is None:

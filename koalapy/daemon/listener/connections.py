@@ -174,6 +174,7 @@ class TlsServer:
         task.add_done_callback(self._tasks.discard)
 
     async def _accept_connections(self, listener: socket.socket) -> None:
+        """Accept connections without end, and do the TLS handshake of each in its own task."""
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -185,6 +186,10 @@ class TlsServer:
                 self._start_task(self._shake_hands(connection))
 
     async def _shake_hands(self, connection: socket.socket) -> None:
+        """Do the TLS handshake and pass the connection on to the HTTP server.
+
+        Answer unencrypted requests with an error, and close connections that fail.
+        """
         counted = _NewConnection(connection)
         self._connections.add(counted)
         is_passed_on = False

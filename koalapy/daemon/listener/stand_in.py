@@ -58,6 +58,7 @@ class StandIn:
         self._listener.close()
 
     def _serve_requests(self, since: float) -> None:
+        """Answer requests one at a time, in a thread, until stopped; the event loop hangs ``since`` a time."""
         poll = select.poll()
         poll.register(self._listener, select.POLLIN)
         while not self._stopping.is_set():
@@ -72,6 +73,7 @@ class StandIn:
                             self._answer_request(encrypted, silence)
 
     def _answer_request(self, connection: socket.socket, silence: float) -> None:
+        """Read a request, and answer that the daemon has hung for ``silence`` seconds."""
         end, request = time.monotonic() + self._timeout_s, b""
         while b"\r\n\r\n" not in request and len(request) < MAX_REQUEST_SIZE and time.monotonic() < end:
             if not (data := connection.recv(8192)):

@@ -58,6 +58,7 @@ class LinkMeasurements:
     """The same measurements in the order of arrival, which differs from ``at`` if the clock was set back."""
 
     def with_measurement(self, new: Measurement) -> "LinkMeasurements":
+        """Return the measurements with a new one in addition, without those that it makes obsolete."""
         if new.kind is MeasurementKind.TRANSFER:
             if self.unreachable:
                 return self  # Transfers run between head nodes and say nothing about the compute nodes.
@@ -109,6 +110,7 @@ class LinkMeasurements:
         return self._link_in_direction(back=True)
 
     def _link_in_direction(self, *, back: bool) -> Link:
+        """Return the link in one direction as policies use it: measured values, else the configured ones."""
         if self.unreachable:
             return Link(unreachable=True)
         configured = self.configured or Link()
@@ -120,7 +122,7 @@ class LinkMeasurements:
     def measured_bandwidth(self, *, back: bool) -> float | None:
         """Return the measured bandwidth in one direction, or else in the opposite one; None without measurements.
 
-        A transfer after the last ping-pong includes the bandwidths before it, so its bandwidth counts alone. After a
+        A transfer after the last ping-pong includes the bandwidths before it, so only its bandwidth counts. After a
         ping-pong, the median of the last three values counts, transfers included, so that a single outlier does not.
         """
         transfer, opposite = (self.moved_back, self.moved) if back else (self.moved, self.moved_back)
@@ -150,6 +152,7 @@ class LinkMeasurements:
         return self.failed.error if self.unreachable and self.failed else ""
 
     def state_at(self, now: float, stale_after: float) -> LinkState:
+        """Return whether a link was measured, and whether that is more than ``stale_after`` seconds ago."""
         if self.unreachable:
             return LinkState.UNREACHABLE
         # A transfer measures no latency, so it does not renew an old ping-pong.

@@ -166,6 +166,10 @@ class Network:
     def _select_pairs(
         self, clusters: Sequence[ClusterName] | None, pairs: Sequence[ClusterPair] | None
     ) -> list[ClusterPair]:
+        """Return the links to measure: ``pairs``, those between ``clusters``, or all.
+
+        Raise ``UsageError`` if invalid.
+        """
         if clusters is not None and pairs is not None:
             raise UsageError("clusters and pairs exclude each other", field="pairs", hint="give only one of them")
         if clusters == [] or pairs == []:
@@ -185,6 +189,7 @@ class Network:
         return [first for first, second in self._links.list_pairs() if first == second]
 
     def _request_measurement(self, pair: ClusterPair) -> MeasureReply:
+        """Begin to measure a link. Return the job that does so already, or why the link cannot be measured."""
         if pair in self._under_way:
             return MeasureReply(pair, self._under_way[pair].job)
         if reason := self.rejection_reason(pair):
@@ -219,6 +224,7 @@ class Network:
         task.add_done_callback(self._tasks.discard)
 
     async def _measure_link(self, pair: ClusterPair, under_way: PendingMeasurement) -> None:
+        """Wait for a free turn, measure a link by a job, and store the result."""
         try:
             async with self._turns:
                 measurement = None if self._engine.draining else await self._run_job(pair, under_way)

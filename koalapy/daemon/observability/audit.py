@@ -245,6 +245,10 @@ class Audit:
         return False
 
     async def _write_entries(self, entries: list[AuditEntry]) -> None:
+        """Write entries, for which the response waits up to ``PATIENCE`` seconds.
+
+        Keep them if the database is unavailable.
+        """
         if self._is_away:
             self._log_unwritten(entries, "the database is away")
             self._keep_waiting(entries)

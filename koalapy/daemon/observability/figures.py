@@ -103,6 +103,7 @@ async def figures_of(engine: Engine, health: HealthMonitor, alerts: Alerts) -> F
 
 
 async def _count_jobs(jobs: Sequence[Job], now: float) -> JobFigures:
+    """Count unfinished jobs for the metrics. Let other tasks run in between."""
     counts: Counter[tuple[JobState, Priority]] = Counter()
     by_site: Counter[tuple[ClusterName, JobState]] = Counter()
     since: dict[JobState, float] = {}
@@ -136,6 +137,7 @@ def _state_since(job: Job) -> float:
 
 
 def _cluster_figures(cluster: ClusterStatus, engine: Engine, now: float) -> ClusterFigures:
+    """Return the figures of a cluster for the metrics."""
     return ClusterFigures(
         name=cluster.name,
         state=cluster.state,

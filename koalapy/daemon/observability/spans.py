@@ -17,7 +17,7 @@ Value = str | int | float | bool | tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A span of a job's trace, with its path in the job and its times in seconds since the epoch."""
+    """A span of a job's trace: its path in the job, and its times as Unix timestamps."""
 
     path: str
     name: str
@@ -62,6 +62,7 @@ def spans_of_attempt(attempt: Attempt, ended_at: float, waited_since: float | No
 
 
 def _spans_of(component: Component, attempt: str, placed_at: float, end: float) -> Iterator[Span]:
+    """Yield the spans of a component and of its file transfers. A component that has not ended gets ``end``."""
     path = f"{attempt}/component-{component.index}"
     attributes: dict[str, Value] = {
         "koala.cluster": component.cluster,

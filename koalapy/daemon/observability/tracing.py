@@ -83,6 +83,7 @@ class Tracing:
         return spans
 
     def _run_sender(self) -> None:
+        """Send queued spans in batches until ``stop``, in a thread."""
         goes_on = True
         while goes_on:
             batch = [self._waiting.get()]
@@ -103,6 +104,7 @@ class Tracing:
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
     def _send_spans(self, spans: Sequence[ReadableSpan]) -> None:
+        """Export spans to the collector. Log when it begins to fail, and when it works again."""
         if not spans:
             return
         is_accepted = self._exporter.export(spans) is SpanExportResult.SUCCESS
@@ -114,6 +116,7 @@ class Tracing:
         self._reachable = is_accepted
 
     def _to_readable(self, job: JobId, span: Span) -> ReadableSpan:
+        """Convert a span of a job to OpenTelemetry's type. Its ids are derived from the job and its path."""
         return ReadableSpan(
             span.name,
             context=self._span_context(job, span.path),
