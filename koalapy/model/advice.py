@@ -19,7 +19,10 @@ class Size(NamedTuple):
 
 
 class Run(NamedTuple):
-    """A job that ran, with its clusters and the seconds from the opened barrier to its end."""
+    """A job that ran, with its clusters and its run time in seconds.
+
+    The run time begins when the barrier opens, which holds the program until all nodes are ready.
+    """
 
     application: str
     size: Size

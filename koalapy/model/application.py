@@ -39,6 +39,10 @@ def application_of(spec: JobSpec) -> str:
 
 
 def _program_name(command: tuple[str, ...]) -> str:
+    """Return the name of the program that a command runs; of an interpreter, that of its script or module.
+
+    Return an empty text if the command does not tell, as for wrappers and code in an argument.
+    """
     if not command:
         return ""
     name = _file_name(command[0])

@@ -74,6 +74,7 @@ def _total_length_limit(characters: int) -> Predicate:
     """Limit the length of all texts in a list of dataclasses together."""
 
     def check(values: Collection[Any]) -> bool:
+        """Return True; raise ``ValueError`` if the texts are too long in total."""
         lengths = (
             len(text) for value in values for name in value.__slots__ if isinstance(text := getattr(value, name), str)
         )
@@ -102,6 +103,7 @@ def _is_host(text: str) -> bool:
 
 
 def _is_shallow(payload: object) -> bool:
+    """Return True; raise ``ValueError`` if lists and objects are nested more than ``MAX_DEPTH`` deep."""
     level = [payload]
     for _ in range(MAX_DEPTH):
         nested = [value for value in level if isinstance(value, list | dict)]

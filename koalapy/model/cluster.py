@@ -210,7 +210,7 @@ class GridView:
         return result  # type: ignore[return-value]
 
     def restrict_to(self, names: frozenset[ClusterName]) -> "GridView":
-        """Return the view of these clusters alone, cached for all requests of a scan."""
+        """Return the view with only these clusters, cached for all requests of a scan."""
         return self.compute_once(("only", names), lambda grid: grid._select_part(names))
 
     def _select_part(self, names: frozenset[ClusterName]) -> "GridView":

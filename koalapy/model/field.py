@@ -90,6 +90,7 @@ def describe_fields(kind: type[Any]) -> Mapping[str, FieldDescription]:
 
 
 def _describe_field(name: str, annotation: Any, default: object) -> FieldDescription:
+    """Return the description of a field: its type without None and marks, its default and its ``Field`` mark."""
     base, marks = split_annotation(annotation)
     mark = next((mark for mark in marks if isinstance(mark, Field)), Field())
     if constraints := tuple(constraint for constraint in marks if constraint is not mark):
@@ -125,6 +126,7 @@ def _bounded_fields(kind: Any) -> tuple[FieldDescription, ...]:
 
 
 def _has_bounds(annotation: Any) -> bool:
+    """Return whether a type is a bounded number or contains one."""
     base, marks = split_annotation(annotation)
     if marks:
         return any(isinstance(mark, Bounds) for mark in marks) or _has_bounds(base)
@@ -133,6 +135,7 @@ def _has_bounds(annotation: Any) -> bool:
 
 
 def _check_bounds(kind: Any, value: Any, is_optional: bool, path: str) -> Iterator[tuple[str, Any, str, str]]:
+    """Yield the path, value, problem and hint of each number in a value that is out of bounds."""
     if value is None:
         return
     base, marks = split_annotation(kind)

@@ -177,6 +177,7 @@ def count_running_jobs(jobs: Iterable[Job], now: float) -> Days:
 
 
 def _add_job(days: Days, job: Job) -> None:
+    """Count an ended job on the day of its end, for each group that it belongs to."""
     figures = figures_of(job)
     day = day_of(job.submitted_at if job.ended_at is None else job.ended_at)
     for kind, name in _series_of(job):
@@ -233,6 +234,7 @@ def _add_node_seconds(days: Days, job: Job, attempt: Attempt, until: float | Non
 
 
 def _series_of(job: Job) -> tuple[tuple[Kind, str], ...]:
+    """Return the groups that a job belongs to, as dimension and name; its clusters are not among them."""
     spec = job.spec
     return (
         (Kind.GRID, ""),

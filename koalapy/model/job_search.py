@@ -192,6 +192,7 @@ def parse_search(text: str) -> JobSearch:
 
 
 def _parse_term(piece: str) -> SearchTerm:
+    """Parse one word of a search, such as ``user:ann``. Raise ``UsageError`` if it is invalid."""
     if piece.isascii() and piece.isdecimal():
         piece = f"id:{piece}"
     match = _WORD.fullmatch(piece)
@@ -235,6 +236,10 @@ def _quote_if_needed(prefix: str, text: str) -> str:
 
 
 def _build_test(piece: str, kind: str, operator: str, values: tuple[str, ...], opposite: bool) -> SearchTerm:
+    """Return the term with its test of a job. Raise ``UsageError`` if operator or values do not suit the kind.
+
+    ``piece`` is the word of the search, for messages. ``opposite``: the term matches all other jobs.
+    """
     search_kind = KINDS[kind]
     if kind in _CHOICES:
         values = tuple(value.lower() for value in values)
@@ -260,6 +265,7 @@ def _build_test(piece: str, kind: str, operator: str, values: tuple[str, ...], o
 
 
 def _text_test(search_kind: _Kind, values: tuple[str, ...]) -> Callable[[Job, float], bool]:
+    """Return a test of a job's texts: one must equal a value, in which ``*`` matches anything."""
     texts = search_kind.texts
     if texts is None:
         return lambda job, now: True  # ``JobSearch.states`` holds the states
@@ -280,6 +286,7 @@ def _pattern(value: str) -> re.Pattern[str]:
 def _number_test(
     piece: str, search_kind: _Kind, operator: str, values: tuple[str, ...]
 ) -> Callable[[Job, float], bool]:
+    """Return a test whether a number of a job compares to one of the values; ``piece`` is for messages."""
     number, compare = search_kind.number, _OPERATORS[operator]
     assert number is not None
     numbers = [_parse_number(piece, search_kind, value) for value in values]
@@ -287,6 +294,7 @@ def _number_test(
 
 
 def _parse_number(piece: str, search_kind: _Kind, value: str) -> float:
+    """Return a number, in seconds if it has a unit of time. Raise ``UsageError`` if it is invalid."""
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)([smhdw]?)", value, re.ASCII)
     if match is None or (match[2] and not search_kind.unit) or float(match[1]) > MAX_NUMBER:
         expected = "seconds, or 90m, 2h, 1d" if search_kind.unit else "a number"
@@ -295,5 +303,6 @@ def _parse_number(piece: str, search_kind: _Kind, value: str) -> float:
 
 
 def _refuse(value: str, problem: str, way_out: str) -> NoReturn:
+    """Raise ``UsageError`` for a part of a search; ``way_out`` is the hint."""
     problem, value = problem.replace(_STAR, "*"), value.replace(_STAR, "*")
     raise UsageError(problem[:300], field="q", value=value[:100], hint=way_out[:500])

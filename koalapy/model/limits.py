@@ -95,7 +95,7 @@ class Excess:
         return {"limit": self.limit, "used": self.used, "asked": self.requested}
 
     def raise_error(self) -> NoReturn:
-        """Raise ``NeverAllowed`` if the request alone exceeds the limit, else ``LimitReached``."""
+        """Raise ``NeverAllowed`` if the request exceeds the limit even without other use, else ``LimitReached``."""
         kind = NeverAllowed if self.requested > self.limit else LimitReached
         raise kind(self.text, field=f"limits.{self.name}", value=self.value, hint=self.hint)
 
@@ -146,6 +146,7 @@ class Limits:
         return scopes
 
     def _resolve_scopes(self, user: str) -> tuple[Scope, ...]:
+        """Return the limits of a user, which override the defaults, and those of the user's groups."""
         settings = self.settings
         user_limits = settings.users.get(user, UNLIMITED)
         overrides = {name: value for name in NAMES if (value := getattr(user_limits, name)) is not None}
@@ -162,7 +163,7 @@ class Limits:
         return scope.key[1] == user if scope.key[0] == "user" else scope.key[1] in self._groups_of(user)
 
     def check(self, user: str, name: str, requested: float) -> None:
-        """Raise ``NeverAllowed`` if a request alone exceeds a limit of the user or the user's groups."""
+        """Raise ``NeverAllowed`` if a request exceeds a limit of the user or a group, even without other use."""
         for scope in self.scopes(user):
             if excess := self.find_excess(scope, name, 0, requested):
                 excess.raise_error()

@@ -168,6 +168,10 @@ def _time_of_event(prediction: Prediction, course: Course, now: float) -> tuple[
 
 
 def _run_time(course: Course, now: float) -> tuple[float | None, float | None, float]:
+    """Return the seconds of a complete run, of an incomplete one, and until now; the first two may be None.
+
+    A run begins when the barrier opens, which holds the program until all nodes are ready.
+    """
     began = course.barrier_at
     if not course.state.is_final:
         return None, None, now - began if began is not None and course.state.is_active else 0.0
@@ -229,6 +233,7 @@ def compute_coverage(kind: PredictionKind, days: float, judged: Iterable[JudgedP
 
 
 def _mean_share(jobs: Iterable[Sequence[JudgedPrediction]], outcome: Outcome) -> float:
+    """Return the mean over jobs of the fraction of their predictions with this outcome; 0 without jobs."""
     shares = [sum(prediction.outcome is outcome for prediction in several) / len(several) for several in jobs]
     return sum(shares) / len(shares) if shares else 0.0
 

@@ -183,7 +183,10 @@ def may_share_job(first: ClusterName, second: ClusterName, profiles: Profiles) -
 
 
 def partners(name: ClusterName, profiles: Profiles, *, one_series: bool) -> frozenset[ClusterName]:
-    """Return the other clusters that may share a job with one; ``one_series``: the job runs under Open MPI."""
+    """Return the other clusters on which parts of the same job may run.
+
+    ``one_series``: the job runs under Open MPI, so clusters need the same series (major version).
+    """
     series = profiles[name].mpi.series
     return frozenset(
         candidate
@@ -195,7 +198,10 @@ def partners(name: ClusterName, profiles: Profiles, *, one_series: bool) -> froz
 
 
 def find_largest_sets(profiles: Profiles, *, one_series: bool) -> Iterator[frozenset[ClusterName]]:
-    """Yield the largest sets of clusters of which each may share a job with each other one, in a fixed order."""
+    """Yield the largest sets of clusters on which parts of one job may run, in a fixed order.
+
+    ``one_series``: the job runs under Open MPI, so clusters need the same series (major version).
+    """
     if all(profile.coallocate_with is None for profile in profiles.values()):  # the usual case
         by_series: dict[int, list[ClusterName]] = {}
         for name in sorted(profiles):
@@ -219,7 +225,10 @@ def find_largest_sets(profiles: Profiles, *, one_series: bool) -> Iterator[froze
 
 
 def find_sharing_sets(profiles: Profiles, *, one_series: bool) -> tuple[frozenset[ClusterName], ...]:
-    """Return the largest sets that may share a job; nothing if all clusters may."""
+    """Return the largest sets of clusters on which parts of one job may run; nothing if all clusters may.
+
+    ``one_series``: the job runs under Open MPI, so clusters need the same series (major version).
+    """
     sets = tuple(find_largest_sets(profiles, one_series=one_series))
     return sets if len(sets) > 1 else ()
 

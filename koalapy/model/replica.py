@@ -63,6 +63,7 @@ class Catalogue:
             self.put(replica)
 
     def put(self, replica: Replica) -> None:
+        """Add a replica, or replace the one of the same file on the same cluster."""
         if replica.name not in self._replicas:
             self._names = None
         self._replicas.setdefault(replica.name, {})[replica.cluster] = replica

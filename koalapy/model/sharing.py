@@ -66,7 +66,10 @@ class Sharing:
         return f"its speed is {self._speeds[cluster]:g}, and a job of {home} is to have at least {minimum:g}"
 
     def home_rejection_reason(self, clusters: Collection[ClusterName]) -> str:
-        """Return why a job may not run on these clusters, without its home site, so that jobs share the text."""
+        """Return why a job may not run on these clusters.
+
+        The text does not name the home site, so that it is the same for many jobs.
+        """
         names = sorted(clusters)
         if self._mode == "independent":
             return (

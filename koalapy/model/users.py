@@ -151,5 +151,8 @@ MAX_OWNERS = 10_000
 
 
 def owner_rejection_reason(clusters: Collection[ClusterName]) -> str:
-    """Return why a job does not run on these clusters, without the owner's name, so that owners share the text."""
+    """Return why a job may not run on these clusters.
+
+    The text does not name the owner, so that it is the same for all owners.
+    """
     return f"its owner may not use {format_list(sorted(clusters))}"

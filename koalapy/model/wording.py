@@ -149,6 +149,7 @@ def format_bytes(size: float) -> str:
 
 
 def _parse_quantity(value: float | str, units: dict[str, float], hint: str) -> float:
+    """Return a number, or a text converted by its unit. Raise ``ValueError`` with ``hint`` for other values."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError(hint)
     if not isinstance(value, str):

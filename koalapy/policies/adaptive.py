@@ -62,6 +62,7 @@ class Adaptive:
 
 
 def _remaining_idle(grid: GridView, placement: Placement) -> dict[ClusterName, int]:
+    """Return the idle nodes of each usable cluster that a placement leaves."""
     remaining = {cluster.name: cluster.idle for cluster in grid.by_idle}
     for component in placement.components:
         remaining[component.cluster] -= component.size

@@ -98,11 +98,12 @@ Equals = list[tuple[ClusterName, float]]
 def _rank_by_end(file_lists: Sequence[Files], nominal: float, grid: GridView) -> list[Equals]:
     """Return the usable clusters that can get the inputs, by the time at which the job would end.
 
-    Ties go to the lowest latency within the cluster; clusters that tie there, too, share a list.
+    Ties go to the lowest latency within the cluster. Clusters with the same time and latency are in one list.
     """
     internal_latencies = network_of(grid, BY_LATENCY).internal if grid.links else {}
 
     def ordered(grid: GridView) -> list[Equals]:
+        """Return lists of clusters with the same end of the job and latency, the best list first."""
         ranks: dict[tuple[float, float], Equals] = {}
         for cluster in grid.by_idle:
             transfer = _longest_transfer(cluster.name, file_lists, grid)
@@ -118,6 +119,7 @@ def _rank_by_end(file_lists: Sequence[Files], nominal: float, grid: GridView) ->
 def _single_cluster_alternative(
     cluster: ClusterView, wait: float | None, transfer: float, knowledge: Knowledge, blocked: float = 0.0
 ) -> Alternative:
+    """Return the option of one cluster with its estimated run time; seconds, None if unknown."""
     run = knowledge.run_time(())
     seconds = None if run is None else run / cluster.speed
     return Alternative(Option((cluster.name,), 1.0, wait, transfer, seconds), cluster.speed, None, blocked)
@@ -197,6 +199,10 @@ def find_multi_cluster_now(request: Choosing, grid: GridView, knowledge: Knowled
 
 
 def _possible_splits(request: Choosing, grid: GridView) -> list[Placement] | Refusal:
+    """Return placements over several clusters to compare, or the refusal if there is none.
+
+    If clusters with measured links hold a flexible request, leave out placements over other links.
+    """
     if isinstance(request, NonFixedRequest):
         return _assign_components(request, grid)
     answer = FCM.place(request, grid)
@@ -291,6 +297,7 @@ def _min_cluster_count(total: int, by_idle: Sequence[ClusterView]) -> int:
 def _multi_cluster_alternative(
     request: Choosing, placement: Placement, grid: GridView, knowledge: Knowledge
 ) -> Alternative:
+    """Return the option of a placement, with its estimated slowdown, transfer and run time."""
     names = tuple(sorted({component.cluster for component in placement.components}))
     slowest = min(cluster.speed for name in names if (cluster := grid.get(name)) is not None)
     run = knowledge.run_time(names)
@@ -304,6 +311,7 @@ def _multi_cluster_alternative(
 
 
 def _mostly_on_one(alternative: Alternative) -> bool:
+    """Return whether at least ``MIN_SHARE_ON_ONE`` of the job's nodes are on one cluster."""
     placement = alternative.placement
     if placement is None:
         return True

@@ -75,6 +75,8 @@ class Auto:
         return tuple(self._explain_cluster(request, c, grid) for c in sorted(grid, key=lambda c: c.name))
 
     def _explain_cluster(self, request: Choosing, cluster: ClusterView, grid: GridView) -> ClusterReason:
+        """Return why the job cannot start with the cluster's idle nodes, and how many more it needs."""
+
         def fits(idle: int) -> bool:
             return isinstance(self.place(request, with_idle(grid, cluster, idle)), Placement)
 
@@ -123,6 +125,10 @@ class Auto:
     def _placement_for(
         self, chosen: Alternative, alternatives: tuple[Alternative, ...], decision: str = ""
     ) -> Placement:
+        """Return the placement of the chosen alternative; its advice records all alternatives.
+
+        The reason for users includes ``decision``, which says why this alternative was chosen.
+        """
         assert chosen.placement is not None
         options = tuple(alternative.option for alternative in alternatives)
         reason = "; ".join(filter(None, (chosen.placement.reason, decision, self._describe_prediction(chosen))))
@@ -173,6 +179,7 @@ class Auto:
     # Texts for users
 
     def _awaited_nodes(self, request: Choosing, later: Alternative) -> str:
+        """Return the nodes for which the job waits as text, with the expected time if it is known."""
         wait, cluster = later.option.wait, later.option.clusters[0]
         if wait is None:
             return f"{format_nodes(request.total_size)} in one cluster, such as {cluster}"
@@ -182,6 +189,7 @@ class Auto:
         return format_time(self._knowledge.now + wait, self._knowledge.now, exact=True)
 
     def _describe_slowdown(self, alternative: Alternative) -> str:
+        """Return a text such as ``1.20 (1.05 to 1.40, from 3 runs)``: the estimate, its 80 % interval, its source."""
         slowdowns = self._knowledge.slowdowns
         estimate = slowdowns.on_clusters(alternative.option.clusters)
         if slowdowns.runs:
@@ -193,6 +201,7 @@ class Auto:
         return f"{alternative.option.slowdown:.2f} ({bounds}, {source})"
 
     def _describe_prediction(self, alternative: Alternative) -> str:
+        """Return the predicted run time and transfer time as text; empty if the run time is unknown."""
         option = alternative.option
         if option.run is None:
             return ""

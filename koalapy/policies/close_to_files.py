@@ -68,7 +68,7 @@ def closest_site(
 
     Return None if there is none, or if the transfer takes more than ``within`` seconds. Ties go to the most idle nodes,
     then to the first name. Links of unknown bandwidth count as ``assumed`` bytes per second; if that is None, they are
-    not used. Called to place one component again during claiming.
+    not used. Called for a component that did not get its nodes and needs another cluster.
     """
     closest = _closest_with_nodes(size, _group_by_transfer_time(tuple(files), grid, assumed), grid, {})
     if closest is None or (within is not None and closest[1].seconds > within):
@@ -88,6 +88,10 @@ def _reachable_clusters(
 
 
 def _group_by_transfer_time(files: tuple[InputFile, ...], grid: GridView, assumed: float | None = None) -> Reach:
+    """Return the usable clusters that can get the files, grouped by transfer time.
+
+    Links of unknown bandwidth count as ``assumed`` bytes per second; if that is None, they are not used.
+    """
     times: dict[float, list[tuple[ClusterName, Transfer]]] = {}
     for cluster in grid.by_idle:
         transfer = estimate_transfer(cluster.name, files, grid, assumed)
@@ -152,6 +156,10 @@ def _place_in_turn(
 
 
 def _place_fixed(request: FixedRequest, grid: GridView) -> Placement | Refusal:
+    """Place the components on the clusters that the user chose, with the transfers of their inputs.
+
+    Refuse if a cluster has too few idle nodes or cannot get an input.
+    """
     answer = Fixed().place(request, grid)
     if isinstance(answer, Refusal):
         return answer
@@ -169,6 +177,7 @@ def _place_fixed(request: FixedRequest, grid: GridView) -> Placement | Refusal:
 
 
 def _explain_fixed(request: FixedRequest, grid: GridView) -> tuple[ClusterReason, ...]:
+    """Return the reason for each chosen cluster that has too few idle nodes or cannot get an input."""
     reasons = {reason.cluster: reason for reason in Fixed().explain(request, grid)}
     for index, component in enumerate(request.components):
         site, files = component.cluster or "", component.inputs
@@ -180,6 +189,7 @@ def _explain_fixed(request: FixedRequest, grid: GridView) -> tuple[ClusterReason
 
 
 def _explain_cluster(request: NonFixedRequest, stuck: int, cluster: ClusterView, grid: GridView) -> ClusterReason:
+    """Return why a cluster cannot take the component with index ``stuck``, which fits nowhere."""
     component = request.components[stuck]
     idle_elsewhere = grid.usable_idle - cluster.usable_idle
     full = with_idle(grid, cluster, cluster.total)
@@ -198,6 +208,7 @@ def _explain_cluster(request: NonFixedRequest, stuck: int, cluster: ClusterView,
 
 
 def _refusal_text(components: Sequence[ComponentRequest], stuck: int, grid: GridView) -> str:
+    """Return why the component with index ``stuck`` fits nowhere: too few idle nodes, or no transfer of its inputs."""
     size, files = components[stuck].size, components[stuck].inputs
     reach = _reachable_clusters(files, grid)
     if files and not reach:
@@ -229,6 +240,7 @@ def _explain_missing_transfer(files: Sequence[InputFile], grid: GridView, site: 
 
 
 def _explain_choice(placed: Sequence[PlacedComponent]) -> str:
+    """Return the reason for users: the sources of the inputs, or without inputs the chosen clusters."""
     inputs = _describe_inputs(placed)
     if inputs:
         return inputs

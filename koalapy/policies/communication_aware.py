@@ -72,6 +72,10 @@ class CommunicationAware:
         return tuple(self._explain_cluster(request, c, grid, network) for c in sorted(grid, key=lambda c: c.name))
 
     def _fill_clusters(self, request: FlexibleRequest, grid: GridView, network: Network) -> Filled | None:
+        """Return the request whole on one cluster, or else split; None if it does not fit.
+
+        Clusters with measured links between them are tried before those with unmeasured links.
+        """
         if request.total_size > grid.usable_idle:
             return None
         if request.total_size <= grid.by_idle[0].idle:
@@ -102,6 +106,7 @@ class CommunicationAware:
         return fill_in_turn(request, near) if near else None
 
     def _cluster_sets(self, min_size: int, grid: GridView, network: Network, level: int) -> list[list[ClusterView]]:
+        """Return the sets of clusters to try, in order, cached for all requests of a scan."""
         return grid.compute_once(
             ("sets", self._weighing, min_size, level),
             lambda grid: self._compute_cluster_sets(min_size, grid, network, level),
@@ -124,6 +129,7 @@ class CommunicationAware:
         return [[cluster for cluster in ordered if cluster.name in inside] for inside in sets]
 
     def _explain_choice(self, filled: Filled, network: Network) -> str:
+        """Return the reason for the chosen clusters, with their latency or bandwidth, for users."""
         metric = "bandwidth" if self._weighing.bandwidth else "latency"
         best = "highest" if self._weighing.bandwidth else "lowest"
         first = filled[0][0]
@@ -139,11 +145,13 @@ class CommunicationAware:
         return f"by {best} average {metric}: {format_list(shares, len(filled))}{_describe_unmeasured(filled, network)}"
 
     def _cost_text(self, cost: float) -> str:
+        """Return a cost as text: a bandwidth in MB/s, or a latency in ms."""
         if not isfinite(cost):
             return ", not measured"
         return f", {-cost / 1e6:.3g} MB/s" if self._weighing.bandwidth else f", {cost * 1e3:.3g} ms"
 
     def _refusal_reason(self, request: FlexibleRequest, grid: GridView, network: Network) -> str:
+        """Return why the request fits nowhere: too few idle nodes in all, or on clusters that may be combined."""
         if fill_in_turn(request, grid.by_idle) is None:
             return refusal_reason(request, grid)
         min_size = request.min_component_size
@@ -164,6 +172,7 @@ class CommunicationAware:
     def _explain_cluster(
         self, request: FlexibleRequest, cluster: ClusterView, grid: GridView, network: Network
     ) -> ClusterReason:
+        """Return why the request does not fit with the cluster's idle nodes, and how many more it needs."""
         beside = network.levels[-1][cluster.name]
         near = sum(c.idle for c in grid.by_idle if c.name in beside)
         sufficient = idle_that_suffices(

@@ -71,6 +71,7 @@ def grid_parts(
 
 
 def cap_components(request: FlexibleRequest, at_most: int) -> FlexibleRequest:
+    """Return the request with a limit of ``at_most`` components, or its own limit if that is lower."""
     maximum = request.max_components
     return replace(request, max_components=at_most if maximum is None else min(maximum, at_most))
 
@@ -94,6 +95,10 @@ def _one_range(cluster: ClusterView, candidates: Sequence[ClusterView], ratio: f
 
 
 def _speed_ranges(answer: Placement, grid: GridView, ratio: float | None) -> list[GridView]:
+    """Return parts of the grid, each with clusters of similar speeds; the whole grid if ``ratio`` is None.
+
+    Parts are ordered by the nodes that ``answer`` uses in them, then by idle nodes.
+    """
     if ratio is None:
         return [grid]
 

@@ -61,6 +61,7 @@ def _lacking_clusters(required: Counter[ClusterName], grid: GridView) -> list[Cl
 
 
 def _describe_problem(name: ClusterName, size: int, grid: GridView) -> str:
+    """Return why a cluster cannot serve its components: it is unknown, unusable, or has too few idle nodes."""
     cluster = grid.get(name)
     if cluster is None:
         return f"there is no cluster {name}"

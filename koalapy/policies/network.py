@@ -60,10 +60,12 @@ def _usable_in_order(names: Iterable[ClusterName], grid: GridView) -> Iterator[C
 
 
 def network_of(grid: GridView, weighing: Weighing) -> Network:
+    """Return the costs of a grid's links, cached by the grid."""
     return grid.compute_lasting(("network", weighing), lambda grid: _compute_network(grid, weighing))
 
 
 def _compute_network(grid: GridView, weighing: Weighing) -> Network:
+    """Return the costs of a grid's links, and the clusters that may be combined."""
     names = [cluster.name for cluster in grid]
     costs: dict[ClusterName, dict[ClusterName, float]] = {name: {} for name in names}
     near: dict[ClusterName, set[ClusterName]] = {name: set() for name in names}
@@ -135,6 +137,7 @@ def find_combination(
     looks = 0
 
     def grow(members: list[ClusterView], candidates: Sequence[ClusterView]) -> list[ClusterView] | None:
+        """Return ``members`` with the first candidates that make them suffice; None if none do."""
         nonlocal looks
         for place, cluster in enumerate(candidates):
             looks += 1

@@ -104,6 +104,10 @@ class Registry:
         return policy
 
     def _configure_policy(self, policy: Policy, options: Environment) -> Policy:
+        """Return the policy with these options, and cache it.
+
+        Raise ``UsageError`` if the policy has no options or rejects these.
+        """
         configure = getattr(policy, "configured", None)
         if configure is None:
             field, value = options[0]

@@ -111,6 +111,8 @@ class ResourceMatching:
     def _explain_cluster(
         self, request: FlexibleRequest, cluster: ClusterView, grid: GridView, problem: Problem
     ) -> ClusterReason:
+        """Return why the request does not fit with the cluster's idle nodes, and how many more it needs."""
+
         def suffices(idle: int) -> bool:
             return has_matching(self.matching_problem(request, with_idle(grid, cluster, idle)), self._mode)
 
@@ -124,6 +126,7 @@ class ResourceMatching:
 
 
 def _create_site(cluster: ClusterView, uplink: Uplink, memory: int) -> Site:
+    """Return the idle nodes of a cluster that have ``memory`` bytes or more, and its uplink."""
     classes = [
         node_class for node_class in cluster.node_classes if node_class.memory is None or node_class.memory >= memory
     ]
@@ -147,6 +150,7 @@ def _link_limited_sites(problem: Problem) -> list[tuple[Site, int]]:
 
 
 def _link_text(problem: Problem, site: Site) -> str:
+    """Return how many nodes a site's uplink admits, and how much of its capacity is used, as text."""
     used = f"{format_bytes(site.consumed)}/s of {format_bytes(site.capacity or 0.0)}/s are used"
     admitted = most_admitted(problem, site)
     per_node = f"{format_bytes(problem.bandwidth)}/s each"
@@ -177,6 +181,7 @@ def _explain_matching(problem: Problem, matching: Matching) -> str:
 
 
 def _slowest_nodes(problem: Problem, matching: Matching) -> str:
+    """Return the cluster and the class of the slowest nodes as text."""
     slowdowns = {(site.name, kind.name): kind.slowdown for site in problem.sites for kind in site.kinds}
     share = max(matching.shares, key=lambda share: slowdowns[share.site, share.kind])
     return f"{share.site}'s {share.kind}" if share.kind else share.site

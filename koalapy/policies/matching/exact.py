@@ -98,6 +98,8 @@ class _Choice(NamedTuple):
 
 
 class _Search:
+    """A search for the best bounds on node slowdown and uplink load, and for a split within them."""
+
     def __init__(self, problem: Problem, mode: Mode) -> None:
         self._problem = problem
         self._nodes = [_Nodes(problem, site, mode) for site in problem.sites]
@@ -148,6 +150,7 @@ class _Search:
         return slowdowns[best[1]], bounds[best[2]]
 
     def _time_within(self, place: int, load: int) -> float:
+        """Return T for the slowdown bound at index ``place`` and the load bound at index ``load``."""
         return self._problem.relative_time(self._slowdowns[place], self._bounds[load])
 
     def _least_load(self, place: int, low: int, high: int) -> int:
@@ -174,6 +177,10 @@ class _Search:
         ]
 
     def _can_hold(self, counts: Sequence[int], load: float) -> bool:
+        """Return whether the sites can hold the whole job with at most this load on each uplink.
+
+        ``counts``: the nodes of each site within the slowdown bound.
+        """
         total, few = self._problem.nodes, self._small_shares(counts, load)
         if self._is_bounded:
             return self._choose_sites(counts, few) is not None
