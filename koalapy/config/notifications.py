@@ -24,6 +24,7 @@ def _check_recipient(text: str) -> str:
 
 
 def _check_server(text: str) -> str:
+    """Return ``HOST:PORT`` unchanged. Raise ``ValueError`` for any other text."""
     try:
         parts = urlsplit(f"//{text}")
         is_valid = parts.hostname and parts.port and text == parts.netloc and "@" not in text

@@ -230,6 +230,7 @@ class EnvironmentSource(EnvSettingsSource):
     def next_field(
         self, field: FieldInfo | Any | None, key: str, case_sensitive: bool | None = None
     ) -> FieldInfo | None:
+        """Return the field that a key of a section names, also in plain dataclasses; None if there is none."""
         kind = field.annotation if isinstance(field, FieldInfo) else field
         if not is_dataclass(kind):
             return super().next_field(field, key, case_sensitive)
@@ -333,6 +334,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Return the sources by precedence: environment variables, then arguments."""
         return EnvironmentSource(settings_cls), init_settings
 
     def known_users(self) -> Users:
@@ -568,6 +570,7 @@ def unknown_variables() -> list[str]:
 
 
 def _refuse_misspelt_variables() -> None:
+    """Raise ``UsageError`` for a variable of the environment that resembles the name of a setting."""
     settings = [name.upper() for name in Settings.model_fields]
     for name in unknown_variables():
         section, delimiter, suffix = name.upper().removeprefix(PREFIX).partition(DELIMITER)

@@ -20,7 +20,10 @@ class AliasFound(ValueError):
 
 
 class _Loader(yaml.SafeLoader):
+    """A safe loader that rejects a mapping with a duplicate key."""
+
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Return the node of a mapping; raise ``DuplicateKey`` if it has a key twice."""
         node = super().compose_mapping_node(anchor)
         lines: dict[tuple[str, str], int] = {}
         for key, _ in node.value:

@@ -87,6 +87,7 @@ ClusterKey = Annotated[str, AfterValidator(_cluster_name)]
 
 
 def _provider_uri(uri: str) -> str:
+    """Return an https address, or an http address of this machine. Raise ``ValueError`` for any other."""
     parts = urlsplit(uri)
     host = parts.hostname or ""
     if parts.scheme == "http" and (host == "localhost" or (_is_address(host) and ip_address(host).is_loopback)):
@@ -108,6 +109,7 @@ def _is_address(host: str) -> bool:
 
 
 def _one_group(pattern: str) -> str:
+    """Return a regular expression with one group unchanged. Raise ``ValueError`` for any other text."""
     try:
         groups = re.compile(pattern).groups
     except re.error as error:
@@ -122,6 +124,7 @@ UserPattern = Annotated[str, AfterValidator(_one_group)]
 
 
 def _check_collector(url: str) -> str:
+    """Return an http or https address without a password. Raise ``ValueError`` for any other text."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"{url} is not an address as http://127.0.0.1:4318/v1/traces")

@@ -75,7 +75,7 @@ def check_on(totals: Totals, request: Request, policy: str, policies: Registry) 
 
 
 def sharing_groups(spec: JobSpec, clusters: Iterable[ClusterLimits]) -> list[list[ClusterLimits]]:
-    """Return the largest groups of clusters that may share the job, whatever their sizes and speeds."""
+    """Return the largest groups of clusters that may run parts of the job together, whatever their sizes and speeds."""
     by_name = {cluster.name: cluster for cluster in clusters}
     profiles = {name: cluster.profile for name, cluster in by_name.items()}
     sets = find_largest_sets(profiles, one_series=spec.launcher is Launcher.OPENMPI)
@@ -93,6 +93,7 @@ def sizes_text(totals: Totals) -> str:
 
 
 def _check_fixed(request: FixedRequest, totals: Totals) -> None:
+    """Reject a request that needs more nodes on a cluster than it has; skip clusters of unknown size."""
     required: Counter[str] = Counter()
     for index, component in enumerate(request.components):
         name = component.cluster or ""
@@ -106,6 +107,7 @@ def _check_fixed(request: FixedRequest, totals: Totals) -> None:
 
 
 def _check_components(request: NonFixedRequest, totals: Sizes) -> None:
+    """Reject components that do not fit on the empty grid: too large, too many, or too large in total."""
     sizes, largest, grid_total = [c.size for c in request.components], max(totals.values()), sum(totals.values())
     for index, size in enumerate(sizes):
         if size > largest:
@@ -125,6 +127,7 @@ def _check_components(request: NonFixedRequest, totals: Sizes) -> None:
 
 
 def _check_flexible(request: FlexibleRequest, totals: Sizes) -> None:
+    """Reject a request with a size, bounds or split options that the empty grid cannot satisfy."""
     total, min_size, max_count = request.total_size, request.min_component_size, request.max_components
     grid_total, cluster_sizes = sum(totals.values()), sizes_text(totals)
     if total > grid_total:
@@ -153,7 +156,10 @@ def _check_flexible(request: FlexibleRequest, totals: Sizes) -> None:
 
 
 def check_combination(spec: JobSpec, limits: Limits) -> None:
-    """Reject a job that does not fit within its own bounds on combined clusters: their number and speed ratio."""
+    """Reject a job that cannot fit within ``coallocation`` and ``speed_ratio_min``, its limits on combined clusters.
+
+    Also reject a job too large for each cluster if its policy never combines clusters.
+    """
     if isinstance(spec.request, FixedRequest):
         _check_named_together(spec, spec.request, limits)
         return
@@ -166,6 +172,7 @@ def check_combination(spec: JobSpec, limits: Limits) -> None:
 
 
 def _check_named_together(spec: JobSpec, request: FixedRequest, limits: Limits) -> None:
+    """Reject a fixed request with more clusters or more different speeds than the job's limits allow."""
     at_most, ratio = spec.coallocation, spec.speed_ratio_min
     names = {component.cluster or "" for component in request.components}
     if at_most is not None and len(names) > at_most:
@@ -179,6 +186,11 @@ def _check_named_together(spec: JobSpec, request: FixedRequest, limits: Limits) 
 
 
 def _check_fits_together(spec: JobSpec, clusters: list[ClusterLimits], policies: Registry) -> None:
+    """Reject a job that fits on no set of empty clusters that its policy and its limits allow.
+
+    The error names the limit that excludes it.
+    """
+
     def fits(at_most: int | None, ratio: float | None) -> bool:
         return _fits_within(spec, clusters, policies, at_most, ratio)
 
@@ -203,6 +215,10 @@ def _check_fits_together(spec: JobSpec, clusters: list[ClusterLimits], policies:
 def _fits_within(
     spec: JobSpec, clusters: list[ClusterLimits], policies: Registry, at_most: int | None, ratio: float | None
 ) -> bool:
+    """Return whether a job fits on empty clusters that may run it together, within two limits.
+
+    ``at_most`` limits the number of clusters, ``ratio`` their speeds relative to the fastest. None: unlimited.
+    """
     request, fewer = spec.request, at_most
     if at_most is not None and isinstance(request, FlexibleRequest) and not request.split_options:
         request, fewer = cap_components(request, at_most), None

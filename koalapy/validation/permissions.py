@@ -14,7 +14,7 @@ from koalapy.model.wording import format_list
 def may_see_all_of(caller: Identity, job: Job) -> bool:
     """Return whether a caller may see all details of a job: owners their jobs, operators any job.
 
-    The daemon's own jobs belong to no user, whatever their owner is called.
+    Jobs that the daemon itself submits belong to no user, whatever their field ``owner`` says.
     """
     return caller.has_role(Role.OPERATOR) or (job.spec.owner == caller.user and not job.spec.internal)
 
@@ -54,6 +54,7 @@ class SubmissionRules:
         return replace(spec, owner=owner)
 
     def _check_owner(self, owner: str, caller: Identity) -> None:
+        """Raise ``ForbiddenError`` if the caller may not submit jobs for another user, the ``owner``."""
         problem, hint = "", "leave it out to submit as yourself"
         if not caller.has_role(Role.OPERATOR):
             problem, hint = f"and you are {caller.user}", f"{hint}; only operators may submit for others"

@@ -48,6 +48,7 @@ def check_size(spec: JobSpec, limits: Limits) -> None:
 
 
 def _check_bytes(spec: JobSpec, max_bytes: int | None) -> None:
+    """Reject a job with more than ``max_bytes`` bytes, by its largest field; None: unlimited."""
     if max_bytes is None:
         return
     sizes = {field.name: _bytes_of(getattr(spec, field.name)) for field in fields(spec)}
@@ -164,12 +165,14 @@ def check_warning(spec: JobSpec, limits: Limits) -> None:
 
 
 def _check_output(field: str, output: str | None) -> None:
+    """Reject an output path with a pattern that only Slurm replaces by the job's number."""
     if output and (pattern := SLURM_JOB_NUMBER.search(output)):
         problem = f"is {output!r}, and {pattern[0]} stands for the job's number in Slurm only"
         reject(field, output, problem, "write {job} in its place")
 
 
 def _check_command(field: str, command: Sequence[str]) -> None:
+    """Reject a command without a program, or with a NUL character."""
     if command and not command[0]:
         reject(f"{field}[0]", "", "is empty", "begin with the program to run")
     for index, argument in enumerate(command):
@@ -178,6 +181,7 @@ def _check_command(field: str, command: Sequence[str]) -> None:
 
 
 def _check_environment(field: str, environment: Environment) -> None:
+    """Reject variables that no process can receive, or that koalapy sets; ``field`` is for messages."""
     for name, value in environment:
         if not name:
             reject(field, name, "has a variable without a name", "name it, or leave it out")

@@ -90,6 +90,7 @@ def hash_spec(spec: JobSpec) -> str:
 
 
 def _plain_value(value: Any) -> Any:
+    """Return a value as plain dicts and lists for JSON, without fields that have their defaults."""
     if isinstance(value, tuple):
         return [_plain_value(element) for element in value]
     defaults = _field_defaults(value.__class__)

@@ -169,6 +169,10 @@ class BackgroundLoad:
                 self._tell(f"background load of {name} goes on by itself: {error}")
 
     def _collect_results(self) -> None:
+        """Remove jobs that the daemon rejected, and report the first error of each cluster.
+
+        Raise any other error of a submission.
+        """
         finished = [entry for entry in self._submitted if entry[2].done()]
         self._submitted = [entry for entry in self._submitted if not entry[2].done()]
         for name, job, future in finished:

@@ -103,6 +103,7 @@ def _job_numbers(recipe: Recipe) -> Iterator[int]:
 
 
 def _arrival_rate(recipe: Recipe, grid: GridSize, maker: "_JobGenerator") -> float:
+    """Return the jobs per second that give the recipe's utilisation. Raise ``UsageError`` if the grid is unknown."""
     if not grid.total:
         raise UsageError(
             "a utilisation needs to know the grid",
@@ -115,6 +116,10 @@ def _arrival_rate(recipe: Recipe, grid: GridSize, maker: "_JobGenerator") -> flo
 
 
 def _create_workload(recipe: Recipe, grid: GridSize, seed: int, jobs: list[Arrival], arrivals: Json) -> Workload:
+    """Return the workload with its header. Raise ``UsageError`` if a job could never run on the grid.
+
+    ``arrivals``: the fields of the header that say where the arrivals come from.
+    """
     _check_all(jobs, grid)
     unused = DRAWN if arrivals["arrivals"] == "trace" else ()
     parameters = {
@@ -196,6 +201,7 @@ class _JobGenerator:
 
 
 def _draw_weighted(draws: Random, choices: tuple[tuple[str, float], ...]) -> str:
+    """Draw one of the (name, weight) pairs by weight; return its name."""
     names, weights = zip(*choices, strict=True)
     return str(draws.choices(names, weights)[0])
 

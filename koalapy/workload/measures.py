@@ -178,6 +178,7 @@ def _round_or_none(value: float | None) -> float | None:
 
 
 def _sort_key(key: Hashable) -> tuple[tuple[bool, Any], ...]:
+    """Return a key by which None sorts before other values, also within tuples."""
     parts = key if isinstance(key, tuple) else (key,)
     return tuple((part is not None, part if part is not None else 0) for part in parts)
 
@@ -199,10 +200,12 @@ class Samples:
         }
 
     def _node_seconds_of(self, values: Sequence[int]) -> float:
+        """Return the node-seconds of one column of counts."""
         spans = (later - earlier for earlier, later in zip(self.at, self.at[1:], strict=False))
         return sum(value * span for value, span in zip(values, spans, strict=False))
 
     def add_sample(self, time: float, clusters: Iterable[Json]) -> None:
+        """Append the node counts of the clusters at a time in seconds. Clusters that are not listed get zeros."""
         states = {cluster["name"]: _without_overlap(cluster) for cluster in clusters}
         for name in states.keys() - self.clusters.keys():
             self.clusters[name] = {column: [0] * len(self.at) for column in self.COLUMNS}
@@ -233,6 +236,7 @@ class Samples:
         return {"clusters": by_cluster, "all": self._utilisation_of(sorted(self.clusters))}
 
     def _utilisation_of(self, names: Sequence[str]) -> Json:
+        """Return the nodes of these clusters, and the fractions that jobs and local users used; None if unknown."""
         offered = sum(self._node_seconds[name]["total"] for name in names)
         used, background = (
             sum(self._node_seconds[name][column] for name in names) / offered if offered else None

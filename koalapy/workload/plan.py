@@ -81,6 +81,7 @@ def parse_workload(text: Iterable[str], name: str) -> Workload:
 
 
 def _parse_header(value: object, location: str) -> Json:
+    """Return the header of a workload without its version. Raise ``UsageError`` if it is not one of this version."""
     if not isinstance(value, dict) or "koala_workload" not in value:
         raise UsageError(f"{location} is not a header of a workload", field="FILE", hint=HINT)
     version = value.pop("koala_workload")
@@ -90,6 +91,7 @@ def _parse_header(value: object, location: str) -> Json:
 
 
 def _parse_arrival(value: object, location: str) -> Arrival:
+    """Return a job with its arrival. Raise ``UsageError``, which names the location, for an invalid field."""
     if not isinstance(value, dict):
         _reject_value(location, "it", value, "write an object with at and job")
     arrives_at, job, application = value.get("at"), value.get("job"), value.get("application", "")
@@ -112,6 +114,7 @@ def _parse_arrival(value: object, location: str) -> Arrival:
 
 
 def _reject_value(location: str, field: str, value: object, hint: str) -> NoReturn:
+    """Raise ``UsageError`` for a field of a line, with the beginning of its value."""
     text = json.dumps(value)
     text = text if len(text) <= 60 else f"{text[:60]}…"
     raise UsageError(f"{location}: {field} is {text}", field=f"FILE: {field}", hint=hint)

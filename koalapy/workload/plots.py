@@ -91,6 +91,7 @@ def _bars_of(runs: Runs) -> list[tuple[float, str, str, Json]]:
 
 
 def _name_bars(ax: Axes, runs: Runs, bars: Sequence[tuple[float, str, str, Json]]) -> None:
+    """Label each bar with its run or, for a single run, its application; name applications above groups."""
     places = {application: int(position) // (len(runs) + 1) for position, _, application, _ in bars}
     names = [label if len(runs) > 1 else application for _, label, application, _ in bars]
     wide = len(bars) > 4 or max(map(len, names), default=0) > 14
@@ -184,6 +185,8 @@ def draw_utilisation(runs: Runs) -> Figure | None:
 
 
 def _fill_stacked(ax: Axes, samples: Samples, names: Sequence[str]) -> None:
+    """Fill the areas of nodes used by jobs and, above them, by local users, as fractions of all nodes."""
+
     def fractions(column: str) -> list[float]:
         counts = [sum(samples.clusters[name][column][i] for name in names) for i in range(len(samples.at))]
         return [count / total if total else 0.0 for count, total in zip(counts, totals, strict=True)]
@@ -262,7 +265,10 @@ Key = tuple[int, int | None]
 
 
 def _series_by_size(runs: Runs) -> list[tuple[str, dict[Key, list[Json]]]]:
-    """Return jobs by size: for one run a series for each priority, for several runs one for each run."""
+    """Return labelled groups of jobs, one line of the figure each, as jobs by size.
+
+    A single run has a group for each priority; of several runs each is a group.
+    """
     series: list[tuple[str, list[Json]]] = []
     for label, report in runs:
         jobs = [job for job in report["jobs"] if job["state"] in ENDED]

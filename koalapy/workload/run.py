@@ -132,6 +132,10 @@ class Run:
         return self._clock() - self._began
 
     def _is_over(self) -> bool:
+        """Return whether all jobs have ended, or the run or an absence of the daemon lasts too long.
+
+        In the second case, set ``interrupted`` to the reason.
+        """
         if not self._waiting and len(self._over) == len(self._rows):
             return True
         now, options = self._elapsed_s(), self._options
@@ -160,12 +164,14 @@ class Run:
     # Availability of the daemon
 
     def _is_away(self, error: Away) -> None:
+        """Note that the daemon is unavailable, and say so at the first failure."""
         if self._away_since is None:
             self._away_since = self._elapsed_s()
             self._samples.add_sample(self._away_since, ())
             self._tell(f"the daemon is away: {error}; waiting up to {self._options.patience:g} s")
 
     def _is_back(self) -> None:
+        """Note that the daemon is available, and say so after a failure."""
         if self._away_since is not None:
             away_s, self._away_since = self._elapsed_s() - self._away_since, None
             self._away += away_s
@@ -174,6 +180,10 @@ class Run:
     # Submission
 
     def _submit_due(self) -> None:
+        """Submit the jobs that are due, in order, until the daemon asks to wait.
+
+        Report rejected jobs, and the first late submission.
+        """
         while self._waiting and self._elapsed_s() >= self._try_at:
             number = self._waiting[0]
             arrival, row = self._workload.jobs[number], self._rows[number]
@@ -213,6 +223,7 @@ class Run:
     # Polling
 
     def _sample_clusters(self) -> None:
+        """Record the node counts of the clusters, and adjust the background load to them."""
         clusters = self._daemon.list_clusters()
         now = self._elapsed_s()
         self._samples.add_sample(now, clusters)
@@ -233,6 +244,7 @@ class Run:
         self._show_at = now
 
     def _fetch_job(self, number: int) -> None:
+        """Update the row of a job from its record and its attempts, and note whether it has ended."""
         ident, submitted = self._submitted[number]
         job = self._daemon.fetch_job(ident)
         self._rows[number] = measures.measured_row(
@@ -242,6 +254,7 @@ class Run:
             self._over.add(number)
 
     def _current_progress(self) -> Progress:
+        """Return the numbers for the progress display, as of the last poll and the last sample."""
         active = {job: self._active[job] for job, _ in self._submitted.values() if job in self._active}
         last = {
             column: sum(values[column][-1] for values in self._samples.clusters.values())
@@ -264,6 +277,7 @@ class Run:
     # End of the run
 
     def _end_load(self) -> None:
+        """End the background load; an interrupt leaves its jobs running."""
         try:
             if self._load is not None:
                 self._load.end_jobs()
@@ -311,6 +325,7 @@ class Run:
         return self.interrupted == "interrupted" and self._options.cancel_on_interrupt
 
     def _create_report(self) -> Json:
+        """Return the report of the run so far, with its parameters, late submissions and outages in seconds."""
         late = [row["late"] for row in self._rows if row["late"] is not None]
         away = self._away + (self._elapsed_s() - self._away_since if self._away_since is not None else 0.0)
         run: Json = {

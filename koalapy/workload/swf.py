@@ -109,6 +109,7 @@ def parse_trace(text: Iterable[str], name: str, *, lenient: bool = False) -> Tra
 
 
 def _parse_job(fields: list[str], location: str) -> TraceJob:
+    """Return the job of a line. Raise ``UsageError``, which names the location, if the line is invalid."""
     if len(fields) != FIELDS:
         hint = f"each job is one line of {FIELDS} numbers; see the Parallel Workloads Archive"
         raise UsageError(f"{location} has {len(fields)} fields, not {FIELDS}", field="--swf", hint=hint)
@@ -125,6 +126,7 @@ def _without_commas(text: str) -> str:
 
 
 def _parse_number(fields: list[str], index: int, location: str) -> float:
+    """Return the number in a field. Raise ``UsageError``, which names the location and the field, for other text."""
     try:
         value = float(_without_commas(fields[index]))
     except ValueError:
@@ -161,6 +163,7 @@ def select_jobs(jobs: Iterable[TraceJob], status: int | None = None, *, keep_zer
 
 
 def _exclusion_reason(job: TraceJob, status: int | None, keep_zero: bool) -> str:
+    """Return why a job of a trace is left out; empty if it is used. The arguments are those of ``select_jobs``."""
     if job.status in PARTS if status is None else job.status != status:
         return "parts of jobs" if status is None else "of another status"
     if job.processors <= 0:

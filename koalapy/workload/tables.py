@@ -40,6 +40,7 @@ def format_report(content: Json, title: str) -> str:
 
 
 def _format_summary(content: Json) -> str:
+    """Return the opening lines of a report: jobs, policy, background load, delays and interruptions."""
     run, workload, summary = content["run"], content["workload"], content["summary"]
     states = ", ".join(f"{count} {state}" for state, count in summary["states"].items())
     policies = ", ".join(sorted({job["policy"] for job in content["jobs"] if job["policy"]})) or "-"
@@ -60,6 +61,7 @@ def _format_summary(content: Json) -> str:
 
 
 def _format_response(content: Json) -> list[str]:
+    """Return a table of mean times in seconds by application, and a note that defines them."""
     groups = [*content["by_application"], {"application": "all", **content["summary"]}]
     header = [
         "application",
@@ -92,6 +94,7 @@ def _format_response(content: Json) -> list[str]:
 
 
 def _format_sizes(content: Json) -> str:
+    """Return a table of placement and claiming tries, delays and failures, by job size and priority."""
     header = [
         "nodes",
         "components",
