@@ -274,7 +274,7 @@ class ClusterStatus:
             self.reclaimable += size
 
     def end_proof(self, token: Token) -> None:
-        """End a claim for doubted nodes, successful or not: the next one may start."""
+        """Let the next component try doubted nodes, as this one has ended its try, successful or not."""
         if token in self._proofs:
             self._proofs.remove(token)
             self.on_change(self.name)
@@ -325,8 +325,10 @@ class ClusterStatus:
         self.delivering.add(token)
 
     def release(self, token: Token) -> None:
-        """Remove an ended component. Nodes that the last report counts as its own stay unavailable until the next
-        report."""
+        """Remove an ended component.
+
+        Nodes that the last report counts as held by it stay unavailable until the next report.
+        """
         self.on_change(self.name)
         available_before, expected_before = self.available, self.expected
         self.delivering.discard(token)
@@ -526,6 +528,7 @@ class ClusterStatus:
 
     @property
     def state(self) -> ClusterState:
+        """Return the condition that decides whether components may be placed here; an operator's drain comes first."""
         if self.drained is not None:
             return ClusterState.DRAINED
         if not self.contact.connected:

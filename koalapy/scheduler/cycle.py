@@ -95,6 +95,7 @@ class Cycle:
         self._knowledge.invalidate()
 
     def _begin_placing(self) -> None:
+        """Clear what was known in the last cycle, and wake the jobs that may be placed now."""
         self.invalidate()
         if first_seen := self._state.experience.take_first_seen():
             self._queues.regroup_jobs(first_seen)
@@ -135,10 +136,10 @@ class Cycle:
         return answer
 
     def _place_home_job(self, guest: Job, placement: Placement, now: float) -> bool:
-        """Place a job of a home site before a guest there, and return whether one was placed. That is a job placed on
-        its home site alone, or one that would reclaim the guest's nodes in this cycle.
+        """Place a job of a home site before a guest, a job of another site, there; return whether one was placed.
 
-        Guests that could all stay only by exchanging their sites may still be reclaimed, before they have started.
+        The job must fit entirely on its home site, or be one that would reclaim the guest's nodes in this cycle. Guests
+        that could all stay only by exchanging their sites may still be reclaimed, before they have started.
         """
         sharing, priority = self._state.sharing, guest.spec.priority
         if not sharing.reclaims:
@@ -190,6 +191,7 @@ class Cycle:
     # Act on their answers
 
     def _claim_nodes(self, job_id: JobId, placement: Placement, now: float) -> None:
+        """Take a job out of its queue and start an attempt on the nodes of its placement."""
         self._queues.placing = job_id
         job = self._claiming.start_attempt(self._queues.remove(self._ledger.jobs[job_id]), placement, now)
         if placement.advice is not None:

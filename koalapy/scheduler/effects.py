@@ -61,7 +61,10 @@ class StageComponent:
 
 @dataclass(frozen=True, slots=True)
 class UnstageComponent:
-    """Cancel the transfers of a stage and remove its files. ``stray`` as in ``StopComponent``."""
+    """Cancel the transfers of a component's input files and remove the files.
+
+    ``stray``: whether the component belongs to no live attempt.
+    """
 
     cluster: ClusterName
     token: Token

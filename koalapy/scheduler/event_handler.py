@@ -115,6 +115,10 @@ class EventHandler:
                 assert_never(event)
 
     def _apply_report(self, cluster: ClusterName, report: Report, now: float) -> None:
+        """Apply an agent's report about its cluster, a component or a file transfer.
+
+        If a job was only waiting for this before its next state, it changes its state.
+        """
         if isinstance(report, ClusterReport):
             self._apply_cluster_report(self._grid[cluster], report, now)
         elif isinstance(report, ComponentStatus):
@@ -126,6 +130,7 @@ class EventHandler:
             self._attempts.settle_job_of(report.token, now)
 
     def _apply_cluster_report(self, cluster: ClusterStatus, report: ClusterReport, now: float) -> None:
+        """Store a cluster's report about its nodes. Mark the cluster as changed if more than their use differs."""
         reported = report.total, report.problem, report.notices, report.lacks
         if reported != (cluster.total, cluster.problem, cluster.notices, cluster.lacks) or not cluster.reported:
             self._ledger.mark_cluster_changed(cluster.name)
@@ -135,6 +140,7 @@ class EventHandler:
             self._ledger.mark_cluster_changed(cluster.name)
 
     def _apply_inventory(self, event: ev.InventoryReceived, now: float) -> None:
+        """Mark a cluster as connected, and compare what its agent found with the recorded components and transfers."""
         cluster = self._grid[event.cluster]
         self._contact.mark_connected(cluster, now)
         cluster.contact.agent_failed = ""
@@ -163,6 +169,10 @@ class EventHandler:
         return job
 
     def _cancel_job(self, job: Job, event: ev.JobCancelled, now: float) -> None:
+        """Cancel a job: end its attempt if it has one, otherwise remove it from its queue.
+
+        A second cancellation without a warning ends the grace that the first one gave the program.
+        """
         if job.state.is_active:
             if job.ending is None or job.ending is JobState.QUEUED:
                 ending = self._attempts.end_attempt(

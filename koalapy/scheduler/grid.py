@@ -250,6 +250,7 @@ class CachedView:
         return GridView(tuple(map(self._see, clusters)), cut_off=cut_off)
 
     def _update_view(self, touched: Collection[ClusterStatus]) -> GridView:
+        """Return the last view with the touched clusters replaced, and with the clusters that cannot transfer files."""
         last = self._view
         cut_off = last.cut_off
         for cluster in touched:

@@ -126,8 +126,10 @@ class Ledger:
         self._effects = Effects()
 
     def take_effects(self, *, share: bool) -> Effects:
-        """Return the effects since the last call, without starts of attempts that have ended. Unless ``share``, the
-        unfinished jobs in them change with the next events."""
+        """Return the effects since the last call, without starts of attempts that have ended.
+
+        ``share``: the caller keeps the jobs in them. Otherwise the unfinished ones change with the next events.
+        """
         effects, self._effects = self._effects, Effects()
         self.unsent_submits.clear()
         effects.commands = [c for c in effects.commands if not isinstance(c, STARTS) or c.token in self._tokens]

@@ -65,6 +65,7 @@ class OwnerUse:
                     self._spend(use)
 
     def _count_use(self, scopes: Iterable[Scope], spec: JobSpec, state: JobState, sign: int) -> None:
+        """Count a job in ``state`` towards the limits of its owner; a ``sign`` of -1 removes it from the counts."""
         size = spec.request.total_size
         for scope in scopes:
             if state in (JobState.QUEUED, JobState.HELD):

@@ -120,6 +120,7 @@ class Rules:
     """The longest of these pauses."""
 
     def __post_init__(self) -> None:
+        """Raise ``OutOfRange`` for the first parameter outside its bounds."""
         for field in fields(self):
             value = getattr(self, field.name)
             for constraint in _CONSTRAINTS[field.name]:

@@ -146,6 +146,7 @@ class Scheduler:
                 self._attempts.expect_release_after_grace(job, component)
 
     def _restore_attempt(self, job: Job, now: float) -> None:
+        """Set the deadlines of an attempt from an earlier daemon run, as far as that attempt had got."""
         attempt = live(job)
         patience = now + self._state.rules.barrier_timeout
         if job.ending is not None:
@@ -176,6 +177,7 @@ def corrected(job: Job, now: float, longest_pause: float) -> Job:
 
 
 def _cap_times_of_attempt(attempt: Attempt, now: float) -> Attempt:
+    """Return an attempt with no timestamp after ``now``; its planned times move back as far as its placement."""
     ahead = max(0.0, attempt.placed_at - now)
     return replace(
         attempt,
@@ -190,6 +192,7 @@ def _cap_times_of_attempt(attempt: Attempt, now: float) -> Attempt:
 
 
 def _cap_times_of_component(component: Component, now: float) -> Component:
+    """Return a component with no timestamp after ``now``."""
     return replace(
         component,
         unknown_since=_past(component.unknown_since, now),

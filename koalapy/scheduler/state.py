@@ -81,6 +81,10 @@ class Timers:
         component: int = 0,
         cluster: ClusterName = "",
     ) -> None:
+        """Add a deadline of a cluster, a job, or one attempt (``generation``) or component of a job.
+
+        ``due_at`` is in seconds of the scheduler's time.
+        """
         self._seq += 1
         self._push(Timer(due_at, self._seq, kind, job, generation, component, cluster))
 
@@ -114,6 +118,7 @@ class Timers:
         return heap[0].at if heap else None
 
     def pop_due(self, now: float) -> Iterator[Timer]:
+        """Remove and yield the deadlines that are due, the earliest first, including those added in the meantime."""
         while self._heap and self._heap[0].at <= now and (due_at := self.next_at()) is not None and due_at <= now:
             timer = heapq.heappop(self._heap)
             deadlines = self._of[timer.job, timer.generation]

@@ -23,6 +23,7 @@ class SimulatedCluster:
     """Start-up time of components on this cluster in seconds; None: that of the grid."""
 
     def __post_init__(self) -> None:
+        """Raise ``UsageError`` for a value outside its bounds."""
         _check_value("nodes", self.nodes, self.nodes >= 1, "at least 1")
         _check_value("speed", self.speed, isfinite(self.speed) and self.speed > 0, "more than 0")
         if self.failures is not None:

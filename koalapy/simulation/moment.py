@@ -48,6 +48,7 @@ class Moment:
         return tuple(job for job in self.beginning.jobs if job.state is not JobState.HELD)
 
     def create_grid(self) -> SimulatedGrid:
+        """Return a simulated grid with the clusters and links of the snapshot; each cluster has at least one node."""
         clusters = {
             cluster.name: SimulatedCluster(
                 max(1, self._node_count(cluster)), cluster.speed, cluster.profile, startup=self._startup_time(cluster)
@@ -71,7 +72,7 @@ class Moment:
 
 
 def moment_of(queries: Queries, people: People, now: float) -> Moment:
-    """Return a snapshot of the state of a scheduler. ``now`` is in seconds since the epoch."""
+    """Return a snapshot of the state of a scheduler. ``now`` is in seconds since 1970 (UTC)."""
     grid = queries.grid
     statuses = grid.clusters()
     clusters = tuple(

@@ -86,6 +86,11 @@ class RunTimeEstimates:
     def _run_time_factor(
         self, application: str, communication: float | None, clusters: Collection[ClusterName]
     ) -> float:
+        """Return the run time on these clusters relative to that on one cluster of speed 1.
+
+        The slowest cluster sets the speed. Several clusters add the estimated slowdown of the application, which
+        ``communication``, the declared share of its time, replaces until runs are known.
+        """
         names = tuple(sorted(set(clusters)))
         speed = min((self._speeds.get(name, 1.0) for name in names), default=1.0)
         if len(names) < 2:

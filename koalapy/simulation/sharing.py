@@ -147,10 +147,10 @@ def compare_sharing(
     alone: SingleSiteEnds,
     under_way: Sequence[JobId] = (),
 ) -> SharingReport:
-    """Return the comparison of the jobs in the grid with their home sites alone.
+    """Compare the response times of jobs in the grid with those that they would have if no site could use another.
 
-    The result depends neither on the order of ``jobs`` nor on the process. Jobs submitted before ``start`` count in no
-    mean, but occupy nodes; jobs submitted from ``end`` on are ignored.
+    ``alone`` simulates one such site. The result depends neither on the order of ``jobs`` nor on the process. Jobs
+    submitted before ``start`` count in no mean, but occupy nodes; jobs submitted from ``end`` on are ignored.
     """
     groups = _JobGroups()
     groups.exclusions[ExclusionReason.NOT_OVER] += sorted(under_way)
@@ -167,6 +167,10 @@ def compare_sharing(
 
 
 def _sort_job(groups: _JobGroups, job: EndedJob, sites: Mapping[ClusterName, Site], start: float) -> None:
+    """Put a job with those of its home site, or with the jobs that count in no mean, by reason.
+
+    A job that was cancelled, or submitted before ``start``, may be in both: it occupies nodes but does not count.
+    """
     site = sites.get(job.home_site)
     is_counted = job.submitted_at >= start and job.state is not JobState.CANCELLED
     reason = None if is_counted else ExclusionReason.EARLIER if job.submitted_at < start else ExclusionReason.CANCELLED
@@ -200,6 +204,10 @@ def lasts_at_home(job: EndedJob, sites: Mapping[ClusterName, Site]) -> float:
 
 
 def _site_share(name: ClusterName, site: Site, groups: _JobGroups, alone: SingleSiteEnds) -> SiteShare:
+    """Compare the response times of a site's jobs in the grid with those that the site's own nodes would give.
+
+    ``alone``: simulates the site without the grid. The statistics are None if no job counts.
+    """
     jobs = groups.at_home[name]
     ended = alone(name, site, jobs) if any(entry.response is not None for entry in jobs) else {}
     groups.exclusions[ExclusionReason.NEVER_ALONE] += [
@@ -233,6 +241,10 @@ def _site_share(name: ClusterName, site: Site, groups: _JobGroups, alone: Single
 
 
 def _judge_gain(alone: float, low: float | None, high: float | None) -> Verdict:
+    """Return whether a site is better off in the grid, from the 95 % interval of the seconds gained; None: unknown.
+
+    ``alone``: the mean response time without the grid, in seconds. Small differences relative to it count as none.
+    """
     if low is None or high is None:
         return Verdict.UNCLEAR
     slack = max(SLACK, SLACK_SHARE * alone)
@@ -270,6 +282,10 @@ def mean_bounds(values: Sequence[tuple[float, float]], seed: str) -> tuple[float
 
 
 def _group_into_blocks(values: Sequence[tuple[float, float]]) -> list[list[float]]:
+    """Group the values of (time, value) pairs by day, or by hour if the days are too few for a bootstrap.
+
+    If the hours are too few as well, return blocks of equal size in the order of time.
+    """
     for span in BLOCK_LENGTHS:
         blocks: dict[int, list[float]] = defaultdict(list)
         for time, value in values:
@@ -308,9 +324,10 @@ def answer_sharing(question: SharingQuestion, *pieces: Sequence[EndedJob]) -> Sh
 
 
 def simulate_single_site(name: ClusterName, site: Site, jobs: Sequence[HomeJob], rules: Rules) -> dict[JobId, float]:
-    """Return the end times of the jobs on that site alone; the jobs are in the order of their submission.
+    """Return the end time of each job if all of them ran on their home site and could use no other.
 
-    ``HomeJob.lasts`` must already include the speed of the site.
+    The jobs are in the order of their submission. ``HomeJob.lasts`` must already include the speed of the site.
+    Times are in seconds since 1970 (UTC); jobs that do not succeed are missing.
     """
     if not jobs:
         return {}

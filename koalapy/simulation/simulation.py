@@ -155,6 +155,7 @@ class Simulation:
             self._restore_snapshot(moment, known or {})
 
     def _new_scheduler(self, policies: Registry, moment: Moment | None) -> Scheduler:
+        """Create the scheduler, with the jobs and clusters of the snapshot, or without jobs if there is none."""
         keeps_effects = self._watch is not None
         if moment is not None:
             return moment.create_scheduler(policies, keeps_effects=keeps_effects)
@@ -177,6 +178,7 @@ class Simulation:
         self._idents = count(max((job.id for job in moment.beginning.jobs), default=0) + 1)
 
     def _restore_attempt(self, job: Job, attempt: Attempt) -> None:
+        """Restore the components of a snapshot's active job on their clusters, and schedule their ends."""
         planned, runs = self._planned[job.id], attempt.barrier_at is not None and job.ending is None
         for component in attempt.components:
             if component.cluster in self._unreachable or component.state not in HAVE_NODES | IN_QUEUE:
@@ -283,6 +285,7 @@ class Simulation:
         self._reporting = set()
 
     def _complete_outcome(self) -> Outcome:
+        """Add the jobs that have not ended, and the node-seconds that they used, to the outcome and return it."""
         outcome = self.outcome
         unfinished = [*self._planned.values(), *self._unqueued, *filter(None, [self._expected]), *self._arrivals]
         outcome.not_run += [
@@ -297,6 +300,10 @@ class Simulation:
     # Arrivals
 
     def _expect_job(self) -> None:
+        """Schedule the arrival of the next job, which in turn schedules the one after it.
+
+        Raise ``UsageError`` if that job should have arrived before the present time.
+        """
         job = self._expected = next(self._arrivals, None)
         if job is None:
             return
@@ -338,6 +345,7 @@ class Simulation:
         return problem
 
     def _expect_local_user(self) -> None:
+        """Schedule the arrival of the next local user, which in turn schedules the one after it."""
         user = next(self._local_users, None)
         if user is None:
             return
@@ -360,13 +368,14 @@ class Simulation:
         return self._startup[cluster]
 
     def holding_time(self, runner: Runner, lasts: float) -> float:
-        """Return the seconds from the opening of the barrier for which a component keeps its nodes.
+        """Return the seconds for which a component keeps its nodes, from the common start of its job's program.
 
         ``lasts`` is the run time of its program. Subclasses may override it with a value for each component.
         """
         return lasts
 
     def _on_allocation(self, site: Site, receiver: Runner | LocalUser) -> None:
+        """Schedule what follows once a component or local user has received its nodes: the start, or the departure."""
         if isinstance(receiver, Runner):
             receiver.since = self.now
             self._mark_for_report(site)
@@ -400,6 +409,7 @@ class Simulation:
                 self._on_start(site, runner)
 
     def _on_start(self, site: Site, runner: Runner) -> None:
+        """Report that all nodes of a component have started, or let it fail with the probability of its cluster."""
         if runner.is_over:
             return
         chance = self._failures[site.name]
@@ -427,6 +437,7 @@ class Simulation:
     # Commands of the scheduler
 
     def _apply_effects(self, effects: Effects) -> None:
+        """Carry out the commands of a scheduling step, and add the jobs that have ended to the outcome."""
         ended: list[Job] = []
         for ident, job in effects.jobs.items():
             if job.state is JobState.QUEUED:
@@ -445,6 +456,10 @@ class Simulation:
         self._events += [ClusterConfirmed(name, self.now) for name in sorted(effects.confirm)]
 
     def _carry_out(self, command: Command, effects: Effects, opened: dict[JobId, list[tuple[Site, Runner]]]) -> None:
+        """Carry out one command of the scheduler on its cluster.
+
+        ``opened`` collects, by job, the components that may start their program, so that all of them start together.
+        """
         site, token = self._sites[command.cluster], command.token
         match command:
             case SubmitComponent():
@@ -470,6 +485,7 @@ class Simulation:
         return Runner(ident, token, attempt.components[index].size)
 
     def _program_starts(self, job: Job, gang: list[tuple[Site, Runner]]) -> None:
+        """Report that a program runs on all its components, and schedule their ends."""
         planned, attempt = self._planned[job.id], job.attempt
         assert attempt is not None, "whose barrier opens was placed"
         lasts = planned.lasts * self._run_time(planned, gang_of(attempt))
@@ -496,6 +512,7 @@ class Simulation:
         self._schedule_after(seconds, ENDS, lambda: self._events.append(status))
 
     def _record_outcome(self, job: Job) -> None:
+        """Add an ended job with its times and placement to the outcome, and drop its plan."""
         attempt = job.attempt
         assert job.ended_at is not None, "it is over"
         first, last = job.first_start_estimate, attempt.start_estimate if attempt is not None else None

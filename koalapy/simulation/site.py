@@ -155,6 +155,10 @@ class Site:
         return [inventory, Reported(self.name, ClusterReport(self.nodes, idle, self.background, self.down))]
 
     def _allocate_nodes(self) -> None:
+        """Give idle nodes to the queued components and local users in the order of their arrival.
+
+        The first that does not fit delays all others, as there is no backfilling.
+        """
         queue = self._queue
         while queue:
             first = queue[0]

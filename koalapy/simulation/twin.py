@@ -79,6 +79,7 @@ class Change:
         changed_rules(moment.beginning.rules, self.rules)
 
     def _check_policy(self, moment: Moment, policies: Registry) -> None:
+        """Raise ``UsageError`` if the chosen policy serves none of the waiting jobs."""
         serves = sorted(policies.get(self.policy).serves)
         waiting = [job.spec for job in moment.jobs if job.is_in_queue]
         if waiting and not any(is_served(self.policy, spec, policies) for spec in waiting):
@@ -112,6 +113,10 @@ class Change:
         )
 
     def _change_job(self, job: Job, policies: Registry, first: int) -> Job:
+        """Return a waiting job with its changed policy, walltime and position; any other job as it is.
+
+        ``first``: the queue number that precedes those of all jobs, for the one to be moved to the front.
+        """
         if not job.is_in_queue:
             return job
         spec = job.spec
@@ -260,6 +265,10 @@ def _create_plan(
     horizon: float = HORIZON,
     seed: int = 0,
 ) -> _Plan:
+    """Prepare the simulations of a forecast for a snapshot with a change. Raise ``UsageError`` if either is invalid.
+
+    ``draws``: the number of simulations; None: chosen by the number of jobs. ``horizon`` is in seconds.
+    """
     changed = change.of(moment, policies)
     missing = sorted({job.spec.policy for job in changed.jobs if job.spec.policy} - set(policies.names()))
     if missing:
@@ -279,6 +288,10 @@ def _run_simulations(plans: Sequence[_Plan], processes: int) -> list[Forecast]:
 
 
 def _run_simulation(planned: tuple[_Plan, int]) -> _Course:
+    """Run one simulation of a plan, and return when its jobs start and end.
+
+    ``planned``: the plan, and the number of the simulation, which seeds the random run times.
+    """
     plan, draw = planned
     moment = plan.moment
     plans = {
@@ -304,6 +317,7 @@ def _run_simulation(planned: tuple[_Plan, int]) -> _Course:
 
 
 def _summarize_courses(plan: _Plan, courses: Sequence[_Course]) -> Forecast:
+    """Summarize the simulations of a plan as intervals of the start and end of each job, and of all waiting jobs."""
     now, jobs = plan.moment.now, plan.moment.jobs
     waiting = [job.id for job in jobs if job.is_in_queue]
     expected = []

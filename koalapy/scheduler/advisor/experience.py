@@ -54,6 +54,10 @@ class ApplicationRuns:
         self._answers: dict[object, tuple[Slowdowns, RunTimes]] = {}
 
     def add(self, size: Size, clusters: ClusterSet, ran: RunSample) -> None:
+        """Store a run, drop the oldest ones above the limits, and discard the estimates made without it.
+
+        ``clusters``: empty for a run on one cluster.
+        """
         key = (size, clusters)
         self.groups.setdefault(key, deque(maxlen=MAX_RETAINED_RUNS)).append(ran)
         self.groups.move_to_end(key)
@@ -71,7 +75,7 @@ class ApplicationRuns:
 
     @property
     def own_slowdown(self) -> LogNormal | None:
-        """Return the slowdown estimated from its own runs only; None without comparable runs."""
+        """Return the slowdown estimated from the runs of this application; None without comparable ones."""
         if self._own_slowdown is None:
             beliefs = self.fit.observed_slowdowns()
             self._own_slowdown = [combine_estimates(beliefs)] if beliefs else []
@@ -84,6 +88,10 @@ class ApplicationRuns:
         return replace(self.fit.slowdowns(prior), runs=sum(map(len, compared)), killed=killed)
 
     def times(self, size: Size, slowdowns: Slowdowns) -> RunTimes:
+        """Return the estimated run times of a size: on one cluster, and on each set of several that was measured.
+
+        They are empty if the estimate for one cluster is missing or too uncertain.
+        """
         alone = self.fit.single_cluster_time(size, slowdowns)
         if alone is None or alone.deviation > MAX_DEVIATION:
             return RunTimes()
@@ -165,7 +173,7 @@ class Experience:
         return sorted(self._applications)
 
     def runs(self) -> Iterator[Run]:
-        """Yield all stored runs, in the form that the constructor takes."""
+        """Yield all stored runs, as the constructor takes them."""
         for name, application_runs in self._applications.items():
             for (size, clusters), group in application_runs.groups.items():
                 speed = self._speed(clusters)
@@ -207,8 +215,10 @@ class Experience:
         return None if run_time is None else run_time.value / self._speed(clusters)
 
     def _prior(self, application: str, communication: float | None) -> LogNormal:
-        """Return the slowdown assumed before any runs: from the declared communication share, or from other
-        applications."""
+        """Return the slowdown assumed before an application has run on several clusters.
+
+        ``communication``: the declared fraction of run time spent on it; None: estimate from other applications.
+        """
         if communication is not None:
             return assume_slowdown(communication)
         if self._pool is None:

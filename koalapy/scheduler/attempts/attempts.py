@@ -65,11 +65,14 @@ class Attempts:
         return self._ledger.update_component(job, component.index, state=ComponentState.WAITING)
 
     def set_claim_timeout(self, job: Job, component: Component, now: float) -> None:
-        """Set the timeout of a claim: it fails if the runner is still queued after ``claim_grace``."""
+        """Set the time after which a component fails if it still waits for its nodes (``claim_grace``)."""
         self.set_deadline(job, Deadline.CLAIM_GRACE, now + self._rules.claim_grace, component.index)
 
     def set_barrier_timeout(self, job: Job, now: float) -> None:
-        """Set the barrier timeout once all components are submitted. Components added later make it void."""
+        """Set the time by which all nodes must have reported, once all components are submitted.
+
+        Components added later make it void.
+        """
         due_at = now + self._rules.barrier_timeout
         self.set_deadline(job, Deadline.BARRIER, due_at, len(live(job).components))
 
@@ -80,7 +83,10 @@ class Attempts:
         return job
 
     def open_barrier_if_complete(self, job: Job, now: float) -> Job:
-        """Open the barrier once every component is claimed and reachable and the transfers are complete."""
+        """Open the barrier, which holds the program until all nodes have reported and all input files have arrived.
+
+        Do nothing if a component is missing or out of reach.
+        """
         if job.state is not JobState.CLAIMING or (attempt := live(job)).barrier_at is not None:
             return job
         # Check the last components first: components usually report in order, so this is fast for large gangs.

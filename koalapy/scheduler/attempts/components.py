@@ -209,7 +209,7 @@ class Components:
             self._strays[cluster].discard(status.token)
             self._ledger.send_command(ForgetComponent(cluster, status.token))
         elif status.token not in (strays := self._strays[cluster]) and len(strays) < MAX_STRAYS:
-            # Stop a stray only once: the agent responds to each stop with a status, which would cause another stop.
+            # Stop it only once: the agent responds to each stop with a status, which would cause another stop.
             strays.add(status.token)
             self._ledger.send_command(StopComponent(cluster, status.token, "not of a live attempt", stray=True))
 

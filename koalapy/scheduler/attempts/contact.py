@@ -92,6 +92,10 @@ class Confirmations:
             self._set_timeout(cluster, cluster.contact.unconfirmed_since)
 
     def _request_confirmation(self, cluster: ClusterStatus, now: float) -> None:
+        """Ask a connected cluster to confirm that it has reported everything, unless a request is pending.
+
+        Set the time by which it must answer, unless it already owes a confirmation.
+        """
         contact = cluster.contact
         if contact.connected and not contact.confirmation_requested:
             contact.confirmation_requested = True

@@ -105,7 +105,7 @@ def expected_end_of_transfers(attempt: Attempt, now: float) -> float | None:
 
 
 def only_awaits_files(job: Job) -> bool:
-    """Return whether a fully claimed gang waits at the barrier only for its files."""
+    """Return whether all nodes of a job have reported, and its program waits only for input files."""
     gang = live(job).gang
     are_claimed = all(c.state is ComponentState.CLAIMED and c.unknown_since is None for c in gang)
     return are_claimed and any(c.awaits_files for c in gang)

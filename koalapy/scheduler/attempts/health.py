@@ -109,7 +109,7 @@ class ClusterHealth:
         self._ledger.mark_cluster_changed(name)
 
     def shorten_limit(self, name: ClusterName, now: float) -> None:
-        """Lift a limit early after own nodes were released, but at most once per ``LIMIT_PAUSE``."""
+        """Lift a limit early after components on the cluster released nodes, but at most once per ``LIMIT_PAUSE``."""
         cluster = self._grid[name]
         if cluster.limit is None:
             return
@@ -138,7 +138,10 @@ class ClusterHealth:
     def record_failed_claim(
         self, cluster: ClusterName, token: Token, size: int, now: float, submitted_at: float
     ) -> None:
-        """Record a claim that timed out. If the nodes are still reported idle, doubt them."""
+        """Record a component that got no nodes in time. If the nodes are still reported idle, doubt them.
+
+        Doubted nodes count as unavailable for a pause.
+        """
         status = self._grid[cluster]
         if not status.problem:
             status.evidence.record_failed(now)
@@ -169,7 +172,10 @@ class ClusterHealth:
             self._ledger.mark_cluster_changed(cluster)
 
     def retry_doubted_nodes(self, cluster: ClusterName, due_at: float) -> None:
-        """Count doubted nodes again after the pause, for one claim at a time until one succeeds."""
+        """Count nodes that are reported idle, but could not be allocated, as available again after their pause.
+
+        Only one component at a time may try to get them, until one succeeds.
+        """
         status = self._grid[cluster]
         if status.doubt is not None and status.doubt.until == due_at:
             status.doubt, status.capacity_gained = replace(status.doubt, is_tried=True), True

@@ -142,7 +142,7 @@ class Claiming:
     # The claiming queue
 
     def start_attempt(self, job: Job, placement: Placement, now: float) -> Job:
-        """Begin an attempt of a placed job, to be claimed at its first JCT, which may be now."""
+        """Begin an attempt of a placed job, and set when to claim its nodes first (its JCT), which may be now."""
         components = tuple(
             self._new_component(job, index, placed, now) for index, placed in enumerate(placement.components)
         )
@@ -172,6 +172,10 @@ class Claiming:
         return self.try_claim(job, now)
 
     def _new_component(self, job: Job, index: int, placed: PlacedComponent, now: float) -> Component:
+        """Return the component that holds one part of a placement.
+
+        The file transfers are estimated here if the policy has chosen no sources for them.
+        """
         sources, seconds = placed.sources, placed.transfer_time
         files = job.spec.inputs_of(placed.request_index)
         if files and not sources:
@@ -190,7 +194,7 @@ class Claiming:
         )
 
     def restore(self, job: Job, now: float) -> None:
-        """Restore an attempt of an earlier daemon run if its barrier is not open."""
+        """Restore an attempt of an earlier daemon run if it still waits for nodes or files."""
         attempt = live(job)
         for component in attempt.gang:
             if component.state is ComponentState.WAITING:
@@ -202,7 +206,10 @@ class Claiming:
             self._attempts.set_barrier_timeout(job, now)
 
     def handle_due_claim(self, job: Job, claim_at: float, now: float) -> Job:
-        """Claim a job at its JCT, or set a later JCT if its transfers are late. Ignore an outdated JCT."""
+        """Claim the nodes of a job at its claiming time (JCT), or set a later one if its transfers are late.
+
+        Ignore a time that has been replaced by another since.
+        """
         attempt = live(job)
         if attempt.claim_at != claim_at or not unclaimed(job):
             return job
@@ -215,12 +222,12 @@ class Claiming:
         return self._claim_at(job, following)
 
     def estimate_start(self, job: Job, now: float) -> Job:
-        """Move the JST to the end of transfers that are slower than estimated; never before the estimate."""
+        """Move the estimated start (JST) to the end of slow transfers; never before the first estimate."""
         end = expected_end_of_transfers(live(job), now)
         return job if end is None else self._set_transfer_end(job, end, now)
 
     def claim_after_transfers(self, job: Job, now: float) -> Job:
-        """Claim at once after the last transfer, unless a cluster has not reported in this daemon run."""
+        """Claim the nodes at once after the last transfer, unless a cluster has not reported in this daemon run."""
         job = self._set_transfer_end(job, now, now)
         claim_at, components = live(job).claim_at, unclaimed(job)
         is_early = bool(components) and claim_at is not None and claim_at > now
@@ -229,6 +236,10 @@ class Claiming:
         return job
 
     def _set_transfer_end(self, job: Job, end: float, now: float) -> Job:
+        """Set the estimated start of a job (JST) to ``end``, but not before the estimate made at its placement.
+
+        Do nothing once the program may start, or if the change is at most ``claim_epsilon`` seconds.
+        """
         attempt = live(job)
         estimates = (c.staging_since + c.transfer_time for c in attempt.gang if c.staging_since is not None)
         first = max(estimates, default=attempt.placed_at)
@@ -240,7 +251,7 @@ class Claiming:
     # A claiming try
 
     def try_claim(self, job: Job, now: float) -> Job:
-        """Perform one claiming try (ICP). The steps are those of docs/scheduling.md."""
+        """Perform one claiming try: start the components that can start. The steps are those of docs/scheduling.md."""
         job = self._ledger.change_job(job, claiming_tries=job.claiming_tries + 1)
         job = self._ledger.change_attempt(job, claim_at=now)
         this = ClaimTry(self._state, self._preemption_for(job), job)
@@ -260,26 +271,28 @@ class Claiming:
         return job
 
     def _threshold(self, job: Job) -> float:
-        """Return T, the fraction of components that must be able to start. A job's own threshold implies incremental
-        claiming."""
+        """Return the fraction of components that must be able to start before any is started (T in docs/scheduling.md).
+
+        A threshold in the job's specification implies that its components may start one after another.
+        """
         if job.spec.claim_threshold is not None:
             return 1.0 if job.spec.claiming is ClaimingMode.ATOMIC else job.spec.claim_threshold
         mode = job.spec.claiming or self._rules.claiming
         return 1.0 if mode is ClaimingMode.ATOMIC else self._rules.claim_threshold
 
     def _factor(self, job: Job) -> float:
-        """Return L, which each failed claim of the job lowers."""
+        """Return the fraction of the time until the estimated start at which to claim (L). Failed claims lower it."""
         return self._rules.claim_factor if job.claim_factor is None else job.claim_factor
 
     def _next_try(self, job: Job, now: float) -> float | None:
-        """Return the next JCT after a try now; None if it would be within ``claim_epsilon`` of the JST."""
+        """Return the next claiming time after a try now; None if it would be within ``claim_epsilon`` of the start."""
         start_estimate = live(job).start_estimate or now
         following = now + self._factor(job) * (start_estimate - now)
         later = following > now and start_estimate - following >= self._rules.claim_epsilon
         return following if later else None
 
     def _relocate(self, job: Job, this: ClaimTry, now: float) -> Job:
-        """Place components that cannot start on other clusters, if their transfers complete by the JST."""
+        """Place components that cannot start on other clusters, if their transfers end by the estimated start (JST)."""
         remaining_s = max(0.0, (live(job).start_estimate or now) - now)
         for component in [*this.blocked, *this.preempting]:
             site = self._other_site(job, component, this.view, remaining_s)
@@ -373,6 +386,7 @@ class Claiming:
         self._attempts.end_attempt(preemption.prepare_victim(victim), JobState.QUEUED, reason, now, warn=True)
 
     def _submit_startable(self, job: Job, this: ClaimTry, now: float) -> Job:
+        """Submit the components that can start now, and record in the timeline which ones these are."""
         starting = ", ".join(f"{c.size} on {c.cluster}" for c in sorted(this.startable, key=lambda c: c.rank))
         if not starting:
             self._ledger.record_event(job, now, "claim-try", f"no room on {_clusters(this.blocked)}")
@@ -446,7 +460,7 @@ class Claiming:
         return job
 
     def _give_up(self, job: Job, reason: str, now: float) -> Job:
-        """Fail the claim: stop all components, lower L, and requeue the job unless its tries are used up."""
+        """Fail the claim: stop all components, and requeue the job to claim earlier, unless its tries are used up."""
         rules, factor = self._rules, self._factor(job)
         lowered = max(min(factor, rules.claim_factor_min), factor - rules.claim_factor_step)
         job = self._ledger.change_job(job, claim_factor=lowered)

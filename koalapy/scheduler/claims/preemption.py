@@ -273,6 +273,10 @@ class Preemption:
         return PreemptionPlan(tuple(Victim(self._ledger.jobs[job], name, "") for job, name in chosen.items()))
 
     def _youngest_on_cluster(self, stoppable: Mapping[JobId, int], lacking: int) -> list[JobId]:
+        """Return the jobs to stop for ``lacking`` nodes on one cluster, the latest estimated start first.
+
+        ``stoppable``: the nodes that each job would free there. Return an empty list if all of them are too few.
+        """
         if sum(stoppable.values()) < lacking:
             return []
         chosen: list[JobId] = []
@@ -290,6 +294,10 @@ class Preemption:
     # Least cost
 
     def _cheapest_victims(self, stoppable: Held, lacking: Mapping[ClusterName, int], now: float) -> PreemptionPlan:
+        """Choose the jobs to stop that lose the least work, after counting the nodes of jobs that are about to end.
+
+        The plan is empty if all the jobs together would free too few nodes.
+        """
         lacks, awaited = Counter(lacking), list[JobId]()
         about_to_end = self._certain_ends(stoppable, now)
         for job in about_to_end:
@@ -336,7 +344,7 @@ def _victim_note(chosen: Sequence[Candidate]) -> str:
 
 
 def _preemption_cost(job: Job, now: float) -> PreemptionCost:
-    """Return the cost of restarting a job: the work of all its nodes since the barrier opened."""
+    """Return the cost of restarting a job: the node-seconds used since its program was released to start."""
     attempt = live(job)
     lasted = 0.0 if attempt.barrier_at is None else max(0.0, now - attempt.barrier_at)
     width = len({component.cluster for component in attempt.gang})

@@ -72,6 +72,10 @@ class Transfers:
                     self._ledger.send_command(StageComponent(component.cluster, job.stage_token(component)))
 
     def _record_staged(self, job: Job, component: Component, now: float) -> None:
+        """Record that the input files of a component have arrived.
+
+        After the last component's files, claim the remaining nodes and start the program if all nodes are there.
+        """
         job = self._ledger.update_component(job, component.index, staged_at=now, staged=component.stage_size)
         if component.stage_size and component.staging_since is not None:
             took = max(now - component.staging_since, 1e-3)

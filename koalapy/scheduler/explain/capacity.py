@@ -177,6 +177,7 @@ class _PolicySearch:
             yield FixedRequest(parts) if is_fixed else NonFixedRequest(parts)
 
     def _find_placement(self, splits: Splits, count: int, view: GridView) -> Answer:
+        """Return the first placement among the alternative requests for ``count`` nodes; None if all are refused."""
         for request in splits(count, view) if count > 0 else ():
             spec = replace(self._spec, request=request)
             if self._dry_run.queries.over_limit(spec) is None:

@@ -39,6 +39,10 @@ class Lack(NamedTuple):
 def finding_of(
     cluster: ClusterStatus, idle: int, *, gives: int = 0, reason: str = "", missing: int | None = None
 ) -> ClusterFinding:
+    """Return the entry of a cluster in an explanation, with its state and node counts.
+
+    ``gives``: nodes that the job would get there; ``missing``: additional idle nodes that would suffice, if known.
+    """
     return ClusterFinding(
         cluster.name,
         cluster.state,
@@ -184,6 +188,7 @@ def _placement(attempt: Attempt, timeline: Sequence[TimelineEntry]) -> Placement
 def _make_headline(
     job: Job, attempt: Attempt | None, grid: GridStatus, waits: LrmWaits, rules: Rules, now: float
 ) -> str:
+    """Return the summary of a job's present state that heads its explanation."""
     if job.state is JobState.HELD:
         return "held" if job.reason in ("", "held") else f"held: {job.reason}"
     if job.state.is_final:
@@ -219,6 +224,7 @@ def _component_list(components: Sequence[Component]) -> str:
 
 
 def _out_of_reach(attempt: Attempt, now: float) -> str:
+    """Return the headline of a job of unknown state: which clusters are out of reach, and since when."""
     lost = [c for c in attempt.gang if c.unknown_since is not None and not c.has_ended]
     if not lost:
         return "a cluster is out of reach"
@@ -235,7 +241,7 @@ def _lrm_problems(attempt: Attempt, grid: GridStatus) -> str:
 
 
 def _claiming(attempt: Attempt, rules: Rules, now: float) -> str:
-    """Return what keeps the barrier closed: the components that are farthest from it."""
+    """Return what keeps the program from starting: the components that are farthest from their nodes and files."""
     by_state: dict[ComponentState, list[Component]] = {}
     for component in attempt.gang:
         by_state.setdefault(component.state, []).append(component)
@@ -329,6 +335,7 @@ def _from(component: Component) -> str:
 
 
 def _format_since(component: Component, now: float) -> str:
+    """Return since when a component is in its state, as text to append; empty if that is not recorded."""
     if component.unknown_since is not None:
         return f" (as known at {format_time(component.unknown_since, now, exact=True)})"
     phase_starts = {
@@ -396,6 +403,7 @@ def explain_submission(
 
 
 def _queued_job(dry_run: DryRun, job: Job, timeline: Sequence[TimelineEntry], now: float) -> Explanation:
+    """Explain why a queued job waits, at which position, and why it was queued again if it was."""
     queries = dry_run.queries
     explanation = _waiting(dry_run, job.spec, dry_run.answer(job.spec), queries.waiting_reason(job), now)
     returns = [e for e in timeline if e.event in ("requeued", "released")]
@@ -509,6 +517,7 @@ def _enough_if_usable(dry_run: DryRun, spec: JobSpec, node_sources: Sequence[Nod
 
 
 def _is_enough_if_usable(dry_run: DryRun, spec: JobSpec, source: NodeSource, cluster: ClusterStatus) -> bool:
+    """Return whether a job would be placed if one cluster became usable with all the nodes that it reports idle."""
     idle = max(0, source.offered(cluster, cluster.doubted))
     opened = tuple(
         replace(c.with_idle(idle), state=ClusterState.USABLE) if c.name == cluster.name else c

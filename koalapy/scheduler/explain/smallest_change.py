@@ -102,6 +102,7 @@ def _tried(candidate: Candidate, dry_run: DryRun) -> Change | None:
 
 
 def _same_node_changes(spec: JobSpec, dry_run: DryRun) -> Iterator[Steps]:
+    """Yield changes of a request that keep its number of nodes, in the order of their cost for the user."""
     queries = dry_run.queries
     yield single_step("", None, "submit it again: a new job is tried at once", spec)
     if isinstance(spec.request, FlexibleRequest):
@@ -241,6 +242,7 @@ def _smaller(spec: JobSpec, view: GridView, also: str = "") -> Iterator[Steps]:
 
 
 def _smaller_total(spec: JobSpec, request: FlexibleRequest, view: GridView, also: str) -> Steps:
+    """Return steps that reduce the total of a flexible request node by node, from the usable idle nodes."""
     largest = min(request.total_size - 1, view.usable_idle)
 
     def candidate(total: int) -> Candidate:
@@ -263,6 +265,7 @@ def _smaller_components(spec: JobSpec, request: NonFixedRequest, also: str) -> S
 
 
 def _make_resized(spec: JobSpec, request: NonFixedRequest | FixedRequest, also: str) -> Candidate:
+    """Return the candidate with the components of ``request``, and the advice to the user that describes it."""
     is_fixed = isinstance(request, FixedRequest)
     sizes = [f"{c.size} on {c.cluster}" if c.cluster else str(c.size) for c in request.components]
     sizes_text = format_list(sizes, separator=" and " if is_fixed else "+")

@@ -283,6 +283,7 @@ class Candidates:
     # Wakeups
 
     def _wake_jobs(self) -> None:
+        """Select the queued jobs to try again, since clusters have changed or an owner's use has decreased."""
         if self._rules.queue != "scan":
             for priority in Priority:
                 self._queues[priority].empty_grid = self._evaluator.empty_grid()
@@ -294,6 +295,7 @@ class Candidates:
         self.update_reservation()
 
     def _wake_by_grid(self) -> None:
+        """Wake the jobs that wait for what clusters have gained or soon gain: nodes, files or a link."""
         grid, queues = self._grid, self._queues
         if self._ledger.has_changed_clusters:
             queues.reservation.invalidate()
@@ -405,6 +407,7 @@ class Candidates:
             yield from (job for job in used_up if job in queue)
 
     def _count_try(self, job: Job, now: float) -> None:
+        """Count a failed placement try, and fail the job if it has used up its tries."""
         job = self._ledger.change_job(job, placement_tries=job.placement_tries + 1)
         limit = placement_limit(job, self._rules)
         if limit is not None and self._queues.tries(job) >= limit:

@@ -76,6 +76,7 @@ class Eligibility:
         return self._demanded[1]
 
     def _find_demands(self, spec: JobSpec) -> Demands | tuple[()]:
+        """Return the properties that restrict where a job may run; an empty tuple if there are none."""
         folders = job_folders(spec)
         one_series = self._mixed and spec.launcher is Launcher.OPENMPI
         at_most, ratio, options = spec.coallocation, spec.speed_ratio_min, spec.policy_options
@@ -126,7 +127,7 @@ class Eligibility:
         return view.restrict_to(frozenset(cluster.name for cluster in view) - set(lacking)), lacking
 
     def sharing_groups(self, view: GridView, sets: tuple[frozenset[ClusterName], ...]) -> list[GridView]:
-        """Return the usable clusters by the sets that share jobs."""
+        """Return the usable clusters in groups, each of which may run one job together, the most idle nodes first."""
         if self._grouped is None or self._grouped[0] is not view or self._grouped[1] is not sets:
             usable = {cluster.name for cluster in view.by_idle}
             inside = {together & usable: together for together in sets}
@@ -150,11 +151,11 @@ class Eligibility:
         return None
 
     def conflict_text(self, names: Iterable[ClusterName], demands: Demands) -> str:
-        """Return why clusters cannot share a job: ``north has Open MPI 5, south 4: a job runs under one series``."""
+        """Return why clusters cannot run one job together, such as ``north has Open MPI 5, south 4``."""
         return explain_conflict(names, self._profiles, one_series=demands.one_series)
 
     def partners_text(self, name: ClusterName, demands: Demands) -> str:
-        """Return which clusters may share a job with one that cannot serve it alone."""
+        """Return which clusters may run a job together with one that has too few nodes for it."""
         if not self._sets[False]:
             return f"only clusters with Open MPI {self._profiles[name].mpi.series} count beside it"
         allowed = sorted(partners(name, self._profiles, one_series=demands.one_series))

@@ -169,6 +169,10 @@ class PlacementQueues:
             self.wakeups[priority].jobs.add(job.id)
 
     def _push_job(self, job: Job) -> None:
+        """Insert a job in the queue of its priority, at the position that its ``queue_seq`` gives.
+
+        The reservation of nodes is chosen again if the job may now precede the one that has it.
+        """
         spec, sharing = job.spec, self._state.sharing
         section, home = sharing.section_of(spec.home_site), sharing.reclaiming_site(spec.home_site)
         queue = self._queues[spec.priority]

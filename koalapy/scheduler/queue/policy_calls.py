@@ -95,6 +95,7 @@ def _shape_problem(placement: Placement) -> str:
 
 
 def _grid_problem(placement: Placement, view: GridView) -> str:
+    """Return why a placement does not fit on the offered clusters; empty if it does."""
     placed: dict[ClusterName, int] = {}
     for component in placement.components:
         placed[component.cluster] = placed.get(component.cluster, 0) + component.size
@@ -126,6 +127,7 @@ def _class_problem(placement: Placement, view: GridView) -> str:
 
 
 def _request_problem(placement: Placement, request: Request) -> str:
+    """Return why a placement does not match the request; empty if it does."""
     placed = placement.components
     if isinstance(request, FlexibleRequest):
         return _flexible_problem(request, _flexible_sizes(placed))
@@ -152,6 +154,7 @@ def _flexible_sizes(placed: Sequence[PlacedComponent]) -> list[int]:
 
 
 def _flexible_problem(request: FlexibleRequest, sizes: Sequence[int]) -> str:
+    """Return why component sizes violate a flexible request; empty if they do not."""
     if sum(sizes) != request.total_size:
         return f"it placed {format_nodes(sum(sizes))} in place of {request.total_size}"
     if min(sizes) < request.min_component_size:
@@ -190,6 +193,7 @@ def explained_where_named(policy: Policy, request: FixedRequest, view: GridView)
 
 
 def _call_explain(policy: Policy, request: Request, view: GridView) -> Reasons:
+    """Return the policy's reasons by cluster. Raise ``BrokenPolicy`` if it fails or returns anything else."""
     try:
         answer: object = policy.explain(request, view)
     except Exception as error:
@@ -238,6 +242,10 @@ class PolicyCalls:
         return self._evaluate_within_demands(policy, spec, view)
 
     def _evaluate_within_demands(self, policy: Policy, spec: JobSpec, view: GridView) -> Placement | Refusal:
+        """Return the policy's answer for the clusters where the job may run. Raise ``BrokenPolicy`` if it is invalid.
+
+        A refusal also says which clusters were left out. A fixed request that names one of those is refused.
+        """
         request, demands = spec.request, self._eligibility.demands(spec)
         if not demands:
             return call_policy(policy, request, view)
@@ -275,6 +283,10 @@ class PolicyCalls:
         return tuple(reasons[name] for name in sorted(reasons))
 
     def _find_reasons(self, policy: Policy, spec: JobSpec, view: GridView) -> Reasons:
+        """Return the reason of each cluster against a job without a fixed request, by cluster name.
+
+        A cluster that cannot be used, or where the job may not run, gets that as its reason, not the policy's.
+        """
         demands = self._eligibility.demands(spec) or Demands()
         able, barred = without_barred(demands.barred, view)
         able, lacking = self._eligibility.with_folders(demands.folders, able)
@@ -299,6 +311,7 @@ class PolicyCalls:
         return reasons
 
     def _fixed_request_reasons(self, policy: Policy, spec: JobSpec, request: FixedRequest, view: GridView) -> Reasons:
+        """Return the reasons against a fixed request, by the names of the clusters that prevent its placement."""
         demands = self._eligibility.demands(spec) or Demands()
         clusters = {component.cluster or "" for component in request.components}
         if barred := demands.barred & clusters:
@@ -317,7 +330,7 @@ class PolicyCalls:
     def _evaluate_by_sets(
         self, policy: Policy, request: Request, view: GridView, demands: Demands
     ) -> Placement | Refusal:
-        """Call the policy with each set of clusters that share jobs, most idle nodes first."""
+        """Call the policy with each set of clusters that may run one job together, most idle nodes first."""
         constraints = demands.constraints
         groups = self._eligibility.sharing_groups(view, demands.sets)
         if len(groups) < 2:

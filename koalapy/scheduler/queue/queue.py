@@ -43,6 +43,7 @@ def needs_of(request: Request, home: ClusterName = "") -> Needs:
 
 
 def _needs_of(request: Request) -> Needs:
+    """Return the idle nodes without which no policy can place a request."""
     if isinstance(request, FlexibleRequest):
         minimum, largest = request.min_component_size, request.min_component_size
         if request.split_options:
@@ -502,6 +503,11 @@ class PlacementQueue:
                 self._arrived = None
 
     def _scan_all(self, groups: Collection[Group], idle_test: IdleTest, arrived: set[JobId]) -> Iterator[JobId]:
+        """Yield one job after another in queue order, as far as enough nodes may be idle for them.
+
+        A job still queued when the next is requested was rejected. The rest of its group is then skipped, as are jobs
+        that ``arrived`` during the scan.
+        """
         may_fit = idle_test()
         heap = [(group.entries[0].place, group) for group in groups if may_fit(group.needs)]
         self._refusals[RefusalKind.NODES] += len(groups) - len(heap)
@@ -526,6 +532,7 @@ class PlacementQueue:
     def _scan_heads(
         self, section: int, idle_test: IdleTest, never_fits: NeverFits, arrived: set[JobId]
     ) -> Iterator[JobId]:
+        """Yield the first jobs of a section until one is rejected that could ever be placed."""
         entry, first = self._head(section, arrived), self._order.bisect_left(_begin(section))
         if entry is None or self._order[first] != entry.place:  # limits of owners bar those before it
             barred = (g for g in self._groups.values() if g.section == section and self._is_barred(g))
