@@ -94,7 +94,7 @@ class Beginning:
     scans: Mapping[Priority, int] = field(default_factory=dict)
     """Number of scans so far of each placement queue."""
     now: Moment = 0.0
-    """Time at which the scheduler takes up the jobs, in seconds since the epoch."""
+    """Time at which the scheduler takes up the jobs, in seconds since 1970."""
 
     def make_scheduler(
         self, policies: Registry, nonces: Nonces, clock: Clock | None, *, keeps_effects: bool = True

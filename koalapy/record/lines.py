@@ -65,6 +65,7 @@ def job_from_json(data: Json) -> Job:
 
 
 def step_to_json(step: Step) -> Json:
+    """Return the content of a step's line, without empty fields."""
     content: Json = {"n": step.number, "at": step.at}
     if step.events:
         content["events"] = [_event_to_json(event) for event in step.events]
@@ -85,6 +86,7 @@ def step_from_json(data: Json) -> Step:
 
 
 def _event_to_json(event: ev.Event) -> Sequence[Any]:
+    """Return an event as a sequence: the name of its type, then its content without fields that affect no decision."""
     kind = type(event).__name__
     if isinstance(event, ev.Reported):
         report = event.report
@@ -95,6 +97,7 @@ def _event_to_json(event: ev.Event) -> Sequence[Any]:
 
 
 def _event_from_json(kind: str, *values: Any) -> ev.Event:
+    """Return an event from the name of its type and its content. Raise one of ``reading.NOT_READ`` for invalid data."""
     if kind == ev.Reported.__name__:
         cluster, report_kind, report = values
         return ev.Reported(cluster, _adapter_for(REPORTS[report_kind]).validate_python(report))

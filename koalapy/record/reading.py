@@ -57,6 +57,7 @@ class RecordFile:
             yield from self._read_runs(opened)
 
     def _read_runs(self, file: Lines) -> Iterator[Life]:
+        """Yield the daemon runs of an open file, after a check of its first line. Raise ``UsageError``."""
         export = self._next_line(file)
         if export is None or "koala_export" not in export:
             raise self._make_error("is not a record of koala's", "koala export writes one")
@@ -78,6 +79,7 @@ class RecordFile:
         raise self._truncated_error()
 
     def _read_run(self, head: Json, file: Lines) -> Life:
+        """Return the daemon run after a header line, with its steps still unread. Raise ``UsageError``."""
         self._check_format(head.get("koala_record"))
         content = self._next_line(file)
         if content is None:
@@ -94,6 +96,7 @@ class RecordFile:
         return Life(version, beginning, self._read_steps(life, file))
 
     def _read_steps(self, life: str, file: Lines) -> Iterator[Step]:
+        """Yield the steps of the daemon run with the id ``life``. Raise ``UsageError`` if one is missing or damaged."""
         expected, part = 1, 1
         while (content := self._next_line(file)) is not None:
             if "koala_record" in content and content.get("life") == life:

@@ -25,6 +25,7 @@ class StepClock:
         self._runs: list[list[int]] = []
 
     def __call__(self) -> float:
+        """Return the seconds since the first reading of this step, in whole ticks, and remember the reading."""
         now = self._clock()
         if self._began is None:
             self._began = now
@@ -79,6 +80,7 @@ class RecordedScheduler:
         return self._scheduler.next_wakeup()
 
     def apply(self, event: Event, now: float) -> None:
+        """Apply an event and record it. Raise ``KoalaError`` if the scheduler rejects it."""
         self._events.append(event)
         try:
             self._scheduler.apply(event, now)
@@ -87,6 +89,7 @@ class RecordedScheduler:
             raise
 
     def step(self, events: Sequence[Event], now: float) -> Effects:
+        """Apply events, end the step, hand its record to ``keep``, and return its effects."""
         for event in events:
             self.apply(event, now)
         effects = self._scheduler.step((), now)

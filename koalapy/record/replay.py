@@ -56,6 +56,7 @@ def replay(path: Path, policies: Registry, lost: list[str] | None = None) -> Ite
 
 
 def _replay_life(life: Life, policies: Registry, path: Path) -> History:
+    """Replay one daemon run up to its first difference, and return its history. Raise ``UsageError``."""
     missing = sorted(set(life.beginning.policies) - set(policies.names()))
     if missing:
         raise UsageError(
@@ -100,6 +101,7 @@ class Replay:
         return self._nonces.popleft() if self._nonces else ""
 
     def _read_clock(self) -> float:
+        """Return the next recorded clock reading of the step in seconds; 0 if there is none."""
         if not self._looks:
             return 0.0
         count, ticks = self._looks.popleft()

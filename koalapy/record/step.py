@@ -58,6 +58,7 @@ class Done(NamedTuple):
 
     @classmethod
     def from_effects(cls, effects: Effects) -> "Done":
+        """Select from a step's effects what the record compares."""
         return cls(
             tuple(
                 JobNow(
@@ -75,7 +76,7 @@ class Done(NamedTuple):
 
 Count = Annotated[int, Ge(0), Le(2**53)]
 Moment = Annotated[float, Ge(0), Le(253_402_300_799.0)]
-"""Time in seconds since the epoch, up to the year 9999."""
+"""Time in seconds since 1970, up to the year 9999."""
 
 
 NOTHING_DONE = Done()

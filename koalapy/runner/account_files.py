@@ -60,6 +60,7 @@ class Frames:
         self.add(header, fileobj or io.BytesIO())
 
     def add(self, header: dict[str, Any], file: IO[bytes]) -> None:
+        """Write a frame: the header as JSON, then ``size`` bytes of the file. Raise ``Refused`` if it has fewer."""
         self._target.write(json.dumps(header).encode() + b"\n")
         remaining = header["size"]
         while remaining:
@@ -94,6 +95,7 @@ class Folders:
         return os.path.join(self._own, name)
 
     def put(self, name: str, source: BinaryIO) -> None:
+        """Unpack a tar archive into a job's folder, created if missing. Raise ``Refused`` for unsafe entries."""
         folder = self.path(name)
         if os.path.islink(folder):
             os.unlink(folder)
@@ -103,6 +105,10 @@ class Folders:
                 _extract_member(archive, member, folder)
 
     def get(self, name: str, options: dict[str, Any], target: BinaryIO) -> None:
+        """Write as frames what runners left in a job's folder: results, unsent output and the end of their log.
+
+        ``options``: the job's number of ``nodes``, and the maximum bytes of output as ``limit``. Omit larger files.
+        """
         nodes, remaining = int(options["nodes"]), int(options["limit"])
         folder = os.open(self.path(name), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         frames = Frames(target)
@@ -180,6 +186,7 @@ def _ensure_folder(path: str) -> None:
 
 
 def _remove_path(path: str) -> None:
+    """Remove a file, a link, or a folder with its content, including read-only folders."""
     if os.path.islink(path) or not os.path.isdir(path):
         os.unlink(path)
         return
@@ -201,6 +208,7 @@ def _read_options(stdin: BinaryIO) -> Any:
 
 
 def run_command(argv: list[str], stdin: BinaryIO, stdout: BinaryIO) -> None:
+    """Carry out the command line ``BASE ACCOUNT VERB [NAME]``. Raise ``Refused`` if it is not allowed."""
     base, account, verb = argv[:3]
     folders = Folders(base, account)
     if verb == "list" and len(argv) == 3:

@@ -73,6 +73,7 @@ def write_rank_script(folder: str, command: Sequence[str], environment: Mapping[
 
 
 def _format_script(command: Sequence[str], environment: Mapping[str, str], prefix: str, folder: str) -> str:
+    """Return the shell script that runs a rank in ``folder``, with this environment and the rank's variables."""
     opened = " && ".join(f'[ "${{{i}-}}" = {shlex.quote(argument)} ]' for i, argument in enumerate(LAUNCHER, 1))
     # env takes a word with = in it for a variable. Of two values for one variable it uses the last.
     arguments = [*((SHELL, "-c", 'exec "$0" "$@"') if "=" in command[0] else ()), *command]
@@ -162,6 +163,7 @@ class ExecGuard:
             _ptrace(PTRACE_CONT, pid, 0 if event else number)
 
     def _handle_exec(self, pid: int) -> None:
+        """Let a traced process run an allowed program, or kill it and report the program."""
         try:
             program = os.readlink(f"/proc/{pid}/exe")
             with open(f"/proc/{pid}/cmdline", "rb") as file:
@@ -169,7 +171,7 @@ class ExecGuard:
             is_daemon = any(name in os.path.basename(program) for name in self._names)
             if not self._daemon_pid and is_daemon and (pid == self._starter or self._argument in arguments):
                 self._daemon_pid = pid
-            if not self._daemon_pid or (is_daemon and pid == self._daemon_pid):  # series 5's mpirun executes prterun
+            if not self._daemon_pid or (is_daemon and pid == self._daemon_pid):  # mpirun of Open MPI 5 executes prterun
                 _ptrace(PTRACE_CONT, pid)
                 return
             if program == os.path.realpath(SHELL) and self._is_allowed(arguments):
@@ -188,7 +190,7 @@ class ExecGuard:
         return arguments in self._allowed or any(arguments[: len(first)] == first for first in self._launch_agents)
 
     def _clear_environment(self, pid: int) -> None:
-        """Overwrite the variables of a stopped process that are neither this site's own nor a rank's."""
+        """Overwrite the variables of a stopped process that neither this site sets nor a rank needs."""
         with open(f"/proc/{pid}/stat", "rb") as file:
             # The program's name, in parentheses, is the second field.
             fields = [b"", b"", *file.read().rpartition(b")")[2].split()]

@@ -22,7 +22,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def make_folder(base: str, token: str, node: int) -> tuple[str, int]:
-    """Create a folder; return its path and the descriptor of its locked mark, which reserves it until closed."""
+    """Create a folder; return its path and the descriptor of its mark, a file whose lock reserves it."""
     path = f"{base}/koala-{token}-{node}-{os.urandom(4).hex()}"
     os.mkdir(path, 0o700)
     mark = os.open(f"{path}/{MARK}", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -42,6 +42,7 @@ def remove_stale_folders(base: str) -> list[str]:
 
 
 def _remove_if_stale(base: str, name: str) -> bool:
+    """Remove a folder if the runner that made it was killed. Return False if it is in use, foreign or not removable."""
     try:
         folder = os.open(f"{base}/{name}", _FOLDER)
     except OSError:
@@ -69,7 +70,7 @@ def _remove_if_stale(base: str, name: str) -> bool:
 
 
 def remove_tree(folder: str) -> None:
-    """Remove a runner's folder as far as possible. Its mark is removed last. Print what cannot be removed."""
+    """Remove a runner's folder as far as possible. Its mark, a lock file, is removed last. Print what remains."""
     try:
         opened = _open(folder)
         try:
@@ -121,6 +122,7 @@ def _remove_content(folder: int, keep: str = "") -> list[tuple[str, OSError]]:
 
 
 def _open_and_list(name: str, folder: int) -> tuple[int, list[str]]:
+    """Open a subfolder of an open folder, and return its descriptor and the names in it. Raise ``OSError``."""
     inner = _open(name, folder)
     try:
         return inner, os.listdir(inner)
@@ -148,7 +150,7 @@ def _open(name: str, folder: int | None = None) -> int:
     try:
         status = os.fstat(handle)
         if status.st_uid == os.geteuid() and status.st_mode & stat.S_IRWXU != stat.S_IRWXU:
-            # By its descriptor, so that no other folder can take its place. chmod accepts that only through /proc.
+            # By its descriptor, so that no other folder can replace it. chmod accepts that only through /proc.
             os.chmod(f"/proc/self/fd/{handle}", stat.S_IMODE(status.st_mode) | stat.S_IRWXU)
         return os.open(".", _FOLDER, dir_fd=handle)
     finally:

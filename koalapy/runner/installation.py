@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from koalapy.runner.plan import Plan
 
 STARTERS = {"prterun": (5, "prted"), "orterun": (4, "orted")}
-"""Programs in mpirun's folder that show Open MPI's series and the name of its MPI daemon."""
+"""Programs in mpirun's folder that show Open MPI's series (major version) and the name of its MPI daemon."""
 MPIRUN_NAMES = {5: ("prterun", "prte"), 4: ("orterun",)}
-"""By series: other names of mpirun, or of the program that it executes."""
+"""By Open MPI's major version: other names of mpirun, or of the program that it executes."""
 NAME_VARIABLES = {"SLURM_JOBID": "0", "SLURM_NODEID": "0", "SLURMD_NODENAME": ""}
 """Variables that give an MPI daemon another name than its host's, as Slurm would."""
 NAMING = "ess_slurm"
@@ -35,7 +35,7 @@ LAUNCHES_NOTHING = {
         "pmix": "^s1,s2,cray",
     },
 }
-"""By series: parameters of every MPI daemon. It launches no other daemons and takes no files from mpirun."""
+"""By Open MPI's major version: parameters of every MPI daemon. It launches no others and takes no files from mpirun."""
 
 
 class Installation:
@@ -65,7 +65,7 @@ class Installation:
             )
 
     def version(self) -> str:
-        """Return the version that mpirun prints, or the series if it prints none."""
+        """Return the version that mpirun prints, or the series (major version) if it prints none."""
         import subprocess
 
         try:

@@ -89,6 +89,7 @@ class Loop:
         self._alarms.pop(name, None)
 
     def turn(self) -> None:
+        """Wait until a file is ready or an alarm is due, and call the callbacks."""
         self.awake(MAX_LAG)
         now = self.time()
         timeout = max(0.0, min((due for due, _ in self._alarms.values()), default=now + 60) - now)
@@ -108,7 +109,7 @@ class Loop:
 
 
 class Link:
-    """The connection to the agent, which is made again whenever it breaks.
+    """The connection to the agent, which is re-established whenever it breaks.
 
     Before the peer has proved to be our agent, the runner sends it no message and follows none of its messages.
     """
@@ -135,6 +136,7 @@ class Link:
         """This node's address on the last connection."""
 
     def connect(self) -> None:
+        """Connect to the address in the agent's file, and begin authentication. Retry later if that fails."""
         try:
             with open(self._settings.agent_file, encoding="utf-8") as file:
                 address = json.load(file)
@@ -154,7 +156,7 @@ class Link:
         self._send_line({"t": "hello", **hello})
 
     def reconnect(self) -> None:
-        """Connect again, since a silent agent may have been replaced at another address."""
+        """Replace the connection, since a silent agent may have been replaced at another address."""
         self.close()
         self.connect()
 
@@ -171,6 +173,7 @@ class Link:
         self._flush_outgoing()
 
     def close(self) -> None:
+        """Close the connection and drop unsent messages, without planning another attempt."""
         self._loop.cancel_alarm("connect")  # else it would connect twice after a reconnection
         if self._socket is not None:
             self._loop.forget(self._socket.fileno())
@@ -179,6 +182,7 @@ class Link:
         self._outgoing.clear()
 
     def _handle_ready(self, events: int) -> None:
+        """Write and read what the socket is ready for. Drop the connection if the peer has closed it or it failed."""
         if events & selectors.EVENT_WRITE:
             self._flush_outgoing()
         if events & selectors.EVENT_READ and self._socket is not None:
@@ -194,6 +198,7 @@ class Link:
                 self._drop_connection()
 
     def _receive_lines(self, data: bytes) -> None:
+        """Handle the complete lines of new data, and keep the rest. Disconnect a peer that is not our agent."""
         *lines, remainder = data.split(b"\n")
         if lines:
             lines[0], self._incoming = b"".join((*self._incoming, lines[0])), []
@@ -234,6 +239,7 @@ class Link:
         return None
 
     def _flush_outgoing(self) -> None:
+        """Send what the socket takes now, and watch the socket for the rest."""
         if self._socket is None:
             return
         try:

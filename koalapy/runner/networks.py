@@ -70,7 +70,7 @@ def is_inside(address: str, cidr: str) -> bool:
 
 
 def is_ipv4(text: str) -> bool:
-    """Return whether a text is an IPv4 address in its usual form."""
+    """Return whether a text is an IPv4 address of four decimal numbers without leading zeros."""
     try:
         return socket.inet_ntoa(socket.inet_aton(text)) == text
     except (OSError, ValueError):

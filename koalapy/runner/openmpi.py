@@ -92,7 +92,7 @@ LAUNCH_TIMEOUT = 30.0
 NOTICE_TIMEOUT = 60.0
 """Seconds in which mpirun must have noticed that one of its daemons has failed."""
 CONNECTION_LOST = (0, 205)
-"""Exit codes of mpirun that lost a daemon's connection: 0 in series 5, ORTE_ERR_COMM_FAILURE (-51) in series 4."""
+"""Exit codes of mpirun that lost a daemon's connection: 0 in Open MPI 5, ORTE_ERR_COMM_FAILURE (-51) in Open MPI 4."""
 STARTER_NAMES = ("mpirun", "mpiexec", "prterun", "prte", "prted", "orterun", "orted")
 MAX_REASON_LENGTH = 1000
 OWN_FILES = MAX_CONCURRENT_PROBES + MAX_PEERS + 64
@@ -111,7 +111,7 @@ def make_ready(node: Node, plan: Plan) -> tuple[Installation, str]:
 
 
 def refit(node: Node, plan: Plan, installation: Installation, folder: str) -> None:
-    """Prepare the environment again after the nodes' addresses have changed."""
+    """Recompute the environment after the nodes' addresses have changed."""
     node.environment = plan.environment(node.settings)
     fit_environment(node, plan, installation, folder)
 
@@ -131,9 +131,9 @@ def start_daemon(
 ) -> int:
     """Start this node's MPI daemon without a shell and return its process id.
 
-    Call it by its address if its host name is others' too: series 5 knows nodes by their names, and would have ranks
-    share memory with those of another node, or not with their neighbours. Raise ``Failure`` with ``namesakes`` when
-    the daemon cannot be given a name.
+    ``namesakes``: a description of other nodes with this host name, or empty. Open MPI 5 distinguishes nodes by name:
+    ranks on nodes of one name would share memory with another node's, or not with their neighbours'. So such a daemon
+    is named by its address. Raise ``Failure`` if it cannot be named.
     """
     name = plan.me["host"] if namesakes and installation.series >= 5 else ""
     if name and not installation.can_name():
@@ -207,6 +207,7 @@ class Follower(Role):
         self._runner.loop.set_alarm("unfit", RESEND_INTERVAL, lambda: self.report_unfit(failure))
 
     def relayed(self, sender: tuple[str, int], payload: dict[str, Any]) -> None:
+        """Carry out an order of the head node, such as to launch the MPI daemon. Ignore other nodes."""
         head = self._plan.head
         if sender != (head["token"], head["node"]):
             return  # only the head node may give orders
@@ -223,6 +224,7 @@ class Follower(Role):
             self._runner.conclude(None)
 
     def child_ended(self, pid: int, code: int) -> None:
+        """Report the end of the MPI daemon to the head node. If it was killed, conclude with an error."""
         if pid != self._pid:
             return
         self._send_end(code)
@@ -247,6 +249,7 @@ class Follower(Role):
         self._prober.send_ready()
 
     def _launch_daemon(self, parameters: object, namesakes: str) -> None:
+        """Start this node's MPI daemon unless it was started already, and acknowledge the order."""
         self._leave_preflight()
         if self._pid is None:
             plan, section = self._plan, f"clusters.{self._plan.me['cluster']}.mpi"
@@ -296,6 +299,7 @@ class Head(Role):
         self._filter = OutputFilter(runner, plan)
 
     def start(self) -> None:
+        """Start mpirun, and the pre-flight that checks the connections between nodes. Raise ``Failure``."""
         environment = self._runner.environment
         require_program(self._plan.context["command"][0], environment)
         if all(name == "lo" for _, name in socket.if_nameindex()):
@@ -312,6 +316,7 @@ class Head(Role):
         self._report_when_all_started()
 
     def _start_mpirun(self, folder: str) -> None:
+        """Start mpirun with a launch agent in ``folder``, through which it asks this runner to start MPI daemons."""
         self._by_host = {n["host"]: i for i, n in enumerate(self._plan.nodes)}
         self._launch_requests = LaunchRequests(self._runner.loop, folder, list(self._by_host), self._launch_requested)
         options = self._installation.mpirun_options(self._launch_requests.agent, len(self._plan.nodes))
@@ -331,6 +336,7 @@ class Head(Role):
             self._launch_requests = None
 
     def relayed(self, sender: tuple[str, int], payload: dict[str, Any]) -> None:
+        """Handle another node's report: launched, ready, reached, unfit or ended. Raise ``ValueError`` if invalid."""
         sender_index, op = self._plan.index_of(sender), payload["op"]
         if op == "undelivered":
             self._refusal = str(payload["reason"])[:MAX_REASON_LENGTH]
@@ -358,6 +364,7 @@ class Head(Role):
             self._daemon_ended(index, payload["code"])
 
     def child_ended(self, pid: int, code: int) -> None:
+        """Record the end of mpirun or of this node's MPI daemon, and conclude if it is the last."""
         if pid == self._local:
             self._daemon_ended(self._plan.index, code)
         elif pid == self._mpirun:
@@ -375,9 +382,10 @@ class Head(Role):
         return self._filter.take_withheld(self._mpirun, stopped=stopped)
 
     def close(self) -> None:
+        """Cancel alarms and let launch agents end. Kill mpirun if it is giving up by itself."""
         self._filter.close()
         if self._filter.is_giving_up and self._code is None:
-            os.kill(self._mpirun, signal.SIGKILL)  # it is giving up already, and series 4 crashes on SIGTERM
+            os.kill(self._mpirun, signal.SIGKILL)  # it is giving up already, and Open MPI 4 crashes on SIGTERM
         if self._launch_requests is not None:
             self._launch_requests.close()
             self._launch_requests = None
@@ -389,6 +397,7 @@ class Head(Role):
         self._runner.loop.cancel_alarm("notice")
 
     def _start_launches(self) -> None:
+        """Launch the MPI daemons that waited for the pre-flight. Restart mpirun if it was killed for new addresses."""
         if self._preflight is not None:
             self._namesakes = self._preflight.namesakes
         self._preflight = None
@@ -401,6 +410,10 @@ class Head(Role):
             self._launch_requested(host, command)
 
     def _launch_requested(self, host: str, command: str) -> None:
+        """Start the MPI daemon that mpirun requests on a host, here or through that node's runner.
+
+        During the pre-flight the request waits. ``command`` is the shell command that mpirun would run on the host.
+        """
         index = self._by_host[host]
         if self._preflight is not None:
             self._waiting.append((host, command))

@@ -48,7 +48,7 @@ class Block:
         self.path, self.data = path, None
 
     def load(self, secret: bytes) -> bytearray:
-        """Return the bytes, or a message in their place if the file is lost or was changed."""
+        """Return the bytes, or a message of that length if the file is lost or was changed."""
         if self.data is None:
             try:
                 with open(self.path, "rb") as file:
@@ -91,11 +91,12 @@ class Output:
 
     @property
     def full(self) -> bool:
-        """Whether the program must wait, since the agent is slow or away and the space is used up."""
+        """Whether the program must wait, since the agent is slow or unreachable and the space is used up."""
         in_memory = sum(len(block.data) for block in self._blocks if block.data)
         return self.total - self.start > self._spill_limit or in_memory > self._memory
 
     def append(self, data: bytes) -> None:
+        """Add new output of the program at the end. Write full blocks to files, except the first block."""
         if not self._blocks or self._blocks[-1].data is None or self._blocks[-1].size >= self._block:
             self._blocks.append(Block(self.total))
         last = self._blocks[-1]

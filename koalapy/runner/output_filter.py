@@ -18,7 +18,7 @@ NOISE = re.compile(
 """Messages of Open MPI that are removed from the output:
 
 - a warning about a harmless race between mpirun and its launch agent;
-- an error of series 5 in each rank that creates a window, on nodes without a UCX network. It may appear between a
+- an error of Open MPI 5 in each rank that creates a window, on nodes without a UCX network. It may appear between a
   line's text and its newline if a program writes the two separately;
 - a failed write of mpirun to an MPI daemon that has ended. The runner reports the lost daemon itself, and a stopped
   job has daemons that end before mpirun does."""
@@ -31,10 +31,10 @@ GIVING_UP = RULE + (
     rb"processes exited))"
 )
 WHOLE_MESSAGE = re.compile(GIVING_UP + rb".*?(?:\Z|" + RULE + rb"\0?)", re.MULTILINE | re.DOTALL)
-"""A message of mpirun about a lost daemon or a failed rank. Series 5 writes a zero byte at its end."""
+"""A message of mpirun about a lost daemon or a failed rank. Open MPI 5 writes a zero byte at its end."""
 CRASH = rb"\*\*\* Process received signal "
 PAUSE = 0.2
-"""Seconds to wait for more after a line that may begin such a message: series 5 writes each line separately."""
+"""Seconds to wait for more after a line that may begin such a message: Open MPI 5 writes each line separately."""
 HOLD = 10.0
 """Maximum time in seconds to withhold such a message, until the job may be stopped.
 

@@ -40,12 +40,12 @@ REQUIRED = {
         "orte_node_regex": r"[A-Za-z0-9_][A-Za-z0-9_.:,@()\[\]-]{0,65535}",
     },
 }
-"""Required parameters by series: job, number and count of the daemons, and the addresses of ``mpirun``."""
+"""Required parameters by Open MPI's major version: job, number and count of daemons, and addresses of ``mpirun``."""
 SHARED = {
     5: {"rml_base_radix": _NUMBER, "routed_radix": _NUMBER},
     4: {"routed": "binomial|debruijn|direct|radix", "routed_radix": _NUMBER},
 }
-"""Parameters by series that all daemons of a job share: the routing of messages between them."""
+"""Parameters by Open MPI's major version that all daemons of a job have in common: the routing of messages."""
 
 
 def select_parameters(series: int, command: str) -> dict[str, str]:
@@ -122,7 +122,7 @@ OF_PRRTE = (
     "schizo",
     "state",
 )
-"""Name prefixes of PRRTE's parameters in series 5. Those in ``OF_PMIX`` belong to PMIx, all others to Open MPI."""
+"""Name prefixes of PRRTE's parameters in Open MPI 5. Those in ``OF_PMIX`` belong to PMIx, all others to Open MPI."""
 PREFER_ROMIO = {"OMPI_MCA_io_ompio_priority": "1"}
 """Select ROMIO for MPI-IO. The other implementation, ompio, hangs if some ranks can open a file and others cannot, as
 on clusters without a common file system. With ROMIO all ranks fail."""
@@ -158,6 +158,7 @@ def prepare(environment: dict[str, str], installation: Installation, plan: Plan)
 
 
 def _derive_parameters(environment: dict[str, str], series: int, plan: Plan) -> dict[str, str]:
+    """Return the variables that set Open MPI's networks, ports and configured parameters on this node."""
     control = "PRTE_MCA_" if series >= 5 else "OMPI_MCA_"
     on_loopback = plan.me["host"].startswith("127.")
     parameters = dict(PREFER_ROMIO) if plan.spans_clusters else {}
@@ -204,7 +205,7 @@ def _variable_name(parameter: str, series: int) -> str:
 
 
 def rank_environment(environment: dict[str, str], installation: Installation) -> dict[str, str]:
-    """Return the environment of this node's ranks: the node's own, with the libraries of its Open MPI first."""
+    """Return the environment of this node's ranks: that of the node, with the libraries of its Open MPI first."""
     variables = {"PATH": os.defpath, **environment}
     folders = [f"{installation.prefix}/{name}" for name in ("lib", "lib64")] if installation.prefix != "/usr" else []
     libraries = [f for f in folders if os.path.isdir(f)] + [variables.pop("LD_LIBRARY_PATH", "")]

@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 
 PLAIN = re.compile(r"[A-Za-z0-9_:][A-Za-z0-9_.:%-]{0,254}", re.ASCII)
-"""Form of an address: those that other nodes send are used in file names and on mpirun's command line."""
+"""Pattern of an address: those that other nodes send are used in file names and on mpirun's command line."""
 
 
 class Plan:
-    """The nodes and programs of a job, and this node's place among them."""
+    """The nodes and programs of a job, and which of these nodes this one is."""
 
     def __init__(self, message: dict[str, Any], token: str, node: int) -> None:
         self.message = message
@@ -108,18 +108,20 @@ class Plan:
 
 
 class Role:
-    """The part of a node once the barrier is open."""
+    """A node's part in the program from the time at which all nodes have reported and the barrier is open."""
 
     def __init__(self, runner: Node, plan: Plan) -> None:
         self._runner, self._plan = runner, plan
 
     def start(self) -> None:
+        """Start this node's part of the program. Raise ``Failure``."""
         raise NotImplementedError
 
     def relayed(self, sender: tuple[str, int], payload: dict[str, Any]) -> None:
         """Handle a message of another node of the job."""
 
     def child_ended(self, pid: int, code: int) -> None:
+        """Handle the end of a child process; ``code``: its exit code, or minus the signal that killed it."""
         raise NotImplementedError
 
     def is_starter(self, pid: int) -> bool:

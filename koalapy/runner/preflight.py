@@ -73,6 +73,7 @@ class ProbeListener:
         self._listener.close()
 
     def _accept_peer(self, _events: int) -> None:
+        """Accept a connection and answer it. Close the oldest connection if there are too many."""
         try:
             peer, address = self._listener.accept()
         except OSError:
@@ -123,6 +124,7 @@ class ProbeRound:
             self._on_end(self._failures)
 
     def _start_probe(self, number: int) -> None:
+        """Begin to connect to a node's listener without waiting, or record why that fails at once."""
         host, port, _ = self._listeners[number]
         connection = socket_for(host)
         # Close with a reset, so that the port does not stay in TIME_WAIT: ranks may need it next.
@@ -142,6 +144,7 @@ class ProbeRound:
         self._loop.set_alarm(f"probe-{number}", CONNECT_TIMEOUT, lambda: self._finish_probe(number, "timed out"))
 
     def _handle_connected(self, number: int) -> None:
+        """Wait for the listener's reply, or record why the connection failed."""
         connection, _ = self._open[number]
         if code := connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             self._finish_probe(number, os.strerror(code).lower())
@@ -150,6 +153,7 @@ class ProbeRound:
             self._loop.watch(connection.fileno(), lambda _: self._read_reply(number))
 
     def _read_reply(self, number: int) -> None:
+        """Read the listener's reply. Once it is complete, check the nonce and the address that the listener saw."""
         connection, reply = self._open[number]
         try:
             data = connection.recv(MAX_REPLY_SIZE)
@@ -331,6 +335,7 @@ class Preflight:
         self._wait_for_nodes()
 
     def _send_probes(self) -> None:
+        """Send all nodes' ports to each node that has not reported its result, so that it probes them."""
         listeners = [(self._ready[i]["port"], self._ready[i]["word"]) for i in range(len(self._plan.nodes))]
         for index, node in enumerate(self._plan.nodes):
             if index in self._failures:
@@ -341,7 +346,7 @@ class Preflight:
                 self._runner.relay(node["token"], node["node"], {"op": "probe", "way": self._route, "doors": listeners})
 
     def _compare_nodes(self) -> None:
-        """Raise ``Failure`` if the nodes have different series of Open MPI, and find equal host names."""
+        """Raise ``Failure`` if the nodes have different major versions of Open MPI, and find equal host names."""
         head = self._ready[self._plan.index]
         for index, node in self._ready.items():
             if node["series"] != head["series"]:
@@ -361,6 +366,7 @@ class Preflight:
                 )
 
     def _evaluate_failures(self) -> None:
+        """Act on the results of all nodes: go on if there is no failure, else try another route or report the error."""
         failed = [(i, int(j), reason) for i, pairs in sorted(self._failures.items()) for j, reason in pairs]
         if not failed:
             self.close()
@@ -389,6 +395,7 @@ class Preflight:
         self._reporter = target if target in faulty else source
 
     def _try_route(self, networks: list[str], hosts: list[str]) -> None:
+        """Repeat the pre-flight with other addresses. ``hosts`` has one for each node, in the plan's order."""
         if not self._route:
             self._on_move()
         self._prober.close()

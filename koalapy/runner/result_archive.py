@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 MAX_DEPTH = 100
 CONTENT = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-"""Flags to open content with; a pipe in place of a file must not block the reader."""
+"""Flags to open content with; a pipe instead of a file must not block the reader."""
 
 
 class Patterns:

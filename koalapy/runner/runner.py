@@ -1,7 +1,8 @@
 """Run one node's part of a component: report to the agent, wait at the barrier, start the program, end its processes.
 
-A runner is started for every node of every job, so this package imports little and only from the standard library. It
-is started as ``python -I -S runner.py node``, or by calling ``main`` in a fork of a process that has imported it.
+The barrier holds the program until all nodes of the job have reported. A runner is started for every node of every job,
+so this package imports little and only from the standard library. It is started as ``python -I -S runner.py node``, or
+by calling ``main`` in a fork of a process that has imported it.
 """
 
 from __future__ import annotations
@@ -95,6 +96,7 @@ class Runner:
         os.set_blocking(self._writing, True)
 
     def run(self) -> int:
+        """Serve the agent until it acknowledges the result, and return 0; return 1 if delivery is given up."""
         self._watch_signals()
         self.loop.watch(self._reading, self._read_output)
         if self.settings.lrm_pipe >= 0:
@@ -115,7 +117,7 @@ class Runner:
         return self._status
 
     def _report_failure(self, error: Exception) -> None:
-        """Conclude with an error. After the program has ended, raise unexpected errors again."""
+        """Conclude with an error. After the program has ended, re-raise unexpected errors."""
         if isinstance(error, Failure):
             self.conclude(error.code, error.message, infrastructure=error.code is None)
         elif self._result is not None:
@@ -141,6 +143,7 @@ class Runner:
             raise Failure(f"cannot run {command[0]}: {error.strerror}", 126) from error
 
     def make_folder(self) -> str:
+        """Create a folder for this run below ``TMPDIR``, and remove those of killed runners. Raise ``Failure``."""
         base = self.environment.get("TMPDIR", "/tmp")
         remove_stale_folders(base)
         try:
@@ -150,6 +153,7 @@ class Runner:
         return self._folder
 
     def report_running(self) -> None:
+        """Report once to the agent that the program runs, and start the timers of its warning and its walltime."""
         if self._phase == "opened":
             self._phase = "running"
             self._link.send({"t": "running"})
@@ -161,6 +165,7 @@ class Runner:
                 self.loop.set_alarm("walltime", walltime, self._check_walltime)
 
     def relay(self, token: str, node: int, payload: dict[str, Any]) -> None:
+        """Send a message to another node of the job by way of the agents. It may get lost."""
         self._link.send({"t": "relay", "token": token, "node": node, "payload": payload})
 
     def conclude(
@@ -218,7 +223,7 @@ class Runner:
         self.loop.set_alarm("silence", self.settings.agent_timeout / RECONNECTS_PER_TIMEOUT, self._reconnect_link)
 
     def _reconnect_link(self) -> None:
-        """Connect again, since a silent connection may be dead."""
+        """Reconnect, since a silent connection may be dead."""
         self.loop.set_alarm("silence", self.settings.agent_timeout / RECONNECTS_PER_TIMEOUT, self._reconnect_link)
         self._link.reconnect()
 
@@ -249,7 +254,7 @@ class Runner:
         if self._result is not None:
             return
         if self._lease_is_over:
-            if self._clock() >= self._lease_grace_ends:  # the alarm alone would be late: it stops with this process
+            if self._clock() >= self._lease_grace_ends:  # the alarm may be late: it stops with this process
                 self._conclude_lease()
             return
         if remaining > 0:
@@ -290,6 +295,7 @@ class Runner:
             self._conclude_lease()
 
     def _conclude_lease(self) -> None:
+        """End the program with an error, since the daemon was silent for longer than the lease."""
         if self._result is not None:
             return
         silence = f"the daemon was silent for {self._silence.silence:.0f} s"
@@ -311,6 +317,7 @@ class Runner:
             self.conclude(WALLTIME_CODE)
 
     def _receive_message(self, message: dict[str, Any]) -> None:
+        """Act on a message of the agent, and ignore one that does not fit the current phase."""
         kind = message["t"]
         if kind == "welcome":
             self.settings.lease = message["lease"]
@@ -336,7 +343,7 @@ class Runner:
         elif kind == "relay":
             self._handle_relay(message)
         elif kind == "refused" and self._phase == "waiting":
-            self._status = 1  # another runner has this place: leave its files alone
+            self._status = 1  # another runner serves this node: do not touch its files
         elif kind == "refused":
             self._stop_rejected()
         elif kind == "stop":
@@ -352,6 +359,7 @@ class Runner:
             self._give_up()
 
     def _release_output(self, offset: int) -> None:
+        """Discard output before ``offset``, which the agent has stored, then read and send more."""
         if offset > self._output.start and self._phase == "ended":
             self._await_delivery()  # the agent is taking it
         self._output.acknowledge(offset)
@@ -360,6 +368,7 @@ class Runner:
         self._send_output()
 
     def _handle_relay(self, message: dict[str, Any]) -> None:
+        """Pass another node's message to this node's role. Print the error of an invalid one."""
         payload, sender = message["payload"], (message["sender"], message["sender_node"])
         is_daemon_end = payload.get("op") == "daemon_ended"
         if self._role is not None and (is_daemon_end or self._phase in ("opened", "running")):
@@ -371,6 +380,7 @@ class Runner:
                 print(f"koala runner: {sender} sent an invalid message: {error!r}", file=sys.stderr)
 
     def _start_program(self, message: dict[str, Any]) -> None:
+        """Start this node's part of the program as the agent's message describes it."""
         plan = Plan(message, self.settings.token, self.settings.node)
         self._phase, self._warning, self._plan = "opened", message.get("warning"), message
         self.environment = plan.environment(self.settings)
@@ -468,6 +478,7 @@ class Runner:
             self._link.send({"t": "exit", **(self._result or {})})
 
     def _watch_signals(self) -> None:
+        """Let the event loop handle ended children, and the signals by which resource managers end a runner."""
         reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         for number in (signal.SIGCHLD, *END_SIGNALS):
@@ -476,6 +487,7 @@ class Runner:
         self.loop.watch(reading, lambda _events: self._handle_signals(os.read(reading, 4096)))
 
     def _handle_signals(self, numbers: bytes) -> None:
+        """Stop the program if the resource manager ends this runner, and reap ended children."""
         if any(number in numbers for number in END_SIGNALS):
             self._delivery_timeout = STOP_GRACE
             self._stop_now()
@@ -505,6 +517,7 @@ class Runner:
         self.loop.set_alarm("sweep", 0.05, self._end_processes)
 
     def _finish_program(self) -> None:
+        """Take the rest of the output, clean up, and deliver the result, once no process remains."""
         while self._read_once():
             pass
         if self._role is not None:

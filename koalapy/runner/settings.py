@@ -39,7 +39,7 @@ class Failure(Exception):
 
 
 class SecretGone(Exception):
-    """The node's secret was taken already: another runner runs in this place and must not be disturbed."""
+    """The node's secret was taken already: another runner serves this node and must not be disturbed."""
 
 
 class Settings:

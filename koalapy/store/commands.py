@@ -1,4 +1,4 @@
-"""The outbox in SQL: commands, and the plans that commands of one attempt share."""
+"""The outbox in SQL: commands, and the plans that all commands of an attempt refer to."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping

@@ -134,6 +134,7 @@ def file_of(url: str | None) -> Path | None:
 
 
 def _no_database(url: str) -> UsageError:
+    """Return the error for a URL that names no supported database."""
     kind = url.partition(":")[0]
     return UsageError(
         f"database: {kind}:… is not a database that koala knows",
@@ -172,6 +173,7 @@ def _sqlite_engine(url: URL, **options: Any) -> Engine:
 
     @event.listens_for(engine, "connect")
     def _set_up(connection: Any, _: object) -> None:
+        """Set a new connection's transaction mode, timeout and durability."""
         connection.isolation_level = None  # otherwise the driver begins a transaction only at the first change
         connection.execute(f"PRAGMA busy_timeout={SQLITE_BUSY_TIMEOUT}").close()
         if connection.execute("PRAGMA page_count").fetchone()[0] == 0:

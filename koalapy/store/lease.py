@@ -41,7 +41,7 @@ class Lease:
         self._batch = 0
         """Number of the last batch that is known to be stored."""
         self._rising = 0
-        """The epoch that ``raise_epoch`` is writing, which may already be stored."""
+        """The epoch (number of the lease's holder) that ``raise_epoch`` is writing, which may already be stored."""
         self.holder = f"{socket.gethostname()}:{os.getpid()}:{_boot_of(os.getpid())}"
         odd = self._try_to_acquire()
         if odd is not None:
@@ -129,8 +129,8 @@ class Lease:
     def _check_lease(self, connection: Connection, *, to_change: bool = False) -> int:
         """Return the number of the last stored batch, and lock the row until the transaction ends.
 
-        Raise ``LeaseLost`` if another daemon has a newer epoch. Raise ``StoreUnavailable`` if the content is older than
-        the last commit, as after a copy was restored.
+        Raise ``LeaseLost`` if another daemon has taken the lease. Raise ``StoreUnavailable`` if the content is older
+        than the last commit, as after a copy was restored.
         """
         query = select(lease.c.epoch, lease.c.holder, lease.c.batch).with_for_update(read=not to_change)
         row = connection.execute(query).one()
@@ -141,7 +141,7 @@ class Lease:
         return int(row.batch)
 
     def raise_epoch(self, epoch: int) -> None:
-        """Store a higher epoch.
+        """Store a higher epoch, the number that each new holder of the lease increments.
 
         May be repeated if the result is unknown. Raise ``LeaseLost`` if another daemon has taken over.
         """

@@ -1,4 +1,4 @@
-"""Find pages of jobs by indices alone, so that the cost does not grow with the number of jobs.
+"""Find pages of jobs through indices only, so that the cost does not grow with the number of jobs.
 
 Each filter field has an index that orders its jobs. For a filter with several fields, jobs are read from the index that
 reaches farthest back, some hundred at a time. They are then checked against the other fields.
@@ -75,6 +75,10 @@ def newest_of(owner: str, limit: int) -> Select[Any]:
 
 
 def _search_source(connection: Connection, job_filter: JobFilter, source: Source) -> tuple[list[JobId], JobId | None]:
+    """Return the ids from a source that match the filter, and ``before`` for the next page; None on the last page.
+
+    The page ends early after ``MAX_LOOKED_AT`` jobs, so it may have fewer ids than the limit, or none.
+    """
     ids: list[JobId] = []
     before, looked_at, window = job_filter.before, 0, FIRST_WINDOW
     while True:
@@ -107,6 +111,7 @@ def _select_farthest(connection: Connection, sources: list[Source], before: JobI
 
 
 def _sources_for(connection: Connection, job_filter: JobFilter) -> list[Source]:
+    """Return a source for each filter field with an index; all matching jobs are in every source."""
     sources = [
         _in_order([jobs.c[name] == value])
         for name in ("application", "priority", "name")
@@ -150,6 +155,8 @@ def _restart_counts(connection: Connection, minimum: int, maximum: int | None) -
 
 
 def _in_order(alternatives: list[ColumnElement[bool]]) -> Source:
+    """Return a source of the jobs that meet at least one of the conditions."""
+
     def source(before: JobId | None, limit: int) -> Select[Any]:
         return _merge_queries(
             [_limit_page(select(jobs.c.id).where(condition), jobs.c.id, before, limit) for condition in alternatives],
@@ -184,6 +191,7 @@ def _merge_queries(queries: list[Select[Any]], limit: int) -> Select[Any]:
 
 
 def _conditions_for(job_filter: JobFilter) -> list[ColumnElement[bool]]:
+    """Return the SQL conditions that a job must all meet to match the filter."""
     conditions: list[ColumnElement[bool]] = []
     if job_filter.states:
         conditions.append(jobs.c.state.in_(job_filter.states))

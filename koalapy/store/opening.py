@@ -73,6 +73,7 @@ def migrate(engine: Engine, revision: str = "head") -> None:
 
 
 def _unknown_revision(revision: str) -> UsageError:
+    """Return the error for a database of an unreleased version, or of a later one than this."""
     if UNRELEASED.fullmatch(revision):
         message = f"the database has the revision {revision}, of a version of koalapy before the first release"
         hint = (

@@ -141,6 +141,7 @@ class FileOutput:
         return self._directory / str(parse_token(token)[0])
 
     def _list_segments(self, token: Token) -> list[Segment]:
+        """Return the segments of a component's output in order, from the names and sizes of its files."""
         folder = self._folder_of(token)
         try:
             names = os.listdir(folder)
@@ -156,6 +157,7 @@ class FileOutput:
         return segments
 
     def _append_pieces(self, token: Token, stream: Stream, pieces: Sequence[OutputPiece]) -> None:
+        """Store new bytes durably, up to the first piece before which bytes have yet to arrive."""
         with _Writing(self._folder_of(token)) as writing:
             for piece in pieces:
                 if piece.offset - piece.missing > stream.end:
@@ -166,6 +168,7 @@ class FileOutput:
         self._drop_middle(stream)
 
     def _write_data(self, token: Token, stream: Stream, position: int, data: bytes, writing: "_Writing") -> None:
+        """Write bytes at a position at or after the end of the output, divided into segments of bounded size."""
         while data or position > stream.end:
             last = stream.segments[-1] if stream.segments else None
             if last is None or last.end != position or position == self.head or last.end - last.start >= self._segment:
@@ -200,6 +203,7 @@ class _Writing:
         return self
 
     def create(self, path: Path) -> None:
+        """Open a new file, in a folder that is created if needed. An error in the ``with`` block deletes it."""
         if not self._folder.is_dir():
             # Another component of the job may create it at the same time.
             self._folder.mkdir(mode=0o700, exist_ok=True)
@@ -208,6 +212,7 @@ class _Writing:
         self._before[path] = -1
 
     def write(self, path: Path, offset: int, data: bytes) -> None:
+        """Write bytes at an offset of a file. An error in the ``with`` block restores its previous length."""
         if path not in self._open:
             self._open[path] = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
             self._before[path] = offset

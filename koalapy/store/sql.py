@@ -79,6 +79,7 @@ class SqlStore:
         self._plans.note(batch)
 
     def _write_batch(self, connection: Connection, batch: Batch) -> None:
+        """Write all records of a batch in an open transaction, and delete acknowledged commands."""
         self._write_jobs(connection, batch.jobs.values())
         self._write_attempts(connection, batch.attempts)
         _insert_rows(connection, tables.timeline, [rows.entry_to_row(entry) for entry in batch.timeline])
@@ -100,6 +101,7 @@ class SqlStore:
         add_batch(connection, batch)
 
     def _write_jobs(self, connection: Connection, jobs: Iterable[Job]) -> None:
+        """Insert new jobs, update those stored before, and write their attempts that have changed."""
         new: list[Job] = []
         old: list[Job] = []
         for job in jobs:
@@ -116,6 +118,7 @@ class SqlStore:
         self._write_attempts(connection, changed)
 
     def _write_attempts(self, connection: Connection, tried: Sequence[tuple[JobId, Attempt]]) -> None:
+        """Insert or replace attempts, and those of their components that have changed since they were last stored."""
         upsert(connection, tables.attempts, [rows.attempt_to_row(job, attempt) for job, attempt in tried])
         components = [
             rows.component_to_row(job, attempt.generation, component)
@@ -164,6 +167,7 @@ class SqlStore:
             return jobs[0] if jobs else None
 
     def page(self, job_filter: JobFilter) -> JobPage:
+        """Return a page of the jobs that match a filter, newest first, limited in number and bytes."""
         with self.database.reading() as connection:
             ids, before = page_of_ids(connection, job_filter)
             fitting = within_page_bytes(connection, ids, self._max_page_bytes)
@@ -173,7 +177,7 @@ class SqlStore:
             return JobPage(jobs_of(connection, query) if fitting else [], before)
 
     def timeline(self, job: JobId, after: int = 0, limit: int | None = None) -> list[TimelineEntry]:
-        # Entries before the page are skipped by the index alone.
+        # Entries before the page are skipped through the index only.
         ids = select(tables.timeline.c.id).where(tables.timeline.c.job_id == job).order_by(tables.timeline.c.id)
         page = ids.offset(after).limit(limit).subquery()
         query = select(tables.timeline).join(page, page.c.id == tables.timeline.c.id).order_by(page.c.id)
@@ -219,6 +223,7 @@ def jobs_of(connection: Connection, query: Any) -> list[Job]:
 
 
 def _last_attempts(connection: Connection, ids: list[JobId]) -> dict[tuple[JobId, int], Attempt]:
+    """Return the last attempt of each of some jobs with its components, by job id and generation."""
     jobs, attempts, components = tables.jobs.c, tables.attempts.c, tables.components.c
     of_component = (components.job_id == jobs.id) & (components.generation == jobs.generation)
     of_attempt = (attempts.job_id == jobs.id) & (attempts.generation == jobs.generation)

@@ -1,4 +1,4 @@
-"""The SQL tables; ``migrations/`` creates the same ones. Times are seconds since the epoch, as floats."""
+"""The SQL tables; ``migrations/`` creates the same ones. Times are seconds since 1970, as floats."""
 
 from dataclasses import fields
 from enum import StrEnum
@@ -272,7 +272,8 @@ outbox = Table(
     Column("written_at", Float, nullable=False),
 )
 
-# The plans in commands that open barriers; all components of an attempt share one plan.
+# The plans in commands that start a job's programs, once all its nodes have reported. All components of an attempt have
+# the same plan.
 plans = Table(
     "plans",
     metadata,
@@ -422,7 +423,7 @@ runs = Table(
     Column("run", JSON, nullable=False),
 )
 
-# Daily figures by day since the epoch: of the grid, and by cluster, user, policy and priority.
+# Daily figures by day since 1970-01-01: of the grid, and by cluster, user, policy and priority.
 days = Table(
     "days",
     metadata,

@@ -16,9 +16,9 @@ from koalapy.store.tables import days as day_table
 USERS = jobs.c.internal == false()
 """Condition for jobs of users. The daemon's own jobs, such as network measurements, do not count as use."""
 THEIRS_ARE_USERS = case((jobs.c.internal, 1), else_=0) == 0
-"""The same condition, for queries that find jobs by their components. Its form prevents the use of an index on jobs."""
+"""The same condition, for queries that find jobs by their components. It is written to use no index on jobs."""
 NO_ORDER = components.c.cluster.concat("")
-"""The cluster, in a form that prevents the use of an index on components for its order."""
+"""The cluster, written so that no index on components is used for its order."""
 
 
 def usage_between(connection: Connection, start: float, end: float) -> Usage:
@@ -56,6 +56,8 @@ def _by_days(connection: Connection, start: float, now: float) -> Usage:
 
 
 def _means_of(sums: Figures) -> MeanTimes:
+    """Convert sums of seconds to means; a mean of no values is None."""
+
     def mean(total: float, count: int) -> float | None:
         return total / count if count else None
 
@@ -85,7 +87,7 @@ def _ended_of_live(start: float, end: float) -> Select[str, float]:
 
 
 def _node_seconds(start: float, until: ColumnElement[float]) -> ColumnElement[float]:
-    """Return the node-seconds of components between ``start``, or a later claim, and ``until``."""
+    """Return the node-seconds of components until a time, from ``start`` or the later reservation of their nodes."""
     claimed = components.c.claimed_at
     since = case((claimed > start, claimed), else_=start)
     return func.sum(components.c.size * (until - since))
@@ -119,6 +121,7 @@ def _ended_jobs(connection: Connection, start: float, end: float) -> tuple[dict[
 
 
 def _mean_times(connection: Connection, start: float, end: float) -> dict[Priority, MeanTimes]:
+    """Return mean times in seconds, by priority, of jobs that ran and ended between two times."""
     last = (attempts.c.job_id == jobs.c.id) & (attempts.c.generation == jobs.c.generation)
     job, attempt = jobs.c, attempts.c
     query = select(

@@ -88,7 +88,7 @@ def open_own_folder(directory: Path, *, make: bool = False) -> int:
 
 
 def make_private_file(path: Path) -> None:
-    """Create an empty file if there is none, and take all permissions of others away. Raise ``OSError``."""
+    """Create an empty file if there is none, and remove all permissions of others. Raise ``OSError``."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         restrict_to_owner(descriptor)
@@ -102,7 +102,7 @@ def open_owner_only(path: str, flags: int) -> int:
 
 
 def restrict_to_owner(descriptor: int) -> None:
-    """Take the permissions of group and others from an open file, if this account owns it."""
+    """Remove the permissions of group and others from an open file, if this account owns it."""
     status = os.fstat(descriptor)
     if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) & FOR_OTHERS:
         os.fchmod(descriptor, stat.S_IMODE(status.st_mode) & ~FOR_OTHERS)

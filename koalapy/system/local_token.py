@@ -68,7 +68,7 @@ def load_or_make_token(data_dir: Path) -> tuple[str, str]:
 
 
 def account_directory(kind: str) -> Path | None:
-    """Return the directory of one kind of state that commands of this account share; None without a home.
+    """Return the directory of one kind of state that all commands of this account use; None without a home.
 
     Its name includes the machine's, since machines may share a home.
     """
@@ -93,7 +93,7 @@ class Registration:
     """The entries of a running daemon in the register, until ``close``."""
 
     def __init__(self, token: str, addresses: Iterable[tuple[str, int]], certificate: Path | None = None) -> None:
-        """Write an entry for each address. ``certificate`` is the file with the daemon's own, if it speaks TLS.
+        """Write an entry for each address. ``certificate``: the file with the daemon's certificate for TLS.
 
         Raise ``OSError`` if the register cannot be written, and ``UsageError`` if other accounts could write to it.
         """
@@ -165,6 +165,7 @@ def find_token(host: str, port: int) -> TokenSearch:
 
 
 def _read_entry(name: str, folder: int) -> TokenSearch:
+    """Return the token in an entry of the open register, or the reason why this client cannot use it."""
     try:
         descriptor, text = read_private_file(name, folder)
     except FileNotFoundError:
@@ -198,6 +199,7 @@ def format_address(host: str, port: int) -> str:
 
 
 def _is_entry_of_running_daemon(name: str, folder: int) -> bool:
+    """Return whether the daemon that wrote an entry runs; False for an entry that cannot be read."""
     try:
         descriptor, _ = read_private_file(name, folder)
     except (OSError, ValueError):

@@ -109,6 +109,7 @@ SYSTEM_TRUST = Trust()
 
 
 def _read_certificates(path: Path) -> str:
+    """Return the content of a PEM file with certificates. Raise ``OSError`` if it has none or cannot be read."""
     try:
         text = path.read_text(encoding="ascii")
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=text)
@@ -139,6 +140,7 @@ def explain_tls_error(error: BaseException, host: str) -> tuple[str, str] | None
 
 
 def _explain_rejected_certificate(error: ssl.SSLCertVerificationError, host: str) -> tuple[str, str]:
+    """Return why a client rejected a daemon's certificate, and a hint about what to do."""
     code = error.verify_code
     if code == _EXPIRED:
         return "its certificate has expired", "renew it; the daemon loads the new files by itself"
