@@ -93,7 +93,7 @@ class Accounts:
         return "" if self._identity == "own" and local_user == account_name(self.own_uid) else local_user
 
     def admit(self, user: str) -> None:
-        """Raise ``SiteRejected`` for an account that the cluster's identity excludes. It looks nothing up."""
+        """Raise ``SiteRejected`` if the cluster's identity setting excludes an account. Do not look the account up."""
         if self._identity == "own" and user:
             raise self._rejection(
                 f"jobs on {self._cluster} run only as {account_name(self.own_uid)}, not as {user!r}",
@@ -164,6 +164,7 @@ def detect_switch_method() -> SwitchMethod:
 
 
 def _may_change_account() -> bool:
+    """Return whether this process has the capabilities to run commands as other accounts."""
     status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
     match = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
     required = CAP_SETGID | CAP_SETUID
@@ -355,12 +356,14 @@ class AccountProcess(io.RawIOBase):
         self._errors.close()
 
     def _read(self) -> bytes:
+        """Wait for output of the process and return some; empty at the end. Raise ``SiteUnavailable`` if it stalls."""
         while True:
             self._wait(self._out, writing=False)
             with contextlib.suppress(BlockingIOError):
                 return os.read(self._out, CHUNK_BYTES)
 
     def _wait(self, descriptor: int, *, writing: bool) -> None:
+        """Wait until a pipe can be read or written. Raise ``SiteUnavailable`` if the process stalls."""
         poll = select.poll()
         poll.register(descriptor, select.POLLOUT if writing else select.POLLIN)
         if not poll.poll(self._stall_s * 1000):

@@ -90,6 +90,7 @@ class LoginServer:
             log.warning("not every user of this host can log in", action="login-socket", reasons=failures, hint=hint)
 
     def close(self) -> None:
+        """Stop listening for logins, remove the socket, and fail the pending logins."""
         if self._server is not None:
             self._server.close()
         if self._bound is not None:
@@ -97,6 +98,7 @@ class LoginServer:
         self.lost()
 
     def welcomed(self, message: Welcome) -> None:
+        """Allow logins: the daemon has accepted this agent and named the URL for users."""
         self._connected.set()
         self._users_url = message.users_url or self._url
         self._ca = self._trust.shared_authorities()
@@ -233,6 +235,7 @@ class BoundSocket:
             raise
 
     def close(self) -> None:
+        """Close the socket and remove it, unless another one has replaced it."""
         with suppress(OSError):
             current = os.stat(self._name, dir_fd=self._folder, follow_symlinks=False)
             if os.path.samestat(current, self._created):
@@ -268,6 +271,7 @@ async def _account_name(uid: int) -> str:
 
 
 async def _send(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
+    """Send a message as a line of JSON. Raise ``TimeoutError`` if the client does not read it."""
     writer.write(json.dumps(message).encode() + b"\n")
     async with asyncio.timeout(REQUEST_TIMEOUT_S):
         await writer.drain()

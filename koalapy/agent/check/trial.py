@@ -93,7 +93,7 @@ async def check_accounts(settings: AgentSettings, folders: JobFolders, user: str
 
 
 def _check_base_folder(base: Path) -> Finding:
-    """Check the folder in which each account makes its own, and that every account can pass through its parents."""
+    """Check that the folder of all accounts' folders belongs to the agent and that every account can enter it."""
     subject = "account folders"
     closed = [path for path in base.parents if path.exists() and not path.stat().st_mode & stat.S_IXOTH]
     if closed:

@@ -116,7 +116,7 @@ class Barrier:
         self._jobs.end_component(component)
 
     def deliver_relay(self, message: Relay) -> None:
-        """Deliver a relay from another cluster to a runner here."""
+        """Deliver a relay, a message of a runner on another cluster, to a runner here."""
         self._deliver(self._reporter.instance, message, elsewhere=False)
 
     def report_undelivered(self, message: RelayFailed) -> None:
@@ -130,7 +130,7 @@ class Barrier:
             self._expect(component, index, RETURN_TIMEOUT)
 
     async def wait_for_returns(self) -> None:
-        """Wait until every absent runner has reconnected or is given up."""
+        """Wait until every absent runner has reconnected, or its time to do so is over."""
         if self._absent:
             await asyncio.wait(list(self._absent.values()))
 
@@ -187,7 +187,7 @@ class Barrier:
         return True
 
     def _refuse_unrecorded(self, runner: RunnerConnection) -> None:
-        """Reject an authenticated runner of a component without a record, which ends it."""
+        """Reject an authenticated runner of a component without a record; the runner then ends."""
         log.warning(
             "rejected a runner without a component",
             action="runner-refused",
@@ -240,7 +240,7 @@ class Barrier:
             self._jobs.polls.request_poll()
 
     def retry_output(self) -> None:
-        """Retry to store output after the disk was full; its runners are waiting for that."""
+        """Retry to store output after the disk was full, and acknowledge it to the runners that wait for that."""
         for name in list(self._output_failed):
             component = self._reporter.components.get(name)
             if component is None:

@@ -172,26 +172,26 @@ class Component:
 
     @property
     def open_line(self) -> Line:
-        """The message with its plan. It is long and the same for all runners, so it is encoded once."""
+        """The message that starts the program, with the plan. It is equal for all runners, so it is encoded once."""
         if self._opening is None:
             self._opening = encode_line({"t": "open", **(self.plan or {})})
         return self._opening
 
     @property
     def remaining_grace_s(self) -> float:
-        """Seconds in which its program may still end by itself after a stop."""
+        """Seconds in which the program may still end by itself after a stop; 0 without a grace period."""
         return self.grace.remaining_s if self.grace is not None else 0.0
 
     @property
     def stop_message(self) -> dict[str, Any]:
-        """The message that stops its runners, with the remaining grace period."""
+        """The message that stops the component's runners, with the remaining grace period."""
         if self.grace is None or not (remaining := self.grace.remaining_s):
             return {"t": "stop"}
         return {"t": "stop", "signal": self.grace.signal, "grace": remaining}
 
     @property
     def warned(self) -> bool:
-        """Whether its program was warned on all nodes where it still ran."""
+        """Whether the program was warned of the stop on all nodes where it still ran."""
         nodes = self.nodes
         return any(n.warned for n in nodes) and all(n.warned or n.phase in ("ending", "ended") for n in nodes)
 
@@ -202,9 +202,9 @@ class Component:
 
     @property
     def awaits_collection(self) -> bool:
-        """Whether its results must be sent before it counts as ended, as for every program that was started.
+        """Whether the component's results must still be sent before it counts as ended.
 
-        Lost nodes make no difference: the job may have succeeded, and the agent does not know.
+        This holds for every program that was started, even if nodes were lost: the job may have succeeded.
         """
         has_results_to_send = self.collect and self.stage is not None and not self.collected
         return bool(self.ended and has_results_to_send and self.plan is not None)
@@ -223,7 +223,7 @@ class Component:
 
     @property
     def is_program_over(self) -> bool:
-        """Whether no part of its program runs any more, even if reports are outstanding."""
+        """Whether no process of the program runs any more, even if reports of runners are outstanding."""
         telling = self.nodes[:1] if self.is_leader else self.nodes
         return self.plan is not None and all(n.has_program_ended or n.phase in ("ending", "ended") for n in telling)
 
@@ -319,7 +319,7 @@ class Component:
                 self.output.note_killed_runner(index)
 
     def on_job_ended(self, job: LrmJob | None) -> None:
-        """Process the end of the job; None if the resource manager no longer knows it."""
+        """Process the end of a component's job and set its error; None if the resource manager no longer knows it."""
         self.collect_results()
         unsent = self.folder.unsent_files()
         for index, node in enumerate(self.nodes):

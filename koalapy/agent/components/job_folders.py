@@ -105,6 +105,7 @@ class JobFolders:
             ) from error
 
     def folder_path(self, user: str, name: str) -> Path:
+        """Return the path of a named folder of an account. Raise ``SiteRejected`` if the account can have none."""
         if self.base is None or not ACCOUNT_NAME.fullmatch(user):
             raise SiteRejected(f"the account {user!r} cannot have a folder on this cluster", fault=SiteFault.UNSUITABLE)
         return self.base / user / name
@@ -133,7 +134,7 @@ class JobFolders:
         await self._put_files(user, folder, partial(_add_files, files))
 
     async def copy_to_account(self, user: str, tree: Path, folder: Path) -> None:
-        """Copy a tree into a folder that an account owns."""
+        """Copy a tree of the agent's files into a folder that an account owns."""
         await self._put_files(user, folder, lambda archive: archive.add(tree, arcname=".", filter=_plain))
 
     async def fetch_results(self, user: str, folder: Path, into: JournalFolder, nodes: int, limit: int) -> None:
@@ -244,6 +245,7 @@ class JobFolders:
 
 
 def _add_files(files: Mapping[str, bytes], archive: tarfile.TarFile) -> None:
+    """Add files to an archive by name and content, those that begin with ``#!`` as executable."""
     for name, data in files.items():
         member = tarfile.TarInfo(name)
         member.size, member.mode = len(data), 0o700 if data.startswith(b"#!") else 0o600

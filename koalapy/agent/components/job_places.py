@@ -34,6 +34,7 @@ class ComponentFolders:
         return self._folders.folder_path(component.user, f"work-{component.name}") if component.user else own
 
     def stage_path(self, component: Component) -> Path | None:
+        """Return the folder with a component's input files; None if it has no stage."""
         if component.stage is None:
             return None
         if component.user:
@@ -41,7 +42,7 @@ class ComponentFolders:
         return self._stages.folder_path(component.instance, component.stage)
 
     def start_fetch(self, component: Component, then: Callable[[], object]) -> bool:
-        """Return whether the runners' files were fetched; else fetch them and then call ``then``."""
+        """Return whether the runners' files were copied from the account; else copy them and then call ``then``."""
         if not component.fetched and component.name not in self._taking_back:
             task = self._taking_back[component.name] = asyncio.create_task(self._fetch_results(component))
 
@@ -54,7 +55,7 @@ class ComponentFolders:
         return component.fetched
 
     def fetch_early(self, component: Component) -> None:
-        """Fetch results of a component that may have ended while no agent ran."""
+        """Copy results from the account of a component that may have ended while no agent ran."""
         if not component.fetched:
             self._tasks.spawn(self._fetch_results(component))
 

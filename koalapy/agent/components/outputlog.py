@@ -164,7 +164,7 @@ class OutputLog:
         self._report_loss(f"possibly the end of what node {node} wrote: its runner was killed")
 
     def retry_write(self, node: int) -> int:
-        """Retry a failed write; as ``add_bytes``."""
+        """Retry to store a node's output after a failed write. Return its stored bytes."""
         self._store_lines(node, with_partial_line=self._agent_index == 1)
         return self.kept_bytes(node)
 
@@ -184,7 +184,7 @@ class OutputLog:
         self._closed = True
 
     def append_line(self, line: bytes) -> None:
-        """Append a line of the agent."""
+        """Append a line of the agent itself to a component's output."""
         try:
             self._stored.append_bytes(self._agent_index, line)
         except OSError as error:
@@ -207,6 +207,7 @@ class OutputLog:
         self.error = f"cannot write below {self._folder}: {error.strerror or error}"
 
     def _report_loss(self, loss: str) -> None:
+        """Add a loss to the description of lost output."""
         self.missing = f"{self.missing}; {loss}" if self.missing else loss
 
     # To the daemon

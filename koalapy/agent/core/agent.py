@@ -229,7 +229,7 @@ class Agent:
         self._files.stages.load_stages()
 
     async def _tell_status(self, manager: ServiceManager) -> None:
-        """Report the agent's status to the service manager. It receives nothing while this loop hangs."""
+        """Report the agent's status to the service manager (systemd). It receives nothing while this loop hangs."""
         while True:
             away = "" if self._welcomed else "the daemon is not reachable"
             manager.send_heartbeat(
@@ -539,8 +539,10 @@ class Agent:
         return ""
 
     def _new_component(self, token: str, size: int, walltime: float | None) -> Component:
-        """Create a component that is not registered yet: if it cannot be recorded, the daemon's next command starts
-        anew."""
+        """Create a component that is not registered yet.
+
+        If it cannot be recorded, nothing remains of it and the daemon's next command creates it.
+        """
         folder = self._spool.make_folder(self._reporter.instance, token)
         return Component(
             self._reporter.instance, token, folder, size, walltime, output_limit=self._output_limit, clock=self._clock

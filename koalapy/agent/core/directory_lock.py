@@ -68,6 +68,7 @@ def _lock_file(file: int, directory: Path, deadline: float) -> None:
 
 
 def _holder(file: int) -> str:
+    """Return the process that holds a lock, as text, from the content of the lock file."""
     try:
         holder = json.loads(os.pread(file, 4096, 0))
         return f"process {holder['pid']} on {holder['host']}, since {holder['since']}"

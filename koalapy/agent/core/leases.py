@@ -36,7 +36,11 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Leases:
-    """The silence of each daemon, and the leases that depend on it."""
+    """Ends components with leases that have expired.
+
+    A lease is the number of seconds without an answer of the daemon after which a component must end. This time, the
+    daemon's silence, is measured for each daemon.
+    """
 
     def __init__(
         self, directory: Path, reporter: Reporter, end: Callable[[Component], None], clock: Clock = SYSTEM_CLOCK
@@ -66,7 +70,7 @@ class Leases:
             self._reporter.uplink.send_soon(RenewLease(number=number), urgent=True)
 
     def on_renewed(self, message: LeaseRenewed) -> None:
-        """Process the daemon's answer."""
+        """Record that the daemon has answered, so that leases begin anew, and save the time."""
         instance = self._reporter.instance
         clock = self._clock_of(instance)
         last_answer_at = clock.contact_at
@@ -75,7 +79,7 @@ class Leases:
             self._save_answer_time(instance, clock.contact_at)
 
     def silence_for(self, component: Component) -> float | None:
-        """Return the seconds of the daemon's silence for a runner that asks; None if unknown.
+        """Return for a runner the seconds since the daemon's last answer; None if unknown.
 
         Ask a daemon that has been silent for long at once: this process may have been stopped.
         """
@@ -128,6 +132,7 @@ class Leases:
         return renewal_interval(min(leases, default=None))
 
     def _clock_of(self, instance: str) -> SilenceClock:
+        """Return the clock that measures a daemon's silence. Start it at the last answer to an earlier agent."""
         if instance not in self._clocks:
             self._clocks[instance] = SilenceClock(self._load_answer_time(instance), self._clock)
         return self._clocks[instance]

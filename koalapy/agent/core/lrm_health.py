@@ -44,7 +44,7 @@ class _Tally:
     failed_at: float = 0.0
 
     def move_on(self, now: float) -> None:
-        """Start a new span if the last one is over."""
+        """Start a new time span if the last one is over, so that ``largest`` counts recent calls only."""
         span = int(now // LARGEST_SPAN)
         if span != self.span:
             self.largest_before = self.largest if span == self.span + 1 else 0.0

@@ -161,7 +161,10 @@ def group_by_name(jobs: Iterable[LrmJob]) -> Mapping[tuple[str, str], list[LrmJo
 
 
 async def sleep_awake(seconds: float) -> None:
-    """Sleep for so many seconds of running time: after a stop of this process, first read the arrived data."""
+    """Sleep for so many seconds in which this process runs. Time while it is stopped does not count.
+
+    After a stop, arrived data is thus read before a timeout is acted on.
+    """
     loop = asyncio.get_running_loop()
     remaining = seconds
     while remaining > 0:
@@ -229,7 +232,7 @@ class LrmJobs:
         self._tasks.spawn(self._submit_component(component, unsure))
 
     def end_component(self, component: Component) -> None:
-        """End a component: its runners if there are any, else its job."""
+        """End a component: stop its runners if there are any, and cancel its job if they do not end in time."""
         if component.ended:
             return
         component.send_to_runners(component.stop_message)
@@ -319,7 +322,7 @@ class LrmJobs:
             self._order_end(job, by_force=by_force)
 
     def _apply_job(self, component: Component, job: LrmJob | None, ending: list[LrmJob]) -> None:
-        """Update a component from a snapshot. Add its job to ``ending`` if it was ordered to end and still exists."""
+        """Update a component from its job in a snapshot. Add a cancelled job that still exists to ``ending``."""
         if job is not None and job.id != component.lrm_job:
             component.lrm_job = job.id
             component.folder.note_entry(lrm=job.id)
@@ -375,7 +378,7 @@ class LrmJobs:
         self._fail_component(component)
 
     def _expect_hang_up(self, component: Component) -> None:
-        """Disconnect runners on released nodes after a timeout."""
+        """Stop the runners of a component with an ended job, and disconnect them after a timeout."""
         if component.runners and component.name not in self._hanging_up:
             self._hanging_up.add(component.name)
             component.send_to_runners({"t": "stop"})  # its nodes may have new users
@@ -427,8 +430,8 @@ class LrmJobs:
     async def _lrm_job_of(self, component: Component, unsure: bool) -> str | None:
         """Submit a component's job and return its id; None if it was stopped before there was one. Raise ``SiteError``.
 
-        A submission without an answer may have succeeded, or may still do so. Submit again only after it must have
-        settled and no job of the name exists. A job that appears later is ended.
+        A submission without an answer may have succeeded, or may still do so. Repeat it only after a pause in which its
+        job would appear, and if no job of the name exists. A job that appears later is ended.
         """
         health, lrm = self._health, self._lrm
         for attempt in range(1, MAX_SUBMIT_TRIES + 1):
@@ -458,13 +461,13 @@ class LrmJobs:
         raise failed
 
     async def _settle(self, component: Component, seconds: float) -> None:
-        """Wait for so many seconds, or until a runner connects."""
+        """Wait for so many seconds, or until a runner of the component connects."""
         end = self._clock.monotonic() + seconds
         while (remaining := end - self._clock.monotonic()) > 0 and not component.runners:  # noqa: ASYNC110
             await asyncio.sleep(min(remaining, SETTLE_CHECK_INTERVAL))
 
     def _order_end(self, job: LrmJob, *, by_force: bool = False) -> None:
-        """End a job that belongs to no live component, unless that was ordered just now."""
+        """End a job without a component, unless that was ordered less than ``STOP_TIMEOUT`` seconds ago."""
         now = self._clock.monotonic()
         if now < self._ordered.get(job.id, 0.0) + STOP_TIMEOUT:
             return

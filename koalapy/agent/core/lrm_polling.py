@@ -67,13 +67,13 @@ class PollSchedule:
             asyncio.get_running_loop().call_later(max(0.0, pause), self._soon_after, self._count)
 
     def _soon_after(self, number: int) -> None:
-        """Ask for a poll unless there was one since the poll of that number."""
+        """Request a poll unless one has begun since the poll of that number."""
         if self._count == number:
             self.request_poll()
 
     @property
     def _awaits_others(self) -> bool:
-        """Whether jobs wait for nodes of other users. The ends of our own jobs are reported anyway."""
+        """Whether jobs wait for nodes that local users occupy. Ends of the daemon's own jobs are reported anyway."""
         last = self._last
         return self._awaited and last is not None and last.background + last.down > 0
 
@@ -105,6 +105,7 @@ class PollSchedule:
     # One poll
 
     def begin_poll(self) -> int:
+        """Count a poll that begins now, and return its number."""
         self._count += 1
         self._under_way = True
         return self._count
@@ -117,7 +118,7 @@ class PollSchedule:
         self._last = snapshot or self._last
 
     def notify_processed(self, number: int) -> None:
-        """Wake the waiters of a processed poll."""
+        """Wake the tasks that wait for this poll or an earlier one, after its snapshot was processed."""
         if self._last is not None:
             self._answered.set()
         waiting, self._waiting = self._waiting, []

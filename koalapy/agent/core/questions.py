@@ -29,7 +29,7 @@ Handler = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, object]]]
 
 
 class Questions:
-    """The questions that this agent asks, and those that it answers."""
+    """The questions that this agent asks other agents, and those of other agents and the daemon that it answers."""
 
     def __init__(self, uplink: Uplink, handlers: Mapping[str, Handler], clock: Clock = SYSTEM_CLOCK) -> None:
         """Set up. ``handlers`` by the kind of question that each answers."""
@@ -72,6 +72,7 @@ class Questions:
         return dict(answer.payload)
 
     def receive_answer(self, message: Answer) -> None:
+        """Pass an answer to the call that waits for it. Ignore late ones."""
         waiting = self._asking.get(message.ident)
         if waiting is not None and not waiting.done():
             waiting.set_result(message)
@@ -96,6 +97,7 @@ class Questions:
             self._uplink.send_soon(refusal, urgent=True)
 
     async def stop_answering(self) -> None:
+        """Cancel all answers that are being computed, and wait for their end."""
         for task in list(self._answering.values()):
             task.cancel()
         await asyncio.gather(*self._answering.values(), return_exceptions=True)

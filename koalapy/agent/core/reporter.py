@@ -104,6 +104,7 @@ class Reporter:
         self._reported: ClusterReport | None = None
 
     def add_component(self, component: Component) -> None:
+        """Register a component, so that its status and output are reported."""
         self.components[component.name] = component
         if not component.ended:
             self.live[component.name] = component
@@ -278,6 +279,7 @@ class DiskWatch:
         self._reporter, self._folders, self._limits, self._changed = reporter, folders, limits, changed
 
     async def watch_disks(self) -> None:
+        """Check the disks every ``CHECK_INTERVAL`` seconds until cancelled."""
         while True:
             await self.check_disks()
             await asyncio.sleep(CHECK_INTERVAL)

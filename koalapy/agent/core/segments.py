@@ -169,6 +169,7 @@ class Segments:
 
 
 def _frame(node: int, payload: bytes) -> bytes:
+    """Return a frame of the stream: a line with node, size and checksum, then the payload."""
     return b"%d %d %08x\n" % (node, len(payload), zlib.crc32(payload)) + payload
 
 

@@ -74,6 +74,7 @@ def open_regular(path: Path, flags: int = 0) -> int:
 
 
 def _odd(path: Path) -> OSError:
+    """Return the error for a path that is not a regular file."""
     return OSError(errno.EINVAL, "not a file of the agent or a runner", str(path))
 
 
@@ -182,7 +183,7 @@ class JournalFolder:
         self._unwritten = b""
 
     def note_entry(self, **entry: Any) -> None:
-        """Append a past event. If the disk is full, ``write_late_entries`` writes it later."""
+        """Append an event that has happened. If the disk is full, ``write_late_entries`` writes it later."""
         self._unwritten += _line(entry)
         self.write_late_entries()
 
@@ -229,7 +230,7 @@ class JournalFolder:
         return entries
 
     def set_damaged_aside(self) -> None:
-        """Rename the journal. The folder is then removed with the component or by the next agent."""
+        """Rename a damaged journal. The folder is then removed with the component or by the next agent."""
         with contextlib.suppress(OSError):
             (self.path / "journal").rename(self.path / DAMAGED_JOURNAL)
 
@@ -280,11 +281,13 @@ class JournalFolder:
 
 
 def _line(entry: dict[str, Any]) -> bytes:
+    """Return a journal line: an entry in JSON and its checksum. Return nothing for an empty entry."""
     text = json.dumps(entry).encode()
     return b"%s %08x\n" % (text, zlib.crc32(text)) if entry else b""
 
 
 def _is_whole(line: bytes) -> bool:
+    """Return whether a journal line has the right checksum."""
     match = _CHECKED_LINE.fullmatch(line)
     return match is not None and zlib.crc32(match[1]) == int(match[2], 16)
 
@@ -307,6 +310,7 @@ class Spool:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def make_folder(self, instance: str, token: str) -> JournalFolder:
+        """Create the folder of a component's journal if it does not exist, and return it. Raise ``OSError``."""
         path = self._directory / instance / token
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.disk_sync.mark_written(path, path.parent, self._directory)
@@ -321,12 +325,12 @@ class Spool:
         JournalFolder(self._directory / instance / token, self.disk_sync).remove_folder()
 
     def record_contact(self, instance: str) -> None:
+        """Record that a daemon was in contact now, so that it does not expire. Raise ``OSError``."""
         (self._directory / instance).mkdir(mode=0o700, exist_ok=True)
         (self._directory / instance / LAST_HEARD_FILE).touch(mode=0o600)
 
     def silence_of(self, instance: str) -> float:
-        """Return the seconds since the last contact with a daemon. Start at 0 if none is recorded, or one in the
-        future."""
+        """Return the seconds since the last contact with a daemon; 0 if none is recorded, or one in the future."""
         with contextlib.suppress(FileNotFoundError):
             seconds = time.time() - (self._directory / instance / LAST_HEARD_FILE).stat().st_mtime
             if seconds >= 0:  # else the clock was set back

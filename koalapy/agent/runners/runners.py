@@ -77,6 +77,7 @@ class RunnerSecrets:
         return tuple(secret.hex() for secret in secrets if secret is not None)
 
     def _key_of_the_token(self) -> bytes:
+        """Derive the key for runners' secrets from the agent's token, once, since that takes long by design."""
         if not self._own_key:
             salt = f"koala runners of {self._cluster}".encode()
             self._own_key = hashlib.scrypt(self._token.encode(), salt=salt, n=SCRYPT_COST, r=8, p=1, dklen=32)
@@ -111,7 +112,7 @@ class RunnerHandler(Protocol):
         ...
 
     def on_forgery(self, runner: "RunnerConnection") -> None:
-        """Handle a message that does not come from the claimed runner."""
+        """Handle a message that does not have the tag of the runner of this connection."""
 
     def receive_message(self, runner: "RunnerConnection", message: dict[str, Any]) -> None: ...
 
@@ -119,7 +120,7 @@ class RunnerHandler(Protocol):
 
 
 class LineBuffer:
-    """Joins lines from chunks of data; looks at each byte once."""
+    """Splits received data into lines, and keeps an unfinished one; looks at each byte once."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
@@ -283,6 +284,7 @@ class RunnerConnections:
             connection.close()
 
     def _forget(self, connection: RunnerConnection) -> None:
+        """Cancel a connection's timeout for authentication, and notify the waiters that it is over."""
         if connection.introduced is not None and not connection.introduced.done():
             connection.introduced.set_result(None)
         if timeout := self._unauthenticated.pop(connection, None):
@@ -335,6 +337,7 @@ class RunnerServer:
         self._unwritten = ""
 
     def _is_ours(self) -> bool:
+        """Return whether the address file is a regular file of this account, so that it can be trusted."""
         try:
             status = self._file.lstat()
         except FileNotFoundError:

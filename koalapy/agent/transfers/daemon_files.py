@@ -138,11 +138,13 @@ def _errors(problem: str, connection: http.client.HTTPConnection) -> Iterator[No
 
 
 def _answer(connection: http.client.HTTPConnection) -> http.client.HTTPResponse:
+    """Return the daemon's answer, whatever its status. Raise ``SiteUnavailable`` without one."""
     with _errors("does not answer", connection):
         return connection.getresponse()
 
 
 def _check(answer: http.client.HTTPResponse) -> None:
+    """Raise ``DaemonBusy`` if the daemon may accept a retry, ``SiteRejected`` for other errors in its answer."""
     if answer.status < 300:
         return
     text = _error_text(answer)

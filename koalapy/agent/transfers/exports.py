@@ -268,6 +268,7 @@ class Exports:
             return os.dup(opened.parent if only else opened.descriptor), only
 
     def _revoke(self, module: str) -> None:
+        """End a ticket and remove it from rsync's configuration. Ignore an unknown one. Raise ``OSError``."""
         if module in self._tickets:
             self._end(module)
             self._write()
@@ -400,6 +401,7 @@ class Exports:
 
 
 def kill_group(process: asyncio.subprocess.Process) -> None:
+    """Kill a process and all processes of its group."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 

@@ -183,6 +183,7 @@ def kill_orphans(folder: Path) -> list[int]:
 
 
 def is_process_alive(pid: int) -> bool:
+    """Return whether a process exists and is no zombie."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0] != b"Z"
@@ -227,7 +228,7 @@ class TransferTools:
 
 
 class Pull:
-    """Brings one file or folder into ``folder``, which is its own and survives restarts of the agent."""
+    """Brings one file or folder from another cluster into ``folder``, which it does not share and restarts preserve."""
 
     def __init__(
         self, file: StageFile, folder: Path, place: int, progress: Callable[[], object], means: TransferTools
@@ -365,6 +366,7 @@ class Pull:
     # How far it is
 
     def _start_measuring(self, now: float) -> None:
+        """Reset the times and sizes that measure the speed of one attempt."""
         self._arrived_at_start, self._first, self._next_look = self.arrived_bytes, None, now
         self._last = now, self.arrived_bytes
 
@@ -397,6 +399,7 @@ class Pull:
     # Whether it is right
 
     def _stop_digest(self) -> None:
+        """Cancel the checksum that is computed while the file arrives."""
         if self._digest is not None and self._digesting is not None:
             self._digest.cancel()
             self._digesting.add_done_callback(_forget)
@@ -429,16 +432,19 @@ class Pull:
         return self._error(f"it arrives on {self._cluster} with a wrong checksum, though its own is right", "site")
 
     def _error(self, reason: str, fault: Fault) -> StageError:
+        """Return the error of this transfer; ``fault`` is the responsible side."""
         message = f"{self._file.name} from {self._file.source}: {reason}"
         return StageError(message, fault, source=self._file.source, file=self._file.name)
 
 
 def _forget(future: "asyncio.Future[Any]") -> None:
+    """Read the exception of a future that is not awaited, so that asyncio does not log it."""
     if not future.cancelled():
         future.exception()
 
 
 def _empty(folder: Path) -> None:
+    """Remove everything in a folder of pulled files, so that the next pull starts at 0."""
     shutil.rmtree(folder)
     folder.mkdir(mode=0o700)
 
@@ -455,6 +461,7 @@ def _measure(folder: Path) -> Content:
 
 
 def _size_of(folder: Path) -> int:
+    """Return the bytes of all files below a folder. Raise ``OSError``."""
     total = 0
     with os.scandir(folder) as entries:
         for entry in entries:

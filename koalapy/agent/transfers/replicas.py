@@ -124,7 +124,7 @@ class Replicas:
     def lend_replica(self, request: ReplicaRequest, checksum: str, stop: threading.Event) -> Path:
         """Return the path of a replica for jobs, after making it read-only and verifying its content.
 
-        Read it again only if its seal has changed. Block. Raise ``SiteRejected``.
+        Read it only if its seal, a digest of sizes and times, has changed. Block. Raise ``SiteRejected``.
         """
         path = self.check_replica(request)
         with self._alone(path, stop), self.roots.open_path(path) as opened:
@@ -146,7 +146,7 @@ class Replicas:
 
     @contextmanager
     def _alone(self, path: Path, stop: threading.Event) -> Iterator[None]:
-        """Lock a replica so that it is read once. Raise ``SiteUnavailable`` when stopped."""
+        """Lock a replica so that one thread at a time reads it. Raise ``SiteUnavailable`` when stopped."""
         lock = self._reading.setdefault(path, threading.Lock())
         while not lock.acquire(timeout=STOP_POLL_INTERVAL):
             if stop.is_set():

@@ -62,6 +62,7 @@ class Collector:
         self._closing = threading.Event()
 
     def collect_results(self, component: Component) -> None:
+        """Start to send an ended component's results, unless there are none or that has begun."""
         if component.awaits_collection and component.name not in self._tasks:
             task = asyncio.create_task(self._collect(component))
             self._tasks[component.name] = task
@@ -191,10 +192,12 @@ class FileService:
         await self._exports.close()
 
     def _collected(self, component: Component) -> None:
+        """Report a component with sent or lost results as ended, and release its stage."""
         self._reporter.publish_status(component)
         self.on_component_ended(component)
 
     def _is_in_use(self, instance: str, token: str) -> bool:
+        """Return whether a component still needs a stage: it has not ended, or its results are not sent."""
         return any(
             (component.instance, component.stage) == (instance, token)
             and (component.awaits_collection or not component.ended)

@@ -114,6 +114,7 @@ def printable(path: str) -> str:
 
 
 def _rejected(path: str, error: OSError) -> SiteError:
+    """Return the error for a replica that cannot be opened; ``SiteUnavailable`` if the cause may pass."""
     if error.errno in TRANSIENT_ERRORS:
         return SiteUnavailable(f"{path} cannot be checked now: {error.strerror}")
     if isinstance(error, FileNotFoundError | NotADirectoryError):

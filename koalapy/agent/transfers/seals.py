@@ -27,10 +27,10 @@ WRITING = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 
 def seal_of(descriptor: int) -> tuple[str, float]:
-    """Return the seal of an open file or folder, and its last change (seconds since the epoch). Raise ``OSError``.
+    """Return the seal of an open file or folder, and its last change (seconds since 1970). Raise ``OSError``.
 
-    The seal has two words: the first includes the settable modification time, the second the change time, which only
-    the kernel sets.
+    The seal is a digest of names, sizes and times in two words. The first includes the settable modification time, the
+    second the change time, which only the kernel sets.
     """
     digest, kernels, changed = hashlib.sha256(), hashlib.sha256(), 0
     for name, status in _entries(descriptor, MAX_DEPTH):
@@ -71,6 +71,7 @@ def make_read_only(descriptor: int) -> bool:
 
 
 def _protect(descriptor: int) -> bool:
+    """Remove write permission from an open file if it may be changed here. Return whether it was."""
     status = os.fstat(descriptor)
     if _is_to_protect(status):
         with contextlib.suppress(OSError):  # a file system without permissions, or read-only
@@ -80,6 +81,7 @@ def _protect(descriptor: int) -> bool:
 
 
 def _is_to_protect(status: os.stat_result) -> bool:
+    """Return whether a file is writable, belongs to this account and has no other names."""
     ours_alone = status.st_uid == os.geteuid() and status.st_nlink == 1
     return stat.S_ISREG(status.st_mode) and ours_alone and bool(status.st_mode & WRITING)
 
@@ -100,6 +102,7 @@ def _folders(descriptor: int, depth: int) -> Iterator[tuple[int, list[str]]]:
 
 
 def _entries(descriptor: int, depth: int) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield name and status of an open file or folder, and of everything below it."""
     status = os.fstat(descriptor)
     yield "", status
     if stat.S_ISDIR(status.st_mode):
@@ -109,7 +112,10 @@ def _entries(descriptor: int, depth: int) -> Iterator[tuple[str, os.stat_result]
 
 
 class Seals:
-    """The seals and checksums of replicas that were read, saved in a file if one is given. Thread-safe."""
+    """The seals and checksums of replicas that were read, saved in a file if one is given. Thread-safe.
+
+    A seal is a digest of names, sizes and times: while it is the same, the content need not be read.
+    """
 
     def __init__(
         self, path: Path | None = None, clock: Clock = SYSTEM_CLOCK, max_retained: int = MAX_RETAINED_SEALS
@@ -145,11 +151,13 @@ class Seals:
             self._save()
 
     def _keep(self, place: Path, seal: str, checksum: str) -> None:
+        """Store a seal and forget the oldest ones above the limit."""
         self._seals[str(place)] = [seal, checksum]
         while len(self._seals) > self._max_retained:
             del self._seals[next(iter(self._seals))]
 
     def _save(self) -> None:
+        """Write the seals to the file, if there is one. Ignore errors: replicas are then read again after a restart."""
         if self._path is None:
             return
         with contextlib.suppress(OSError):  # the replicas are read again after a restart

@@ -48,7 +48,7 @@ class Turns:
 
     @asynccontextmanager
     async def wait_turn(self, place: int) -> AsyncIterator[None]:
-        """Wait for a turn and hold it until the end of the block."""
+        """Wait for a turn and hold it until the end of the block. ``place``: a position from ``next_position``."""
         await self._wait(place)
         try:
             yield
@@ -56,7 +56,7 @@ class Turns:
             self._pass_on()
 
     async def _wait(self, place: int) -> None:
-        """Take a turn, or wait for one in the order of ``place``."""
+        """Take a turn, or wait for one; the lowest ``place``, the position in the order of arrival, is next."""
         if self._free:
             self._free -= 1
             return
@@ -82,6 +82,7 @@ class Turns:
 
 
 def content_key(file: StageFile) -> ContentKey:
+    """Return the key by which stages recognize that they need the same input."""
     return file.source, file.path, file.part, file.checksum, file.size
 
 

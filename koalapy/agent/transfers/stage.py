@@ -103,6 +103,7 @@ class StageRun:
         self.published_at = 0.0
 
     def load_journal(self) -> None:
+        """Restore what an earlier agent had prepared, from the journal in the work folder."""
         self._recalled = True
         entries = self._journal.load_entries()
         self._unpacked = entries.get("unpacked", False)
@@ -111,6 +112,7 @@ class StageRun:
             self._state = "done"
 
     def start_task(self) -> None:
+        """Start to prepare the stage, unless it is done or has failed."""
         if self._state == "running":
             self._task = asyncio.create_task(self._run())
             self._task.add_done_callback(self._ran)
@@ -124,7 +126,7 @@ class StageRun:
             self._fail(site_error(self._means.cluster, error))
 
     def find_copies(self, file: StageFile) -> list[Path]:
-        """Return paths of a content that was pulled here. Programs may have changed it."""
+        """Return paths of an input's content that was pulled here. Programs may have changed it since."""
         same = [self._files[index] for index in self._ready if content_key(self._files[index]) == content_key(file)]
         return [self.folder / file.target for file in same]
 
@@ -147,6 +149,7 @@ class StageRun:
         return await asyncio.shield(making)
 
     def remove_files(self) -> None:
+        """Remove the stage's folders after ending processes that write to them. Block."""
         with contextlib.suppress(StageError):
             self._end_orphans()
         for path in (self.folder, self._work_folder):
@@ -199,6 +202,7 @@ class StageRun:
         self._changed(self)
 
     def _ran(self, task: asyncio.Task[None]) -> None:
+        """Fail the stage if its task ended by an unexpected error."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
             log.error("stage failed by an error in the agent", action="stage-failed", token=self.token, exc_info=error)
@@ -206,6 +210,7 @@ class StageRun:
             self._changed(self)
 
     def _fail(self, failure: StageError) -> None:
+        """Set the stage as failed with this error, and log it."""
         log.warning(
             "stage failed", action="stage-failed", token=self.token, fault=failure.fault, reason=failure.message
         )
@@ -226,7 +231,7 @@ class StageRun:
             targets.add(file.target)
 
     def _end_orphans(self) -> None:
-        """End rsync processes of an earlier agent."""
+        """End rsync processes that an earlier agent left. Block. Raise ``StageError`` if one does not end."""
         orphans = kill_orphans(self._work_folder) if self._recalled else []
         end = time.monotonic() + ORPHANS_TIMEOUT
         while any(is_process_alive(pid) for pid in orphans):
@@ -270,13 +275,14 @@ class StageRun:
             tried.add(copies[-1])
 
     async def _take(self, index: int, file: StageFile, place: Path) -> None:
-        """Move an input into the component's folder, where other stages may copy it."""
+        """Move a copied or pulled input into the stage folder, where other stages may copy it."""
         self._must_be_free(file)
         self._journal.write_entry(moving=index)
         await self._run_in_thread(self._move, file, place, self._work_folder / f"input-{index}")
         self._ready.add(index)
 
     def _copy_right(self, file: StageFile, source: Path, place: Path) -> bool:
+        """Copy an input of another stage. Return False if that fails or the copy is not the catalogue's content."""
         try:
             content = copy_tree(source, place, self._given_up)
         except (OSError, SiteError):
@@ -294,6 +300,7 @@ class StageRun:
             raise StageError(f"{file.name}: {error.message}", "site") from error
 
     def _link(self, file: StageFile, place: Path) -> None:
+        """Link a local replica into the stage folder. Raise ``StageError`` if the name is in use."""
         target = self.folder / file.target
         if target.is_symlink() and os.readlink(target) == str(place):
             return  # done before a restart
@@ -311,6 +318,7 @@ class StageRun:
         shutil.rmtree(work, ignore_errors=True)
 
     def _must_be_free(self, file: StageFile) -> None:
+        """Raise ``StageError`` if the submitter's own files already contain the name of an input."""
         if os.path.lexists(self.folder / file.target):
             raise StageError(
                 f"{file.name}: the submitter's own files also contain {file.target!r}", "file", file=file.name
@@ -380,6 +388,7 @@ class StageRun:
 
 
 def _bad(file: StageFile, reason: str) -> StageError:
+    """Return the error of an input that the catalogue or its source describes wrongly."""
     return StageError(f"{file.name}: {reason}", "file", source=file.source, file=file.name)
 
 

@@ -92,7 +92,7 @@ class Stages:
                 run.start_task()
 
     def start_stage(self, instance: str, order: Stage) -> str:
-        """Start a stage, or report it again. Return an error, empty on success."""
+        """Start a stage, or report an existing one once more. Return an error, empty on success."""
         key = instance, order.token
         if not all(PLAIN.fullmatch(part) for part in key):
             return f"{order.token!r} is not a valid stage"
@@ -114,6 +114,7 @@ class Stages:
             self.release_stage(instance, token)
 
     def release_stage(self, instance: str, token: str) -> None:
+        """Remove a discarded stage if no component uses it any more."""
         key = instance, token
         if key in self._unwanted and not self._in_use(instance, token):
             self._unwanted.discard(key)

@@ -67,6 +67,7 @@ class SubmittedJob:
     user: str = ""
 
     def as_ended_job(self) -> LrmJob:
+        """Return the job as an ended one for a snapshot, with the stored exit code and reason."""
         code, lost = self.exit_code, self.lost
         return LrmJob(self.job or "", self.name, LrmJobState.ENDED, (), code, lost, self.reason, user=self.user)
 
@@ -92,7 +93,7 @@ class SubmittedJobs:
             raise SiteUnavailable(f"cannot read {self._path}: {error}", hint="move it away") from error
 
     def add_intended(self, name: str, nodes: int, user: str = "") -> None:
-        """Add a job before it is submitted."""
+        """Save a job before it is submitted, so that an unanswered submission is known after a restart."""
         self.entries[name] = SubmittedJob(name, nodes, user=user)
         self._write()
 
@@ -105,6 +106,7 @@ class SubmittedJobs:
         self._write()
 
     def record_ended(self, jobs: Sequence[LrmJob]) -> None:
+        """Save how and when jobs ended, so that snapshots still show them for a while."""
         now = self._clock.now()
         for job in jobs:
             entry = self.entries[job.name]
@@ -248,7 +250,7 @@ class DrmaaLrm(PolledLrm):
         return list(split_options(text.replace("{nodes}", str(submission.nodes))))
 
     def _convert_job(self, entry: SubmittedJob, drmaa_state: str) -> LrmJob:
-        """Return a job. An ended one counts as running until its exit code arrives, or for a while."""
+        """Return a job for a snapshot. An ended one counts as running until its exit code arrives, or for a while."""
         assert entry.job is not None
         state = LrmJobState.ENDED if drmaa_state == NO_SUCH_JOB else STATES.get(drmaa_state, LrmJobState.UNKNOWN)
         ending = self._control.reported_ending(entry.job)

@@ -136,6 +136,7 @@ class DrmaaControl(JobControl):
         return [Finding("DRMAA library", True, result)]
 
     def _record_ending(self, ending: DrmaaEnding) -> None:
+        """Store the reported end of a job, and call the listeners. Forget the oldest end above the limit."""
         self._endings[ending.job] = ending
         self._order.append(ending.job)
         if len(self._order) > _MAX_RETAINED_ENDINGS:
@@ -184,6 +185,7 @@ class DrmaaAccounts(JobControl):
         return await (await self._control_of(user)).read_states(jobs)
 
     def on_ended(self, listener: Callable[[], None]) -> None:
+        """Call a function whenever the end of a job of any account is reported."""
         self._listeners.append(listener)
         self._own.on_ended(listener)
         for control in self._controls.values():

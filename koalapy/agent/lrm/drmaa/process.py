@@ -71,7 +71,7 @@ DEFAULT_TIMEOUTS = DrmaaTimeouts()
 
 
 class Unanswered(SiteUnavailable):
-    """A request was sent, and may have had its effect."""
+    """A request was sent to the DRMAA library, and may have had its effect although there is no answer."""
 
 
 def convert_error(name: str, text: str) -> SiteError:
@@ -170,6 +170,7 @@ class DrmaaProcess:
             return self._session
 
     def _schedule_restart(self, session: "_Session") -> None:
+        """Set when a worker that ended may be restarted: after a pause that doubles unless it ran for long."""
         self._session = None
         first, longest = self._timeouts.first_restart_s, self._timeouts.max_restart_s
         lifetime = session.ended_at - session.started_at
@@ -266,6 +267,7 @@ class _Session:
             self._replies.pop(number, None)
 
     def kill(self) -> None:
+        """Kill the worker, or close its input if it belongs to another account, which also ends it."""
         self._killed = True
         self.ended_at = time.monotonic()
         assert self._process.stdin is not None
@@ -274,6 +276,7 @@ class _Session:
             self._process.kill()
 
     async def wait_for_end(self) -> None:
+        """Wait until the worker has ended and its pending requests have failed."""
         await asyncio.wait([self._reader_task])
 
     async def close(self) -> None:
@@ -316,6 +319,7 @@ class _Session:
             future.set_result(message)
 
     async def _read_errors(self) -> None:
+        """Keep the last line that the worker prints to standard error, for messages about its end."""
         assert self._process.stderr is not None
         with contextlib.suppress(ValueError, OSError):
             async for line in self._process.stderr:

@@ -126,7 +126,10 @@ class Worker:
         return states
 
     def _report_ended(self) -> None:
-        """Query each job by its id: a query for any job would not name a job without usage data."""
+        """Send the agent how jobs have ended, if any have.
+
+        Query each job by its id: a query for any job would not name a job without usage data.
+        """
         errors = self._drmaa.errors
         for job in list(self._jobs):
             try:
@@ -152,7 +155,7 @@ class Worker:
 
 
 def load_drmaa() -> Any:
-    """Import the package, which loads the C library, and work around its faults."""
+    """Import and return the DRMAA package, which loads the C library, and work around its faults."""
     import drmaa
     import drmaa.errors
 

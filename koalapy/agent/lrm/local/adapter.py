@@ -267,7 +267,7 @@ class StartFailures:
 
 
 class _Link:
-    """A connection to locald with any number of concurrent requests, and notices of change in between."""
+    """A connection to locald, the daemon of the embedded cluster, with concurrent requests and notices of changes."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, changed: asyncio.Event) -> None:
         """``changed`` is set at each notice, and when the connection ends."""
@@ -325,6 +325,7 @@ class _Link:
 
 
 def _job_from_record(record: dict[str, Any]) -> LrmJob:
+    """Convert a job's record from locald, the daemon of the embedded cluster."""
     return LrmJob(
         id=record["job"],
         name=record["name"],

@@ -247,6 +247,7 @@ def _parse_text(name: str, value: object, *, may_be_empty: bool = False) -> str:
 
 
 def _parse_directory(name: str, value: object) -> str:
+    """Return the absolute path of a directory in a request. Raise ``RequestRejected`` for anything else."""
     path = _parse_text(name, value)
     if not os.path.isabs(path) or not os.path.isdir(path):
         raise RequestRejected(f"{name}: must be the absolute path of a directory, not {path!r}")

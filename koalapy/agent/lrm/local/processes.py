@@ -78,7 +78,7 @@ def process_trees(roots: Iterable[int]) -> list[int]:
 
 
 class OrphanFinder:
-    """Finds children that this process has adopted."""
+    """Finds orphans: children that this process did not start, but adopted when their parents ended."""
 
     def __init__(self) -> None:
         self._foreign: set[int] = set()
@@ -86,7 +86,7 @@ class OrphanFinder:
         self._foreign_until = 0.0
 
     def find_orphans(self, started: Container[int]) -> list[int]:
-        """Return all children of this process but those in ``started``."""
+        """Return the process ids of all children of this process except those in ``started``."""
         children = _children_by_kernel(os.getpid()) if _KERNEL_LISTS_CHILDREN else self._scan(started)
         return [pid for pid in children if pid not in started]
 
@@ -139,7 +139,10 @@ def send_signal(pids: Iterable[int], signum: int) -> None:
 
 
 def read_mark(pid: int) -> str:
-    """Return the mark in a process's initial environment; empty if there is none or it cannot be read."""
+    """Return the mark of a process: the variable in its environment that names job, node and cluster.
+
+    Return an empty text if there is none or it cannot be read.
+    """
     prefix = MARK.encode() + b"="
     variables = read_environment(pid).split(b"\0")
     return next((os.fsdecode(entry[len(prefix) :]) for entry in variables if entry.startswith(prefix)), "")
@@ -195,7 +198,7 @@ def kill_cluster(directory: str, timeout_s: float, grace_s: float = 0.0) -> int:
 
 
 def _kill_and_wait(pid: int, directory: str, deadline: float) -> int:
-    """Return the number of killed processes."""
+    """Kill a process of a cluster and wait for its end until ``deadline`` (monotonic). Return 0 if it was gone."""
     try:
         handle = os.pidfd_open(pid)
     except OSError:
@@ -218,6 +221,7 @@ def _all_pids() -> list[int]:
 
 
 def _children_by_kernel(pid: int) -> list[int]:
+    """Return the ids of a process's children as the kernel lists them; none if the process is gone."""
     children: list[int] = []
     with suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -227,6 +231,7 @@ def _children_by_kernel(pid: int) -> list[int]:
 
 
 def _children_by_scan() -> Callable[[int], list[int]]:
+    """Read the whole process table once; return a function that looks up the children of a process."""
     children: defaultdict[int, list[int]] = defaultdict(list)
     for pid in _all_pids():
         if parent := _parent_of(pid):

@@ -21,6 +21,7 @@ class Timers:
         return key in self._entries
 
     def set(self, key: Hashable, seconds: float, action: Callable[[], None]) -> None:
+        """Call a function after so many seconds, in place of an earlier one with the same key."""
         self._entries[key] = (time.monotonic() + seconds, action)
 
     def cancel(self, key: Hashable) -> None:
@@ -132,7 +133,7 @@ class Runs:
         self._sweep()
 
     def reap(self) -> None:
-        """Collect all children that have ended."""
+        """Collect all ended child processes, and set exit codes of jobs with main processes among them."""
         has_ended = False
         while True:
             try:
@@ -153,6 +154,10 @@ class Runs:
             self._sweep()
 
     def _end_main_process(self, run: NodeRun, code: int, lost_reason: str) -> None:
+        """Record the end of a node's main process, and mark the job as lost if there is a reason.
+
+        The first code that is not 0 is the job's.
+        """
         run.is_alive = False
         if not run.job.exit_code:
             run.job.exit_code = code
@@ -179,7 +184,7 @@ class Runs:
             send_signal(tree[1:], signum)
 
     def _sweep(self) -> None:
-        """End the orphans of runs that are ending, and free nodes on which no process is left."""
+        """End the processes that ending runs left, and free nodes on which none remains. End jobs without nodes."""
         ending = [run for run in self._runs.values() if run.sent_signal or not run.is_alive]
         if not ending:
             return
@@ -203,7 +208,7 @@ class Runs:
                     self._jobs.end_job(run.job)
 
     def _find_run(self, pid: int, ending: list[NodeRun]) -> NodeRun | None:
-        """Return the run of an orphan, by its mark or else its session.
+        """Return the run to which an orphaned process belongs, by its mark or else its session.
 
         One that has neither counts for the run that ends first: it is better ended early than left behind.
         """

@@ -127,7 +127,7 @@ class Server:
             end.setblocking(False)
 
     def run(self) -> None:
-        """Serve until a client or SIGTERM ends it, or until it was unused for ``linger_s``."""
+        """Serve until a client or SIGTERM ends the cluster, or until it was unused for ``linger_s`` seconds."""
 
         def terminate(*_: object) -> None:
             self._is_terminated = True
@@ -157,6 +157,7 @@ class Server:
         self._journal.close()
 
     def _handle_signals(self) -> None:
+        """Collect ended processes after a signal. After SIGTERM, stop all jobs, so that the server ends."""
         with suppress(BlockingIOError):
             while self._signal_reader.recv(4096):
                 pass
@@ -182,6 +183,7 @@ class Server:
         self._selector.register(connection, selectors.EVENT_READ, lambda: self._read_requests(client))
 
     def _read_requests(self, client: ClientConnection) -> None:
+        """Read and answer the request lines of a client, or drop a client that has disconnected."""
         lines = client.receive_lines()
         if lines is None:
             self._drop_client(client)
@@ -255,6 +257,7 @@ class Server:
         return {"state": job.state}
 
     def _end_job(self, job: LocalJob, reason: str) -> None:
+        """Remove a queued job, or stop a running one. Ignore an ended one."""
         if job.state == "queued":
             job.reason = reason
             self._jobs.end_job(job)
@@ -262,6 +265,7 @@ class Server:
             self._runs.stop_job(job, reason)
 
     def _find_job(self, _: ClientConnection, request: dict[str, Any]) -> dict[str, Any]:
+        """Return the record of the newest job of a name, or of the job with an id; ``{"job": None}`` without one."""
         name = request.get("name")
         job = self._jobs.newest_job(name) if isinstance(name, str) else self._jobs.find_job(request.get("job"))
         return {"job": None} if job is None else job.as_record()
@@ -290,11 +294,13 @@ class Server:
         }
 
     def _watch(self, client: ClientConnection, _: dict[str, Any]) -> dict[str, Any]:
+        """Notify a client of changes of the job table from now on; return the number of the last change."""
         client.is_watching = True
         client.notified_seq = self._jobs.seq
         return {"seq": client.notified_seq}
 
     def _shut_down(self, _: ClientConnection, request: dict[str, Any]) -> dict[str, Any]:
+        """Stop all jobs and end the server, unless it has jobs or other clients and the request excludes that."""
         active = len(self._jobs.active_jobs)
         is_shared = bool(request.get("if_alone")) and len(self._clients) > 1
         if (request.get("if_idle") and active) or is_shared:
@@ -303,12 +309,13 @@ class Server:
         return {"shutdown": True, "jobs": active}
 
     def _stop_all_jobs(self) -> None:
+        """Stop all jobs and accept no others; the server ends when they have ended."""
         self._is_stopping = True
         for job in [*self._jobs.queue, *self._jobs.running.values()]:
             self._end_job(job, "the cluster is shut down")
 
     def _advance(self) -> None:
-        """Do everything that follows from the last events."""
+        """Start queued jobs, record ended ones, send replies and notices, and decide whether the server may end."""
         while not self._is_stopping and (job := self._jobs.start_next_job()):
             self._runs.start_job(job)
         self._record_ended_jobs()
@@ -328,6 +335,7 @@ class Server:
             self._timers.set("linger", self._linger_s, self._end_if_unused)
 
     def _end_if_unused(self) -> None:
+        """End the server, or wait longer if an agent may still need the key for undelivered results."""
         if time.monotonic() < self._key_needed_until and self._journal.exists:
             self._timers.set("linger", self._linger_s, self._end_if_unused)
         else:

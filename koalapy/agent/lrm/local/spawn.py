@@ -36,6 +36,7 @@ class EndOfProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Print an exception, flush the output, and end the process with the code that Python would use."""
         if isinstance(error, SystemExit):
             self.code = error.code if isinstance(error.code, int) else int(error.code is not None)
         elif kind is not None and error is not None:

@@ -200,7 +200,7 @@ def _is_program(path: str) -> bool:
 
 
 async def check_grid_engine(commands: SgeCommands, environment: str, queue: str | None) -> list[Finding]:
-    """Return the findings in order; those that depend on a failed one are left out."""
+    """Check programs, master, submit host and queues. Skip the checks that depend on a failed one."""
     findings: list[Finding] = []
     try:
         await commands.find_programs()
@@ -227,6 +227,7 @@ async def check_grid_engine(commands: SgeCommands, environment: str, queue: str 
 
 
 def _check_root() -> Finding:
+    """Check that the variables ``SGE_ROOT`` and ``SGE_CELL`` lead to a Grid Engine installation."""
     root, cell = os.environ.get("SGE_ROOT", ""), os.environ.get("SGE_CELL", "default")
     if os.path.exists(f"{root}/{cell}/common/bootstrap"):
         return Finding("SGE_ROOT", True, f"{root}, cell {cell}")
@@ -236,6 +237,7 @@ def _check_root() -> Finding:
 
 
 async def _check_parallel_environment(commands: SgeCommands, environment: str) -> Finding:
+    """Check that a parallel environment lets jobs start processes on their further nodes."""
     attributes = await read_parallel_environment(commands, environment)
     slots, rule = attributes.get("slots", "?"), attributes.get("allocation_rule", "?")
     if attributes.get("control_slaves", "").upper() == "TRUE":

@@ -102,26 +102,30 @@ class TrackedJobs:
         return missing
 
     def _select(self, listing: Listing) -> list[SgeJob]:
+        """Return the grid jobs in a listing, by their accounts and the prefix of their names."""
         owners = {self.owner, *self.other_accounts()}
         return [job for job in listing.jobs if job.owner in owners and job.name.startswith(self.prefix)]
 
     def record_end(self, tracked: TrackedJob, end: JobEnd) -> None:
+        """Record how a job ended; snapshots show it for ``ENDED_RETENTION_S`` seconds."""
         self.by_id.pop(tracked.id, None)
         job = end.apply_to(LrmJob(tracked.id, tracked.name, LrmJobState.ENDED, tracked.nodes, user=tracked.user))
         self._ended[tracked.id] = (job, self.clock.monotonic() + ENDED_RETENTION_S)
 
     def ended_jobs(self) -> list[LrmJob]:
+        """Return the jobs that ended less than ``ENDED_RETENTION_S`` seconds ago."""
         now = self.clock.monotonic()
         self._ended = {id: entry for id, entry in self._ended.items() if entry[1] > now}
         return [job for job, _ in self._ended.values()]
 
     def find_id(self, name: str, user: str = "") -> str | None:
+        """Return the id of an account's newest job of a name, also an ended one; None without one."""
         ids = [job.id for job in self.by_id.values() if (job.name, job.user) == (name, user)]
         ids += [job.id for job, _ in self._ended.values() if (job.name, job.user) == (name, user)]
         return max(ids, key=int, default=None)
 
     def unresolved_jobs(self) -> list[LrmJob]:
-        """Return jobs that have ended in a way that is not known yet, as running."""
+        """Return the jobs that have gone but with unknown exit codes; snapshots show them as running."""
         return [
             LrmJob(job.id, job.name, LrmJobState.RUNNING, job.nodes, user=job.user)
             for job in self.by_id.values()
@@ -130,7 +134,7 @@ class TrackedJobs:
 
 
 def convert_job(job: SgeJob, tracked: TrackedJob, unreachable: Iterable[str]) -> LrmJob:
-    """Return a listed job as ``LrmJob``."""
+    """Return a job of Grid Engine's listing for a snapshot, with the reason why it waits or is lost."""
     state, reason, lost = job_state(job.state), "", False
     unreachable_nodes = sorted(set(job.hosts) & set(unreachable))
     if is_broken(job.state):
@@ -223,7 +227,7 @@ class EndResolver:
             self._poll_soon(0.0)
 
     def _give_up_late(self, job: TrackedJob, now: float) -> None:
-        """Record an end without the accounting if that is late."""
+        """Record an end without exit code if the accounting has no record in time; else request a later poll."""
         is_asked = job.unanswered_since is not None
         since, timeout = (
             (job.unanswered_since, ACCOUNTING_TIMEOUT_S) if is_asked else (job.gone_since, ACCOUNTING_DELAY_S)

@@ -267,7 +267,7 @@ class SlurmLrm(PolledLrm):
             reject_size(submission.nodes, limit, f"ask for at most {max_nodes} nodes")
 
     async def _account_of(self, uid: int) -> str | None:
-        """Return the account of a uid that runs grid jobs, empty for the agent's own; None for others."""
+        """Return the account of a uid that runs grid jobs; empty for the agent's account, None for other users."""
         return "" if uid == os.getuid() else (await self._folders.account_names()).get(uid)
 
     async def _read_accounting(self, name: str, user: str) -> list[_JobLine]:
@@ -282,6 +282,7 @@ class SlurmLrm(PolledLrm):
         return _read_lines(answer.output)
 
     async def _current_offer(self) -> Offer:
+        """Return partitions and limits for grid jobs; read them anew when they are too old."""
         now = self._clock.monotonic()
         if self._offer is None or now > self._offer_read_at + OFFER_MAX_AGE_S:
             self._offer = await read_offer(self._commands, self._settings.partition, self._native_options)

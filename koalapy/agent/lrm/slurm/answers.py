@@ -179,7 +179,7 @@ def _memory_and_weight(entry: Mapping[str, Any]) -> tuple[int | None, int]:
 
 
 def _minimum(value: object) -> int:
-    """Return a number or the minimum of a group; 0 if it has an unknown form."""
+    """Return a number, also from an object with the key ``minimum`` or ``number``; 0 for anything else."""
     if isinstance(value, dict):
         value = value.get("minimum", value.get("number"))
     return value if isinstance(value, int) and 0 <= value < 1 << 32 else 0

@@ -55,7 +55,7 @@ class SlurmCommands(Commands):
 
 
 def time_limit(walltime: float) -> str:
-    """Return seconds as ``H:MM:00``, a form that sbatch and its DRMAA library both accept.
+    """Return seconds as ``H:MM:00``, which sbatch and its DRMAA library both accept.
 
     Slurm counts whole minutes. It is at least one, since 0 means no limit.
     """
