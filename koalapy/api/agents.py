@@ -33,6 +33,7 @@ class AgentConnection:
         self._socket = socket
 
     async def frames(self) -> AsyncIterator[str]:
+        """Yield the texts that the agent sends, until the connection ends."""
         while True:
             try:
                 yield await self._socket.receive_text()
@@ -40,12 +41,14 @@ class AgentConnection:
                 return
 
     async def send(self, frame: str) -> None:
+        """Send a text to the agent; do nothing if the connection has ended."""
         try:
             await self._socket.send_text(frame)
         except (WebSocketDisconnect, RuntimeError):
             return
 
     async def close(self, reason: str) -> None:
+        """Close the connection with a reason, cut to the length that WebSockets allow."""
         if self._socket.application_state is not WebSocketState.DISCONNECTED:
             try:
                 await self._socket.close(CLOSE_CODE, reason.encode()[:MAX_REASON_BYTES].decode(errors="ignore"))

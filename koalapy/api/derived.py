@@ -156,6 +156,7 @@ def view_model(
 
 
 def _json_default(field: FieldDescription) -> Any:
+    """Return a field's default as JSON shows it: an empty tuple becomes an empty list, or an empty object."""
     if field.default != ():
         return field.default
     return {} if field.type in (Environment, PolicyOptions) else []

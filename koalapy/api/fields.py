@@ -49,6 +49,7 @@ def parse_duration(value: object) -> object:
 
 
 def _parse_seconds(value: object) -> object:
+    """Return the seconds of a number or a duration such as ``90m``; reject true and false."""
     if isinstance(value, bool):  # pydantic would convert it to a number
         raise PydanticCustomError("duration", "is not a duration")
     return parse_duration(value)
@@ -295,6 +296,7 @@ OwnCommand = Annotated[list[Text], Field(max_length=MAX_WORDS), _command_schema(
 
 
 def _mapping_schema(max_entries: int, name: dict[str, str]) -> Any:
+    """Return the OpenAPI schema of an object of texts; ``name`` is the schema of its keys."""
     return WithJsonSchema(
         {"type": "object", "maxProperties": max_entries, "propertyNames": name, "additionalProperties": TEXT}
     )

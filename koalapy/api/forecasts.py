@@ -184,7 +184,7 @@ def _parse_number(field: str, text: str, maximum: int) -> int:
 
 
 def _parse_walltime(text: str) -> float:
-    """Return a walltime in seconds; raise ``UsageError`` if it is no duration or out of range."""
+    """Return a walltime in seconds; raise ``UsageError`` if it is not a duration or out of range."""
     try:
         walltime = float(str(parse_duration(text)))
     except ValueError:
@@ -366,6 +366,7 @@ def advisor_router(advisor: Advisor) -> APIRouter:
 
 
 def _visible_user(caller: Identity) -> str | None:
+    """Return the only user with jobs that the caller may see in full; None for operators, since they see all."""
     return None if caller.has_role(Role.OPERATOR) else caller.user
 
 

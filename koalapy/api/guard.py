@@ -119,6 +119,7 @@ def state_cookie(scope: Scope, state: str) -> str:
 
 
 def _format_cookie(scope: Scope, purpose: str, value: str, seconds: float, site: str) -> str:
+    """Return a ``Set-Cookie`` header that scripts cannot read; ``site`` is its SameSite policy."""
     secure = "; Secure" if scope["scheme"] == "https" else ""
     name = _cookie_name(scope, purpose)
     return f"{name}={value}; Max-Age={int(seconds)}; Path=/; HttpOnly; SameSite={site}{secure}"
@@ -228,11 +229,13 @@ class Guard:
         assert task is not None
 
         def cancel() -> None:
+            """End the request because its token is not valid any more."""
             nonlocal is_invalid
             is_invalid = True
             task.cancel()
 
         async def note_and_send(message: Message) -> None:
+            """Pass a message on, and remember that the response has begun."""
             nonlocal has_begun
             has_begun = True
             await send(message)
@@ -296,7 +299,7 @@ class Guard:
     async def _authenticate_request(
         self, scope: Scope, headers: Headers, *, accept_cookie: bool
     ) -> Identity | JSONResponse:
-        """Authenticate by the bearer token, or by the session cookie of a browser."""
+        """Authenticate by the bearer token, or by the session cookie of a browser; return the caller or the problem."""
         authorizations = headers.getlist("authorization")
         if not authorizations and accept_cookie and (token := read_cookie(scope)):
             if (identity := self._authenticator.authenticate_browser(token)) is None:

@@ -235,11 +235,12 @@ def summary_for(caller: Identity, record: JobRecord) -> ListedJobView:
 
 
 def _redacted_fields(record: JobRecord) -> dict[str, Any]:
+    """Return the fields of a view that other users may see."""
     return _view_fields(redact_job(record)) | {"redacted": True}
 
 
 def _view_fields(record: JobRecord, view: type[Output] = JobView) -> dict[str, Any]:
-    """Return the fields of a job view: those of the spec and the job, the components and the spans."""
+    """Return the fields of a job view: those of the spec and the job, the components and the durations."""
     job, attempt = record.job, record.job.attempt
     return (
         _attributes(view, job.spec)
@@ -261,13 +262,17 @@ def attempt_view(job: Job, attempt: Attempt) -> AttemptView:
 
 
 def _attributes(view: type[Output], value: Any) -> dict[str, Any]:
+    """Return the attributes of a value that the view has as fields."""
     return {name: getattr(value, name) for name in view.model_fields if hasattr(value, name)}
 
 
 def _spans(
     job: Job, placed: float | None, ready: float | None, ended: float | None, attempt: Attempt | None
 ) -> dict[str, float | None]:
-    """Return the durations of a job in seconds; None for a span that has not ended."""
+    """Return the durations of a job in seconds; None for a span that has not ended.
+
+    ``ready`` is the time at which all nodes of the job had reported, so that its program could start.
+    """
     return {
         "queue_time": _span(job.submitted_at, placed),
         "wait_time": _span(job.submitted_at, ready),

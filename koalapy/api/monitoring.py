@@ -159,6 +159,7 @@ def _counter(name: str, help: str, samples: Iterable[Sample] | float, *labels: s
 
 
 def _with(family: GaugeMetricFamily | CounterMetricFamily, samples: Iterable[Sample] | float) -> Metric:
+    """Add samples to a metric; a single number is a sample without labels."""
     for values, value in [((), samples)] if isinstance(samples, int | float) else samples:
         family.add_metric(values, value)
     return family

@@ -35,6 +35,7 @@ async def reject_unknown_parameters(request: Request) -> None:
 
 
 def _parameter_names(dependant: Dependant) -> Iterator[str]:
+    """Yield the query parameters of a route and of all its dependencies."""
     yield from (parameter.alias for parameter in dependant.query_params)
     for dependency in dependant.dependencies:
         yield from _parameter_names(dependency)
@@ -43,7 +44,7 @@ def _parameter_names(dependant: Dependant) -> Iterator[str]:
 async def render_json_list(name: str, entries: Iterable[str], fields: dict[str, Any]) -> Response:
     """Return a JSON object with the list ``name`` and some more fields, encoded in a thread.
 
-    ``entries`` are already JSON. Encoding the whole list in one call would hold the interpreter lock until its end.
+    ``entries`` are already JSON. Encoding the whole list in one call would block other threads until its end.
     """
 
     def encode() -> str:

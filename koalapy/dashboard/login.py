@@ -56,6 +56,7 @@ class BrowserLogin:
             router.add_api_route(CALLBACK_PATH, self.finish_provider_login, operation_id="dashboard_login")
 
     def _login_page(self, request: Request, status: int = 200, *, then: str = "/", **values: object) -> HTMLResponse:
+        """Return the login page; ``then`` is the path to open after the login."""
         context = {"problem": None, "code": "", "identity": None, "title": "Log in", "next": then} | values
         has_provider = self._services.provider is not None
         return self._dashboard.render_plain(request, "login.html", status, has_provider=has_provider, **context)

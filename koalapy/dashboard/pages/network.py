@@ -121,6 +121,7 @@ def add_network(dashboard: Dashboard, services: Services) -> None:
 
     @dashboard.page("/network", "network.html", operation="show_network", title="Network", key="l")
     async def matrix() -> NetworkView:
+        """Return the newest measurement of each pair of clusters, and within each cluster."""
         records = network.list_links()
         names = [record.pair[0] for record in records if record.pair[0] == record.pair[1]]
         links = link_directions(records)

@@ -259,6 +259,7 @@ def _add_actions(dashboard: Dashboard, services: Services) -> None:
 
     @dashboard.action("/queue/priority", operation="set_priority")
     async def priority(caller: Caller, form: SentForm) -> str:
+        """Set the priority of the selected jobs; raise ``UsageError`` for an unknown priority."""
         states, value = _parse_shown_states(form), form.get("priority")
         if value not in ("high", "low"):
             raise UsageError(f"priority is {value!r}", field="priority", value=value, hint="give high or low")

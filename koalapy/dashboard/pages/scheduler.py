@@ -148,6 +148,7 @@ def parameters_of(rules: Rules) -> list[Parameter]:
 
 
 def _format_value(value: object) -> str:
+    """Format the value of a rule: ``yes`` or ``no``, ``none``, or a number without needless digits."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "none" if value is None else f"{value:.12g}" if isinstance(value, float) else str(value)

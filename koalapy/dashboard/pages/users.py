@@ -76,6 +76,7 @@ class _Counts:
             self.oldest = job.submitted_at if self.oldest is None else min(self.oldest, job.submitted_at)
 
     def to_view(self, user: str) -> UserUse:
+        """Return the counts as a table row for this user."""
         states = self.states
         active = sum(count for state, count in states.items() if state.is_active)
         queued, held_jobs = states.get(JobState.QUEUED, 0), states.get(JobState.HELD, 0)
@@ -120,6 +121,7 @@ def add_users(dashboard: Dashboard, services: Services, identities: Identities) 
 
     @dashboard.action("/users/tokens/{token}/revoke", operation="revoke_token")
     async def revoke(token: Id, caller: Caller, form: SentForm) -> str:
+        """Revoke a token, and return the path of the page of the same user."""
         await identities.revoke_tokens([token], caller)
         user = form.get("user")
         is_name = bool(user) and len(user) <= 200 and user.isprintable()
