@@ -76,7 +76,7 @@ class Installation:
         return match[0] if match else str(self.series)
 
     def mpirun_options(self, launch_agent: str, nodes: int) -> list[str]:
-        """Return options that let mpirun start its MPI daemons by our launch agent.
+        """Return options that let mpirun start its MPI daemons through our launch agent, a script.
 
         Daemons that stay attached must all be launched at once, which mpirun must be allowed for that many nodes.
         """

@@ -121,7 +121,7 @@ class Link:
         hello: Callable[[], dict[str, Any]],
         receive: Callable[[dict[str, Any]], None],
     ) -> None:
-        """``hello`` describes this runner to an agent that has proved its identity."""
+        """``hello`` describes this runner to an authenticated agent. ``receive`` handles its messages."""
         self._loop, self._settings, self._hello, self._receive = loop, settings, hello, receive
         self._socket: socket.socket | None = None
         self._nonce = ""
@@ -161,7 +161,7 @@ class Link:
         self.connect()
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send a message, or drop it without a connection: important ones are repeated after the welcome."""
+        """Send a message, or drop it without a connection: important ones are repeated after the agent's welcome."""
         if self._session is not None:
             self._send_line(message)
 

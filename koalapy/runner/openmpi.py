@@ -207,7 +207,7 @@ class Follower(Role):
         self._runner.loop.set_alarm("unfit", RESEND_INTERVAL, lambda: self.report_unfit(failure))
 
     def relayed(self, sender: tuple[str, int], payload: dict[str, Any]) -> None:
-        """Carry out an order of the head node, such as to launch the MPI daemon. Ignore other nodes."""
+        """Carry out an order of the head node, which runs mpirun, and ignore other nodes."""
         head = self._plan.head
         if sender != (head["token"], head["node"]):
             return  # only the head node may give orders
@@ -224,7 +224,7 @@ class Follower(Role):
             self._runner.conclude(None)
 
     def child_ended(self, pid: int, code: int) -> None:
-        """Report the end of the MPI daemon to the head node. If it was killed, conclude with an error."""
+        """Report the end of the MPI daemon to the head node. If it was killed, end this node's part with an error."""
         if pid != self._pid:
             return
         self._send_end(code)
@@ -241,7 +241,7 @@ class Follower(Role):
         self._leave_preflight()
 
     def _move_addresses(self, route: int, hosts: list[str]) -> None:
-        """Repeat the pre-flight with other addresses."""
+        """Repeat the pre-flight, the check of connections between nodes, with other addresses."""
         self._leave_preflight()
         self._plan.move(hosts)
         refit(self._runner, self._plan, self._installation, self._folder)
@@ -364,7 +364,7 @@ class Head(Role):
             self._daemon_ended(index, payload["code"])
 
     def child_ended(self, pid: int, code: int) -> None:
-        """Record the end of mpirun or of this node's MPI daemon, and conclude if it is the last."""
+        """Record the end of mpirun or of this node's MPI daemon, and report the program's end if it is the last."""
         if pid == self._local:
             self._daemon_ended(self._plan.index, code)
         elif pid == self._mpirun:
@@ -397,7 +397,10 @@ class Head(Role):
         self._runner.loop.cancel_alarm("notice")
 
     def _start_launches(self) -> None:
-        """Launch the MPI daemons that waited for the pre-flight. Restart mpirun if it was killed for new addresses."""
+        """Launch the MPI daemons that mpirun has requested, now that all nodes reach each other.
+
+        Start mpirun anew if it was killed since the nodes' addresses have changed.
+        """
         if self._preflight is not None:
             self._namesakes = self._preflight.namesakes
         self._preflight = None
@@ -412,7 +415,8 @@ class Head(Role):
     def _launch_requested(self, host: str, command: str) -> None:
         """Start the MPI daemon that mpirun requests on a host, here or through that node's runner.
 
-        During the pre-flight the request waits. ``command`` is the shell command that mpirun would run on the host.
+        During the pre-flight, the check of connections between nodes, the request waits. ``command``: the shell command
+        that mpirun would run on the host.
         """
         index = self._by_host[host]
         if self._preflight is not None:
@@ -435,7 +439,7 @@ class Head(Role):
         self._started.add(index)
 
     def _send_launch(self, index: int) -> None:
-        """Ask a node's runner to start its MPI daemon, until it acknowledges: relays may get lost."""
+        """Ask a node's runner to start its MPI daemon, until it acknowledges: messages between nodes may get lost."""
         parameters, deadline = self._launches[index]
         if self._runner.loop.time() > deadline:
             del self._launches[index]

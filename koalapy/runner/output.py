@@ -124,7 +124,7 @@ class Output:
         self.start, self.sent = offset, max(self.sent, offset)
 
     def chunks(self) -> Iterator[tuple[int, bytes]]:
-        """Yield (offset, data) to send now: up to a window beyond the acknowledged output."""
+        """Yield (offset, data) to send now: up to ``window`` bytes beyond the acknowledged output."""
         while self.sent < min(self.total, self.start + self._window):
             block = next(block for block in self._blocks if block.end > self.sent)
             offset, begin = self.sent, self.sent - block.start

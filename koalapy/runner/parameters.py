@@ -72,7 +72,8 @@ def select_parameters(series: int, command: str) -> dict[str, str]:
 def check_parameters(series: int, parameters: object, section: str) -> Mapping[str, str]:
     """Return the parameters of a launch request from another node if each is allowed and has a valid value.
 
-    ``section`` is the setting that holds this site's own parameters. Raise ``Failure`` naming the parameter otherwise.
+    ``section`` is the setting in which this site configures parameters. Raise ``Failure`` naming the
+    parameter otherwise.
     """
     if not isinstance(parameters, dict):
         raise Failure("the job's head node sent a launch request without parameters: it needs the same koalapy")

@@ -41,7 +41,7 @@ def socket_for(host: str) -> socket.socket:
 
 
 class ProbeListener:
-    """A port of this node that answers each connection with its nonce and the address of the client."""
+    """A port of this node that answers each connection with its nonce, a random text, and the address of the client."""
 
     def __init__(
         self, loop: Loop, name: str, host: str, ports: tuple[int, int] | None, max_peers: int = MAX_PEERS
@@ -239,7 +239,7 @@ class Prober:
         }
 
     def send_ready(self) -> None:
-        """Report this node's port to the head node until it answers, since relays may get lost."""
+        """Report this node's port to the head node until it answers: messages between nodes may get lost."""
         self._runner.loop.set_alarm("ready", RESEND_INTERVAL, self.send_ready)
         self._send(self.ready)
 
@@ -318,7 +318,7 @@ class Preflight:
         self._prober.close()
 
     def _wait_for_nodes(self) -> None:
-        """Conclude with an error after the deadline; until then repeat the messages of this step."""
+        """End the program with an error after the deadline; until then repeat the messages of this step."""
         if self._runner.loop.time() > self._deadline:
             missing = next(i for i in range(len(self._plan.nodes)) if i not in self._failures)
             self._runner.conclude(
@@ -395,7 +395,7 @@ class Preflight:
         self._reporter = target if target in faulty else source
 
     def _try_route(self, networks: list[str], hosts: list[str]) -> None:
-        """Repeat the pre-flight with other addresses. ``hosts`` has one for each node, in the plan's order."""
+        """Repeat the check of connections with the addresses ``hosts`` of all nodes, in the plan's order."""
         if not self._route:
             self._on_move()
         self._prober.close()

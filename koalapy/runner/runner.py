@@ -117,7 +117,7 @@ class Runner:
         return self._status
 
     def _report_failure(self, error: Exception) -> None:
-        """Conclude with an error. After the program has ended, re-raise unexpected errors."""
+        """End the program and report an error. After the program has ended, re-raise unexpected errors."""
         if isinstance(error, Failure):
             self.conclude(error.code, error.message, infrastructure=error.code is None)
         elif self._result is not None:
@@ -189,7 +189,7 @@ class Runner:
         self._end_processes()
 
     def _stop_program(self, message: dict[str, Any]) -> None:
-        """Stop the program as the agent orders, after a warning and its grace if the order has them."""
+        """Stop the program as the agent orders, after a warning and time to finish (grace) if the order has them."""
         if "signal" in message and self._phase == "running":
             self._warn_program(message["signal"], message["grace"])
         grace = min(self._grace_over - self.loop.time(), message.get("grace", 0.0))
@@ -237,7 +237,7 @@ class Runner:
     # The lease
 
     def _renew_lease(self) -> None:
-        """Request a renewal of the lease, now and at each interval from now on."""
+        """Request a renewal of the lease, the time for which the program may run, now and at intervals."""
         self._link.send({"t": "renew", "number": self._silence.start_query()})
         self.loop.set_alarm("renew", renewal_interval(self.settings.lease), self._renew_lease)
 
@@ -245,8 +245,9 @@ class Runner:
         return float("inf") if self.settings.lease is None else self.settings.lease - self._silence.silence
 
     def _check_lease(self) -> None:
-        """End the program when its lease is over, after the warning and the grace that it asked for.
+        """End the program when its lease is over: the daemon was silent for too long.
 
+        The program first gets the warning and the time to finish (grace) that it asked for.
         If the lease ended while this process was stopped, it may have been renewed: halt the program and ask the agent
         first. The program must not run on, since the next attempt may have begun.
         """
@@ -278,7 +279,7 @@ class Runner:
             self.loop.set_alarm("request-renewal", RENEWAL_INTERVAL, self._request_renewal)
 
     def _end_lease(self, late: float) -> None:
-        """Warn and end the program, ``late`` seconds after the end of its lease, which shorten its grace."""
+        """Warn and end the program, ``late`` seconds after its lease, which shorten its time to finish (grace)."""
         self._lease_is_over = True
         warning = self._plan.get("lease_warning")
         grace = max(0.0, warning["grace"] - late) if warning and self._phase == "running" else 0.0
@@ -368,7 +369,7 @@ class Runner:
         self._send_output()
 
     def _handle_relay(self, message: dict[str, Any]) -> None:
-        """Pass another node's message to this node's role. Print the error of an invalid one."""
+        """Pass another node's message to this node's role in the program. Print the error of an invalid one."""
         payload, sender = message["payload"], (message["sender"], message["sender_node"])
         is_daemon_end = payload.get("op") == "daemon_ended"
         if self._role is not None and (is_daemon_end or self._phase in ("opened", "running")):
@@ -468,7 +469,7 @@ class Runner:
                 self._copy = copy
 
     def _send_output(self) -> None:
-        """Send the output that the window allows, and the exit after the last of it."""
+        """Send as much output as may be unacknowledged at a time, and the result after the last of it."""
         if not self._link.welcomed:
             return
         for offset, data in self._output.chunks():
@@ -535,7 +536,7 @@ class Runner:
         self.loop.set_alarm("give-up", timeout, self._give_up)
 
     def _write_result(self) -> None:
-        """Write the result and the unsent output to the spool, where an agent on the same file system can find them."""
+        """Write the result and unsent output to the component's folder, for an agent on the same file system."""
         path = f"{self.settings.spool}/result.{self.settings.node}.json"
         self._output.save()
         node = {"host": self.settings.host, "name": self.settings.name, "output": self._output.total}

@@ -16,7 +16,7 @@ PlanKey = tuple[JobId, int]
 
 
 class PlansInUse:
-    """An index of the commands in the outbox by the plan that they contain."""
+    """An index of unacknowledged commands by the plan, a job's nodes and programs, that they contain."""
 
     def __init__(self, entries: Iterable[OutboxEntry] = ()) -> None:
         self._plan_of: dict[int, PlanKey] = {}

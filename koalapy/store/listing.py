@@ -101,7 +101,7 @@ def _search_source(connection: Connection, job_filter: JobFilter, source: Source
 
 
 def _select_farthest(connection: Connection, sources: list[Source], before: JobId | None) -> Source:
-    """Return the source with the smallest id at ``WINDOW`` jobs, or with fewer jobs than that."""
+    """Return the most selective source: it reaches farthest back within ``WINDOW`` jobs, or has fewer jobs."""
 
     def reach(source: Source) -> int:
         last: int | None = connection.execute(source(before, WINDOW).offset(WINDOW - 1).limit(1)).scalar()
@@ -111,7 +111,10 @@ def _select_farthest(connection: Connection, sources: list[Source], before: JobI
 
 
 def _sources_for(connection: Connection, job_filter: JobFilter) -> list[Source]:
-    """Return a source for each filter field with an index; all matching jobs are in every source."""
+    """Return sources, functions that return a query for ids, one for each filter field with an index.
+
+    Every source has all jobs that match the filter, and others.
+    """
     sources = [
         _in_order([jobs.c[name] == value])
         for name in ("application", "priority", "name")
@@ -155,7 +158,7 @@ def _restart_counts(connection: Connection, minimum: int, maximum: int | None) -
 
 
 def _in_order(alternatives: list[ColumnElement[bool]]) -> Source:
-    """Return a source of the jobs that meet at least one of the conditions."""
+    """Return a function of ``before`` and ``limit`` that returns a query for jobs that meet any of the conditions."""
 
     def source(before: JobId | None, limit: int) -> Select[Any]:
         return _merge_queries(

@@ -87,7 +87,7 @@ def entry_from_row(row: Row) -> Entry:
 
 
 def cluster_to_row(record: ClusterRecord) -> dict[str, Any]:
-    """Return the columns of a cluster that must survive a restart; its agent reports the others again."""
+    """Return the columns of a cluster that must survive a restart; its agent reports the others after that."""
     drain = record.drained
     return _to_row(tables.clusters, record) | {
         "drained_at": drain.at if drain else None,

@@ -190,7 +190,7 @@ def _read_entry(name: str, folder: int) -> TokenSearch:
 
 
 def format_address(host: str, port: int) -> str:
-    """Return host and port as in a URL: also the name of their entry, since each address has one such form."""
+    """Return host and port as in a URL, normalized, since this is also the name of their entry in the register."""
     try:
         address = ip_address(host)
     except ValueError:
