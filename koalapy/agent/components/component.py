@@ -204,7 +204,7 @@ class Component:
     def awaits_collection(self) -> bool:
         """Whether the component's results must still be sent before it counts as ended.
 
-        This holds for every program that was started, even if nodes were lost: the job may have succeeded.
+        This holds for every started program with files to collect, even if nodes were lost: the job may have succeeded.
         """
         has_results_to_send = self.collect and self.stage is not None and not self.collected
         return bool(self.ended and has_results_to_send and self.plan is not None)

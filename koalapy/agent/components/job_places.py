@@ -21,7 +21,10 @@ RETRY_DELAY = 2.0
 
 
 class ComponentFolders:
-    """The folders of components. Those that run as the agent's account work in its own folder."""
+    """The working folder of each component: a folder in the account that it runs as.
+
+    A component that runs as the agent's account works in the folder of its journal.
+    """
 
     def __init__(self, folders: JobFolders, stages: Stages, reporter: Reporter) -> None:
         self._folders, self._stages, self._reporter = folders, stages, reporter

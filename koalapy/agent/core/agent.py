@@ -502,7 +502,7 @@ class Agent:
         return ""
 
     def _stop_component(self, message: wire.Stop) -> str | None:
-        """Record and begin the stop of a component, even an unknown one, so that a late job of it is ended.
+        """Record and begin the stop of a component. Stop an unknown one as well, since its job may appear late.
 
         Return an empty error, or None if the journal cannot be written and the command is to be retried.
         """

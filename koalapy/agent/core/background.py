@@ -42,7 +42,7 @@ class BackgroundOrder(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class BackgroundJob:
-    """A submitted job: its number in the resource manager, and the monotonic time of its end had it started at once."""
+    """A submitted job: its number in the resource manager, and when it would end (monotonic) had it started at once."""
 
     job: str
     until: float

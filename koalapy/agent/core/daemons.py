@@ -31,7 +31,7 @@ EPOCH_FILE, JOB_FILE = "daemon", "job"
 class Daemons:
     """The highest epoch and the highest job of each daemon. The epoch counts the runs of a daemon.
 
-    The epoch is on the disk before anything of that epoch is done. The job's number is not synced: if a power failure
+    The epoch is on the disk before anything of that epoch is done. The job's number is not synced. If a power failure
     loses it, a number is only used twice, and nonces distinguish the attempts.
     """
 

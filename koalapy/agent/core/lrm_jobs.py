@@ -232,7 +232,7 @@ class LrmJobs:
         self._tasks.spawn(self._submit_component(component, unsure))
 
     def end_component(self, component: Component) -> None:
-        """End a component: stop its runners if there are any, and cancel its job if they do not end in time."""
+        """End a component: stop its runners, if any, and cancel its job if they do not end in time."""
         if component.ended:
             return
         component.send_to_runners(component.stop_message)

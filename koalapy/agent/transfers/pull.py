@@ -228,7 +228,7 @@ class TransferTools:
 
 
 class Pull:
-    """Brings one file or folder from another cluster into ``folder``, which it does not share and restarts preserve."""
+    """Brings a file or folder of another cluster into the private ``folder``, which survives restarts of the agent."""
 
     def __init__(
         self, file: StageFile, folder: Path, place: int, progress: Callable[[], object], means: TransferTools

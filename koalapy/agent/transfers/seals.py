@@ -114,7 +114,7 @@ def _entries(descriptor: int, depth: int) -> Iterator[tuple[str, os.stat_result]
 class Seals:
     """The seals and checksums of replicas that were read, saved in a file if one is given. Thread-safe.
 
-    A seal is a digest of names, sizes and times: while it is the same, the content need not be read.
+    A seal is a digest of names, sizes and times. While it is the same, the content need not be read.
     """
 
     def __init__(

@@ -87,7 +87,7 @@ def content_key(file: StageFile) -> ContentKey:
 
 
 class SharedTask:
-    """A pull that one stage at a time does for all that need it."""
+    """A pull of one input that several stages need: one stage at a time does it, and the others wait."""
 
     def __init__(self) -> None:
         self.users = 0

@@ -265,7 +265,7 @@ class Server:
             self._runs.stop_job(job, reason)
 
     def _find_job(self, _: ClientConnection, request: dict[str, Any]) -> dict[str, Any]:
-        """Return the record of the newest job of a name, or of the job with an id; ``{"job": None}`` without one."""
+        """Return the record of a name's newest job, or of the job with an id; ``{"job": None}`` without one."""
         name = request.get("name")
         job = self._jobs.newest_job(name) if isinstance(name, str) else self._jobs.find_job(request.get("job"))
         return {"job": None} if job is None else job.as_record()
