@@ -305,7 +305,10 @@ class PlanWarning(TypedDict):
 
 
 class LeaseWarning(TypedDict):
-    """The signal to send when the lease is over, and the seconds of grace from then on."""
+    """The signal to send when the lease is over, and the seconds of grace from then on.
+
+    The lease is the time for which a component runs without the daemon.
+    """
 
     signal: Name
     grace: Seconds

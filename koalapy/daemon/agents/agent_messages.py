@@ -185,6 +185,7 @@ class AgentMessages:
         self._run_in_background(self._log_in(self._logins, session, message))
 
     def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine without waiting for it, and keep a reference so that it is not garbage-collected."""
         task = asyncio.create_task(work)
         self._background_tasks.add(task)
         task.add_done_callback(self._background_tasks.discard)
@@ -196,6 +197,7 @@ class AgentMessages:
         self._engine.post(WorkItem(events=(*self._note_transfers(session, status), Reported(session.cluster, status))))
 
     def _note_transfers(self, session: Session, status: StageStatus) -> tuple[Event, ...]:
+        """Record finished transfers of a stage; return events about source replicas that proved bad."""
         staged = self._queries.find_staged(status.token)
         if self._feedback is None or staged is None or staged[1].cluster != session.cluster:
             return ()

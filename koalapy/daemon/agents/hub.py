@@ -206,6 +206,7 @@ class Hub:
             await self._messages.handle_messages(session, messages)
 
     def _end_session(self, session: Session, reason: str, heard: float | None = None) -> None:
+        """Report to the scheduler that an agent is disconnected, unless a newer session of its cluster exists."""
         if self._sessions.remove(session):
             self._questions.fail_questions(session.cluster)
             log.info("agent disconnected", action="agent-disconnected", cluster=session.cluster, reason=reason)

@@ -74,6 +74,7 @@ class Questions:
     def _reject_question(
         self, cluster: ClusterName, question: Ask, error: str, fault: SiteFault = SiteFault.REFUSED
     ) -> None:
+        """Answer the agent that asked with an error."""
         self._send(cluster, Answer(ident=question.ident, error=error, fault=fault, cluster=question.cluster))
 
     def deliver_answer(self, cluster: ClusterName, message: Answer) -> None:

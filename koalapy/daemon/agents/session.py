@@ -83,8 +83,10 @@ class Session:
         return True
 
     def renew_lease(self, number: int) -> None:
-        """Confirm a lease renewal, but only once the scheduler counts the cluster as reachable: before, it may give up
-        components without a renewed lease."""
+        """Confirm a renewal of the lease, the time for which components run without the daemon.
+
+        Wait until the scheduler counts the cluster as reachable: before, it may restart the components elsewhere.
+        """
         if self.ready:
             self.offer_message(wire.LeaseRenewed(number=number))
         else:
@@ -163,6 +165,7 @@ class Session:
         return self._confirmation_times.pop(sequence, None)
 
     def _send_probe(self, *, look: bool) -> int:
+        """Send a check of the connection, and return its number. ``look``: the agent also polls its nodes."""
         probe = wire.Probe(sequence=next(_sequence), look=look, awaited=self._awaited)
         self.queue_messages([probe])
         return probe.sequence

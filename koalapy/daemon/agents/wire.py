@@ -187,7 +187,7 @@ def _build_stop(command: StopComponent, header: dict[str, Any]) -> Stop:
 
 
 def _build_warnings(spec: JobSpec) -> dict[str, Any]:
-    """Return the warning signals before the end of the walltime and of the lease."""
+    """Return the warning signals before the end of the walltime and of the agent's lease."""
     if spec.warning is None:
         return {}
     signal, grace = spec.warning.signal.value, spec.warning.grace

@@ -182,6 +182,7 @@ class Identities:
         return self._of_provider(signed)
 
     def _of_provider(self, signed: Verified) -> Identity:
+        """Return the identity of a verified provider token, with the higher of configured and attested role."""
         user = signed.user
         role = highest_role([self._users.configured_role(user), signed.role or Role.USER])
         return Identity(

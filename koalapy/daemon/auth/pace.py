@@ -44,6 +44,7 @@ class Pace:
         return None
 
     def _throttle_for(self, rate: float) -> Throttle:
+        """Return the limiter of all users and groups with that rate, in requests per second."""
         throttle = self._requests.get(rate)
         if throttle is None:
             throttle = self._requests[rate] = Throttle(max(1.0, rate * BURST_SECONDS), 1 / rate)

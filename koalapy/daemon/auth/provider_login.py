@@ -133,6 +133,7 @@ async def _post_form(uri: str, form: dict[str, str], auth: httpx2.BasicAuth | No
 
 
 def _read_claims(token: str) -> dict[str, Any]:
+    """Return the claims of a token without any verification; empty if they are not an object."""
     part = token.split(".")[1]
     claims = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
     return claims if isinstance(claims, dict) else {}

@@ -132,7 +132,7 @@ class Daemon:
         self._watchdog.start(StandIn(self._listener, self._certificate.context if self._certificate else None))
 
     async def run(self) -> None:
-        """Run until SIGTERM, SIGINT, the loss of the lease, or the unexpected end of engine or server."""
+        """Run until SIGTERM, SIGINT, the loss of the database's lease, or the unexpected end of engine or server."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._end.set)
@@ -147,7 +147,7 @@ class Daemon:
             await self._shut_down(engine, server)
 
     async def _shut_down(self, engine: "asyncio.Task[None]", server: "asyncio.Task[None]") -> None:
-        """End connections, requests, agents and engine in this order, then release the lease.
+        """End connections, requests, agents and engine in this order, then release the lease on the database.
 
         If the database does not answer, exit the process with code 1 instead.
         """

@@ -126,7 +126,7 @@ class Duties:
         self._engine.post(WorkItem(events=(PeriodicScan(),)))
 
     async def renew_lease(self) -> None:
-        """Renew the lease; on failure retry until the next renewal is near."""
+        """Renew the daemon's sole right to write to the database; on failure retry until the next renewal is near."""
         began = asyncio.get_running_loop().time()
         while not self._stopped and asyncio.get_running_loop().time() - began < LEASE_RENEWAL_INTERVAL_S / 2:
             renewing = asyncio.ensure_future(asyncio.to_thread(self._store.renew_lease, self._engine.clock()))

@@ -288,7 +288,7 @@ class Engine:
     def stop(self) -> None:
         """End the loop once all queued items are written. ``run`` raises ``StoreUnavailable`` if they cannot be.
 
-        Jobs that are left to be placed wait for the next daemon run.
+        Jobs that the scheduler has not yet considered wait for the next daemon run.
         """
         self._stopping = True
         self._wake.set()
@@ -323,7 +323,7 @@ class Engine:
         self._wake.clear()
 
     async def _run_cycle(self) -> None:
-        """Run one round: apply work items, run the scheduler, store the outcome, and act on it."""
+        """Run one cycle: apply work items, run the scheduler, store the outcome, and act on it."""
         transaction, began, rounds = Transaction(now=self.clock()), time.monotonic(), self.instruments.cycles
         rounds.waiting = len(self._items)
         taken_in_until = time.thread_time() + self._take_in_budget_s
@@ -419,6 +419,7 @@ class Engine:
             yield command
 
     def _job_of(self, command: Command, effects: Effects) -> Job | None:
+        """Return a command's job as it is after this cycle; None if the daemon does not know it."""
         try:
             job = parse_token(command.token).job
         except ValueError:
@@ -426,6 +427,7 @@ class Engine:
         return effects.jobs.get(job) or self.queries.job(job)
 
     async def _raise_epoch(self, epoch: int) -> None:
+        """Store a higher epoch, the number of the daemon run, so that agents reject all earlier commands."""
         if epoch > self.epoch:
             await self._write_with_retries(partial(self._store.raise_epoch, epoch))
             self.epoch = epoch
@@ -473,7 +475,7 @@ class Engine:
     def _finish_cycle(
         self, transaction: Transaction, effects: Effects, batch: Batch, messages: dict[str, list[dict[str, Any]]]
     ) -> None:
-        """Act on a stored round: notify observers and callers, and send the commands to agents."""
+        """Act on a stored cycle: notify observers and callers, and send the commands to agents."""
         for ident, attempt in batch.attempts:
             for attempt_observer in self._attempt_observers:
                 attempt_observer(batch.jobs[ident], attempt)

@@ -81,6 +81,7 @@ class Watchdog:
                 self._manager.send_heartbeat(self._shown_status)
 
     def _note_answer(self) -> None:
+        """Record in the event loop that it runs, and show a changed status to the service manager."""
         self._answered_at, self._awaits_answer = time.monotonic(), False
         if (status := self._status()) != self._shown_status:
             self._shown_status = status

@@ -227,7 +227,7 @@ class Files:
     # Verification by agents
 
     async def _verify_all(self, replicas: Sequence[Replica], *, spoiled: bool = False) -> Sequence[Verified]:
-        """Verify replicas of one cluster one after the other. With ``spoiled``, none becomes good again."""
+        """Verify replicas of one cluster one after the other. With ``spoiled``, a match does not mark one as good."""
         results = []
         for replica in replicas:
             try:

@@ -114,7 +114,7 @@ class Results:
                 raise FullError(excess.text, field="limits.result_bytes", value=excess.value, hint=excess.hint)
 
     async def _find_component(self, cluster: ClusterName, token: str) -> tuple[JobId, int, int, str]:
-        """Return the job, generation, rank and owner of a component that a stage's token on ``cluster`` names.
+        """Return a component's job, attempt number, number in the attempt and owner, by the token of its folder.
 
         Raise ``NotFoundError`` if there is no such component, and ``ConflictError`` if its job collects no files.
         """
@@ -274,6 +274,7 @@ def _join_archives(archives: Sequence[tuple[Path, str]]) -> Iterator[bytes]:
 
 
 def _build_header(member: tarfile.TarInfo, kind: bytes, mode: int) -> bytes:
+    """Return the tar header of an archive member with only its name, kind, mode, size and time."""
     plain = tarfile.TarInfo(member.name)
     plain.type, plain.mode, plain.size = kind, mode, member.size if kind == tarfile.REGTYPE else 0
     plain.mtime = int(min(max(member.mtime, 0), MAX_MTIME)) if isfinite(member.mtime) else 0
@@ -281,6 +282,7 @@ def _build_header(member: tarfile.TarInfo, kind: bytes, mode: int) -> bytes:
 
 
 def _read_content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> Iterator[bytes]:
+    """Yield a member's content in pieces, padded to whole tar blocks; nothing if it is not a regular file."""
     content = archive.extractfile(member) if member.isreg() else None
     while content is not None and (piece := content.read(PIECE_SIZE)):
         yield piece

@@ -67,6 +67,7 @@ class TrackRecord:
             await self._write_predictions(forecast, jobs, [expected], PredictionSource.ASKED)
 
     def _is_due(self, job: Job, now: float) -> bool:
+        """Check whether to store another prediction for a user's job. They become rarer with its age."""
         last = self._stored_at.get(job.id)
         return not job.spec.internal and (
             last is None or now - job.submitted_at >= REPEAT_FACTOR * max(MIN_AGE_S, last - job.submitted_at)

@@ -221,6 +221,7 @@ class Jobs:
         return await self._act_on_job(job, caller, JobReleased(job, caller.user))
 
     async def _act_on_job(self, job: JobId, caller: Identity, event: Event) -> JobRecord:
+        """Apply an event to the caller's unfinished job. Raise ``ConflictError`` if it has ended."""
         record = await self.get_owned(job, caller)
         if self._queries.job(job) is None:
             raise _already_ended(record.job)

@@ -112,6 +112,7 @@ class Record:
             self._file = None
 
     def _end_recording(self, reason: str) -> None:
+        """Stop recording for this daemon run, and keep the reason for an alert."""
         self.problem, self.failed_at = reason, self._clock()
         self._waiting.clear()
         log.error("the recording of the scheduler has ended", action="record-ended", reason=reason)
@@ -139,6 +140,7 @@ class Record:
             raise OSError(0, str(full[0]))
 
     def _begin_part(self) -> None:
+        """Open the next file of the recording and write its header."""
         self._number += 1
         path = self._directory / f"{self._began_ms:013d}-{self._number:06d}.jsonl"
         self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")

@@ -163,6 +163,7 @@ class Housekeeping:
 
 
 async def _log_disk_errors(removal: Awaitable[T], nothing: T) -> T:
+    """Return the result of a removal. After an ``OSError``, log it and return ``nothing``."""
     try:
         return await removal
     except OSError as error:

@@ -267,6 +267,7 @@ class Audit:
             self._begin_write(entries, again=True)
 
     def _begin_write(self, entries: list[AuditEntry], *, again: bool = False) -> "asyncio.Future[None]":
+        """Write entries in the writer thread. ``again``: they were logged when an earlier write failed."""
         writing = asyncio.get_running_loop().run_in_executor(_writer, self._store.append_audit, entries)
         self._writing[writing] = entries
         writing.add_done_callback(lambda _: self._finish_write(writing, entries, again))
@@ -294,10 +295,12 @@ class Audit:
             log.error("the database does not take the audit", action="audit-not-written", entry=entry, error=reason)
 
     def _keep_counted(self) -> None:
+        """Queue the counts of repeated rejections for writing, and count anew."""
         counted, self._rejections = [entry for entry in self._rejections.values() if entry.times], {}
         self._keep_waiting(counted)
 
     def _keep_waiting(self, entries: Sequence[AuditEntry]) -> None:
+        """Keep entries until the database is available; only log those beyond ``MAX_WAITING``."""
         for entry in entries:
             if len(self._waiting) >= MAX_WAITING:
                 self._log_entry(entry, f"{MAX_WAITING} wait")

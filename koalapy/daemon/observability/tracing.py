@@ -64,6 +64,7 @@ class Tracing:
         self._thread.join(STOP_TIMEOUT)
 
     def _queue_spans(self, make: Make | None) -> None:
+        """Queue a function that makes spans, or count them as lost. None ends the thread."""
         try:
             self._waiting.put_nowait(make)
         except queue.Full:
@@ -76,6 +77,7 @@ class Tracing:
         return spans_of_job(job, began)
 
     def _attempt_spans(self, job: Job, attempt: Attempt) -> Iterable[Span]:
+        """Return the spans of an attempt and of the wait before it. Remember its end as the start of the next wait."""
         first = job.submitted_at if attempt.generation == 1 else None
         spans = [*spans_of_attempt(attempt, attempt.placed_at, self._waited_since.pop(job.id, first))]
         if attempt.ended_at is not None and len(self._waited_since) < MAX_REMEMBERED:
