@@ -97,6 +97,7 @@ def _length_limit(characters: int) -> Predicate:
 
 
 def _is_host(text: str) -> bool:
+    """Return True for a node address. Raise ``ValueError`` for any other text."""
     if not HOST.fullmatch(text):
         raise ValueError(f"{text[:60]!r} is not a node address")
     return True

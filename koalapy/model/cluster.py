@@ -183,7 +183,10 @@ class GridView:
         return {}
 
     def compute_once(self, key: Hashable, work: "Callable[[GridView], T]") -> T:
-        """Return ``work(self)``, cached by ``key`` for all requests of a scan. Each caller uses keys of its own."""
+        """Return ``work(self)``, cached by ``key`` for all requests of a scan of the waiting jobs.
+
+        Different callers must use different keys.
+        """
         try:
             return self._results[key]  # type: ignore[return-value]
         except KeyError:
@@ -214,6 +217,7 @@ class GridView:
         return self.compute_once(("only", names), lambda grid: grid._select_part(names))
 
     def _select_part(self, names: frozenset[ClusterName]) -> "GridView":
+        """Return the view with only these clusters; all views of the same clusters share their lasting results."""
         part = replace(self, clusters=tuple(cluster for cluster in self.clusters if cluster.name in names))
         part.__dict__["_lasting_results"] = self.compute_lasting(("only", names), lambda _: dict[Hashable, object]())
         return part

@@ -208,10 +208,11 @@ class Component:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt to run a job: a placement and its outcome. ``generation`` fences off earlier attempts.
+    """One attempt to run a job: a placement and its outcome.
 
-    ``components`` only grows. A component with a failed claim is superseded by another with a new index. So reports on
-    the old component are never taken for the new one.
+    ``generation`` numbers the attempts of a job, so that reports on earlier attempts are ignored. ``components`` only
+    grows. A component that did not get its nodes is superseded: another with a new index replaces it. So reports on the
+    old component are never taken for the new one.
     """
 
     generation: int

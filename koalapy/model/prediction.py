@@ -22,11 +22,11 @@ class PredictionKind(StrEnum):
     """The predicted time."""
 
     START = "start"
-    """From the prediction until the barrier of a later attempt opens."""
+    """From the prediction until all nodes of a later attempt are ready, so that its barrier opens."""
     END = "end"
     """From the prediction until the job ends."""
     RUN_TIME = "run-time"
-    """From the opened barrier to the end, predicted by simulation."""
+    """From the start of the program, when the barrier opens, to its end; predicted by simulation."""
     ADVISED = "advised"
     """The run time predicted by the policy ``auto`` at placement: a point without an interval."""
 
@@ -82,7 +82,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """The stored course of a job since a prediction."""
+    """The events of a job since a prediction; times in seconds since the epoch, None if not happened."""
 
     state: JobState
     walltime: float | None = None
@@ -239,7 +239,7 @@ def _mean_share(jobs: Iterable[Sequence[JudgedPrediction]], outcome: Outcome) ->
 
 
 def wilson_interval(share: float, number: int) -> tuple[float, float]:
-    """Return Wilson's 95 % confidence interval of a binomial share of ``number`` trials, at least 1."""
+    """Return Wilson's 95 % confidence interval of a proportion observed in ``number`` trials, at least 1."""
     squared = NORMAL_95**2
     center = (share + squared / (2 * number)) / (1 + squared / number)
     half = NORMAL_95 / (1 + squared / number) * sqrt(share * (1 - share) / number + squared / (4 * number**2))

@@ -40,6 +40,7 @@ class Mpi:
 
 
 def _absolute(paths: Mapping[str, str]) -> bool:
+    """Return True if all paths are absolute; else raise ``ValueError``."""
     for path in (*paths, *paths.values()):
         if not path.startswith("/"):
             raise ValueError(f"{path} is not an absolute path")
@@ -158,7 +159,10 @@ def describe_missing_folders(clusters: Sequence[ClusterName], folders: Iterable[
 
 
 def describe_series_conflict(series: Mapping[ClusterName, int]) -> str:
-    """Return a text such as ``north has Open MPI 5, south 4: a job runs under one series``, grouped by series."""
+    """Return a text such as ``north has Open MPI 5, south 4: a job runs under one series``.
+
+    A series is a major version of Open MPI; clusters are grouped by it.
+    """
     groups: dict[int, list[ClusterName]] = {}
     for name in sorted(series):
         groups.setdefault(series[name], []).append(name)
@@ -234,7 +238,7 @@ def find_sharing_sets(profiles: Profiles, *, one_series: bool) -> tuple[frozense
 
 
 def explain_conflict(names: Iterable[ClusterName], profiles: Profiles, *, one_series: bool) -> str:
-    """Return the reason why clusters may not share a job: Open MPI series or ``coallocate_with``. Empty if they may."""
+    """Return why clusters may not run parts of one job: Open MPI series or ``coallocate_with``. Empty if they may."""
     sorted_names = sorted(names)
     apart = [
         (a, b) for i, a in enumerate(sorted_names) for b in sorted_names[i + 1 :] if not may_share_job(a, b, profiles)

@@ -51,6 +51,7 @@ class Sharing:
         return self._closed.get(home, NOWHERE)
 
     def _closed_at(self, home: ClusterName) -> frozenset[ClusterName]:
+        """Return the clusters on which jobs of a home site may not run: all others, or too slow ones."""
         if self._mode == "independent":
             return frozenset(self._speeds) - {home}
         minimum = self._threshold * self._speeds[home]

@@ -40,6 +40,7 @@ class Throttle:
         return wait
 
     def _full_at_after_action(self, key: Hashable, now: float) -> float:
+        """Return the time at which the key would have its full burst after one more action now."""
         return max(now, self._full_at.get(key, now)) + self._interval
 
     def _drop_idle_keys(self, now: float) -> None:

@@ -264,6 +264,7 @@ def _near_cluster_sets(grid: GridView) -> list[list[ClusterView]]:
         return []
 
     def sets(grid: GridView) -> list[list[ClusterName]]:
+        """Return the names of the clusters in each set, in the order in which clusters are combined."""
         network = network_of(grid, BY_LATENCY)
         names = [cluster.name for cluster in network.order_for_combining(grid)]
         near_sets = dict.fromkeys(frozenset(near_to_all([name, *names], network.near)) for name in names)

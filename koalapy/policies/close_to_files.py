@@ -79,7 +79,11 @@ def closest_site(
 def _reachable_clusters(
     files: tuple[InputFile, ...], grid: GridView, used_clusters: Collection[ClusterName] = ()
 ) -> Reach:
-    """Return the clusters that can get the files. ``used_clusters``: clusters with idle nodes that are already used."""
+    """Return the clusters that can get the files, grouped by transfer time.
+
+    ``used_clusters``: clusters with idle nodes that are already used. Without files, return only the clusters with the
+    most idle nodes, one more than these.
+    """
     if not files:
         # One of these clusters has no used nodes, since there is one more of them than in ``used_clusters``. Clusters
         # after it have no more idle nodes.

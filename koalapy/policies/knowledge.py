@@ -51,7 +51,7 @@ class RunTimes:
 
 
 def prior_slowdown(communication: float | None = None) -> float:
-    """Return the prior slowdown of an application from its declared share of communication; None: undeclared."""
+    """Return the slowdown expected from the declared fraction of run time in communication; None: undeclared."""
     ccr = USUAL_CCR if communication is None else ccr_of(communication)
     return min(WORST_PRIOR, 1.0 + max(0.0, ccr - HARMLESS_CCR))
 

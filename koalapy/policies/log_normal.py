@@ -65,7 +65,7 @@ def combine_estimates(estimates: Iterable[LogNormal]) -> LogNormal:
 
 
 def remove_estimate(combination: LogNormal, part: LogNormal) -> LogNormal:
-    """Remove one estimate from a combination; the inverse of ``combine``."""
+    """Remove one estimate from a combination; the inverse of ``combine_estimates``."""
     weight = combination.deviation**-2 - max(part.deviation, MIN_DEVIATION) ** -2
     log = (combination.log * combination.deviation**-2 - part.log * max(part.deviation, MIN_DEVIATION) ** -2) / weight
     return LogNormal(log, weight**-0.5)

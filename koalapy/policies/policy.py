@@ -70,6 +70,7 @@ class Capabilities:
 
     @classmethod
     def from_policy(cls, policy: Policy) -> "Capabilities":
+        """Return the capabilities that a policy declares, with defaults for the others."""
         declared: dict[str, Any] = {f.name: getattr(policy, f.name) for f in fields(cls) if hasattr(policy, f.name)}
         return cls(**declared)
 

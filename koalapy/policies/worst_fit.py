@@ -118,6 +118,7 @@ def summary_of(sizes: Sequence[int], unplaced: Unplaced) -> str:
 
 
 def _explain_choice(sizes: Sequence[int], sites: Sequence[tuple[ClusterName, int]]) -> str:
+    """Return the reason for users: which clusters had the most idle nodes when a component was placed."""
     if len(sites) == 1:
         return f"{sites[0][0]} had the most idle nodes ({sites[0][1]})"
     choices = [f"{name} ({size} of {idle})" for size, (name, idle) in zip(sizes[:MAX_LISTED], sites, strict=False)]
