@@ -13,12 +13,14 @@ from koalapy.system.tls import is_this_machine
 
 
 def _check_address(text: str) -> str:
+    """Return a mail address unchanged. Raise ``ValueError`` for any other text."""
     if not ADDRESS.fullmatch(text):
         raise ValueError(f"{text!r} is not a mail address: give one as koala@example.org")
     return text
 
 
 def _check_recipient(text: str) -> str:
+    """Return a mail address, or ``@DOMAIN``, unchanged. Raise ``ValueError`` for any other text."""
     _check_address(f"any{text}" if text.startswith("@") else text)
     return text
 
@@ -36,6 +38,7 @@ def _check_server(text: str) -> str:
 
 
 def _check_host(text: str) -> str:
+    """Return a host name with an optional port unchanged. Raise ``ValueError`` for any other text."""
     url = f"https://{text}"
     if url_problem(url) or host_of(urlsplit(url)) != text or "/" in text or "?" in text:
         raise ValueError(f"{text!r} is not a host: give its name in small letters, with a port unless it is 443")
@@ -43,6 +46,7 @@ def _check_host(text: str) -> str:
 
 
 def _check_url(text: str) -> str:
+    """Return the URL of a webhook unchanged. Raise ``ValueError`` with its problem if it is not allowed."""
     if wrong := url_problem(text):
         raise ValueError(f"it is {wrong}")
     return text

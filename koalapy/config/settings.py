@@ -82,6 +82,7 @@ LeaseSetting = Annotated[float, BeforeValidator(_check_lease), Field(ge=0, le=MA
 
 
 def _with_a_user(section: object) -> object:
+    """Return the section of a token. Raise ``ValueError`` for a plain text, which names no user."""
     if isinstance(section, str):
         raise ValueError("say whose token it is: {token: WORD, user: NAME, role: user, operator or admin}")
     return section
@@ -366,7 +367,7 @@ class Settings(BaseSettings):
         return Accounts(self.known_users(), self.known_domains())
 
     def known_domains(self) -> dict[str, Domain]:
-        """Return the identity of the jobs' processes on each cluster, by cluster.
+        """Return the account under which jobs run on each cluster, by cluster.
 
         Raise ``UsageError`` for a cluster with the identity ``own`` and no ``user``, or a ``user`` and another
         identity.

@@ -41,6 +41,7 @@ class _Loader(yaml.SafeLoader):
 
 class _LoaderWithoutAliases(_Loader):
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """Return the next node as PyYAML does, but raise ``AliasFound`` for an alias."""
         if self.check_event(yaml.AliasEvent):
             raise AliasFound("it has an alias (*NAME)")
         return super().compose_node(parent, index)
@@ -63,6 +64,7 @@ NOT_READ = (OSError, ValueError, LookupError, AttributeError, RecursionError, ya
 
 
 def _content(path: Path) -> str:
+    """Return the text of a file. Raise ``ValueError`` if it is too large or not UTF-8."""
     with path.open("rb") as file:
         content = file.read(MAX_SIZE + 1)
     if len(content) > MAX_SIZE:

@@ -14,6 +14,7 @@ Secret = Annotated[str, AfterValidator(check_token)]
 
 
 def _host_name(name: str) -> str:
+    """Return a host name unchanged. Raise ``ValueError`` for any other text, such as one with a scheme or port."""
     if not re.fullmatch(r"[\w-]+(\.[\w-]+)*\.?", name):
         raise ValueError(f"{name!r} is not a host's name: give it without scheme and port, as grid.example.org")
     return name
@@ -23,6 +24,7 @@ HostName = Annotated[str, AfterValidator(_host_name)]
 
 
 def _check_network(text: str) -> str:
+    """Return the name of an interface or a network unchanged. Raise ``ValueError`` for an invalid network."""
     if "/" in text:
         ip_network(text, strict=False)
     return text
@@ -45,6 +47,7 @@ Proxy = Annotated[str, AfterValidator(parse_proxy)]
 
 
 def _check_order(ports: str) -> str:
+    """Return a range of ports unchanged. Raise ``ValueError`` if it is empty or has privileged ports."""
     first, last = map(int, ports.split("-"))
     if not 1024 <= first < last <= 65535:
         raise ValueError("give FIRST-LAST with 1024 <= FIRST < LAST <= 65535")
@@ -55,6 +58,7 @@ Ports = Annotated[str, Field(pattern=r"^\d+-\d+$"), AfterValidator(_check_order)
 
 
 def _check_absolute(path: str) -> str:
+    """Return an absolute path unchanged. Raise ``ValueError`` for any other path."""
     if not path.startswith("/"):
         raise ValueError(f"{path} is not an absolute path")
     return path
@@ -64,6 +68,7 @@ AbsolutePath = Annotated[str, AfterValidator(_check_absolute)]
 
 
 def _user_name(name: str) -> str:
+    """Return a user name unchanged. Raise ``ValueError`` for one with characters that are not allowed."""
     if not re.fullmatch(r"[\w.+-]{1,100}", name):
         raise ValueError(f"{name!r} is not a user's name: give letters, digits, and . _ + - only")
     return name

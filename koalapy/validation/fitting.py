@@ -30,7 +30,7 @@ def check_fits(spec: JobSpec, limits: Limits) -> None:
 
 
 def check_fits_together(spec: JobSpec, limits: Limits) -> None:
-    """Reject a request that fits on the whole grid, but on no group of clusters that may share a job."""
+    """Reject a request that fits on the grid, but on no group of clusters that may run one job."""
     if isinstance(spec.request, FixedRequest):
         return
     with able_clusters(spec, limits) as able:

@@ -74,7 +74,10 @@ def check_folders(spec: JobSpec, limits: Limits) -> None:
 
 
 def check_clusters_share(spec: JobSpec, limits: Limits) -> None:
-    """Reject a fixed request with clusters that may not share a job, or cannot run one Open MPI program together."""
+    """Reject a fixed request with clusters that may not run parts of one job.
+
+    The reasons are ``coallocate_with`` and, for Open MPI programs, different series (major versions).
+    """
     if not isinstance(spec.request, FixedRequest):
         return
     profiles = {cluster.name: cluster.profile for cluster in limits.clusters}
@@ -114,6 +117,7 @@ def able_clusters(spec: JobSpec, limits: Limits) -> Iterator[Sequence[ClusterLim
 
 
 def _able(spec: JobSpec, limits: Limits) -> Sequence[ClusterLimits]:
+    """Return the clusters that are open to the job and have its folders; all clusters for a fixed request."""
     if isinstance(spec.request, FixedRequest):
         return limits.clusters
     needed = job_folders(spec)

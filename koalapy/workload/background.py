@@ -33,6 +33,8 @@ class LocalJob:
 
 @dataclass(slots=True)
 class _Outstanding:
+    """A submitted job that is not known to have ended."""
+
     job: LocalJob
     submitted_at: float
     remaining: float
@@ -87,6 +89,7 @@ class Keeper:
                 return
 
     def _max_job_nodes(self) -> int:
+        """Return the maximum nodes of a job: the configured number, or a quarter of the cluster."""
         return max(1, min(self._max_nodes or self._total // 4, self._total))
 
     def _missing_node_seconds(self) -> float:
@@ -100,6 +103,7 @@ class Keeper:
         return max(0.0, self._target * self._total + self._missing_node_seconds() / self._mean) / work
 
     def _draw_job(self) -> LocalJob:
+        """Draw a job with a uniform number of nodes and an exponential run time, within limits."""
         seconds = min(self._draws.expovariate(1 / self._mean), TAIL * self._mean, LONGEST)
         return LocalJob(self._draws.randint(1, self._max_job_nodes()), round(max(0.5, seconds), 1))
 

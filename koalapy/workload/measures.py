@@ -149,6 +149,7 @@ def group_jobs(jobs: Iterable[Json], key: Callable[[Json], Key]) -> dict[Key, li
 
 
 def by_application(jobs: Sequence[Json]) -> list[Json]:
+    """Return a row of mean values for each application."""
     return [
         {"application": name, **compute_means(group)}
         for name, group in group_jobs(jobs, lambda job: job["application"]).items()

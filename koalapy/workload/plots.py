@@ -70,6 +70,7 @@ def draw_figures(runs: Runs, folder: Path, form: str) -> list[Path]:
 def _create_figure(
     columns: int = 1, rows: int = 1, *, width: float = 6.4, height: float = 4.0
 ) -> tuple[Figure, list[Axes]]:
+    """Return a figure with a size in inches, and its axes row by row."""
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False)
     return figure, [ax for line in axes for ax in line]

@@ -42,7 +42,7 @@ POLICIES = builtin_policies()
 
 
 def form_for(policy: str, form: str) -> str:
-    """Return the form if the policy serves it or is unknown here; otherwise a form that the policy serves."""
+    """Return a request type that the policy serves: ``form`` if it serves this type or is unknown here."""
     if policy not in POLICIES.names():
         return form
     serves = POLICIES.get(policy).serves

@@ -126,6 +126,7 @@ def _format_sizes(content: Json) -> str:
 
 
 def _format_utilisation(content: Json) -> str:
+    """Return a table of nodes and of the fractions that jobs and local users used, by cluster and in all."""
     groups = [*content["clusters"].items(), ("all", content["all"])]
     rows = [[name, u["nodes"], format_percent(u["ours"]), format_percent(u["background"])] for name, u in groups]
     return markdown_table(["cluster", "nodes", "jobs", "background"], rows)
