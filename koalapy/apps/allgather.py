@@ -11,16 +11,17 @@ from koalapy.apps import program
 
 
 def make_pattern(rank: int, turn: int, count: int) -> NDArray[np.int64]:
-    """Return the numbers that a rank sends in a turn."""
+    """Return the numbers that a rank sends in repetition ``turn``."""
     return np.arange(count, dtype=np.int64) + 1_000_003 * rank + turn
 
 
 def is_right(received: NDArray[np.int64], turn: int) -> bool:
-    """Return whether each row is the pattern of its rank."""
+    """Return whether each received row is what its rank sent in repetition ``turn``."""
     return all(np.array_equal(row, make_pattern(rank, turn, len(row))) for rank, row in enumerate(received))
 
 
 def main() -> int:
+    """Run the program on this rank. Return its exit code: 0 if the check passed, 1 if not, 2 for invalid options."""
     world = MPI.COMM_WORLD
     options = program.create_parser(__doc__)
     options.add_argument("--count", type=int, default=1000, help="numbers of 8 bytes from each rank")

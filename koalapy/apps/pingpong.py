@@ -47,7 +47,10 @@ def make_message(size: int, partner: int) -> bytes:
 
 
 def run_turn(once: Callable[[], Round], max_rounds: int, budget: float) -> list[Round]:
-    """Return the rounds after the first one, at least one; only the first if it took ``TURNS`` budgets or more."""
+    """Exchange messages up to ``max_rounds`` times within ``budget`` seconds; return the durations of each exchange.
+
+    Omit the first exchange, a warm-up, unless it was so slow that it remains the only one.
+    """
     first = once()
     if sum(first) >= TURNS * budget:
         return [first]
@@ -59,7 +62,10 @@ def run_turn(once: Callable[[], Round], max_rounds: int, budget: float) -> list[
 
 
 def sample_rounds(exchange: Callable[[int], Round], max_rounds: int, budget: float) -> dict[int, list[Round]]:
-    """Return the rounds by message size, about ``max_rounds`` of each; a size that takes too long gets one."""
+    """Exchange messages of each size; return the durations of each exchange, by size.
+
+    About ``max_rounds`` exchanges for each size within ``budget`` seconds; a size that takes too long gets one.
+    """
     rounds_by_size: dict[int, list[Round]] = {size: [] for size in (0, LATENCY_BYTES, BANDWIDTH_BYTES)}
     turns = min(TURNS, max_rounds)
     for _ in range(turns):
@@ -112,6 +118,7 @@ class Side:
         return all(self._seen.values())
 
     def _exchange_round(self, size: int) -> Round:
+        """Send a message and receive one of the same size; return the seconds of each direction."""
         forward, back = self._time_message(size), array("d", [0.0])
         self._answer_message()
         self._world.Recv(back, self._partner, DATA)
@@ -126,7 +133,7 @@ class Side:
         return time.perf_counter() - started
 
     def _answer_message(self) -> int | None:
-        """Answer a message and return its size; return None if it was the last."""
+        """Answer the next message and return its size in bytes; None if the other rank has ended the measurement."""
         status = MPI.Status()
         self._world.Recv(self._buffer, self._partner, MPI.ANY_TAG, status)
         if status.Get_tag() == END:
@@ -167,6 +174,7 @@ def mean_bandwidth(directions: list[OneWay]) -> float:
 
 
 def main() -> int:
+    """Run the program on this rank. Return its exit code: 0 if the check passed, 1 if not, 2 for invalid options."""
     world = MPI.COMM_WORLD
     options = program.create_parser(__doc__)
     options.add_argument("--repeats", type=int, default=300, help="messages of each size and way at most")

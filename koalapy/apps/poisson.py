@@ -70,7 +70,7 @@ def conjugate_gradients(
 
 
 def exchange_rows(world: MPI.Intracomm, u: Grid) -> tuple[Grid, Grid]:
-    """Return the rows next to this rank's block; zeros at the border."""
+    """Return the rows above and below this rank's rows; zeros at the border of the grid."""
     above, below = np.zeros(u.shape[1]), np.zeros(u.shape[1])
     up = world.rank - 1 if world.rank > 0 else MPI.PROC_NULL
     down = world.rank + 1 if world.rank < world.size - 1 else MPI.PROC_NULL
@@ -80,6 +80,7 @@ def exchange_rows(world: MPI.Intracomm, u: Grid) -> tuple[Grid, Grid]:
 
 
 def main() -> int:
+    """Run the program on this rank. Return its exit code: 0 if the check passed, 1 if not, 2 for invalid options."""
     world = MPI.COMM_WORLD
     options = program.create_parser(__doc__)
     options.add_argument("--grid", type=int, default=160, help="inner points in each direction")

@@ -54,6 +54,7 @@ def count_by_sums(limit: int) -> int:
 
 
 def main() -> int:
+    """Run the program on this rank. Return its exit code: 0 if the check passed, 1 if not, 2 for invalid options."""
     world = MPI.COMM_WORLD
     options = program.create_parser(__doc__)
     options.add_argument("--limit", type=int, default=10**7)

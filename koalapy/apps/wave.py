@@ -19,13 +19,13 @@ def closed_form(x: Points, t: float) -> Points:
 
 
 def next_points(now: Points, previous: Points, left_point: float, right_point: float, courant: float) -> Points:
-    """Return the next leapfrog step; ``left`` and ``right`` are the points of the neighbouring ranks."""
+    """Return the next leapfrog step; ``left_point`` and ``right_point`` belong to the neighbouring ranks."""
     padded = np.concatenate(([left_point], now, [right_point]))
     return np.asarray(2 * now - previous + courant**2 * (padded[2:] - 2 * now + padded[:-2]))
 
 
 def exchange_points(world: MPI.Intracomm, u: Points) -> tuple[float, float]:
-    """Return the points next to this rank's share; zeros at the ends of the string."""
+    """Return the points left and right of this rank's points; zeros at the ends of the string."""
     left_point, right_point = np.zeros(1), np.zeros(1)
     left_rank = world.rank - 1 if world.rank > 0 else MPI.PROC_NULL
     right_rank = world.rank + 1 if world.rank < world.size - 1 else MPI.PROC_NULL
@@ -35,6 +35,7 @@ def exchange_points(world: MPI.Intracomm, u: Points) -> tuple[float, float]:
 
 
 def main() -> int:
+    """Run the program on this rank. Return its exit code: 0 if the check passed, 1 if not, 2 for invalid options."""
     world = MPI.COMM_WORLD
     options = program.create_parser(__doc__)
     options.add_argument("--points", type=int, default=2000)

@@ -82,6 +82,7 @@ def main(timeouts: ClientTimeouts = DEFAULT_TIMEOUTS) -> None:
 
 
 def _run_command(timeouts: ClientTimeouts) -> int:
+    """Run the command of this process and return its exit code. Print an error on standard error."""
     try:
         return run_command("koala", KOALA, sys.argv[1:], __version__, timeouts)
     except (CliError, KoalaError) as error:

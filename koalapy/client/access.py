@@ -79,6 +79,10 @@ class Access:
         return True
 
     def _find_token(self, *, is_url_given: bool) -> None:
+        """Find a token in the files of this account's daemon, or a login, if the user gave no token.
+
+        If neither exists, only set ``hint``: advice for a rejected request. Raise ``CliError`` if a login is rejected.
+        """
         self.parts, search = _own_daemon(self.parts)
         if search.token:
             self.token, self.pinned = search.token, search.certificate
@@ -139,6 +143,7 @@ def check_showable(token: str, source: str) -> str:
 
 
 def _parse_url(url: str) -> SplitResult:
+    """Split the URL of a daemon into its parts. Raise ``ValueError`` with the reason if it is invalid."""
     parts = urlsplit(url.rstrip("/"))
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("it must begin with http:// or https:// and a host")

@@ -36,7 +36,7 @@ RETRY_PAUSE = 0.02
 """Pause in seconds before another connection attempt to a busy agent."""
 ROOT = 0
 RENEWAL_SHARE = 0.9
-"""Share of its lifetime after which a login is renewed."""
+"""Fraction of its lifetime after which a login is renewed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Login:
     socket: str
     """The socket of the agent."""
     made_at: float
-    """Time of creation, in seconds since the epoch."""
+    """Time of creation, as a Unix timestamp."""
     lifetime: float
     """Lifetime in seconds."""
     ca: str = ""
@@ -160,6 +160,10 @@ class _Conversation:
         self._socket.close()
 
     def _connect_socket(self) -> None:
+        """Connect to the agent, and check that root or the owner of the folder runs it.
+
+        Raise ``CliError`` if the agent does not respond or cannot be trusted.
+        """
         try:
             folder, owner = open_socket_folder(self._path.parent)
         except (OSError, ValueError) as error:
@@ -184,6 +188,7 @@ class _Conversation:
         return above.st_uid == ROOT and not stat.S_IMODE(above.st_mode) & 0o022
 
     def _connect_before_deadline(self, address: str) -> None:
+        """Connect the socket, and try repeatedly while the agent is busy. Raise ``OSError``, also at the deadline."""
         while True:
             self._limit_timeout()
             try:
@@ -193,6 +198,7 @@ class _Conversation:
                 self._sleep(RETRY_PAUSE)
 
     def read_greeting(self) -> Agent:
+        """Return the cluster and the daemon that the agent names first on each connection."""
         answer = self._read_answer()
         cluster, url, ca = answer.get("cluster"), answer.get("url"), answer.get("ca", "")
         if not (isinstance(cluster, str) and isinstance(url, str) and isinstance(ca, str)) or not _is_url(url):
@@ -200,6 +206,7 @@ class _Conversation:
         return Agent(self._path, cluster, url.rstrip("/"), ca)
 
     def send_question(self, question: dict[str, str]) -> dict[str, Any]:
+        """Send one line of JSON to the agent and return its response. Raise ``CliError`` if none arrives."""
         try:
             self._limit_timeout()
             self._socket.sendall(json.dumps(question).encode() + b"\n")
@@ -208,6 +215,7 @@ class _Conversation:
         return self._read_answer()
 
     def _read_answer(self) -> dict[str, Any]:
+        """Return the next line that the agent sends, a JSON object. Raise ``CliError`` if none arrives in time."""
         while b"\n" not in self._read:
             try:
                 self._limit_timeout()
@@ -234,6 +242,7 @@ class _Conversation:
         self._socket.settimeout(remaining_s)
 
     def _no_answer_error(self, error: OSError) -> CliError:
+        """Convert a socket error to an error for the user, with advice."""
         message = f"the agent at {self._path} does not answer"
         if isinstance(error, TimeoutError):
             return CliError(

@@ -200,6 +200,10 @@ class Client:
     def _stream_pieces(
         self, path: str, query: Json, timeout: float | None, headers: dict[str, str] | None = None
     ) -> Iterator[bytes]:
+        """Yield the body of a GET response as it arrives. Request a new login once if the daemon rejects the old one.
+
+        ``timeout``: seconds without data; None for no limit. Raise ``CliError`` for a rejected or interrupted response.
+        """
         began = False
         try:
             for is_first in (True, False):
@@ -222,6 +226,10 @@ class Client:
             raise self._unreachable_error(error) from error
 
     def _request_json(self, method: str, path: str, timeout: float | None = ANSWER_TIMEOUT_S, **options: Any) -> Json:
+        """Send a request and return the JSON object of the response; raise ``CliError`` for any failure.
+
+        Request a new login once if the daemon rejects the old one. ``timeout``: in seconds; None for no limit.
+        """
         try:
             options["query"] = {k: v for k, v in options.get("query", {}).items() if v not in (None, "", [], ())}
             answer = self.http.send_request(method, path, timeout=timeout, **options)
@@ -252,6 +260,7 @@ class Client:
         return True
 
     def _unreachable_error(self, error: Exception) -> CliError:
+        """Convert a connection error to an error for the user; it names the cause if TLS failed."""
         if explanation := explain_tls_error(error, urlsplit(self.url).hostname or ""):
             return CliError(
                 f"cannot connect to the daemon at {self.url}: {explanation[0]}", Exit.UNREACHABLE, explanation[1]
@@ -267,7 +276,7 @@ class Client:
 
 
 class Absence:
-    """The absence of a client's daemon, or of its database, while a command waits for a job."""
+    """The time in which a daemon or its database is unreachable, while a command waits for a job."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -275,7 +284,7 @@ class Absence:
         self._reported = False
 
     def tolerate(self, error: CliError) -> None:
-        """Report the absence once, or raise the error if the daemon is not expected to return.
+        """Print once that the daemon is unreachable, or raise the error if it is not expected to return.
 
         A daemon that says when to retry is waited for without limit, one that does not respond for
         ``ABSENCE_TIMEOUT_S`` seconds.

@@ -123,6 +123,10 @@ class Connection:
         headers: Mapping[str, str] | None,
         timeout: Seconds,
     ) -> Iterator[http.client.HTTPResponse]:
+        """Send a request and yield its response, with the body still to be read. Raise ``CONNECTION_ERRORS``.
+
+        Keep the connection for later requests if the block read the whole body; otherwise close it.
+        """
         values = {name: str(v).lower() if isinstance(v, bool) else v for name, v in (query or {}).items()}
         parameters = urlencode(values, doseq=True)
         payload = None if body is None else json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
@@ -178,6 +182,7 @@ class Connection:
         return self._open_connection()
 
     def _open_connection(self) -> http.client.HTTPConnection:
+        """Connect to the daemon, through the proxy if there is one. Raise ``CONNECTION_ERRORS``."""
         opened = self._new()
         try:
             opened.connect()

@@ -85,6 +85,10 @@ def log_in(url: str | None, timeouts: ClientTimeouts = DEFAULT_TIMEOUTS, well_kn
 
 
 def _find_saved(url: str | None) -> Login | None:
+    """Return the valid saved login for a daemon, or for the only one if ``url`` is None. Return None if there is none.
+
+    Raise ``CliError`` if ``url`` is None and logins for several daemons are saved.
+    """
     if url is not None:
         return of_url(url)
     saved = list_valid()
@@ -175,6 +179,7 @@ def _read_all(names: list[str] | None) -> list[Login]:
 
 
 def _read_login(name: str, folder: int) -> Login | None:
+    """Read a saved login from a file; None if the file is missing or invalid. ``folder``: descriptor of its folder."""
     try:
         descriptor, text = read_private_file(name, folder)
         os.close(descriptor)

@@ -94,6 +94,8 @@ def _format_limits(answer: Json) -> str:
 
 
 def _limit_row(scope: Json, limit: Json) -> list[object]:
+    """Return the table cells of a limit: its user or group, name, current use and maximum."""
+
     def text(amount: float | None) -> str:
         if amount is None:
             return "-"

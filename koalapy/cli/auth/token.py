@@ -58,6 +58,7 @@ def list_tokens(
 
 
 def _token_row(token: Json, *, every: bool) -> list[object]:
+    """Return the table cells of a token. ``every``: include the time of its revocation."""
     times = ["created_at", "expires_at", "last_used_at", *(["revoked_at"] if every else [])]
     moments = [moment_text(token[name]) for name in times]
     return [

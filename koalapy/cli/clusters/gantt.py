@@ -43,7 +43,7 @@ STEPS = (
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A state from ``start`` to ``end``, in seconds since the epoch; ``state`` is a key of ``MEANINGS``."""
+    """A state of a job or component from ``start`` to ``end`` in Unix time; ``state`` is a key of ``MEANINGS``."""
 
     state: str
     start: float
@@ -52,7 +52,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A lane of phases, or a line of text."""
+    """A labelled line of the chart: a lane, which shows phases over time, or a text."""
 
     label: str
     phases: Sequence[Phase] = ()
@@ -87,7 +87,7 @@ def _to_ascii(text: str) -> str:
 
 
 class Scale:
-    """A mapping of times to columns."""
+    """A mapping of times, as Unix timestamps, to columns of the chart."""
 
     def __init__(self, start: float, end: float, columns: int) -> None:
         self._start = start
@@ -106,6 +106,7 @@ class Scale:
             number += 1
 
     def format_labels(self) -> str:
+        """Return the line above the ruler: the elapsed time at each tick that has enough space."""
         line = ""
         for column, seconds in self._iterate_ticks():
             label = _format_elapsed(seconds)
@@ -152,6 +153,7 @@ def _chart_span(job: Job, attempts: Sequence[Attempt], limit: int, now: float) -
 
 
 def _attempt_times(attempts: Sequence[Attempt]) -> list[float]:
+    """Return all recorded times of attempts and their components, as Unix timestamps."""
     times: list[str | None] = []
     for attempt in attempts:
         times += [attempt["placed_at"], attempt["barrier_at"], attempt["launched_at"], attempt["ended_at"]]
@@ -161,6 +163,7 @@ def _attempt_times(attempts: Sequence[Attempt]) -> list[float]:
 
 
 def _queue_phases(job: Job, start: float, end: float) -> list[Phase]:
+    """Return the periods after ``start`` in which the job was queued or held; merge adjacent ones."""
     entries = [(_to_timestamp(entry["at"]) or 0.0, entry["state"]) for entry in job["timeline"]]
     phases: list[Phase] = []
     for (since, state), (until, _) in zip(entries, [*entries[1:], (end, "")], strict=True):
@@ -174,6 +177,10 @@ def _queue_phases(job: Job, start: float, end: float) -> list[Phase]:
 
 
 def _attempt_rows(job: Job, attempts: Sequence[Attempt], limit: int, end: float, mark: str) -> list[Row]:
+    """Return the rows of the last ``limit`` attempts: a title for each, and a lane for each component.
+
+    ``end``: end of the chart as a Unix timestamp; ``mark``: the character that ends a shortened name.
+    """
     rows: list[Row] = []
     if (hidden := attempts[-limit:][0]["generation"] - 1 if attempts else 0) > 0:
         count_text = "1 earlier attempt" if hidden == 1 else f"{hidden} earlier attempts"
@@ -199,7 +206,7 @@ def _attempt_rows(job: Job, attempts: Sequence[Attempt], limit: int, end: float,
 def _component_phases(
     component: AttemptComponent, attempt: Attempt, begun: float, attempt_end: float | None
 ) -> list[Phase]:
-    """Return at least one phase of a component, in order."""
+    """Return the states of a component during an attempt as phases, in order; at least one."""
     claimed, submitted = _to_timestamp(component["claimed_at"]), _to_timestamp(component["submitted_at"])
     ended = _to_timestamp(component["ended_at"]) or attempt_end or begun
     if submitted is None and component["state"] != "placed":
@@ -222,7 +229,10 @@ def _component_phases(
 
 
 def _lane_label(component: AttemptComponent, stands_in: bool, mark: str) -> str:
-    """Return the label of a lane, for example ``  2 north:4 (for 0)``. Cut a long name."""
+    """Return the label of a component's lane: index, cluster, size, and the component that it replaces, if any.
+
+    For example ``  2 north:4 (for 0)``. ``mark``: the character that ends a shortened name.
+    """
     prefix, suffix = f"  {component['index']} ", f":{component['size']}" + f" (for {component['rank']})" * stands_in
     return (
         prefix + cut_text(printable(component["cluster"]), MAX_LABEL_COLUMNS - len(prefix) - len(suffix), mark) + suffix
@@ -233,7 +243,7 @@ def _lane_label(component: AttemptComponent, stands_in: bool, mark: str) -> str:
 
 
 def _draw_lane(phases: Sequence[Phase], scale: Scale, marks: dict[str, str]) -> str:
-    """Draw the phases as a lane of characters, with at least one column for each phase."""
+    """Draw the phases as one line over the time scale, with at least one column for each phase."""
     if len(phases) > scale.columns:
         longest = sorted(phases, key=lambda phase: phase.start - phase.end)[: scale.columns]
         phases = [phase for phase in phases if phase in longest][: scale.columns]
@@ -253,6 +263,7 @@ def _draw_lane(phases: Sequence[Phase], scale: Scale, marks: dict[str, str]) -> 
 
 
 def _legend_lines(used: Iterable[str], width: int, marks: dict[str, str]) -> list[str]:
+    """Explain the characters of the states in ``used``, in lines of at most ``width`` columns."""
     states = set(used)
     lines = [""]
     for item in (f"{marks[state]} {meaning}" for state, meaning in MEANINGS.items() if state in states):

@@ -27,7 +27,7 @@ def list_clusters(watch: Watch = False, as_json: AsJson = False, daemon: Daemon 
 
 
 def _request_clusters(client: Client) -> list[Cluster]:
-    """Return the clusters without the times of their last reports, since a change of these alone is not shown."""
+    """Return the clusters without the times of their last reports, so that new times are not shown as a change."""
     return [cast(Cluster, {**cluster, "last_heard": None}) for cluster in client.clusters()]
 
 

@@ -61,6 +61,10 @@ def format_matrix(clusters: Sequence[str], links: dict[tuple[str, str], Json], c
 
 
 def _format_cell(link: Json, *, back: bool) -> tuple[str, str]:
+    """Return bandwidth in MB/s and latency in ms of a link as texts, marked if outdated or only configured.
+
+    ``back``: use the bandwidth of the opposite direction.
+    """
     if link["state"] == "unreachable":
         return UNREACHABLE, ""
     bandwidth = link.get("bandwidth_back", link["bandwidth"]) if back else link["bandwidth"]
@@ -77,6 +81,7 @@ def _format_number(value: float | None, factor: float) -> str:
 
 
 def _legend_lines(answer: Json) -> list[str]:
+    """Explain each mark that occurs in the matrix in one line."""
     states = {link["state"] for link in answer["links"]}
     partly = any((link["latency"] is None) != (link["bandwidth"] is None) for link in answer["links"])
     meanings = {
@@ -91,6 +96,7 @@ def _legend_lines(answer: Json) -> list[str]:
 
 
 def _link_notes(links: Sequence[Json]) -> list[str]:
+    """Return a line for each link that is being measured, and for each failed measurement."""
     notes = []
     for link in links:
         name = f"{link['one']} - {link['other']}"
@@ -115,6 +121,7 @@ def measurement_text(result: Json | None, reason: str = "") -> str:
 
 
 def history_table(lines: Sequence[Json]) -> str:
+    """Return a table of measurements of one link."""
     rows = [
         [
             _format_clock(line["at"]),
@@ -219,6 +226,7 @@ class _Reporter:
         self._wait: WaitReporter | None = None
 
     def update(self, links: list[Json]) -> None:
+        """Report why the measuring job of these links waits. Start anew if it is another job than before."""
         job = next((link["under_way"]["job"] for link in links if link["under_way"] and link["under_way"]["job"]), 0)
         if job != self._job:
             self.close()

@@ -45,6 +45,7 @@ def _parse_day(text: str) -> date:
 
 
 def _format_comparison(comparison: Json) -> str:
+    """Return the page for a response: a conclusion, a row for each site, and the excluded jobs."""
     sites: list[Json] = comparison["sites"]
     worse = format_list([site["site"] for site in sites if site["verdict"] == "worse"])
     parts = [

@@ -101,6 +101,7 @@ def _run_daemon(directory: Path, keep: bool) -> Iterator[str]:
 
 
 def _end_processes(daemon: "subprocess.Popen[str]", directory: Path) -> None:
+    """Stop the daemon, by force after ``END_TIMEOUT`` seconds, and the resource managers of its clusters."""
     daemon.terminate()
     try:
         daemon.wait(END_TIMEOUT)
@@ -118,6 +119,10 @@ def _is_checked(output: str) -> bool:
 
 
 def _poll_until(look: Callable[[], T | None], goal: str) -> T:
+    """Call ``look`` until it returns a result, and return that. Raise ``CliError`` after ``STEP_TIMEOUT`` seconds.
+
+    ``goal``: what is waited for, as text for the error.
+    """
     end = time.monotonic() + STEP_TIMEOUT
     while (result := look()) is None:
         if time.monotonic() > end:
@@ -127,6 +132,8 @@ def _poll_until(look: Callable[[], T | None], goal: str) -> T:
 
 
 def _show_grid(client: Client) -> None:
+    """Wait until all clusters are usable and idle, then print them."""
+
     def get_idle_clusters() -> list[Cluster] | None:
         answer = client.clusters()
         return answer if all(c["state"] == "usable" and c["idle"] == c["total"] > 0 for c in answer) else None
@@ -150,6 +157,7 @@ def _run_job(client: Client) -> Job:
     printed_count = 0
 
     def get_ended_job() -> Job | None:
+        """Print new entries of the timeline. Return the job if it has ended, otherwise None."""
         nonlocal printed_count
         now = client.job(job["id"])
         for entry in now["timeline"][printed_count:]:
@@ -164,6 +172,7 @@ def _run_job(client: Client) -> Job:
 
 
 def _show_result(job: Job, attempts: list[Attempt], output: str) -> None:
+    """Print the output of the program, the nodes of its ranks, and the timeline of the job."""
     lines = output.splitlines()
     _print_heading("What the program printed:")
     _print_line("\n".join(line for line in lines if not line.startswith("rank ")))

@@ -111,6 +111,7 @@ def replay_export(
 
 
 def _history_json(history: "History") -> Json:
+    """Convert the replay of one daemon run to JSON. ``divergence`` is null if every decision was repeated."""
     divergence = history.divergence
     return {
         "began": _format_time(history.began),

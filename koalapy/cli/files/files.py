@@ -46,6 +46,7 @@ def list_replicas(name: OptionalName = None, as_json: AsJson = False, daemon: Da
 
 
 def _request_replicas(client: Client, name: str | None) -> list[Json]:
+    """Return all replicas in the catalogue, or those of the file ``name``, requested page by page."""
     replicas: list[Json] = []
     cursor: Json = {}
     while True:
@@ -87,6 +88,7 @@ def remove_replica(name: Name, cluster: Cluster = None, as_json: AsJson = False,
 
 
 def _format_replicas(replicas: list[Json]) -> str:
+    """Return a table of replicas, each with the reason why it is not good, if any."""
     rows = [
         [
             *(r["name"], r["cluster"], r["state"], format_bytes(r["size"]), "-" if r["parts"] is None else r["parts"]),

@@ -33,6 +33,7 @@ class _Pieces(RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
+        """Fill the buffer from the current or next piece; return the number of bytes, 0 at the end."""
         while not self._pending:
             piece = next(self._pieces, None)
             if piece is None:
@@ -107,6 +108,10 @@ def _open_folder(root: int, parts: list[str], to: Path) -> int:
 def _write_member(
     archive: tarfile.TarFile, member: tarfile.TarInfo, parts: list[str], root: int, to: Path, *, force: bool
 ) -> None:
+    """Write a file of the archive below the folder ``to``, with the open descriptor ``root``.
+
+    Raise ``CliError`` if the file exists, unless ``force`` is set: then replace it.
+    """
     content = archive.extractfile(member)
     folder = _open_folder(root, parts[:-1], to)
     try:

@@ -33,7 +33,7 @@ def show_record(
 
 
 def applications_table(answer: Json) -> str:
-    """Return a table with a row for each size and set of clusters. The first row of an application has the verdict."""
+    """Return a table with a row for each size and set of clusters. VERDICT: when to use several clusters."""
     if not answer["applications"]:
         return "nothing is known yet: no job whose program has a name has run to its end"
     rows = []

@@ -54,6 +54,7 @@ def what_if(
 
 
 def _format_forecast(forecast: Json) -> str:
+    """Return the page of a simulation: mean times, and the expected start of each waiting job."""
     outcomes = [
         ("as it is", forecast["as_it_is"]),
         *([("changed", forecast["changed"])] if forecast["changed"] else []),
@@ -76,6 +77,7 @@ def _format_forecast(forecast: Json) -> str:
     later = {job["job"]: job for job in forecast["changed"]["jobs"]} if forecast["changed"] else {}
 
     def start_text(job: Json | None) -> str:
+        """Return the time until a job starts, or that it does not start in the simulated time."""
         return (
             "-"
             if job is None
@@ -171,6 +173,7 @@ def format_explanation(explanation: Json) -> str:
 
 
 def _clusters_table(clusters: list[Json]) -> str:
+    """Return a table of clusters: nodes that the job could get or lacks there, and why."""
     placed = any(cluster["gives"] for cluster in clusters)
     lacking = any(cluster["missing"] for cluster in clusters)
     header = ["CLUSTER", "STATE", "IDLE", *(["NODES"] if placed else []), *(["LACKS"] if lacking else []), "WHY"]
@@ -184,6 +187,7 @@ def _clusters_table(clusters: list[Json]) -> str:
 
 
 def _list_facts(explanation: Json) -> list[tuple[str, str]]:
+    """Return the other facts of an explanation as pairs of label and text, in display order."""
     facts = []
     if expected := explanation.get("expected"):
         facts.append(("starts", _format_start(expected)))

@@ -49,6 +49,7 @@ def _format_history(answer: Json) -> str:
 
 
 def _history_row(line: Json) -> list[object]:
+    """Return the table cells of a period: its days, job counts, percentages and mean times."""
     days = line["start"] if line["start"] == line["end"] else f"{line['start']} to {line['end']}"
     success, coallocated, used, soon = (
         _format_share(line[name]) for name in ("success", "coallocated", "utilisation", "within_10m")

@@ -119,10 +119,11 @@ FORMS = {
     Inputs: Form(list[str], inputs_of, format_inputs),
     Bundle: Form(list[str], list, format_texts),
 }
-"""Conversions of the types with options that differ from their form in the API."""
+"""Conversions of the types that options and the API represent differently."""
 
 
 def form_of(kind: Any) -> Form:
+    """Return how values of a field's type are converted between options and the API."""
     if kind in FORMS:
         return FORMS[kind]
     base, _ = split_annotation(kind)

@@ -50,6 +50,7 @@ class ProgressReporter:
             self._thread.join(self._timeouts.last_report_s)
 
     def _follow_job(self) -> None:
+        """Report changes of the job until the daemon ends the stream. Reconnect if the daemon becomes unreachable."""
         last_entry = 0
         skip = not self._from_the_first
         while True:
@@ -111,6 +112,7 @@ class WaitReporter:
                 self._report_wait()
 
     def _report_wait(self) -> None:
+        """Print the state of the job and the cause of its wait, unless they were printed before."""
         assert self._job is not None
         runs = self._job["state"] in RUNS
         if describe_state(self._job) == self._reported or (runs and not self._reported) or self._job["state"] in FINAL:

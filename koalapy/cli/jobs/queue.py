@@ -54,6 +54,7 @@ def list_jobs(
     client = daemon.client()
 
     def request_jobs(client: Client) -> Listing:
+        """Request the jobs that the options select. Raise ``CliError`` if none is found and the cluster is unknown."""
         jobs, has_more = (
             client.list_jobs(limit, state=state, **query) if state else client.unfinished_jobs(limit, **query)
         )
@@ -107,6 +108,7 @@ def _watch_jobs(
 
 
 def _print_changed(client: Client, previous: Listing | None, now: Listing) -> None:
+    """Print each new, changed or no longer listed job as one line of JSON. ``previous``: None the first time."""
     old_jobs = {job["id"]: dict(job) for job in previous[0]} if previous else {}
     new_jobs = {job["id"]: dict(job) for job in now[0]}
     for number in old_jobs.keys() - new_jobs.keys():

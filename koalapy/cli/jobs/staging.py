@@ -45,7 +45,7 @@ class Packed:
 
 
 def stage_files(client: Client, paths: Sequence[str]) -> str:
-    """Upload files and folders unless the daemon stores them already; return the id of their bundle."""
+    """Upload files and folders unless the daemon stores them already; return the id of their archive."""
     with ExitStack() as stack:
         with waiting_for("packs the files of --stage"):
             archive = stack.enter_context(pack_archive(paths))
@@ -106,7 +106,7 @@ def list_entries(paths: Sequence[str]) -> list[Entry]:
 
 
 def _walk_entries(path: str, name: str, argument: str, parents: tuple[tuple[int, int], ...]) -> Iterator[Entry]:
-    """Yield a file, or a folder and everything below it. ``above``: the parent folders, for the detection of loops."""
+    """Yield a file, or a folder and everything below it. ``parents``: devices and inodes, for loop detection."""
     try:
         status = os.stat(path)
         entries = sorted(os.listdir(path)) if stat.S_ISDIR(status.st_mode) else []
@@ -138,6 +138,10 @@ def _walk_entries(path: str, name: str, argument: str, parents: tuple[tuple[int,
 
 
 def _write_members(entries: Sequence[Entry], file: BinaryIO) -> None:
+    """Write the files and folders to ``file`` as a tar archive.
+
+    Raise ``CliError`` for an unreadable file, and ``OSError`` if the disk is full.
+    """
     with tarfile.open(fileobj=file, mode="w:", format=tarfile.PAX_FORMAT) as archive:
         for entry in entries:
             member = tarfile.TarInfo(entry.name)

@@ -36,6 +36,10 @@ def read_job_file(file: Path) -> Json:
 
 
 def _read_content(name: str, file: Path) -> bytes:
+    """Read a job file or standard input. Raise ``CliError`` if it is unreadable or too large.
+
+    ``name``: name of the source in error messages.
+    """
     try:
         if str(file) == STANDARD_INPUT:
             content = sys.stdin.buffer.read(MAX_SIZE + 1)
@@ -51,6 +55,7 @@ def _read_content(name: str, file: Path) -> bytes:
 
 
 def _parse_content(name: str, content: bytes) -> object:
+    """Parse a job file in YAML or JSON. Raise ``CliError`` if it is invalid; ``name``: its name in the message."""
     import yaml
 
     from koalapy.config.strict_yaml import AliasFound, DuplicateKey, load_yaml
@@ -82,6 +87,7 @@ def _parse_numbers(option: str, text: str) -> list[int]:
 
 
 def _parse_fixed(text: str) -> list[Json]:
+    """Convert text such as ``north:2,south:4`` to components of a request. Raise ``CliError`` if it is invalid."""
     components = []
     for part in text.split(","):
         cluster, colon, size_text = part.rpartition(":")
@@ -147,7 +153,7 @@ def paths_to_stage(body: Json, file: Path | None, option_paths: list[str]) -> li
 
 
 def body_of(file: Path | None, options: Json, environment: dict[str, str]) -> Json:
-    """Return the fields of a job file, overridden by the options."""
+    """Return the request body for a job: the fields of a job file, overridden by the options."""
     body = read_job_file(file) if file else {}
     if (workdir := options.get("workdir")) and not workdir.startswith(("/", "{")):
         options = options | {"workdir": os.path.abspath(workdir)}
@@ -235,6 +241,7 @@ def command_for(body: Json, here: str) -> str | None:
 
 
 def _request_options(request: Json) -> list[str] | None:
+    """Return the options of ``koala submit`` for a request; None if options cannot express it."""
     if request["type"] == "flexible":
         options = ["--flexible", str(request["total_size"])]
         for field, option in (("min_component_size", "--min-component"), ("max_components", "--max-components")):

@@ -86,6 +86,7 @@ def _submit_with_files(client: Client, body: Json, options: Json, paths: list[st
 
 
 def _announce_job(job: SubmittedJob, wait: bool) -> None:
+    """Print the id and kind of the submitted job. On a terminal, also print how to follow it."""
     request = job["request"]
     kind = f"{request['type']}, {format_nodes(nodes_of(request))}, {job['priority']} priority"
     # With --wait, standard output is for the program's output only.

@@ -20,7 +20,7 @@ RETRY_DELAY = 0.5
 
 
 def end_with(client: Client, submitted: JobAnswer, deadline: float | None, *, as_json: bool, show_output: bool) -> int:
-    """Wait for a job and return its exit code."""
+    """Wait until a job has ended, show its progress, and return the exit code for the command."""
     job = submitted["id"]
     try:
         # Show the transfers first, if there are any.

@@ -175,6 +175,7 @@ class Commands(_Refusing, click.Group):
         self.callback = self._run_default
 
     def _run_default(self, **values: Any) -> Any:
+        """Run the default command if no subcommand was given; print the help page if there is no default."""
         context = click.get_current_context()
         if context.invoked_subcommand is not None:
             return None
@@ -187,6 +188,7 @@ class Commands(_Refusing, click.Group):
         return list(self._subcommands)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """Return the click command of a subcommand, imported on first use; None for an unknown name."""
         command = self._subcommands.get(name)
         if isinstance(command, Lazy):
             command = command.load_command()
@@ -257,6 +259,7 @@ class _Parameter:
     part_of: str
 
     def to_click(self) -> click.Parameter:
+        """Create the click option or argument, with its type, default, help and completion."""
         common: dict[str, Any] = {
             "type": self._click_type(),
             "required": self.is_required,
@@ -292,6 +295,7 @@ class _Parameter:
         )
 
     def _click_type(self) -> click.ParamType[Any]:
+        """Return the click type that parses and validates a value."""
         minimum, maximum = (self.spec.min, self.spec.max) if isinstance(self.spec, Option) else (None, None)
         if self.type is float:
             return _Float(minimum, maximum)
@@ -303,6 +307,10 @@ class _Parameter:
 
 
 def _list_parameters(run: Function) -> Iterator[_Parameter]:
+    """Yield the options and arguments of a command from the signature of its function.
+
+    Replace a parameter that is a dataclass or has ``Options`` by the options in it.
+    """
     for name, parameter in inspect.signature(run).parameters.items():
         if is_dataclass(parameter.annotation):
             for field in fields(parameter.annotation):
@@ -318,6 +326,10 @@ def _list_parameters(run: Function) -> Iterator[_Parameter]:
 
 
 def _make_parameter(name: str, annotation: Any, default: Any, part_of: str = "") -> _Parameter:
+    """Create an option or argument from an annotation. Raise ``TypeError`` if the annotation describes none.
+
+    ``default``: ``inspect.Parameter.empty`` for a required parameter.
+    """
     if get_origin(annotation) is not Annotated:
         raise TypeError(f"parameter {name} is not Annotated with an Option or Argument")
     kind, spec = get_args(annotation)
@@ -350,6 +362,7 @@ def _make_callback(run: Function, parameters: Sequence[_Parameter]) -> Callable[
     """Wrap ``run`` as a callback that gets the values of click by name."""
 
     def call_function(**values: Any) -> int | None:
+        """Call ``run`` with the values, regrouped into its dataclasses and mappings."""
         lists = {parameter.name for parameter in parameters if parameter.is_list}
         # Click passes an empty list for an omitted one: use the default instead.
         arguments = {name: (list(value) or None) if name in lists else value for name, value in values.items()}
@@ -416,6 +429,7 @@ def _make_printing_callback(text: Callable[[Any], str]) -> Callable[[click.Conte
 
 
 def _completion_script(commands: Commands, name: str, shell: str) -> str:
+    """Return the script that enables completion of the command in a shell."""
     from koalapy.cli.terminal import completion
 
     completion.install_shells()

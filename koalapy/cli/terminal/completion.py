@@ -134,6 +134,7 @@ class _Bash(BashComplete):
     source_template = BashComplete.source_template.replace("COMPREPLY+=($value)", 'COMPREPLY+=("$value")')
 
     def get_completion_args(self) -> tuple[list[str], str]:
+        """Return the complete words and the incomplete one, with ``--option=value`` as one word."""
         split_words, incomplete = super().get_completion_args()
         joined_words: list[str] = []
         remaining = iter(split_words)
@@ -154,6 +155,7 @@ class _WholeWords(ShellComplete):
     """Completion for shells that replace ``--option=value`` as one word."""
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
+        """Return completions; repeat ``--option=`` before the value if the word contains it."""
         option, equals, _ = incomplete.partition("=")
         items = super().get_completions(args, incomplete)
         if equals and option.startswith("--"):

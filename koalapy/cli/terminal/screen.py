@@ -67,6 +67,7 @@ class Block:
         Block._current = self._outer
 
     def draw(self, lines: Sequence[str]) -> None:
+        """Replace the drawn lines, cut to the terminal. If the output cannot be redrawn, print only new lines."""
         with Block._lock, suppress(OSError):  # standard error is closed
             if self._is_over:
                 return
@@ -88,6 +89,7 @@ class Block:
             self._erase_lines()
 
     def _erase_lines(self) -> None:
+        """Erase the drawn lines, and move the cursor to where they began."""
         if self.is_in_place and self._drawn:
             with suppress(OSError):
                 up = f"\x1b[{len(self._drawn) - 1}A" if len(self._drawn) > 1 else ""

@@ -15,7 +15,7 @@ class OutputLost(OSError):
 
 
 def without_control_codes(text: str) -> str:
-    """Replace terminal codes: control characters by forms such as ``^[``, other unprintable characters by ``?``."""
+    """Replace terminal codes: control characters by texts such as ``^[``, other unprintable characters by ``?``."""
     return "".join(c if c.isprintable() or c in "\n\t\r" else _caret_notation(c) for c in text)
 
 
@@ -47,6 +47,7 @@ class ProgramOutput:
         self._put_piece(b"", is_last=True)
 
     def _put_piece(self, piece: bytes, *, is_last: bool) -> None:
+        """Write bytes to standard output at once; on a terminal, decode them and replace control codes."""
         if self._decoder is None:
             sys.stdout.buffer.write(piece)
             sys.stdout.buffer.flush()

@@ -136,6 +136,7 @@ class Top:
         return Grid(clusters, jobs, has_more, client.alerts(), everyone, cluster)
 
     def press_key(self, key: str) -> None:
+        """Handle a key: pass it to the open job or the search, or control the lists."""
         if self._job is not None:
             if key in ("escape", "q"):
                 self._job.close()
@@ -168,6 +169,7 @@ class Top:
         self.feed.refresh()
 
     def _type_key(self, key: str) -> None:
+        """Edit the search text by a key. Enter ends typing, Escape also deletes the text."""
         if key in ("enter", "escape"):
             self._is_typing = False
             self._pattern = self._pattern if key == "enter" else ""
@@ -248,6 +250,7 @@ class JobPage:
         Thread(target=self._open_feed, daemon=True).start()
 
     def _open_feed(self) -> None:
+        """Start the updates of the page; if the first request fails, show its error. Runs in a thread."""
         try:
             self.feed = Feed(self._client, self._request_data, self._wake)
         except CliError as error:
@@ -318,6 +321,7 @@ class JobPage:
         return [Line(line) for line in visible + [""] * (height - len(visible))]
 
     def _follow_output(self, client: Client, output: deque[str]) -> None:
+        """Add the lines of the job's output to ``output`` as they arrive. Runs in a thread."""
         try:
             for piece in client.stream_logs(self._number, True, None):
                 first, *new_lines = piece.decode(errors="replace").split("\n")

@@ -69,6 +69,7 @@ class Feed(Generic[T]):
         self._now.set()
 
     def _repeat_request(self) -> None:
+        """Send the request after each announced change, or periodically, until the feed ends. Runs in a thread."""
         while not self._over.wait(self._min_pause()):
             self._now.wait(MAX_PAUSE_S if self.is_live and self.trouble is None else 0)
             self._now.clear()

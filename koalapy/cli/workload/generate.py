@@ -166,6 +166,7 @@ def _parse_weights(option: str, text: str) -> tuple[tuple[str, float], ...]:
 
 
 def _parse_number(option: str, text: str, number: str) -> float:
+    """Convert ``number`` to a float. Raise ``CliError`` for the option with the value ``text`` if it is invalid."""
     try:
         return float(number)
     except ValueError:
@@ -182,6 +183,7 @@ def _split_pair(option: str, text: str, example: str) -> tuple[str, str]:
 
 
 def _parse_arguments(texts: list[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Convert texts such as ``wave='--steps 400'`` to pairs of application and arguments. Raise ``CliError``."""
     arguments = []
     for text in texts:
         name, command_line = _split_pair("--arguments", text, "wave='--steps 400'")
@@ -211,6 +213,7 @@ def _parse_names(text: str) -> tuple[str, ...]:
 
 
 def _parse_fields(texts: list[str]) -> tuple[tuple[str, Any], ...]:
+    """Convert texts ``NAME=VALUE``, with values in YAML, to pairs of job field and value. Raise ``CliError``."""
     pairs = []
     for text in texts:
         name, value = _split_pair("--field", text, "claiming=incremental")
