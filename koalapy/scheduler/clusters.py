@@ -268,6 +268,7 @@ class ClusterStatus:
             self._proofs.add(token)
 
     def _make_preemptible(self, token: Token, size: int) -> None:
+        """Count a component's nodes among those that preemption may free, and a guest's among the reclaimable ones."""
         self._preemptible[token] = size
         self.preemptible += size
         if token in self._guests:

@@ -136,10 +136,11 @@ class Cycle:
         return answer
 
     def _place_home_job(self, guest: Job, placement: Placement, now: float) -> bool:
-        """Place a job of a home site before a guest, a job of another site, there; return whether one was placed.
+        """Place a job of a home site before a guest there, which is a job of another site.
 
-        The job must fit entirely on its home site, or be one that would reclaim the guest's nodes in this cycle. Guests
-        that could all stay only by exchanging their sites may still be reclaimed, before they have started.
+        Return whether jobs may have been placed, so that the guest must be evaluated anew. The home job must fit
+        entirely on its home site, or would reclaim the guest's nodes in this cycle. Guests that could all stay only by
+        exchanging their sites may still be reclaimed, before they have started.
         """
         sharing, priority = self._state.sharing, guest.spec.priority
         if not sharing.reclaims:
@@ -201,6 +202,10 @@ class Cycle:
         self._candidates.update_reservation()
 
     def _count_refusal(self, candidate: Candidate, refusal: Refusal | None, now: float) -> None:
+        """Count a refusal by its kind, and the try of a job that has just arrived.
+
+        ``refusal``: None if its kind has already been counted.
+        """
         if refusal is not None:
             self._ledger.count_refusals(refusal.kind)
         if candidate.is_newcomer:

@@ -23,7 +23,7 @@ class SubmitComponent:
 
 @dataclass(frozen=True, slots=True)
 class OpenBarrier:
-    """Start the program: every node of the gang has reported."""
+    """Start the program: all nodes of all components of the job have reported."""
 
     cluster: ClusterName
     token: Token

@@ -65,7 +65,7 @@ class OwnerUse:
                     self._spend(use)
 
     def _count_use(self, scopes: Iterable[Scope], spec: JobSpec, state: JobState, sign: int) -> None:
-        """Count a job in ``state`` towards the limits of its owner; a ``sign`` of -1 removes it from the counts."""
+        """Count a job in ``state`` towards the limits of its owner. A ``sign`` of -1 uncounts it."""
         size = spec.request.total_size
         for scope in scopes:
             if state in (JobState.QUEUED, JobState.HELD):
@@ -75,6 +75,7 @@ class OwnerUse:
                 self._promised[scope.key] += sign * _hours(spec)
 
     def _spend(self, use: NodeUse) -> None:
+        """Add the node-hours of an ended component to its owner's past use, hour by hour."""
         for scope in self.limits.scopes(use.owner):
             hours = self._past[scope.key]
             for hour in range(floor(max(use.start, use.end - DAY) / HOUR), floor(use.end / HOUR) + 1):
@@ -129,6 +130,7 @@ class OwnerUse:
         return {QUEUED: self._waiting[key], NODES: self._nodes[key], HOURS: self._hours_used(key, now)}
 
     def _hours_used(self, key: ScopeKey, now: float) -> float:
+        """Return the node-hours used in the last day, and those that active jobs may still use; forget older ones."""
         hours, oldest = self._past[key], floor((now - DAY) / HOUR) + 1
         for hour in [hour for hour in hours if hour < oldest]:
             del hours[hour]

@@ -69,6 +69,7 @@ class Queries:
         return self._shared(self._ledger.find_staged(token))
 
     def _shared(self, match: tuple[Job, Component] | None) -> tuple[Job, Component] | None:
+        """Return the job and component, and hand out the job: it is never changed in place again."""
         if match is not None:
             self._ledger.share(match[0])
         return match

@@ -79,6 +79,7 @@ class RunTimeEstimates:
         return "the runs of other applications" if self._all else "nothing"
 
     def _earlier_run_times(self, spec: JobSpec) -> list[float]:
+        """Return the run times in seconds of the same application and size; of all its sizes if those are too few."""
         application = application_of(spec)
         same = self._by_size.get((application, run_size(spec)), [])
         return same if len(same) >= ENOUGH else self._by_application.get(application, [])
@@ -88,8 +89,8 @@ class RunTimeEstimates:
     ) -> float:
         """Return the run time on these clusters relative to that on one cluster of speed 1.
 
-        The slowest cluster sets the speed. Several clusters add the estimated slowdown of the application, which
-        ``communication``, the declared share of its time, replaces until runs are known.
+        The slowest cluster sets the speed, and several clusters add the slowdown estimated for the application.
+        ``communication``: the declared fraction of run time for communication; None if it is not declared.
         """
         names = tuple(sorted(set(clusters)))
         speed = min((self._speeds.get(name, 1.0) for name in names), default=1.0)

@@ -1,4 +1,4 @@
-"""Comparison of the response times of each site's users in the grid and with their home site alone.
+"""Comparison of the response times of each site's users in the grid and with only their home site.
 
 The single-site case is simulated: the same jobs arrive at the same times with the same sizes. Their run times are the
 actual ones, scaled by the speed of the clusters where they ran and of the home site.
@@ -147,10 +147,10 @@ def compare_sharing(
     alone: SingleSiteEnds,
     under_way: Sequence[JobId] = (),
 ) -> SharingReport:
-    """Compare the response times of jobs in the grid with those that they would have if no site could use another.
+    """Compare the response times of jobs in the grid with those they would have on only their home sites.
 
     ``alone`` simulates one such site. The result depends neither on the order of ``jobs`` nor on the process. Jobs
-    submitted before ``start`` count in no mean, but occupy nodes; jobs submitted from ``end`` on are ignored.
+    submitted before ``start`` count in no mean, but occupy nodes. Jobs submitted from ``end`` on are ignored.
     """
     groups = _JobGroups()
     groups.exclusions[ExclusionReason.NOT_OVER] += sorted(under_way)
@@ -167,9 +167,9 @@ def compare_sharing(
 
 
 def _sort_job(groups: _JobGroups, job: EndedJob, sites: Mapping[ClusterName, Site], start: float) -> None:
-    """Put a job with those of its home site, or with the jobs that count in no mean, by reason.
+    """Sort a job into those of its home site, or into those that count in no mean.
 
-    A job that was cancelled, or submitted before ``start``, may be in both: it occupies nodes but does not count.
+    A job that was cancelled, or submitted before ``start``, may be in both. It then occupies nodes but does not count.
     """
     site = sites.get(job.home_site)
     is_counted = job.submitted_at >= start and job.state is not JobState.CANCELLED
@@ -204,7 +204,7 @@ def lasts_at_home(job: EndedJob, sites: Mapping[ClusterName, Site]) -> float:
 
 
 def _site_share(name: ClusterName, site: Site, groups: _JobGroups, alone: SingleSiteEnds) -> SiteShare:
-    """Compare the response times of a site's jobs in the grid with those that the site's own nodes would give.
+    """Compare the response times of a site's jobs in the grid with those on only the site's nodes.
 
     ``alone``: simulates the site without the grid. The statistics are None if no job counts.
     """
@@ -241,9 +241,10 @@ def _site_share(name: ClusterName, site: Site, groups: _JobGroups, alone: Single
 
 
 def _judge_gain(alone: float, low: float | None, high: float | None) -> Verdict:
-    """Return whether a site is better off in the grid, from the 95 % interval of the seconds gained; None: unknown.
+    """Return whether a site is better off in the grid, from the 95 % interval of the seconds gained.
 
     ``alone``: the mean response time without the grid, in seconds. Small differences relative to it count as none.
+    ``low`` and ``high`` are None if the jobs are too few for an interval.
     """
     if low is None or high is None:
         return Verdict.UNCLEAR
@@ -282,7 +283,7 @@ def mean_bounds(values: Sequence[tuple[float, float]], seed: str) -> tuple[float
 
 
 def _group_into_blocks(values: Sequence[tuple[float, float]]) -> list[list[float]]:
-    """Group the values of (time, value) pairs by day, or by hour if the days are too few for a bootstrap.
+    """Group the values of (time, value) pairs by day, or by hour if there are few days.
 
     If the hours are too few as well, return blocks of equal size in the order of time.
     """
@@ -324,7 +325,7 @@ def answer_sharing(question: SharingQuestion, *pieces: Sequence[EndedJob]) -> Sh
 
 
 def simulate_single_site(name: ClusterName, site: Site, jobs: Sequence[HomeJob], rules: Rules) -> dict[JobId, float]:
-    """Return the end time of each job if all of them ran on their home site and could use no other.
+    """Return the end time of each job if all of them could use only their home site.
 
     The jobs are in the order of their submission. ``HomeJob.lasts`` must already include the speed of the site.
     Times are in seconds since 1970 (UTC); jobs that do not succeed are missing.

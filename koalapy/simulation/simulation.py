@@ -178,7 +178,10 @@ class Simulation:
         self._idents = count(max((job.id for job in moment.beginning.jobs), default=0) + 1)
 
     def _restore_attempt(self, job: Job, attempt: Attempt) -> None:
-        """Restore the components of a snapshot's active job on their clusters, and schedule their ends."""
+        """Restore the components of a snapshot's active job on their clusters.
+
+        Schedule the ends of those that run or are being stopped.
+        """
         planned, runs = self._planned[job.id], attempt.barrier_at is not None and job.ending is None
         for component in attempt.components:
             if component.cluster in self._unreachable or component.state not in HAVE_NODES | IN_QUEUE:
@@ -419,6 +422,7 @@ class Simulation:
             self._events.append(site.claimed_report(runner))
 
     def _on_end(self, site: Site, runner: Runner, error: str = "") -> None:
+        """End a component that has not ended yet, and report it. An ``error`` is a fault of its cluster."""
         if not runner.is_over:
             self._events.append(site.end_component(runner, error))
             self._count_node_seconds(runner)
@@ -479,6 +483,7 @@ class Simulation:
                 pass
 
     def _create_runner(self, jobs: Mapping[JobId, Job], token: Token) -> Runner:
+        """Return the runner of a component, to be queued by the simulated resource manager of its cluster."""
         ident, _, index, _ = parse_token(token)
         attempt = jobs[ident].attempt
         assert attempt is not None, "who is handed to a resource manager was placed"

@@ -282,6 +282,7 @@ def _create_plan(
 
 
 def _run_simulations(plans: Sequence[_Plan], processes: int) -> list[Forecast]:
+    """Run the simulations of all plans in up to ``processes`` processes, and return one forecast for each plan."""
     simulations = [(plan, draw) for plan in plans for draw in range(plan.draws)]
     courses = iter(forked_map(_run_simulation, simulations, processes, _Course))
     return [_summarize_courses(plan, list(islice(courses, plan.draws))) for plan in plans]
@@ -317,7 +318,7 @@ def _run_simulation(planned: tuple[_Plan, int]) -> _Course:
 
 
 def _summarize_courses(plan: _Plan, courses: Sequence[_Course]) -> Forecast:
-    """Summarize the simulations of a plan as intervals of the start and end of each job, and of all waiting jobs."""
+    """Summarize the simulations of a plan as intervals of the start and end of each job."""
     now, jobs = plan.moment.now, plan.moment.jobs
     waiting = [job.id for job in jobs if job.is_in_queue]
     expected = []

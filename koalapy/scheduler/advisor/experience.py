@@ -82,13 +82,17 @@ class ApplicationRuns:
         return self._own_slowdown[0] if self._own_slowdown else None
 
     def slowdowns(self, prior: LogNormal) -> Slowdowns:
+        """Return the slowdowns on several clusters, estimated from ``prior`` and the runs.
+
+        They include the number of runs with sizes that also ran on one cluster, and of killed ones.
+        """
         single_cluster_sizes = {size for size, clusters in self.groups if clusters == SINGLE_CLUSTER}
         compared = [ran for (size, clusters), ran in self.groups.items() if clusters and size in single_cluster_sizes]
         killed = sum(run.killed for ran in compared for run in ran)
         return replace(self.fit.slowdowns(prior), runs=sum(map(len, compared)), killed=killed)
 
     def times(self, size: Size, slowdowns: Slowdowns) -> RunTimes:
-        """Return the estimated run times of a size: on one cluster, and on each set of several that was measured.
+        """Return the estimated run times of a size, on one cluster and on each measured set of several.
 
         They are empty if the estimate for one cluster is missing or too uncertain.
         """

@@ -56,6 +56,7 @@ class Confirmations:
         return True
 
     def _has_confirmed(self, timer: Timer, component: Component, now: float) -> bool:
+        """Return whether a deadline of a component need not wait for its cluster, which has confirmed or will not."""
         contact = self._grid[component.cluster].contact
         if contact.confirmed_at >= timer.at or self.has_timed_out(contact, now):
             return True

@@ -54,7 +54,7 @@ def warning_of(job: Job, rules: Rules) -> StopWarning | None:
 
 
 def unclaimed(job: Job) -> list[Component]:
-    """Return the components that still have to be claimed."""
+    """Return the components that have a cluster but have not been submitted to it."""
     return [component for component in live(job).gang if component.state is ComponentState.PLACED]
 
 

@@ -104,8 +104,7 @@ class Failures:
             self.forget_refusals(cluster, unknown_only=True)
 
     def handle_claim_timeout(self, job: Job, component: Component, now: float) -> Job:
-        """Fail a claim because the resource manager did not start the component in time. This is not an error of the
-        cluster."""
+        """Handle a component that did not get its nodes in time. This is not an error of the cluster."""
         cluster, token = component.cluster, job.token(component.index)
         if reason := self._lrm_problems([component]):
             failure = ClaimFailure.RESOURCE_MANAGER

@@ -1,8 +1,9 @@
 """Claiming: submit the components of a placed job, or return it to its queue (semantics 5).
 
-A placed job is claimed at its JCT, and again until its JST. If at least the fraction T of its components can start,
-these are started. The others are placed elsewhere, or preempt jobs of low priority for a job of high priority. A runner
-that stays queued in its LRM for ``claim_grace`` has lost its nodes to local users and is replaced.
+The nodes of a placed job are claimed first at its claiming time (JCT), and repeatedly until its estimated start (JST).
+If at least the fraction T of its components can start, these are started. The others are placed elsewhere, or preempt
+jobs of low priority for a job of high priority. A runner that stays queued in its LRM for ``claim_grace`` has lost its
+nodes to local users and is replaced.
 """
 
 from collections import Counter
@@ -74,6 +75,7 @@ class ClaimTry:
         return self._free_nodes(cluster)
 
     def _free_nodes(self, cluster: ClusterName) -> int | None:
+        """Return the nodes left for this job on a cluster; None if it accepts no components now."""
         status = self._grid[cluster]
         remaining = max(0, status.available - status.reserved_for_others(self._job)) - self._taken[cluster]
         return remaining if status.is_open else None
@@ -109,6 +111,7 @@ class ClaimTry:
         return {name: sum(c.size for c in self.startable if c.cluster == name) for name in names}
 
     def _take(self, component: Component) -> None:
+        """Count a component as startable, and its nodes as taken from its cluster."""
         self._taken[component.cluster] += component.size
         if component.node_class:
             self._taken_of[component.cluster, component.node_class] += component.size
@@ -142,7 +145,7 @@ class Claiming:
     # The claiming queue
 
     def start_attempt(self, job: Job, placement: Placement, now: float) -> Job:
-        """Begin an attempt of a placed job, and set when to claim its nodes first (its JCT), which may be now."""
+        """Begin an attempt of a placed job, and set when to claim its nodes first (its JCT)."""
         components = tuple(
             self._new_component(job, index, placed, now) for index, placed in enumerate(placement.components)
         )
@@ -206,7 +209,7 @@ class Claiming:
             self._attempts.set_barrier_timeout(job, now)
 
     def handle_due_claim(self, job: Job, claim_at: float, now: float) -> Job:
-        """Claim the nodes of a job at its claiming time (JCT), or set a later one if its transfers are late.
+        """Claim the nodes of a job at its claiming time (JCT), or postpone that if transfers are late.
 
         Ignore a time that has been replaced by another since.
         """
@@ -381,6 +384,7 @@ class Claiming:
                 self._preempt_one(preemption, match[0], cluster.name, job, note, now)
 
     def _preempt_one(self, preemption: Preemption, victim: Job, clusters: str, job: Job, note: str, now: float) -> None:
+        """End the attempt of ``victim`` to free its nodes for ``job``, and requeue it; ``note`` adds to the reason."""
         reason = preemption.victim_reason(clusters, job)
         self._ledger.record_event(victim, now, preemption.event, reason + note)
         self._attempts.end_attempt(preemption.prepare_victim(victim), JobState.QUEUED, reason, now, warn=True)
@@ -433,7 +437,7 @@ class Claiming:
         return self._claim_at(job, following) if claim_at is None or claim_at <= now else job
 
     def _replace(self, job: Job, component: Component, reason: str) -> Job:
-        """Stop a component and add a replacement that has to be claimed."""
+        """Stop a component, and add a replacement without nodes for the next claiming try."""
         if component.state is not ComponentState.ENDED:
             job = self._attempts.stop_component(job, component, reason)
         job = self._ledger.update_component(job, component.index, superseded=True, error=reason)
@@ -455,6 +459,7 @@ class Claiming:
         return self._ledger.change_attempt(job, components=(*attempt.components, stand_in))
 
     def _claim_at(self, job: Job, claim_at: float) -> Job:
+        """Set when the next claiming try of a job is due, in seconds."""
         job = self._ledger.change_attempt(job, claim_at=claim_at)
         self._attempts.set_deadline(job, Deadline.CLAIM, claim_at)
         return job
@@ -469,7 +474,7 @@ class Claiming:
         return self._requeue(job, reason, now)
 
     def _requeue(self, job: Job, reason: str, now: float) -> Job:
-        """End the attempt after a failed claim and requeue the job."""
+        """End the attempt of a job that did not get its nodes, and return the job to its queue."""
         return self._attempts.end_attempt(job, JobState.QUEUED, f"{CLAIM_FAILED}: {reason}", now)
 
     def _uncount_try(self, job: Job) -> Job:

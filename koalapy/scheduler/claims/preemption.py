@@ -264,7 +264,7 @@ class Preemption:
     # The order of M05
 
     def _youngest_victims(self, stoppable: Held, lacking: Mapping[ClusterName, int]) -> PreemptionPlan:
-        """Choose victims cluster by cluster in descending order of JST, and drop superfluous ones (M05)."""
+        """Choose victims cluster by cluster, latest estimated start (JST) first, and drop superfluous ones (M05)."""
         chosen: dict[JobId, ClusterName] = {}
         for name, count in lacking.items():
             freed = sum(stoppable[job][name] for job in chosen)
@@ -294,7 +294,7 @@ class Preemption:
     # Least cost
 
     def _cheapest_victims(self, stoppable: Held, lacking: Mapping[ClusterName, int], now: float) -> PreemptionPlan:
-        """Choose the jobs to stop that lose the least work, after counting the nodes of jobs that are about to end.
+        """Choose the jobs to stop that lose the least work. Jobs that are about to end are awaited instead.
 
         The plan is empty if all the jobs together would free too few nodes.
         """
@@ -336,6 +336,7 @@ class Preemption:
 
 
 def _victim_note(chosen: Sequence[Candidate]) -> str:
+    """Return what the preemption costs, as text to append to the reason of each victim."""
     work, jobs = total_cost(chosen).work, f" of {len(chosen)} jobs" if len(chosen) > 1 else ""
     if not work:
         return ", and no work is lost so"

@@ -1,7 +1,8 @@
 """Apply the stage reports of clusters, from placement until the attempt is over (semantics 5 and 10).
 
-Transfers start when a job is placed. The barrier waits for them, and the JST is their estimated end. A stage is named
-by the rank of its component, so a replacement on the same cluster finds its files.
+Transfers start when a job is placed. The barrier keeps its program from starting before they end, which is estimated
+as the job's start time (JST). A stage is named by the rank of its component, so a replacement on the same cluster
+finds its files.
 """
 
 from collections import OrderedDict, defaultdict

@@ -189,6 +189,7 @@ class DryRun:
         return self.queries.queues.head_before(spec, self.job.id if self.job is not None else None) is None
 
     def _is_acceptable(self, spec: JobSpec, limits: Limits) -> bool:
+        """Return whether a submission keeps within the limits, and is otherwise valid."""
         try:
             check_submission(spec, limits)
         except UsageError:

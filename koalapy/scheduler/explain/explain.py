@@ -124,6 +124,7 @@ def not_usable(cluster: ClusterStatus, now: float) -> str:
 
 
 def _part_of(placement: Placement | None, gives: int) -> str:
+    """Return what a placement takes on a cluster, as text; empty without a placement."""
     if placement is None:
         return ""
     return f"{format_nodes(gives)} would be taken here" if gives else "not needed"
@@ -235,7 +236,7 @@ def _out_of_reach(attempt: Attempt, now: float) -> str:
 
 
 def _lrm_problems(attempt: Attempt, grid: GridStatus) -> str:
-    """Return the reported problems of the resource managers of an incomplete gang."""
+    """Return the problems reported by the resource managers of a job that has not all its nodes."""
     awaited = {c.cluster for c in attempt.gang if c.state is not ComponentState.CLAIMED}
     return "".join(f"; {name}: {grid[name].problem}" for name in sorted(awaited) if name in grid and grid[name].problem)
 
@@ -304,7 +305,7 @@ STATE_TEXTS = {
 
 
 def _findings(attempt: Attempt, grid: GridStatus, now: float) -> Iterator[ClusterFinding]:
-    """Yield the clusters of the gang with the states of its components there."""
+    """Yield the clusters of a job's present components, with the states of these."""
     for name in dict.fromkeys(component.cluster for component in attempt.gang):
         members = [c for c in attempt.gang if c.cluster == name]
         texts = [f"component {c.rank}: {STATE_TEXTS[c.state]}{_format_since(c, now)}{_from(c)}" for c in members]
@@ -328,6 +329,7 @@ def _shown_by_claims(cluster: ClusterStatus, components: Sequence[Component], no
 
 
 def _from(component: Component) -> str:
+    """Return from where a component's files are being transferred, as text to append; empty if none are."""
     if not component.awaits_files:
         return ""
     sources = sorted({source for source in component.sources if source != component.cluster})
@@ -517,7 +519,7 @@ def _enough_if_usable(dry_run: DryRun, spec: JobSpec, node_sources: Sequence[Nod
 
 
 def _is_enough_if_usable(dry_run: DryRun, spec: JobSpec, source: NodeSource, cluster: ClusterStatus) -> bool:
-    """Return whether a job would be placed if one cluster became usable with all the nodes that it reports idle."""
+    """Return whether a job would be placed if one cluster became usable with all nodes reported idle."""
     idle = max(0, source.offered(cluster, cluster.doubted))
     opened = tuple(
         replace(c.with_idle(idle), state=ClusterState.USABLE) if c.name == cluster.name else c

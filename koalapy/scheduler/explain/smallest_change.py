@@ -64,6 +64,7 @@ def smallest_change(spec: JobSpec, dry_run: DryRun) -> Change | None:
 
 
 def _first_of(families: Iterable[Steps], dry_run: DryRun, max_calls: int) -> Change | None:
+    """Return the first change that would be placed; None if there is none within ``max_calls`` policy calls."""
     for steps in families:
         change = _first(steps, dry_run, max_calls)
         if change is not None or dry_run.asks >= max_calls:
@@ -91,6 +92,7 @@ def _first(steps: Steps, dry_run: DryRun, max_calls: int) -> Change | None:
 
 
 def _tried(candidate: Candidate, dry_run: DryRun) -> Change | None:
+    """Return a candidate as a change with its placement; None if it would not be placed now."""
     placement = dry_run.placed_at_once(candidate.spec)
     if placement is None:
         return None
@@ -102,7 +104,7 @@ def _tried(candidate: Candidate, dry_run: DryRun) -> Change | None:
 
 
 def _same_node_changes(spec: JobSpec, dry_run: DryRun) -> Iterator[Steps]:
-    """Yield changes of a request that keep its number of nodes, in the order of their cost for the user."""
+    """Yield changes of a request that keep its number of nodes, the least costly for the user first."""
     queries = dry_run.queries
     yield single_step("", None, "submit it again: a new job is tried at once", spec)
     if isinstance(spec.request, FlexibleRequest):

@@ -182,6 +182,7 @@ class Offers:
         self.everything = {priority: self._offer(priority, everything=True) for priority in Priority}
 
     def _offer(self, priority: Priority, *, everything: bool = False) -> Offer:
+        """Return which nodes the jobs of a priority may use; ``everything``: also those reserved for other jobs."""
         see = self._reservation.own_view if everything else partial(self._reservation.view, priority)
         may_preempt = priority is Priority.HIGH and self._preempts
         # Nodes reserved for an aged job are withheld from jobs of low priority only.
@@ -368,6 +369,7 @@ class Candidates:
             self._ledger.count_refusals(kind, count)
 
     def _go_on_with_periodic_scan(self) -> bool:
+        """Perform the next part of the oldest periodic scan; return False if none is in progress."""
         while self._periodic:
             for _ in self._periodic[0]:
                 return True

@@ -239,6 +239,7 @@ class PlacementQueues:
             self._move_to_group(job)
 
     def _move_to_group(self, job: Job) -> None:
+        """Move a queued job to the group of jobs that now have equal properties, and wake it."""
         self._queues[job.spec.priority].remove(job.id)
         self._push_job(job)
         self.wakeups[job.spec.priority].jobs.add(job.id)

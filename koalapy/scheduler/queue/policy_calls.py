@@ -285,7 +285,7 @@ class PolicyCalls:
     def _find_reasons(self, policy: Policy, spec: JobSpec, view: GridView) -> Reasons:
         """Return the reason of each cluster against a job without a fixed request, by cluster name.
 
-        A cluster that cannot be used, or where the job may not run, gets that as its reason, not the policy's.
+        The policy gives the reasons only of clusters that are usable and where the job may run.
         """
         demands = self._eligibility.demands(spec) or Demands()
         able, barred = without_barred(demands.barred, view)

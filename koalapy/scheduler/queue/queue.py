@@ -139,7 +139,7 @@ def nodes_of(cluster: ClusterName) -> tuple[Change, Change]:
 
 @cache
 def at_home(cluster: ClusterName) -> Change:
-    """Return the change of a cluster that gains nodes for its own users."""
+    """Return the change after which jobs with this home site may get more of its nodes."""
     return Change("home", cluster)
 
 
@@ -346,6 +346,7 @@ class PlacementQueue:
             self._last_scans.setdefault(entry.last_scan, set()).add(job)
 
     def _forget_limit(self, entry: Entry) -> None:
+        """Stop counting scans towards the limit of a job's placement tries."""
         if entry.last_scan is not None and (jobs := self._last_scans.get(entry.last_scan)) is not None:
             jobs.discard(entry.job)
             if not jobs:

@@ -76,7 +76,7 @@ class Reservation:
 
     @property
     def kept_for(self) -> JobId | None:
-        """Return the waiting job with the reservation, or a placed one with guaranteed nodes still to be claimed."""
+        """Return the waiting job with reserved nodes, or a placed one that has yet to request guaranteed nodes."""
         return self.job or next(iter(self._held), None)
 
     def keeper(self, job: JobId | None) -> JobId | None:
@@ -161,7 +161,7 @@ class Reservation:
         return is_less
 
     def _unclaimed(self, ident: JobId) -> Counter[ClusterName]:
-        """Return the nodes that a placed job still has to claim."""
+        """Return the nodes that a placed job has not requested from its clusters yet."""
         nodes = Counter[ClusterName]()
         job = self._ledger.get(ident)
         if job is not None and job.state.is_active and job.ending is None:
