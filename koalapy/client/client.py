@@ -269,6 +269,7 @@ class Client:
         return CliError(f"no daemon answers at {self.url} ({error})", Exit.UNREACHABLE, hint)
 
     def _rejection_error(self, answer: Answer) -> CliError:
+        """Convert an error response to an error for the user; for status 401 advise on the token."""
         error = _answer_to_error(answer)
         if error.status == HTTPStatus.UNAUTHORIZED:
             error.hint = self._access.hint

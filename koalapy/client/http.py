@@ -201,6 +201,7 @@ def _create_connection(scheme: str, host: str, port: int, trust: Trust) -> http.
 def _create_tunnel(
     via: Callable[[], http.client.HTTPConnection], host: str, port: int, headers: Mapping[str, str]
 ) -> http.client.HTTPConnection:
+    """Create a connection by a proxy from ``via``, with a tunnel to the daemon at ``host``."""
     opened = via()
     opened.set_tunnel(host, port, headers=headers)
     return opened

@@ -172,6 +172,7 @@ def forget_login(url: str, token: str | None = None) -> None:
 
 
 def _read_all(names: list[str] | None) -> list[Login]:
+    """Return the valid logins in these files, or in all files if ``names`` is None."""
     with suppress(OSError, ValueError), _open_folder() as folder:
         file_names = names if names is not None else sorted(n for n in os.listdir(folder) if not n.startswith("."))
         return [login for name in file_names if (login := _read_login(name, folder)) is not None and login.is_valid]

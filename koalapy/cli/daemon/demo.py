@@ -207,6 +207,7 @@ def _processes_of(directory: Path) -> list[int]:
 
 
 def _read_process_file(pid: int, file_name: str) -> str:
+    """Return the text of ``/proc/PID/FILE``; empty if the process has ended or is not accessible."""
     try:
         return Path(f"/proc/{pid}/{file_name}").read_text(errors="replace")
     except OSError:

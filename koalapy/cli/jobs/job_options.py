@@ -95,6 +95,7 @@ def format_pairs(values: dict[str, str]) -> list[str]:
 
 
 def format_inputs(inputs: list[Json]) -> list[str]:
+    """Convert input files of the API to texts for ``--input``."""
     texts = []
     for item in inputs:
         distribution = ":partitioned" if item.get("distribution") == "partitioned" else ""

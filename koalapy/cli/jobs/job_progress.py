@@ -106,6 +106,7 @@ class WaitReporter:
             return f"job {job['id']} is {job['state']}, {waits}" + (f": {job['reason']}" if job["reason"] else "")
 
     def _end_silence(self) -> None:
+        """End the initial delay, and print what the job waits for. Called by the timer."""
         with self._lock:
             self._is_silent = False
             if self._job is not None:

@@ -183,6 +183,7 @@ def checked_key(key: str) -> str:
 
 
 def _current_folder() -> str | None:
+    """Return the current folder; None if it was deleted."""
     try:
         return str(Path.cwd())
     except FileNotFoundError:

@@ -46,6 +46,7 @@ def end_with(client: Client, submitted: JobAnswer, deadline: float | None, *, as
 
 
 def _follow_transfers(client: Client, job: int, deadline: float | None) -> None:
+    """Show the transfers of a job until they are complete; stop silently if the daemon becomes unreachable."""
     try:
         transfers.follow_transfers(client, job, deadline)
     except CliError as error:

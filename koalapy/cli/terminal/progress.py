@@ -38,6 +38,7 @@ class Progress(Block):
         super().end()
 
     def _redraw(self) -> None:
+        """Draw the line after a delay and then periodically, until the block ends. Runs in a thread."""
         pause = self._delay
         while not self._stopped.wait(pause):
             pause, text = self._interval, printable(self._describe())

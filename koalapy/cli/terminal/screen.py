@@ -200,6 +200,7 @@ class Screen:
             _default_action(ended)
 
     def _take_terminal(self) -> None:
+        """Switch to the full-screen page, and read single keys if requested."""
         if self._reads_keys:
             self._old_mode = termios.tcgetattr(0)
             tty.setcbreak(0)
@@ -214,6 +215,7 @@ class Screen:
         self._is_to_stop = True
 
     def _suspend(self) -> None:
+        """Restore the terminal, stop the process as Ctrl-Z does, and show the page when it is resumed."""
         self._restore_terminal()
         _default_action(signal.SIGTSTP)
         # The shell has resumed the command.

@@ -100,6 +100,7 @@ class Rows:
         return [Line(header, BOLD), *lines]
 
     def move_cursor(self, key: str, page: int) -> None:
+        """Move the cursor by a key, within the table. ``page``: number of rows for Page Up and Page Down."""
         last = len(self.ids) - 1
         steps = {"down": 1, "j": 1, "up": -1, "k": -1, "page down": page, "page up": -page, "home": -last, "end": last}
         steps |= {"g": -last, "G": last}
@@ -130,6 +131,7 @@ class Top:
             self._job.close()
 
     def _request_data(self, client: Client) -> Grid:
+        """Request clusters, jobs and alerts with the current filters, for one update of the page."""
         everyone, cluster = self._everyone, self._cluster
         clusters = client.clusters()
         jobs, has_more = client.unfinished_jobs(self._limit, mine=None if everyone else True, cluster=cluster)

@@ -158,6 +158,7 @@ def _parse_numbers(option: str, text: str) -> tuple[int, ...]:
 
 
 def _parse_weights(option: str, text: str) -> tuple[tuple[str, float], ...]:
+    """Convert text such as ``wave:2,prime`` to pairs of name and weight; the default weight is 1."""
     weights = []
     for part in text.split(","):
         name, colon, weight = part.strip().partition(":")
