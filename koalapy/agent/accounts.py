@@ -113,7 +113,10 @@ class Accounts:
         """Return the account of that name if jobs may run as it. Raise ``SiteError``. It blocks."""
         self.admit(user)
         if not self.is_mapped:
-            raise self._rejection(f"{self._cluster} runs jobs as one account, not as {user!r}", "see its identity")
+            raise self._rejection(
+                f"{self._cluster} runs jobs as one account, not as {user!r}",
+                f"set clusters.{self._cluster}.identity to mapped if jobs are to run as their owners' accounts",
+            )
         if not ACCOUNT_NAME.fullmatch(user) or user.isdecimal():
             raise self._rejection(f"{user!r} is not a valid account name", "correct users.NAME.accounts")
         try:

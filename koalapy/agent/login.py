@@ -165,7 +165,7 @@ class LoginServer:
             owner = await _account_name(os.geteuid())
             raise LoginRejected(f"the agent of {self._cluster} accepts logins of {owner} only")
         if wait := self._throttle.count_if_allowed(uid, self._clock.monotonic()):
-            raise LoginRejected("too many logins", f"try again in {wait:.0f} s")
+            raise LoginRejected(f"too many logins of uid {uid} on {self._cluster}", f"try again in {wait:.0f} s")
         account = await _account_name(uid)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):

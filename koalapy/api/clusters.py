@@ -220,10 +220,17 @@ def background_router(service: Jobs, questions: Questions, allowed: bool) -> API
         total = service.get_cluster(name).total  # 0 before the first report: then the agent checks the number
         if order.nodes < 1 or order.nodes > total > 0:
             hint = f"give 1 to {total}" if total else "give 1 or more"
-            raise UsageError(f"nodes is {order.nodes}", field="nodes", value=order.nodes, hint=hint)
+            raise UsageError(
+                f"nodes is {order.nodes}, which is out of range for cluster {name}",
+                field="nodes",
+                value=order.nodes,
+                hint=hint,
+            )
         if not 0 < order.seconds <= MAX_BACKGROUND_S:
             hint = f"give more than 0 and up to {MAX_BACKGROUND_S:g} seconds"
-            raise UsageError(f"seconds is {order.seconds:g}", field="seconds", value=order.seconds, hint=hint)
+            raise UsageError(
+                f"seconds is {order.seconds:g}, which is out of range", field="seconds", value=order.seconds, hint=hint
+            )
         return await questions.ask_agent(
             name, "background", {"nodes": order.nodes, "seconds": order.seconds}, timeout=AGENT_TIMEOUT_S
         )

@@ -155,7 +155,9 @@ def _split_pairs(field: str, texts: list[str]) -> list[tuple[str, str]]:
         if name in pairs:
             raise UsageError(f"{name} is given twice", field=field, value=text, hint="give it once")
         if not (name and equals and value):
-            raise UsageError(f"{text!r} is no NAME=VALUE", field=field, value=text, hint="write it as name=value")
+            raise UsageError(
+                f"{field} has {text!r}, which is not NAME=VALUE", field=field, value=text, hint="write it as name=value"
+            )
         pairs[name] = value
     return list(pairs.items())
 
@@ -179,7 +181,9 @@ def _parse_number(field: str, text: str, maximum: int) -> int:
     is_short_number = text.isascii() and text.isdecimal() and len(text) <= len(str(maximum))
     if not (is_short_number and 1 <= int(text) <= maximum):
         hint = f"give a number from 1 to {maximum}"
-        raise UsageError(f"{text!r} is not a number, or out of range", field=field, value=text, hint=hint)
+        raise UsageError(
+            f"{field} is {text!r}, which is not a number from 1 to {maximum}", field=field, value=text, hint=hint
+        )
     return int(text)
 
 
@@ -191,7 +195,10 @@ def _parse_walltime(text: str) -> float:
         walltime = 0.0
     if not 0 < walltime <= MAX_DURATION:
         raise UsageError(
-            f"{text!r} is not a walltime", field="walltimes", value=text, hint="give seconds, 90m or 1:30:00"
+            f"{text!r} is not a walltime of more than 0 s and at most {MAX_DURATION:g} s",
+            field="walltimes",
+            value=text,
+            hint="give seconds, 90m or 1:30:00",
         )
     return walltime
 

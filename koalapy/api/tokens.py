@@ -148,7 +148,10 @@ def login_router(identities: Identities, codes: LoginCodes) -> APIRouter:
     async def logout(caller: Caller) -> Any:
         """Revoke the token of this request at once."""
         if caller.token is None:
-            raise ConflictError(f"{caller.how} cannot log out", hint="remove it where it was configured or issued")
+            raise ConflictError(
+                f"{caller.how} cannot log out",
+                hint="remove the token from the daemon's configuration, or log out at its provider",
+            )
         await identities.revoke_tokens([caller.token], caller)
         return {"user": caller.user}
 

@@ -148,7 +148,7 @@ def _parse_url(url: str) -> SplitResult:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("it must begin with http:// or https:// and a host")
     if not parts.path.isascii():
-        raise ValueError("its path has signs that are not ASCII")
+        raise ValueError("its path has characters that are not ASCII: encode them, as %C3%BC")
     try:
         parts.hostname.encode("idna")
     except UnicodeError as error:

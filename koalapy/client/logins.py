@@ -63,7 +63,9 @@ def log_in(url: str | None, timeouts: ClientTimeouts = DEFAULT_TIMEOUTS, well_kn
     if url is not None:
         agents = [agent for agent in agents if agent.url == url]
     elif len(urls := sorted({agent.url for agent in agents})) > 1:
-        raise CliError(f"agents of this host lead to {' and '.join(urls)}", Exit.USAGE, "set KOALA_URL to one of them")
+        raise CliError(
+            f"this host has agents of several daemons: {' and '.join(urls)}", Exit.USAGE, "set KOALA_URL to one of them"
+        )
     refused: CliError | None = None
     for agent in agents:
         try:

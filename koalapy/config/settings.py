@@ -84,7 +84,7 @@ LeaseSetting = Annotated[float, BeforeValidator(_check_lease), Field(ge=0, le=MA
 def _with_a_user(section: object) -> object:
     """Return the section of a token. Raise ``ValueError`` for a plain text, which names no user."""
     if isinstance(section, str):
-        raise ValueError("say whose token it is: {token: WORD, user: NAME, role: user, operator or admin}")
+        raise ValueError("a token needs a user and a role: {token: WORD, user: NAME, role: user, operator or admin}")
     return section
 
 
@@ -120,7 +120,7 @@ class OidcSection(Provider):
         if (self.jwks_uri is None) == (self.jwks_file is None):
             raise ValueError("give jwks_uri or jwks_file: where the provider's keys are")
         if not self.users and self.pattern is None:
-            raise ValueError("give users or pattern: whose a token is")
+            raise ValueError("give users or pattern, which map the provider's claim to a user")
         if bool(self.roles) != (self.role_claim is not None):
             raise ValueError("give role_claim and roles, or neither")
 
@@ -555,7 +555,9 @@ def load_settings(path: Path | None) -> Settings:
         _check_kinds(values, path)
         return settings
     except SettingsError as error:
-        raise UsageError(f"{error}: lists and objects are given as JSON", field="environment") from error
+        raise UsageError(
+            f"{error}: give lists and objects in environment variables as JSON", field="environment"
+        ) from error
     except ValidationError as error:
         raise configuration_error(Settings, error.errors(), path) from error
 

@@ -82,5 +82,5 @@ def read_file(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} must hold fields and values, not a {type(values).__name__}", field="--config")
     for key in values:
         if not isinstance(key, str) or key.startswith("_"):  # such keys would be arguments of the settings class
-            raise UsageError(f"{path}: {key!r} is not a field", field=str(key), hint="leave it out")
+            raise UsageError(f"{path}: {key!r} is not the name of a setting", field=str(key), hint="leave it out")
     return values

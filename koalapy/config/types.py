@@ -50,7 +50,7 @@ def _check_order(ports: str) -> str:
     """Return a range of ports unchanged. Raise ``ValueError`` if it is empty or has privileged ports."""
     first, last = map(int, ports.split("-"))
     if not 1024 <= first < last <= 65535:
-        raise ValueError("give FIRST-LAST with 1024 <= FIRST < LAST <= 65535")
+        raise ValueError(f"{ports} is not a range of ports: give FIRST-LAST with 1024 <= FIRST < LAST <= 65535")
     return ports
 
 

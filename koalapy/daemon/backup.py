@@ -170,7 +170,10 @@ def _copy_database(source: Path, target: Path) -> int:
         if check_result != ("ok",):
             raise StoreUnavailable(f"{source} is damaged: {check_result[0]}", hint="restore an earlier backup")
     except sqlite3.Error as error:
-        raise StoreUnavailable(f"cannot copy {source}: {error}", hint="see that it is a database of koala") from error
+        raise StoreUnavailable(
+            f"cannot copy {source}: {error}",
+            hint="check that it is a SQLite database of koala that this account may read",
+        ) from error
     return target.stat().st_size
 
 

@@ -118,7 +118,7 @@ class Form:
         except ValidationError as error:
             problem = error.errors(include_url=False, include_input=False)[0]["msg"]
             hint = "give one line of at most 1000 characters"
-            raise UsageError(f"the reason cannot be kept: {problem}", field="reason", hint=hint) from error
+            raise UsageError(f"the reason is not valid: {problem}", field="reason", hint=hint) from error
 
 
 class Dashboard:
@@ -290,7 +290,11 @@ async def read_form(request: Request) -> Form:
         text = (await request.body()).decode()
         fields = parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=MAX_FIELDS)
     except ValueError as error:
-        raise UsageError("the form is not valid", field="body", hint="reload the page and send it again") from error
+        raise UsageError(
+            f"the form is not UTF-8, or has more than {MAX_FIELDS} fields",
+            field="body",
+            hint="reload the page and send it again",
+        ) from error
     return Form(dict(fields))
 
 
@@ -299,7 +303,11 @@ async def read_checked_form(request: Request) -> Form:
     form = await read_form(request)
     expected = csrf_token(request)
     if not expected or not compare_digest(form.get("csrf").encode(), expected.encode()):
-        raise ForbiddenError("this form belongs to another login", field="csrf", hint="reload the page and try again")
+        raise ForbiddenError(
+            "this form was sent by a page of another browser session",
+            field="csrf",
+            hint="reload the page and try again",
+        )
     return form
 
 

@@ -48,7 +48,7 @@ class Registry:
             raise UsageError(
                 f"{policy!r} is not a placement policy: {problem}",
                 field="policy",
-                hint="koalapy.policies.policy.Policy says what a policy has",
+                hint="implement the protocol koalapy.policies.policy.Policy",
             )
         checked = cast(Policy, policy)
         if checked.name in self._policies:

@@ -65,13 +65,13 @@ class RecordFile:
         while (head := self._next_line(file)) is not None:
             if "end" in head:
                 if self._next_line(file) is not None:
-                    raise self._make_error(f"goes on after its end, in line {self._number}")
+                    raise self._make_error(f"has data after its end marker, in line {self._number}")
                 return
             if "lost" in head:
                 self._lost.append(str(head["lost"]))
                 continue
             if head.get("part") != 1:
-                raise self._make_error(f"has no beginning of what comes in line {self._number}")
+                raise self._make_error(f"lacks the first part of the daemon run in line {self._number}")
             life = self._read_run(head, file)
             yield life
             for _ in life.steps:  # skip the steps that the caller did not read
@@ -88,7 +88,7 @@ class RecordFile:
             beginning = beginning_from_json(content["begin"])
         except NOT_READ as error:
             raise self._make_error(
-                f"is damaged in line {self._number}: it begins with nothing that is known"
+                f"is damaged in line {self._number}: the initial state of the daemon run cannot be read"
             ) from error
         life, version = head.get("life"), head.get("version")
         if not isinstance(life, str) or not isinstance(version, str):

@@ -76,7 +76,7 @@ class Folders:
 
     def __init__(self, base: str, account: str) -> None:
         if not os.path.isabs(base) or not ACCOUNT.fullmatch(account):
-            raise Refused(f"{base!r} and {account!r} are no folder and account")
+            raise Refused(f"{base!r} is not an absolute path, or {account!r} is not an account name")
         self._own = os.path.join(base, account)
         os.umask(0o077)
         with contextlib.suppress(FileExistsError):

@@ -354,7 +354,7 @@ class Head(Role):
                 self._preflight.receive(payload)
         elif op == "unfit":
             if not 0 < int(payload["code"]) < 256:
-                raise ValueError(f"{payload['code']} is not an exit code")
+                raise ValueError(f"a node reported the exit code {payload['code']}, which is not in 1..255")
             self._runner.say(str(payload["error"])[:MAX_REASON_LENGTH])
             self._runner.conclude(int(payload["code"]))
         elif op == "daemon_ended":

@@ -55,7 +55,7 @@ def select_parameters(series: int, command: str) -> dict[str, str]:
     """
     daemon = DAEMON.search(command)
     if daemon is None:
-        raise Failure(f"mpirun asks for something that is not its daemon: {command[:200]}")
+        raise Failure(f"mpirun asks to run a command that does not start its daemon (orted or prted): {command[:200]}")
     try:
         arguments = shlex.split(command[daemon.end() :])
     except ValueError as error:

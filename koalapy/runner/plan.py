@@ -61,7 +61,7 @@ class Plan:
         Raise ``ValueError`` if one is neither an address nor the present host: the head node may be another site's.
         """
         if len(hosts) != len(self.nodes):
-            raise ValueError(f"{len(hosts)} addresses for {len(self.nodes)} nodes")
+            raise ValueError(f"the plan has {len(self.nodes)} nodes, but {len(hosts)} addresses were given")
         for host, node in zip(hosts, self.nodes):
             is_address = is_ipv4(host) or (":" in host and PLAIN.fullmatch(host))
             if host != node["host"] and not is_address:

@@ -87,7 +87,10 @@ def write_archive(
     for path, folders, files, descriptor in os.fwalk(top, follow_symlinks=False):
         above = tuple(part for part in os.path.relpath(path, top).split("/") if part != ".")
         if len(above) > MAX_DEPTH:
-            raise FoldersTooDeep(f"results are nested in more than {MAX_DEPTH} folders: collect fewer levels")
+            raise FoldersTooDeep(
+                f"the results folder {path} is nested more than {MAX_DEPTH} "
+                "deep: write results into fewer levels of folders"
+            )
         folders.sort()
         if not above:
             folders[:] = [name for name in folders if name not in without]

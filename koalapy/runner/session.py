@@ -39,7 +39,7 @@ def open_file(secret: bytes, name: str, sealed: bytes) -> bytes:
     """Return the content of a sealed file. Raise ``ValueError`` if the node's runner or agent did not write it."""
     content = sealed[FILE_TAG_LENGTH:]
     if not hmac.compare_digest(_file_tag(secret, name, content), sealed[:FILE_TAG_LENGTH]):
-        raise ValueError(f"{name} was not written by its runner")
+        raise ValueError(f"{name} was changed, or was not written by the runner of its node: its tag is wrong")
     return content
 
 
@@ -87,5 +87,5 @@ class Session:
         """Return the content of a received line. Raise ``ValueError`` if the other side did not send it next."""
         line = Line(sealed[TAG_LENGTH:])
         if not hmac.compare_digest(self._incoming.tag_next(line), sealed[:TAG_LENGTH]):
-            raise ValueError("a line does not have the tag of the other side of this connection")
+            raise ValueError("a received line was changed, repeated or not sent by the other side: its tag is wrong")
         return line.content

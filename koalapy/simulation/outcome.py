@@ -87,7 +87,9 @@ class Outcome:
         unfinished = [job for job in self.not_run if not job.is_refused]
         if unfinished:
             first = unfinished[0].planned.arrives_at
-            raise ValueError(f"{len(unfinished)} jobs did not end, the first that arrived at {first:g} s")
+            raise ValueError(
+                f"{len(unfinished)} jobs did not end in the simulation; the first of them arrived at {first:g} s"
+            )
         return self
 
     def succeeded_jobs(self) -> list[JobOutcome]:

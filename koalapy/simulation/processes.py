@@ -57,7 +57,7 @@ def forked_map(function: Callable[[A], B], arguments: Sequence[A], processes: in
             receiving = workers[number % processes][1]
             values.append(adapter.validate_python(json.loads(receiving.recv_bytes())))
     except EOFError as error:
-        raise RuntimeError("a process of the simulation has failed; its error is above") from error
+        raise RuntimeError("a worker process of the simulation has failed; its traceback was printed before") from error
     finally:
         for worker, receiving in workers:
             receiving.close()

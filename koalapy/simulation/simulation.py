@@ -312,7 +312,9 @@ class Simulation:
             return
         if job.arrives_at < self.now:
             raise UsageError(
-                f"a job arrives at {job.arrives_at}, after one of {self.now}", field="arrives_at", value=job.arrives_at
+                f"jobs are not in the order of arrival: one that arrives at {job.arrives_at} follows one at {self.now}",
+                field="arrives_at",
+                value=job.arrives_at,
             )
 
         def arrives() -> None:

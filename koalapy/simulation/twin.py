@@ -73,7 +73,12 @@ class Change:
         for field_name, ident in job_fields:
             if ident not in waiting:
                 hint = "name one that is queued"
-                raise UsageError(f"job {ident} does not wait", field=field_name, value=ident, hint=hint)
+                raise UsageError(
+                    f"job {ident} is not queued, so {field_name} cannot change it",
+                    field=field_name,
+                    value=ident,
+                    hint=hint,
+                )
         if self.policy:
             self._check_policy(moment, policies)
         changed_rules(moment.beginning.rules, self.rules)

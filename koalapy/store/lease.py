@@ -135,9 +135,13 @@ class Lease:
         query = select(lease.c.epoch, lease.c.holder, lease.c.batch).with_for_update(read=not to_change)
         row = connection.execute(query).one()
         if row.epoch < self.epoch or (row.epoch == self.epoch and row.batch < self._batch):
-            raise StoreUnavailable("an older copy was put in the database's place", hint=RESTART_HINT)
+            raise StoreUnavailable(
+                "the database was replaced by an older copy while the daemon used it", hint=RESTART_HINT
+            )
         if row.epoch != self.epoch and (row.epoch, row.holder) != (self._rising, self.holder):
-            raise LeaseLost(f"epoch {row.epoch} has taken over from {self.epoch}")
+            raise LeaseLost(
+                f"another daemon (run {row.epoch}) has taken over the database from this one (run {self.epoch})"
+            )
         return int(row.batch)
 
     def raise_epoch(self, epoch: int) -> None:

@@ -59,7 +59,7 @@ class SubmissionRules:
         if not caller.has_role(Role.OPERATOR):
             problem, hint = f"and you are {caller.user}", f"{hint}; only operators may submit for others"
         elif owner in self.reserved and caller.user not in self.reserved:
-            problem = "which is a name of the daemon's own"
+            problem = "a name that is reserved for the daemon"
         elif not caller.has_role(role := self.role_of(owner)):
             problem = f"whose role is {role} or may be, and yours is {caller.role}"
             hint = f"{hint}, or ask an administrator to submit it for {owner}"

@@ -44,7 +44,9 @@ def generate_workload(recipe: Recipe, grid: GridSize, seed: int) -> Workload:
         jobs.append(maker.create_job(index, arrival))
     if not jobs:
         raise UsageError(
-            f"no job arrives within {recipe.duration:g} s", field="--duration", hint="give more --duration or --rate"
+            f"no job arrives within {recipe.duration:g} s",
+            field="--duration",
+            hint="give a longer --duration or a higher --rate",
         )
     expected = {"rate": round(rate, 6), "mean_nodes": round(maker.mean_nodes, 3), "scale": round(maker.scale, 6)}
     return _create_workload(recipe, grid, seed, jobs, {"arrivals": "poisson", **expected})
@@ -98,7 +100,7 @@ def _job_numbers(recipe: Recipe) -> Iterator[int]:
     for number in count(1) if recipe.jobs is None else range(1, recipe.jobs + 1):
         if number > MAX_JOBS:
             hint = "give --jobs or --duration, or a smaller --rate"
-            raise UsageError(f"more than {MAX_JOBS} jobs", field="--jobs", hint=hint)
+            raise UsageError(f"the workload would have more than {MAX_JOBS} jobs", field="--jobs", hint=hint)
         yield number
 
 
@@ -106,7 +108,7 @@ def _arrival_rate(recipe: Recipe, grid: GridSize, maker: "_JobGenerator") -> flo
     """Return the jobs per second that give the recipe's utilisation. Raise ``UsageError`` if the grid is unknown."""
     if not grid.total:
         raise UsageError(
-            "a utilisation needs to know the grid",
+            "--utilisation needs the sizes of the clusters, which are unknown",
             field="--utilisation",
             hint="give --clusters north:4,south:4, or --rate; with a daemon at --url it is asked",
         )

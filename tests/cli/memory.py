@@ -168,7 +168,11 @@ class MemoryService:
     async def resume_cluster(self, cluster: ClusterName) -> ClusterRecord:
         self.get_cluster(cluster)
         if self.south.drained is None:
-            raise ConflictError(f"cluster {cluster} is not drained", field="cluster", hint="see koala clusters")
+            raise ConflictError(
+                f"cluster {cluster} is not drained",
+                field="cluster",
+                hint="nothing to resume; koala clusters shows the drained ones",
+            )
         self.south = replace(self.south, state="unusable", drained=None)
         return self.south
 

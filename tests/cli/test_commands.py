@@ -369,7 +369,8 @@ def test_clusters_lost_without_confirmation_changes_nothing(koala: Koala) -> Non
     refused = koala("clusters", "lost", "south")
     assert refused.code == 2
     assert "A program that still runs there then runs twice." in refused.err
-    assert refused.err.endswith("koala: this needs a confirmation; add --yes if nothing runs on south any more\n")
+    problem = "declaring cluster south lost needs a confirmation, and there is no terminal to ask on"
+    assert refused.err.endswith(f"koala: {problem}; add --yes if nothing runs on south any more\n")
     assert koala("clusters", "lost", "south", "--yes").out == "cluster south is lost: its jobs are tried again\n"
     assert koala("clusters", "lost", "nroth", "--yes").code == 3
 
@@ -384,7 +385,11 @@ def test_clusters_drain_and_resume_change_state(koala: Koala, server: Server) ->
     assert "by ada: new switches; also" in koala("clusters").out
     assert koala("clusters", "resume", "south").out == "cluster south is unusable\n"
     again = koala("clusters", "resume", "south")
-    assert (again.code, again.out, again.err) == (4, "", "koala: cluster south is not drained; see koala clusters\n")
+    assert (again.code, again.out, again.err) == (
+        4,
+        "",
+        "koala: cluster south is not drained; nothing to resume; koala clusters shows the drained ones\n",
+    )
     assert koala("clusters", "drain", "south", "--requeue").out == "cluster south is drained\n"
     assert koala("clusters", "drain", "south", "--reason", "two\nlines").code == 2
     assert koala("clusters", "drain", "nroth").err.startswith("koala: there is no cluster nroth; did you mean north?")

@@ -168,7 +168,7 @@ def _invalid_paths(tmp_path: Path) -> Iterator[tuple[list[str], str]]:
     yield [str(tmp_path / "none")], "no such file or directory"
     (tmp_path / "a").mkdir()
     yield [str(tmp_path / "a")], "there are no files"
-    yield ["/"], "has no name"
+    yield ["/"], "is the root folder"
     (tmp_path / "a" / "dangling").symlink_to("nowhere")
     yield [str(tmp_path / "a")], "no such file or directory"
     (tmp_path / "a" / "dangling").unlink()

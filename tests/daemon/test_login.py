@@ -96,13 +96,13 @@ async def test_login_maps_account_to_user(cluster: str, account: str, uid: int, 
     [
         ("east", "alice", 1234, "the account alice of east belongs to no configured user"),
         ("south", "alice", 1234, "the account alice of south belongs to no configured user"),
-        ("east", "root", 0, "root of east (uid 0) is an account of the system"),
-        ("north", "daemon", 999, "daemon of north (uid 999) is an account of the system"),
-        ("north", "nobody", 65534, "nobody of north (uid 65534) is an account of the system"),
-        ("north", "alice on east", 1234, "'alice on east' of north has a name that users cannot have here"),
-        ("north", "a\nb", 1234, "'a\\nb' of north has a name that users cannot have here"),
-        ("north", "mallory", 1234, "the account mallory of north gets no login"),
-        ("north", "", 1234, "'' of north has a name that users cannot have here"),
+        ("east", "root", 0, "root of east has uid 0, a system account"),
+        ("north", "daemon", 999, "daemon of north has uid 999, a system account"),
+        ("north", "nobody", 65534, "nobody of north has uid 65534, a system account"),
+        ("north", "alice on east", 1234, "the account name 'alice on east' of north is not a valid user name"),
+        ("north", "a\nb", 1234, "the account name 'a\\nb' of north is not a valid user name"),
+        ("north", "mallory", 1234, "the configuration denies logins to the account mallory of north"),
+        ("north", "", 1234, "the account name '' of north is not a valid user name"),
         ("elsewhere", "alice", 1234, "the account alice of elsewhere belongs to no configured user"),
         ("laptop", "eve", 1234, None),
         ("none", "eve", 1234, "eve of none is not "),
@@ -149,7 +149,7 @@ async def test_login_mapped_to_reserved_name_is_rejected() -> None:
     rules = replace(RULES, reserved={"bob", "boss", "carol@north"})
     daemon = Daemon(rules)
     for cluster, account in (("laptop", "whatever"), ("south", "boss"), ("north", "carol")):
-        assert "is a name of the daemon's own" in str(await daemon.request_login(cluster, account))
+        assert "a name that is reserved for the daemon" in str(await daemon.request_login(cluster, account))
     assert daemon.maker.tokens == []
     login = StoredToken(1, "d", "boss", "admin", "boss on south", "", 0.0, "the agent of south", None)
     daemon.maker.tokens.append(login)

@@ -221,7 +221,7 @@ def test_token_with_malformed_header_is_rejected(header: dict[str, Any]) -> None
 async def test_token_claim_is_mapped_to_user(rule: dict[str, Any], claims: dict[str, Any], user: str | None) -> None:
     verifying = make_verifier(with_rule(**rule)).verify_token(make_token(**claims))
     if user is None:
-        with pytest.raises(TokenRejected, match="is not a known user"):
+        with pytest.raises(TokenRejected, match="names no configured user"):
             await verifying
     else:
         assert (await verifying).user == user

@@ -91,9 +91,9 @@ def test_replay_of_record_with_gap_is_rejected(tmp_path: Path) -> None:
         (0, b'{"koala_export":2}\n', "is of format 2, and this version of koala reads format 1"),
         (1, b'{"koala_record":7,"part":1}\n', "is of format 7"),
         (1, b'{"koala_record":1,"version":"1","life":"1","part":2}\n', "has no beginning"),
-        (2, b'{"begin":{"rules":{}}}\n', "it begins with nothing that is known"),
+        (2, b'{"begin":{"rules":{}}}\n', "the initial state of the daemon run cannot be read"),
         (1, b'{"koala_record":1,"part":1}\n', "it does not say whose life begins there"),
-        (2, b'{"begin":[]}\n', "it begins with nothing that is known"),
+        (2, b'{"begin":[]}\n', "the initial state of the daemon run cannot be read"),
         (0, b"[" * 100_000 + b"\n", "is not a record of koala's"),
         (5, b"[" * 100_000 + b"\n", "is damaged in line 6"),
         (5, b"{\n", "is damaged in line 6"),
@@ -124,7 +124,7 @@ def test_replay_of_invalid_line_is_rejected(tmp_path: Path, number: int, instead
 def test_replay_of_invalid_beginning_is_rejected(tmp_path: Path, changed: dict[str, Any]) -> None:
     lines = WHOLE.splitlines(keepends=True)
     beginning = json.dumps({"begin": json.loads(lines[2])["begin"] | changed}).encode() + b"\n"
-    message = "of what there is not" if "clusters" in changed else "it begins with nothing that is known"
+    message = "of what there is not" if "clusters" in changed else "the initial state of the daemon run cannot be read"
     assert message in read_error(tmp_path / "day", b"".join([*lines[:2], beginning, *lines[3:]]))
 
 

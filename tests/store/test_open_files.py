@@ -126,7 +126,7 @@ def test_store_with_older_content_is_unavailable(store: SqlStore, path: Path, ch
     store.write(make_batch(make_job(1)))
     with sqlite3.connect(path) as connection:
         connection.execute(change)
-    with pytest.raises(StoreUnavailable, match="an older copy was put in the database's place"):
+    with pytest.raises(StoreUnavailable, match="the database was replaced by an older copy"):
         store.write(make_batch(make_job(2)))
 
 

@@ -150,7 +150,10 @@ class JobFolders:
                 max_size = LOG_END if kind is None else MAX_RESULT if kind[1] else remaining
                 is_ours = name == RUNNER_LOG or (kind is not None and int(name.split(".")[1]) < nodes)
                 if not is_ours or size > max_size or count > 2 * nodes + 1000:
-                    raise SiteRejected(f"as {user}: {name[:60]!r} of {size} bytes is not a file of a runner")
+                    raise SiteRejected(
+                        f"account {user} sent {name[:60]!r} of {size} bytes, which "
+                        "is too large, or not a log or result file of a runner"
+                    )
                 remaining -= size if kind and kind[2] else 0
                 data = process.open_content(size).read()
                 if not (kind and kind[1]) or into.read_result(int(name.split(".")[1])) is None:

@@ -328,7 +328,10 @@ class Agent:
     def _handle_message(self, message: wire.FromDaemon) -> None:
         """Pass a message of the daemon to its handler. Raise ``ValueError`` if the first one is no welcome."""
         if not self._welcomed and not isinstance(message, wire.Welcome):
-            raise ValueError(f"the daemon's first message is {message.type!r}, not a welcome")
+            raise ValueError(
+                f"the daemon's first message is {message.type!r} instead of 'welcome': "
+                "check that --url leads to a koala daemon of the same version"
+            )
         match message:
             case wire.Command():
                 self._handle_command(message)
@@ -360,7 +363,10 @@ class Agent:
         if not INSTANCE.fullmatch(message.instance):
             raise ValueError(f"{message.instance[:60]!r} is not a valid daemon instance")
         if not self._daemons.accept_epoch(message.instance, message.epoch, message.life):
-            raise ValueError(f"the daemon's epoch {message.epoch} is older than one that this agent has served")
+            raise ValueError(
+                f"the daemon's run number {message.epoch} is lower than one that this agent has served: "
+                "its database was restored from an older copy, or a second daemon runs"
+            )
         self._welcomed = True
         self._epoch, self._life = message.epoch, message.life
         self._reporter.instance = message.instance

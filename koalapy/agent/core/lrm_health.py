@@ -140,7 +140,7 @@ class LrmHealth:
                 self._set_unreachable("")
                 finished, _ = await asyncio.wait((polling,), timeout=CALL_TIMEOUT - timeout)
             if not finished:
-                raise SiteUnavailable(f"no answer within {CALL_TIMEOUT:g} s")
+                raise SiteUnavailable(f"the resource manager did not answer {operation} within {CALL_TIMEOUT:g} s")
             with only_site_errors():
                 answer = polling.result()
         except SiteError as error:

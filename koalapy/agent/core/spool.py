@@ -220,11 +220,11 @@ class JournalFolder:
         *lines, unfinished = content.split(b"\n")
         for line in filter(None, lines):
             if not _is_whole(line):
-                raise DamagedJournal(f"the checksum of {line[:60]!r} is wrong")
+                raise DamagedJournal(f"the line {line[:60]!r} does not match its checksum")
             entries |= json.loads(line.rpartition(b" ")[0])
         if unfinished:
             if _is_whole(unfinished[:-1]):
-                raise DamagedJournal("the end of its last line is not as it was written")
+                raise DamagedJournal("its last line is complete, but the newline after it was changed")
             with contextlib.suppress(OSError):
                 os.truncate(path, len(content) - len(unfinished))
         return entries

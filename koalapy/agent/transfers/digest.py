@@ -57,10 +57,15 @@ def _measure_file(descriptor: int, checksum: bool, given_up: Callable[[], bool])
 def _measure_folder(descriptor: int, checksum: bool, depth: int, given_up: Callable[[], bool]) -> Content:
     """Measure an open folder recursively, with its entries in order of their names, down to ``depth`` levels."""
     if depth == 0:
-        raise SiteRejected(f"folders are nested more than {MAX_DEPTH} deep", fault=SiteFault.IRREGULAR)
+        raise SiteRejected(
+            f"the folder contains folders nested more than {MAX_DEPTH} deep: use fewer levels",
+            fault=SiteFault.IRREGULAR,
+        )
     names = sorted(os.listdir(descriptor))
     if odd := [name for name in names if not is_utf8(name)]:
-        raise SiteRejected(f"the name {odd[0]!r} is no UTF-8", fault=SiteFault.IRREGULAR)
+        raise SiteRejected(
+            f"the folder contains {odd[0]!r}, a name that is not valid UTF-8: rename it", fault=SiteFault.IRREGULAR
+        )
     parts = tuple(_part(descriptor, name, checksum, depth, given_up) for name in names)
     if not checksum:
         return Content(sum(part.size for _, part in parts), "", tuple(part for _, part in parts))

@@ -50,7 +50,10 @@ class ReplicaRequest(BaseModel):
         if self.part is None:
             return Path(self.path)
         if not is_plain_name(self.part):
-            raise SiteRejected(f"{self.part!r} is not an entry of a folder", fault=SiteFault.OUTSIDE)
+            raise SiteRejected(
+                f"{self.part!r} is not the name of one entry of {self.path}: give a name without '/'",
+                fault=SiteFault.OUTSIDE,
+            )
         return Path(self.path) / self.part
 
 
@@ -94,7 +97,8 @@ class Replicas:
         parts = None if content.parts is None else [asdict(part) for part in content.parts]
         if parts and await asyncio.to_thread(lambda: len(json.dumps(parts))) > self._max_answer_size:
             raise SiteRejected(
-                f"{printable(str(path))} has {len(parts):,} entries, more than allowed",
+                f"{printable(str(path))} has {len(parts):,} entries; their list is "
+                f"longer than the {self._max_answer_size:,} bytes of an agent's answer",
                 hint="move them into subfolders",
                 fault=SiteFault.IRREGULAR,
             )

@@ -58,7 +58,10 @@ class Roots:
                 fault=SiteFault.UNCONFIGURED,
             )
         if not path or "\0" in path or not is_utf8(path):
-            raise SiteRejected(f"{path!r} is not a valid path", fault=SiteFault.OUTSIDE)
+            raise SiteRejected(
+                f"{path!r} is not a valid path: it must be UTF-8, not empty, and without NUL characters",
+                fault=SiteFault.OUTSIDE,
+            )
         if ".." in path.split("/"):
             raise SiteRejected(f"{printable(path)}: a path must not contain '..'", fault=SiteFault.OUTSIDE)
         folders = self.folders

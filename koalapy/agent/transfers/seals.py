@@ -89,7 +89,10 @@ def _is_to_protect(status: os.stat_result) -> bool:
 def _folders(descriptor: int, depth: int) -> Iterator[tuple[int, list[str]]]:
     """Yield an open folder and all below it, with the names in each."""
     if depth == 0:
-        raise SiteRejected(f"folders are nested more than {MAX_DEPTH} deep", fault=SiteFault.IRREGULAR)
+        raise SiteRejected(
+            f"the folder contains folders nested more than {MAX_DEPTH} deep: use fewer levels",
+            fault=SiteFault.IRREGULAR,
+        )
     names = sorted(os.listdir(descriptor))
     yield descriptor, names
     for name in names:

@@ -48,7 +48,7 @@ def _unpack(opened: tarfile.TarFile, member: tarfile.TarInfo, into: Path) -> Non
     """Unpack one file or folder of a bundle; raise ``BadBundle`` for other kinds and for paths outside ``into``."""
     parts = [part for part in PurePosixPath(member.name).parts if part != "."]
     if not all(part not in ("", "..") and "/" not in part and "\0" not in part for part in parts):
-        raise BadBundle(f"{printable(member.name)} has a path outside of the folder")
+        raise BadBundle(f"the archive's entry {printable(member.name)} would be written outside of its folder")
     path = into.joinpath(*parts)
     if member.isdir():
         _make_folders(into, parts)
@@ -105,7 +105,9 @@ def copy_tree(source: Path, target: Path, stop: threading.Event) -> Content:
 def _copy(source: Path, target: Path, depth: int, stop: threading.Event) -> None:
     """Copy a file or folder recursively, at most ``depth`` levels deep, until ``stop`` is set."""
     if depth == 0:
-        raise SiteRejected("too many folders within each other", fault=SiteFault.IRREGULAR)
+        raise SiteRejected(
+            f"{printable(str(source))} is nested too deep: use fewer levels of folders", fault=SiteFault.IRREGULAR
+        )
     if stat.S_ISDIR(os.lstat(source).st_mode):
         target.mkdir(mode=0o700)
         for name in os.listdir(source):

@@ -85,7 +85,11 @@ def _confirm_lost(name: str) -> None:
         file=sys.stderr,
     )
     if not sys.stdin.isatty():
-        raise CliError("this needs a confirmation", Exit.USAGE, f"add --yes if nothing runs on {name} any more")
+        raise CliError(
+            f"declaring cluster {name} lost needs a confirmation, and there is no terminal to ask on",
+            Exit.USAGE,
+            f"add --yes if nothing runs on {name} any more",
+        )
     print(f"Type {name} to confirm: ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip() != name:
         raise CliError(f"cluster {name} was not declared lost", Exit.USAGE, f"type its name, {name}, to confirm")

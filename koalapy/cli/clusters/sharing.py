@@ -41,7 +41,7 @@ def _parse_day(text: str) -> date:
     try:
         return date.fromisoformat(text)
     except ValueError:
-        raise CliError(f"--last is {text!r}", Exit.USAGE, "give a date, e.g. 2026-11-30") from None
+        raise CliError(f"--last is {text!r}, which is not a date", Exit.USAGE, "give a date, e.g. 2026-11-30") from None
 
 
 def _format_comparison(comparison: Json) -> str:

@@ -126,7 +126,7 @@ def _poll_until(look: Callable[[], T | None], goal: str) -> T:
     end = time.monotonic() + STEP_TIMEOUT
     while (result := look()) is None:
         if time.monotonic() > end:
-            raise CliError(f"timeout after {STEP_TIMEOUT:g} s: {goal}", Exit.TIMEOUT)
+            raise CliError(f"the demo waited {STEP_TIMEOUT:g} s in vain for: {goal}", Exit.TIMEOUT)
         time.sleep(0.05)
     return result
 
@@ -189,7 +189,9 @@ def _check_nothing_is_left(directory: Path) -> None:
         if time.monotonic() > end:
             pids = ", ".join(str(pid) for pid in remaining)
             raise CliError(
-                f"processes {pids} have not ended within {END_TIMEOUT:g} s", Exit.FAILED, f"they use {directory}"
+                f"processes {pids} have not ended within {END_TIMEOUT:g} s",
+                Exit.FAILED,
+                f"end them with kill, then remove {directory}",
             )
         time.sleep(0.05)
     _print_line("\nNothing is left running.")

@@ -91,7 +91,11 @@ def list_entries(paths: Sequence[str]) -> list[Entry]:
     for path in paths:
         name = "" if os.path.normpath(path) == "." else os.path.basename(os.path.abspath(path))
         if not name and os.path.normpath(path) != ".":
-            raise CliError(f"--stage {path} has no name", Exit.USAGE, "name files or folders below it")
+            raise CliError(
+                f"--stage {path} is the root folder, which cannot be staged as a whole",
+                Exit.USAGE,
+                "name files or folders below it",
+            )
         for entry in _walk_entries(path, name, path, ()):
             earlier = entries.setdefault(entry.name, entry)
             if earlier is not entry and not (entry.is_folder and earlier.is_folder):

@@ -100,14 +100,14 @@ def _grid_of_daemon(daemon: Daemon, recipe: Recipe) -> GridSize:
         if recipe.rate is not None and recipe.scale is not None:
             return GridSize()
         hint = "give --clusters north:4,south:4; or start a daemon, or set KOALA_URL"
-        raise CliError(f"the grid is unknown: {error.message}", error.code, hint) from error
+        raise CliError(f"the clusters and their sizes are unknown: {error.message}", error.code, hint) from error
     return GridSize({cluster["name"]: cluster["total"] for cluster in answer if cluster["total"]})
 
 
 def recipe_of(preset: str | None, options: RecipeOptions, *, is_trace: bool) -> Recipe:
     """Return the preset, or the default recipe, with values overridden by the options."""
     if preset is not None and preset not in PRESETS:
-        raise CliError(f"--preset is {preset!r}", Exit.USAGE, f"known: {', '.join(PRESETS)}")
+        raise CliError(f"--preset is {preset!r}, which is not a preset", Exit.USAGE, f"known: {', '.join(PRESETS)}")
     recipe = PRESETS[preset] if preset else DEFAULT
     readers: dict[str, Callable[[Any], Any]] = {
         "sizes": lambda text: _parse_numbers("--sizes", text),
@@ -223,5 +223,9 @@ def _parse_fields(texts: list[str]) -> tuple[tuple[str, Any], ...]:
         except DuplicateKey as error:
             raise CliError(f"--field is {text!r}: {error}", Exit.USAGE) from None
         except yaml.YAMLError:
-            raise CliError(f"--field is {text!r}", Exit.USAGE, "write the value in YAML or JSON") from None
+            raise CliError(
+                f"--field is {text!r}: its value is neither YAML nor JSON",
+                Exit.USAGE,
+                "write the value in YAML or JSON",
+            ) from None
     return tuple(pairs)

@@ -66,7 +66,11 @@ def run_workload(
             workload = parse_workload(lines, str(file))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not a text"
-        raise CliError(f"cannot read {file}: {reason}", Exit.USAGE, "koala workload generate -o FILE") from error
+        raise CliError(
+            f"cannot read {file}: {reason}",
+            Exit.USAGE,
+            "give a workload file; koala workload generate -o FILE writes one",
+        ) from error
     make_folder(folder)
     rest_daemon = RestDaemon(client := daemon.client(), policy)
     rest_daemon.check(options.background)

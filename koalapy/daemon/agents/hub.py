@@ -281,7 +281,10 @@ async def _first_hello(frames: AsyncIterator[str]) -> Hello:
         try:
             messages = from_agent.validate_json(frame)
         except ValidationError as error:
-            raise UsageError(f"the first message is invalid: {error.error_count()} errors") from error
+            raise UsageError(
+                f"the agent's first message is invalid ({error.errors()[0]['msg']}): "
+                "update the agent to the daemon's version"
+            ) from error
         first = messages[0] if messages else None
         if not isinstance(first, Hello):
             raise UsageError("the first message must be a hello")

@@ -74,7 +74,7 @@ class CommandMessages:
                 if (plan := self._plans.get(job.id)) is None:
                     plan = self._plans[job.id] = Plan.of(_build_plan(job, self._profiles))
                 return {"type": "open", **header, PLAN: plan}
-        raise ValueError(f"{command} is for a job that is not at hand")
+        raise ValueError(f"{command} is for a job that is unknown here")
 
 
 def _build_submit(job: Job, header: dict[str, Any], local_user: str, profile: ClusterProfile) -> Submit:

@@ -75,7 +75,9 @@ class Webhooks:
         except (httpx2.HTTPError, OSError) as error:
             raise DeliveryFailed(f"{type(error).__name__}: {error}"[:200]) from error
         if not 200 <= status < 300:
-            raise DeliveryFailed(f"it answers {status}", for_good=300 <= status < 500 and status not in (408, 425, 429))
+            raise DeliveryFailed(
+                f"it answered HTTP status {status}", for_good=300 <= status < 500 and status not in (408, 425, 429)
+            )
 
 
 def sign_content(secret: str, url: str, content: bytes, signed_at: int) -> str:
@@ -102,14 +104,20 @@ class Mail:
         try:
             await self._send_in_thread(_build_message(notification, self._section.sender))
         except TimeoutError:
-            raise DeliveryFailed(f"the mail server has not taken it within {self._timeouts.mail_s:g} s") from None
+            raise DeliveryFailed(
+                f"the mail server did not accept the mail within {self._timeouts.mail_s:g} s"
+            ) from None
         except smtplib.SMTPRecipientsRefused as error:
             codes = [code for code, _ in error.recipients.values()]
             raise DeliveryFailed(
-                f"the recipient is refused: {codes}", for_good=all(code >= 500 for code in codes)
+                f"the mail server rejects all recipients with the SMTP codes {codes}: check operators.mail",
+                for_good=all(code >= 500 for code in codes),
             ) from error
         except smtplib.SMTPDataError as error:
-            raise DeliveryFailed(f"the mail is refused: {error.smtp_code}", for_good=error.smtp_code >= 500) from error
+            raise DeliveryFailed(
+                f"the mail server rejects the mail with the SMTP code {error.smtp_code}",
+                for_good=error.smtp_code >= 500,
+            ) from error
         except (smtplib.SMTPException, OSError, ValueError) as error:
             code = f" {error.smtp_code}" if isinstance(error, smtplib.SMTPResponseException) else ""
             raise DeliveryFailed(f"{type(error).__name__}{code}"[:200]) from error

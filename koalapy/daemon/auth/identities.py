@@ -218,7 +218,10 @@ class Identities:
         now = self._clock()
         if order.user in self._reserved and caller.user not in self._reserved:
             raise ForbiddenError(
-                f"{order.user} is a name of the daemon's own", field="user", value=order.user, hint="give another name"
+                f"the name {order.user} is reserved for the daemon",
+                field="user",
+                value=order.user,
+                hint="give another name",
             )
         expires_at = None if order.expires is None else now + order.expires
         if not caller.has_role(Role.ADMIN):
@@ -414,11 +417,14 @@ def _check_permission(order: TokenOrder, caller: Identity) -> None:
     """Raise ``ForbiddenError`` if a caller may not make a token for that user or role."""
     if order.user != caller.user:
         raise ForbiddenError(
-            "tokens for others are made by administrators", field="user", value=order.user, hint="leave it out"
+            f"only administrators may create tokens for other users, such as {order.user}",
+            field="user",
+            value=order.user,
+            hint="leave it out",
         )
     if not caller.has_role(order.role):
         raise ForbiddenError(
-            f"a token for {order.role}s is made by administrators",
+            f"you have the role {caller.role}, so you may not create a token with the role {order.role}",
             field="role",
             value=str(order.role),
             hint="leave it out",

@@ -69,7 +69,7 @@ class LoginRules:
         user = self._mapped_user(cluster, account, uid)
         if user in self.reserved:
             raise LoginRejected(
-                f"{account} of {cluster} is {user}, which is a name of the daemon's own",
+                f"the account {account} of {cluster} belongs to user {user}, a name that is reserved for the daemon",
                 "show a token: koala token create, on the daemon's host, makes one (KOALA_TOKEN)",
             )
         return user
@@ -80,7 +80,8 @@ class LoginRules:
         configured_user = self.users.configured_user_of(cluster, account)
         if account in self.refused.get(cluster, ()):
             raise LoginRejected(
-                f"the account {account} of {cluster} gets no login", "ask the grid's administrators why"
+                f"the configuration denies logins to the account {account} of {cluster}",
+                "ask the grid's administrators why",
             )
         if domain.identity == "own":
             if not domain.user or configured_user not in (None, domain.user):
@@ -91,12 +92,20 @@ class LoginRules:
         hint = f"ask the grid's administrators for users.NAME.accounts: {{{cluster}: {account}}}"
         min_uid = (self.min_uids or {}).get(cluster, 1000)
         if uid in (ROOT, NOBODY) or uid < min_uid:
-            raise LoginRejected(f"{account} of {cluster} (uid {uid}) is an account of the system", hint)
+            raise LoginRejected(
+                f"{account} of {cluster} has uid {uid}, a system account (root, nobody "
+                f"or below {min_uid}), which may log in only if it is mapped to a user",
+                hint,
+            )
         user = self.users.user_of(cluster, account)
         if user is None:
             raise LoginRejected(f"the account {account} of {cluster} belongs to no configured user", hint)
         if not ACCOUNT.fullmatch(account):
-            raise LoginRejected(f"{account!r} of {cluster} has a name that users cannot have here", hint)
+            raise LoginRejected(
+                f"the account name {account!r} of {cluster} is not a valid user name: "
+                "give it a user under users.NAME.accounts",
+                hint,
+            )
         return user
 
     def role_of(self, user: str, cluster: ClusterName) -> Role:
@@ -218,7 +227,9 @@ class LoginCodes:
         now = self._clock()
         self._codes = {code: (holder, until) for code, (holder, until) in self._codes.items() if until > now}
         if len(self._codes) >= MAX_CODES:
-            raise BusyError("too many log in at once", retry_after=LOGIN_CODE_TTL_S, hint="try again in a minute")
+            raise BusyError(
+                "too many browser logins are pending", retry_after=LOGIN_CODE_TTL_S, hint="try again in a minute"
+            )
         code = secrets.token_urlsafe(24)
         self._codes[code] = (identity, now + LOGIN_CODE_TTL_S)
         return code

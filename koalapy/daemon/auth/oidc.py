@@ -58,7 +58,7 @@ class ProviderKeys:
                     await self._fetch_keys()
         if not self._keys:
             raise SiteUnavailable(
-                f"the keys of the OpenID provider cannot be had: {self._problem}",
+                f"the signing keys of the OpenID provider cannot be read: {self._problem}",
                 hint="try again in a while",
                 code=ProblemCode.PROVIDER_UNAVAILABLE,
             )
@@ -105,10 +105,10 @@ def parse_signing_keys(content: bytes) -> KeySet:
     document = json.loads(content)
     listed = document.get("keys") if isinstance(document, dict) else None
     if not isinstance(listed, list):
-        raise ValueError("it is not a set of keys: there is no list keys")
+        raise ValueError("it is not a JSON key set: it has no list named keys")
     keys: list[Key] = [key for entry in listed if (key := _parse_signing_key(entry)) is not None]
     if not keys:
-        raise ValueError("there is no key that may sign by RS256, ES256 or EdDSA")
+        raise ValueError("it has no public key for RS256, ES256 or EdDSA")
     return KeySet(keys)
 
 
@@ -259,7 +259,10 @@ class Oidc:
         """
         user = self.provider.user_of(claims)
         if user is None:
-            raise TokenRejected(f"its {self.provider.claim} is not a known user")
+            raise TokenRejected(
+                f"its claim {self.provider.claim} names no configured "
+                "user: add it to oidc.users, or change oidc.pattern"
+            )
         verified = Verified(user, self.provider.role_of(claims), min(claims["exp"], self._clock() + MAX_SPAN))
         if len(self._cached) >= MAX_KNOWN:
             del self._cached[next(iter(self._cached))]

@@ -77,12 +77,12 @@ class ProviderLogins:
         """
         login = self._under_way.pop(state, None)
         if login is None or login.until <= self._clock():
-            raise TokenRejected("this login was not begun here, or took too long")
+            raise TokenRejected("this login has expired, or was begun at another daemon: log in again")
         token = await self._fetch_id_token(login, code)
         identity = await self._identities.verify_token(token)
         # The claims can be trusted, since the token was verified above.
         if identity is None or _read_claims(token).get("nonce") != login.nonce:
-            raise TokenRejected("the provider's ID token is of another login")
+            raise TokenRejected("the provider's ID token belongs to another login attempt: log in again")
         return identity, login.then
 
     async def _fetch_id_token(self, login: LoginUnderWay, code: str) -> str:
@@ -108,7 +108,7 @@ class ProviderLogins:
                 code=ProblemCode.PROVIDER_UNAVAILABLE,
             ) from error
         except (ValueError, RecursionError) as error:
-            raise TokenRejected("the OpenID provider's answer is no JSON") from error
+            raise TokenRejected("the OpenID provider's answer is not JSON: check oidc.token_endpoint") from error
         token = answer.get("id_token") if isinstance(answer, dict) else None
         if not isinstance(token, str):
             error_code = str(answer.get("error", ""))[:100] if isinstance(answer, dict) else ""

@@ -107,7 +107,7 @@ def converted_errors() -> Iterator[None]:
         yield
     except OSError as error:
         hint = "try again when the daemon's data directory has room"
-        raise StoreUnavailable(f"the archive cannot be kept: {error.strerror or error}", hint=hint) from error
+        raise StoreUnavailable(f"the archive cannot be stored: {error.strerror or error}", hint=hint) from error
 
 
 def _create_file(path: Path) -> io.FileIO:
@@ -165,7 +165,11 @@ def check_archive(path: Path) -> dict[str, bool]:
                     )
             file.seek(archive.offset)
             if any(file.read(tarfile.BLOCKSIZE)):
-                raise UsageError("the body is a broken tar archive", field="body", hint=ARCHIVE_HINT)
+                raise UsageError(
+                    f"the tar archive has data where its end should be, at byte {archive.offset}",
+                    field="body",
+                    hint=ARCHIVE_HINT,
+                )
     except (tarfile.TarError, ValueError, EOFError, OverflowError, RecursionError) as error:
         raise UsageError(f"the body is not a whole tar archive: {error}", field="body", hint=ARCHIVE_HINT) from error
     return kinds
@@ -191,7 +195,7 @@ class _Headers(io.RawIOBase):
     def read(self, size: int = -1) -> bytes:
         self._left -= size
         if size < 0 or self._left < 0:
-            raise tarfile.ReadError("more is said of a file than can be true")
+            raise tarfile.ReadError(f"the headers of one entry have more than {MAX_HEADER_SIZE} bytes")
         return self._file.read(size)
 
 

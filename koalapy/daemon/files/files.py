@@ -108,7 +108,10 @@ class Files:
         self._engine.check_cluster(cluster, "cluster")
         if not path.startswith("/"):
             raise UsageError(
-                f"path is {path!r}, not absolute", field="path", value=path, hint=f"give it from the root on {cluster}"
+                f"path is {path!r}, which is not absolute",
+                field="path",
+                value=path,
+                hint=f"give it from the root on {cluster}",
             )
         try:
             replica = await self._read_replica(name, cluster, path)
@@ -289,7 +292,9 @@ class Files:
         try:
             report = Found.model_validate(answer)
         except ValueError as error:
-            raise SiteUnavailable(f"{cluster} has not said what {path} is", hint="update its agent") from error
+            raise SiteUnavailable(
+                f"the agent of {cluster} sent an invalid description of {path}", hint="update its agent"
+            ) from error
         parts = None if report.parts is None else tuple(Part(p.name, p.size, p.checksum) for p in report.parts)
         now = self._engine.clock()
         resolved_path = report.path or path

@@ -122,7 +122,10 @@ class Results:
             job, generation, rank, nonce = parse_token(token)
         except ValueError:
             raise NotFoundError(
-                f"{token[:60]!r} is not a stage", field="token", value=token, code=ProblemCode.COMPONENT_NOT_FOUND
+                f"{token[:60]!r} is not the token of a component",
+                field="token",
+                value=token,
+                code=ProblemCode.COMPONENT_NOT_FOUND,
             ) from None
         record, attempts = await self._attempts(job)
         attempt = next((a for a in attempts if (a.generation, a.nonce) == (generation, nonce)), None)

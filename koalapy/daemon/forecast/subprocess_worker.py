@@ -55,7 +55,9 @@ async def run_in_subprocess(
             return await asyncio.to_thread(_exchange_values, process, channel, values, timeout_s)
         except TimeoutError as error:
             hint = "ask for less, as for fewer days, or for a simulation in which less happens"
-            raise BusyError(f"that takes longer than {timeout_s:g} s", retry_after=RETRY_AFTER_S, hint=hint) from error
+            raise BusyError(
+                f"the computation was stopped after {timeout_s:g} s", retry_after=RETRY_AFTER_S, hint=hint
+            ) from error
         except _Killed as error:
             # Only the kernel, when memory is short, or an operator kills a child before its answer.
             log.error("a worker process failed", action="subprocess-failed", error="it was killed")

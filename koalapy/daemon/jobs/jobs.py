@@ -249,7 +249,10 @@ class Jobs:
         def make_events() -> tuple[Event, ...]:
             if self._queries.grid[cluster].drained is None:
                 raise ConflictError(
-                    f"cluster {cluster} is not drained", field="cluster", value=cluster, hint="see koala clusters"
+                    f"cluster {cluster} is not drained",
+                    field="cluster",
+                    value=cluster,
+                    hint="nothing to resume; koala clusters shows the drained ones",
                 )
             return (ClusterResumed(cluster),)
 

@@ -171,7 +171,7 @@ class Network:
         Raise ``UsageError`` if invalid.
         """
         if clusters is not None and pairs is not None:
-            raise UsageError("clusters and pairs exclude each other", field="pairs", hint="give only one of them")
+            raise UsageError("clusters and pairs cannot be given together", field="pairs", hint="give only one of them")
         if clusters == [] or pairs == []:
             field = "clusters" if pairs is None else "pairs"
             raise UsageError(f"{field} is empty", field=field, value=[], hint="leave it out to measure all links")

@@ -262,7 +262,12 @@ def _add_actions(dashboard: Dashboard, services: Services) -> None:
         """Set the priority of the selected jobs; raise ``UsageError`` for an unknown priority."""
         states, value = _parse_shown_states(form), form.get("priority")
         if value not in ("high", "low"):
-            raise UsageError(f"priority is {value!r}", field="priority", value=value, hint="give high or low")
+            raise UsageError(
+                f"priority is {value!r}, which is not a priority",
+                field="priority",
+                value=value,
+                hint="give high or low",
+            )
         results = await bulk.set_priority(list(states), Priority(value), caller, form.reason, states)
         return store_outcome(form, caller, "high" if value == "high" else "low", results)
 
@@ -321,7 +326,11 @@ def _parse_shown_states(form: Form) -> dict[JobId, JobState]:
     if any(abs(job) > fields.MAX_ID for job in states):
         raise UsageError("the form contains job ids that are too large", field="jobs", hint="select the jobs again")
     if not states or len(states) > MAX_SELECTED:
-        raise UsageError(f"the form contains {len(states)} jobs", field="jobs", hint=f"select 1 to {MAX_SELECTED}")
+        raise UsageError(
+            f"the form contains {len(states)} jobs; an action changes 1 to {MAX_SELECTED}",
+            field="jobs",
+            hint=f"select 1 to {MAX_SELECTED}",
+        )
     return states
 
 

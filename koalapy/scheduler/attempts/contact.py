@@ -208,7 +208,7 @@ class Contact:
         cluster = self._grid[event.cluster]
         if cluster.contact.connected:
             raise ConflictError(
-                f"the agent of {cluster.name} is connected, and says what runs there",
+                f"cluster {cluster.name} cannot be declared lost while its agent is connected",
                 field="cluster",
                 value=cluster.name,
                 hint=f"to have its jobs run elsewhere, use koala clusters drain {cluster.name} --requeue",

@@ -156,6 +156,6 @@ def test_cancelled_digest_stops_reading(tree: Path) -> None:
 
 
 async def test_stat_of_too_many_entries_is_rejected(tree: Path) -> None:
-    with pytest.raises(SiteRejected, match="has 2 entries, more than allowed") as caught:
+    with pytest.raises(SiteRejected, match="has 2 entries; their list is longer") as caught:
         await Replicas(Roots("north", [tree.parent]), max_answer_size=100).stat_replica({"path": "tree"})
     assert caught.value.fault == "irregular"

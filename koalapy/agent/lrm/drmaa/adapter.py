@@ -90,7 +90,13 @@ class SubmittedJobs:
         except FileNotFoundError:
             pass
         except (OSError, ValueError, TypeError, AttributeError) as error:
-            raise SiteUnavailable(f"cannot read {self._path}: {error}", hint="move it away") from error
+            raise SiteUnavailable(
+                f"cannot read {self._path}: {error}",
+                hint=(
+                    "move this table of submitted jobs away, after ending "
+                    "the cluster's grid jobs; the agent then starts a new one"
+                ),
+            ) from error
 
     def add_intended(self, name: str, nodes: int, user: str = "") -> None:
         """Save a job before it is submitted, so that an unanswered submission is known after a restart."""

@@ -201,7 +201,9 @@ class LocalLrm:
             deadline = time.monotonic() + self.cluster.start_timeout
             while self._link is None or not self._link.is_alive:
                 if self._closed:
-                    raise SiteUnavailable(f"cluster {self.cluster.name}: closed")
+                    raise SiteUnavailable(
+                        f"cluster {self.cluster.name}: its agent is stopping and opens no connection to locald"
+                    )
                 try:
                     self._link = await self._open_link()
                 except (OSError, SiteUnavailable) as error:
@@ -236,7 +238,10 @@ class LocalLrm:
                 on_failure.pop_all()
                 return link
             if (await link.request("shutdown", if_idle=True, if_alone=True))["shutdown"]:
-                raise SiteUnavailable("a locald with other settings is ending")
+                raise SiteUnavailable(
+                    f"cluster {self.cluster.name}: a locald with earlier "
+                    "settings is still ending; try again in some seconds"
+                )
         raise SiteRejected(
             f"cluster {cluster.name} of {cluster.nodes} nodes at {cluster.network}: {cluster.directory} is held by "
             f"cluster {hello['cluster']} of {hello['nodes']} nodes at {hello['network']}",

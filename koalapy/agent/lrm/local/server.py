@@ -250,9 +250,11 @@ class Server:
         """Cancel a job if its number and name agree; raise ``RequestRejected`` otherwise."""
         job = self._jobs.find_job(request.get("job"))
         if job is None:
-            raise RequestRejected(f"job: there is no {request.get('job')!r}", "unknown")
+            raise RequestRejected(f"job: there is no job {request.get('job')!r} on this cluster", "unknown")
         if job.name != request.get("name"):
-            raise RequestRejected(f"name: job {job.id} is not {request.get('name')!r}")
+            raise RequestRejected(
+                f"name: job {job.id} has the name {job.name!r}, not {request.get('name')!r}: nothing was cancelled"
+            )
         self._end_job(job, "cancelled")
         return {"state": job.state}
 

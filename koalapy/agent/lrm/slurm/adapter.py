@@ -297,7 +297,10 @@ class SlurmLrm(PolledLrm):
             raise self._commands.error("sinfo", answer)
         nodes = offer.select_nodes(read_nodes(answer.output, names))
         if not nodes:
-            raise SiteUnavailable(f"sinfo shows no nodes in {offer.description}", hint="set its partition")
+            raise SiteUnavailable(
+                f"sinfo shows no nodes in {offer.description}",
+                hint="set the cluster's partition to one that sinfo --Node lists",
+            )
         self._total, self._max_job_nodes = len(nodes), offer.max_job_nodes(nodes)
         known_nodes = [KnownNode(n.name, n.memory, n.features or frozenset(), n.weight) for n in nodes]
         if known_nodes != self._known_nodes:

@@ -202,7 +202,7 @@ def _reason(value: object) -> str:
 
 
 def _raise_not_understood(command: str, problem: str) -> NoReturn:
-    raise SiteUnavailable(f"{command} answered what cannot be understood: {problem}")
+    raise SiteUnavailable(f"the answer of {command} cannot be read: {problem}")
 
 
 def read_columns(answer: bytes, prefix: str, users: Collection[int]) -> list[SlurmJob]:

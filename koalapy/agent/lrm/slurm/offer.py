@@ -137,7 +137,7 @@ async def read_offer(commands: SlurmCommands, partition_names: str | None, optio
             if missing := [name for name in reservation_names if name not in by_name]:
                 error = f"there is no reservation {format_list(missing)}"
         except ValueError as problem:
-            error = f"scontrol answered what cannot be understood: {problem}"
+            error = f"the answer of scontrol cannot be read: {problem}"
     excluded: frozenset[str] = frozenset()
     try:
         excluded = frozenset(expand_host_list(option_value(options, "--exclude", "-x") or ""))

@@ -171,7 +171,7 @@ OURS = column_line("koala-x-1.1.0", "166", "n1")
     ],
 )
 def test_invalid_columns_are_unavailable(answer: str) -> None:
-    with pytest.raises(SiteUnavailable, match="squeue answered what cannot be understood"):
+    with pytest.raises(SiteUnavailable, match="the answer of squeue cannot be read"):
         read_columns(answer.encode(errors="surrogateescape"), "koala-", {1500})
 
 
@@ -196,7 +196,7 @@ def test_jobs_with_other_names_are_no_grid_jobs() -> None:
     [
         ("sinfo", "slurm", "sinfo answered no JSON: slurm"),
         ("sinfo", '{"nodes": []}', "sinfo shows no nodes in partition main"),
-        ("sinfo", '{"nodes": [{"partitions": ["main"]}]}', "sinfo answered what cannot be understood"),
+        ("sinfo", '{"nodes": [{"partitions": ["main"]}]}', "the answer of sinfo cannot be read"),
     ],
 )
 async def test_invalid_answer_is_unavailable(slurm: FakeSlurm, command: str, answer: str, text: str) -> None:
