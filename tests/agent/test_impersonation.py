@@ -32,7 +32,7 @@ async def test_runner_without_node_secret_is_rejected(port: Port, secret: bytes)
     """The secrets of a neighbouring node and of the attempt before are rejected too."""
     runner = await port.connect_runner(TOKEN)
     forger = await port.connect()
-    with pytest.raises(ValueError, match="not have the tag of the other side"):
+    with pytest.raises(ValueError, match="not sent by the other side: its tag is wrong"):
         await forger.introduce(NAME, secret)
     forger.send(t="here", life="x", **HERE)
     forger.send(**EXIT)
@@ -140,7 +140,7 @@ async def test_repeated_rejections_are_reported_together(port: Port) -> None:
     await port.connect_runner(TOKEN)
     for _ in range(20):
         forger = await port.connect()
-        with pytest.raises(ValueError, match="not have the tag of the other side"):
+        with pytest.raises(ValueError, match="not sent by the other side: its tag is wrong"):
             await forger.authenticate(NAME, b"guess")
         forger.send(t="here", life="x", **HERE)
         assert await forger.read() == {}

@@ -273,7 +273,7 @@ def test_invalid_token_in_environment_is_rejected(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(UsageError, match=r"^KOALA_TOKENS in the environment: tokens\[0\]\.token: the token is blank"):
         load_settings(None)
     monkeypatch.setenv("KOALA_TOKENS", "a-token-for-tests")
-    with pytest.raises(UsageError, match="given as JSON"):
+    with pytest.raises(UsageError, match="environment variables as JSON"):
         load_settings(None)
 
 

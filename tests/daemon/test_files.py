@@ -473,7 +473,7 @@ async def test_add_bundle_on_full_disk_raises_store_unavailable(world: World, tm
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, limits[1]))
     try:
-        with pytest.raises(StoreUnavailable, match="cannot be kept: File too large"):
+        with pytest.raises(StoreUnavailable, match="cannot be stored: File too large"):
             await bundles.add_bundle(yield_pieces(archive_of({"a": b"x" * 4_000_000}), 300_000))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -113,7 +113,7 @@ async def test_login_of_unmapped_account_is_rejected(cluster: str, account: str,
     if reason is None:
         rules = replace(RULES, users=Users({**PEOPLE, "eve": User({"laptop": "eve"})}))
         daemon, reason = Daemon(rules), "eve of laptop is not bob"
-    assert await daemon.request_login(cluster, account, uid) == reason
+    assert str(await daemon.request_login(cluster, account, uid)).startswith(reason)
     assert daemon.maker.tokens == []
     assert daemon.logins._by_account._full_at == {}, "nothing is kept of who is refused"
 

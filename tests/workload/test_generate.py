@@ -147,7 +147,7 @@ def test_recipe_with_invalid_value_names_its_option(changes: dict[str, Any], opt
 
 
 def test_recipe_with_utilisation_needs_a_grid() -> None:
-    with pytest.raises(UsageError, match="the grid"):
+    with pytest.raises(UsageError, match="the sizes of the clusters"):
         generate_workload(DEFAULT, GridSize(), 1)
     assert len(generate_workload(replace(DEFAULT, rate=1.0, jobs=3), GridSize(), 1).jobs) == 3
 

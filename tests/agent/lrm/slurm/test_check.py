@@ -63,7 +63,7 @@ async def test_check_of_wrong_partition_fails(
 async def test_check_of_unreadable_queue_fails(slurm: FakeSlurm) -> None:
     slurm.set_answer("squeue", "slurm_load_jobs error: none\n", when=COLUMNS)
     finding = (await run_check(slurm))["queue"]
-    assert (finding.ok, "cannot be understood" in finding.result) == (False, True)
+    assert (finding.ok, "cannot be read" in finding.result) == (False, True)
 
 
 async def test_check_with_all_nodes_down_fails(slurm: FakeSlurm) -> None:
