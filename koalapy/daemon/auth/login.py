@@ -93,7 +93,7 @@ class LoginRules:
         min_uid = (self.min_uids or {}).get(cluster, 1000)
         if uid in (ROOT, NOBODY) or uid < min_uid:
             raise LoginRejected(
-                f"{account} of {cluster} has uid {uid}, a system account (root, nobody "
+                f"{account} of {cluster} has uid {uid}, a system account (uid 0, 65534 "
                 f"or below {min_uid}), which may log in only if it is mapped to a user",
                 hint,
             )
