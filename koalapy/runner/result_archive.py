@@ -88,8 +88,7 @@ def write_archive(
         above = tuple(part for part in os.path.relpath(path, top).split("/") if part != ".")
         if len(above) > MAX_DEPTH:
             raise FoldersTooDeep(
-                f"the results folder {path} is nested more than {MAX_DEPTH} "
-                "deep: write results into fewer levels of folders"
+                f"the results are nested more than {MAX_DEPTH} deep: write them into fewer levels of folders"
             )
         folders.sort()
         if not above:

@@ -345,7 +345,7 @@ async def test_webhook_without_answer_times_out() -> None:
     to = Notification(
         1, 1.0, "mail", "ada@example.org", "ada", build_job_body(MailType.END, make_job(1, JobState.FAILED), 1.0)
     )
-    with pytest.raises(DeliveryFailed, match="has not taken it within"):
+    with pytest.raises(DeliveryFailed, match="did not accept the mail within"):
         await mail.deliver_notification(to)
     with pytest.raises(DeliveryFailed, match="hangs"):
         await mail.deliver_notification(to)

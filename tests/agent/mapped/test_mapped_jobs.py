@@ -225,7 +225,7 @@ async def test_forged_helper_output_writes_nothing(
     monkeypatch.setattr(mapped.folders, "_python", str(helper))
     component = mapped.component("7.1.0")
     work = mapped.jobs / "alice" / f"work-{component.name}"
-    with pytest.raises(Exception, match=r"not a file of a runner|invalid message"):
+    with pytest.raises(Exception, match=r"or not a log or result file of a runner|invalid message"):
         await mapped.folders.fetch_results("alice", work, component.folder, 1, 1000)
     remaining = {path.name: path.read_bytes() for path in (mapped.settings.directory / "test" / "7.1.0").iterdir()}
     assert set(remaining) == set(files)
