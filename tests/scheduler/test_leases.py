@@ -140,7 +140,7 @@ def test_cluster_declared_lost_releases_ending_jobs() -> None:
 
 def test_cluster_connected_cannot_be_declared_lost() -> None:
     world = World({"north": 2})
-    with pytest.raises(ConflictError, match="the agent of north is connected") as error:
+    with pytest.raises(ConflictError, match="north cannot be declared lost while its agent is connected") as error:
         world.declare_lost("north")
     assert "koala clusters drain north --requeue" in error.value.hint
 
