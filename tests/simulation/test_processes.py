@@ -30,7 +30,7 @@ def test_forked_map_with_failing_process_raises_runtime_error() -> None:
     def raise_error(number: int) -> None:
         raise ValueError(f"not {number}")
 
-    with pytest.raises(RuntimeError, match="a process of the simulation has failed"):
+    with pytest.raises(RuntimeError, match="a worker process of the simulation has failed"):
         forked_map(raise_error, [1, 2], 2, type(None))
 
 
@@ -42,7 +42,7 @@ class _RunsCode:
 
 
 def test_forked_map_with_value_that_would_run_code_raises_runtime_error() -> None:
-    with pytest.raises(RuntimeError, match="a process of the simulation has failed"):
+    with pytest.raises(RuntimeError, match="a worker process of the simulation has failed"):
         forked_map(lambda _: _RunsCode(), [1, 2], 2, object)
 
 
