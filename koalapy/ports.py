@@ -66,6 +66,8 @@ class JobFilter:
     """None: any number."""
     ids: tuple[JobId, ...] | None = None
     """Only jobs with these ids; None: any."""
+    array: JobId | None = None
+    """Only the tasks of this array; None: no tasks, unless by their ids."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, create_model
 
 from koalapy.api import fields
 from koalapy.api.fields import Input, Output
+from koalapy.model.array import TaskIndices
 from koalapy.model.field import Bounds, FieldDescription, Length, describe_fields, split_annotation
 from koalapy.model.job import Coallocation, Duration, Lease, NodeMemory, Pattern, PerNodeBandwidth, PolicyOptions
 from koalapy.model.request import Bundle, Command, Environment, OwnCommand, StopWarning
@@ -86,6 +87,7 @@ WIRE_FORMATS = {
     NodeMemory: WireFormat(fields.Bytes, None, int),
     PerNodeBandwidth: WireFormat(fields.Bandwidth, None, float),
     Pattern: WireFormat(fields.Pattern, None, str),
+    TaskIndices: WireFormat(fields.ArrayText, Annotated[str, BeforeValidator(str)], fields.parse_indices),
     StopWarning: WireFormat(fields.StopWarningText, Annotated[str, BeforeValidator(str)], fields.parse_warning),
     Bundle: WireFormat(
         fields.Name,

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from koalapy.model.array import MAX_ARRAY_TEXT_LENGTH, TaskIndices
 from koalapy.model.errors import ProblemCode
 from koalapy.model.field import Bounds, Length
 from koalapy.model.job import MAX_BANDWIDTH, MAX_DURATION, MAX_MEMORY, NO_LEASE
@@ -166,6 +167,32 @@ Bandwidth = Annotated[
         }
     ),
 ]
+
+
+def parse_indices(value: str) -> TaskIndices:
+    """Parse the indices of an array, such as ``1-200%16``; raise the error that pydantic reports for other texts."""
+    try:
+        return TaskIndices.parse(value)
+    except ValueError as error:
+        raise PydanticCustomError("array", "{problem}", {"problem": str(error)}) from None
+
+
+ArrayText = Annotated[
+    Text,
+    Field(max_length=MAX_ARRAY_TEXT_LENGTH),
+    AfterValidator(lambda text: str(parse_indices(text))),
+    WithJsonSchema(
+        {
+            "type": "string",
+            "pattern": "^[1-9][0-9]{0,2}(-9[0-9]{3}(:[1-9])?)?(%[1-9])?$",
+            "maxLength": MAX_ARRAY_TEXT_LENGTH,
+            "description": "indices and ranges, with or without a step, separated by commas; after a % the maximum "
+            "number of tasks at once",
+            "examples": ["1-200%16", "0-100:5", "3,7,9"],
+        }
+    ),
+]
+"""The indices of the tasks of an array."""
 
 DEFAULT_GRACE_S = 60
 """Grace of a warning without a duration, as in Slurm."""

@@ -11,6 +11,7 @@ from koalapy.api.derived import body_model, view_model
 from koalapy.api.fields import Output, Timestamp
 from koalapy.daemon.jobs.jobs import JobRecord
 from koalapy.model.application import summarize_job
+from koalapy.model.array import ArrayTasks
 from koalapy.model.identity import Identity
 from koalapy.model.job import Attempt, Component, Job, JobSpec, JobState, TimelineEntry
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, InputFile, NonFixedRequest
@@ -46,7 +47,18 @@ def _redact(value: Any) -> Any:
     return kind(**{name: _redact(getattr(value, name)) for name in names})
 
 
-LISTED_FIELDS = {"application", "home_site", "launcher", "name", "owner", "policy", "priority", "request", "walltime"}
+LISTED_FIELDS = {
+    "application",
+    "array",
+    "home_site",
+    "launcher",
+    "name",
+    "owner",
+    "policy",
+    "priority",
+    "request",
+    "walltime",
+}
 """Fields of a job's specification in lists."""
 
 
@@ -141,6 +153,19 @@ _requests: Any = Annotated[ComponentsView | FlexibleView, Field(discriminator="t
 _Spec = view_model("JobView", JobSpec, "", elements={"inputs": JobInputView, "request": _requests}, base=_Head)
 
 
+class TasksView(Output):
+    """The numbers of an array's tasks by state."""
+
+    size: int
+    waiting: int
+    """Tasks that were never started."""
+    running: int
+    """Tasks that were started and have not ended."""
+    succeeded: int
+    failed: int
+    cancelled: int
+
+
 class _Standing(_Spans):
     """The progress of a job; times are ISO 8601 in UTC, durations are in seconds."""
 
@@ -154,6 +179,12 @@ class _Standing(_Spans):
     """The time at which a job is retried after repeated failures; null while it is in its placement queue."""
     placement_tries: int
     claiming_tries: int
+    tasks: TasksView | None
+    """The tasks of an array; null for any other job."""
+    array_job: int | None
+    """The array that the job is a task of; null for any other job."""
+    array_index: int | None
+    """The task's index."""
 
 
 class JobView(_Standing, _Spec):  # type: ignore[misc, valid-type]
@@ -249,8 +280,20 @@ def _view_fields(record: JobRecord, view: type[Output] = JobView) -> dict[str, A
             "redacted": False,
             "reason": record.reason,
             "components": attempt.gang if attempt else (),
+            "tasks": job.tasks and _tasks_view(job.tasks),
             **_spans(job, job.placed_at, job.started_at, job.ended_at, attempt),
         }
+    )
+
+
+def _tasks_view(tasks: ArrayTasks) -> TasksView:
+    return TasksView(
+        size=tasks.size,
+        waiting=tasks.waiting,
+        running=tasks.live,
+        succeeded=tasks.succeeded,
+        failed=tasks.failed,
+        cancelled=tasks.cancelled,
     )
 
 

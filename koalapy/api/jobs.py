@@ -29,7 +29,7 @@ from koalapy.api.problems import describe_error, problem_responses
 from koalapy.api.routes import api_router, render_json_list
 from koalapy.daemon.jobs.changes import TOPICS, Changes, Topic
 from koalapy.daemon.jobs.jobs import ActionResult, JobChange, Jobs
-from koalapy.model.errors import ForbiddenError, NotFoundError, ProblemCode, StoreUnavailable
+from koalapy.model.errors import ConflictError, ForbiddenError, NotFoundError, ProblemCode, StoreUnavailable
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import FINAL_STATES, Job, JobState, Priority
 from koalapy.model.wording import format_list
@@ -47,6 +47,9 @@ Mine = Annotated[bool, Query(description="only the caller's own jobs")]
 JobName = Annotated[fields.Name, Query(description="only jobs of this name")]
 Home = Annotated[fields.Text, Query(max_length=100, description="only jobs of this home site")]
 PlacedOn = Annotated[fields.Text, Query(max_length=100, description="only jobs last placed on this cluster")]
+OfArray = Annotated[
+    int | None, Query(ge=1, le=fields.MAX_ID, description="only tasks of this array; other lists have no tasks")
+]
 Before = Annotated[int | None, Query(ge=1, le=fields.MAX_ID, description="only jobs with smaller ids")]
 Component = Annotated[int | None, Query(ge=0, lt=2**31, description="the output of this component only")]
 Last = Annotated[int | None, Query(ge=1, lt=2**31, description="maximum number of attempts, newest first")]
@@ -85,23 +88,24 @@ def jobs_router(service: Jobs) -> APIRouter:
         name: JobName = "",
         cluster: PlacedOn = "",
         home_site: Home = "",
+        array: OfArray = None,
         before: Before = None,
         limit: Annotated[int, Query(ge=1, le=MAX_PAGE_SIZE)] = 100,
     ) -> Any:
         """List jobs, newest first, without their commands. ``active`` selects all states that are not final.
 
         Users see only size, clusters and times of other users' jobs (``redacted``). A filter by name finds only their
-        own jobs.
+        own jobs. An array is one job here; ``array`` lists its started tasks.
         """
         owner = _visible_owner(caller, mine=mine, owner=owner, name=name)
         states = {str(s) for s in state} | ({str(s) for s in JobState if s not in FINAL_STATES} if active else set())
-        job_filter = JobFilter(tuple(sorted(states)), owner, name, cluster, home_site, before, limit)
+        job_filter = JobFilter(tuple(sorted(states)), owner, name, cluster, home_site, before, limit, array=array)
         records, next_before = await service.list_page(job_filter)
         next_page = None
         if next_before is not None:
             query: dict[str, Any] = {"before": next_before, "limit": limit}
             query |= {"owner": owner, "name": name, "cluster": cluster, "home_site": home_site}
-            query |= {"active": "true" if active else "", "state": [str(s) for s in state]}
+            query |= {"array": array, "active": "true" if active else "", "state": [str(s) for s in state]}
             query = {parameter: value for parameter, value in query.items() if value}
             next_page = f"/api/v1/jobs?{urlencode(query, doseq=True)}"
         texts = (summary_for(caller, record).model_dump_json(by_alias=True) for record in records)
@@ -146,7 +150,15 @@ def _add_views(router: APIRouter, service: Jobs) -> None:
         If a component writes more than ``output_limit`` bytes, its output is cut in the middle, where a line shows how
         much is missing.
         """
-        _check_component((await service.get(job)).job, component, follow=follow)
+        shown = (await service.get(job)).job
+        if shown.tasks is not None:
+            raise ConflictError(
+                f"job {job} is an array: each of its tasks has an output",
+                field="job",
+                value=job,
+                hint=f"name a task, as in koala logs {job}[{shown.spec.array.index_at(0) if shown.spec.array else 1}]",
+            )
+        _check_component(shown, component, follow=follow)
         return StreamingResponse(service.follow_output(job, follow, component), media_type="text/plain; charset=utf-8")
 
 
@@ -196,6 +208,13 @@ class CancelReason(ActionReason):
     """The reason for a cancellation, and whether the program gets its warning first."""
 
     warn: bool = False
+
+
+class CancelTasks(CancelReason):
+    """The reason for a cancellation, and the tasks of an array that it concerns."""
+
+    tasks: fields.ArrayText | None = None
+    """Indices and ranges, such as ``3-9``; by default the whole job."""
 
 
 class CancelOrder(CancelReason):
@@ -282,10 +301,12 @@ def _add_actions(router: APIRouter, service: Jobs) -> None:
         return {"jobs": [_changed_job(result) for result in results]}
 
     @router.post("/{job}/cancel", response_model=JobView, responses=conflict)
-    async def cancel_job(job: Id, caller: Caller, order: CancelReason | None = None) -> Any:
-        """Cancel a job, at once or with a warning; its state is ``cancelled`` when all its nodes are returned."""
-        order = order or CancelReason()
-        return job_view(await service.cancel(job, caller, order.reason, warn=order.warn))
+    async def cancel_job(job: Id, caller: Caller, order: CancelTasks | None = None) -> Any:
+        """Cancel a job, or some tasks of an array, at once or with a warning; its state is ``cancelled`` when all its
+        nodes are returned."""
+        order = order or CancelTasks()
+        tasks = None if order.tasks is None else fields.parse_indices(order.tasks)
+        return job_view(await service.cancel(job, caller, order.reason, warn=order.warn, tasks=tasks))
 
     @router.post("/{job}/hold", response_model=JobView, responses=conflict)
     async def hold_job(job: Id, caller: Caller, order: ActionReason | None = None) -> Any:

@@ -240,6 +240,9 @@ def _usage_error(errors: Sequence[Mapping[str, Any]], model: type[BaseModel]) ->
     wrong, hint = _CORRECTIONS.get(kind) or explain_error(kind, error.get("ctx"))
     if kind in ("string_too_long", "string_too_short", "too_long") and isinstance(value, list | dict):
         return _error(f"{field} has {len(value)} entries", field, len(value), hint)
+    if kind == "array":
+        problem = error["ctx"]["problem"]
+        return _error(f"{field} {problem}", field, value, "give indices and ranges, each index once: 1-200%16, 3,7,9")
     if not hint:
         message = str(error["msg"])
         return _error(f"{field} is {_shorten_repr(value)}: {message[:1].lower()}{message[1:]}", field, value)

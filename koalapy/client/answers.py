@@ -53,6 +53,15 @@ class TimelineEntry(TypedDict):
     cluster: str | None
 
 
+class Tasks(TypedDict):
+    size: int
+    waiting: int
+    running: int
+    succeeded: int
+    failed: int
+    cancelled: int
+
+
 class _JobState(TypedDict):
     id: int
     redacted: bool
@@ -69,6 +78,10 @@ class _JobState(TypedDict):
     started_at: str | None
     ended_at: str | None
     restarts: int
+    array: str | None
+    tasks: Tasks | None
+    array_job: int | None
+    array_index: int | None
 
 
 class ListedJob(_JobState):

@@ -12,6 +12,7 @@ from koalapy.client.answers import Alert, Attempt, Cluster, Job, Json, ListedJob
 from koalapy.client.errors import CODE_OF_STATUS, CliError, Exit, printable
 from koalapy.client.http import CONNECTION_ERRORS, Answer, Connection, Readable
 from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
+from koalapy.model.array import format_task
 from koalapy.model.errors import ProblemCode
 from koalapy.model.job import ACTIVE_STATES, WAITING_STATES
 from koalapy.model.wording import is_utf8
@@ -26,6 +27,13 @@ LONG_POLL_S = 20.0
 ANSWER_TIMEOUT_S = LONG_POLL_S + 20
 ABSENCE_TIMEOUT_S = 60.0
 """Time for which a daemon that has responded before may be unreachable: jobs continue without it."""
+
+
+def name_of(job: Job | ListedJob) -> str:
+    """Return the name of a job for users: its number, or ``7[3]`` for a task of an array."""
+    if job["array_job"] is None or job["array_index"] is None:
+        return str(job["id"])
+    return format_task(job["array_job"], job["array_index"])
 
 
 def _print_line(line: str) -> None:

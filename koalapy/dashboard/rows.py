@@ -33,6 +33,8 @@ class JobRow:
     """A job in a table; times are seconds since the epoch."""
 
     id: JobId
+    label: str
+    """Its number, or ``7[3]`` for a task of an array."""
     redacted: bool
     """Whether the job belongs to another user, so that most fields are left out."""
     state: str
@@ -65,8 +67,11 @@ def job_row(record: JobRecord, caller: Identity, position: int | None = None, *,
     job, spec = visible.job, visible.job.spec
     reason = "" if job.state in (JobState.RUNNING, JobState.SUCCEEDED) else visible.reason
     started_at = None if job.state.is_waiting or job.state in (JobState.PLACED, JobState.CLAIMING) else job.started_at
+    if job.tasks is not None:
+        reason = str(job.tasks) + (f"; {reason}" if reason and not job.tasks.live else "")
     return JobRow(
         id=job.id,
+        label=job.display_name,
         redacted=not may_see_all,
         state=str(job.state),
         name=spec.name,

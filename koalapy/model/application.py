@@ -88,6 +88,7 @@ def summarize_job(job: Job) -> Job:
             launcher=spec.launcher,
             walltime=spec.walltime,
             application=spec.application,
+            array=spec.array,
             internal=spec.internal,
         ),
     )

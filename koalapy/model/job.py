@@ -1,11 +1,12 @@
 """Jobs, their attempts and components, and the state machine of jobs (semantics 13)."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from operator import attrgetter
 from typing import Annotated, NamedTuple
 
+from koalapy.model.array import MAX_LINE_LENGTH, MAX_LINES, ArrayFail, ArrayTasks, TaskIndices, format_task
 from koalapy.model.field import Bounds, Field, Length, TextForm
 from koalapy.model.notification import MAX_URL_LENGTH, MailType
 from koalapy.model.request import (
@@ -105,6 +106,13 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
 }
 """The allowed next states, by state. A return to ``queued`` has a reason (claim-failed, preempted,
 infrastructure-failure)."""
+ARRAY_TRANSITIONS: dict[JobState, frozenset[JobState]] = {
+    JobState.QUEUED: frozenset({JobState.HELD, JobState.RUNNING}) | _ENDS,
+    JobState.HELD: frozenset({JobState.QUEUED, JobState.RUNNING}) | _ENDS,
+    JobState.RUNNING: _ENDS,
+    **dict.fromkeys(_ENDS, frozenset()),
+}
+"""The allowed next states of an array. It is queued or held while tasks wait, and running while only others remain."""
 
 
 class ComponentState(StrEnum):
@@ -289,6 +297,7 @@ ProcessCount = Annotated[
 ExitCode = Annotated[int, Bounds(minimum=1, maximum=255, hint="give exit codes from 1 to 255")]
 Pattern = Annotated[str, Length(MAX_PATH_LENGTH), TextForm("as out/*.csv")]
 """A pattern of files below a folder."""
+Lines = Annotated[tuple[Annotated[str, Length(MAX_LINE_LENGTH)], ...], Length(MAX_LINES), TextForm("lines of a file")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,6 +382,14 @@ class JobSpec:
     ] = None
     """Bytes per second between each of its nodes and all others; None: unknown."""
     memory: Annotated[NodeMemory | None, Field("memory of each node, e.g. 16GB")] = None
+    array: Annotated[
+        TaskIndices | None, Field("run a task for each index: 1-200, 0-100:5 or 3,7,9; 1-200%16: at most 16 at once")
+    ] = None
+    each_line: Annotated[Lines, Field("run a task for each line of this file, in KOALA_ARRAY_LINE")] = ()
+    """The task with index 1 gets the first line. With ``array``, only the lines of its indices."""
+    array_fail: Annotated[ArrayFail, Field("after the first failed task of an array; default: continue")] = (
+        ArrayFail.CONTINUE
+    )
     mail_type: Annotated[
         tuple[MailType, ...], Length(10), Field("event to notify about: begin, end, fail or waiting; repeatable")
     ] = ()
@@ -456,11 +473,54 @@ class Job:
     """Time at which a job with failing attempts returns to its placement queue; None while it is in the queue."""
     refusals: tuple[ClusterRefusal, ...] = ()
     """Clusters that rejected the job for a reason that does not apply to every cluster, by name."""
+    tasks: ArrayTasks | None = None
+    """The tasks of an array; None for any other job. An array has no attempts: each started task is a job."""
+    array_job: JobId | None = None
+    """The array that the job is a task of; None for any other job."""
+    array_index: int | None = None
+    """The task's index."""
 
     @property
     def is_in_queue(self) -> bool:
         """Return whether the job is in its placement queue."""
-        return self.state is JobState.QUEUED and self.retry_at is None
+        return self.state is JobState.QUEUED and self.retry_at is None and (self.tasks is None or self.may_start_task)
+
+    @property
+    def is_placed(self) -> bool:
+        """Return whether the job has a live attempt."""
+        return self.state.is_active and self.tasks is None
+
+    @property
+    def waits_since(self) -> float:
+        """Return the time since which the job, or the next task of an array, waits for its first placement."""
+        return self.submitted_at if self.tasks is None else self.tasks.waits_since
+
+    # Arrays
+
+    @property
+    def array_size(self) -> int:
+        """Return the number of an array's tasks; 0 for any other job."""
+        return 0 if self.tasks is None else self.tasks.size
+
+    @property
+    def last_number(self) -> JobId:
+        """Return the last job number that the job uses: that of an array's last task."""
+        return self.id + self.array_size
+
+    @property
+    def may_start_task(self) -> bool:
+        """Return whether a task of the array waits and the limit of tasks at once allows another."""
+        if self.tasks is None or not self.tasks.pending:
+            return False
+        limit = self.spec.array.limit if self.spec.array else None
+        return limit is None or self.tasks.live < limit
+
+    @property
+    def display_name(self) -> str:
+        """Return the name of the job for users: its number, or ``7[3]`` for a task."""
+        if self.array_job is None or self.array_index is None:
+            return str(self.id)
+        return format_task(self.array_job, self.array_index)
 
     def barred_clusters(self, now: float) -> frozenset[ClusterName]:
         """Return the clusters that rejected the job and where it may not be placed now."""
@@ -482,6 +542,35 @@ class Job:
         if token != self.token(rank):
             return None
         return next((c for c in self.attempt.gang if c.rank == rank and c.staging), None)
+
+
+def new_job(number: JobId, spec: JobSpec, now: float) -> Job:
+    """Return a new job. The tasks of an array get the numbers after its own, by position."""
+    if spec.array is None:
+        return Job(number, spec, now)
+    size = spec.array.size
+    return Job(number, spec, now, tasks=ArrayTasks(size, ((0, size - 1),), now))
+
+
+def task_of(array: Job, position: int, spec: JobSpec) -> Job:
+    """Return the task at a position of an array, before it is placed. ``spec``: ``task_spec_of`` the array."""
+    assert array.spec.array is not None
+    return Job(
+        array.id + 1 + position,
+        spec,
+        array.waits_since,
+        JobState.HELD if array.state is JobState.HELD else JobState.QUEUED,
+        queue_seq=array.queue_seq,
+        array_job=array.id,
+        array_index=array.spec.array.index_at(position),
+    )
+
+
+def task_spec_of(spec: JobSpec) -> JobSpec:
+    """Return the specification of the tasks of an array. Notifications are about the whole array only."""
+    return replace(
+        spec, array=None, each_line=(), array_fail=ArrayFail.CONTINUE, mail_type=(), mail_user="", webhook=""
+    )
 
 
 class TokenParts(NamedTuple):

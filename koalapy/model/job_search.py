@@ -70,6 +70,7 @@ KINDS: dict[str, _Kind] = {
     "priority": _Kind("priority:high", True, texts=lambda job: (str(job.spec.priority),)),
     "size": _Kind("size>32", True, number=lambda job, _: job.spec.request.total_size),
     "age": _Kind("age>1h", True, number=lambda job, now: now - job.submitted_at, unit="seconds"),
+    "array": _Kind("array:7", False, texts=lambda job: () if job.array_job is None else (str(job.array_job),)),
     "restarts": _Kind("restarts>0", False, number=lambda job, _: job.restarts),
 }
 _CHOICES = {"priority": [str(priority) for priority in Priority], "state": sorted(STATE_GROUPS)}
@@ -136,6 +137,17 @@ class JobSearch:
             if term.kind == kind and len(term.values) == 1 and not term.opposite and "*" not in term.values[0]:
                 return term.values[0].replace(_STAR, "*")
         return ""
+
+    @property
+    def finds_tasks(self) -> bool:
+        """Return whether tasks of arrays can match; other searches find only the arrays."""
+        return self.ids is not None or any(term.kind == "array" and not term.opposite for term in self.terms)
+
+    @property
+    def array(self) -> int | None:
+        """Return the only array of which tasks can match; None if the search has no such term."""
+        number = self.single_value("array")
+        return int(number) if _JOB_NUMBER.fullmatch(number) else None
 
     @property
     def ids(self) -> tuple[int, ...] | None:

@@ -7,6 +7,7 @@ from koalapy.model.job import Job, JobId
 from koalapy.model.placement import Placement, Refusal, RefusalKind
 from koalapy.model.request import ClusterName
 from koalapy.scheduler.advisor.knowledge import KnowledgeBuilder
+from koalapy.scheduler.arrays import Arrays
 from koalapy.scheduler.attempts.attempts import Attempts
 from koalapy.scheduler.attempts.contact import Contact
 from koalapy.scheduler.attempts.deadlines import Deadlines
@@ -38,6 +39,7 @@ class Cycle:
         reasons: WaitingReasons,
         claiming: Claiming,
         attempts: Attempts,
+        arrays: Arrays,
         budget: Budget,
         *,
         keeps_effects: bool,
@@ -46,7 +48,7 @@ class Cycle:
         self._contact, self._events, self._deadlines = contact, events, deadlines
         self._queues, self._candidates, self._offers = queues, candidates, offers
         self._policies, self._knowledge, self._reasons = policies, knowledge, reasons
-        self._claiming, self._attempts, self._budget = claiming, attempts, budget
+        self._claiming, self._attempts, self._arrays, self._budget = claiming, attempts, arrays, budget
         self._keeps_effects = keeps_effects
         self._being_placed: set[JobId] = set()
         """Guest jobs that are placed only after a job of the home site has been placed."""
@@ -67,15 +69,16 @@ class Cycle:
         # 2. Handle the deadlines that are due.
         for timer in self._state.timers.pop_due(now):
             self._deadlines.handle(timer, now)
+        self._arrays.count_ended_tasks(now)
         # 3. Wake the jobs that may be placed after these changes.
         self._begin_placing()
         # 4. Choose candidates: by priority, and by their places in the queues.
-        while (candidate := self._candidates.next_candidate()) is not None:
+        while (candidate := self._next_candidate(now)) is not None:
             # 5. Ask the candidate's policy for a placement, on the nodes that the job may have.
             answer = self._ask_policy(candidate, now)
             # 6. Claim the nodes of the placement, or count the refusal.
             if isinstance(answer, Placement):
-                self._claim_nodes(candidate.job, answer, now)
+                self._claim_nodes(candidate, answer, now)
             else:
                 self._count_refusal(candidate, answer, now)
             if self._budget.is_spent:
@@ -172,7 +175,7 @@ class Cycle:
                             self._count_refusal(candidate, answer, now)
                             self._refused_owners.add(group)
                             return True  # the question may have placed other jobs
-                        self._claim_nodes(job_id, answer, now)
+                        self._claim_nodes(candidate, answer, now, in_scan=False)
                         return True
         finally:
             self._being_placed.discard(guest.id)
@@ -191,15 +194,41 @@ class Cycle:
 
     # Act on their answers
 
-    def _claim_nodes(self, job_id: JobId, placement: Placement, now: float) -> None:
-        """Take a job out of its queue and start an attempt on the nodes of its placement."""
-        self._queues.placing = job_id
-        job = self._claiming.start_attempt(self._queues.remove(self._ledger.jobs[job_id]), placement, now)
+    def _next_candidate(self, now: float) -> Candidate | None:
+        """Return the next candidate. Count ended tasks first, since their arrays may then start others."""
+        self._arrays.count_ended_tasks(now)
+        candidate = self._candidates.next_candidate()
+        if candidate is None and self._arrays.count_ended_tasks(now):
+            candidate = self._candidates.next_candidate()
+        return candidate
+
+    def _claim_nodes(self, candidate: Candidate, placement: Placement, now: float, *, in_scan: bool = True) -> None:
+        """Start an attempt of a job, or of an array's next task, on the nodes of its placement.
+
+        The job leaves its queue. An array stays there while it may start another task, and is tried again; ``in_scan``:
+        the scan that chose the candidate goes on with it.
+        """
+        waiting = self._ledger.jobs[candidate.job]
+        self._queues.placing = waiting.id
+        placed = self._queues.remove(waiting) if waiting.tasks is None else self._arrays.create_task(waiting, now)
+        self._queues.placing = placed.id
+        job = self._claiming.start_attempt(placed, placement, now)
         if placement.advice is not None:
             self._ledger.record_advised_placement(record_advice(job, now, placement.advice, placement.reason))
         self._attempts.settle_job(job, now)
         self._queues.placing = None
+        if waiting.tasks is not None:
+            self._continue_array(candidate, placed.id, in_scan and not self._offers.has_all_nodes(candidate.offer))
         self._candidates.update_reservation()
+
+    def _continue_array(self, candidate: Candidate, task: JobId, in_scan: bool) -> None:
+        """Try an array again after the placement of a task; in the next cycle if the task has failed at once."""
+        if task in self._queues.failed_at_once or task not in self._ledger.jobs:
+            self._queues.failed_at_once.add(candidate.job)
+            return
+        array = self._ledger.get(candidate.job)
+        if array is not None and self._queues.has(array) and (candidate.is_newcomer or not in_scan):
+            self._queues.try_again(array, is_newcomer=candidate.is_newcomer)
 
     def _count_refusal(self, candidate: Candidate, refusal: Refusal | None, now: float) -> None:
         """Count a refusal by its kind, and the try of a job that has just arrived.

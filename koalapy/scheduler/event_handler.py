@@ -3,12 +3,14 @@
 from dataclasses import replace
 from typing import assert_never
 
+from koalapy.model.array import format_task
 from koalapy.model.cluster import Drain
 from koalapy.model.errors import ConflictError, NotFoundError, ProblemCode
 from koalapy.model.job import Job, JobState
 from koalapy.model.reports import ClusterReport, ComponentStatus, Report
 from koalapy.model.request import ClusterName
 from koalapy.scheduler import events as ev
+from koalapy.scheduler.arrays import Arrays, single
 from koalapy.scheduler.attempts.attempts import Attempts
 from koalapy.scheduler.attempts.components import Components
 from koalapy.scheduler.attempts.contact import Confirmations, Contact
@@ -40,12 +42,14 @@ class EventHandler:
         contact: Contact,
         health: ClusterHealth,
         failures: Failures,
+        arrays: Arrays,
     ) -> None:
         self._grid, self._ledger = state.grid, state.ledger
         self._queues, self._candidates = queues, candidates
         self._attempts, self._components = attempts, components
         self._transfers, self._confirmations = transfers, confirmations
         self._contact, self._health, self._failures = contact, health, failures
+        self._arrays = arrays
 
     def apply(self, event: ev.Event, now: float) -> None:
         """Apply one event. Raise ``NotFoundError`` or ``ConflictError`` for an action that is not possible now."""
@@ -56,14 +60,26 @@ class EventHandler:
                 job = event.job if event.job.submitted_at <= now else replace(event.job, submitted_at=now)
                 self._ledger.record_event(job, now, "submitted", by=event.by)
                 self._queues.add_new(job)
+                self._arrays.add(job)
             case ev.JobCancelled():
-                self._cancel_job(self._job_of(event), event, now)
+                if (pending := self._arrays.find_pending(event.job)) is not None:
+                    event = replace(event, job=pending[0].id, tasks=single(pending[1]))
+                job = self._job_of(event)
+                if job.tasks is not None:
+                    self._arrays.cancel(job, event, now)
+                elif event.tasks is not None:
+                    raise ConflictError(f"job {job.id} is not an array", field="tasks", value=str(event.tasks))
+                else:
+                    self._attempts.cancel(job, event.reason, now, by=event.by, warn=event.warn)
             case ev.JobHeld():
                 job = self._queues.remove(self._job_of(event))
                 self._ledger.change_state(job, JobState.HELD, now, "held", event.reason, by=event.by)
             case ev.JobReleased():
-                job = self._job_of(event)
-                self._queues.release(self._ledger.change_state(job, JobState.QUEUED, now, "released", by=event.by))
+                job = self._ledger.change_state(self._job_of(event), JobState.QUEUED, now, "released", by=event.by)
+                if job.tasks is not None:
+                    job = self._ledger.change_job(job, tasks=replace(job.tasks, waits_since=now))
+                if job.is_in_queue:
+                    self._queues.release(job)
             case ev.JobPriorityChanged():
                 job = self._job_of(event)
                 old_priority = job.spec.priority
@@ -156,6 +172,11 @@ class EventHandler:
     def _job_of(self, event: ev.JobCancelled | ev.JobHeld | ev.JobReleased | ev.JobPriorityChanged) -> Job:
         """Return the job of an action. Raise ``NotFoundError`` or ``ConflictError`` if it is not possible now."""
         job = self._ledger.get(event.job)
+        if job is None and (pending := self._arrays.find_pending(event.job)) is not None:
+            array, index = pending
+            raise ConflictError(
+                f"task {format_task(array.id, index)} was not started", hint=f"hold, release or change array {array.id}"
+            )
         if job is None:
             raise NotFoundError(
                 f"there is no unfinished job {event.job}", field="job", value=event.job, code=ProblemCode.JOB_NOT_FOUND
@@ -167,24 +188,6 @@ class EventHandler:
         if isinstance(event, ev.JobPriorityChanged) and not job.state.is_waiting:
             raise ConflictError(f"job {job.id} is {job.state}: only jobs that wait can be given another priority")
         return job
-
-    def _cancel_job(self, job: Job, event: ev.JobCancelled, now: float) -> None:
-        """Cancel a job: end its attempt if it has one, otherwise remove it from its queue.
-
-        A second cancellation without a warning ends the grace that the first one gave the program.
-        """
-        if job.state.is_active:
-            if job.ending is None or job.ending is JobState.QUEUED:
-                ending = self._attempts.end_attempt(
-                    job, JobState.CANCELLED, event.reason, now, by=event.by, warn=event.warn
-                )
-                self._attempts.settle_job(ending, now)
-            elif job.ending is JobState.CANCELLED and not event.warn:
-                self._attempts.end_grace(job)
-            return
-        if job.state is JobState.QUEUED:
-            job = self._queues.remove(job)
-        self._ledger.change_state(job, JobState.CANCELLED, now, "cancelled", event.reason, by=event.by, ended_at=now)
 
     def _requeue_all(self, event: ev.ClusterDrained, now: float) -> None:
         """Requeue all jobs that have nodes on a cluster. That does not count as a restart."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from koalapy.model.array import TaskIndices
 from koalapy.model.cluster import Link
 from koalapy.model.job import Job, JobId, Priority, Token
 from koalapy.model.reports import Inventory, Report
@@ -23,6 +24,8 @@ class JobCancelled:
     by: str = ""
     warn: bool = False
     """Whether the program gets the grace that its job requested."""
+    tasks: TaskIndices | None = None
+    """The tasks of an array to cancel; None: the whole job."""
 
 
 @dataclass(frozen=True, slots=True)

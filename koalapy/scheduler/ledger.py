@@ -10,9 +10,11 @@ from operator import attrgetter
 from typing import TypedDict, TypeVar, Unpack
 
 from koalapy.model.advice import AdvisedPlacement
+from koalapy.model.array import ArrayTasks
 from koalapy.model.errors import ConflictError
 from koalapy.model.job import (
     ACTIVE_STATES,
+    ARRAY_TRANSITIONS,
     FINAL_STATES,
     TRANSITIONS,
     Attempt,
@@ -55,6 +57,7 @@ class MoveChanges(TypedDict, total=False):
     exit_code: int | None
     refusals: tuple[ClusterRefusal, ...]
     attempt: Attempt | None
+    tasks: ArrayTasks
 
 
 class JobChanges(MoveChanges, total=False):
@@ -121,6 +124,8 @@ class Ledger:
         """Called with each job that has become final."""
         self.unsent_submits: set[Token] = set()
         """Components submitted by effects that were not taken yet; no cluster knows them."""
+        self.ended_tasks: list[Job] = []
+        """Tasks that have become final and are not counted in their arrays yet."""
         self._use = use if use.counts else None
         self._touch = touch
         self._effects = Effects()
@@ -173,7 +178,7 @@ class Ledger:
     def restore(self, job: Job) -> None:
         """Add a job of an earlier daemon run."""
         self.jobs[job.id] = job
-        if job.state.is_active:
+        if job.is_placed:
             self._name_components(job, 0)
         if self._use is not None:
             self._use.update(job, None)
@@ -215,7 +220,7 @@ class Ledger:
         **changes: Unpack[MoveChanges],
     ) -> Job:
         """Change a job's state with a timeline entry. Raise ``ConflictError`` if the state machine forbids it."""
-        if state not in TRANSITIONS[job.state]:
+        if state not in (TRANSITIONS if job.tasks is None else ARRAY_TRANSITIONS)[job.state]:
             raise ConflictError(f"job {job.id} cannot go from {job.state} to {state}")
         job = self.change_job(job, state=state, reason=reason, **changes)
         self.record_event(job, now, event, reason, by=by)
@@ -264,7 +269,7 @@ class Ledger:
         if was is not state:
             if self._use is not None:
                 self._use.update(job, was)
-            if was in ACTIVE_STATES and state not in ACTIVE_STATES:
+            if was in ACTIVE_STATES and state not in ACTIVE_STATES and job.tasks is None:
                 for component in live(job).components:
                     del self._tokens[job.token(component.index)]
             if state in FINAL_STATES:
@@ -272,6 +277,8 @@ class Ledger:
                 self._own.pop(job.id, None)
                 for forget in self.on_job_removed:
                     forget(job.id)
+                if job.array_job is not None:
+                    self.ended_tasks.append(job)
         self._effects.jobs[job.id] = job
         return job
 

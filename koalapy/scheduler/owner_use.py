@@ -70,7 +70,7 @@ class OwnerUse:
         for scope in scopes:
             if state in (JobState.QUEUED, JobState.HELD):
                 self._waiting[scope.key] += sign
-            elif state.is_active:
+            elif state.is_active and spec.array is None:  # the tasks of an array are counted, not the array
                 self._nodes[scope.key] += sign * size
                 self._promised[scope.key] += sign * _hours(spec)
 

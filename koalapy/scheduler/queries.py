@@ -9,6 +9,7 @@ from koalapy.model.limits import Excess
 from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import ClusterName
 from koalapy.model.users import NOWHERE
+from koalapy.scheduler.arrays import Arrays
 from koalapy.scheduler.queue.candidates import Offers, WaitingReasons
 from koalapy.scheduler.queue.placement_queues import PlacementQueues
 from koalapy.scheduler.queue.policy_calls import PolicyEvaluator
@@ -27,6 +28,7 @@ class Queries:
         offers: Offers,
         policy_calls: PolicyEvaluator,
         reasons: WaitingReasons,
+        arrays: Arrays,
     ) -> None:
         self.rules, self.policies, self.grid, self.experience = (
             state.rules,
@@ -37,7 +39,7 @@ class Queries:
         self.accounts, self.sharing, self.owner_use = state.accounts, state.sharing, state.owner_use
         self.experience, self.lrm_waits = state.experience, state.lrm_waits
         self.queues, self.policy_calls, self._offers, self._reasons = queues, policy_calls, offers, reasons
-        self._state, self._ledger = state, state.ledger
+        self._state, self._ledger, self._arrays = state, state.ledger, arrays
 
     @property
     def now(self) -> float:
@@ -50,6 +52,14 @@ class Queries:
         """Return a snapshot of an unfinished job; None if there is none."""
         unfinished = self._ledger.get(job)
         return unfinished and self._ledger.share(unfinished)
+
+    def unfinished(self, job: JobId) -> Job | None:
+        """Return a snapshot of an unfinished job, or a task that waits in its array; None if there is none."""
+        return self.job(job) or self._arrays.pending_task(job)
+
+    def tasks_of(self, array: JobId) -> list[Job]:
+        """Return snapshots of the started and unfinished tasks of an array."""
+        return [self._ledger.share(self._ledger.jobs[task]) for task in self._arrays.live_tasks(array)]
 
     def jobs(self) -> list[Job]:
         """Return snapshots of all unfinished jobs."""
@@ -146,6 +156,7 @@ class Queries:
             rules.warning_max,
             self.accounts,
             self.sharing,
+            rules.max_array_size,
             rules.max_bytes_per_job,
             self.policy_calls.refusal_on_empty_grid,
         )

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from annotated_types import Ge, Gt, Le, Lt
 
+from koalapy.model.array import MAX_ARRAY_SIZE, MAX_INDEX
 from koalapy.model.corrections import describe_bounds
 from koalapy.model.errors import UsageError
 from koalapy.model.job import ClaimingMode
@@ -66,6 +67,8 @@ class Rules:
     max_bytes_per_job: Annotated[Count, Le(MAX_JOB_BYTES)] = 256 * 1024
     """Maximum size in bytes of all texts of a submission, such as command and variables. They stay in memory until the
     job has ended."""
+    max_array_size: Annotated[Count, Le(MAX_INDEX)] = MAX_ARRAY_SIZE
+    """Maximum number of tasks of an array. Waiting tasks use no memory, and an array counts as one waiting job."""
     max_placement_tries: Count | None = None
     """Tries to place a job before it fails; None is unlimited. A job may set its own number."""
     claim_grace: Seconds = 10.0

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from koalapy.model.job import Attempt, Component, ComponentState, Job, Priority
 from koalapy.scheduler.advisor.knowledge import KnowledgeBuilder
+from koalapy.scheduler.arrays import Arrays
 from koalapy.scheduler.attempts.attempts import Attempts
 from koalapy.scheduler.attempts.components import Components
 from koalapy.scheduler.attempts.contact import Confirmations, Contact
@@ -60,9 +61,10 @@ class Scheduler:
         deadlines = Deadlines(state, confirmations, contact, attempts, claiming, failures, health)
         offers, reasons = Offers(state, queues.reservation), WaitingReasons(state, queues, policies)
         budget = Budget(state.rules.step_budget, clock)
-        self._candidates = candidates = Candidates(state, queues, offers, policies, reasons, budget)
+        self._arrays = arrays = Arrays(state, attempts, queues)
+        self._candidates = candidates = Candidates(state, queues, offers, policies, reasons, budget, arrays.give_up)
         events = EventHandler(
-            state, queues, candidates, attempts, components, transfers, confirmations, contact, health, failures
+            state, queues, candidates, attempts, components, transfers, confirmations, contact, health, failures, arrays
         )
         self._cycle = Cycle(
             state,
@@ -77,10 +79,11 @@ class Scheduler:
             reasons,
             claiming,
             attempts,
+            arrays,
             budget,
             keeps_effects=keeps_effects,
         )
-        self.queries = Queries(state, queues, offers, policies, reasons)
+        self.queries = Queries(state, queues, offers, policies, reasons, arrays)
 
     def step(self, events: Sequence[Event], now: float) -> Effects:
         """Run a scheduling cycle: apply events, place jobs, and return the changes and the commands to send."""
@@ -113,10 +116,11 @@ class Scheduler:
                 self._ledger.store_job(correction)
         self._contact.began = now
         restored = list(self._ledger.jobs.values())
+        self._arrays.restore(restored)
         self._queues.restore(restored, scans or {})
         for job in restored:
             self._failures.restore_timers(job)
-            if job.state.is_active:
+            if job.is_placed:
                 self._restore_attempt(job, now)
             elif job.retry_at is not None:
                 self._attempts.pause_job(job, job.retry_at)
@@ -130,7 +134,7 @@ class Scheduler:
         """Restore which components have nodes. Leaving components come first, since their nodes may be promised to
         others."""
         assigned: list[tuple[Job, Component]] = []
-        for job in (job for job in self._ledger.jobs.values() if job.state.is_active):
+        for job in (job for job in self._ledger.jobs.values() if job.is_placed):
             for component in live(job).components:
                 cluster, token = self._grid[component.cluster], job.token(component.index)
                 if component.state is ComponentState.DELIVERING:
@@ -166,6 +170,7 @@ def corrected(job: Job, now: float, longest_pause: float) -> Job:
         job,
         attempt=attempt,
         submitted_at=min(job.submitted_at, now),
+        tasks=job.tasks and replace(job.tasks, waits_since=min(job.tasks.waits_since, now)),
         placed_at=_past(job.placed_at, now),
         started_at=_past(job.started_at, now),
         ended_at=_past(job.ended_at, now),

@@ -13,7 +13,18 @@ from math import ceil, floor
 from random import Random
 
 from koalapy.model.errors import UsageError
-from koalapy.model.job import Attempt, ComponentState, Job, JobId, JobSpec, JobState, Launcher, Token, parse_token
+from koalapy.model.job import (
+    Attempt,
+    ComponentState,
+    Job,
+    JobId,
+    JobSpec,
+    JobState,
+    Launcher,
+    Token,
+    new_job,
+    parse_token,
+)
 from koalapy.model.reports import StageStatus
 from koalapy.model.request import ClusterName, StopWarning
 from koalapy.policies.registry import Registry, builtin_policies
@@ -175,7 +186,7 @@ class Simulation:
                 self._waiting.add(job.id)
             elif job.attempt is not None:
                 self._restore_attempt(job, job.attempt)
-        self._idents = count(max((job.id for job in moment.beginning.jobs), default=0) + 1)
+        self._idents = count(max((job.last_number for job in moment.beginning.jobs), default=0) + 1)
 
     def _restore_attempt(self, job: Job, attempt: Attempt) -> None:
         """Restore the components of a snapshot's active job on their clusters.
@@ -332,10 +343,11 @@ class Simulation:
             elif len(self._waiting) >= self.rules.placement_queue_limit:
                 return
             else:
-                ident = next(self._idents)
+                job = new_job(ident := next(self._idents), planned.spec, self.now)
+                self._idents = count(job.last_number + 1)
                 self._planned[ident] = planned
                 self._waiting.add(ident)
-                self._events.append(JobSubmitted(Job(ident, planned.spec, self.now)))
+                self._events.append(JobSubmitted(job))
             self._unqueued.popleft()
 
     def _rejection_reason(self, spec: JobSpec) -> str:
@@ -446,6 +458,8 @@ class Simulation:
         """Carry out the commands of a scheduling step, and add the jobs that have ended to the outcome."""
         ended: list[Job] = []
         for ident, job in effects.jobs.items():
+            if job.array_job is not None and ident not in self._planned:
+                self._planned[ident] = self._planned[job.array_job]
             if job.state is JobState.QUEUED:
                 self._waiting.add(ident)
             else:

@@ -282,7 +282,8 @@ def _create_plan(
     estimates = RunTimeEstimates(
         moment.beginning.runs, {cluster.name: cluster.speed for cluster in changed.beginning.clusters}
     )
-    number = draws or max(MIN_DRAWS, min(MAX_DRAWS, JOB_RUNS // max(1, len(changed.jobs))))
+    runs = sum(1 + (job.tasks.waiting if job.tasks else 0) for job in changed.jobs)
+    number = draws or max(MIN_DRAWS, min(MAX_DRAWS, JOB_RUNS // max(1, runs)))
     return _Plan(changed, estimates, policies, number, horizon, seed)
 
 

@@ -95,8 +95,8 @@ class SqlHistory:
             removed = jobs_of(connection, select(tables.jobs).where(_jobs.id.in_(jobs)))
             retain_runs(connection, removed, self._max_runs)
             connection.execute(delete(tables.jobs).where(_jobs.id.in_(jobs)))
-            higher = _lease.last_job < max(jobs)
-            connection.execute(update(tables.lease).where(higher).values(last_job=max(jobs)))
+            last = max((job.last_number for job in removed), default=0)
+            connection.execute(update(tables.lease).where(_lease.last_job < last).values(last_job=last))
 
     def size(self) -> int | None:
         with self._database.reading() as connection:

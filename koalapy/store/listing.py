@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, Connection, Select, Text, cast, func, sele
 from koalapy.model.job import JobId, JobState
 from koalapy.ports import JobFilter
 from koalapy.store.database import chunks
-from koalapy.store.tables import components, jobs
+from koalapy.store.tables import WITHOUT_TASKS, components, jobs
 
 FIRST_WINDOW = 400
 WINDOW = 1000
@@ -42,7 +42,8 @@ def page_of_ids(connection: Connection, job_filter: JobFilter) -> tuple[list[Job
         return list(connection.execute(query.limit(job_filter.limit)).scalars()), None
     sources = _sources_for(connection, job_filter)
     is_bounded_above_only = job_filter.max_restarts is not None and job_filter.min_restarts <= 0
-    if len(sources) == 1 and not job_filter.cluster and not is_bounded_above_only:
+    is_one_field = job_filter.array is None or not (job_filter.states or job_filter.owner or job_filter.name)
+    if len(sources) == 1 and is_one_field and not job_filter.cluster and not is_bounded_above_only:
         ids = list(connection.execute(sources[0](job_filter.before, job_filter.limit + 1)).scalars())
         return ids[: job_filter.limit], ids[job_filter.limit - 1] if len(ids) > job_filter.limit else None
     return _search_source(connection, job_filter, _select_farthest(connection, sources, job_filter.before))
@@ -130,11 +131,14 @@ def _sources_for(connection: Connection, job_filter: JobFilter) -> list[Source]:
         # As above, the condition of the partial index.
         sources.append(_in_order([(jobs.c.home_site == job_filter.home_site) & text("home_site <> ''")]))
     states = job_filter.states or tuple(JobState)
+    if job_filter.array is not None:
+        return [_select_in_order([jobs.c.array_job == job_filter.array])]
     if job_filter.owner:
         sources.append(_of_owner(job_filter.owner, states))
     elif job_filter.states:
         sources.append(_in_order([jobs.c.state == state for state in states]))
-    return sources or [_in_order([jobs.c.id > 0])]
+    # Without tasks, whose rows may be very many, only the indices on other fields have the jobs.
+    return sources or [_in_order([jobs.c.state == state for state in states])]
 
 
 def _of_owner(owner: str, states: Sequence[str]) -> Source:
@@ -158,6 +162,11 @@ def _restart_counts(connection: Connection, minimum: int, maximum: int | None) -
 
 
 def _in_order(alternatives: list[ColumnElement[bool]]) -> Source:
+    """Return a source of the jobs that meet any of the conditions, without tasks of arrays."""
+    return _select_in_order([condition & text(WITHOUT_TASKS) for condition in alternatives])
+
+
+def _select_in_order(alternatives: list[ColumnElement[bool]]) -> Source:
     """Return a function of ``before`` and ``limit`` that returns a query for jobs that meet any of the conditions."""
 
     def source(before: JobId | None, limit: int) -> Select[Any]:
@@ -205,6 +214,9 @@ def _conditions_for(job_filter: JobFilter) -> list[ColumnElement[bool]]:
         conditions.append(jobs.c.restarts <= job_filter.max_restarts)
     if job_filter.before is not None:
         conditions.append(jobs.c.id < job_filter.before)
+    if job_filter.ids is None:
+        is_task = jobs.c.array_job == job_filter.array
+        conditions.append(is_task if job_filter.array is not None else jobs.c.array_job.is_(None))
     if job_filter.cluster:
         components_of_cluster = (
             select(components.c.job_id)

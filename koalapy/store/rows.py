@@ -9,6 +9,7 @@ from pydantic import TypeAdapter
 from sqlalchemy import RowMapping, Table
 
 from koalapy.model.application import application_of
+from koalapy.model.array import ArrayTasks
 from koalapy.model.cluster import Drain
 from koalapy.model.job import Attempt, ClusterRefusal, Component, Job, JobId, JobSpec
 from koalapy.model.job import TimelineEntry as Entry
@@ -17,7 +18,7 @@ from koalapy.store import tables
 
 Row = RowMapping
 _SPEC, _JOB, _CLUSTER = TypeAdapter(JobSpec), TypeAdapter(Job), TypeAdapter(ClusterRecord)
-_REFUSALS = TypeAdapter(tuple[ClusterRefusal, ...])
+_REFUSALS, _TASKS = TypeAdapter(tuple[ClusterRefusal, ...]), TypeAdapter(ArrayTasks)
 _ATTEMPT, _COMPONENT, _ENTRY = TypeAdapter(Attempt), TypeAdapter(Component), TypeAdapter(Entry)
 
 
@@ -47,7 +48,8 @@ def _columns_of(table: Table, kind: type[Any]) -> list[str]:
 def job_to_row(job: Job) -> dict[str, Any]:
     """Return the columns of a job that may change."""
     refusals = _REFUSALS.dump_python(job.refusals, mode="json") if job.refusals else None
-    return _to_row(tables.jobs, job) | {"priority": job.spec.priority, "refusals": refusals}
+    tasks = None if job.tasks is None else _TASKS.dump_python(job.tasks, mode="json")
+    return _to_row(tables.jobs, job) | {"priority": job.spec.priority, "refusals": refusals, "tasks": tasks}
 
 
 def new_job_to_row(job: Job) -> dict[str, Any]:

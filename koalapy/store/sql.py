@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import count, groupby
 from typing import Any
 
-from sqlalchemy import Connection, Table, delete, func, insert, select, update
+from sqlalchemy import Connection, Table, delete, func, insert, select, text, update
 from sqlalchemy.sql import bindparam
 
 from koalapy.model.job import FINAL_STATES, Attempt, Component, Job, JobId, Priority, TimelineEntry
@@ -63,7 +63,7 @@ class SqlStore:
     def write(self, batch: Batch) -> None:
         """Write a batch in one transaction. A batch that is retried because its result is unknown is stored once."""
         if self._job_numbers is not None and batch.jobs:
-            self._job_numbers.give(max(batch.jobs))
+            self._job_numbers.give(max(job.last_number for job in batch.jobs.values()))
         batch.number = batch.number or next(self._numbers)
         with self._lease.writing_once(batch.number) as connection:
             if connection is not None:
@@ -137,11 +137,13 @@ class SqlStore:
             outbox = connection.execute(select(tables.outbox).order_by(tables.outbox.c.id)).mappings()
             clusters = connection.execute(select(tables.clusters)).mappings()
             highest_job = connection.execute(select(func.max(tables.jobs.c.id))).scalar() or 0
+            last_array = select(tables.jobs.c.id + tables.jobs.c.array_size).where(text("array_size > 0"))
+            last_task = connection.execute(last_array.order_by(tables.jobs.c.id.desc()).limit(1)).scalar() or 0
             highest_deleted = connection.execute(select(tables.lease.c.last_job)).scalar() or 0
             queues = connection.execute(select(tables.queues)).mappings()
             commands = commands_of(connection, outbox)
             self._known = {job.id for job in jobs}
-            last = max(highest_job, highest_deleted)
+            last = max(highest_job, last_task, highest_deleted)
             self._written = {job.id: job.attempt for job in jobs if job.attempt is not None}
             self._plans = PlansInUse(commands)
             return Saved(

@@ -91,6 +91,20 @@ def _one_of(column: str, values: type[StrEnum]) -> CheckConstraint:
     return CheckConstraint(f"{column} in ({', '.join(repr(value.value) for value in values)})", name=column)
 
 
+WITHOUT_TASKS = "array_job IS NULL"
+"""Condition of the indices that find jobs for lists, which show arrays but not their tasks."""
+
+
+def _index_where(name: str, condition: str, *columns: str) -> Index:
+    """Return an index of the rows that meet a condition."""
+    return Index(name, *columns, sqlite_where=text(condition), postgresql_where=text(condition))
+
+
+def _index_without_tasks(*columns: str) -> Index:
+    """Return an index that orders jobs by id within the values of columns."""
+    return _index_where(f"ix_jobs_{'_'.join(columns)}_id", WITHOUT_TASKS, *columns, "id")
+
+
 BigId = BigInteger().with_variant(Integer, "sqlite")
 
 jobs = Table(
@@ -120,12 +134,18 @@ jobs = Table(
     Column("retry_at", Float),
     Column("refusals", JSON),
     Column("application", Plain(200), nullable=False, server_default=""),
+    # Of an array: its tasks, and their number.
+    Column("tasks", JSON(none_as_null=True)),
+    Column("array_size", Integer, nullable=False, server_default="0"),
+    # Of a task: its array, and its index.
+    Column("array_job", BigId),
+    Column("array_index", BigInteger),
     _one_of("state", JobState),
     _one_of("ending", JobState),
     _one_of("priority", Priority),
-    Index(None, "state", "id"),
-    Index(None, "application", "id"),
-    Index(None, "priority", "id"),
+    _index_without_tasks("state"),
+    _index_without_tasks("application"),
+    _index_without_tasks("priority"),
     Index(
         "ix_jobs_restarts_id",
         "restarts",
@@ -133,8 +153,10 @@ jobs = Table(
         sqlite_where=text("restarts > 0"),
         postgresql_where=text("restarts > 0"),
     ),
-    Index(None, "owner", "state", "id"),
-    Index(None, "name", "id"),
+    _index_without_tasks("owner", "state"),
+    _index_without_tasks("name"),
+    _index_where("ix_jobs_arrays", "array_size > 0", "id"),
+    _index_where("ix_jobs_array_job_id", "array_job IS NOT NULL", "array_job", "id"),
     Column("internal", Boolean, nullable=False, server_default=false()),
     Index(None, "internal", "ended_at"),
     Column("home_site", Plain(200), nullable=False, server_default=""),

@@ -13,8 +13,9 @@ from koalapy.ports import Batch, ClusterRecord, MeanTimes, Usage
 from koalapy.store.tables import attempts, components, jobs
 from koalapy.store.tables import days as day_table
 
-USERS = jobs.c.internal == false()
-"""Condition for jobs of users. The daemon's own jobs, such as network measurements, do not count as use."""
+USERS = (jobs.c.internal == false()) & (jobs.c.array_size == 0)
+"""Condition for jobs of users. The daemon's own jobs, such as network measurements, do not count as use. The tasks of
+an array count, not the array."""
 THEIRS_ARE_USERS = case((jobs.c.internal, 1), else_=0) == 0
 """The same condition, for queries that find jobs by their components. It is written to use no index on jobs."""
 NO_ORDER = components.c.cluster.concat("")
@@ -144,7 +145,7 @@ KEYS = ("kind", "day", "name")
 
 def add_batch(connection: Connection, batch: Batch) -> None:
     """Add the jobs and attempts that end in a transaction to the daily figures, as part of the transaction."""
-    ended_jobs = [job for job in batch.jobs.values() if job.state.is_final]
+    ended_jobs = [job for job in batch.jobs.values() if job.state.is_final and job.tasks is None]
     if ended_jobs or batch.attempts:
         days = count_ended_jobs(ended_jobs, pair_with_jobs(batch.attempts, batch.jobs))
         rows = [

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from koalapy.model.array import MAX_ARRAY_SIZE
 from koalapy.model.job import JobSpec
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import MAX_COMPONENTS, MAX_GRACE, ClusterName
@@ -31,6 +32,8 @@ class Limits:
     max_grace: float = MAX_GRACE
     accounts: Accounts = field(default_factory=Accounts)
     sharing: Sharing = field(default_factory=Sharing)
+    max_array_size: int = MAX_ARRAY_SIZE
+    """Maximum tasks of an array."""
     max_bytes: int | None = None
     """Maximum bytes of the texts of a job; None: no limit."""
     refusal_on_empty_grid: Callable[[JobSpec], str] = lambda _: ""

@@ -2,9 +2,10 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
+from koalapy.model.array import ArrayFail, IndexRange, TaskIndices
 from koalapy.model.cluster import check_cluster
 from koalapy.model.errors import reject
 from koalapy.model.field import find_out_of_bounds
@@ -102,6 +103,10 @@ RESERVED_VARIABLES = frozenset(
     f"KOALA_{name}"
     for name in (
         "AGENT_FILE",
+        "ARRAY_COUNT",
+        "ARRAY_INDEX",
+        "ARRAY_JOB",
+        "ARRAY_LINE",
         "CLUSTER",
         "COMPONENT",
         "COMPONENT_NAME",
@@ -162,6 +167,36 @@ def check_warning(spec: JobSpec, limits: Limits) -> None:
     if spec.walltime is not None and grace >= spec.walltime:
         problem = f"is {text}, but the walltime is {spec.walltime:g} s: it would be warned before it has begun"
         reject("warning", text, problem, "give fewer seconds, or a longer walltime")
+
+
+def with_all_indices(spec: JobSpec) -> JobSpec:
+    """Return a specification with the indices of all its lines, if it has lines and names no indices."""
+    if not spec.each_line or (spec.array is not None and spec.array.ranges):
+        return spec
+    limit = spec.array.limit if spec.array else None
+    return replace(spec, array=TaskIndices((IndexRange(1, len(spec.each_line)),), limit))
+
+
+def check_array(spec: JobSpec, limits: Limits) -> None:
+    """Reject an array with too many tasks, without indices, or with indices that have no line."""
+    if spec.array is None:
+        if spec.array_fail is not ArrayFail.CONTINUE:
+            reject("array_fail", str(spec.array_fail), f"is {spec.array_fail}, but the job is no array", "add array")
+        return
+    size, text = spec.array.size, str(spec.array)
+    if not size:
+        reject("array", text, f"is {text}, without indices", "give indices: 1-200%16")
+    if size > limits.max_array_size:
+        problem = f"is {text}, with {size} tasks, more than max_array_size, {limits.max_array_size}"
+        way_out = "give fewer indices, or have the daemon's operator raise rules.max_array_size"
+        reject("array", text, problem, way_out)
+    lines, ranges = len(spec.each_line), spec.array.ranges
+    if lines and (ranges[0].first < 1 or ranges[-1].last > lines):
+        problem = f"is {text}, but each_line has the lines 1 to {lines}"
+        reject("array", text, problem, "give numbers of lines, or leave array out for all lines")
+    for number, line in enumerate(spec.each_line, 1):
+        if "\0" in line:
+            reject(f"each_line[{number - 1}]", line, "has a NUL in it", "leave out the NUL")
 
 
 def _check_output(field: str, output: str | None) -> None:

@@ -18,6 +18,7 @@ from koalapy.policies.registry import DEFAULTS
 from koalapy.validation.fitting import check_combination, check_fits, check_fits_together
 from koalapy.validation.limits import Limits
 from koalapy.validation.request import (
+    check_array,
     check_components,
     check_fields,
     check_flexible,
@@ -55,6 +56,7 @@ CHECKS: tuple[Callable[[JobSpec, Limits], None], ...] = (
     check_size,
     check_fields,
     check_program,
+    check_array,
     check_warning,
     check_components,
     check_flexible,

@@ -16,7 +16,14 @@ BIG_ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 JOB_STATES = (
     "('queued', 'held', 'placed', 'claiming', 'starting', 'running', 'unknown', 'succeeded', 'failed', 'cancelled')"
 )
+WITHOUT_TASKS = "array_job IS NULL"
 COMPONENT_STATES = "('placed', 'submitted', 'waiting', 'claimed', 'running', 'stopping', 'delivering', 'ended')"
+
+
+def create_index_where(name: str, columns: list[str], condition: str) -> None:
+    """Create an index of the jobs that meet a condition."""
+    where = sa.text(condition)
+    op.create_index(name, "jobs", columns, sqlite_where=where, postgresql_where=where)
 
 
 def upgrade() -> None:
@@ -132,12 +139,18 @@ def upgrade() -> None:
         sa.Column("application", sa.String(200), server_default="", nullable=False),
         sa.Column("internal", sa.Boolean(), server_default=sa.false(), nullable=False),
         sa.Column("home_site", sa.String(200), server_default="", nullable=False),
+        sa.Column("tasks", sa.JSON(none_as_null=True)),
+        sa.Column("array_size", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("array_job", BIG_ID),
+        sa.Column("array_index", sa.BigInteger()),
         sa.CheckConstraint(f"ending in {JOB_STATES}", name="ck_jobs_ending"),
         sa.CheckConstraint("priority in ('high', 'low')", name="ck_jobs_priority"),
         sa.CheckConstraint(f"state in {JOB_STATES}", name="ck_jobs_state"),
         sa.PrimaryKeyConstraint("id", name="pk_jobs"),
     )
-    op.create_index("ix_jobs_application_id", "jobs", ["application", "id"])
+    create_index_where("ix_jobs_application_id", ["application", "id"], WITHOUT_TASKS)
+    create_index_where("ix_jobs_array_job_id", ["array_job", "id"], "array_job IS NOT NULL")
+    create_index_where("ix_jobs_arrays", ["id"], "array_size > 0")
     op.create_index(
         "ix_jobs_home_site_id",
         "jobs",
@@ -146,9 +159,9 @@ def upgrade() -> None:
         postgresql_where=sa.text("home_site <> ''"),
     )
     op.create_index("ix_jobs_internal_ended_at", "jobs", ["internal", "ended_at"])
-    op.create_index("ix_jobs_name_id", "jobs", ["name", "id"])
-    op.create_index("ix_jobs_owner_state_id", "jobs", ["owner", "state", "id"])
-    op.create_index("ix_jobs_priority_id", "jobs", ["priority", "id"])
+    create_index_where("ix_jobs_name_id", ["name", "id"], WITHOUT_TASKS)
+    create_index_where("ix_jobs_owner_state_id", ["owner", "state", "id"], WITHOUT_TASKS)
+    create_index_where("ix_jobs_priority_id", ["priority", "id"], WITHOUT_TASKS)
     op.create_index(
         "ix_jobs_restarts_id",
         "jobs",
@@ -156,7 +169,7 @@ def upgrade() -> None:
         sqlite_where=sa.text("restarts > 0"),
         postgresql_where=sa.text("restarts > 0"),
     )
-    op.create_index("ix_jobs_state_id", "jobs", ["state", "id"])
+    create_index_where("ix_jobs_state_id", ["state", "id"], WITHOUT_TASKS)
     op.create_table(
         "lease",
         sa.Column("id", sa.Integer(), nullable=False),

@@ -146,7 +146,9 @@ def test_commands_for_slurm_users_succeed(grid: EmbeddedGrid, folder: Path) -> N
                 session.run(ALL_NODES_TAKEN)
                 nodes_are_taken = True
             if "JOB" in command:
-                session.run(JOB_FOR.get(command.split()[1], "koala submit -q --flexible 8 -- true >id"))
+                is_of_tasks = "JOB[" in command
+                submit = f"koala submit -q --flexible 8 {'--array 1-9 ' * is_of_tasks}-- true >id"
+                session.run(submit if is_of_tasks else JOB_FOR.get(command.split()[1], submit))
             code, output = session.run(command.replace("JOB", "$(cat id)"))
             assert code == 0, f"{command}: {output}"
         while options:  # as many at once as go together

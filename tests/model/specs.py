@@ -7,6 +7,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from hypothesis import strategies as st
 
+from koalapy.model.array import TaskIndices
 from koalapy.model.field import Bounds, describe_fields, split_annotation
 from koalapy.model.job import JobSpec
 
@@ -33,6 +34,8 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
         return st.integers(minimum, 100 if maximum is None else maximum)
     if base is float:
         return st.floats(bounds.above or bounds.minimum or 0, bounds.maximum, exclude_min=bounds.above is not None)
+    if base is TaskIndices:
+        return st.sampled_from(["1-3", "0-8:4%2", "2,5-7"]).map(TaskIndices.parse)
     if is_dataclass(base):
         return instances_of(base)  # type: ignore[arg-type]
     if issubclass(base, Enum):

@@ -1,7 +1,7 @@
 """Invariants of every scheduler step: semantics 2 to 6 and 13."""
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from koalapy.model.cluster import GridView
 from koalapy.model.errors import UsageError
 from koalapy.model.job import (
+    ARRAY_TRANSITIONS,
     TRANSITIONS,
     Attempt,
     Component,
@@ -166,7 +167,8 @@ def _check_state_changes(old_job: Job | None, job: Job, effects: Effects) -> Non
     state = old_job.state if old_job else JobState.QUEUED
     for entry in effects.timeline:
         if entry.job == job.id:
-            assert entry.state is state or entry.state in TRANSITIONS[state], f"{state} → {entry.state}"
+            transitions = TRANSITIONS if job.tasks is None else ARRAY_TRANSITIONS
+            assert entry.state is state or entry.state in transitions[state], f"{state} → {entry.state}"
             state = entry.state
     assert state is job.state, "a change of state without a timeline entry"
 
@@ -222,7 +224,9 @@ def check_counts(world: "World") -> None:
     unfinished = {job_id for job_id, job in world.jobs.items() if not job.state.is_final}
     assert active.keys() == unfinished
     assert all(world.jobs[job_id] == job for job_id, job in active.items()), "a changed job is missing in the effects"
-    assert queries.queued == sum(job.state is JobState.QUEUED for job in active.values())
+    queued = [job for job in active.values() if job.state is JobState.QUEUED]
+    assert queries.queued == sum(job.tasks is None or job.may_start_task for job in queued)
+    check_arrays(world)
     check_views(queries)
     wakeup = world.scheduler.next_wakeup()
     unfinished = world.scheduler.is_unfinished
@@ -264,6 +268,31 @@ def check_counts(world: "World") -> None:
         forgotten = sum(cluster.live.get(token, 0) for token in world.forgotten)
         assert cluster.used - cluster.leaving - forgotten <= world.sites[cluster.name].total, "a node is promised twice"
         assert cluster.available == 0 or cluster.available + cluster.used <= cluster.total - cluster.background
+
+
+def check_arrays(world: "World") -> None:
+    """Check that each array counts its tasks, starts each index at most once, and keeps within its limit."""
+    tasks_of: defaultdict[JobId, list[Job]] = defaultdict(list)
+    for job in world.jobs.values():
+        if job.array_job is not None:
+            tasks_of[job.array_job].append(job)
+    for array in [job for job in world.jobs.values() if job.tasks is not None]:
+        tasks, indices, started = array.tasks, array.spec.array, tasks_of[array.id]
+        assert tasks is not None
+        assert indices is not None
+        assert [task.array_index for task in started] == [indices.index_at(task.id - array.id - 1) for task in started]
+        states = Counter(task.state for task in started)
+        live = sum(count for state, count in states.items() if not state.is_final)
+        assert tasks.live == live, "the array has another number of unfinished tasks"
+        assert tasks.succeeded == states[JobState.SUCCEEDED]
+        never_started = tasks.size - len(started) - tasks.waiting
+        assert tasks.failed + tasks.cancelled == (
+            states[JobState.FAILED] + states[JobState.CANCELLED] + never_started
+        ), "a task is neither started nor waiting nor counted as ended"
+        assert not any(tasks.is_pending(task.id - array.id - 1) for task in started), "a started task waits"
+        assert indices.limit is None or live <= indices.limit, "more tasks run at once than the limit allows"
+        assert array.state.is_final == tasks.is_over
+        assert array.state is not JobState.SUCCEEDED or tasks.succeeded == tasks.size
 
 
 def is_preemptible(world: "World", job: Job) -> bool:
@@ -311,6 +340,10 @@ def _check_job(job: Job, now: float) -> None:
     if job.retry_at is not None:
         assert job.state is JobState.QUEUED or job.ending is not None, "a job that is not waiting has a retry time"
         assert job.ending is not None or job.retry_at > now, "its pause is over but it is not in its queue"
+    if job.tasks is not None:
+        assert job.attempt is None
+        assert job.state is JobState.RUNNING or (job.ending is None and job.tasks.pending)
+        return
     if not job.state.is_active:
         assert job.ending is None
         return

@@ -22,6 +22,7 @@ from koalapy.model.job import (
     TimelineEntry,
     Token,
     lease_of,
+    new_job,
     parse_token,
     with_margin,
 )
@@ -188,8 +189,11 @@ class World:
 
     def new_jobs(self, specs: Sequence[JobSpec], program: Program = PROGRAM) -> list[Job]:
         """Create jobs without submitting them."""
-        jobs = [Job(job_id, spec, self.now) for job_id, spec in enumerate(specs, self.first_job + len(self.jobs))]
-        self.programs |= {job.id: program for job in jobs}
+        jobs = []
+        for spec in specs:
+            last = max((job.last_number for job in (*self.jobs.values(), *jobs)), default=self.first_job - 1)
+            jobs.append(new_job(last + 1, spec, self.now))
+            self.programs |= dict.fromkeys(range(jobs[-1].id, jobs[-1].last_number + 1), program)
         return jobs
 
     def cancel(self, job: JobId, *, warn: bool = False) -> None:

@@ -113,11 +113,12 @@ def fetch_results(
             f"{folder} exists already", Exit.USAGE, "--force overwrites its files; --to takes another folder"
         )
     client = daemon.client()
-    answer = client.job(job)
+    number = job.find_number(client)
+    answer = client.job(number)
     try:
         transfer = Transfer(f"fetches into {folder}")
         with Progress(lambda: str(transfer)):
-            counts = unpacking.unpack_results(transfer.count_bytes(client.stream_results(job)), folder, force=force)
+            counts = unpacking.unpack_results(transfer.count_bytes(client.stream_results(number)), folder, force=force)
     except KeyboardInterrupt:
         hint = f"get the rest with koala fetch {job} --force" + (f" --to {to}" if to else "")
         raise CliError(f"{folder} is incomplete", Exit.INTERRUPTED, hint) from None

@@ -122,7 +122,8 @@ def explain_job(job: Job, as_json: AsJson = False, daemon: Daemon = DAEMON) -> N
 
     IDLE: nodes that this job could get, of all. LACKS: additional idle nodes needed on that cluster alone.
     """
-    explanation = daemon.client().get(f"/api/v1/jobs/{job}/explain")
+    client = daemon.client()
+    explanation = client.get(f"/api/v1/jobs/{job.find_number(client)}/explain")
     print_answer(explanation, as_json, format_explanation)
 
 

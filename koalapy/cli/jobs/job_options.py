@@ -2,16 +2,19 @@
 
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from types import GenericAlias
 from typing import Annotated, Any, get_args, get_origin
 
 from koalapy.cli.terminal.arguments import Option
 from koalapy.client.answers import Json
 from koalapy.client.errors import CliError, Exit
+from koalapy.model.array import TaskIndices
 from koalapy.model.field import describe_fields, split_annotation
-from koalapy.model.job import Coallocation, Duration, JobSpec, Lease, NodeMemory, PerNodeBandwidth, PolicyOptions
+from koalapy.model.job import Coallocation, Duration, JobSpec, Lease, Lines, NodeMemory, PerNodeBandwidth, PolicyOptions
 from koalapy.model.request import Bundle, Environment, Inputs, StopWarning
 
 INPUT_OPTION = re.compile("whole|partitioned|as=(.*)", re.DOTALL)
@@ -108,6 +111,21 @@ def format_texts(value: Any) -> list[str]:
     return [f"{element:.15g}" if isinstance(element, float) else str(element) for element in values]
 
 
+def read_lines(name: str) -> list[str]:
+    """Read the lines of a file, or of standard input if the name is ``-``. Raise ``CliError`` if it has none."""
+    try:
+        content = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        text = content.decode()
+    except OSError as error:
+        raise CliError(f"--each-line: cannot read {name}: {error.strerror}", Exit.USAGE, "give a file") from error
+    except UnicodeDecodeError as error:
+        raise CliError(f"--each-line: {name} is not text in UTF-8", Exit.USAGE, "convert it") from error
+    lines = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
+    if not lines:
+        raise CliError(f"--each-line: {name} is empty", Exit.USAGE, "give a file with a line for each task")
+    return lines
+
+
 FORMS = {
     Environment: Form(list[str], environment_of, format_pairs),
     PolicyOptions: Form(list[str], policy_options_of, format_pairs),
@@ -117,6 +135,8 @@ FORMS = {
     NodeMemory: Form(str, str, format_texts),
     PerNodeBandwidth: Form(str, str, format_texts),
     StopWarning: Form(str, str, format_texts),
+    TaskIndices: Form(str, str, format_texts),
+    Lines: Form(str, read_lines, list),
     Inputs: Form(list[str], inputs_of, format_inputs),
     Bundle: Form(list[str], list, format_texts),
 }
@@ -133,7 +153,14 @@ def form_of(kind: Any) -> Form:
     return Form(base, lambda value: value, format_texts)
 
 
-COMPLETED = {"policy": "policies", "owner": "users", "home_site": "clusters", "inputs": "replicas", "bundle": "files"}
+COMPLETED = {
+    "each_line": "files",
+    "policy": "policies",
+    "owner": "users",
+    "home_site": "clusters",
+    "inputs": "replicas",
+    "bundle": "files",
+}
 """Kinds of completion for the options of these fields."""
 JOB_FIELDS = {each.name: each for each in describe_fields(JobSpec).values() if each.option}
 """The fields with an option, by name."""

@@ -33,16 +33,17 @@ def show_job(
 
     refuse_together(json=as_json, follow=follow)
     client = daemon.client()
+    number = job.find_number(client)
     if follow:
-        transfers.follow_transfers(client, job)
-    answer = client.job(job)
+        transfers.follow_transfers(client, number)
+    answer = client.job(number)
     if as_json:
         show_json(answer)
     else:
         # Request one more attempt, since the chart begins at its end.
         under_way = transfers.transfer_lines(answer, unicode=tables.is_unicode())
-        print(tables.job_page(answer, client.attempts(job, attempts + 1), attempts, under_way))
-        if answer["state"] == "queued" and (expected := _expected_start(client, job)):
+        print(tables.job_page(answer, client.attempts(number, attempts + 1), attempts, under_way))
+        if answer["state"] == "queued" and (expected := _expected_start(client, number)):
             print(f"\n{printable(expected)}")
 
 
@@ -67,10 +68,24 @@ def cancel_jobs(
     ] = False,
     daemon: Daemon = DAEMON,
 ) -> int:
-    """Cancel jobs."""
+    """Cancel jobs, or tasks of arrays: koala cancel 7[3-9]"""
     orders: dict[str, str | bool] = {"reason": reason} | ({"warn": True} if warn else {})
-    results = daemon.client().act_on_jobs("cancel", jobs, **orders)
-    return _print_results(results, lambda result: "cancelled" if result["state"] in FINAL else "is being cancelled")
+    client = daemon.client()
+    results = client.act_on_jobs("cancel", [job.job for job in jobs if job.tasks is None], **orders)
+    worst = _print_results(results, lambda result: "cancelled" if result["state"] in FINAL else "is being cancelled")
+    for job in jobs:
+        if job.tasks is None:
+            continue
+        try:
+            client.post(f"/api/v1/jobs/{job.job}/cancel", {**orders, "tasks": str(job.tasks)})
+        except CliError as error:
+            if not error.status:
+                raise
+            print(f"koala: {error}", file=sys.stderr)
+            worst = max(worst, error.code)
+        else:
+            print(f"job {job} is being cancelled")
+    return worst
 
 
 def hold_jobs(jobs: QueuedJobs, reason: Why = "", daemon: Daemon = DAEMON) -> int:

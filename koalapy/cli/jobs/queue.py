@@ -32,6 +32,7 @@ def list_jobs(
     name: Annotated[str | None, Option(help="jobs with this name")] = None,
     cluster: Annotated[str | None, Option(help="jobs with a component on this cluster", completes="clusters")] = None,
     home_site: Annotated[str | None, Option(help="jobs with this home site", completes="clusters")] = None,
+    tasks: Annotated[int | None, Option(help="started tasks of this array", min=1)] = None,
     limit: Annotated[int, Option(help="maximum number of waiting jobs; with --state, of jobs", min=1)] = 100,
     quiet: Annotated[bool, Option("-q", "--quiet", help="print ids only")] = False,
     form: Annotated[Format, Option("-o", "--output", help="output format")] = Format.TABLE,
@@ -41,7 +42,8 @@ def list_jobs(
 ) -> None:
     """List jobs; by default your unfinished ones.
 
-    Jobs with nodes come first, then the newest waiting jobs. With --state the newest jobs in that state are listed.
+    Jobs with nodes come first, then the newest waiting jobs. With --state the newest jobs in that state are listed. An
+    array is one line with the numbers of its tasks.
 
     States: queued jobs wait for a placement, placed jobs have clusters, claiming jobs request nodes, starting jobs have
     all nodes, and unknown jobs have an unreachable cluster.
@@ -50,7 +52,7 @@ def list_jobs(
     is_json = as_json or form is Format.JSON
     refuse_together(json=is_json, quiet=quiet, output=form in (Format.WIDE, Format.NDJSON))
     mine = True if not user and not everyone else None
-    query = {"mine": mine, "owner": user, "name": name, "cluster": cluster, "home_site": home_site}
+    query = {"mine": mine, "owner": user, "name": name, "cluster": cluster, "home_site": home_site, "array": tasks}
     client = daemon.client()
 
     def request_jobs(client: Client) -> Listing:
@@ -66,6 +68,7 @@ def list_jobs(
     owner = user or ("yours" if mine else "")
     nothing = f"there are no jobs of {owner}" if owner else "there are no jobs"
     nothing += f" named {name}" if name else ""
+    nothing += f" in array {tasks}" if tasks else ""
     nothing += f" whose home site is {home_site}" if home_site else ""
     nothing += f" with a component on {cluster}" if cluster else ""
     nothing = printable(nothing + (f" in the state {' or '.join(state)}" if state else " that are not over"))

@@ -224,7 +224,7 @@ def in_terms_of_options(error: CliError, body: Json, options: Json) -> CliError:
 def command_for(body: Json, here: str) -> str | None:
     """Return the command ``koala submit …`` for a body in the folder ``here``; None if the body needs a job file."""
     request = _request_options(body["request"])
-    if request is None or not body.get("command") or body.get("bundle"):
+    if request is None or not body.get("command") or body.get("bundle") or body.get("each_line"):
         return None
     once: list[str] = []
     repeated: list[str] = []

@@ -67,7 +67,8 @@ def submit_job(
     if wait:
         from koalapy.cli.jobs.waiting import end_with
 
-        return end_with(client, submitted, deadline, as_json=as_json, show_output=not quiet)
+        shows_output = not quiet and submitted["tasks"] is None  # each task of an array has an output
+        return end_with(client, submitted, deadline, as_json=as_json, show_output=shows_output)
     if as_json:
         show_json(client.job(submitted["id"]))
     return None
@@ -89,7 +90,13 @@ def _announce_job(job: SubmittedJob, wait: bool) -> None:
     """Print the id and kind of the submitted job. On a terminal, also print how to follow it."""
     request = job["request"]
     kind = f"{request['type']}, {format_nodes(nodes_of(request))}, {job['priority']} priority"
+    tasks = job["tasks"]
+    if tasks is not None:
+        kind = f"{tasks['size']} tasks, each {kind}"
     # With --wait, standard output is for the program's output only.
     print(printable(f"Submitted job {job['id']}: {kind}"), file=sys.stderr if wait else sys.stdout, flush=True)
     if not wait and sys.stdout.isatty():
-        print(f"Follow it: koala show {job['id']} · koala logs -f {job['id']}")
+        if tasks is None:
+            print(f"Follow it: koala show {job['id']} · koala logs -f {job['id']}")
+        else:
+            print(f"Follow it: koala show {job['id']} · koala queue --tasks {job['id']}")

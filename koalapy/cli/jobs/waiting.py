@@ -11,7 +11,7 @@ from koalapy.cli.terminal.arguments import Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Job, Jobs, Timeout, show_json
 from koalapy.cli.terminal.streams import ProgramOutput
 from koalapy.client.answers import Job as JobAnswer
-from koalapy.client.client import FINAL, Absence, Client
+from koalapy.client.client import FINAL, Absence, Client, name_of
 from koalapy.client.errors import CliError, Exit, printable
 from koalapy.client.timeouts import TimeIsUp, time_limit
 
@@ -89,14 +89,15 @@ def show_logs(
 ) -> None:
     """Print the output of a job."""
     client = daemon.client()
+    number = job.find_number(client)
     try:
         if follow:
-            with ProgressReporter(client, job, from_the_first=False):
-                _follow_logs(client, job, component, raw)
+            with ProgressReporter(client, number, from_the_first=False):
+                _follow_logs(client, number, component, raw)
         else:
-            _print_logs(client, job, False, component, raw)
+            _print_logs(client, number, False, component, raw)
     except KeyboardInterrupt:
-        raise _goes_on([job]) from None
+        raise _goes_on([number]) from None
 
 
 def _follow_logs(client: Client, job: int, component: int | None, raw: bool) -> None:
@@ -130,17 +131,18 @@ def wait_for_jobs(jobs: Jobs, timeout: Timeout = None, as_json: AsJson = False, 
     """Wait until jobs have ended; exit with the code of the first job that did not succeed."""
     client = daemon.client()
     deadline = None if timeout is None else time.monotonic() + timeout
+    numbers = [number for job in jobs for number in job.find_numbers(client)]
     try:
         ended_jobs = []
-        for job in jobs:
+        for job in numbers:
             with ProgressReporter(client, job, from_the_first=False):
                 ended_jobs.append(client.wait_for_end(job, deadline))
     except KeyboardInterrupt:
-        raise _goes_on(jobs) from None
+        raise _goes_on(numbers) from None
     if as_json:
         show_json(ended_jobs if len(ended_jobs) > 1 else ended_jobs[0])
     else:
         for ended in ended_jobs:
             reason = f": {ended['reason']}" if ended["reason"] else ""
-            print(printable(f"job {ended['id']} {ended['state']}{reason}"))
+            print(printable(f"job {name_of(ended)} {ended['state']}{reason}"))
     return next((code for ended in ended_jobs if (code := _code_of(ended))), 0)

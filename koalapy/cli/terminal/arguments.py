@@ -22,6 +22,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import click
 from click.core import ParameterSource
 
+from koalapy.cli.terminal.job_reference import JobReference, JobReferenceType
 from koalapy.client.errors import CliError, Exit
 from koalapy.model.wording import suggest_names
 
@@ -303,6 +304,8 @@ class _Parameter:
             return _Int(None if minimum is None else int(minimum), None if maximum is None else int(maximum))
         if issubclass(self.type, Enum):
             return _Choice(self.type)
+        if self.type is JobReference:
+            return JobReferenceType()
         return click.Path(path_type=Path) if self.type is Path else click.STRING
 
 

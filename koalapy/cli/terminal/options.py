@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypeVar
 import click
 
 from koalapy.cli.terminal.arguments import Argument, Option
+from koalapy.cli.terminal.job_reference import JobReference
 from koalapy.cli.terminal.screen import Block
 from koalapy.client.access import DEFAULT_URL
 from koalapy.client.client import Client
@@ -24,8 +25,10 @@ ABOUT_URL = f"URL of the daemon; default: {DEFAULT_URL}"
 AsJson = Annotated[bool, Option("--json", help="print JSON")]
 Url = Annotated[str | None, Option("--url", envvar="KOALA_URL", help=ABOUT_URL, companion=CA)]
 Watch = Annotated[bool, Option("--watch", help="show changes until Ctrl-C")]
-Job = Annotated[int, Argument(help="the job's id", completes="jobs")]
-Jobs = Annotated[list[int], Argument(help="ids of jobs", completes="active jobs")]
+Job = Annotated[JobReference, Argument(help="the job's id, or a task of an array: 7[3]", completes="jobs")]
+Jobs = Annotated[
+    list[JobReference], Argument(help="ids of jobs, or tasks of an array: 7[3-9]", completes="active jobs")
+]
 Timeout = Annotated[float | None, Option("--timeout", help="timeout in seconds", min=0, max=MAX_WAIT_S)]
 Why = Annotated[str, Option("--reason", help="reason, shown in the job's timeline", may_be_empty=True)]
 

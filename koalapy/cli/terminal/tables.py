@@ -9,8 +9,8 @@ from rich.cells import cell_len
 
 from koalapy.cli.clusters.gantt import draw_chart
 from koalapy.cli.terminal.width import align_left, fold_text, terminal_size
-from koalapy.client.answers import Attempt, Cluster, Component, Job, Json, ListedJob
-from koalapy.client.client import nodes_of
+from koalapy.client.answers import Attempt, Cluster, Component, Job, Json, ListedJob, Tasks
+from koalapy.client.client import name_of, nodes_of
 from koalapy.client.errors import printable
 from koalapy.model.wording import format_bytes, format_duration, format_nodes, format_time
 
@@ -65,7 +65,18 @@ def _parse_time(text: str) -> datetime:
     return datetime.fromisoformat(text.replace("Z", "+00:00"))
 
 
+def _tasks_text(tasks: Tasks) -> str:
+    """Return the numbers of an array's tasks: ``16 running, 184 waiting``."""
+    counts: Mapping[str, object] = tasks
+    states = ("running", "waiting", "succeeded", "failed", "cancelled")
+    return ", ".join(f"{counts[state]} {state}" for state in states if counts[state])
+
+
 def _job_reason(job: Job | ListedJob) -> str:
+    """Return why a job waits or how it ended; for an array the numbers of its tasks first."""
+    if (tasks := job["tasks"]) is not None:
+        reason = job["reason"] if job["state"] in ("queued", "held") and not tasks["running"] else ""
+        return _tasks_text(tasks) + (f"; {reason}" if reason else "")
     return "-" if job["state"] in ("running", "succeeded") else job["reason"] or "-"
 
 
@@ -80,7 +91,7 @@ def queue_row(job: ListedJob) -> list[object]:
     """Return the cells of a job for the columns ``QUEUE``."""
     placed = job["components"] if job["state"] != "queued" else []
     clusters = ",".join(f"{component['cluster']}:{component['size']}" for component in placed) or "-"
-    description = [job["id"], job["name"] or "-", job["owner"], job["priority"], job["state"]]
+    description = [name_of(job), job["name"] or "-", job["owner"], job["priority"], job["state"]]
     return [*description, nodes_of(job["request"]), _running_time(job), clusters, _job_reason(job)]
 
 
@@ -189,6 +200,8 @@ def job_page(
     request = job["request"]
     facts = [
         ("job", f"{job['id']}" + (f" ({job['name']})" if job["name"] else "")),
+        *([("task", name_of(job))] if job["array_job"] is not None else []),
+        *([("array", f"{job['array']}: {_tasks_text(job['tasks'])}")] if job["tasks"] is not None else []),
         ("user", job["owner"]),
         ("state", job["state"] + (f": {job['reason']}" if job["reason"] else "")),
         ("request", f"{request['type']}, {format_nodes(nodes_of(request))}, {job['priority']} priority"),

@@ -1,6 +1,6 @@
 """Convert commands of the scheduler to messages for agents, with all data that agents need."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from koalapy.model.job import WALLTIME_ALLOWANCE, Component, Job, JobId, JobSpec, lease_of, parse_token
@@ -37,8 +37,15 @@ class CommandMessages:
     """The messages of one batch of commands, with paths and accounts as on each cluster."""
 
     def __init__(
-        self, epoch: int, profiles: Mapping[ClusterName, ClusterProfile], catalogue: Catalogue, accounts: Accounts
+        self,
+        epoch: int,
+        profiles: Mapping[ClusterName, ClusterProfile],
+        catalogue: Catalogue,
+        accounts: Accounts,
+        find_job: Callable[[JobId], Job | None] = lambda _: None,
     ) -> None:
+        """``find_job``: returns an unfinished job, such as the array of a task."""
+        self._find_job = find_job
         self._epoch, self._profiles, self._catalogue, self._accounts = epoch, profiles, catalogue, accounts
         self._plans: dict[JobId, Plan] = {}
         """The plans of jobs with an opening barrier; all components of a job share one."""
@@ -72,7 +79,8 @@ class CommandMessages:
                 ).model_dump()
             case OpenBarrier() if job is not None:
                 if (plan := self._plans.get(job.id)) is None:
-                    plan = self._plans[job.id] = Plan.of(_build_plan(job, self._profiles))
+                    array = None if job.array_job is None else self._find_job(job.array_job)
+                    plan = self._plans[job.id] = Plan.of(_build_plan(job, self._profiles, array))
                 return {"type": "open", **header, PLAN: plan}
         raise ValueError(f"{command} is for a job that is unknown here")
 
@@ -153,8 +161,21 @@ def _build_stage_file(file: InputFile, source: ClusterName, catalogue: Catalogue
     )
 
 
-def _build_plan(job: Job, profiles: Mapping[ClusterName, ClusterProfile]) -> dict[str, Any]:
-    """Return the part of an ``Open`` that is the same for all components."""
+def _array_variables(task: Job, array: Job | None) -> dict[str, str]:
+    """Return the environment variables of a task of an array; none for any other job."""
+    if task.array_job is None or task.array_index is None:
+        return {}
+    variables = {"KOALA_ARRAY_JOB": str(task.array_job), "KOALA_ARRAY_INDEX": str(task.array_index)}
+    if array is not None:
+        variables["KOALA_ARRAY_COUNT"] = str(array.array_size)
+        if array.spec.each_line:
+            variables["KOALA_ARRAY_LINE"] = array.spec.each_line[task.array_index - 1]
+    return variables
+
+
+def _build_plan(job: Job, profiles: Mapping[ClusterName, ClusterProfile], array: Job | None = None) -> dict[str, Any]:
+    """Return the part of an ``Open`` that is the same for all components. ``array``: that of a task."""
+    variables = _array_variables(job, array)
     attempt = live(job)
     nodes: list[PlanNode] = []
     contexts: list[PlanContext] = []
@@ -167,7 +188,7 @@ def _build_plan(job: Job, profiles: Mapping[ClusterName, ClusterProfile]) -> dic
             PlanNode(host=host, cluster=component.cluster, token=token, node=index, slots=per_node)
             for index, host in enumerate(component.hosts)
         ]
-        contexts.append(_build_context(job, component, profile, list(range(first, len(nodes)))))
+        contexts.append(_build_context(job, component, profile, list(range(first, len(nodes))), variables))
     return {
         "job": job.id,
         "generation": attempt.generation,
@@ -197,15 +218,24 @@ def _build_warnings(spec: JobSpec) -> dict[str, Any]:
     return of_lease | {"warning": {"signal": signal, "after": max(0.0, spec.walltime - grace), "grace": grace}}
 
 
-def _build_context(job: Job, component: Component, profile: ClusterProfile, nodes: list[int]) -> PlanContext:
-    """Return what a component's runner needs: command, environment and paths as its cluster maps them."""
+def _build_context(
+    job: Job, component: Component, profile: ClusterProfile, nodes: list[int], variables: Mapping[str, str]
+) -> PlanContext:
+    """Return what a component's runner needs: command, environment and paths as its cluster maps them.
+
+    ``variables``: additional environment variables.
+    """
     spec, cluster = job.spec, component.cluster
     component_spec = spec.component(component.request_index)
     output = (component_spec and component_spec.output) or spec.output
     return PlanContext(
         token=job.token(component.index),
         command=profile.map_command((component_spec and component_spec.command) or spec.command, cluster, job.id),
-        environment=dict(spec.environment) | dict(component_spec.environment if component_spec else ()),
+        environment={
+            **dict(spec.environment),
+            **dict(component_spec.environment if component_spec else ()),
+            **variables,
+        },
         workdir=profile.map_path(spec.workdir, cluster, job.id) if spec.workdir else spec.workdir,
         workdir_optional=spec.workdir_optional,
         output=profile.map_path(output, cluster, job.id) if output else output,

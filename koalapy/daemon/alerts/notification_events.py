@@ -36,7 +36,7 @@ def waits_since(job: Job) -> float | None:
     if job.state is not JobState.QUEUED or MailType.WAITING not in job.spec.mail_type:
         return None
     ended = job.attempt.ended_at if job.attempt else None
-    return max(job.submitted_at, ended or 0.0)
+    return max(job.waits_since, ended or 0.0)
 
 
 def list_recipients(job: Job) -> Recipients:

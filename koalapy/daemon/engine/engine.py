@@ -368,7 +368,7 @@ class Engine:
         """Return the changes to store in one transaction, and the messages to send after it, by cluster."""
         messages: dict[str, list[dict[str, Any]]] = {}
         entries: list[OutboxEntry] = []
-        commands = CommandMessages(self.epoch, self._profiles, self.catalogue, self.queries.accounts)
+        commands = CommandMessages(self.epoch, self._profiles, self.catalogue, self.queries.accounts, self.queries.job)
         for command in self._within_bounds(effects.commands):
             ident = self.outbox.new_id()
             job = self._job_of(command, effects)

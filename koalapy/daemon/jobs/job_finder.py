@@ -51,6 +51,8 @@ class JobFinder:
         now, sees_all = self._clock(), caller.has_role(Role.OPERATOR)
 
         def is_meant(job: Job) -> bool:
+            if job.array_job is not None and not search.finds_tasks:
+                return False
             return search.matches(job, now, include_private=sees_all or may_see_all_of(caller, job))
 
         unfinished = await self._find_unfinished(search, is_meant, below)
@@ -98,6 +100,7 @@ class JobFinder:
             min_restarts=search.minimum("restarts"),
             max_restarts=search.maximum("restarts"),
             ids=search.ids,
+            array=search.array,
         )
         jobs: list[Job] = []
         examined = 0

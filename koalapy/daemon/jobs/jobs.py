@@ -13,11 +13,12 @@ from koalapy.daemon.jobs.idempotency import IdempotencyKeys
 from koalapy.daemon.jobs.output import Outputs, OutputTail
 from koalapy.daemon.observability.audit import describe_request
 from koalapy.model.application import summarize_job
+from koalapy.model.array import TaskIndices
 from koalapy.model.errors import ConflictError, ForbiddenError, KoalaError, NotFoundError, ProblemCode, StoreUnavailable
 from koalapy.model.explanation import Explanation
 from koalapy.model.history import DAY
 from koalapy.model.identity import Identity
-from koalapy.model.job import Attempt, Job, JobId, JobSpec, JobState, Priority, TimelineEntry
+from koalapy.model.job import Attempt, Job, JobId, JobSpec, JobState, Priority, TimelineEntry, new_job
 from koalapy.model.notification import AllowedRecipients
 from koalapy.model.request import ClusterName
 from koalapy.policies.registry import DEFAULTS
@@ -43,7 +44,7 @@ from koalapy.validation.permissions import (
     may_see_all_of,
     with_home_site,
 )
-from koalapy.validation.request import check_size
+from koalapy.validation.request import check_size, with_all_indices
 from koalapy.validation.submission import check_submission, hash_key, hash_spec
 
 log = structlog.get_logger()
@@ -170,11 +171,12 @@ class Jobs:
         """Check a specification, and store it as a job with a new number. ``key``: hash of the key, and of the spec."""
         engine, queries = self._engine, self._queries
         spec = await self._complete_and_check(spec, caller)
-        number, self._next_number = self._next_number, self._next_number + 1
+        number = self._next_number
+        self._next_number = new_job(number, spec, 0.0).last_number + 1
 
         def make_events() -> tuple[Event, ...]:
             queries.admit(spec)
-            return (JobSubmitted(Job(number, spec, engine.clock()), caller.user),)
+            return (JobSubmitted(new_job(number, spec, engine.clock()), caller.user),)
 
         describe_request(f"job {number}")
         submitted = Submitted(key[0], number, key[1]) if key else None
@@ -199,7 +201,7 @@ class Jobs:
 
         Raise ``UsageError`` if it can never run.
         """
-        queries = self._queries
+        queries, spec = self._queries, with_all_indices(spec)
         check_size(spec, queries.limits())
         check_notifications(spec, self._reachable)
         if self._resolve is not None:
@@ -208,11 +210,15 @@ class Jobs:
         check_submission(spec, queries.limits())
         return replace(spec, policy=spec.policy or DEFAULTS[spec.request.type])
 
-    async def cancel(self, job: JobId, caller: Identity, reason: str, *, warn: bool = False) -> JobRecord:
-        """Cancel a job; with ``warn`` its program gets the warning signal and grace time that the job asked for."""
-        return await self._act_on_job(
-            job, caller, JobCancelled(job, reason or f"cancelled by {caller.user}", caller.user, warn)
-        )
+    async def cancel(
+        self, job: JobId, caller: Identity, reason: str, *, warn: bool = False, tasks: TaskIndices | None = None
+    ) -> JobRecord:
+        """Cancel a job, or only some ``tasks`` of an array.
+
+        With ``warn`` its program gets the warning signal and grace time that the job asked for.
+        """
+        event = JobCancelled(job, reason or f"cancelled by {caller.user}", caller.user, warn, tasks)
+        return await self._act_on_job(job, caller, event)
 
     async def hold(self, job: JobId, caller: Identity, reason: str) -> JobRecord:
         return await self._act_on_job(job, caller, JobHeld(job, reason or f"held by {caller.user}", caller.user))
@@ -223,9 +229,11 @@ class Jobs:
     async def _act_on_job(self, job: JobId, caller: Identity, event: Event) -> JobRecord:
         """Apply an event to the caller's unfinished job. Raise ``ConflictError`` if it has ended."""
         record = await self.get_owned(job, caller)
-        if self._queries.job(job) is None:
+        if self._queries.unfinished(job) is None:
             raise _already_ended(record.job)
         await self.commit_item(WorkItem(events=(event,)))
+        if record.job.array_job is not None and self._queries.unfinished(job) is None:
+            job = record.job.array_job  # a task that was never started has no record of its own
         return await self.get(job)
 
     async def clear_cluster(self, cluster: ClusterName) -> ClusterRecord:
@@ -269,7 +277,7 @@ class Jobs:
 
     async def get(self, job: JobId) -> JobRecord:
         """Return a job. Raise ``NotFoundError`` if it does not exist."""
-        stored = self._queries.job(job) or await query(self._store.job, job)
+        stored = self._queries.unfinished(job) or await query(self._store.job, job)
         if stored is None:
             raise _no_job(job)
         return self.make_record(stored)
@@ -293,7 +301,7 @@ class Jobs:
     async def get_many(self, jobs: Sequence[JobId]) -> dict[JobId, Job]:
         """Return the existing jobs of these ids in their order. Ended jobs are summaries."""
         ids, queries = tuple(dict.fromkeys(jobs)), self._queries
-        by_id = {ident: job for ident in ids if (job := queries.job(ident)) is not None}
+        by_id = {ident: job for ident in ids if (job := queries.unfinished(ident)) is not None}
         ended_ids = tuple(ident for ident in ids if ident not in by_id)
         below: JobId | None = None
         while ended_ids:
@@ -513,14 +521,14 @@ class BulkActions:
         errors: dict[JobId, KoalaError] = {}
 
         def may_change(ident: JobId) -> bool:
-            job = queries.job(ident)
+            job = queries.unfinished(ident)
             return job is not None and may_see_all_of(caller, job)
 
         def make_events() -> tuple[Event, ...]:
             """Return the events of jobs that may change. Keep the errors of the others in ``errors``."""
             events = []
             for ident in filter(may_change, ids):
-                job = queries.job(ident)
+                job = queries.unfinished(ident)
                 assert job is not None
                 try:
                     _check_state(job, expected)
@@ -531,7 +539,7 @@ class BulkActions:
                     events += [event] if event is not None else []
             return tuple(events)
 
-        forbidden_ids = [str(ident) for ident in ids if queries.job(ident) is not None and not may_change(ident)]
+        forbidden_ids = [str(ident) for ident in ids if queries.unfinished(ident) is not None and not may_change(ident)]
         describe_request(
             f"jobs {', '.join(map(str, ids))}",
             f"not {caller.user}'s: {', '.join(forbidden_ids)}" if forbidden_ids else "",

@@ -85,7 +85,7 @@ class ExpectedEnds:
         ends: dict[JobId, tuple[Job, float, ExpectedEnd | None]] = {}
         slice_start = time.thread_time()
         for job in queries.jobs():
-            if not job.state.is_active:
+            if not job.is_placed:
                 continue
             entry = self._ends.get(job.id)
             if entry is None or entry[0] is not job or now - entry[1] > EXPECTED_END_LIFETIME_S:

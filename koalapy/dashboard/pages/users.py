@@ -69,7 +69,7 @@ class _Counts:
         """Count an unfinished job."""
         self.states[job.state] += 1
         size = job.spec.request.total_size
-        if job.state.is_active:
+        if job.is_placed:
             self.nodes += size
         if job.state is JobState.QUEUED:
             self.requested_nodes += size

@@ -148,6 +148,21 @@ class Attempts:
             self.end_grace(job)
         return self.stop_all(job, warning_of(job, self._rules) if warn else None, now)
 
+    def cancel(self, job: Job, reason: str, now: float, *, by: str = "", warn: bool = False) -> None:
+        """Cancel a job: end its attempt if it has one, otherwise remove it from its queue.
+
+        A second cancellation without a warning ends the grace that the first one gave the program.
+        """
+        if job.state.is_active:
+            if job.ending is None or job.ending is JobState.QUEUED:
+                self.settle_job(self.end_attempt(job, JobState.CANCELLED, reason, now, by=by, warn=warn), now)
+            elif job.ending is JobState.CANCELLED and not warn:
+                self.end_grace(job)
+            return
+        if job.state is JobState.QUEUED:
+            job = self._queues.remove(job)
+        self._ledger.change_state(job, JobState.CANCELLED, now, "cancelled", reason, by=by, ended_at=now)
+
     def end_grace(self, job: Job) -> None:
         """Stop the warned components of a job now, before their grace is over."""
         if job.spec.warning is None:

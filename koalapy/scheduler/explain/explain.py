@@ -195,6 +195,8 @@ def _make_headline(
     if job.state.is_final:
         ended = "" if job.ended_at is None else f" at {format_time(job.ended_at, now)}"
         return f"{job.state}{ended}" + (f": {job.reason}" if job.reason not in ("", job.state) else "")
+    if job.tasks is not None:
+        return f"all tasks were started: {job.tasks}" + (f"; {job.reason}" if job.reason else "")
     if attempt is None:
         return job.reason or str(job.state)
     if job.ending is not None:

@@ -51,6 +51,10 @@ class WaitingReasons:
     def reason_of(self, job: Job) -> str:
         """Return why a queued job is not placed."""
         now = self._state.now
+        if job.array_job is not None and self._state.ledger.get(job.id) is None:
+            return f"waits for its turn in array {job.array_job}"
+        if job.tasks is not None and not job.may_start_task:
+            return f"{job.tasks.live} of its tasks run at once, as many as it allows"
         refusals = "; ".join(refusal_text(refusal, now) for refusal in job.refusals if refusal.bars(now))
         if job.retry_at is not None:
             again = f"is tried again at {format_time(job.retry_at, job.retry_at, exact=True)}"
@@ -189,6 +193,10 @@ class Offers:
         see_taken_back = self._taken_back[everything or priority is Priority.HIGH]
         return Offer(see, self.view_with_preemption if may_preempt else None, see_taken_back, self._sharing)
 
+    def has_all_nodes(self, offer: Offer) -> bool:
+        """Return whether an offer is that of the job with the reservation, including nodes reserved for others."""
+        return any(offer is each for each in self.everything.values())
+
     def _left_if_taken_back(self, kept_too: bool, cluster: ClusterStatus) -> int:
         return capacity_with_reclaiming(cluster) - (0 if kept_too else self._reservation.aged(cluster.name))
 
@@ -221,7 +229,10 @@ class Candidates:
         evaluator: PolicyEvaluator,
         reasons: WaitingReasons,
         budget: Budget,
+        give_up_array: Callable[[Job, str, float], None],
     ) -> None:
+        """``give_up_array``: fails the waiting tasks of an array for a reason, at a time."""
+        self._give_up_array = give_up_array
         self._state, self._rules, self._ledger, self._grid = state, state.rules, state.ledger, state.grid
         self._queues, self._offers, self._evaluator = queues, offers, evaluator
         self._reasons, self._budget = reasons, budget
@@ -419,4 +430,7 @@ class Candidates:
 
     def _give_up(self, job: Job, now: float) -> None:
         reason = f"not placed in {placement_limit(job, self._rules)} tries: {self._reasons.reason_of(job)}"
+        if job.tasks is not None:
+            self._give_up_array(job, reason, now)
+            return
         self._ledger.change_state(self._queues.remove(job), JobState.FAILED, now, "failed", reason, ended_at=now)

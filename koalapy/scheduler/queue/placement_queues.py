@@ -177,7 +177,7 @@ class PlacementQueues:
         section, home = sharing.section_of(spec.home_site), sharing.reclaiming_site(spec.home_site)
         queue = self._queues[spec.priority]
         shape, ask = self.shape(spec, job.barred_clusters(self._state.now)), self._use.demand_of(spec)
-        queue.push(job.id, job.queue_seq, shape, spec, ask, home, section, job.submitted_at)
+        queue.push(job.id, job.queue_seq, shape, spec, ask, home, section, job.waits_since)
         if self._learns(spec) and not self._state.experience.knows(application := application_of(spec)):
             self._unknown[application].add(job.id)
         self.record_tries(job)
@@ -205,6 +205,26 @@ class PlacementQueues:
             if not self._unknown[application]:
                 del self._unknown[application]
         return self._ledger.change_job(job, placement_tries=tries) if tries != job.placement_tries else job
+
+    def has(self, job: Job) -> bool:
+        """Return whether a job is in the queue of its priority."""
+        return job.id in self._queues[job.spec.priority]
+
+    def renew(self, array: Job) -> None:
+        """Keep an array in its queue after a task was placed, with no tries: another task may be placed at once."""
+        priority = array.spec.priority
+        if self._rules.queue != "scan" and self._use.demand_of(array.spec) is not None:
+            self.wake_all()  # its use may bar jobs of its owner that blocked other jobs
+        self._queues[priority].renew(array.id, array.waits_since)
+        self.record_tries(array)
+
+    def try_again(self, array: Job, *, is_newcomer: bool) -> None:
+        """Try an array again in this cycle that was not tried by a scan of its queue."""
+        priority = array.spec.priority
+        if is_newcomer:
+            heapq.heappush(self.newcomers[priority], self._queues[priority].place(array.id))
+        else:
+            self.wakeups[priority].jobs.add(array.id)
 
     def _learns(self, spec: JobSpec) -> bool:
         return self._state.policies.capabilities(spec.policy).learns

@@ -332,6 +332,16 @@ class PlacementQueue:
                 if not self._awaiting[change]:
                     del self._awaiting[change]
 
+    def renew(self, job: JobId, waits_since: float) -> None:
+        """Replace a job's entry by an equal one without tries, so that a scan in progress tries the job again."""
+        entry = self._entries[job]
+        self._forget_limit(entry)
+        group = entry.group
+        index = group.index(entry.place)
+        group.behind_younger.discard(entry)
+        entry = self._entries[job] = group.entries[index] = Entry(entry.place, group, self.scans, waits_since)
+        group.update_behind_younger(index)
+
     # Tries
 
     def set_tries(self, job: JobId, tries: int, limit: int | None) -> None:

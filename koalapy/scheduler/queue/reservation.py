@@ -22,13 +22,13 @@ def is_promised(job: Job, rules: Rules, now: float) -> bool:
     Jobs of high priority delay it no further: it is not preempted, and nodes reserved for it are offered to no other
     job.
     """
-    if rules.low_patience is None or now - job.submitted_at < rules.low_patience:
+    if rules.low_patience is None or now - job.waits_since < rules.low_patience:
         return False
     if job.spec.priority is not Priority.LOW or job.spec.internal:
         return False
-    attempt = job.attempt if job.state.is_active else None
+    attempt = job.attempt if job.is_placed else None
     waited_until = now if attempt is None else attempt.placed_at
-    return waited_until - job.submitted_at >= rules.low_patience
+    return waited_until - job.waits_since >= rules.low_patience
 
 
 Evaluate = Callable[[JobSpec, GridView, frozenset[ClusterName]], Placement | Refusal]
@@ -136,9 +136,19 @@ class Reservation:
             or any(self._reserved_nodes[cluster] < count for cluster, count in previous.items())
         )
 
+    def pass_on(self, array: JobId, task: JobId) -> None:
+        """Give the nodes reserved for an array to the task that was placed on them, and choose again."""
+        if array == self._chosen:
+            self._stale = True
+        if (nodes := self._held.pop(array, None)) is not None:
+            self._held[task] = nodes
+            for name, count in nodes.items():
+                self._grid[name].reserve(array, 0)
+                self._grid[name].reserve(task, count)
+
     def restore(self, jobs: Iterable[Job]) -> None:
         """Restore the reserved nodes of placed jobs with the starvation guarantee, after a restart."""
-        active = [job for job in jobs if job.state.is_active and is_promised(job, self._rules, live(job).placed_at)]
+        active = [job for job in jobs if job.is_placed and is_promised(job, self._rules, live(job).placed_at)]
         for job in sorted(active, key=lambda job: (live(job).placed_at, job.queue_seq)):
             if nodes := self._unclaimed(job.id):
                 self._held[job.id] = nodes

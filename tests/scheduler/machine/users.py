@@ -1,13 +1,15 @@
 """Rules of users of the grid and local users of clusters."""
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from koalapy.model.errors import BusyError, LimitReached, NeverAllowed
-from koalapy.model.job import ClaimingMode, JobSpec, JobState, Launcher, Priority
+from koalapy.model.array import ArrayFail, TaskIndices
+from koalapy.model.errors import BusyError, ConflictError, LimitReached, NeverAllowed, NotFoundError, UsageError
+from koalapy.model.job import ClaimingMode, Job, JobSpec, JobState, Launcher, Priority
 from koalapy.model.request import (
     FixedRequest,
     FlexibleRequest,
@@ -60,6 +62,9 @@ def submitted(request: Request, pick: int, **options: Any) -> JobSpec:
     return JobSpec(request, ("program",), policy, (("mode", mode),) if mode else (), **options)
 
 
+arrays = st.sampled_from([None, None, None, None, "1-3", "0-8:2", "1-6%1", "2,4,7-9%2"]).map(
+    lambda text: TaskIndices.parse(text) if text else None
+)
 specs = st.builds(
     submitted,
     requests,
@@ -78,6 +83,8 @@ specs = st.builds(
     collect=st.sampled_from([(), (), ("*",)]),
     application=st.sampled_from(["", "", "solver"]),
     per_node_bandwidth=st.sampled_from([None, None, 5.0, 40.0]),
+    array=arrays,
+    array_fail=st.sampled_from(ArrayFail),
 )
 codes = st.sampled_from([0, 0, 3])
 
@@ -147,6 +154,28 @@ class Users(Machine):
         jobs = self.jobs_in(*JobState)
         chosen = [jobs[n % len(jobs)] for n in range(pick, pick + min(times, len(jobs)))]
         self.world.step([JobCancelled(job, warn=warn) for job in chosen])
+
+    @precondition(lambda self: self.waiting_arrays())
+    @rule(pick=indexes, position=st.integers(0, 8), warn=st.booleans())
+    def cancel_task(self, pick: int, position: int, warn: bool) -> None:
+        """Cancel a task of an array by its number, whether or not it was started."""
+        array = self.waiting_arrays()[pick % len(self.waiting_arrays())]
+        number = array.id + 1 + position % array.array_size
+        if number not in self.world.jobs or not self.world.jobs[number].state.is_final:
+            with suppress(NotFoundError):  # it was cancelled before
+                self.world.step([JobCancelled(number, warn=warn)])
+
+    @precondition(lambda self: self.waiting_arrays())
+    @rule(pick=indexes, text=st.sampled_from(["1-3", "2-8:2", "7", "0,4-6"]))
+    def cancel_tasks(self, pick: int, text: str) -> None:
+        """Cancel some tasks of an array, as far as it has them and they are unfinished."""
+        array = self.waiting_arrays()[pick % len(self.waiting_arrays())]
+        with suppress(UsageError, ConflictError):
+            self.world.step([JobCancelled(array.id, tasks=TaskIndices.parse(text))])
+
+    def waiting_arrays(self) -> list[Job]:
+        """Return the arrays with tasks that were never started."""
+        return [job for job in self.world.jobs.values() if job.tasks is not None and job.tasks.pending]
 
     @precondition(lambda self: self.jobs_in(JobState.QUEUED))
     @rule(pick=indexes, all_jobs=st.sampled_from([False, False, False, True]))

@@ -1,0 +1,78 @@
+"""Jobs as arguments of commands: a number, or tasks of an array such as ``7[3]`` and ``7[3-9]``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from koalapy.client.errors import CliError, Exit
+from koalapy.model.array import TaskIndices
+
+if TYPE_CHECKING:
+    from koalapy.client.client import Client
+
+_REFERENCE = re.compile(r"([^\[\]]*)\[([^\[\]]*)\]")
+MAX_TASKS = 1000
+"""Tasks that one argument of a command that needs their numbers may name."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobReference:
+    """A job, or some tasks of an array."""
+
+    job: int
+    tasks: TaskIndices | None = None
+
+    def __str__(self) -> str:
+        return str(self.job) if self.tasks is None else f"{self.job}[{self.tasks}]"
+
+    def find_numbers(self, client: Client) -> list[int]:
+        """Return the number of the job, or those of the tasks. Raise ``CliError`` for tasks that do not exist."""
+        if self.tasks is None:
+            return [self.job]
+        text = client.job(self.job)["array"]
+        if text is None:
+            raise CliError(f"job {self.job} is not an array, so {self} does not exist", Exit.NOT_FOUND)
+        indices = TaskIndices.parse(text)
+        ranges = list(indices.positions_of(self.tasks))
+        count = sum(last - first + 1 for first, last in ranges)
+        if not count:
+            hint = f"its indices are {indices}"
+            raise CliError(f"array {self.job} has no task {self.tasks}", Exit.NOT_FOUND, hint)
+        if count > MAX_TASKS:
+            raise CliError(f"{self} names {count} tasks", Exit.USAGE, f"name at most {MAX_TASKS}, or the array")
+        return [self.job + 1 + position for first, last in ranges for position in range(first, last + 1)]
+
+    def find_number(self, client: Client) -> int:
+        """Return the number of the job or task. Raise ``CliError`` for several tasks."""
+        numbers = self.find_numbers(client)
+        if len(numbers) > 1:
+            raise CliError(f"{self} names {len(numbers)} tasks", Exit.USAGE, f"name one, as in {self.job}[3]")
+        return numbers[0]
+
+
+class JobReferenceType(click.ParamType[JobReference]):
+    """The click type of jobs and tasks."""
+
+    name = "job"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> JobReference:
+        if isinstance(value, JobReference):
+            return value
+        match = _REFERENCE.fullmatch(value)
+        try:
+            job = int(match[1] if match else value)
+        except ValueError:
+            self.fail(f"{value!r} is not a valid whole number.", param, ctx)
+        if match is None:
+            return JobReference(job)
+        try:
+            tasks = TaskIndices.parse(match[2])
+        except ValueError as error:
+            self.fail(f"{value!r}: the part in brackets {error}.", param, ctx)
+        if tasks.limit is not None or not tasks.ranges:
+            self.fail(f"{value!r}: give indices in the brackets, as in {job}[3-9].", param, ctx)
+        return JobReference(job, tasks)

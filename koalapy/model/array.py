@@ -1,0 +1,210 @@
+"""Arrays: jobs with many tasks from one submission, and the record of their tasks."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+from typing import NamedTuple, Self
+
+from koalapy.model.wording import shorten
+
+MAX_INDEX = 2**31 - 1
+"""The highest index, so that programs may store an index in 32 bits."""
+MAX_ARRAY_SIZE = 1_000_000
+"""Tasks of an array, by default."""
+MAX_ARRAY_TEXT_LENGTH = 10_000
+MAX_LINE_LENGTH = 100_000
+"""Characters of a line; Linux passes no longer variable to a program."""
+MAX_LINES = 1_000_000
+MAX_PENDING_RANGES = 1000
+"""Ranges into which cancellations may split the waiting tasks of an array."""
+MAX_STEPPED_INDICES = 10_000
+"""Indices that one cancellation may select by ranges with a step."""
+
+_PART = re.compile(r"(\d{1,18})(?:-(\d{1,18})(?::(\d{1,18}))?)?", re.ASCII)
+_LIMIT = re.compile(r"[1-9]\d{0,8}", re.ASCII)
+MAX_SHOWN_LENGTH = 40
+"""Characters of a wrong part that a message repeats."""
+
+
+class ArrayFail(StrEnum):
+    """What follows from the first failed task of an array."""
+
+    CONTINUE = "continue"
+    STOP = "stop"
+    """The waiting tasks are not started, and the running ones are cancelled."""
+
+
+class IndexRange(NamedTuple):
+    """The indices from ``first`` to ``last``, both included, ``step`` apart."""
+
+    first: int
+    last: int
+    step: int = 1
+
+    @property
+    def size(self) -> int:
+        return (self.last - self.first) // self.step + 1
+
+    def __str__(self) -> str:
+        if self.first == self.last:
+            return str(self.first)
+        return f"{self.first}-{self.last}" + (f":{self.step}" if self.step != 1 else "")
+
+
+@dataclass(frozen=True, slots=True)
+class TaskIndices:
+    """The indices of an array's tasks in ascending order, and how many tasks may run at once.
+
+    Without ranges, one task for each line. A task's position counts from 0.
+    """
+
+    ranges: tuple[IndexRange, ...] = ()
+    limit: int | None = None
+    """Maximum tasks that are started and unfinished; None: no limit."""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse a text such as ``1-200%16``, ``0-100:5`` or ``3,7,9``. Raise ``ValueError`` with the problem."""
+        parts, percent, limit = text.strip().partition("%")
+        if percent and not _LIMIT.fullmatch(limit):
+            raise ValueError(f"has {shorten(limit, MAX_SHOWN_LENGTH)!r} after the %, which is not a number of tasks")
+        ranges = sorted(map(_parse_range, parts.split(","))) if parts else []
+        for previous, following in pairwise(ranges):
+            if following.first <= previous.last:
+                raise ValueError(f"has {previous} and {following}, which overlap")
+        if not ranges and not percent:
+            raise ValueError("is empty")
+        return cls(tuple(ranges), int(limit) if percent else None)
+
+    def __str__(self) -> str:
+        return ",".join(map(str, self.ranges)) + ("" if self.limit is None else f"%{self.limit}")
+
+    @property
+    def size(self) -> int:
+        """Return the number of tasks."""
+        return sum(indices.size for indices in self.ranges)
+
+    def index_at(self, position: int) -> int:
+        """Return the index of the task at a position. Raise ``IndexError`` if there is none."""
+        for indices in self.ranges:
+            if position < indices.size:
+                return indices.first + position * indices.step
+            position -= indices.size
+        raise IndexError(position)
+
+    def position_of(self, index: int) -> int | None:
+        """Return the position of the task with an index; None if there is none."""
+        before = 0
+        for indices in self.ranges:
+            if indices.first <= index <= indices.last and (index - indices.first) % indices.step == 0:
+                return before + (index - indices.first) // indices.step
+            before += indices.size
+        return None
+
+    def positions_of(self, selected: "TaskIndices") -> "Iterator[Positions]":
+        """Yield the positions of the selected tasks as ranges. Skip indices that the array does not have."""
+        for wanted in selected.ranges:
+            if wanted.step != 1 and wanted.first != wanted.last:
+                for index in range(wanted.first, wanted.last + 1, wanted.step):
+                    if (position := self.position_of(index)) is not None:
+                        yield position, position
+                continue
+            before = 0
+            for indices in self.ranges:
+                low = max(0, -((indices.first - wanted.first) // indices.step))
+                high = min(indices.size - 1, (wanted.last - indices.first) // indices.step)
+                if low <= high:
+                    yield before + low, before + high
+                before += indices.size
+
+
+def _parse_range(text: str) -> IndexRange:
+    """Parse an index, or a range of indices with or without a step. Raise ``ValueError`` with the problem."""
+    match, part = _PART.fullmatch(text.strip()), shorten(text.strip(), MAX_SHOWN_LENGTH)
+    if match is None:
+        raise ValueError(f"has the part {part!r}, which is not an index or a range of indices")
+    first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
+    if last > MAX_INDEX or first > MAX_INDEX:
+        raise ValueError(f"has the index {max(first, last)}, and the highest possible index is {MAX_INDEX}")
+    if last < first:
+        raise ValueError(f"has the range {part}, which ends before it begins")
+    if step == 0:
+        raise ValueError(f"has the range {part} with the step 0")
+    last -= (last - first) % step
+    return IndexRange(first, last, step if last > first else 1)
+
+
+Positions = tuple[int, int]
+"""The first and last of consecutive positions."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayTasks:
+    """The record of an array's tasks: the positions of those that wait, and the numbers of all others by state."""
+
+    size: int
+    pending: tuple[Positions, ...]
+    """Positions of the tasks that were never started, in order."""
+    waits_since: float
+    """Time since which the next task waits: the submission, or the start of the previous task."""
+    live: int = 0
+    """Tasks that were started and have not ended; those that are retried included."""
+    succeeded: int = 0
+    failed: int = 0
+    cancelled: int = 0
+
+    @property
+    def waiting(self) -> int:
+        """Return the number of tasks that were never started."""
+        return sum(last - first + 1 for first, last in self.pending)
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether all tasks have ended."""
+        return not self.pending and not self.live
+
+    def is_pending(self, position: int) -> bool:
+        return any(first <= position <= last for first, last in self.pending)
+
+    def __str__(self) -> str:
+        counts = (
+            (self.live, "running"),
+            (self.waiting, "waiting"),
+            (self.succeeded, "succeeded"),
+            (self.failed, "failed"),
+            (self.cancelled, "cancelled"),
+        )
+        return ", ".join(f"{count} {state}" for count, state in counts if count)
+
+
+def without_first(pending: tuple[Positions, ...]) -> tuple[Positions, ...]:
+    """Return pending positions without the first one."""
+    first, last = pending[0]
+    return ((first + 1, last), *pending[1:]) if first < last else pending[1:]
+
+
+def without_positions(pending: Sequence[Positions], removed: Sequence[Positions]) -> tuple[Positions, ...]:
+    """Return pending positions without those in any of the ranges ``removed``."""
+    remaining = list(pending)
+    cuts = iter(sorted(removed))
+    cut = next(cuts, None)
+    result: list[Positions] = []
+    while remaining:
+        first, last = remaining.pop(0)
+        while cut is not None and cut[1] < first:
+            cut = next(cuts, None)
+        if cut is None or cut[0] > last:
+            result.append((first, last))
+            continue
+        if first < cut[0]:
+            result.append((first, cut[0] - 1))
+        if cut[1] < last:
+            remaining.insert(0, (cut[1] + 1, last))
+    return tuple(result)
+
+
+def format_task(array: int, index: int) -> str:
+    """Return the name of a task: ``7[3]``."""
+    return f"{array}[{index}]"

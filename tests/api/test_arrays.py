@@ -1,0 +1,118 @@
+"""REST routes of arrays and their tasks, on a daemon without nodes."""
+
+from typing import Any
+
+import pytest
+
+from tests.serving import Open
+
+Body = dict[str, Any]
+
+
+async def test_array_takes_a_number_for_itself_and_each_task(open_api: Open, body: Body) -> None:
+    api = await open_api()
+    array = (await api.post("/api/v1/jobs", json=body | {"array": "1-200%16"})).json()
+    assert (array["id"], array["array"], array["state"]) == (1, "1-200%16", "queued")
+    assert array["tasks"] == {
+        "size": 200,
+        "waiting": 200,
+        "running": 0,
+        "succeeded": 0,
+        "failed": 0,
+        "cancelled": 0,
+    }
+    assert (await api.post("/api/v1/jobs", json=body)).json()["id"] == 202
+    task = (await api.get("/api/v1/jobs/4")).json()
+    assert (task["id"], task["array_job"], task["array_index"], task["tasks"]) == (4, 1, 3, None)
+    assert (task["state"], task["reason"]) == ("queued", "waits for its turn in array 1")
+    jobs = (await api.get("/api/v1/jobs")).json()["jobs"]
+    assert [job["id"] for job in jobs] == [202, 1]
+    assert (await api.get("/api/v1/jobs", params={"array": 1})).json()["jobs"] == []
+
+
+async def test_waiting_tasks_are_cancelled_by_index_and_by_number(open_api: Open, body: Body) -> None:
+    api = await open_api()
+    await api.post("/api/v1/jobs", json=body | {"array": "10-19"})
+    array = (await api.post("/api/v1/jobs/1/cancel", json={"tasks": "12-14,19"})).json()
+    assert (array["state"], array["tasks"]["cancelled"]) == ("queued", 4)
+    assert (await api.get("/api/v1/jobs/4")).status_code == 404
+    assert (await api.post("/api/v1/jobs/2/cancel")).json()["tasks"]["cancelled"] == 5
+    results = (await api.post("/api/v1/jobs/cancel", json={"jobs": [3, 4]})).json()["jobs"]
+    assert [result["problem"] and result["problem"]["status"] for result in results] == [404, 404]
+    assert (await api.get("/api/v1/jobs/1")).json()["tasks"]["cancelled"] == 6
+    assert (await api.post("/api/v1/jobs/5/hold")).status_code == 404
+    held = await api.post("/api/v1/jobs/7/hold")
+    assert (held.status_code, held.json()["detail"]) == (409, "task 1[15] was not started")
+    assert (await api.post("/api/v1/jobs/1/cancel")).json()["state"] == "cancelled"
+    assert (await api.post("/api/v1/jobs/1/cancel")).status_code == 409
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "detail", "hint"),
+    [
+        ({"array": "5-1"}, 422, "array has the range 5-1, which ends before it begins", "give indices"),
+        ({"array": "1-9,3"}, 422, "array has 1-9 and 3, which overlap", "each index once"),
+        ({"array": ""}, 422, "array is empty", "give indices"),
+        ({"array": "%4"}, 422, "array is %4, without indices", "give indices"),
+        ({"array": "0-999999999"}, 422, "array is 0-999999999, with 1000000000 tasks, more than max", "fewer indices"),
+        ({"array": "9999999999"}, 422, "array has the index 9999999999, and the highest", "give indices"),
+        ({"array": 7}, 422, "array is 7, not a text", "in quotes"),
+        ({"array_fail": "stop"}, 422, "array_fail is stop, but the job is no array", "add array"),
+        ({"array": "0-2", "each_line": ["a", "b"]}, 422, "array is 0-2, but each_line has the lines 1 to 2", "lines"),
+        ({"array": "1-3", "each_line": ["a", "b"]}, 422, "array is 1-3, but each_line has the lines 1 to 2", "lines"),
+        ({"each_line": ["a" * 300_000]}, 422, "each_line", "characters"),
+        ({"array": "1", "environment": {"KOALA_ARRAY_INDEX": "9"}}, 422, "is set by koalapy", "another name"),
+    ],
+)
+async def test_wrong_arrays_are_refused(
+    open_api: Open, body: Body, fields: Body, status: int, detail: str, hint: str
+) -> None:
+    api = await open_api()
+    answer = await api.post("/api/v1/jobs", json=body | fields)
+    assert answer.status_code == status
+    assert detail in answer.json()["detail"]
+    assert hint in answer.json()["hint"]
+    assert (await api.get("/api/v1/jobs")).json()["jobs"] == []
+
+
+@pytest.mark.parametrize(
+    ("tasks", "status", "detail"),
+    [
+        ("0", 422, "tasks is 0, and array 1 has the indices 1-5"),
+        ("x", 422, "tasks has the part 'x'"),
+        ("1-5:0", 422, "with the step 0"),
+    ],
+)
+async def test_cancelling_wrong_indices_is_refused(
+    open_api: Open, body: Body, tasks: str, status: int, detail: str
+) -> None:
+    api = await open_api()
+    await api.post("/api/v1/jobs", json=body | {"array": "1-5"})
+    answer = await api.post("/api/v1/jobs/1/cancel", json={"tasks": tasks})
+    assert answer.status_code == status
+    assert detail in answer.json()["detail"]
+
+
+async def test_each_line_makes_a_task_and_selects_lines(open_api: Open, body: Body) -> None:
+    api = await open_api()
+    array = (await api.post("/api/v1/jobs", json=body | {"each_line": ["a", "", "c"], "array": "%2"})).json()
+    assert (array["array"], array["tasks"]["size"], array["each_line"]) == ("1-3%2", 3, ["a", "", "c"])
+    array = (await api.post("/api/v1/jobs", json=body | {"each_line": ["a", "", "c"], "array": "2-3"})).json()
+    assert (array["id"], array["tasks"]["size"]) == (5, 2)
+
+
+async def test_logs_of_an_array_name_its_tasks(open_api: Open, body: Body) -> None:
+    api = await open_api()
+    await api.post("/api/v1/jobs", json=body | {"array": "3-5"})
+    answer = await api.get("/api/v1/jobs/1/logs")
+    assert (answer.status_code, answer.json()["hint"]) == (409, "name a task, as in koala logs 1[3]")
+    assert (await api.get("/api/v1/jobs/2/logs")).text == ""
+
+
+async def test_numbers_of_unstarted_tasks_are_not_given_again(open_api: Open, body: Body) -> None:
+    """The daemon numbers jobs after a restart, also once an array was deleted."""
+    api = await open_api()
+    await api.post("/api/v1/jobs", json=body | {"array": "1-100"})
+    await api.post("/api/v1/jobs/1/cancel")
+    await api.aclose()
+    assert (await (await open_api()).post("/api/v1/jobs", json=body)).json()["id"] == 102
