@@ -561,6 +561,7 @@ def task_of(array: Job, position: int, spec: JobSpec) -> Job:
         array.waits_since,
         JobState.HELD if array.state is JobState.HELD else JobState.QUEUED,
         queue_seq=array.queue_seq,
+        refusals=array.refusals,
         array_job=array.id,
         array_index=array.spec.array.index_at(position),
     )

@@ -193,6 +193,21 @@ class Arrays:
         self._ledger.record_event(array, now, "ending", reason)
         self._update_state(array, now)
 
+    def give_up_array_of(self, job: Job, reason: str, now: float) -> None:
+        """Fail the waiting tasks of a task's array, as they would be rejected for the same reason."""
+        array = None if job.array_job is None else self._ledger.get(job.array_job)
+        if array is not None and array.tasks is not None and array.tasks.pending:
+            self.give_up(array, reason, now)
+
+    def share_refusals(self, task: Job) -> Job | None:
+        """Keep the waiting tasks of an array from the clusters that have rejected one. Return the array, if any."""
+        array = None if task.array_job is None else self._ledger.get(task.array_job)
+        if array is None or array.tasks is None or not array.tasks.pending:
+            return None
+        array = self._ledger.change_job(array, refusals=task.refusals)
+        self._queues.regroup_job(array)
+        return array
+
     def cancel(self, array: Job, event: JobCancelled, now: float) -> None:
         """Cancel an array, or the tasks that the event selects. Raise ``ConflictError`` if none of them is left."""
         if event.tasks is None:

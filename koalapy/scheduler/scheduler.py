@@ -52,8 +52,9 @@ class Scheduler:
         policies = PolicyEvaluator(state, eligibility, queues, knowledge)
         self._health = health = ClusterHealth(state)
         self._attempts = attempts = Attempts(state, health, queues)
+        self._arrays = arrays = Arrays(state, attempts, queues)
         self._claiming = claiming = Claiming(state, attempts, queues, eligibility, nonces)
-        self._failures = failures = Failures(state, attempts, claiming, health, queues, policies)
+        self._failures = failures = Failures(state, attempts, claiming, health, queues, policies, arrays)
         transfers = Transfers(state, attempts, claiming, failures)
         components = Components(state, attempts, failures, health)
         confirmations = Confirmations(state)
@@ -61,7 +62,6 @@ class Scheduler:
         deadlines = Deadlines(state, confirmations, contact, attempts, claiming, failures, health)
         offers, reasons = Offers(state, queues.reservation), WaitingReasons(state, queues, policies)
         budget = Budget(state.rules.step_budget, clock)
-        self._arrays = arrays = Arrays(state, attempts, queues)
         self._candidates = candidates = Candidates(state, queues, offers, policies, reasons, budget, arrays.give_up)
         events = EventHandler(
             state, queues, candidates, attempts, components, transfers, confirmations, contact, health, failures, arrays

@@ -1,10 +1,12 @@
 """REST routes of arrays and their tasks, on a daemon without nodes."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.serving import Open
+from koalapy.scheduler.rules import Rules
+from tests.serving import Open, serving
 
 Body = dict[str, Any]
 
@@ -13,14 +15,7 @@ async def test_array_takes_a_number_for_itself_and_each_task(open_api: Open, bod
     api = await open_api()
     array = (await api.post("/api/v1/jobs", json=body | {"array": "1-200%16"})).json()
     assert (array["id"], array["array"], array["state"]) == (1, "1-200%16", "queued")
-    assert array["tasks"] == {
-        "size": 200,
-        "waiting": 200,
-        "running": 0,
-        "succeeded": 0,
-        "failed": 0,
-        "cancelled": 0,
-    }
+    assert array["tasks"] == {"size": 200, "waiting": 200, "running": 0, "succeeded": 0, "failed": 0, "cancelled": 0}
     assert (await api.post("/api/v1/jobs", json=body)).json()["id"] == 202
     task = (await api.get("/api/v1/jobs/4")).json()
     assert (task["id"], task["array_job"], task["array_index"], task["tasks"]) == (4, 1, 3, None)
@@ -109,10 +104,10 @@ async def test_logs_of_an_array_name_its_tasks(open_api: Open, body: Body) -> No
     assert (await api.get("/api/v1/jobs/2/logs")).text == ""
 
 
-async def test_numbers_of_unstarted_tasks_are_not_given_again(open_api: Open, body: Body) -> None:
-    """The daemon numbers jobs after a restart, also once an array was deleted."""
-    api = await open_api()
-    await api.post("/api/v1/jobs", json=body | {"array": "1-100"})
-    await api.post("/api/v1/jobs/1/cancel")
-    await api.aclose()
-    assert (await (await open_api()).post("/api/v1/jobs", json=body)).json()["id"] == 102
+async def test_daemon_continues_after_the_numbers_of_unstarted_tasks(body: Body, tmp_path: Path) -> None:
+    async with serving(tmp_path / "koala.db", [], Rules()) as api:
+        await api.post("/api/v1/jobs", json=body | {"array": "1-100"})
+    async with serving(tmp_path / "koala.db", [], Rules()) as api:
+        assert (await api.get("/api/v1/jobs/1")).json()["tasks"]["waiting"] == 100
+        assert (await api.get("/api/v1/jobs/101")).json()["array_index"] == 100
+        assert (await api.post("/api/v1/jobs", json=body)).json()["id"] == 102

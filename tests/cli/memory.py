@@ -8,6 +8,7 @@ from dataclasses import replace
 from koalapy.daemon.alerts.health import HealthReport
 from koalapy.daemon.forecast.forecasts import IfSubmitted
 from koalapy.daemon.jobs.jobs import ActionResult, JobChange, JobRecord, Metrics
+from koalapy.model.array import TaskIndices
 from koalapy.model.cluster import Drain, check_cluster
 from koalapy.model.errors import BusyError, ConflictError, NotFoundError, StoreUnavailable
 from koalapy.model.explanation import Explanation
@@ -128,7 +129,9 @@ class MemoryService:
             self.changed.notify_all()
         return await self.get(job)
 
-    async def cancel(self, job: JobId, caller: Identity, reason: str, *, warn: bool = False) -> JobRecord:
+    async def cancel(
+        self, job: JobId, caller: Identity, reason: str, *, warn: bool = False, tasks: TaskIndices | None = None
+    ) -> JobRecord:
         self.warned |= {job} if warn else set()
         if (await self.get(job)).job.state.is_final:
             raise ConflictError(f"job {job} is over already", field="job", value=job)

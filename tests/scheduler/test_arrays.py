@@ -10,6 +10,7 @@ from koalapy.model.array import ArrayFail, TaskIndices
 from koalapy.model.errors import ConflictError, NotFoundError, UsageError
 from koalapy.model.job import ClaimingMode, JobId, JobState, Priority
 from koalapy.model.limits import Limits, LimitSettings, UserLimits
+from koalapy.scheduler.effects import SubmitComponent
 from koalapy.scheduler.events import JobCancelled, JobHeld, JobPriorityChanged
 from koalapy.scheduler.rules import Rules
 from tests.scheduler.requests import flexible, nonfixed
@@ -268,3 +269,25 @@ def test_memory_and_effects_do_not_grow_with_waiting_tasks() -> None:
     tasks = world.job(array).tasks
     assert tasks is not None
     assert len(tasks.pending) == 1
+
+
+def test_rejected_task_keeps_the_next_tasks_from_the_cluster() -> None:
+    world = World({"north": 4, "south": 2})
+    world.sites["north"].rejection_fault = lambda _: "unsuitable"
+    array = submit(world, "1-6", run_time=5.0)
+    world.advance(100)
+    assert world.state(array) is SUCCEEDED
+    submitted = [command for command in world.sent if isinstance(command, SubmitComponent)]
+    assert sum(command.cluster == "north" for command in submitted) <= 4
+
+
+@pytest.mark.parametrize("fault", ["job", "unsuitable"])
+def test_array_fails_with_the_first_task_that_every_cluster_rejects(fault: str) -> None:
+    world = World({"north": 2})
+    world.sites["north"].rejection_fault = lambda _: fault
+    array = submit(world, "1-10000")
+    world.advance(60)
+    assert world.state(array) is FAILED
+    assert counts(world, array) == (0, 0, 0, 10_000, 0)
+    assert len(started(world, array)) <= 2
+    assert "refused" in world.job(array).reason

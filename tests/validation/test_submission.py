@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from koalapy.daemon.agents import wire
 from koalapy.model.errors import UsageError
 from koalapy.model.job import JobSpec, Launcher
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, NonFixedRequest
@@ -393,7 +394,7 @@ def test_variable_that_runner_sets_is_refused(name: str) -> None:
 
 
 def test_reserved_variables_are_those_of_the_runner() -> None:
-    source = inspect.getsource(Plan.environment) + inspect.getsource(runtime_settings)
+    source = inspect.getsource(Plan.environment) + inspect.getsource(runtime_settings) + inspect.getsource(wire)
     variables = set(re.findall(r"\bKOALA_[A-Z_]+", source))
     assert {name for name in variables if not name.startswith("KOALA_MPI_")} == RESERVED_VARIABLES
 

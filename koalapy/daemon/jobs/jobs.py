@@ -217,6 +217,8 @@ class Jobs:
 
         With ``warn`` its program gets the warning signal and grace time that the job asked for.
         """
+        if tasks is not None:
+            describe_request(f"job {job}", f"tasks {tasks}")
         event = JobCancelled(job, reason or f"cancelled by {caller.user}", caller.user, warn, tasks)
         return await self._act_on_job(job, caller, event)
 

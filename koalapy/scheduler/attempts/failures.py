@@ -13,6 +13,7 @@ from koalapy.model.job import ClusterRefusal, Component, Job, JobId, JobState
 from koalapy.model.reports import Refusal
 from koalapy.model.request import ClusterName
 from koalapy.model.wording import format_nodes
+from koalapy.scheduler.arrays import Arrays
 from koalapy.scheduler.attempts.attempts import Attempts
 from koalapy.scheduler.attempts.health import ClusterHealth
 from koalapy.scheduler.claims.claim import Claiming
@@ -55,11 +56,12 @@ class Failures:
         health: ClusterHealth,
         queues: PlacementQueues,
         evaluator: PolicyEvaluator,
+        arrays: Arrays,
     ) -> None:
         self._rules, self._ledger, self._grid, self._lrm_waits = state.rules, state.ledger, state.grid, state.lrm_waits
         self._timers, self._accounts = state.timers, state.accounts
         self._attempts, self._claiming, self._health = attempts, claiming, health
-        self._queues, self._evaluator = queues, evaluator
+        self._queues, self._evaluator, self._arrays = queues, evaluator, arrays
         state.ledger.on_job_removed.append(lambda job: self._timers.cancel(job, 0, Deadline.REFUSAL))
 
     def handle_infrastructure_failure(
@@ -89,6 +91,7 @@ class Failures:
         """Handle a rejection by a component's resource manager. ``concerns``: the scope of the rejection."""
         if concerns == "job":
             self._note_refusal(job, component, error, now)
+            self._arrays.give_up_array_of(job, f"{component.cluster} refused its task: {error}", now)
             return self._attempts.end_attempt(job, JobState.FAILED, f"{component.cluster} refused it: {error}", now)
         if concerns != "limit":
             return self._try_elsewhere(job, component, error, for_good=concerns == "unsuitable", now=now)
@@ -168,6 +171,8 @@ class Failures:
         refusals = tuple(entry for _, entry in sorted((previous | {component.cluster: refusal}).items()))
         job = self._ledger.change_job(job, refusals=refusals, claiming_tries=max(0, job.claiming_tries - 1))
         self._set_timer(job, refusal)
+        if (array := self._arrays.share_refusals(job)) is not None:
+            self._set_timer(array, refusal)
         reason = f"{REFUSED}: {refusal_text(refusal, now)}"
         if self._evaluator.may_be_placed(job.spec, frozenset(entry.cluster for entry in refusals)):
             return self._attempts.end_attempt(job, JobState.QUEUED, reason, now)
@@ -175,6 +180,8 @@ class Failures:
         if not unknown or (not is_error_of_cluster and sum(entry.times for entry in unknown) >= MAX_REFUSALS):
             messages = "; ".join(f"{entry.cluster}: {entry.words}" for entry in refusals)
             reason = f"every cluster that could take it has refused it: {messages}"
+            if not unknown:
+                self._arrays.give_up_array_of(job, reason, now)
             return self._attempts.end_attempt(job, JobState.FAILED, reason, now)
         retry_at = max(now, min(entry.until for entry in unknown if entry.until is not None))
         job = self._ledger.change_job(job, retry_at=retry_at if retry_at > now else None)

@@ -1,0 +1,98 @@
+"""Commands on arrays and their tasks, against a daemon without nodes."""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from koalapy.cli.main import main
+from tests.cli.conftest import CommandResult
+from tests.daemon_in_process import ServedDaemon, daemon_in_thread
+from tests.serving import TOKEN
+
+ONE_NODE = ("--flexible", "1", "--launcher", "processes")
+Command = Callable[..., CommandResult]
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[ServedDaemon]:
+    with daemon_in_thread(tmp_path / "koala.db") as served:
+        yield served
+
+
+@pytest.fixture
+def command(daemon: ServedDaemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Return a function that runs a command on the daemon."""
+    monkeypatch.setenv("KOALA_URL", daemon.url)
+    monkeypatch.setenv("KOALA_TOKEN", TOKEN)
+
+    def run(*arguments: str) -> CommandResult:
+        monkeypatch.setattr(sys, "argv", ["koala", *arguments])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        out, err = capsys.readouterr()
+        assert isinstance(exit_.value.code, int)
+        return CommandResult(exit_.value.code, out, err)
+
+    return run
+
+
+def test_array_is_submitted_listed_shown_and_cancelled(command: Command) -> None:
+    submitted = command("submit", *ONE_NODE, "--array", "1-200%16", "--", "true")
+    assert submitted.out == "Submitted job 1: 200 tasks, each flexible, 1 node, low priority\n"
+    listed = command("queue").out.splitlines()
+    assert len(listed) == 2
+    assert "200 waiting; " in listed[1]
+    assert "array  1-200%16: 200 waiting" in command("show", "1").out
+    shown = command("show", "1[3]").out
+    assert "job  4\n" in shown
+    assert "task  1[3]\n" in shown
+    assert command("cancel", "1[3-9]", "1[20]").out == "job 1[3-9] is being cancelled\njob 1[20] is being cancelled\n"
+    assert "192 waiting, 8 cancelled" in command("queue").out
+    assert command("cancel", "1").out == "job 1 cancelled\n"
+    waited = command("wait", "1")
+    assert waited.code == 1
+    assert waited.out.startswith("job 1 cancelled: cancelled by ")
+
+
+def test_each_line_of_a_file_becomes_a_task(command: Command, tmp_path: Path) -> None:
+    file = tmp_path / "lines"
+    file.write_text("a\nb\n")
+    assert command("submit", *ONE_NODE, "-q", "--each-line", str(file), "--", "true").out == "1\n"
+    assert "array  1-2: 2 waiting" in command("show", "1").out
+    file.write_bytes(b"\xff\n")
+    assert command("submit", *ONE_NODE, "--each-line", str(file), "--", "true").err.endswith(
+        "lines is not text in UTF-8; convert it\n"
+    )
+    file.write_text("")
+    assert (
+        "is empty; give a file with a line for each task"
+        in command("submit", *ONE_NODE, "--each-line", str(file), "--", "true").err
+    )
+    assert "cannot read" in command("submit", *ONE_NODE, "--each-line", str(tmp_path / "none"), "--", "true").err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "error"),
+    [
+        (("show", "1[9]"), 3, "array 1 has no task 9; its indices are 1-5"),
+        (("show", "7[1]"), 3, "job 7 is not an array"),
+        (("logs", "1"), 4, "job 1 is an array: each of its tasks has an output; name a task, as in koala logs 1[1]"),
+        (("logs", "1[1-2]"), 2, "1[1-2] names 2 tasks; name one, as in 1[3]"),
+        (("show", "1[]"), 2, "the part in brackets is empty"),
+        (("show", "1[2%3]"), 2, "give indices in the brackets"),
+        (("show", "x[2]"), 2, "'x[2]' is not a valid whole number"),
+        (("cancel", "1[8]"), 2, "tasks is 8, and array 1 has the indices 1-5"),
+        (("submit", *ONE_NODE, "--array", "5-1", "--", "true"), 2, "--array has the range 5-1, which ends before"),
+        (("submit", *ONE_NODE, "--array", "0-999999999", "--", "true"), 2, "--array is 0-999999999, with 1000000000"),
+        (("submit", *ONE_NODE, "--array-fail", "stop", "--", "true"), 2, "--array-fail is stop, but the job is no"),
+    ],
+)
+def test_wrong_tasks_are_refused(command: Command, arguments: tuple[str, ...], code: int, error: str) -> None:
+    command("submit", *ONE_NODE, "--array", "1-5", "--", "true")
+    command("submit", *ONE_NODE, "--", "true")
+    result = command(*arguments)
+    assert result.code == code
+    assert error in result.err
