@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from koalapy.model.advice import AdvisedPlacement, Run
 from koalapy.model.audit import AuditCheck, AuditEntry, AuditFilter, AuditHead
 from koalapy.model.cluster import Drain
-from koalapy.model.history import DayFilter, EndedJob, Figures, Key
+from koalapy.model.history import DayFilter, EndedJob, Figures, HistoryFilter, HistoryPage, Key
 from koalapy.model.job import Attempt, Job, JobId, JobState, Priority, TimelineEntry, Token
 from koalapy.model.limits import NodeUse
 from koalapy.model.measurement import Measurement
@@ -68,6 +68,9 @@ class JobFilter:
     """Only jobs with these ids; None: any."""
     array: JobId | None = None
     """Only the tasks of this array; None: no tasks, unless by their ids."""
+    since: float | None = None
+    until: float | None = None
+    """Only jobs submitted from ``since`` to before ``until``, in seconds since the epoch; None: at any time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +259,9 @@ class Store(Protocol):
     def job(self, job: JobId) -> Job | None: ...
 
     def page(self, which: JobFilter) -> JobPage: ...
+
+    def count(self, which: JobFilter) -> tuple[int, bool]:
+        """Return the number of jobs that match a filter, and whether that is all; else at least so many match."""
 
     def timeline(self, job: JobId, after: int = 0, limit: int | None = None) -> list[TimelineEntry]:
         """Return timeline entries in order: all, or at most ``limit`` entries after the first ``after``."""
@@ -470,6 +476,12 @@ class HistoryStore(Protocol):
         """Return at most ``limit`` jobs of users that ended before ``until``, in order of end and id.
 
         ``after`` is the end and id of the last job of the previous call.
+        """
+
+    def ended_page(self, which: HistoryFilter) -> HistoryPage:
+        """Return a page of users' ended jobs, the last end first unless the filter has another order.
+
+        A page that is not the last may have fewer jobs than the limit, or none, to bound its cost.
         """
 
     def expired_jobs(self, before: float, limit: int, *, internal: bool) -> list[JobId]:

@@ -1,13 +1,14 @@
-"""The routes of history: outcomes of jobs by day, gains of sites by load sharing, and the scheduler's recording."""
+"""The routes of history: ended jobs, use of clusters by day, gains of sites by sharing, the scheduler's recording."""
 
 import csv
 import io
 from asyncio import to_thread
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from datetime import date
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
@@ -15,6 +16,7 @@ from pydantic import TypeAdapter
 
 from koalapy.api import fields as of_api
 from koalapy.api.access import Caller
+from koalapy.api.derived import view_model
 from koalapy.api.fields import Output, Timestamp
 from koalapy.api.problems import problem_responses
 from koalapy.api.routes import api_router, cancel_on_disconnect, render_json_list
@@ -22,9 +24,11 @@ from koalapy.daemon.forecast.sharing import Sharing
 from koalapy.daemon.jobs.history import History, HistoryLine
 from koalapy.daemon.jobs.record import Record
 from koalapy.model.errors import ForbiddenError, NotFoundError, ProblemCode
-from koalapy.model.history import Kind, Step
+from koalapy.model.history import HistoryEntry, HistoryFilter, HistoryPosition, HistorySort, HistorySums, Kind, Step
 from koalapy.model.identity import Identity, Role
-from koalapy.model.job import MAX_DURATION
+from koalapy.model.job import MAX_DURATION, JobState
+from koalapy.model.moment import EXAMPLES, MAX_LENGTH, format_exact_time
+from koalapy.model.wording import escape_formula
 from koalapy.simulation.sharing import Exclusion, SiteShare, Verdict
 
 
@@ -47,7 +51,52 @@ OutputFormat = Annotated[Format, Query(description="csv: the same lines; swf: th
 _LINE = TypeAdapter(HistoryLine)
 
 
+MAX_PAGE_SIZE = 1000
+EndedSince = Annotated[
+    of_api.Text, Query(max_length=MAX_LENGTH, description=f"jobs that ended at or after this time: {EXAMPLES}")
+]
+EndedUntil = Annotated[of_api.Text, Query(max_length=MAX_LENGTH, description="jobs that ended before this time")]
+Owner = Annotated[of_api.Name, Query(description="only jobs of this owner; users see their own jobs")]
+JobName = Annotated[of_api.Name, Query(description="only jobs of this name, in which * stands for any characters")]
+OnCluster = Annotated[of_api.Text, Query(max_length=100, description="only jobs last placed on this cluster")]
+EndStates = Annotated[
+    list[Literal["succeeded", "failed", "cancelled"]], Query(description="only jobs in one of these states")
+]
+Sort = Annotated[
+    HistorySort, Query(description="order: largest first, efficiency smallest first; ended: the last end first")
+]
+Before = Annotated[
+    of_api.Text, Query(pattern=r"^(\d{1,12}(\.\d{1,9})?:\d{1,18})?$", description="position of the page, from next")
+]
+
+_EndedJobView = view_model("_EndedJobView", HistoryEntry)
+
+
+class EndedJobView(_EndedJobView):  # type: ignore[misc, valid-type]
+    """An ended job with its use of nodes; durations are in seconds, memory in bytes.
+
+    Processor time and memory are those of the last attempt on the `measured_nodes` of its `nodes`; null if unknown.
+    """
+
+    efficiency: float | None
+    """Used share of the processor time that these nodes had while the program ran; null if unknown."""
+
+
+HistorySumsView = view_model("HistorySumsView", HistorySums)
+
+
 class HistoryView(Output):
+    jobs: list[EndedJobView]
+    """At most ``limit`` jobs; fewer if the search examined many jobs."""
+    sums: HistorySumsView | None  # type: ignore[valid-type]
+    """Null unless requested."""
+    next: str | None
+    """Path of the next page; null on the last page."""
+    sums_next: str | None
+    """Path of a page with the sums over earlier jobs; null if the sums cover all matching jobs."""
+
+
+class UsageView(Output):
     by: Kind
     step: Step
     first: date
@@ -61,15 +110,16 @@ class HistoryView(Output):
 
 
 def history_router(service: History) -> APIRouter:
-    """Return the route that shows what jobs used each day, as JSON or CSV."""
-    router = api_router("history", "/history")
+    """Return the routes that list ended jobs, and that show what jobs used each day."""
+    router = api_router("history")
+    _add_ended_jobs(router, service)
 
     @router.get(
-        "",
-        response_model=HistoryView,
-        responses={200: {"model": HistoryView, "content": {"text/csv": {}, "text/plain": {}}}},
+        "/usage",
+        response_model=UsageView,
+        responses={200: {"model": UsageView, "content": {"text/csv": {}, "text/plain": {}}}},
     )
-    async def show_history(
+    async def show_usage(
         caller: Caller,
         by: By = Kind.GRID,
         step: Steps = Step.DAY,
@@ -104,31 +154,88 @@ def history_router(service: History) -> APIRouter:
     return router
 
 
-def visible_to(caller: Identity, by: Kind, name: str) -> str | None:
+def _add_ended_jobs(router: APIRouter, service: History) -> None:
+    """Add the route that lists ended jobs."""
+
+    @router.get("/history", response_model=HistoryView)
+    async def list_history(
+        caller: Caller,
+        since: EndedSince = "7d",
+        until: EndedUntil = "now",
+        mine: Annotated[bool, Query(description="only the caller's own jobs")] = False,
+        owner: Owner = "",
+        name: JobName = "",
+        cluster: OnCluster = "",
+        state: EndStates = [],  # noqa: B006
+        sort: Sort = HistorySort.ENDED,
+        before: Before = "",
+        limit: Annotated[int, Query(ge=1, le=MAX_PAGE_SIZE)] = 100,
+        sums: Annotated[bool, Query(description="also return sums over the matching jobs")] = False,
+    ) -> Any:
+        """List jobs that ended in a span, the last end first, with their times, node-seconds, processor time and
+        memory. Users see their own jobs.
+
+        Another order, and the sums, cover the 20,000 jobs that ended last; `next` and `sums_next` continue with earlier
+        ones.
+        """
+        owner = visible_to(caller, Kind.USER, owner or (caller.user if mine else ""), "owner") or ""
+        start, end = service.parse_times(since, until)
+        states, position = tuple(map(JobState, state)), _parse_position(before)
+        which = HistoryFilter(start, end, owner, name, cluster, states, sort, position, limit, with_sums=sums)
+        page = await service.list_ended(which)
+        query = {
+            "since": format_exact_time(start),
+            "until": format_exact_time(end),
+            "owner": owner,
+            "name": name,
+            "cluster": cluster,
+            "state": state,
+            "sort": str(sort),
+            "limit": limit,
+            "sums": "true" if sums else "",
+        }
+
+        def path_of(position: HistoryPosition | None) -> str | None:
+            """Return the path of the page that continues at a position."""
+            if position is None:
+                return None
+            values = {**query, "before": f"{position.ended_at!r}:{position.job}"}
+            return f"/api/v1/history?{urlencode({name: value for name, value in values.items() if value}, doseq=True)}"
+
+        texts = (EndedJobView.model_validate(job).model_dump_json(by_alias=True) for job in page.jobs)
+        totals = None if page.sums is None else asdict(page.sums)
+        paths = {"next": path_of(page.next), "sums_next": path_of(page.sums_next) if sums else None}
+        return await render_json_list("jobs", texts, {"sums": totals, **paths})
+
+
+def _parse_position(text: str) -> HistoryPosition | None:
+    if not text:
+        return None
+    ended, _, job = text.partition(":")
+    return HistoryPosition(float(ended), int(job))
+
+
+def visible_to(caller: Identity, by: Kind, name: str, field: str = "name") -> str | None:
     """Return the name that a history is restricted to, None for all; raise ``ForbiddenError`` for another user."""
     if by is not Kind.USER or caller.has_role(Role.OPERATOR):
         return name or None
     if name not in ("", caller.user):
         raise ForbiddenError(
             f"only operators may see the history of {name}",
-            field="name",
+            field=field,
             value=name,
-            hint="leave name out to see your own",
+            hint=f"leave {field} out to see your own",
         )
     return caller.user
 
 
 def as_csv(lines: Sequence[HistoryLine]) -> str:
     """Return the lines as CSV with a header; a text that spreadsheets would run as a formula is quoted."""
-
-    def escape(value: object) -> object:
-        return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
-
     names = [field.name for field in fields(HistoryLine)]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(names)
-    writer.writerows([escape(getattr(line, name)) for name in names] for line in lines)
+    writer.writerows([escape_formula(getattr(line, name)) for name in names] for line in lines)
     return text.getvalue()
 
 

@@ -213,6 +213,10 @@ class JobPage(Output):
     """At most ``limit`` jobs; fewer if the jobs are large or the search examined many jobs."""
     next: str | None
     """Path of the next page; null on the last page."""
+    count: int | None
+    """Number of matching jobs; null if it was not requested."""
+    count_is_whole: bool
+    """False: at least ``count`` jobs match, since no more were counted."""
 
 
 class Timeline(Output):

@@ -1,6 +1,8 @@
 """The routes of jobs: submit, read, follow, cancel, hold, release and prioritize them."""
 
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
@@ -29,9 +31,11 @@ from koalapy.api.problems import describe_error, problem_responses
 from koalapy.api.routes import api_router, render_json_list
 from koalapy.daemon.jobs.changes import TOPICS, Changes, Topic
 from koalapy.daemon.jobs.jobs import ActionResult, JobChange, Jobs
-from koalapy.model.errors import ConflictError, ForbiddenError, NotFoundError, ProblemCode, StoreUnavailable
+from koalapy.daemon.jobs.unfinished import JobSort
+from koalapy.model.errors import ConflictError, ForbiddenError, NotFoundError, ProblemCode, StoreUnavailable, UsageError
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import FINAL_STATES, Job, JobState, Priority
+from koalapy.model.moment import EXAMPLES, MAX_LENGTH, format_exact_time, parse_moment
 from koalapy.model.wording import format_list
 from koalapy.ports import JobFilter
 from koalapy.validation.permissions import may_see_all_of
@@ -50,13 +54,22 @@ PlacedOn = Annotated[fields.Text, Query(max_length=100, description="only jobs l
 OfArray = Annotated[
     int | None, Query(ge=1, le=fields.MAX_ID, description="only tasks of this array; other lists have no tasks")
 ]
+Since = Annotated[
+    fields.Text, Query(max_length=MAX_LENGTH, description=f"only jobs submitted at or after this time: {EXAMPLES}")
+]
+Until = Annotated[fields.Text, Query(max_length=MAX_LENGTH, description="only jobs submitted before this time")]
+Sort = Annotated[JobSort, Query(description="order; queue: running jobs, then waiting jobs by their positions")]
+Offset = Annotated[
+    int, Query(ge=0, le=2**31, description="number of jobs to omit, for orders other than newest; see next")
+]
+Count = Annotated[bool, Query(description="also return the number of matching jobs")]
 Before = Annotated[int | None, Query(ge=1, le=fields.MAX_ID, description="only jobs with smaller ids")]
 Component = Annotated[int | None, Query(ge=0, lt=2**31, description="the output of this component only")]
 Last = Annotated[int | None, Query(ge=1, lt=2**31, description="maximum number of attempts, newest first")]
 LOCATION = {"Location": {"description": "path of the job", "schema": {"type": "string"}}}
 
 
-def jobs_router(service: Jobs) -> APIRouter:
+def jobs_router(service: Jobs, clock: Callable[[], float] = time.time) -> APIRouter:
     """Return the routes that submit, list, show, follow and change jobs."""
     router = api_router("jobs", "/jobs")
 
@@ -78,6 +91,16 @@ def jobs_router(service: Jobs) -> APIRouter:
         body = job_view(record).model_dump_json(by_alias=True)
         return Response(body, 201 if created else 200, headers, "application/json")
 
+    _add_list(router, service, clock)
+    _add_views(router, service)
+    _add_actions(router, service)
+    _add_events(router, service)
+    return router
+
+
+def _add_list(router: APIRouter, service: Jobs, clock: Callable[[], float]) -> None:
+    """Add the route that lists jobs."""
+
     @router.get("", response_model=JobPage)
     async def list_jobs(
         caller: Caller,
@@ -89,32 +112,69 @@ def jobs_router(service: Jobs) -> APIRouter:
         cluster: PlacedOn = "",
         home_site: Home = "",
         array: OfArray = None,
+        since: Since = "",
+        until: Until = "",
+        sort: Sort = JobSort.NEWEST,
         before: Before = None,
+        offset: Offset = 0,
         limit: Annotated[int, Query(ge=1, le=MAX_PAGE_SIZE)] = 100,
+        count: Count = False,
     ) -> Any:
         """List jobs, newest first, without their commands. ``active`` selects all states that are not final.
 
-        Users see only size, clusters and times of other users' jobs (``redacted``). A filter by name finds only their
-        own jobs. An array is one job here; ``array`` lists its started tasks.
+        Other orders need ``active`` or states that are not final. Users see only size, clusters and times of other
+        users' jobs (``redacted``). A filter by name finds only their own jobs. An array is one job here; ``array``
+        lists its started tasks.
         """
         owner = _visible_owner(caller, mine=mine, owner=owner, name=name)
         states = {str(s) for s in state} | ({str(s) for s in JobState if s not in FINAL_STATES} if active else set())
-        job_filter = JobFilter(tuple(sorted(states)), owner, name, cluster, home_site, before, limit, array=array)
-        records, next_before = await service.list_page(job_filter)
-        next_page = None
-        if next_before is not None:
-            query: dict[str, Any] = {"before": next_before, "limit": limit}
-            query |= {"owner": owner, "name": name, "cluster": cluster, "home_site": home_site}
-            query |= {"array": array, "active": "true" if active else "", "state": [str(s) for s in state]}
-            query = {parameter: value for parameter, value in query.items() if value}
-            next_page = f"/api/v1/jobs?{urlencode(query, doseq=True)}"
+        now = clock()
+        start, end = (
+            parse_moment(text, now, field) if text else None for text, field in ((since, "since"), (until, "until"))
+        )
+        job_filter = JobFilter(
+            tuple(sorted(states)), owner, name, cluster, home_site, before, limit, array=array, since=start, until=end
+        )
+        total: int | None = None
+        is_whole, position = True, {}
+        if sort is JobSort.NEWEST:
+            records, next_before = await service.list_page(job_filter)
+            position = {} if next_before is None else {"before": next_before}
+            if count:
+                total, is_whole = await service.count(replace(job_filter, before=None))
+        else:
+            _check_unfinished(states, sort)
+            records, total = await service.list_unfinished(job_filter, sort, offset)
+            position = {"offset": offset + limit} if offset + limit < total else {}
+        query: dict[str, Any] = {
+            **position,
+            "limit": limit,
+            "owner": owner,
+            "name": name,
+            "cluster": cluster,
+            "home_site": home_site,
+            "array": array,
+            "active": "true" if active else "",
+            "state": [str(s) for s in state],
+            "sort": str(sort),
+            "since": "" if start is None else format_exact_time(start),
+            "until": "" if end is None else format_exact_time(end),
+        }
+        query = {parameter: value for parameter, value in query.items() if value}
+        next_page = f"/api/v1/jobs?{urlencode(query, doseq=True)}" if position else None
         texts = (summary_for(caller, record).model_dump_json(by_alias=True) for record in records)
-        return await render_json_list("jobs", texts, {"next": next_page})
+        return await render_json_list("jobs", texts, {"next": next_page, "count": total, "count_is_whole": is_whole})
 
-    _add_views(router, service)
-    _add_actions(router, service)
-    _add_events(router, service)
-    return router
+
+def _check_unfinished(states: set[str], sort: JobSort) -> None:
+    """Raise ``UsageError`` if ended jobs are to be listed in an order that only unfinished jobs have."""
+    if not states or any(JobState(state).is_final for state in states):
+        raise UsageError(
+            f"sort is {sort}, which is an order of unfinished jobs only",
+            field="sort",
+            value=str(sort),
+            hint="set active=true, or list ended jobs with /api/v1/history",
+        )
 
 
 def _add_views(router: APIRouter, service: Jobs) -> None:

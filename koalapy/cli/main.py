@@ -36,6 +36,7 @@ KOALA = Group(
             "alerts": "koalapy.cli.clusters.grid:list_alerts",
             "metrics": "koalapy.cli.clusters.grid:show_metrics",
             "history": "koalapy.cli.jobs.history:show_history",
+            "usage": "koalapy.cli.jobs.usage:show_usage",
             "sharing": "koalapy.cli.clusters.sharing:sharing_group",
             "network": "koalapy.cli.clusters.network:network_group",
             "advisor": "koalapy.cli.jobs.advisor:advisor_group",

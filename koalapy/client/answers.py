@@ -25,6 +25,10 @@ class Component(ListedComponent):
     stage_size: int
     staged: int
     staged_at: str | None
+    measured_nodes: int
+    cpu_time: float | None
+    cpu_available: float | None
+    peak_memory: int | None
 
 
 class AttemptComponent(ListedComponent):
@@ -99,6 +103,7 @@ class Job(_JobState):
     response_time: float | None
     placement_tries: int
     claiming_tries: int
+    memory: int | None
     components: list[Component]
     timeline: list[TimelineEntry]
 

@@ -22,8 +22,10 @@ from koalapy.dashboard.pictures import MEANINGS, bar, distribution, interval, jo
 from koalapy.model.job_search import format_term
 from koalapy.model.wording import (
     format_bytes,
+    format_cpu_use,
     format_days,
     format_duration,
+    format_memory_use,
     format_nodes,
     format_three_digits,
     format_time,
@@ -167,6 +169,7 @@ def _make_environment() -> Environment:
     environment.globals |= {"lane_meanings": MEANINGS}
     environment.globals |= {picture.__name__: picture for picture in PICTURES}
     environment.globals |= {"rate": format_rate, "seconds": format_seconds}
+    environment.globals |= {"cpu_use": format_cpu_use, "memory_use": format_memory_use}
     return environment
 
 

@@ -129,6 +129,8 @@ Bytes = Annotated[int, Interval(ge=0, le=2**53)]
 Space = Annotated[int, Interval(ge=0, le=2**64 - 1)]
 """The size of a file system in bytes or files."""
 Seconds = Annotated[float, Interval(ge=0, le=1e10)]
+ProcessorSeconds = Annotated[float, Interval(ge=0, le=1e30)]
+"""A sum over many processors."""
 ExitCode = Annotated[int, Interval(ge=-(2**31), le=2**32 - 1)]
 """An exit code of 32 bits, signed or unsigned."""
 

@@ -1,6 +1,6 @@
 """Daily statistics: counts of ended jobs, sums of their times, and node-seconds."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import NamedTuple
@@ -138,6 +138,130 @@ class EndedJob:
     home_site: ClusterName = ""
 
 
+class HistorySort(StrEnum):
+    """The order of a list of ended jobs: largest first, unknown values last."""
+
+    ENDED = "ended"
+    WAIT = "wait"
+    RUN = "run"
+    NODES = "nodes"
+    NODE_HOURS = "node-hours"
+    CPU = "cpu"
+    """Processor time."""
+    EFFICIENCY = "efficiency"
+    """Processor time divided by the available one, smallest first."""
+    MEMORY = "memory"
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryPosition:
+    """The end and id of the last job of a page."""
+
+    ended_at: float
+    job: JobId
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryFilter:
+    """A query for users' jobs that ended in a span; empty fields match any job.
+
+    ``before`` is the position after which a page continues with jobs that ended earlier.
+    """
+
+    since: float
+    until: float
+    owner: str = ""
+    name: str = ""
+    """May contain ``*``, which stands for any characters."""
+    cluster: str = ""
+    states: tuple[JobState, ...] = ()
+    sort: HistorySort = HistorySort.ENDED
+    before: HistoryPosition | None = None
+    limit: int = 100
+    with_sums: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryEntry:
+    """An ended job with its use of nodes; times in seconds since the epoch.
+
+    Processor time and memory are those of the last attempt's nodes that reported them, ``measured_nodes`` of ``nodes``;
+    None if none did.
+    """
+
+    id: JobId
+    array_job: JobId | None
+    """The array that the job is a task of, and its index there; None for any other job."""
+    array_index: int | None
+    name: str
+    owner: str
+    application: str
+    priority: Priority
+    state: JobState
+    reason: str
+    exit_code: int | None
+    restarts: int
+    clusters: tuple[ClusterName, ...]
+    nodes: int
+    """Number of nodes of the last attempt."""
+    submitted_at: float
+    started_at: float | None
+    ended_at: float
+    wait_time: float | None
+    run_time: float | None
+    node_seconds: float
+    """Node-seconds of all attempts."""
+    measured_nodes: int
+    cpu_time: float | None
+    """Processor seconds of the program."""
+    cpu_available: float | None
+    """Processor seconds that the measured nodes had while the program ran."""
+    peak_memory: int | None
+    """Largest memory of the program on one node, in bytes."""
+    memory: int | None
+    """Requested bytes of memory of each node."""
+
+    @property
+    def efficiency(self) -> float | None:
+        """Return the used share of the available processor time; None if it is not known."""
+        return self.cpu_time / self.cpu_available if self.cpu_time is not None and self.cpu_available else None
+
+
+@dataclass(slots=True)
+class HistorySums:
+    """Sums over ended jobs; times in seconds."""
+
+    jobs: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    started: int = 0
+    """Jobs with a program that started; ``wait_time`` and ``run_time`` are over these."""
+    wait_time: float = 0.0
+    run_time: float = 0.0
+    node_seconds: float = 0.0
+    cpu_time: float = 0.0
+    cpu_available: float = 0.0
+    unmeasured: int = 0
+    """Jobs with a program that started, and with nodes that did not report processor time and memory."""
+    peak_memory: int | None = None
+    """Largest memory on one node of one job, in bytes; None if none is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryPage:
+    """A page of ended jobs.
+
+    A page ordered by the end continues at ``next``. A page in another order, and ``sums``, cover the newest matching
+    jobs down to ``sums_next``; None: all of them.
+    """
+
+    jobs: Sequence[HistoryEntry]
+    next: HistoryPosition | None
+    sums: HistorySums | None = None
+    sums_next: HistoryPosition | None = None
+
+
 class Days(dict[Key, Figures]):
     """Figures by key; a missing key has zero figures."""
 
@@ -165,6 +289,15 @@ def count_ended_jobs(ended_jobs: Iterable[Job], attempts: Iterable[tuple[Job, At
         if not job.spec.internal:
             _add_node_seconds(days, job, attempt, None)
     return days
+
+
+def node_seconds_of(attempt: Attempt) -> float:
+    """Return the node-seconds that the ended components of an attempt used."""
+    return sum(
+        component.size * min(MAX_DAYS * DAY, max(0.0, component.ended_at - component.claimed_at))
+        for component in attempt.components
+        if component.claimed_at is not None and component.ended_at is not None
+    )
 
 
 def count_running_jobs(jobs: Iterable[Job], now: float) -> Days:

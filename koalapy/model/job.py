@@ -188,6 +188,14 @@ class Component:
     """Whether its claim failed and another component of the attempt replaces it."""
     node_class: str = ""
     """Class of the nodes that it gets on its cluster; empty: any nodes."""
+    measured_nodes: int = 0
+    """Number of nodes that reported the use of processors and memory; the next fields are over these."""
+    cpu_time: float | None = None
+    """Processor seconds of the program; None: unknown."""
+    cpu_available: float | None = None
+    """Processor seconds that these nodes had while the program ran."""
+    peak_memory: int | None = None
+    """Largest memory of the program on one node, in bytes."""
 
     @property
     def staging(self) -> bool:

@@ -24,6 +24,7 @@ from koalapy.model.bounds import (
     Nodes,
     Number,
     Path,
+    ProcessorSeconds,
     Seconds,
     ShortText,
     TruncatedText,
@@ -50,6 +51,19 @@ Refusal = Literal["", "job", "unsuitable", "limit", "unknown"]
 """
 StageState = Literal["running", "done", "failed"]
 StageFault = Literal["site", "source", "file"]
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramUse:
+    """The use of the nodes of an ended component by its program, over the ``nodes`` that reported it."""
+
+    nodes: Nodes
+    cpu_time: ProcessorSeconds
+    """Processor seconds of the program."""
+    cpu_available: ProcessorSeconds
+    """Processor seconds that these nodes had while the program ran."""
+    peak_memory: Bytes
+    """Largest memory of the program on one node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +101,8 @@ class ComponentStatus:
 
     None: silence does not end it, as with agents of versions without leases.
     """
+    use: ProgramUse | None = None
+    """None before the end, if no node reported it, and from agents of versions without this field."""
     type: Literal["status"] = field(default="status", kw_only=True)
 
 

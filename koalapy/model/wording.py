@@ -104,6 +104,38 @@ def escape_surrogates(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
+def format_share(value: float | None) -> str:
+    """Format a share as a percentage, ``-`` for None."""
+    return "-" if value is None else f"{value:.1%}"
+
+
+def format_cpu_use(cpu_time: float | None, cpu_available: float | None, measured: int, nodes: int) -> str:
+    """Format a program's use of processors: ``75.0% of 0:40``; ``unknown`` if no node was measured.
+
+    ``measured``: the number of measured nodes of ``nodes``.
+    """
+    if cpu_time is None or not cpu_available:
+        return "unknown"
+    return f"{cpu_time / cpu_available:.1%} of {format_duration(cpu_available)}{_format_unmeasured(measured, nodes)}"
+
+
+def format_memory_use(peak_memory: int | None, requested: int | None, measured: int, nodes: int) -> str:
+    """Format a program's largest memory on one node: ``1.2 GB, 7.5% of 16 GB``; ``unknown`` if none was measured."""
+    if peak_memory is None:
+        return "unknown"
+    share = f", {peak_memory / requested:.1%} of {format_bytes(requested)}" if requested else ""
+    return f"{format_bytes(peak_memory)}{share}{_format_unmeasured(measured, nodes)}"
+
+
+def _format_unmeasured(measured: int, nodes: int) -> str:
+    return f"; unknown of {nodes - measured} of {format_nodes(nodes)}" if measured < nodes else ""
+
+
+def escape_formula(value: object) -> object:
+    """Quote a text that spreadsheets would run as a formula; return any other value unchanged."""
+    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
+
+
 def shorten(text: str, length: int) -> str:
     """Cut a text to ``length`` characters; an ellipsis marks the cut."""
     return text if len(text) <= length else f"{text[: length - 1]}…"

@@ -28,6 +28,7 @@ from koalapy.runner.plan import Plan, Role, Single
 from koalapy.runner.processes import Processes, forbid_dumps, require_program
 from koalapy.runner.session import seal_file
 from koalapy.runner.settings import Failure, SecretGone, Settings
+from koalapy.runner.usage import UsageMeter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class Runner:
         self._phase = "waiting"
         self._run_id = os.urandom(16).hex()
         """Distinguishes this process from another one with the same secret."""
-        self._processes = Processes()
+        self._processes, self._usage = Processes(), UsageMeter(self.loop)
         self._output = Output(f"{settings.spool}/output.{settings.node}", settings.secret)
         self._copy, self._copy_path, self._copy_failed = -1, "", False
         self._folder, self._mark = "", -1
@@ -135,6 +136,7 @@ class Runner:
         """Start a command on this node and return its process id. Raise ``Failure``."""
         program = require_program(command[0], self.environment)
         argv, environment = [program, *command[1:]], self.environment if environment is None else environment
+        self._usage.start()
         try:
             if guard is not None:
                 return self._processes.start_guarded(argv, environment, self._writing, guard)
@@ -523,7 +525,7 @@ class Runner:
             pass
         if self._role is not None:
             self.show(self._role.rest_of_output(stopped=bool(self._result and self._result["stopped"])))
-        self._phase = "ended"
+        self._phase, self._result = "ended", {**(self._result or {}), "usage": self._usage.finish()}
         self.loop.cancel_alarm("sweep")
         if self._folder:
             remove_tree(self._folder)

@@ -105,6 +105,10 @@ class ComponentChanges(TypedDict, total=False):
     ended_at: float | None
     unknown_since: float | None
     lost_at: float | None
+    measured_nodes: int
+    cpu_time: float | None
+    cpu_available: float | None
+    peak_memory: int | None
 
 
 class Ledger:

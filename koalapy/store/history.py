@@ -1,27 +1,25 @@
 """Statistics of ended jobs, and their deletion."""
 
 from collections.abc import Sequence
-from typing import Any
 
-from sqlalchemy import ColumnElement, RowMapping, and_, delete, func, or_, select, update
+from sqlalchemy import RowMapping, delete, func, select, tuple_, update
 
-from koalapy.model.history import DayFilter, EndedJob, Figures, Key, Kind
+from koalapy.model.history import DayFilter, EndedJob, Figures, HistoryFilter, HistoryPage, Key, Kind
 from koalapy.model.job import ACTIVE_STATES, FINAL_STATES, JobId, JobState, Priority
 from koalapy.model.limits import NodeUse
 from koalapy.model.request import ClusterName
 from koalapy.store import tables
 from koalapy.store.advice import MAX_RETAINED_RUNS, retain_runs
 from koalapy.store.database import Database
+from koalapy.store.ended_jobs import MAX_EXAMINED, read_page
 from koalapy.store.sql import jobs_of
-from koalapy.store.usage import THEIRS_ARE_USERS, USERS, days_of
+from koalapy.store.usage import THEIRS_ARE_USERS, days_of
 
 MAX_FREED_PAGES = 1000
 """Maximum unused pages of SQLite that are returned to the disk in one step."""
 
-BETWEEN = "\n"
-"""Separator of cluster names; no name contains it."""
-
 _jobs, _parts, _days, _lease = tables.jobs.c, tables.components.c, tables.days.c, tables.lease.c
+_history = tables.history.c
 _FINAL = [state.value for state in FINAL_STATES]
 
 
@@ -29,9 +27,14 @@ class SqlHistory:
     """The ``HistoryStore`` port on a database."""
 
     def __init__(
-        self, database: Database, max_runs: int = MAX_RETAINED_RUNS, max_freed_pages: int = MAX_FREED_PAGES
+        self,
+        database: Database,
+        max_runs: int = MAX_RETAINED_RUNS,
+        max_freed_pages: int = MAX_FREED_PAGES,
+        max_examined: int = MAX_EXAMINED,
     ) -> None:
         self._database, self._max_runs, self._max_freed_pages = database, max_runs, max_freed_pages
+        self._max_examined = max_examined
 
     def node_use(self, since: float) -> list[NodeUse]:
         active = _jobs.state.in_([state.value for state in ACTIVE_STATES])
@@ -61,30 +64,28 @@ class SqlHistory:
         return [(row["day"], row["name"], row["nodes"]) for row in self._database.rows(query)]
 
     def ended_jobs(self, after: tuple[float, JobId], until: float, limit: int) -> list[EndedJob]:
-        beyond = or_(_jobs.ended_at > after[0], and_(_jobs.ended_at == after[0], _jobs.id > after[1]))
-        of_last_attempt = (
-            (_parts.job_id == _jobs.id) & (_parts.generation == _jobs.generation) & _parts.superseded.is_(False)
-        )
-
-        def of_parts(value: ColumnElement[Any]) -> Any:
-            return select(value).where(of_last_attempt).correlate(tables.jobs).scalar_subquery()
-
         query = select(
             _jobs.id,
             _jobs.submitted_at,
             _jobs.placed_at,
             _jobs.started_at,
-            _jobs.ended_at,
+            _history.ended_at,
             _jobs.state,
             _jobs.owner,
             _jobs.application,
             _jobs.priority,
             _jobs.spec["walltime"].as_float().label("walltime"),
-            of_parts(func.sum(_parts.size)).label("nodes"),
-            of_parts(func.aggregate_strings(_parts.cluster, BETWEEN)).label("clusters"),
+            _history.nodes,
+            _history.clusters,
             _jobs.home_site,
-        ).where(USERS, _jobs.ended_at >= after[0], beyond, _jobs.ended_at < until, _jobs.state.in_(_FINAL))
-        return [_ended_job(row) for row in self._database.rows(query.order_by(_jobs.ended_at, _jobs.id).limit(limit))]
+        ).join(tables.history, _history.job_id == _jobs.id)
+        query = query.where(tuple_(_history.ended_at, _history.job_id) > tuple_(*after), _history.ended_at < until)
+        rows = self._database.rows(query.order_by(_history.ended_at, _history.job_id).limit(limit))
+        return [_ended_job(row) for row in rows]
+
+    def ended_page(self, which: HistoryFilter) -> HistoryPage:
+        with self._database.reading() as connection:
+            return read_page(connection, which, self._max_examined)
 
     def expired_jobs(self, before: float, limit: int, *, internal: bool) -> list[JobId]:
         query = select(_jobs.id).where(_jobs.internal == internal, _jobs.ended_at < before, _jobs.state.in_(_FINAL))
@@ -117,7 +118,9 @@ class SqlHistory:
 
 
 def _ended_job(row: RowMapping) -> EndedJob:
-    values = dict(row)
-    nodes, clusters = values.pop("nodes"), values.pop("clusters") or ""
-    values |= {"state": JobState(values["state"]), "priority": Priority(values["priority"])}
-    return EndedJob(**values, nodes=int(nodes or 0), clusters=tuple(sorted(set(filter(None, clusters.split(BETWEEN))))))
+    values = {
+        "state": JobState(row["state"]),
+        "priority": Priority(row["priority"]),
+        "clusters": tuple(row["clusters"]),
+    }
+    return EndedJob(**{**row, **values})

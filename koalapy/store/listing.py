@@ -5,7 +5,8 @@ reaches farthest back, some hundred at a time. They are then checked against the
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, Select, Text, cast, func, select, text, union_all
 
@@ -19,6 +20,9 @@ WINDOW = 1000
 """Jobs that one query reads and checks against the filter."""
 MAX_LOOKED_AT = 6000
 """Maximum jobs that are read for one page. The client continues with the next page."""
+
+MAX_COUNTED = 10_000
+"""Jobs that are read to count those that match a filter."""
 
 MAX_PAGE_BYTES = 4 * 1024 * 1024
 """Maximum bytes of rows of one page; a page has at least one job."""
@@ -40,13 +44,69 @@ def page_of_ids(connection: Connection, job_filter: JobFilter) -> tuple[list[Job
             .order_by(jobs.c.id.desc())
         )
         return list(connection.execute(query.limit(job_filter.limit)).scalars()), None
-    sources = _sources_for(connection, job_filter)
-    is_bounded_above_only = job_filter.max_restarts is not None and job_filter.min_restarts <= 0
-    is_one_field = job_filter.array is None or not (job_filter.states or job_filter.owner or job_filter.name)
-    if len(sources) == 1 and is_one_field and not job_filter.cluster and not is_bounded_above_only:
+    bounds = _bounds_of(connection, job_filter)
+    job_filter = replace(job_filter, before=bounds.before)
+    sources = _sources_for(connection, job_filter, bounds.first)
+    if len(sources) == 1 and not _has_conditions(job_filter):
         ids = list(connection.execute(sources[0](job_filter.before, job_filter.limit + 1)).scalars())
         return ids[: job_filter.limit], ids[job_filter.limit - 1] if len(ids) > job_filter.limit else None
     return _search_source(connection, job_filter, _select_farthest(connection, sources, job_filter.before))
+
+
+def count_jobs(connection: Connection, job_filter: JobFilter) -> tuple[int, bool]:
+    """Return how many jobs of a source match a filter, and whether the source was read to its end."""
+    bounds = _bounds_of(connection, job_filter)
+    sources = _sources_for(connection, job_filter, bounds.first)
+    source = _select_farthest(connection, sources, bounds.before)
+    window = source(bounds.before, MAX_COUNTED + 1).subquery()
+    examined: int = connection.execute(select(func.count()).select_from(window)).scalar_one()
+    if len(sources) == 1 and not _has_conditions(job_filter):
+        return min(examined, MAX_COUNTED), examined <= MAX_COUNTED
+    matching = select(func.count()).select_from(jobs).join(window, window.c.id == jobs.c.id)
+    count: int = connection.execute(matching.where(*_conditions_for(job_filter))).scalar_one()
+    return count, examined <= MAX_COUNTED
+
+
+class _Bounds(NamedTuple):
+    """The ids between which all jobs of a filter are: at least ``first``, less than ``before``."""
+
+    first: JobId
+    before: JobId | None
+
+
+def _bounds_of(connection: Connection, job_filter: JobFilter) -> _Bounds:
+    """Return the bounds of a filter's page. Jobs have ids in the order of their submission."""
+    first, before = 1, job_filter.before
+    if job_filter.since is not None:
+        first = _first_id_since(connection, job_filter.since)
+    if job_filter.until is not None:
+        end = _first_id_since(connection, job_filter.until)
+        before = end if before is None else min(before, end)
+    return _Bounds(first, before)
+
+
+def _first_id_since(connection: Connection, time_s: float) -> JobId:
+    """Return the smallest id from which on jobs were submitted at or after a time, by a binary search."""
+    low, high = connection.execute(select(func.min(jobs.c.id), func.max(jobs.c.id))).one()
+    if low is None:
+        return 1
+    end: int = high + 1
+    while low < end:
+        middle = (low + end) // 2
+        query = select(jobs.c.id, jobs.c.submitted_at).where(jobs.c.id >= middle).order_by(jobs.c.id).limit(1)
+        row = connection.execute(query).first()
+        if row is not None and row.submitted_at < time_s:
+            low = row.id + 1
+        else:
+            end = middle
+    return int(low)
+
+
+def _has_conditions(job_filter: JobFilter) -> bool:
+    """Return whether jobs of the only source must still be checked against the filter."""
+    is_bounded_above_only = job_filter.max_restarts is not None and job_filter.min_restarts <= 0
+    is_one_field = job_filter.array is None or not (job_filter.states or job_filter.owner or job_filter.name)
+    return bool(job_filter.cluster) or is_bounded_above_only or not is_one_field
 
 
 def within_page_bytes(connection: Connection, ids: list[JobId], max_bytes: int) -> list[JobId]:
@@ -72,7 +132,7 @@ def within_page_bytes(connection: Connection, ids: list[JobId], max_bytes: int) 
 
 def newest_of(owner: str, limit: int) -> Select[Any]:
     """Return a query for the ids of the newest jobs of an owner."""
-    return _of_owner(owner, tuple(JobState))(None, limit)
+    return _of_owner(owner, tuple(JobState), 1)(None, limit)
 
 
 def _search_source(connection: Connection, job_filter: JobFilter, source: Source) -> tuple[list[JobId], JobId | None]:
@@ -111,39 +171,39 @@ def _select_farthest(connection: Connection, sources: list[Source], before: JobI
     return sources[0] if len(sources) == 1 else min(sources, key=reach)
 
 
-def _sources_for(connection: Connection, job_filter: JobFilter) -> list[Source]:
-    """Return sources, functions that return a query for ids, one for each filter field with an index.
+def _sources_for(connection: Connection, job_filter: JobFilter, first: JobId) -> list[Source]:
+    """Return sources, functions that return a query for ids from ``first`` on, one for each filter field with an index.
 
     Every source has all jobs that match the filter, and others.
     """
     sources = [
-        _in_order([jobs.c[name] == value])
+        _in_order([jobs.c[name] == value], first)
         for name in ("application", "priority", "name")
         if (value := getattr(job_filter, name))
     ]
     if job_filter.min_restarts > 0:
         counts = _restart_counts(connection, job_filter.min_restarts, job_filter.max_restarts)
         # The second condition repeats the condition of the partial index literally, so that the planner uses the index.
-        sources.append(_in_order([(jobs.c.restarts == count) & text("restarts > 0") for count in counts]))
+        sources.append(_in_order([(jobs.c.restarts == count) & text("restarts > 0") for count in counts], first))
     if job_filter.cluster:
-        sources.append(_on_cluster(job_filter.cluster))
+        sources.append(_on_cluster(job_filter.cluster, first))
     if job_filter.home_site:
         # As above, the condition of the partial index.
-        sources.append(_in_order([(jobs.c.home_site == job_filter.home_site) & text("home_site <> ''")]))
+        sources.append(_in_order([(jobs.c.home_site == job_filter.home_site) & text("home_site <> ''")], first))
     states = job_filter.states or tuple(JobState)
     if job_filter.array is not None:
-        return [_select_in_order([jobs.c.array_job == job_filter.array])]
+        return [_select_in_order([jobs.c.array_job == job_filter.array], first)]
     if job_filter.owner:
-        sources.append(_of_owner(job_filter.owner, states))
+        sources.append(_of_owner(job_filter.owner, states, first))
     elif job_filter.states:
-        sources.append(_in_order([jobs.c.state == state for state in states]))
+        sources.append(_in_order([jobs.c.state == state for state in states], first))
     # Without tasks, whose rows may be very many, only the indices on other fields have the jobs.
-    return sources or [_in_order([jobs.c.state == state for state in states])]
+    return sources or [_in_order([jobs.c.state == state for state in states], first)]
 
 
-def _of_owner(owner: str, states: Sequence[str]) -> Source:
+def _of_owner(owner: str, states: Sequence[str], first: JobId) -> Source:
     # The index is on owner, state and id, so each state is read separately.
-    return _in_order([(jobs.c.owner == owner) & (jobs.c.state == state) for state in states])
+    return _in_order([(jobs.c.owner == owner) & (jobs.c.state == state) for state in states], first)
 
 
 def _restart_counts(connection: Connection, minimum: int, maximum: int | None) -> list[int]:
@@ -161,35 +221,42 @@ def _restart_counts(connection: Connection, minimum: int, maximum: int | None) -
         minimum = count + 1
 
 
-def _in_order(alternatives: list[ColumnElement[bool]]) -> Source:
+def _in_order(alternatives: list[ColumnElement[bool]], first: JobId) -> Source:
     """Return a source of the jobs that meet any of the conditions, without tasks of arrays."""
-    return _select_in_order([condition & text(WITHOUT_TASKS) for condition in alternatives])
+    return _select_in_order([condition & text(WITHOUT_TASKS) for condition in alternatives], first)
 
 
-def _select_in_order(alternatives: list[ColumnElement[bool]]) -> Source:
+def _select_in_order(alternatives: list[ColumnElement[bool]], first: JobId) -> Source:
     """Return a function of ``before`` and ``limit`` that returns a query for jobs that meet any of the conditions."""
 
     def source(before: JobId | None, limit: int) -> Select[Any]:
         return _merge_queries(
-            [_limit_page(select(jobs.c.id).where(condition), jobs.c.id, before, limit) for condition in alternatives],
+            [
+                _limit_page(select(jobs.c.id).where(condition), jobs.c.id, first, before, limit)
+                for condition in alternatives
+            ],
             limit,
         )
 
     return source
 
 
-def _on_cluster(cluster: str) -> Source:
+def _on_cluster(cluster: str, first: JobId) -> Source:
     """Return a source of the jobs that had a component on a cluster in any attempt."""
     job = components.c.job_id
 
     def source(before: JobId | None, limit: int) -> Select[Any]:
         jobs_of_cluster = select(job.label("id")).where(components.c.cluster == cluster).distinct()
-        return _limit_page(jobs_of_cluster, job, before, limit)
+        return _limit_page(jobs_of_cluster, job, first, before, limit)
 
     return source
 
 
-def _limit_page(query: Select[Any], column: ColumnElement[int], before: JobId | None, limit: int) -> Select[Any]:
+def _limit_page(
+    query: Select[Any], column: ColumnElement[int], first: JobId, before: JobId | None, limit: int
+) -> Select[Any]:
+    if first > 1:
+        query = query.where(column >= first)
     if before is not None:
         query = query.where(column < before)
     return query.order_by(column.desc()).limit(limit)
@@ -217,6 +284,10 @@ def _conditions_for(job_filter: JobFilter) -> list[ColumnElement[bool]]:
     if job_filter.ids is None:
         is_task = jobs.c.array_job == job_filter.array
         conditions.append(is_task if job_filter.array is not None else jobs.c.array_job.is_(None))
+    if job_filter.since is not None:
+        conditions.append(jobs.c.submitted_at >= job_filter.since)
+    if job_filter.until is not None:
+        conditions.append(jobs.c.submitted_at < job_filter.until)
     if job_filter.cluster:
         components_of_cluster = (
             select(components.c.job_id)

@@ -16,7 +16,7 @@ from koalapy.store.audit import write_audit
 from koalapy.store.commands import PlansInUse, commands_of, remove_plans, write_commands
 from koalapy.store.database import Database, chunks, upsert
 from koalapy.store.job_numbers import JobNumbers
-from koalapy.store.listing import MAX_PAGE_BYTES, page_of_ids, within_page_bytes
+from koalapy.store.listing import MAX_PAGE_BYTES, count_jobs, page_of_ids, within_page_bytes
 from koalapy.store.service_tables import write_notifications
 from koalapy.store.usage import add_batch, usage_between
 
@@ -177,6 +177,10 @@ class SqlStore:
                 before = fitting[-1]
             query = select(tables.jobs).where(tables.jobs.c.id.in_(fitting)).order_by(tables.jobs.c.id.desc())
             return JobPage(jobs_of(connection, query) if fitting else [], before)
+
+    def count(self, job_filter: JobFilter) -> tuple[int, bool]:
+        with self.database.reading() as connection:
+            return count_jobs(connection, job_filter)
 
     def timeline(self, job: JobId, after: int = 0, limit: int | None = None) -> list[TimelineEntry]:
         # Entries before the page are skipped through the index only.

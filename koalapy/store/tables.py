@@ -216,9 +216,47 @@ components = Table(
     Column("staged_at", Float),
     Column("warned_at", Float),
     Column("node_class", Plain(1000), nullable=False, server_default=""),
+    Column("measured_nodes", Integer, nullable=False, server_default="0"),
+    Column("cpu_time", Float),
+    Column("cpu_available", Float),
+    Column("peak_memory", Whole()),
     _one_of("state", ComponentState),
     Index(None, "cluster", "job_id"),
     Index(None, "ended_at"),
+)
+
+# Ended jobs of users, in the order of their ends, with what lists of them select, sort and sum.
+history = Table(
+    "history",
+    metadata,
+    Column("job_id", ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True),
+    Column("ended_at", Float, nullable=False),
+    Column("owner", Plain(200), nullable=False),
+    Column("name", Plain(200), nullable=False),
+    Column("state", Plain(12), nullable=False),
+    Column("clusters", JSON, nullable=False),
+    Column("nodes", Integer, nullable=False),
+    Column("wait_time", Float),
+    Column("run_time", Float),
+    Column("node_seconds", Float, nullable=False),
+    Column("measured_nodes", Integer, nullable=False),
+    Column("cpu_time", Float),
+    Column("cpu_available", Float),
+    Column("peak_memory", Whole()),
+    _one_of("state", JobState),
+    Index(None, "ended_at", "job_id"),
+    Index(None, "owner", "ended_at", "job_id"),
+    Index(None, "name", "ended_at", "job_id"),
+    Index(None, "state", "ended_at", "job_id"),
+)
+
+history_clusters = Table(
+    "history_clusters",
+    metadata,
+    Column("job_id", ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True),
+    Column("cluster", Plain(100), primary_key=True),
+    Column("ended_at", Float, nullable=False),
+    Index(None, "cluster", "ended_at", "job_id"),
 )
 
 tokens = Table(

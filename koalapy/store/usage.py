@@ -10,6 +10,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from koalapy.model.history import DAY, NAMES, DayFilter, Figures, Key, Kind, count_ended_jobs, day_of, pair_with_jobs
 from koalapy.model.job import ACTIVE_STATES, FINAL_STATES, JobState, Priority
 from koalapy.ports import Batch, ClusterRecord, MeanTimes, Usage
+from koalapy.store.ended_jobs import write_ended
 from koalapy.store.tables import attempts, components, jobs
 from koalapy.store.tables import days as day_table
 
@@ -154,6 +155,7 @@ def add_batch(connection: Connection, batch: Batch) -> None:
         ]
         if rows:
             connection.execute(_add_statement(connection.dialect.name), rows)
+        write_ended(connection, ended_jobs)
     _store_node_counts(connection, batch.clusters, day_of(batch.at))
 
 

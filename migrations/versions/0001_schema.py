@@ -328,12 +328,50 @@ def upgrade() -> None:
         sa.Column("staged_at", sa.Float()),
         sa.Column("warned_at", sa.Float()),
         sa.Column("node_class", sa.String(1000), server_default="", nullable=False),
+        sa.Column("measured_nodes", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("cpu_time", sa.Float()),
+        sa.Column("cpu_available", sa.Float()),
+        sa.Column("peak_memory", sa.BigInteger()),
         sa.CheckConstraint(f"state in {COMPONENT_STATES}", name="ck_components_state"),
         sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name="fk_components_job_id", ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("job_id", "generation", "index", name="pk_components"),
     )
     op.create_index("ix_components_cluster_job_id", "components", ["cluster", "job_id"])
     op.create_index("ix_components_ended_at", "components", ["ended_at"])
+    op.create_table(
+        "history",
+        sa.Column("job_id", BIG_ID, nullable=False),
+        sa.Column("ended_at", sa.Float(), nullable=False),
+        sa.Column("owner", sa.String(200), nullable=False),
+        sa.Column("name", sa.String(200), nullable=False),
+        sa.Column("state", sa.String(12), nullable=False),
+        sa.Column("clusters", sa.JSON(), nullable=False),
+        sa.Column("nodes", sa.Integer(), nullable=False),
+        sa.Column("wait_time", sa.Float()),
+        sa.Column("run_time", sa.Float()),
+        sa.Column("node_seconds", sa.Float(), nullable=False),
+        sa.Column("measured_nodes", sa.Integer(), nullable=False),
+        sa.Column("cpu_time", sa.Float()),
+        sa.Column("cpu_available", sa.Float()),
+        sa.Column("peak_memory", sa.BigInteger()),
+        sa.CheckConstraint(f"state in {JOB_STATES}", name="ck_history_state"),
+        sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name="fk_history_job_id", ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("job_id", name="pk_history"),
+    )
+    op.create_index("ix_history_ended_at_job_id", "history", ["ended_at", "job_id"])
+    for column in ("name", "owner", "state"):
+        op.create_index(f"ix_history_{column}_ended_at_job_id", "history", [column, "ended_at", "job_id"])
+    op.create_table(
+        "history_clusters",
+        sa.Column("job_id", BIG_ID, nullable=False),
+        sa.Column("cluster", sa.String(100), nullable=False),
+        sa.Column("ended_at", sa.Float(), nullable=False),
+        sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name="fk_history_clusters_job_id", ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("job_id", "cluster", name="pk_history_clusters"),
+    )
+    op.create_index(
+        "ix_history_clusters_cluster_ended_at_job_id", "history_clusters", ["cluster", "ended_at", "job_id"]
+    )
     op.create_table(
         "predictions",
         sa.Column("job_id", BIG_ID, nullable=False),
@@ -426,6 +464,8 @@ def downgrade() -> None:
     op.drop_table("submissions")
     op.drop_table("results")
     op.drop_table("predictions")
+    op.drop_table("history_clusters")
+    op.drop_table("history")
     op.drop_table("components")
     op.drop_table("attempts")
     op.drop_table("advice")

@@ -48,6 +48,9 @@ SEMANTIC_ERRORS = re.compile(
             "replica catalogue does not know",
             "there is no bundle",
             "there is no report",
+            # times as text
+            "(since|until) is .*",
+            "sort is .*",
             "policy is .*",
             "no policy",
             # other conditions

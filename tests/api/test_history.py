@@ -23,7 +23,7 @@ async def submit_cancelled_job(api: httpx2.AsyncClient, body: Json, **spec: str)
 
 
 async def get_history(api: httpx2.AsyncClient, headers: dict[str, str] | None = None, **query: str) -> Json:
-    answer = await api.get("/api/v1/history", params=query, headers=headers)
+    answer = await api.get("/api/v1/usage", params=query, headers=headers)
     assert answer.status_code == 200, answer.text
     report: Json = answer.json()
     return report
@@ -53,12 +53,12 @@ async def test_history_counts_ended_jobs_by_user(open_api: Open, body: Json) -> 
 async def test_history_is_available_as_csv_and_trace(open_api: Open, body: Json) -> None:
     api = await open_api()
     await submit_cancelled_job(api, body, owner="=cmd()")
-    answer = await api.get("/api/v1/history", params={"by": "user", "format": "csv"})
+    answer = await api.get("/api/v1/usage", params={"by": "user", "format": "csv"})
     assert answer.headers["content-type"] == "text/csv; charset=utf-8"
     (row,) = csv.DictReader(io.StringIO(answer.text))
     assert (row["name"], row["jobs"], row["success"]) == ("'=cmd()", "1", "")
     assert row.keys() == (await get_history(api, by="user"))["lines"][0].keys()
-    trace = await api.get("/api/v1/history", params={"format": "swf"})
+    trace = await api.get("/api/v1/usage", params={"format": "swf"})
     assert trace.headers["content-type"] == "text/plain; charset=utf-8"
     (job,) = swf.parse_trace(trace.text.splitlines(), "trace").jobs
     assert (job.number, job.status) == (1, 5)
@@ -71,10 +71,10 @@ async def test_history_of_user_hides_other_users(open_api: Open, body: Json) -> 
     for name in ("ada", "bob"):
         await submit_cancelled_job(api, body, owner=name)
     assert [line["name"] for line in (await get_history(api, bob, by="user"))["lines"]] == ["bob"]
-    answer = await api.get("/api/v1/history", params={"by": "user", "name": "ada"}, headers=bob)
+    answer = await api.get("/api/v1/usage", params={"by": "user", "name": "ada"}, headers=bob)
     assert (answer.status_code, answer.json()["field"]) == (403, "name")
     assert sum(line["jobs"] for line in (await get_history(api, bob))["lines"]) == 2
-    trace = await api.get("/api/v1/history", params={"format": "swf"}, headers=bob)
+    trace = await api.get("/api/v1/usage", params={"format": "swf"}, headers=bob)
     lines = [line.split() for line in trace.text.splitlines() if not line.startswith(";")]
     assert [(line[0], line[11]) for line in lines] == [("1", "-1"), ("2", "1")]
 
@@ -92,5 +92,5 @@ async def test_history_of_longest_span_returns_recorded_jobs(open_api: Open, bod
 async def test_history_accepts_first_and_last_calendar_days(open_api: Open, form: str) -> None:
     api = await open_api()
     for query in ({"last": "0001-01-01"}, {"first": "9999-12-31", "last": "9999-12-31"}, {"last": "1970-01-01"}):
-        answer = await api.get("/api/v1/history", params={"format": form} | query)
+        answer = await api.get("/api/v1/usage", params={"format": form} | query)
         assert (answer.status_code, bool(answer.text)) == (200, True)

@@ -161,8 +161,11 @@ async def test_every_answer_conforms_to_document(open_api: Open, body: Json) -> 
         "/audit/verify",
         "/audit/verify?after=x",
         "/history",
-        "/history?by=user&step=week",
-        "/history?by=x",
+        "/history?sums=true&sort=cpu&state=failed",
+        "/history?since=x",
+        "/usage",
+        "/usage?by=user&step=week",
+        "/usage?by=x",
     ):
         await api.get(f"/api/v1{path}")
     await request_files(api, sites)

@@ -31,6 +31,10 @@ APPLICATIONS = [f"app{number}" for number in range(40)]
 POLICIES = ("worst-fit", "close-to-files", "flexible-cluster-minimization", "auto")
 CHUNK_SIZE = 20_000
 
+TABLES = (
+    *(tables.jobs, tables.attempts, tables.components, tables.timeline, tables.advice, tables.results),
+    *(tables.history, tables.history_clusters),
+)
 Row = dict[str, Any]
 
 
@@ -43,7 +47,7 @@ def make_database(url: str, ended: int = ENDED, active: int = ACTIVE, now: float
         connection.execute(insert(tables.clusters), [generator.cluster(name, nodes) for name, nodes in NODES.items()])
     job_rows = generator.rows()
     while chunk := list(islice(job_rows, CHUNK_SIZE)):
-        for table in (tables.jobs, tables.attempts, tables.components, tables.timeline, tables.advice, tables.results):
+        for table in TABLES:
             _copy(engine, table, [row for rows_of in chunk for row in rows_of.get(table.name, ())])
     audit = generator.audit()
     while entries := list(islice(audit, CHUNK_SIZE)):
@@ -150,13 +154,20 @@ class _RowGenerator:
         }
         rows_by_table: dict[str, list[Row]] = {"jobs": [{name: _to_driver_value(value) for name, value in job.items()}]}
         rows_by_table["timeline"] = list(self._timeline(job, submitted, placed, started, ended))
+        parts = [] if placed is None else list(self._components(ident, spec, state, placed, started, ended))
+        if ended is not None and not spec.internal:
+            clusters = sorted({part["cluster"] for part in parts})
+            rows_by_table["history"] = [self._history(job, clusters, sum(part["size"] for part in parts), ended)]
+            rows_by_table["history_clusters"] = [
+                {"job_id": ident, "cluster": cluster, "ended_at": ended} for cluster in clusters
+            ]
         if placed is None:
             return rows_by_table
         rows_by_table["attempts"] = [
             {"job_id": ident, "generation": 1, "placed_at": placed, "barrier_at": started, "launched_at": started}
             | {"ended_at": ended, "exit_code": job["exit_code"], "end_reason": "", "nonce": "5eed"}
         ]
-        rows_by_table["components"] = list(self._components(ident, spec, state, placed, started, ended))
+        rows_by_table["components"] = parts
         if ident % 10 == 0:
             rows_by_table["advice"] = [
                 {"job_id": ident, "generation": 1, "application": spec.application, "at": placed, "clusters": 1}
@@ -187,6 +198,25 @@ class _RowGenerator:
             )
             row = rows.component_to_row(ident, 1, component) | {"ended_at": ended, "lrm_job": str(ident)}
             yield {name: _to_driver_value(value) for name, value in row.items()}
+
+    def _history(self, job: Row, clusters: list[str], nodes: int, ended: float) -> Row:
+        """Return the row of an ended job, in which one job in twenty has no measurements."""
+        started, ran = job["started_at"], ended - (job["started_at"] or ended)
+        known = started is not None and self._random.random() < 0.95
+        return {
+            **{name: job[name] for name in ("owner", "name", "state")},
+            "job_id": job["id"],
+            "ended_at": ended,
+            "clusters": json.dumps(clusters),
+            "nodes": nodes,
+            "wait_time": None if started is None else started - job["submitted_at"],
+            "run_time": None if started is None else ran,
+            "node_seconds": nodes * ran,
+            "measured_nodes": nodes if known else 0,
+            "cpu_time": nodes * 16 * ran * self._random.random() if known else None,
+            "cpu_available": nodes * 16 * ran if known else None,
+            "peak_memory": int(self._random.expovariate(1 / 8e9)) if known else None,
+        }
 
     def _timeline(self, job: Row, *times: float | None) -> Iterator[Row]:
         events = ("submitted", "placed", "started", "ended")

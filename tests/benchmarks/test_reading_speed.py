@@ -4,15 +4,17 @@
 """
 
 import os
+import statistics
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from koalapy.model.audit import AuditFilter
-from koalapy.model.history import DAY, DayFilter, Kind, day_of
+from koalapy.model.history import DAY, DayFilter, HistoryFilter, HistorySort, Kind, day_of
 from koalapy.model.job import FINAL_STATES, JobState
 from koalapy.ports import JobFilter
 from koalapy.store.database import Database
@@ -43,6 +45,30 @@ PAGES: dict[str, JobFilter] = {
     "of an owner on a small cluster": JobFilter(owner="ada", cluster="far"),
     "of an owner, failed on a cluster": JobFilter(owner="ada", cluster="north", states=("failed",)),
 }
+WEEK, YEAR = 7 * DAY, 365 * DAY
+HISTORY: dict[str, tuple[float, dict[str, Any]]] = {
+    "a week": (WEEK, {}),
+    "a year": (YEAR, {}),
+    "a thousand of a year": (YEAR, {"limit": 1000}),
+    "an owner of many": (YEAR, {"owner": "ada"}),
+    "an owner of few": (YEAR, {"owner": RARE_NAME}),
+    "a name": (YEAR, {"name": "study-7"}),
+    "names": (YEAR, {"name": "study-11*"}),
+    "names that are rare": (YEAR, {"name": f"*{RARE_NAME}"}),
+    "failed": (YEAR, {"states": (JobState.FAILED,)}),
+    "not succeeded": (YEAR, {"states": (JobState.FAILED, JobState.CANCELLED)}),
+    "a small cluster": (YEAR, {"cluster": "far"}),
+    "an owner, cancelled on a cluster": (YEAR, {"owner": "ada", "cluster": "north", "states": (JobState.CANCELLED,)}),
+    "sums of a week": (WEEK, {"with_sums": True}),
+    "sums of a year": (YEAR, {"with_sums": True}),
+    "sums of an owner": (YEAR, {"with_sums": True, "owner": "ada"}),
+    "sums of a cluster": (YEAR, {"with_sums": True, "cluster": "north"}),
+    "sums of failed jobs of a cluster": (YEAR, {"with_sums": True, "cluster": "north", "states": (JobState.FAILED,)}),
+    "most node-hours": (YEAR, {"sort": HistorySort.NODE_HOURS}),
+    "least efficient of an owner": (YEAR, {"sort": HistorySort.EFFICIENCY, "owner": "ada"}),
+}
+"""Span until now in seconds, and the rest of the filter."""
+PAGES_DEEP = 5
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +95,9 @@ def list_queries() -> dict[str, Callable[[Stores], Any]]:
     for kind in Kind:
         week = DayFilter(kind, today - 365, today, days=7)
         queries[f"history of a year by {kind}"] = lambda stores, query_filter=week: stores.history.days(query_filter)
+    for name, (span, changes) in HISTORY.items():
+        which = HistoryFilter(now - span, now, **changes)
+        queries[f"ended jobs: {name}"] = lambda stores, which=which: stores.history.ended_page(which)
     return queries | {
         "timeline": lambda stores: stores.jobs.timeline(1000),
         "attempts": lambda stores: stores.jobs.attempts(1000),
@@ -94,3 +123,23 @@ def test_query_time_with_a_million_jobs(stores: Stores, benchmark: Any, name: st
 
     benchmark.pedantic(timed, rounds=5, warmup_rounds=1)
     benchmark.extra_info["cpu_seconds"] = min(times)
+
+
+def test_history_percentile_with_a_million_jobs(stores: Stores, benchmark: Any) -> None:
+    """Read pages of ended jobs with every filter, each several pages deep. ``extra_info`` has the percentiles in ms."""
+    times: list[float] = []
+
+    def read_pages() -> None:
+        now = time.time()
+        for span, changes in HISTORY.values():
+            which: HistoryFilter | None = HistoryFilter(now - span, now, **changes)
+            for _ in range(PAGES_DEEP):
+                if which is not None:
+                    began = time.perf_counter()
+                    page = stores.history.ended_page(which)
+                    times.append(1000 * (time.perf_counter() - began))
+                    which = replace(which, before=page.next) if page.next is not None else None
+
+    benchmark.pedantic(read_pages, rounds=10, warmup_rounds=1)
+    percentiles = statistics.quantiles(times, n=100)
+    benchmark.extra_info.update(p50=percentiles[49], p99=percentiles[98], slowest=max(times), pages=len(times))

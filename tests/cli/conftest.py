@@ -18,6 +18,7 @@ from koalapy.api.agents import AgentConnection, agents_router
 from koalapy.api.app import create_app
 from koalapy.api.files import files_router
 from koalapy.api.forecasts import advisor_router, forecasts_router
+from koalapy.api.history import history_router
 from koalapy.api.monitoring import alerts_router
 from koalapy.api.network import network_router
 from koalapy.api.tokens import limits_router
@@ -26,6 +27,7 @@ from koalapy.cli.main import main
 from koalapy.client.timeouts import ClientTimeouts
 from koalapy.daemon.alerts.alerts import Alerts
 from koalapy.daemon.auth.identities import Identities
+from koalapy.daemon.jobs.history import History
 from koalapy.daemon.observability.audit import Audit
 from koalapy.model.alert import AlertRules
 from tests.cli.memory import MemoryService
@@ -76,6 +78,7 @@ class Server:
     """Accepted callers; by default each of the tokens is an administrator's."""
     agents: dict[str, str | None] = field(default_factory=dict)
     """The expected token of each cluster's agent."""
+    history: History | None = None
     audit: Audit = field(default_factory=lambda: Audit(memory_stores().audit, time.time))
     port: int = 0
 
@@ -94,6 +97,7 @@ class Server:
             alerts_router(Alerts((), AlertRules(), time.time)),
             files_router(None, self.bundles, self.results),  # type: ignore[arg-type]
             *([limits_router(self.limits)] if self.limits else []),
+            *([history_router(self.history)] if self.history else []),
         ]
         identities = self.identities or administrators(*self.tokens)
         app = create_app(self.service, self.service, identities, routers, audit=self.audit)

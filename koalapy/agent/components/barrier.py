@@ -272,7 +272,7 @@ class Barrier:
         if not component.output.finish_node(runner.node):
             self._note_output_error(component)
             return  # the runner resends its output until it is stored
-        result = {k: message[k] for k in ("code", "error", "infrastructure", "stopped", "warned")}
+        result = {k: message[k] for k in ("code", "error", "infrastructure", "stopped", "warned", "usage")}
         component.record_result(runner.node, {**result, "host": node.host, "name": node.name})
         self._tasks.spawn(self._let_go(component, runner))
         self._reporter.publish_output(component)

@@ -10,7 +10,7 @@ from koalapy.agent.core.spool import RUNNER_LOG, JournalFolder
 from koalapy.agent.lrm.port import Fault, LrmJob, LrmJobState
 from koalapy.agent.runners.runners import RunnerConnection, encode_line, lrm_name
 from koalapy.model.job import ComponentState
-from koalapy.model.reports import ComponentStatus, Refusal, ReportedState
+from koalapy.model.reports import ComponentStatus, ProgramUse, Refusal, ReportedState
 from koalapy.runner.session import Line
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
@@ -258,6 +258,19 @@ class Component:
             pending=self.pending if waits else "",
             starting=self.starting if waits else 0.0,
             lease=self.lease,
+            use=self._node_use(),
+        )
+
+    def _node_use(self) -> ProgramUse | None:
+        """Return the use of the nodes whose runners reported it; None without any, and before the end."""
+        usages = [usage for node in self.nodes if node.result and (usage := node.result.get("usage"))]
+        if not usages or not self.ended:
+            return None
+        return ProgramUse(
+            nodes=len(usages),
+            cpu_time=sum(usage["cpu"] for usage in usages),
+            cpu_available=sum(usage["processors"] * usage["seconds"] for usage in usages),
+            peak_memory=max(usage["memory"] for usage in usages),
         )
 
     @property

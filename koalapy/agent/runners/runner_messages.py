@@ -5,7 +5,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, TypeAdapter
 
-from koalapy.model.bounds import Base64, Bytes, ExitCode, Host, Name, Nodes, Number, Payload, TruncatedText
+from koalapy.model.bounds import (
+    Base64,
+    Bytes,
+    Count,
+    ExitCode,
+    Host,
+    Name,
+    Nodes,
+    Number,
+    Payload,
+    Seconds,
+    TruncatedText,
+)
 from koalapy.model.wording import escape_surrogates
 from koalapy.runner.session import NONCE_SIZE
 
@@ -71,6 +83,17 @@ class Relay(RunnerMessage):
     payload: Payload
 
 
+class NodeUsage(RunnerMessage):
+    """The use of a node by the program while it ran."""
+
+    cpu: Seconds
+    """Processor seconds of its processes."""
+    seconds: Seconds
+    processors: Count
+    memory: Bytes
+    """Largest memory of its processes together."""
+
+
 class Exit(RunnerMessage):
     t: Literal["exit"]
     code: ExitCode | None
@@ -81,6 +104,8 @@ class Exit(RunnerMessage):
     infrastructure: bool
     stopped: bool
     warned: bool = False
+    usage: NodeUsage | None = None
+    """None from runners of versions without this field, and if the program never started."""
 
 
 class RunnerResult(RunnerMessage):
@@ -97,6 +122,7 @@ class RunnerResult(RunnerMessage):
     """Empty if it was never known."""
     name: Name
     output: Bytes | None = None
+    usage: NodeUsage | None = None
 
 
 _message: TypeAdapter[RunnerMessage] = TypeAdapter(

@@ -12,7 +12,14 @@ from koalapy.cli.terminal.width import align_left, fold_text, terminal_size
 from koalapy.client.answers import Attempt, Cluster, Component, Job, Json, ListedJob, Tasks
 from koalapy.client.client import name_of, nodes_of
 from koalapy.client.errors import printable
-from koalapy.model.wording import format_bytes, format_duration, format_nodes, format_time
+from koalapy.model.wording import (
+    format_bytes,
+    format_cpu_use,
+    format_duration,
+    format_memory_use,
+    format_nodes,
+    format_time,
+)
 
 QUEUE = ("ID", "NAME", "USER", "PRI", "STATE", "NODES", "TIME", "CLUSTERS", "REASON")
 CLUSTERS = ("NAME", "KIND", "STATE", "TOTAL", "IDLE", "USED", "BACKGROUND", "DOWN", "ERRORS", "REASON")
@@ -59,6 +66,18 @@ def signed_duration(seconds: float | None) -> str:
 def moment_text(moment: str | None) -> str:
     """Return a time of the API to the second, or a dash for None."""
     return moment.partition(".")[0].replace("T", " ") if moment else "-"
+
+
+def listed_of(listed: int, count: int, *, is_whole: bool = True) -> str:
+    """Return how many jobs of how many are listed: ``20 of 1,312 jobs; --limit 100 for more``.
+
+    ``is_whole``: the count includes all; else there are more.
+    """
+    total = f"{count:,}" if is_whole else f"more than {count:,}"
+    if listed >= count and is_whole:
+        return f"{total} {'job' if count == 1 else 'jobs'}"
+    larger = next(limit for limit in (10**power for power in range(2, 20)) if limit > listed)
+    return f"{listed:,} of {total} jobs; --limit {larger} for more"
 
 
 def _parse_time(text: str) -> datetime:
@@ -215,6 +234,7 @@ def job_page(
         ("in all", _format_seconds(job["response_time"])),
         ("tries", f"{job['placement_tries']} placement, {job['claiming_tries']} claiming, {job['restarts']} restarts"),
         ("exit code", "-" if job["exit_code"] is None else str(job["exit_code"])),
+        *_use_facts(job),
     ]
     width = max(len(name) for name, _ in facts)
     parts = ["\n".join(f"{name.rjust(width)}  {printable(value)}" for name, value in facts)]
@@ -240,6 +260,22 @@ def job_page(
         parts.append(draw_chart(job, attempts, width=width, now=now, limit=limit, unicode=unicode))
     parts.append(timeline_table(job))
     return "\n\n".join(parts)
+
+
+def _use_facts(job: Job) -> list[tuple[str, str]]:
+    """Return the program's use of processors and memory as lines of the page, once a component's program has ended."""
+    components = job["components"]
+    nodes, measured = sum(c["size"] for c in components), sum(c["measured_nodes"] for c in components)
+    if not job["started_at"] or not (measured or job["ended_at"]):
+        return []
+    known = [c for c in components if c["cpu_time"] is not None]
+    used = sum(c["cpu_time"] or 0.0 for c in known) if known else None
+    available = sum(c["cpu_available"] or 0.0 for c in known) if known else None
+    peak = max((c["peak_memory"] or 0 for c in known), default=None)
+    return [
+        ("CPU used", format_cpu_use(used, available, measured, nodes)),
+        ("memory used", format_memory_use(peak, job["memory"], measured, nodes)),
+    ]
 
 
 def is_unicode() -> bool:

@@ -21,6 +21,8 @@ from koalapy.model.history import (
     Days,
     EndedJob,
     Figures,
+    HistoryFilter,
+    HistoryPage,
     Key,
     Kind,
     Step,
@@ -28,6 +30,7 @@ from koalapy.model.history import (
     day_of,
 )
 from koalapy.model.job import Job, JobState, Priority
+from koalapy.model.moment import parse_moment
 from koalapy.model.request import ClusterName
 from koalapy.ports import HistoryStore
 
@@ -146,6 +149,23 @@ class History:
                 hint="give the earlier day as first",
             )
         return Span(first, last)
+
+    def parse_times(self, since: str, until: str) -> tuple[float, float]:
+        """Return the times that a user gave, in seconds since the epoch. Raise ``UsageError`` for invalid ones."""
+        now = self._clock()
+        start, end = parse_moment(since, now, "since"), parse_moment(until, now, "until")
+        if start > end:
+            raise UsageError(
+                f"since is {since}, which is after until, {until}",
+                field="since",
+                value=since,
+                hint="give the earlier time as since",
+            )
+        return start, end
+
+    async def list_ended(self, which: HistoryFilter) -> HistoryPage:
+        """Return a page of ended jobs of users."""
+        return await query(self._store.ended_page, which)
 
     async def read_table(self, kind: Kind, step: Step, span: Span, name: str | None = None) -> Table:
         """Return the figures of a span. Raise ``UsageError`` if they have more than ``MAX_LINES`` lines."""

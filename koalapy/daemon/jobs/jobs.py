@@ -11,6 +11,7 @@ from koalapy.daemon.engine.database import query
 from koalapy.daemon.engine.engine import RETRY_INTERVAL_S, Engine, WorkItem
 from koalapy.daemon.jobs.idempotency import IdempotencyKeys
 from koalapy.daemon.jobs.output import Outputs, OutputTail
+from koalapy.daemon.jobs.unfinished import JobSort, list_unfinished
 from koalapy.daemon.observability.audit import describe_request
 from koalapy.model.application import summarize_job
 from koalapy.model.array import TaskIndices
@@ -299,6 +300,15 @@ class Jobs:
         while not page.jobs and page.before is not None:
             page = await query(self._store.page, replace(job_filter, before=page.before))
         return [self.make_record(job) for job in page.jobs], page.before
+
+    async def count(self, job_filter: JobFilter) -> tuple[int, bool]:
+        """Return the number of jobs that match a filter, and whether that is all; else at least so many match."""
+        return await query(self._store.count, job_filter)
+
+    async def list_unfinished(self, job_filter: JobFilter, sort: JobSort, offset: int) -> tuple[list[JobRecord], int]:
+        """Return a page of the unfinished jobs that match a filter, in an order, and the number of all of them."""
+        jobs = await list_unfinished(self._queries, job_filter, sort)
+        return [self.make_record(job) for job in jobs[offset : offset + job_filter.limit]], len(jobs)
 
     async def get_many(self, jobs: Sequence[JobId]) -> dict[JobId, Job]:
         """Return the existing jobs of these ids in their order. Ended jobs are summaries."""

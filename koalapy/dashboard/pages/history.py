@@ -95,7 +95,7 @@ def pictures_of(lines: Sequence[HistoryLine]) -> tuple[list[Picture], int]:
 def add_history(dashboard: Dashboard, history: History) -> None:
     """Add the page that shows what jobs used over time."""
 
-    @dashboard.page("/history", "history.html", operation="show_history", title="History", key="h")
+    @dashboard.page("/history", "history.html", operation="show_usage", title="History", key="h")
     async def page(
         caller: Caller,
         by: Kind = Kind.CLUSTER,

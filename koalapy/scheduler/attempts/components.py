@@ -127,6 +127,9 @@ class Components:
             changes["exit_code"] = status.program_exit
         if status.error and not component.error:
             changes["error"], changes["infrastructure"] = status.error, status.infrastructure
+        if (use := status.use) is not None and use.nodes > component.measured_nodes:
+            changes["measured_nodes"], changes["peak_memory"] = use.nodes, use.peak_memory
+            changes["cpu_time"], changes["cpu_available"] = use.cpu_time, use.cpu_available
         if status.lease != component.lease:
             changes["lease"] = status.lease
         if component.unknown_since is not None:

@@ -1,0 +1,265 @@
+"""Store ended jobs for lists and sums, and read pages of them through indices only.
+
+Each row of ``history`` has what lists select, sort and sum. Rows are read in the order of the ends, newest first,
+through the index that reaches farthest back. The cost of a page is bounded: it examines ``MAX_EXAMINED`` rows.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Select, case, func, select, tuple_
+
+from koalapy.model.history import (
+    HistoryEntry,
+    HistoryFilter,
+    HistoryPage,
+    HistoryPosition,
+    HistorySort,
+    HistorySums,
+    node_seconds_of,
+)
+from koalapy.model.job import Job, JobId, JobState, Priority
+from koalapy.store.database import chunks, upsert
+from koalapy.store.tables import components, history, history_clusters, jobs
+
+MAX_EXAMINED = 20_000
+"""Maximum rows that are read for one page. The client continues with the next page."""
+FIRST_WINDOW = 500
+"""Rows that the first query of a page examines."""
+REACH = 1000
+"""Rows by which indices are compared."""
+
+Source = Callable[[HistoryPosition | None, int], Select[Any]]
+"""A function of a position and a limit that returns a query for rows after the position, the last end first."""
+
+
+def write_ended(connection: Connection, ended_jobs: Iterable[Job]) -> None:
+    """Store users' jobs that end in a transaction. Called after their attempts are stored."""
+    users_jobs = [job for job in ended_jobs if not job.spec.internal]
+    earlier = _earlier_node_seconds(connection, [job.id for job in users_jobs if job.generation > 1])
+    rows = [_to_row(job, earlier.get(job.id, 0.0)) for job in users_jobs]
+    upsert(connection, history, rows)
+    clusters = [
+        {"job_id": row["job_id"], "cluster": cluster, "ended_at": row["ended_at"]}
+        for row in rows
+        for cluster in row["clusters"]
+    ]
+    upsert(connection, history_clusters, clusters)
+
+
+def _earlier_node_seconds(connection: Connection, ids: list[JobId]) -> dict[JobId, float]:
+    """Return the node-seconds of the attempts before the last one, by job."""
+    sums: dict[JobId, float] = {}
+    used = components.c.size * (components.c.ended_at - components.c.claimed_at)
+    query = select(components.c.job_id, func.sum(used)).join(jobs, jobs.c.id == components.c.job_id)
+    query = query.where(
+        components.c.generation < jobs.c.generation, components.c.ended_at > components.c.claimed_at
+    ).group_by(components.c.job_id)
+    for chunk in chunks(ids):
+        sums |= {job: float(seconds) for job, seconds in connection.execute(query.where(jobs.c.id.in_(chunk)))}
+    return sums
+
+
+def _to_row(job: Job, earlier_node_seconds: float) -> dict[str, Any]:
+    """Return the row of an ended job."""
+    gang = job.attempt.gang if job.attempt is not None else ()
+    started, ended = job.started_at, job.submitted_at if job.ended_at is None else job.ended_at
+    measured = [component for component in gang if component.cpu_time is not None]
+    return {
+        "job_id": job.id,
+        "ended_at": ended,
+        "owner": job.spec.owner,
+        "name": job.spec.name,
+        "state": job.state.value,
+        "clusters": sorted({component.cluster for component in gang}),
+        "nodes": sum(component.size for component in gang),
+        "wait_time": None if started is None else max(0.0, started - job.submitted_at),
+        "run_time": None if started is None else max(0.0, ended - started),
+        "node_seconds": earlier_node_seconds + (node_seconds_of(job.attempt) if job.attempt is not None else 0.0),
+        "measured_nodes": sum(component.measured_nodes for component in gang),
+        "cpu_time": sum(component.cpu_time or 0.0 for component in measured) if measured else None,
+        "cpu_available": sum(component.cpu_available or 0.0 for component in measured) if measured else None,
+        "peak_memory": max((component.peak_memory or 0 for component in measured), default=None),
+    }
+
+
+def read_page(connection: Connection, which: HistoryFilter, max_examined: int = MAX_EXAMINED) -> HistoryPage:
+    """Return a page of ended jobs, with sums if the filter requests them."""
+    source, remaining = _choose_source(connection, which)
+    sums, sums_next = None, None
+    by_end = which.sort is HistorySort.ENDED
+    if which.with_sums or not by_end:
+        window = source(which.before, max_examined)
+        sums_next = _last_position(connection, window, max_examined)
+        if which.with_sums:
+            sums = _read_sums(connection, window, remaining)
+    if by_end:
+        ids, next_position = _newest_ids(connection, which, source, remaining, max_examined)
+    else:
+        ids, next_position = _largest_ids(connection, window, remaining, which), sums_next
+    return HistoryPage(_read_entries(connection, ids), next_position, sums, sums_next)
+
+
+def _choose_source(connection: Connection, which: HistoryFilter) -> tuple[Source, list[ColumnElement[bool]]]:
+    """Return the most selective source, and the conditions that its rows must still meet."""
+    conditions: dict[str, ColumnElement[bool]] = {}
+    if which.owner:
+        conditions["owner"] = history.c.owner == which.owner
+    if which.name and "*" not in which.name:
+        conditions["name"] = history.c.name == which.name
+    if len(which.states) == 1:
+        conditions["state"] = history.c.state == which.states[0].value
+    if which.cluster:
+        conditions["cluster"] = history_clusters.c.cluster == which.cluster
+    remaining = {name: condition for name, condition in conditions.items() if name != "cluster"}
+    if which.cluster:
+        of_job = (history_clusters.c.job_id == history.c.job_id) & (history_clusters.c.cluster == which.cluster)
+        remaining["cluster"] = select(history_clusters.c.job_id).where(of_job).exists()
+    if "*" in which.name:
+        remaining["pattern"] = _matches_pattern(connection, which.name)
+    if len(which.states) > 1:
+        remaining["states"] = history.c.state.in_([state.value for state in which.states])
+    sources = {name: _make_source(which, condition) for name, condition in conditions.items()}
+
+    def reach(name: str) -> float:
+        last = _last_position(connection, sources[name](which.before, REACH), REACH)
+        return float("-inf") if last is None else last.ended_at
+
+    if not sources:
+        return _make_source(which, None), list(remaining.values())
+    best = next(iter(sources)) if len(sources) == 1 else min(sources, key=reach)
+    remaining.pop(best)
+    return sources[best], list(remaining.values())
+
+
+def _make_source(which: HistoryFilter, condition: ColumnElement[bool] | None) -> Source:
+    """Return a source of the rows of a span that meet a condition with an index."""
+    table = history_clusters if which.cluster and condition is not None and _is_on_clusters(condition) else history
+    ended, job = table.c.ended_at, table.c.job_id
+
+    def source(before: HistoryPosition | None, limit: int) -> Select[Any]:
+        query = select(ended, job).where(ended >= which.since, ended < which.until)
+        if condition is not None:
+            query = query.where(condition)
+        if before is not None:
+            query = query.where(ended <= before.ended_at, tuple_(ended, job) < tuple_(before.ended_at, before.job))
+        return query.order_by(ended.desc(), job.desc()).limit(limit)
+
+    return source
+
+
+def _is_on_clusters(condition: ColumnElement[bool]) -> bool:
+    return condition.left.table is history_clusters
+
+
+def _matches_pattern(connection: Connection, pattern: str) -> ColumnElement[bool]:
+    """Return the condition that a job's name matches a pattern, in which only ``*`` has a special meaning."""
+    if connection.dialect.name == "sqlite":  # its LIKE ignores case
+        escaped = pattern.replace("[", "[[]").replace("?", "[?]")
+        return history.c.name.op("GLOB", is_comparison=True)(escaped)
+    escaped = pattern.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_").replace("*", "%")
+    return history.c.name.like(escaped, escape="\\")
+
+
+def _last_position(connection: Connection, window: Select[Any], size: int) -> HistoryPosition | None:
+    """Return the position of the last row of a window; None if the window has fewer rows than its size."""
+    row = connection.execute(window.offset(size - 1).limit(1)).first()
+    return HistoryPosition(float(row[0]), int(row[1])) if row else None
+
+
+def _matching(window: Select[Any], remaining: list[ColumnElement[bool]], *columns: Any) -> Select[Any]:
+    """Return a query for columns of the jobs of a window that meet the remaining conditions."""
+    ids = window.subquery()
+    return select(*columns).select_from(ids).join(history, history.c.job_id == ids.c.job_id).where(*remaining)
+
+
+def _newest_ids(
+    connection: Connection,
+    which: HistoryFilter,
+    source: Source,
+    remaining: list[ColumnElement[bool]],
+    max_examined: int,
+) -> tuple[list[JobId], HistoryPosition | None]:
+    """Return the ids of a page, the last end first, and the position of the next page; None on the last page."""
+    found: list[HistoryPosition] = []
+    before, examined = which.before, 0
+    size = min(max_examined, max(FIRST_WINDOW, which.limit + 1)) if remaining else which.limit + 1
+    while True:
+        window = source(before, size)
+        query = _matching(window, remaining, history.c.ended_at, history.c.job_id) if remaining else window
+        if remaining:
+            query = query.order_by(history.c.ended_at.desc(), history.c.job_id.desc())
+        rows = connection.execute(query.limit(which.limit + 1 - len(found)))
+        found += [HistoryPosition(float(ended), int(job)) for ended, job in rows]
+        if len(found) > which.limit:
+            return [position.job for position in found[: which.limit]], found[which.limit - 1]
+        before, examined = _last_position(connection, window, size), examined + size
+        if before is None or examined >= max_examined:
+            return [position.job for position in found], before
+        size = min(4 * size, max_examined - examined)
+
+
+def _largest_ids(
+    connection: Connection, window: Select[Any], remaining: list[ColumnElement[bool]], which: HistoryFilter
+) -> list[JobId]:
+    """Return the ids of the first jobs of a window in the filter's order."""
+    used = history.c.cpu_time / case((history.c.cpu_available > 0, history.c.cpu_available))
+    order = {
+        HistorySort.WAIT: history.c.wait_time.desc(),
+        HistorySort.RUN: history.c.run_time.desc(),
+        HistorySort.NODES: history.c.nodes.desc(),
+        HistorySort.NODE_HOURS: history.c.node_seconds.desc(),
+        HistorySort.CPU: history.c.cpu_time.desc(),
+        HistorySort.EFFICIENCY: used.asc(),
+        HistorySort.MEMORY: history.c.peak_memory.desc(),
+    }[which.sort]
+    query = _matching(window, remaining, history.c.job_id).order_by(order.nulls_last(), history.c.job_id.desc())
+    return list(connection.execute(query.limit(which.limit)).scalars())
+
+
+def _read_sums(connection: Connection, window: Select[Any], remaining: list[ColumnElement[bool]]) -> HistorySums:
+    """Return the sums over the jobs of a window that meet the remaining conditions."""
+
+    def count(condition: ColumnElement[bool]) -> ColumnElement[int]:
+        return func.count(case((condition, 1)))
+
+    has_run, complete = history.c.run_time.is_not(None), history.c.measured_nodes >= history.c.nodes
+    columns: dict[str, ColumnElement[Any]] = {
+        "jobs": func.count(),
+        **{state: count(history.c.state == state) for state in ("succeeded", "failed", "cancelled")},
+        "started": count(has_run),
+        **{
+            name: func.coalesce(func.sum(history.c[name]), 0.0)
+            for name in ("wait_time", "run_time", "node_seconds", "cpu_time", "cpu_available")
+        },
+        "unmeasured": count(has_run & ~complete),
+        "peak_memory": func.max(history.c.peak_memory),
+    }
+    labelled = [column.label(name) for name, column in columns.items()]
+    return HistorySums(**connection.execute(_matching(window, remaining, *labelled)).mappings().one())
+
+
+def _read_entries(connection: Connection, ids: list[JobId]) -> list[HistoryEntry]:
+    """Return the entries of ended jobs, in the order of the ids."""
+    of_jobs = ("id", "array_job", "array_index", "application", "priority", "reason", "exit_code", "restarts")
+    times = ("submitted_at", "started_at")
+    of_history = ("name", "owner", "state", "clusters", "nodes", "ended_at", "wait_time", "run_time", "node_seconds")
+    measured = ("measured_nodes", "cpu_time", "cpu_available", "peak_memory")
+    memory = jobs.c.spec["memory"].as_float().label("memory")
+    columns = [
+        *(jobs.c[name] for name in (*of_jobs, *times)),
+        *(history.c[name] for name in (*of_history, *measured)),
+        memory,
+    ]
+    entries: dict[JobId, HistoryEntry] = {}
+    for chunk in chunks(ids):
+        query = select(*columns, memory).join(history, history.c.job_id == jobs.c.id).where(jobs.c.id.in_(chunk))
+        for row in connection.execute(query).mappings():
+            values = {
+                "state": JobState(row["state"]),
+                "priority": Priority(row["priority"]),
+                "clusters": tuple(row["clusters"]),
+                "memory": None if row["memory"] is None else int(row["memory"]),
+            }
+            entries[row["id"]] = HistoryEntry(**{**row, **values})
+    return [entries[ident] for ident in ids]
