@@ -95,6 +95,7 @@ ACCESS: Mapping[str, Access] = {
     "start_background": Role.OPERATOR,
     "stop_background": Role.OPERATOR,
     "submit_job": Role.USER,
+    "submit_jobs": Role.USER,
     "upload_bundle": Role.USER,
     "verify_audit": Role.ADMIN,
     "verify_replicas": Role.OPERATOR,

@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.routing import APIRoute
 from jinja2 import Environment, PackageLoader
 from starlette.types import ASGIApp
 
@@ -16,9 +17,10 @@ from koalapy import __version__
 from koalapy.api.access import access_of, build_authorizer
 from koalapy.api.audit import AuditMiddleware, audit_router
 from koalapy.api.clusters import clusters_router
+from koalapy.api.direct import DirectSubmission
 from koalapy.api.forecasts import explain_router
 from koalapy.api.guard import AllowedHosts, Guard
-from koalapy.api.jobs import jobs_router
+from koalapy.api.jobs import jobs_router, submission_response
 from koalapy.api.middleware import NOTHING, RequestLimiter, ResponseHeaders, UserRequestLimiter
 from koalapy.api.monitoring import health_router
 from koalapy.api.problems import ErrorPage, add_error_handlers, problem_responses
@@ -68,6 +70,7 @@ def create_app(
 
     ``hosts``: names by which clients may address the daemon. ``error_page`` renders problems for browsers.
     """
+    authorize = build_authorizer(jobs.get_owned)
     app = Api(
         title="koalapy",
         version=__version__,
@@ -78,9 +81,10 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         generate_unique_id_function=lambda route: route.name,
-        dependencies=[Depends(build_authorizer(jobs.get_owned))],
+        dependencies=[Depends(authorize)],
     )
-    app.include_router(jobs_router(jobs))
+    jobs_routes = jobs_router(jobs)
+    app.include_router(jobs_routes)
     app.include_router(explain_router(jobs))
     app.include_router(clusters_router(jobs))
     app.include_router(tokens_router(identities))
@@ -96,6 +100,11 @@ def create_app(
     _set_openapi(app)
     app.include_router(docs_router(app.openapi))
     add_error_handlers(app, error_page)
+    route = next(route for route in jobs_routes.routes if isinstance(route, APIRoute) and route.name == "submit_job")
+    # Before the router, within the error handlers and all middleware.
+    app.router.middleware_stack = DirectSubmission(
+        app.router.middleware_stack, route, authorize, jobs.submit, submission_response
+    )
     app.add_middleware(UserRequestLimiter, max_requests=max_requests)
     app.add_middleware(Guard, identities=identities, hosts=hosts or AllowedHosts(), pace=pace or Pace())
     if audit is not None:

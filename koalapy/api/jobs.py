@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, Header, Query, Response
-from fastapi.responses import StreamingResponse
+from fastapi.responses import JSONResponse, StreamingResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import Field
 
@@ -30,7 +30,7 @@ from koalapy.api.job_views import (
 from koalapy.api.problems import describe_error, problem_responses
 from koalapy.api.routes import api_router, render_json_list
 from koalapy.daemon.jobs.changes import TOPICS, Changes, Topic
-from koalapy.daemon.jobs.jobs import ActionResult, JobChange, Jobs
+from koalapy.daemon.jobs.jobs import ActionResult, JobChange, JobRecord, Jobs
 from koalapy.daemon.jobs.unfinished import JobSort
 from koalapy.model.errors import ConflictError, ForbiddenError, NotFoundError, ProblemCode, StoreUnavailable, UsageError
 from koalapy.model.identity import Identity, Role
@@ -69,6 +69,22 @@ Last = Annotated[int | None, Query(ge=1, lt=2**31, description="maximum number o
 LOCATION = {"Location": {"description": "path of the job", "schema": {"type": "string"}}}
 
 
+MAX_JOBS = 1000
+"""Maximum number of jobs in one batch or bulk action."""
+
+
+class JobBatch(Input):
+    """Jobs to submit together."""
+
+    jobs: Annotated[list[JobSubmission], Field(min_length=1, max_length=MAX_JOBS)]
+
+
+class SubmittedJobs(Output):
+    """The ids of submitted jobs, in the order of the request."""
+
+    jobs: list[int]
+
+
 def jobs_router(service: Jobs, clock: Callable[[], float] = time.time) -> APIRouter:
     """Return the routes that submit, list, show, follow and change jobs."""
     router = api_router("jobs", "/jobs")
@@ -86,10 +102,24 @@ def jobs_router(service: Jobs, clock: Callable[[], float] = time.time) -> APIRou
     async def submit_job(submission: JobSubmission, caller: Caller, idempotency_key: Key = None) -> Response:
         """Submit a job as the caller; operators may set another ``owner``. A submission that repeats the caller's
         Idempotency-Key returns the first job."""
-        record, created = await service.submit(submission.to_model(), caller, idempotency_key)
-        headers = {"Location": f"/api/v1/jobs/{record.job.id}"}
-        body = job_view(record).model_dump_json(by_alias=True)
-        return Response(body, 201 if created else 200, headers, "application/json")
+        return submission_response(*await service.submit(submission.to_model(), caller, idempotency_key))
+
+    @router.post(
+        ":batch",
+        status_code=201,
+        response_model=SubmittedJobs,
+        responses={
+            200: {"model": SubmittedJobs, "description": "the jobs that this Idempotency-Key created before"},
+            201: {"description": "the new jobs"},
+            **problem_responses(409),
+        },
+    )
+    async def submit_jobs(batch: JobBatch, caller: Caller, idempotency_key: Key = None) -> Response:
+        """Submit up to 1,000 jobs in one transaction: all of them or none. An error names the job, such as
+        `jobs[3].command`. A batch that repeats the caller's Idempotency-Key returns the first jobs."""
+        specs = [submission.to_model() for submission in batch.jobs]
+        numbers, created = await service.batches.submit(specs, caller, idempotency_key)
+        return JSONResponse({"jobs": list(numbers)}, 201 if created else 200)
 
     _add_list(router, service, clock)
     _add_views(router, service)
@@ -177,6 +207,13 @@ def _check_unfinished(states: set[str], sort: JobSort) -> None:
         )
 
 
+def submission_response(record: JobRecord, created: bool) -> Response:
+    """Return the response to a submission: the job, which may be an earlier one with the same key."""
+    headers = {"Location": f"/api/v1/jobs/{record.job.id}"}
+    body = job_view(record).model_dump_json(by_alias=True)
+    return Response(body, 201 if created else 200, headers, "application/json")
+
+
 def _add_views(router: APIRouter, service: Jobs) -> None:
     """Add the routes that show a job, its timeline, its attempts and its output."""
 
@@ -253,8 +290,6 @@ def _visible_owner(caller: Identity, *, mine: bool, owner: str, name: str) -> st
     return caller.user if name else owner
 
 
-MAX_JOBS = 1000
-"""Maximum number of jobs in one bulk action."""
 JobIds = Annotated[list[fields.JobId], Field(min_length=1, max_length=MAX_JOBS)]
 
 

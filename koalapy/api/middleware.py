@@ -52,10 +52,11 @@ class ResponseHeaders:
                     if name.lower() not in _ALWAYS or value == _CACHE_FOREVER
                 ]
                 names = {name.lower() for name, _ in headers}
-                headers += [item for item in (_ALWAYS | _DEFAULTS).items() if item[0] not in names]
-                host = next((value for name, value in scope["headers"] if name == b"host"), b"").partition(b":")[0]
-                if scope.get("scheme") in ("https", "wss") and host.lower() != b"localhost":
-                    headers.append(HSTS)
+                headers += [item for item in _ADDED if item[0] not in names]
+                if scope.get("scheme") in ("https", "wss"):
+                    host = next((value for name, value in scope["headers"] if name == b"host"), b"")
+                    if host.partition(b":")[0].lower() != b"localhost":
+                        headers.append(HSTS)
                 message["headers"] = headers
             await send(message)
 
@@ -64,7 +65,7 @@ class ResponseHeaders:
 
 _CACHE_FOREVER = CACHE_FOREVER.encode()
 _ALWAYS = {name.encode(): value.encode() for name, value in ALWAYS.items()}
-_DEFAULTS = {name.encode(): value.encode() for name, value in DEFAULTS.items()}
+_ADDED = [*_ALWAYS.items(), *((name.encode(), value.encode()) for name, value in DEFAULTS.items())]
 
 
 Address = IPv4Address | IPv6Address

@@ -15,7 +15,16 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
-from koalapy.api.job_views import ComponentInput, Fixed, FixedComponent, Flexible, JobInput, NonFixed, NonFixedComponent
+from koalapy.api.job_views import (
+    ComponentInput,
+    Fixed,
+    FixedComponent,
+    Flexible,
+    JobInput,
+    JobSubmission,
+    NonFixed,
+    NonFixedComponent,
+)
 from koalapy.daemon.observability.audit import describe_request
 from koalapy.model.corrections import explain_error
 from koalapy.model.errors import BusyError, KoalaError, ProblemCode, UsageError
@@ -235,7 +244,7 @@ def _usage_error(errors: Sequence[Mapping[str, Any]], model: type[BaseModel]) ->
     if kind == "model_attributes_type":
         hint = "send JSON with Content-Type: application/json" if field == "body" else "give fields and values"
         return _error(f"{field} is not an object", field, value, hint)
-    if field in _DURATIONS and kind == "float_parsing":
+    if location[-1] in _DURATIONS and kind == "float_parsing":
         kind = "duration"
     wrong, hint = _CORRECTIONS.get(kind) or explain_error(kind, error.get("ctx"))
     if kind in ("string_too_long", "string_too_short", "too_long") and isinstance(value, list | dict):
@@ -265,7 +274,7 @@ def _field_at(location: Sequence[int | str]) -> str:
     """
     field = ""
     for index, part in enumerate(location):
-        is_tag = index == 2 and part in _REQUESTS and location[1] == "request"
+        is_tag = index > 1 and part in _REQUESTS and location[index - 1] == "request"
         if index == 0 or is_tag:
             continue
         field += f"[{part}]" if isinstance(part, int) else f".{part}" if field else str(part)
@@ -274,6 +283,8 @@ def _field_at(location: Sequence[int | str]) -> str:
 
 def _suggest_fields(location: Sequence[int | str], model: type[BaseModel]) -> str:
     """Return a hint for an unknown field: similar names of the model at its location."""
+    if location[1] == "jobs" and len(location) > 3:  # a job of a batch
+        location, model = (location[0], *location[3:]), JobSubmission
     tag = str(location[2]) if len(location) > 3 else ""
     if "inputs" in location[:-1]:
         model = ComponentInput if tag in _COMPONENTS else JobInput

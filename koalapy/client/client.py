@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from http import HTTPStatus
 from typing import Any, cast
 from urllib.parse import parse_qs, quote, urlsplit
@@ -78,17 +78,27 @@ class Client:
 
     def submit(self, body: Json, key: str) -> Job:
         """Submit a job, and retry while the daemon is briefly unreachable. The key prevents duplicate jobs."""
+        return cast(Job, self._post_with_retries("/api/v1/jobs", body, key))
+
+    def submit_batch(self, bodies: Sequence[Json], key: str) -> list[int]:
+        """Submit up to ``MAX_PAGE_SIZE`` jobs in one transaction, with retries, and return their ids.
+
+        If one is rejected, none is submitted; the error's field names it, such as ``jobs[3].command``.
+        """
+        answer = self._post_with_retries("/api/v1/jobs:batch", {"jobs": list(bodies)}, key)
+        return cast(list[int], answer["jobs"])
+
+    def _post_with_retries(self, path: str, body: Json, key: str) -> Json:
+        """Send a submission, and retry it with the same key while the daemon is briefly unreachable."""
+        headers = {"Idempotency-Key": key}
         for pause in (0.2, 0.5, 1.0):
             try:
-                return self._submit_once(body, key)
+                return self.post(path, body, headers)
             except CliError as error:
                 if not error.may_recover:
                     raise
             self.timeouts.sleep(pause)
-        return self._submit_once(body, key)
-
-    def _submit_once(self, body: Json, key: str) -> Job:
-        return cast(Job, self.post("/api/v1/jobs", body, {"Idempotency-Key": key}))
+        return self.post(path, body, headers)
 
     def act_on_jobs(self, action: str, jobs: list[int], **order: str | bool) -> Iterator[Json]:
         """Apply an action to jobs and yield the result for each job. ``order``: the fields of the action."""

@@ -57,6 +57,11 @@ def load_yaml(text: str, *, aliases: bool = True) -> Any:
     return yaml.load(text, _Loader if aliases else _LoaderWithoutAliases)
 
 
+def load_documents(text: str, *, aliases: bool = True) -> list[Any]:
+    """Return the values of all documents of a YAML or JSON text. The errors are those of ``load_yaml``."""
+    return list(yaml.load_all(text, _Loader if aliases else _LoaderWithoutAliases))
+
+
 MAX_SIZE = 16 * 1024 * 1024
 """Maximum bytes of a configuration file."""
 NOT_READ = (OSError, ValueError, LookupError, AttributeError, RecursionError, yaml.YAMLError)

@@ -20,6 +20,8 @@ KoalaError
     └── SiteRejected      the same call will fail again
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from typing import ClassVar, NoReturn, Self
 
@@ -107,6 +109,19 @@ class UsageError(KoalaError):
     """A field of the request is invalid; nothing was stored."""
 
     default_code = ProblemCode.INVALID_VALUE
+
+
+@contextmanager
+def naming_item(item: str) -> Iterator[None]:
+    """Name an item of a list, such as ``jobs[3]``, in the field and message of an error raised within the context."""
+    try:
+        yield
+    except KoalaError as error:
+        if error.code.status < 500:
+            separator = "." if error.field and error.message.startswith(error.field) else ": "
+            error.message = f"{item}{separator}{error.message}"
+            error.field = f"{item}.{error.field}" if error.field else item
+        raise
 
 
 def reject(field: str, value: object, problem: str, hint: str) -> NoReturn:

@@ -110,19 +110,24 @@ class OwnerUse:
         """Return the owner's limit that keeps a job from being placed now; None if there is none."""
         return self.excess_of(self.demand_of(spec), now)
 
-    def check(self, spec: JobSpec) -> None:
-        """Raise ``NeverAllowed`` if a job can never be placed, ``LimitReached`` if its owner has too many."""
+    def check(self, spec: JobSpec, ahead: Counter[ScopeKey] | None = None) -> None:
+        """Raise ``NeverAllowed`` if a job can never be placed, ``LimitReached`` if its owner has too many.
+
+        ``ahead``: the earlier jobs of the same batch by scope, to which this one is added.
+        """
         if not self.counts or spec.internal:
             return
         for scope in self.limits.scopes(spec.owner):
             asks = (
                 (NODES, 0, spec.request.total_size),
                 (HOURS, 0, _hours(spec)),
-                (QUEUED, self._waiting[scope.key], 1),
+                (QUEUED, self._waiting[scope.key] + (ahead[scope.key] if ahead is not None else 0), 1),
             )
             for name, used, requested in asks:
                 if excess := self.limits.find_excess(scope, name, used, requested):
                     excess.raise_error()
+            if ahead is not None:
+                ahead[scope.key] += 1
 
     def current_use(self, scope: Scope, now: float) -> dict[str, float]:
         """Return the counted use of a scope, by limit."""

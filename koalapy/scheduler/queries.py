@@ -1,11 +1,12 @@
 """Read-only queries of the scheduler's state."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 from koalapy.model.cluster import GridView
-from koalapy.model.errors import BusyError, NotFoundError, ProblemCode
+from koalapy.model.errors import BusyError, NotFoundError, ProblemCode, naming_item
 from koalapy.model.job import Component, Job, JobId, JobSpec, Priority, Token
-from koalapy.model.limits import Excess
+from koalapy.model.limits import Excess, ScopeKey
 from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import ClusterName
 from koalapy.model.users import NOWHERE
@@ -93,7 +94,19 @@ class Queries:
     def admit(self, spec: JobSpec) -> None:
         """Raise ``BusyError``, ``LimitReached`` or ``NeverAllowed`` for a submission that cannot be accepted now."""
         self.owner_use.check(spec)
-        if self.queued >= self.rules.placement_queue_limit:
+        self._check_queue(0)
+
+    def admit_batch(self, specs: Sequence[JobSpec]) -> None:
+        """Raise the error of ``admit`` for the first of several submissions that cannot be accepted together now."""
+        ahead = Counter[ScopeKey]()
+        for index, spec in enumerate(specs):
+            with naming_item(f"jobs[{index}]"):
+                self.owner_use.check(spec, ahead)
+                self._check_queue(index)
+
+    def _check_queue(self, ahead: int) -> None:
+        """Raise ``BusyError`` if no job can be queued behind the waiting jobs and ``ahead`` more."""
+        if self.queued + ahead >= self.rules.placement_queue_limit:
             raise BusyError(
                 f"{self.queued} jobs wait already, and placement_queue_limit is {self.rules.placement_queue_limit}",
                 retry_after=self.rules.scan_interval,

@@ -6,7 +6,7 @@ reported. ``inputs`` resolves the inputs by the replica catalogue, after ``check
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from typing import Any
@@ -87,7 +87,16 @@ def hash_key(user: str, key: str) -> str:
 def hash_spec(spec: JobSpec) -> str:
     """Return the hash of a submission without its default values, so that new fields of later versions do not change
     it."""
-    text = json.dumps(_plain_value(spec), sort_keys=True)
+    return _hash_json(_plain_value(spec))
+
+
+def hash_batch(specs: Sequence[JobSpec]) -> str:
+    """Return the hash of a batch of submissions, which differs from that of any single submission."""
+    return _hash_json([_plain_value(spec) for spec in specs])
+
+
+def _hash_json(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True)
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 

@@ -118,6 +118,8 @@ async def test_every_answer_conforms_to_document(open_api: Open, body: Json) -> 
     for change in (body, body | {"nmae": "x"}):
         await api.post("/api/v1/explain", json=change)
         await api.post("/api/v1/forecast", json=change)
+    for jobs in ([body, body], [body | {"nmae": "x"}], []):
+        await api.post("/api/v1/jobs:batch", json={"jobs": jobs}, headers={"Idempotency-Key": "batch"})
     await api.get("/api/v1/advisor/record")
     for question in ({}, {"add": ["west=4"]}, {"add": ["west"]}, {"rlue": []}):
         await api.post("/api/v1/what-if", json=question)

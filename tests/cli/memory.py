@@ -10,7 +10,7 @@ from koalapy.daemon.forecast.forecasts import IfSubmitted
 from koalapy.daemon.jobs.jobs import ActionResult, JobChange, JobRecord, Metrics
 from koalapy.model.array import TaskIndices
 from koalapy.model.cluster import Drain, check_cluster
-from koalapy.model.errors import BusyError, ConflictError, NotFoundError, StoreUnavailable
+from koalapy.model.errors import BusyError, ConflictError, NotFoundError, StoreUnavailable, naming_item
 from koalapy.model.explanation import Explanation
 from koalapy.model.identity import HighPriority, Identity, Role
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobId, JobSpec, JobState, Priority, TimelineEntry
@@ -68,11 +68,28 @@ class MemoryActions:
         return [ActionResult(job, await self._service.set_priority(job, priority)) for job in jobs]
 
 
+class MemoryBatches:
+    """Submissions of several jobs to ``MemoryService``."""
+
+    def __init__(self, service: "MemoryService") -> None:
+        self._service = service
+
+    async def submit(
+        self, specs: Sequence[JobSpec], caller: Identity, idempotency_key: str | None = None
+    ) -> tuple[range, bool]:
+        for index, spec in enumerate(specs):
+            with naming_item(f"jobs[{index}]"):
+                check_submission(replace(spec, policy="", policy_options=()), LIMITS)
+        records = [(await self._service.submit(spec, caller))[0] for spec in specs]
+        return range(records[0].job.id, records[-1].job.id + 1), True
+
+
 class MemoryService:
     """``echo TEXT`` succeeds, ``exit CODE`` fails, ``lost`` fails without a code, other commands do not end."""
 
     def __init__(self) -> None:
         self.bulk = MemoryActions(self)
+        self.batches = MemoryBatches(self)
         self.records: dict[JobId, Job] = {}
         self.keys: dict[str, JobId] = {}
         self.output: dict[JobId, bytes] = {}

@@ -1,12 +1,13 @@
 """Conversion of options and job files to submissions."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from koalapy.cli.jobs.job_options import coallocation_of, environment_of
-from koalapy.cli.jobs.submission import RequestOptions, body_of, request_of
+from koalapy.cli.jobs.submission import RequestOptions, body_of, read_job_file, request_of
 from koalapy.client.errors import CliError, Exit
 from tests.cli.conftest import Koala
 
@@ -92,15 +93,15 @@ def test_invalid_coallocation_is_rejected_with_hint(text: str) -> None:
 def test_options_override_job_file(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("request: {type: flexible, total_size: 2}\nname: mine\ncommand: [a]\nenvironment: {X: 1, Y: 2}\n")
-    body = body_of(file, {"name": "other", "command": None}, {"Y": "3"})
+    body = body_of(read_job_file(file)[0], {"name": "other", "command": None}, {"Y": "3"})
     assert (body["name"], body["command"], body["environment"]) == ("other", ["a"], {"X": 1, "Y": "3"})
 
 
 def test_chdir_option_overrides_optional_workdir_of_file(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("request: {type: flexible, total_size: 2}\ncommand: [a]\nworkdir: /a\nworkdir_optional: true\n")
-    assert body_of(file, {}, {})["workdir_optional"] is True
-    body = body_of(file, {"workdir": "/b"}, {})
+    assert body_of(read_job_file(file)[0], {}, {})["workdir_optional"] is True
+    body = body_of(read_job_file(file)[0], {"workdir": "/b"}, {})
     assert (body["workdir"], body.get("workdir_optional", False)) == ("/b", False)
 
 
@@ -112,14 +113,14 @@ def test_invalid_job_file_is_one_line(tmp_path: Path, content: str) -> None:
     file = tmp_path / "job.yaml"
     file.write_bytes(content.encode("latin-1"))
     with pytest.raises(CliError) as refusal:
-        body_of(file, {}, {})
+        body_of(read_job_file(file)[0], {}, {})
     assert str(file) in str(refusal.value)
     assert "\n" not in str(refusal.value)
 
 
 def test_job_file_is_read_up_to_its_limit() -> None:
     with pytest.raises(CliError) as refusal:
-        body_of(Path("/dev/zero"), {}, {})
+        body_of(read_job_file(Path("/dev/zero"))[0], {}, {})
     assert str(refusal.value) == "/dev/zero is larger than 1048576 bytes; put large data into files that the job reads"
 
 
@@ -127,7 +128,7 @@ def test_job_file_with_alias_is_rejected(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("request: {type: flexible, total_size: 2}\ncommand: [ls, &a x, *a]\n")
     with pytest.raises(CliError) as refusal:
-        body_of(file, {}, {})
+        body_of(read_job_file(file)[0], {}, {})
     hint = "write its value instead, or put it in quotes"
     assert (refusal.value.code, refusal.value.message, refusal.value.hint) == (
         Exit.USAGE,
@@ -181,8 +182,60 @@ def test_job_file_with_duplicate_key_is_rejected(tmp_path: Path) -> None:
         "request: {type: flexible, total_size: 2}\nrequest: {type: flexible, total_size: 3}\ncommand: [x]\n"
     )
     with pytest.raises(CliError) as refusal:
-        body_of(file, {}, {})
+        body_of(read_job_file(file)[0], {}, {})
     assert (refusal.value.code, str(refusal.value)) == (
         Exit.USAGE,
         f"cannot read {file}: the key 'request' is given twice, in lines 1 and 2: leave one out",
     )
+
+
+JOBS = """\
+request: {type: flexible, total_size: 2}
+command: [echo, a]
+---
+request: {type: flexible, total_size: 3}
+command: [exit, "7"]
+name: second
+---
+"""
+
+
+def test_submit_with_several_documents_submits_them_together(koala: Koala, tmp_path: Path) -> None:
+    file = tmp_path / "jobs.yaml"
+    file.write_text(JOBS)
+    assert koala("submit", "-f", str(file)).out == "Submitted 2 jobs: 1 to 2\n"
+    assert koala("submit", "-f", str(file), "-q", "--application", "app").out == "3\n4\n"
+    jobs = [json.loads(koala("show", job, "--json").out) for job in "34"]
+    assert [(job["name"], job["application"], job["request"]["total_size"]) for job in jobs] == [
+        ("", "app", 2),
+        ("second", "app", 3),
+    ]
+    assert json.loads(koala("submit", "-f", str(file), "--json").out) == {"jobs": [5, 6]}
+    waited = koala("submit", "-f", str(file), "--wait")
+    assert (waited.code, waited.err) == (7, "Submitted 2 jobs: 7 to 8\n")
+    assert waited.out.splitlines() == ["job 7 succeeded", "job 8 failed: the program failed"]
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ([], "koala: document 2 of {file}: request.total_size is 9, but "),
+        (["--flexible", "10"], "koala: document 1 of {file}: --flexible is 10, but "),
+        (["--dry-run"], "koala: --dry-run shows one job, and {file} has 2; give a file with one job"),
+    ],
+)
+def test_submit_with_wrong_document_names_it(koala: Koala, tmp_path: Path, options: list[str], error: str) -> None:
+    file = tmp_path / "jobs.yaml"
+    file.write_text(JOBS.replace("3", "9"))
+    ended = koala("submit", "-f", str(file), *options)
+    assert (ended.code, ended.out) == (Exit.USAGE, "")
+    assert ended.err.startswith(error.format(file=file))
+    assert koala("queue", "--all", "-q").out == ""
+
+
+def test_job_file_with_document_of_other_type_is_rejected(tmp_path: Path) -> None:
+    file = tmp_path / "jobs.yaml"
+    file.write_text(f"{JOBS}[1]\n")
+    with pytest.raises(CliError) as refusal:
+        read_job_file(file)
+    assert refusal.value.message == f"document 3 of {file} contains no job"

@@ -21,18 +21,27 @@ MAX_SIZE = 1024 * 1024
 """Maximum size of a job file in bytes: the limit of the daemon for a request."""
 
 
-def read_job_file(file: Path) -> Json:
-    """Read the fields of a job from a file. Raise ``CliError`` if the file has none."""
-    name = "standard input" if str(file) == STANDARD_INPUT else str(file)
-    body = _parse_content(name, _read_content(name, file))
-    if not isinstance(body, dict):
-        raise CliError(f"{name} contains no job", Exit.USAGE, "give fields and values as in docs/cli.md")
-    try:
-        json.dumps(body, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        hint = "write it as text, in quotes"
-        raise CliError(f"{name} has a value that JSON does not allow: {error}", Exit.USAGE, hint) from error
-    return body
+def name_of(file: Path) -> str:
+    """Return the name of a job file for messages."""
+    return "standard input" if str(file) == STANDARD_INPUT else str(file)
+
+
+def read_job_file(file: Path) -> list[Json]:
+    """Read the fields of each job from a file with one or more documents. Raise ``CliError`` if a document has none."""
+    name = name_of(file)
+    documents = [fields for fields in _parse_content(name, _read_content(name, file)) if fields is not None]
+    bodies: list[Json] = []
+    for number, body in enumerate(documents or [None], 1):
+        source = f"document {number} of {name}" if len(documents) > 1 else name
+        if not isinstance(body, dict):
+            raise CliError(f"{source} contains no job", Exit.USAGE, "give fields and values as in docs/cli.md")
+        try:
+            json.dumps(body, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            hint = "write it as text, in quotes"
+            raise CliError(f"{source} has a value that JSON does not allow: {error}", Exit.USAGE, hint) from error
+        bodies.append(body)
+    return bodies
 
 
 def _read_content(name: str, file: Path) -> bytes:
@@ -54,15 +63,18 @@ def _read_content(name: str, file: Path) -> bytes:
     return content
 
 
-def _parse_content(name: str, content: bytes) -> object:
-    """Parse a job file in YAML or JSON. Raise ``CliError`` if it is invalid; ``name``: its name in the message."""
+def _parse_content(name: str, content: bytes) -> list[object]:
+    """Parse the documents of a job file in YAML or JSON. Raise ``CliError`` if it is invalid.
+
+    ``name``: its name in the message.
+    """
     import yaml
 
-    from koalapy.config.strict_yaml import AliasFound, DuplicateKey, load_yaml
+    from koalapy.config.strict_yaml import AliasFound, DuplicateKey, load_documents
 
     try:
         # Reject aliases: a small file with nested aliases may expand to a huge document.
-        return load_yaml(content.decode("utf-8"), aliases=False)
+        return load_documents(content.decode("utf-8"), aliases=False)
     except AliasFound as error:
         hint = "write its value instead, or put it in quotes"
         raise CliError(f"{name} has an alias (*NAME)", Exit.USAGE, hint) from error
@@ -152,9 +164,9 @@ def paths_to_stage(body: Json, file: Path | None, option_paths: list[str]) -> li
     return [str((file or Path()).parent / path) for path in file_paths]
 
 
-def body_of(file: Path | None, options: Json, environment: dict[str, str]) -> Json:
+def body_of(fields: Json, options: Json, environment: dict[str, str]) -> Json:
     """Return the request body for a job: the fields of a job file, overridden by the options."""
-    body = read_job_file(file) if file else {}
+    body = dict(fields)
     if (workdir := options.get("workdir")) and not workdir.startswith(("/", "{")):
         options = options | {"workdir": os.path.abspath(workdir)}
     by_name = {"environment": environment, "policy_options": options.get("policy_options") or {}}
@@ -219,6 +231,17 @@ def in_terms_of_options(error: CliError, body: Json, options: Json) -> CliError:
     else:
         return error
     return CliError(f"{option_text}{error.message[len(field) :]}", error.code, error.hint, field)
+
+
+def in_terms_of_documents(error: CliError, bodies: list[Json], options: Json, file: str) -> CliError:
+    """Rewrite a rejection of a batch to name the document of the job file instead of the list's entry."""
+    entry = re.match(r"jobs\[(\d+)\][.:]? ?", error.message)
+    if entry is None or int(entry[1]) >= len(bodies):
+        return error
+    index, message = int(entry[1]), error.message[entry.end() :]
+    field = error.field.removeprefix(f"jobs[{index}]").removeprefix(".")
+    job_error = in_terms_of_options(CliError(message, error.code, error.hint, field), bodies[index], options)
+    return CliError(f"document {index + 1} of {file}: {job_error.message}", error.code, job_error.hint, field)
 
 
 def command_for(body: Json, here: str) -> str | None:

@@ -48,9 +48,20 @@ def submit_job(
     key = None if idempotency_key is None else submission.checked_key(idempotency_key)
     options = {"request": submission.request_of(request), "command": command, **read_options(job)}
     environment, stage = options.pop("environment") or {}, options.pop("bundle") or []
-    body = submission.body_of(file, options | {"stage": stage}, environment)
-    options["bundle"] = paths = submission.paths_to_stage(body, None if stage else file, stage)
     deadline = None if timeout is None else time.monotonic() + timeout
+    documents = submission.read_job_file(file) if file else [{}]
+    bodies = [submission.body_of(fields, options | {"stage": stage}, environment) for fields in documents]
+    file_folder = None if stage else file
+    if file and len(bodies) > 1:
+        paths_of_jobs = [submission.paths_to_stage(body, file_folder, stage) for body in bodies]
+        if dry_run:
+            hint = "give a file with one job"
+            raise CliError(f"--dry-run shows one job, and {file} has {len(bodies)}", Exit.USAGE, hint)
+        client = daemon.client()
+        jobs = _submit_batch(client, bodies, options, paths_of_jobs, key, submission.name_of(file))
+        return _follow_batch(client, jobs, wait=wait, deadline=deadline, quiet=quiet, as_json=as_json)
+    body = bodies[0]
+    options["bundle"] = paths = submission.paths_to_stage(body, file_folder, stage)
     client = daemon.client()
     if dry_run:
         from koalapy.cli.jobs import explain, staging
@@ -84,6 +95,42 @@ def _submit_with_files(client: Client, body: Json, options: Json, paths: list[st
         return client.submit(body, os.urandom(16).hex() if key is None else key)
     except CliError as error:
         raise submission.in_terms_of_options(error, body, options) from error
+
+
+def _submit_batch(
+    client: Client, bodies: list[Json], options: Json, paths_of_jobs: list[list[str]], key: str | None, file: str
+) -> list[int]:
+    """Upload the files of all jobs, then submit the jobs together, and return their ids."""
+    archives: dict[tuple[str, ...], str] = {}
+    for body, paths in zip(bodies, paths_of_jobs, strict=True):
+        if paths:
+            from koalapy.cli.jobs import staging
+
+            if tuple(paths) not in archives:
+                archives[tuple(paths)] = staging.stage_files(client, paths)
+            body["bundle"] = archives[tuple(paths)]
+    try:
+        return client.submit_batch(bodies, os.urandom(16).hex() if key is None else key)
+    except CliError as error:
+        raise submission.in_terms_of_documents(error, bodies, options, file) from error
+
+
+def _follow_batch(
+    client: Client, jobs: list[int], *, wait: bool, deadline: float | None, quiet: bool, as_json: bool
+) -> int | None:
+    """Print the ids of submitted jobs; with ``wait``, wait for their ends and return the exit code."""
+    if quiet:
+        print("\n".join(map(str, jobs)), flush=True)
+    elif not as_json:
+        text = f"Submitted {len(jobs)} jobs: {jobs[0]} to {jobs[-1]}"
+        print(text, file=sys.stderr if wait else sys.stdout, flush=True)
+    if wait:
+        from koalapy.cli.jobs.waiting import wait_for_ends
+
+        return wait_for_ends(client, jobs, deadline, as_json=as_json)
+    if as_json:
+        show_json({"jobs": jobs})
+    return None
 
 
 def _announce_job(job: SubmittedJob, wait: bool) -> None:

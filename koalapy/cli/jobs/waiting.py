@@ -7,8 +7,18 @@ from typing import Annotated
 
 from koalapy.cli.files import transfers
 from koalapy.cli.jobs.job_progress import ProgressReporter
+from koalapy.cli.jobs.selection import (
+    NO_SELECTION,
+    LastJob,
+    Selection,
+    describe_jobs,
+    find_job,
+    find_last_job,
+    print_dry_run,
+    select_jobs,
+)
 from koalapy.cli.terminal.arguments import Option
-from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Job, Jobs, Timeout, show_json
+from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Jobs, Timeout, show_json
 from koalapy.cli.terminal.streams import ProgramOutput
 from koalapy.client.answers import Job as JobAnswer
 from koalapy.client.client import FINAL, Absence, Client, name_of
@@ -81,7 +91,7 @@ def _code_of(job: JobAnswer) -> int:
 
 
 def show_logs(
-    job: Job,
+    job: LastJob = None,
     follow: Annotated[bool, Option("-f", "--follow", help="follow the output until the job ends")] = False,
     component: Annotated[int | None, Option(help="only this component")] = None,
     raw: Annotated[bool, Option("--raw", help="keep control codes, such as colours, on a terminal")] = False,
@@ -89,7 +99,7 @@ def show_logs(
 ) -> None:
     """Print the output of a job."""
     client = daemon.client()
-    number = job.find_number(client)
+    number = find_job(client, job)
     try:
         if follow:
             with ProgressReporter(client, number, from_the_first=False):
@@ -127,14 +137,36 @@ def _print_logs(client: Client, job: int, follow: bool, component: int | None, r
     output.finish()
 
 
-def wait_for_jobs(jobs: Jobs, timeout: Timeout = None, as_json: AsJson = False, daemon: Daemon = DAEMON) -> int:
-    """Wait until jobs have ended; exit with the code of the first job that did not succeed."""
-    client = daemon.client()
-    deadline = None if timeout is None else time.monotonic() + timeout
-    numbers = [number for job in jobs for number in job.find_numbers(client)]
+def wait_for_jobs(
+    jobs: Jobs = None,
+    selection: Selection = NO_SELECTION,
+    timeout: Timeout = None,
+    as_json: AsJson = False,
+    daemon: Daemon = DAEMON,
+) -> int:
+    """Wait until jobs have ended; exit with the code of the first job that did not succeed.
+
+    Without a job or a selection it waits for the job you submitted last.
+    """
+    client, deadline = daemon.client(), None if timeout is None else time.monotonic() + timeout
+    if jobs or selection.filters:
+        numbers = [number for job in jobs or () for number in job.find_numbers(client)]
+        chosen = select_jobs(client, "wait", numbers, selection)
+    else:
+        chosen = [find_last_job(client)]
+    if selection.dry_run:
+        print_dry_run("wait", chosen, as_json=as_json)
+        return Exit.OK
+    if selection.filters:
+        print(f"koala: selected {describe_jobs(chosen)}", file=sys.stderr)
+    return wait_for_ends(client, chosen, deadline, as_json=as_json)
+
+
+def wait_for_ends(client: Client, jobs: list[int], deadline: float | None, *, as_json: bool) -> int:
+    """Wait until jobs have ended, print how, and return the exit code of the first that did not succeed."""
     try:
         ended_jobs = []
-        for job in numbers:
+        for job in jobs:
             with ProgressReporter(client, job, from_the_first=False):
                 ended_jobs.append(client.wait_for_end(job, deadline))
     except KeyboardInterrupt:

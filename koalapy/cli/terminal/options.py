@@ -27,7 +27,7 @@ Url = Annotated[str | None, Option("--url", envvar="KOALA_URL", help=ABOUT_URL, 
 Watch = Annotated[bool, Option("--watch", help="show changes until Ctrl-C")]
 Job = Annotated[JobReference, Argument(help="the job's id, or a task of an array: 7[3]", completes="jobs")]
 Jobs = Annotated[
-    list[JobReference], Argument(help="ids of jobs, or tasks of an array: 7[3-9]", completes="active jobs")
+    list[JobReference] | None, Argument(help="ids of jobs, or tasks of an array: 7[3-9]", completes="active jobs")
 ]
 Timeout = Annotated[float | None, Option("--timeout", help="timeout in seconds", min=0, max=MAX_WAIT_S)]
 Why = Annotated[str, Option("--reason", help="reason, shown in the job's timeline", may_be_empty=True)]

@@ -6,8 +6,20 @@ from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
 from koalapy.daemon.engine.database import QUERY_TIMEOUT_S, query
-from koalapy.model.errors import StoreUnavailable
+from koalapy.model.errors import ConflictError, ProblemCode, StoreUnavailable
 from koalapy.ports import Store, Submitted
+
+
+def check_same_submission(first: Submitted, digest: str, key: str) -> None:
+    """Raise ``ConflictError`` if a submission differs from the first one with its key. ``digest``: its hash."""
+    if digest != first.digest:
+        raise ConflictError(
+            f"the Idempotency-Key was used for job {first.job}, whose specification differs",
+            field="Idempotency-Key",
+            value=key,
+            hint="use a new key for a new job",
+            code=ProblemCode.IDEMPOTENCY_KEY_REUSED,
+        )
 
 
 @dataclass(slots=True)

@@ -1,15 +1,17 @@
 """Submit jobs, act on jobs and clusters, and read their state."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import structlog
 
 from koalapy.daemon.engine.database import query
 from koalapy.daemon.engine.engine import RETRY_INTERVAL_S, Engine, WorkItem
-from koalapy.daemon.jobs.idempotency import IdempotencyKeys
+from koalapy.daemon.jobs.batches import BatchSubmission, number_jobs
+from koalapy.daemon.jobs.idempotency import IdempotencyKeys, check_same_submission
 from koalapy.daemon.jobs.output import Outputs, OutputTail
 from koalapy.daemon.jobs.unfinished import JobSort, list_unfinished
 from koalapy.daemon.observability.audit import describe_request
@@ -49,6 +51,7 @@ from koalapy.validation.request import check_size, with_all_indices
 from koalapy.validation.submission import check_submission, hash_key, hash_spec
 
 log = structlog.get_logger()
+T = TypeVar("T")
 
 TIMELINE_PAGE_SIZE = 500
 """Lines of a timeline that one query reads for a client that follows a job."""
@@ -128,7 +131,8 @@ class Jobs:
         self._max_claimed_number = next_number - 1 + MAX_JOBS_AHEAD
         self._describe = describe
         self._keys = IdempotencyKeys(store)
-        self._submitting: set[asyncio.Task[tuple[JobRecord, bool]]] = set()
+        self.batches = BatchSubmission(self, engine, queries, self._keys)
+        self._submitting: set[asyncio.Task[object]] = set()
 
     # Submitting and acting
 
@@ -144,8 +148,14 @@ class Jobs:
         if idempotency_key is None:
             storing = self._store_new(spec, caller, None)
             return await self._engine.database.await_outcome(storing, HINT_UNKNOWN_OUTCOME), True
-        # A separate task goes on when the client disconnects: a retry with the same key must find its outcome.
-        submitting = asyncio.create_task(self._submit_once(spec, caller, idempotency_key))
+        return await self.finish_submission(self._submit_once(spec, caller, idempotency_key))
+
+    async def finish_submission(self, submission: Coroutine[Any, Any, T]) -> T:
+        """Return the result of a submission with a key, in a task that goes on when the client disconnects.
+
+        A retry with the same key must find its outcome.
+        """
+        submitting = asyncio.create_task(submission)
         self._submitting.add(submitting)
         submitting.add_done_callback(self._submitting.discard)
         return await self._engine.database.await_outcome(submitting, HINT_UNKNOWN_OUTCOME_OF_KEY)
@@ -157,23 +167,15 @@ class Jobs:
             first = await self._keys.find_submission(user_key)
             if first is None:
                 return await self._store_new(spec, caller, (user_key, hash_spec(spec))), True
-            if hash_spec(spec) != first.digest:
-                raise ConflictError(
-                    f"the Idempotency-Key was used for job {first.job}, whose specification differs",
-                    field="Idempotency-Key",
-                    value=idempotency_key,
-                    hint="use a new key for a new job",
-                    code=ProblemCode.IDEMPOTENCY_KEY_REUSED,
-                )
+            check_same_submission(first, hash_spec(spec), idempotency_key)
             describe_request(f"job {first.job}", "it was submitted before")
             return await self.get_owned(first.job, caller), False
 
     async def _store_new(self, spec: JobSpec, caller: Identity, key: tuple[str, str] | None) -> JobRecord:
         """Check a specification, and store it as a job with a new number. ``key``: hash of the key, and of the spec."""
         engine, queries = self._engine, self._queries
-        spec = await self._complete_and_check(spec, caller)
-        number = self._next_number
-        self._next_number = new_job(number, spec, 0.0).last_number + 1
+        spec = await self.complete_and_check(spec, caller)
+        (number,) = self.take_numbers([spec])
 
         def make_events() -> tuple[Event, ...]:
             queries.admit(spec)
@@ -183,6 +185,11 @@ class Jobs:
         submitted = Submitted(key[0], number, key[1]) if key else None
         await engine.commit(WorkItem(prepare=make_events, submitted=submitted))
         return await self.get(number)
+
+    def take_numbers(self, specs: Sequence[JobSpec]) -> list[JobId]:
+        """Return the numbers of new jobs, which no other job gets."""
+        numbers, self._next_number = number_jobs(self._next_number, specs)
+        return numbers
 
     def raise_next_number(self, job: JobId) -> bool:
         """Number new jobs above ``job``, which an agent knows from a lost database. Return False if it is too far."""
@@ -197,7 +204,7 @@ class Jobs:
         """Pass a work item to the engine and wait until it is written."""
         await self._engine.database.await_outcome(self._engine.commit(item))
 
-    async def _complete_and_check(self, spec: JobSpec, caller: Identity) -> JobSpec:
+    async def complete_and_check(self, spec: JobSpec, caller: Identity) -> JobSpec:
         """Return the spec with its policy, its home site and the catalogued inputs.
 
         Raise ``UsageError`` if it can never run.
@@ -361,7 +368,7 @@ class Jobs:
 
     async def complete_spec(self, spec: JobSpec, caller: Identity) -> JobSpec:
         """Return the spec of the job that a submission would become. Check it like a real one; store nothing."""
-        spec = await self._complete_and_check(self.rules.with_owner(spec, caller), caller)
+        spec = await self.complete_and_check(self.rules.with_owner(spec, caller), caller)
         self._queries.admit(spec)
         return spec
 
