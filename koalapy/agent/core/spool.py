@@ -12,7 +12,7 @@ import re
 import stat
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,8 @@ log = structlog.get_logger()
 
 _WRITING = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _CHUNK = 1024 * 1024
+SYNC_THREADS = 3
+"""Maximum number of threads that flush files at the same time. Each start of a thread's work takes processor time."""
 REMOVED_SUFFIX = ".forgotten"
 MAX_JOURNAL = 64 * 1024 * 1024
 """Maximum bytes of a journal. The agent writes none that is larger."""
@@ -111,16 +113,22 @@ class DiskSync:
         """Flush everything written so far to the disk; record which paths failed."""
         upto, paths = self._written_count, list(self._dirty)
         self._dirty = {}
-        errors = await asyncio.gather(*(asyncio.to_thread(_sync_existing, path) for path in paths))
-        for path, error in zip(paths, errors, strict=True):
-            if error is None:
-                self._failed.pop(path, None)
-            else:
-                self._failed[path] = error
+        shares = [paths[number::SYNC_THREADS] for number in range(min(SYNC_THREADS, len(paths)))]
+        for results in await asyncio.gather(*(asyncio.to_thread(_sync_paths, share) for share in shares)):
+            for path, error in results:
+                if error is None:
+                    self._failed.pop(path, None)
+                else:
+                    self._failed[path] = error
         self._synced_count = upto
 
     def forget_folder(self, folder: Path) -> None:
         self._failed = {p: e for p, e in self._failed.items() if folder not in (p, p.parent)}
+
+
+def _sync_paths(paths: Iterable[Path]) -> list[tuple[Path, OSError | None]]:
+    """Flush files and folders to the disk, one after another; return the error of each, None on success."""
+    return [(path, _sync_existing(path)) for path in paths]
 
 
 def _sync_existing(path: Path) -> OSError | None:
