@@ -1,12 +1,11 @@
 """Build the reference of the `koala` command from its click commands."""
 
-from collections.abc import Iterator
-
 import click
 
 from koalapy import __version__
 from koalapy.cli.main import KOALA
-from koalapy.cli.terminal.arguments import Commands, root_of
+from koalapy.cli.terminal.arguments import root_of
+from koalapy.cli.terminal.manual import list_commands
 
 COMMON_OPTIONS = {"--url", "--token", "--ca-file", "--help"}
 """Options of most commands, which the page describes once."""
@@ -14,22 +13,12 @@ COMMON_OPTIONS = {"--url", "--token", "--ca-file", "--help"}
 
 def commands() -> dict[str, click.Command]:
     """Return every command by its words, such as `koala clusters drain`."""
-    return dict(_commands_below("koala", root_of("koala", KOALA, __version__)))
+    return dict(list_commands("koala", root_of("koala", KOALA, __version__)))
 
 
 def page() -> str:
     """Return a section for each command as Markdown: help, usage, arguments and options."""
     return "\n".join(_section(path, command) for path, command in commands().items() if path != "koala")
-
-
-def _commands_below(path: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
-    yield path, command
-    if isinstance(command, Commands):
-        context = click.Context(command)
-        for name in command.list_commands(context):
-            subcommand = command.get_command(context, name)
-            assert subcommand is not None
-            yield from _commands_below(f"{path} {name}", subcommand)
 
 
 def _section(path: str, command: click.Command) -> str:

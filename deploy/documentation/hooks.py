@@ -12,6 +12,7 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
 from deploy.documentation import cli_page, evidence_page, logs_page, metrics_page, rest_page, settings_page
+from koalapy.cli.terminal import foreign_options
 
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"\[([^\]]*)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
@@ -75,6 +76,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         markdown += settings_page.page()
     elif source == "cli.md":
         markdown += cli_page.page()
+    elif source == "coming-from-slurm.md":
+        markdown += "\n" + foreign_options.options_page()
     elif source == "security-evidence.md":
         markdown += evidence_page.page()
     elif source == "logs.md":

@@ -17,7 +17,7 @@ from koalapy.client.errors import CliError, Exit, printable
 from koalapy.model.wording import format_bytes
 
 
-def log_in(url: Url = None) -> None:
+def log_in(url: Url = None, as_json: AsJson = False) -> None:
     """Log in by your account on this head node, through the agent there.
 
     Every command logs in by itself if needed.
@@ -27,21 +27,27 @@ def log_in(url: Url = None) -> None:
         ending = f" leads to {url}" if url else " is on this host"
         hint = "log in on a head node, or set KOALA_TOKEN; commands of the daemon's own account need no login"
         raise CliError(f"no cluster's agent{ending}", Exit.UNREACHABLE, hint)
-    identity = f"{new_login.user} ({new_login.role}), attested by {new_login.cluster}"
-    print(printable(f"logged in at {new_login.url} as {identity}, until {_expiry_text(new_login)}"))
+    if as_json:
+        names = ("url", "user", "role", "cluster")
+        show_json({name: getattr(new_login, name) for name in names} | {"expires_at": new_login.ends_at})
+    else:
+        identity = f"{new_login.user} ({new_login.role}), attested by {new_login.cluster}"
+        print(printable(f"logged in at {new_login.url} as {identity}, until {_expiry_text(new_login)}"))
     if os.environ.get("KOALA_TOKEN"):
         print("koala: KOALA_TOKEN is set and takes precedence over the login", file=sys.stderr)
 
 
-def log_out(url: Url = None, every: Annotated[bool, Option("--all", help="at every daemon")] = False) -> int:
+def log_out(
+    url: Url = None, every: Annotated[bool, Option("--all", help="at every daemon")] = False, as_json: AsJson = False
+) -> int:
     """Log out. The next command on a head node logs in again."""
     saved_logins = [login for login in logins.list_valid() if every or url is None or url.rstrip("/") == login.url]
     if len(saved_logins) > 1 and not every:
         urls = " and ".join(login.url for login in saved_logins)
         raise CliError(f"you are logged in at {urls}", Exit.USAGE, "choose one with --url, or use --all")
-    if not saved_logins:
+    if not saved_logins and not as_json:
         print("you are not logged in")
-    worst = Exit.OK
+    worst, ended = Exit.OK, []
     for login in saved_logins:
         logins.forget_login(login.url)
         try:
@@ -52,7 +58,11 @@ def log_out(url: Url = None, every: Annotated[bool, Option("--all", help="at eve
                 print(f"koala: {printable(error.message)}: {until}", file=sys.stderr)
                 worst = error.code
                 continue
-        print(printable(f"logged out at {login.url}"))
+        ended.append(login.url)
+        if not as_json:
+            print(printable(f"logged out at {login.url}"))
+    if as_json:
+        show_json({"logged_out": ended})
     return worst
 
 

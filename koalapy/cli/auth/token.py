@@ -74,13 +74,18 @@ def _token_row(token: Json, *, every: bool) -> list[object]:
 def revoke_tokens(
     tokens: Annotated[list[int] | None, Argument(help="numbers of tokens", completes="tokens")] = None,
     every: Annotated[bool, Option("--all", help="all tokens, for administrators")] = False,
+    as_json: AsJson = False,
     daemon: Daemon = DAEMON,
 ) -> None:
     """Revoke tokens at once, with all tokens created from them and their open connections."""
     if bool(tokens) == every:
         raise CliError("no tokens are given", Exit.USAGE, "give their numbers, or --all")
     order: Json = {"all": True} if every else {"tokens": tokens}
-    for token in daemon.client().post("/api/v1/tokens/revoke", order)["tokens"]:
+    answer = daemon.client().post("/api/v1/tokens/revoke", order)
+    if as_json:
+        show_json(answer)
+        return
+    for token in answer["tokens"]:
         print(printable(f"token {token['id']} of {token['user']} is revoked"))
 
 

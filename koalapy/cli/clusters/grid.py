@@ -36,10 +36,13 @@ def show_cluster(name: Name, as_json: AsJson = False, daemon: Daemon = DAEMON) -
     print_answer(daemon.client().cluster(name), as_json, tables.cluster_page)
 
 
-def clear_errors(name: Name, daemon: Daemon = DAEMON) -> None:
+def clear_errors(name: Name, as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
     """Clear the errors of an unusable cluster and use it again."""
-    cluster = daemon.client().act_on_cluster(name, "clear")
-    print(f"cluster {name} is {cluster['state']}")
+    print_answer(daemon.client().act_on_cluster(name, "clear"), as_json, _format_state)
+
+
+def _format_state(cluster: Cluster) -> str:
+    return f"cluster {cluster['name']} is {cluster['state']}"
 
 
 def drain_cluster(
@@ -48,32 +51,33 @@ def drain_cluster(
     requeue: Annotated[
         bool, Option("--requeue", help="stop its jobs after their warning; they return to their queues")
     ] = False,
+    as_json: AsJson = False,
     daemon: Daemon = DAEMON,
 ) -> None:
     """Drain a cluster: running jobs continue, nothing more is placed. Repeat to change the reason."""
     order = {"reason": reason} | ({"requeue": True} if requeue else {})
     cluster = daemon.client().act_on_cluster(name, "drain", order)
     remaining = f"; jobs still have {format_nodes(cluster['used'])} there" if cluster["used"] else ""
-    print(f"cluster {name} is drained{remaining}")
+    print_answer(cluster, as_json, lambda cluster: f"cluster {cluster['name']} is drained{remaining}")
 
 
-def resume_cluster(name: Name, daemon: Daemon = DAEMON) -> None:
+def resume_cluster(name: Name, as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
     """Resume a drained cluster."""
-    cluster = daemon.client().act_on_cluster(name, "resume")
-    print(f"cluster {name} is {cluster['state']}")
+    print_answer(daemon.client().act_on_cluster(name, "resume"), as_json, _format_state)
 
 
 def declare_lost(
     name: Name,
     reason: Annotated[str, Option("--reason", help="reason, visible to all users", may_be_empty=True)] = "",
     yes: Annotated[bool, Option("--yes", help="do not ask for confirmation")] = False,
+    as_json: AsJson = False,
     daemon: Daemon = DAEMON,
 ) -> None:
     """Declare that no job runs on an unreachable cluster any more, so that its jobs are retried."""
     if not yes:
         _confirm_lost(name)
-    daemon.client().act_on_cluster(name, "lost", {"reason": reason})
-    print(f"cluster {name} is lost: its jobs are tried again")
+    cluster = daemon.client().act_on_cluster(name, "lost", {"reason": reason})
+    print_answer(cluster, as_json, lambda cluster: f"cluster {cluster['name']} is lost: its jobs are tried again")
 
 
 def _confirm_lost(name: str) -> None:

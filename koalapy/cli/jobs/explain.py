@@ -3,9 +3,10 @@
 import os
 from typing import Annotated
 
+from koalapy.cli.jobs.selection import LastJob, find_job
 from koalapy.cli.jobs.submission import command_for, in_terms_of_options
 from koalapy.cli.terminal.arguments import Option
-from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Job, print_answer
+from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, print_answer
 from koalapy.cli.terminal.progress import waiting_for
 from koalapy.cli.terminal.tables import format_table, moment_text
 from koalapy.client.answers import Json
@@ -117,13 +118,13 @@ MAX_HISTORY_LINES = 10
 """Maximum number of history lines; ``--json`` prints more."""
 
 
-def explain_job(job: Job, as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
+def explain_job(job: LastJob = None, as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
     """Explain why a job waits and what would start it, or why it is where it is.
 
     IDLE: nodes that this job could get, of all. LACKS: additional idle nodes needed on that cluster alone.
     """
     client = daemon.client()
-    explanation = client.get(f"/api/v1/jobs/{job.find_number(client)}/explain")
+    explanation = client.get(f"/api/v1/jobs/{find_job(client, job)}/explain")
     print_answer(explanation, as_json, format_explanation)
 
 

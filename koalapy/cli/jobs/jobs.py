@@ -1,23 +1,37 @@
 """``koala show``, ``cancel``, ``hold``, ``release`` and ``priority``: show a job, or change jobs."""
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Annotated
 
+from koalapy.cli.jobs.selection import (
+    NO_SELECTION,
+    LastJob,
+    Selection,
+    confirm_cancel,
+    describe_jobs,
+    find_job,
+    find_last_job,
+    print_dry_run,
+    report_selection,
+    select_jobs,
+)
 from koalapy.cli.terminal.arguments import Argument, Option
-from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Job, Jobs, Why, refuse_together, show_json
+from koalapy.cli.terminal.job_reference import JobReference
+from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Jobs, Why, refuse_together, show_json
 from koalapy.client.answers import Json
 from koalapy.client.client import FINAL, Client, problem_to_error
 from koalapy.client.errors import CliError, Exit, printable
 from koalapy.model.job import Priority
 
-QueuedJobs = Annotated[list[int], Argument(help="ids of jobs", completes="queued jobs")]
+QueuedJobs = Annotated[list[int] | None, Argument(help="ids of jobs", completes="queued jobs")]
+HeldJobs = Annotated[list[int] | None, Argument(help="ids of jobs", completes="held jobs")]
 FORECAST_TIMEOUT_S = 3.0
-HeldJobs = Annotated[list[int], Argument(help="ids of jobs", completes="held jobs")]
 
 
 def show_job(
-    job: Job,
+    job: LastJob = None,
     attempts: Annotated[int, Option(help="number of last attempts in the chart", min=1, max=10**6)] = 5,
     follow: Annotated[bool, Option("-f", "--follow", help="first show the progress of file transfers")] = False,
     as_json: AsJson = False,
@@ -33,7 +47,7 @@ def show_job(
 
     refuse_together(json=as_json, follow=follow)
     client = daemon.client()
-    number = job.find_number(client)
+    number = find_job(client, job)
     if follow:
         transfers.follow_transfers(client, number)
     answer = client.job(number)
@@ -61,56 +75,123 @@ def _expected_start(client: Client, job: int) -> str:
 
 
 def cancel_jobs(
-    jobs: Jobs,
+    jobs: Jobs = None,
+    selection: Selection = NO_SELECTION,
     reason: Why = "",
     warn: Annotated[
         bool, Option("--warn", help="send the warning signal and wait for the grace of --signal first")
     ] = False,
+    yes: Annotated[bool, Option("-y", "--yes", help="do not ask before selected jobs are cancelled")] = False,
+    as_json: AsJson = False,
     daemon: Daemon = DAEMON,
 ) -> int:
-    """Cancel jobs, or tasks of arrays: koala cancel 7[3-9]"""
-    orders: dict[str, str | bool] = {"reason": reason} | ({"warn": True} if warn else {})
-    client = daemon.client()
-    results = client.act_on_jobs("cancel", [job.job for job in jobs if job.tasks is None], **orders)
-    worst = _print_results(results, lambda result: "cancelled" if result["state"] in FINAL else "is being cancelled")
-    for job in jobs:
-        if job.tasks is None:
-            continue
+    """Cancel jobs, or tasks of arrays: koala cancel 7 9[3-9], or koala cancel --mine --state queued
+
+    On a terminal it asks before it cancels selected jobs, or the one you submitted last if none is given.
+    """
+    client, orders = daemon.client(), Json({"reason": reason} | ({"warn": True} if warn else {}))
+    asks = not jobs and not selection.last and not selection.dry_run and not yes and sys.stdin.isatty()
+    if asks and not selection.filters:
+        last = client.job(find_last_job(client))
+        chosen = [last["id"]]
+        confirm_cancel(f"job {last['id']}{f' ({name})' if (name := last['name']) else ''}, {last['state']}")
+    else:
+        chosen = select_jobs(client, "cancel", [job.job for job in jobs or ()], selection)
+        if asks:
+            confirm_cancel(describe_jobs(chosen))
+    parts = [job for job in jobs or () if job.tasks is not None]
+    if jobs:
+        chosen = [job.job for job in jobs if job.tasks is None]
+    if selection.dry_run:
+        print_dry_run("cancel", [*chosen, *map(str, parts)], as_json=as_json)
+        return Exit.OK
+    report_selection(selection, chosen)
+    results = client.act_on_jobs("cancel", chosen, **orders)
+    return _print_results(chain(results, _cancel_tasks(client, parts, orders)), as_json, _cancel_text)
+
+
+def _cancel_tasks(client: Client, parts: Iterable[JobReference], orders: Json) -> Iterator[Json]:
+    """Cancel tasks of arrays, and yield the result for each array."""
+    for part in parts:
+        result = {"job": part.job, "tasks": str(part.tasks), "state": None, "problem": None}
         try:
-            client.post(f"/api/v1/jobs/{job.job}/cancel", {**orders, "tasks": str(job.tasks)})
+            answer = client.post(f"/api/v1/jobs/{part.job}/cancel", {**orders, "tasks": str(part.tasks)})
         except CliError as error:
             if not error.status:
                 raise
-            print(f"koala: {error}", file=sys.stderr)
-            worst = max(worst, error.code)
+            problem = {"status": error.status, "code": error.problem, "detail": error.message, "hint": error.hint}
+            yield result | {"problem": problem}
         else:
-            print(f"job {job} is being cancelled")
-    return worst
+            yield result | {"state": answer["state"]}
 
 
-def hold_jobs(jobs: QueuedJobs, reason: Why = "", daemon: Daemon = DAEMON) -> int:
+def hold_jobs(
+    jobs: QueuedJobs = None,
+    selection: Selection = NO_SELECTION,
+    reason: Why = "",
+    as_json: AsJson = False,
+    daemon: Daemon = DAEMON,
+) -> int:
     """Hold queued jobs: they are not placed until they are released."""
-    return _print_results(daemon.client().act_on_jobs("hold", jobs, reason=reason), lambda result: str(result["state"]))
+    client = daemon.client()
+    chosen = select_jobs(client, "hold", jobs, selection)
+    return _act(client, "hold", chosen, {"reason": reason}, selection, as_json, lambda result: str(result["state"]))
 
 
-def release_jobs(jobs: HeldJobs, daemon: Daemon = DAEMON) -> int:
+def release_jobs(
+    jobs: HeldJobs = None, selection: Selection = NO_SELECTION, as_json: AsJson = False, daemon: Daemon = DAEMON
+) -> int:
     """Release held jobs."""
-    return _print_results(daemon.client().act_on_jobs("release", jobs), lambda result: str(result["state"]))
+    client = daemon.client()
+    chosen = select_jobs(client, "release", jobs, selection)
+    return _act(client, "release", chosen, {}, selection, as_json, lambda result: str(result["state"]))
 
 
 def change_priority(
     priority: Annotated[Priority, Argument(help="the new priority")],
-    jobs: QueuedJobs,
+    jobs: QueuedJobs = None,
+    selection: Selection = NO_SELECTION,
     reason: Why = "",
+    as_json: AsJson = False,
     daemon: Daemon = DAEMON,
 ) -> int:
     """Change the priority of waiting jobs; their order by submission time stays."""
-    results = daemon.client().act_on_jobs("priority", jobs, priority=priority, reason=reason)
-    return _print_results(results, lambda result: f"{result['state']}, {result['priority']} priority")
+    client, orders = daemon.client(), {"priority": priority, "reason": reason}
+    chosen = select_jobs(client, "priority", jobs, selection)
+    return _act(client, "priority", chosen, orders, selection, as_json, _priority_text)
 
 
-def _print_results(results: Iterable[Json], change: Callable[[Json], str]) -> int:
+def _cancel_text(result: Json) -> str:
+    return "cancelled" if result["state"] in FINAL and "tasks" not in result else "is being cancelled"
+
+
+def _priority_text(result: Json) -> str:
+    return f"{result['state']}, {result['priority']} priority"
+
+
+def _act(
+    client: Client,
+    action: str,
+    jobs: list[int],
+    orders: Mapping[str, str | bool],
+    selection: Selection,
+    as_json: bool,
+    change: Callable[[Json], str],
+) -> int:
+    """Apply an action to jobs and print the result for each job; return the worst exit code."""
+    if selection.dry_run:
+        print_dry_run(action, jobs, as_json=as_json)
+        return Exit.OK
+    report_selection(selection, jobs)
+    return _print_results(client.act_on_jobs(action, jobs, **orders), as_json, change)
+
+
+def _print_results(results: Iterable[Json], as_json: bool, change: Callable[[Json], str]) -> int:
     """Print the result for each job; return the worst exit code."""
+    if as_json:
+        listed = list(results)
+        show_json({"jobs": listed})
+        return max((problem_to_error(r["problem"]).code for r in listed if r["problem"]), default=Exit.OK)
     worst = Exit.OK
     for result in results:
         if result["problem"]:
@@ -118,5 +199,6 @@ def _print_results(results: Iterable[Json], change: Callable[[Json], str]) -> in
             print(f"koala: {error}", file=sys.stderr)
             worst = max(worst, error.code)
         else:
-            print(f"job {result['job']} {change(result)}")
+            tasks = f"[{result['tasks']}]" if "tasks" in result else ""
+            print(f"job {result['job']}{tasks} {change(result)}")
     return worst

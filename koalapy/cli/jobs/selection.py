@@ -1,7 +1,7 @@
 """Select the jobs of a command: by id, by name, owner and state, or the last one that the user submitted."""
 
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Annotated
@@ -68,7 +68,7 @@ def find_job(client: Client, job: JobReference | None) -> int:
 def select_jobs(client: Client, action: str, ids: list[int] | None, selection: Selection) -> list[int]:
     """Return the ids of the jobs for an action, which the command line gives or selects.
 
-    Print the number of selected jobs on standard error. Raise ``CliError`` if none is selected.
+    Raise ``CliError`` if none is selected.
     """
     filters = selection.filters
     given = [*(["JOB"] if ids else []), *(["--last"] if selection.last else []), *filters[:1]]
@@ -111,13 +111,19 @@ def _parse_states(action: str, text: str | None) -> Collection[str]:
     return states
 
 
-def describe_jobs(ids: list[int]) -> str:
+def report_selection(selection: Selection, ids: list[int]) -> None:
+    """Print the number of jobs that filters have selected on standard error."""
+    if selection.filters:
+        print(f"koala: selected {describe_jobs(ids)}", file=sys.stderr)
+
+
+def describe_jobs(ids: Sequence[int | str]) -> str:
     """Return the number of jobs and their first ids."""
     shown = " ".join(map(str, ids[:MAX_SHOWN_IDS])) + (" …" if len(ids) > MAX_SHOWN_IDS else "")
     return f"job {shown}" if len(ids) == 1 else f"{len(ids)} jobs: {shown}"
 
 
-def print_dry_run(action: str, ids: list[int], *, as_json: bool) -> None:
+def print_dry_run(action: str, ids: Sequence[int | str], *, as_json: bool) -> None:
     """Print the jobs that an action would have."""
     if as_json:
         show_json({"action": action, "jobs": ids})
@@ -125,7 +131,7 @@ def print_dry_run(action: str, ids: list[int], *, as_json: bool) -> None:
         print(f"koala {action} would act on {describe_jobs(ids)}")
 
 
-def confirm_cancel(ids: list[int], description: str) -> None:
+def confirm_cancel(description: str) -> None:
     """Ask on the terminal whether to cancel jobs. Raise ``CliError`` unless the answer is yes."""
     print(f"{printable(f'cancel {description}?')} [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):

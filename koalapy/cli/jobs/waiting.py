@@ -11,10 +11,10 @@ from koalapy.cli.jobs.selection import (
     NO_SELECTION,
     LastJob,
     Selection,
-    describe_jobs,
     find_job,
     find_last_job,
     print_dry_run,
+    report_selection,
     select_jobs,
 )
 from koalapy.cli.terminal.arguments import Option
@@ -157,8 +157,7 @@ def wait_for_jobs(
     if selection.dry_run:
         print_dry_run("wait", chosen, as_json=as_json)
         return Exit.OK
-    if selection.filters:
-        print(f"koala: selected {describe_jobs(chosen)}", file=sys.stderr)
+    report_selection(selection, chosen)
     return wait_for_ends(client, chosen, deadline, as_json=as_json)
 
 
@@ -170,7 +169,7 @@ def wait_for_ends(client: Client, jobs: list[int], deadline: float | None, *, as
             with ProgressReporter(client, job, from_the_first=False):
                 ended_jobs.append(client.wait_for_end(job, deadline))
     except KeyboardInterrupt:
-        raise _goes_on(numbers) from None
+        raise _goes_on(jobs) from None
     if as_json:
         show_json(ended_jobs if len(ended_jobs) > 1 else ended_jobs[0])
     else:

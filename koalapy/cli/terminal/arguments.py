@@ -151,8 +151,16 @@ class _Refusing(click.Command):
     """A command with usage errors that name the command for the help page."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        words = list(args)
         try:
             return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            from koalapy.cli.terminal.foreign_options import explain_option
+
+            if answer := explain_option(ctx.command_path, error.option_name, words):
+                raise CliError(answer, Exit.USAGE) from error
+            error.ctx = error.ctx or ctx
+            raise
         except click.UsageError as error:
             error.ctx = error.ctx or ctx
             raise
@@ -412,9 +420,19 @@ def root_of(name: str, root: Group, version: str) -> Commands:
     properties: dict[str, Any] = {"is_eager": True, "expose_value": False}
     version_text = _make_printing_callback(lambda _: f"{name} {version}\n")
     script = _make_printing_callback(lambda shell: _completion_script(commands, name, shell))
+
+    def show_manual_page(context: click.Context, _: click.Parameter, value: Any) -> None:
+        if value and not context.resilient_parsing:
+            from koalapy.cli.terminal.manual import show_manual
+
+            show_manual(name, commands, version)
+            context.exit()
+
+    manual = "show the manual page; print its source if the output is no terminal"
     shells, description = click.Choice(["bash", "zsh", "fish"]), "print the script for shell completion"
     commands.params += [
         click.Option(["--version"], is_flag=True, help="print the version", callback=version_text, **properties),
+        click.Option(["--man"], is_flag=True, help=manual, callback=show_manual_page, **properties),
         click.Option(["--show-completion"], type=shells, help=description, callback=script, **properties),
     ]
     return commands

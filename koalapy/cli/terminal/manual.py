@@ -1,0 +1,77 @@
+"""The manual page of a command and all its subcommands, from the same help texts as ``--help``."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import click
+
+from koalapy.cli.terminal.arguments import Commands
+
+
+def list_commands(path: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
+    """Yield a command and all commands below it, by their words, such as ``koala clusters drain``."""
+    yield path, command
+    if isinstance(command, Commands):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            subcommand = command.get_command(context, name)
+            assert subcommand is not None
+            yield from list_commands(f"{path} {name}", subcommand)
+
+
+def show_manual(name: str, root: click.Command, version: str) -> None:
+    """Show the manual page on a terminal by ``man``; elsewhere print its source for ``man -l -``."""
+    page = format_manual(name, root, version)
+    if sys.stdout.isatty():
+        try:
+            subprocess.run(["man", "-l", "-"], input=page.encode(), check=True)
+        except (OSError, subprocess.CalledProcessError):
+            print(page, end="")
+        return
+    print(page, end="")
+
+
+def format_manual(name: str, root: click.Command, version: str) -> str:
+    """Return the manual page as source for ``man``."""
+    parts = [
+        f'.TH {name.upper()} 1 "" "{name} {version}" "User Commands"',
+        ".SH NAME",
+        f"{name} \\- {_escape(root.short_help or root.help or '')}",
+        ".SH SYNOPSIS",
+        f".B {name}\n[OPTIONS] COMMAND [ARGS]...",
+        ".SH OPTIONS",
+        *_format_parameters(root, click.Context(root, info_name=name)),
+        ".SH COMMANDS",
+    ]
+    for path, command in list_commands(name, root):
+        if command is not root:
+            parts += _format_command(path, command)
+    if isinstance(root, click.Group) and root.epilog:
+        parts += [".SH EXIT STATUS", _escape(root.epilog)]
+    return "\n".join(parts) + "\n"
+
+
+def _format_command(path: str, command: click.Command) -> Iterator[str]:
+    """Yield the section of a command: usage, help text, arguments and options."""
+    context = click.Context(command, info_name=path)
+    yield f".SS {_escape(path)}"
+    yield f".B {_escape(path)}\n{_escape(' '.join(command.collect_usage_pieces(context)))}"
+    for paragraph in (command.help or "").split("\n\n"):
+        yield f".PP\n{_escape(' '.join(paragraph.split()))}"
+    yield from _format_parameters(command, context)
+
+
+def _format_parameters(command: click.Command, context: click.Context) -> Iterator[str]:
+    """Yield an entry for each argument and option with its help text."""
+    for parameter in command.params:
+        record = parameter.get_help_record(context)
+        if record is not None:
+            names, text = (" ".join(cell.split()) for cell in record)
+            yield f".TP\n.B {_escape(names)}\n{_escape(text)}"
+
+
+def _escape(text: str) -> str:
+    """Return a text in which ``man`` changes no character: hyphens, backslashes, and dots and quotes at line starts."""
+    escaped = text.replace("\\", "\\e").replace("-", "\\-")
+    return f"\\&{escaped}" if escaped.startswith((".", "'")) else escaped

@@ -1,0 +1,74 @@
+"""Answers to options of Slurm and Grid Engine, and the manual page."""
+
+import re
+import subprocess
+
+import click
+import pytest
+
+from deploy.documentation.cli_page import commands
+from koalapy import __version__
+from koalapy.cli.main import KOALA
+from koalapy.cli.terminal.arguments import root_of
+from koalapy.cli.terminal.foreign_options import FOREIGN_OPTIONS, options_page
+from koalapy.cli.terminal.manual import format_manual
+from koalapy.client.errors import Exit
+from tests.cli.conftest import Koala
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("submit --nodes 4 -- x", "koala submit has no --nodes; for 4 nodes anywhere use --flexible 4"),
+        ("submit --nodes=4 -- x", "koala submit has no --nodes; for 4 nodes anywhere use --flexible 4"),
+        ("submit --flexible 1 --ntasks-per-node -- x", "koala submit has no --ntasks-per-node; use --ppn 8"),
+        ("submit -J study -- x", "koala submit has no -J; use --name study"),
+        ("submit -Jstudy -- x", "koala submit has no -J; use --name study"),
+        ("submit -terse -- x", "koala submit has no -terse; use --quiet"),
+        ("queue -u ada", "koala queue has no -u; use --user ada"),
+        ("cancel -u ada", "koala cancel has no -u; use --mine"),
+        ("submit --mem=8GB -- x", "koala submit has no --mem; use --policy resource-matching --memory 8GB"),
+    ],
+)
+def test_foreign_option_is_answered_with_own_option(koala: Koala, words: str, message: str) -> None:
+    ended = koala(*words.split())
+    assert (ended.code, ended.out, ended.err) == (Exit.USAGE, "", f"koala: {message}\n")
+
+
+def test_foreign_option_of_program_is_passed_on(koala: Koala) -> None:
+    assert koala("submit", "--flexible", "1", "--", "x", "--nodes", "4").code == 0
+
+
+def test_unknown_option_with_similar_name_keeps_its_suggestion(koala: Koala) -> None:
+    assert "Did you mean" in koala("submit", "--flexibel", "4", "--", "x").err
+
+
+@pytest.mark.parametrize("path", sorted(FOREIGN_OPTIONS))
+def test_answers_name_existing_options(path: str) -> None:
+    options = {option for p in commands()[path].params if isinstance(p, click.Option) for option in p.opts}
+    for entry in FOREIGN_OPTIONS[path]:
+        assert set(re.findall(r"--[a-z][a-z-]+", entry.answer)) <= options, entry
+        assert entry.explain("") in options_page()
+        for name in re.findall(r"`(koala \w+)", entry.answer):
+            assert name in commands()
+
+
+def test_manual_has_every_command_and_option() -> None:
+    page = format_manual("koala", root_of("koala", KOALA, __version__), __version__)
+    for path, command in commands().items():
+        assert path == "koala" or f".SS {path}\n".replace("-", "\\-") in page
+        for parameter in command.params:
+            if isinstance(parameter, click.Option) and not parameter.hidden:
+                assert parameter.opts[0].replace("-", "\\-") in page
+
+
+@pytest.mark.processes
+def test_man_prints_source_that_formatter_accepts(koala: Koala) -> None:
+    page = koala("--man").out
+    assert page.startswith('.TH KOALA 1 "" "koala ')
+    try:
+        formatted = subprocess.run(["groff", "-man", "-Tascii", "-ww"], input=page, capture_output=True, text=True)
+    except FileNotFoundError:
+        pytest.skip("groff is not installed")
+    assert (formatted.returncode, formatted.stderr) == (0, "")
+    assert "koala submit" in formatted.stdout
