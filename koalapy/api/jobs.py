@@ -455,7 +455,7 @@ def _add_events(router: APIRouter, service: Jobs) -> None:
         """Stream a job's timeline and every change of the job, until it ends.
 
         An event `timeline` contains an entry of the timeline; its `id` resumes an interrupted stream
-        (`Last-Event-ID`). An event `job` contains the current job.
+        (`Last-Event-ID`). An event `job` contains the current job, without the lines of an array.
         """
         try:
             async for change in changes:
@@ -463,7 +463,7 @@ def _add_events(router: APIRouter, service: Jobs) -> None:
                     yield ServerSentEvent(
                         event="timeline", data=as_json(TimelineView.model_validate(entry)), id=str(number)
                     )
-                yield ServerSentEvent(event="job", data=as_json(job_view(change.record)))
+                yield ServerSentEvent(event="job", data=as_json(job_view(change.record)) | {"each_line": []})
         except (StoreUnavailable, NotFoundError):
             return  # The job was deleted, or the client reconnects and resumes.
 

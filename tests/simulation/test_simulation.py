@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from experiments.local_users import poisson
 from experiments.run_times import by_number_of_clusters, by_speed, communicating, multi_site, product
+from koalapy.model.array import TaskIndices
 from koalapy.model.cluster import Link
 from koalapy.model.errors import UsageError
 from koalapy.model.job import Job, JobSpec, JobState, Launcher, Priority
@@ -323,3 +324,12 @@ def test_nonfixed_components_are_placed_as_one_job() -> None:
     request = NonFixedRequest((ComponentRequest(6), ComponentRequest(4)))
     (result,) = run_jobs([PlannedJob(0.0, JobSpec(request, ("program",)), 10.0)]).jobs
     assert sorted(result.gang) == [("north", 6), ("south", 4)]
+
+
+def test_each_task_of_an_array_runs_for_the_planned_time() -> None:
+    outcome = run_jobs([make_job(0.0, 4, array=TaskIndices.parse("1-5%2")), make_job(1.0, 4)])
+    results = jobs_by_id(outcome)
+    assert sorted(results) == [1, 2, 3, 4, 5, 6, 7]
+    assert [results[task].started for task in range(2, 7)] == [0.0, 0.0, 100.0, 100.0, 200.0]
+    assert (results[1].state, results[1].ended, results[7].started) == (JobState.SUCCEEDED, 300.0, 1.0)
+    assert outcome.node_seconds == 6 * 4 * 100.0

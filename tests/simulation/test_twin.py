@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from koalapy.model.array import TaskIndices
 from koalapy.model.errors import NotFoundError, UsageError
 from koalapy.model.job import JobState, Launcher
 from koalapy.policies.registry import builtin_policies
@@ -235,3 +236,13 @@ def test_answer_what_if_over_processes_is_the_same(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(twin, "count_processors", lambda: 3)
     assert answer_what_if(Question(moment, change, builtin_policies)) == alone
     assert alone.changed == forecast_jobs(moment, change)
+
+
+@pytest.mark.parametrize("now", [0.5, 150.0, 350.0])
+def test_forecast_of_an_array_ends_with_its_last_task(now: float) -> None:
+    moment = create_snapshot([make_job(0.0, 4, ALIKE, array=TaskIndices.parse("1-8%2"), walltime=ALIKE)], now)
+    expected = forecast_jobs(moment).of(1)
+    assert expected is not None
+    assert expected.ends is not None
+    assert 0 < expected.ends.high <= 400.0 - now + 1e-6
+    assert expected.not_run == 0.0

@@ -27,6 +27,9 @@ TAIL_BYTES = 64 * 1024
 MAX_LINES = 200
 """Maximum number of displayed timeline entries, the last ones."""
 
+MAX_TASKS = 50
+"""Maximum number of displayed tasks of an array."""
+
 Last = Annotated[int, Query(ge=1, le=1000, description="maximum number of attempts, newest first")]
 
 
@@ -59,6 +62,8 @@ class JobPageView:
     has_results: bool
     timeline: Sequence[TimelineView]  # type: ignore[valid-type]
     earlier_lines: int
+    tasks: Sequence[JobRow] = ()
+    """The first started and unfinished tasks of an array."""
 
 
 def add_job(dashboard: Dashboard, services: Services) -> None:
@@ -91,6 +96,10 @@ def add_job(dashboard: Dashboard, services: Services) -> None:
             has_results=bool(current.spec.collect) and current.state.is_final,
             timeline=[TimelineView.model_validate(entry) for entry in timeline[-MAX_LINES:]],
             earlier_lines=max(0, len(timeline) - MAX_LINES),
+            tasks=[
+                job_row(jobs.make_record(task), caller, engine.queries.position(task.id))
+                for task in engine.queries.tasks_of(job)[:MAX_TASKS]
+            ],
         )
 
     @dashboard.router.get("/jobs/{job}/output/{component}", operation_id="read_logs", response_class=PlainTextResponse)
