@@ -1,12 +1,10 @@
 """REST routes of arrays and their tasks, on a daemon without nodes."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from koalapy.scheduler.rules import Rules
-from tests.serving import Open, serving
+from tests.serving import Open
 
 Body = dict[str, Any]
 
@@ -104,10 +102,14 @@ async def test_logs_of_an_array_name_its_tasks(open_api: Open, body: Body) -> No
     assert (await api.get("/api/v1/jobs/2/logs")).text == ""
 
 
-async def test_daemon_continues_after_the_numbers_of_unstarted_tasks(body: Body, tmp_path: Path) -> None:
-    async with serving(tmp_path / "koala.db", [], Rules()) as api:
-        await api.post("/api/v1/jobs", json=body | {"array": "1-100"})
-    async with serving(tmp_path / "koala.db", [], Rules()) as api:
-        assert (await api.get("/api/v1/jobs/1")).json()["tasks"]["waiting"] == 100
-        assert (await api.get("/api/v1/jobs/101")).json()["array_index"] == 100
-        assert (await api.post("/api/v1/jobs", json=body)).json()["id"] == 102
+async def test_bulk_actions_on_an_array_and_its_tasks(open_api: Open, body: Body) -> None:
+    api = await open_api()
+    await api.post("/api/v1/jobs", json=body | {"array": "1-5"})
+    held = (await api.post("/api/v1/jobs/hold", json={"jobs": [3, 1]})).json()["jobs"]
+    assert [(one["state"], one["problem"] and one["problem"]["detail"]) for one in held] == [
+        (None, "job 3 is queued: it was not started"),
+        ("held", None),
+    ]
+    cancelled = (await api.post("/api/v1/jobs/cancel", json={"jobs": [3, 1, 4]})).json()["jobs"]
+    assert [one["state"] for one in cancelled] == [None, "cancelled", None]
+    assert (await api.get("/api/v1/jobs/1")).json()["tasks"]["cancelled"] == 5

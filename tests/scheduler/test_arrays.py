@@ -12,6 +12,7 @@ from koalapy.model.job import ClaimingMode, JobId, JobState, Priority
 from koalapy.model.limits import Limits, LimitSettings, UserLimits
 from koalapy.scheduler.effects import SubmitComponent
 from koalapy.scheduler.events import JobCancelled, JobHeld, JobPriorityChanged
+from koalapy.scheduler.explain.explain import explain
 from koalapy.scheduler.rules import Rules
 from tests.scheduler.requests import flexible, nonfixed
 from tests.scheduler.world import World
@@ -291,3 +292,13 @@ def test_array_fails_with_the_first_task_that_every_cluster_rejects(fault: str) 
     assert counts(world, array) == (0, 0, 0, 10_000, 0)
     assert len(started(world, array)) <= 2
     assert "refused" in world.job(array).reason
+
+
+def test_explanation_of_a_waiting_task_is_that_of_its_array() -> None:
+    world = World({"north": 1})
+    array = submit(world, "1-3%1")
+    task = world.queries.unfinished(array + 2)
+    assert task is not None
+    explanation = explain(world.queries, task, (), world.now)
+    assert explanation.job == array + 2
+    assert explanation.headline.startswith(f"waits for its turn in array {array}: 1 of its tasks run at once")

@@ -101,6 +101,8 @@ class Grid(Users, Nodes, Operations):
         """Release held jobs and cancel those that can never start."""
         world = self.world
         for job in world.queries.jobs():
+            if world.state(job.id).is_final:  # a task of an array that was cancelled before
+                continue
             if self.is_extreme or (job.state.is_waiting and world.queries.over_limit(job.spec) is not None):
                 world.cancel(job.id)
             elif job.state is JobState.HELD:

@@ -540,8 +540,11 @@ class BulkActions:
         errors: dict[JobId, KoalaError] = {}
 
         def may_change(ident: JobId) -> bool:
+            """Return whether the job is unfinished and the caller's. An array is cancelled with its tasks."""
             job = queries.unfinished(ident)
-            return job is not None and may_see_all_of(caller, job)
+            if job is None or (target is JobState.CANCELLED and job.array_job in ids):
+                return False
+            return may_see_all_of(caller, job)
 
         def make_events() -> tuple[Event, ...]:
             """Return the events of jobs that may change. Keep the errors of the others in ``errors``."""
@@ -551,6 +554,8 @@ class BulkActions:
                 assert job is not None
                 try:
                     _check_state(job, expected)
+                    if target is not JobState.CANCELLED and queries.job(ident) is None:
+                        raise _wrong_state(job, "it was not started", f"hold, release or change array {job.array_job}")
                     event = make_event(job)
                 except ConflictError as error:
                     errors[ident] = error
@@ -558,7 +563,8 @@ class BulkActions:
                     events += [event] if event is not None else []
             return tuple(events)
 
-        forbidden_ids = [str(ident) for ident in ids if queries.unfinished(ident) is not None and not may_change(ident)]
+        unfinished = [job for ident in ids if (job := queries.unfinished(ident)) is not None]
+        forbidden_ids = [str(job.id) for job in unfinished if not may_see_all_of(caller, job)]
         describe_request(
             f"jobs {', '.join(map(str, ids))}",
             f"not {caller.user}'s: {', '.join(forbidden_ids)}" if forbidden_ids else "",

@@ -363,6 +363,10 @@ def explain(
     """Explain why a job is where it is. ``high_priority_allowed``: whether high priority may be suggested to the
     caller."""
     is_unfinished = queries.job(job.id) is not None
+    array = None if is_unfinished or job.array_job is None or job.state.is_final else queries.job(job.array_job)
+    if array is not None:  # a task that was not started waits with its array
+        explanation = explain(queries, array, timeline, now, high_priority_allowed=high_priority_allowed)
+        return replace(explanation, job=job.id, headline=f"{queries.waiting_reason(job)}: {explanation.headline}")
     if job.state is JobState.QUEUED and is_unfinished:
         dry_run = DryRun(queries, job, high_priority_allowed=high_priority_allowed)
         explanation = _queued_job(dry_run, job, timeline, now)

@@ -153,6 +153,8 @@ class Users(Machine):
         """Cancel one or several jobs in one transaction."""
         jobs = self.jobs_in(*JobState)
         chosen = [jobs[n % len(jobs)] for n in range(pick, pick + min(times, len(jobs)))]
+        # An array is cancelled with its tasks.
+        chosen = [job for job in chosen if self.world.jobs[job].array_job not in chosen]
         self.world.step([JobCancelled(job, warn=warn) for job in chosen])
 
     @precondition(lambda self: self.waiting_arrays())
