@@ -1,7 +1,7 @@
 """Jobs, their attempts and components, and the state machine of jobs (semantics 13)."""
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from operator import attrgetter
 from typing import Annotated, NamedTuple
@@ -550,36 +550,6 @@ class Job:
         if token != self.token(rank):
             return None
         return next((c for c in self.attempt.gang if c.rank == rank and c.staging), None)
-
-
-def new_job(number: JobId, spec: JobSpec, now: float) -> Job:
-    """Return a new job. The tasks of an array get the numbers after its own, by position."""
-    if spec.array is None:
-        return Job(number, spec, now)
-    size = spec.array.size
-    return Job(number, spec, now, tasks=ArrayTasks(size, ((0, size - 1),), now))
-
-
-def task_of(array: Job, position: int, spec: JobSpec) -> Job:
-    """Return the task at a position of an array, before it is placed. ``spec``: ``task_spec_of`` the array."""
-    assert array.spec.array is not None
-    return Job(
-        array.id + 1 + position,
-        spec,
-        array.waits_since,
-        JobState.HELD if array.state is JobState.HELD else JobState.QUEUED,
-        queue_seq=array.queue_seq,
-        refusals=array.refusals,
-        array_job=array.id,
-        array_index=array.spec.array.index_at(position),
-    )
-
-
-def task_spec_of(spec: JobSpec) -> JobSpec:
-    """Return the specification of the tasks of an array. Notifications are about the whole array only."""
-    return replace(
-        spec, array=None, each_line=(), array_fail=ArrayFail.CONTINUE, mail_type=(), mail_user="", webhook=""
-    )
 
 
 class TokenParts(NamedTuple):

@@ -22,13 +22,13 @@ from koalapy.model.job import (
     TimelineEntry,
     Token,
     lease_of,
-    new_job,
     parse_token,
     with_margin,
 )
 from koalapy.model.limits import Limits
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import Request
+from koalapy.model.tasks import new_job
 from koalapy.model.users import Accounts
 from koalapy.policies.registry import Registry, builtin_policies
 from koalapy.scheduler.clusters import ClusterStatus

@@ -21,9 +21,10 @@ from koalapy.model.errors import ConflictError, ForbiddenError, KoalaError, NotF
 from koalapy.model.explanation import Explanation
 from koalapy.model.history import DAY
 from koalapy.model.identity import Identity
-from koalapy.model.job import Attempt, Job, JobId, JobSpec, JobState, Priority, TimelineEntry, new_job
+from koalapy.model.job import Attempt, Job, JobId, JobSpec, JobState, Priority, TimelineEntry
 from koalapy.model.notification import AllowedRecipients
 from koalapy.model.request import ClusterName
+from koalapy.model.tasks import new_job
 from koalapy.policies.registry import DEFAULTS
 from koalapy.ports import ClusterRecord, JobFilter, Store, Submitted, Usage
 from koalapy.scheduler.events import (
