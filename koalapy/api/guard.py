@@ -209,9 +209,9 @@ class Guard:
         headers = Headers(scope=scope)
         if rejection := await self._check_request(scope, headers):
             await rejection(scope, receive, send)
-        elif scope["type"] == "websocket" or scope["path"].startswith(AGENT_PATHS):
+        elif scope["path"].startswith(AGENT_PATHS):
             await self._app(scope, receive, send)
-        elif scope["path"] == UPLOAD_PATH:
+        elif scope["type"] == "websocket" or scope["path"] == UPLOAD_PATH:
             await self._serve_while_valid(scope, receive, send)
         elif scope["method"] in READ_METHODS:
             await self._serve_while_valid(scope, _limit_size(receive), send)
@@ -268,16 +268,14 @@ class Guard:
                 value=hosts[0][:300],
                 hint="use an IP address or localhost, or add the name to allowed_hosts in the daemon's configuration",
             )
-        if scope["type"] == "websocket":
-            return (
-                problem(ProblemCode.FOREIGN_ORIGIN, "web pages may not connect", field="Origin")
-                if "origin" in headers
-                else None
-            )
         path = scope["path"]
+        if scope["type"] == "websocket" and "origin" in headers:
+            return problem(ProblemCode.FOREIGN_ORIGIN, "web pages may not connect", field="Origin")
         # The agents' routes check the tokens of their clusters.
         if path.startswith(AGENT_PATHS):
             return None
+        if scope["type"] == "websocket":
+            return await self._check_socket(scope, headers)
         is_change, is_api = scope["method"] not in READ_METHODS, path.startswith("/api/")
         identity = await self._authenticate_request(scope, headers, accept_cookie=not (is_change and is_api))
         if isinstance(identity, Identity):
@@ -294,6 +292,16 @@ class Guard:
         length = headers.get("content-length", "0")
         if path != UPLOAD_PATH and (not length.isdecimal() or int(length[:20]) > MAX_BODY_BYTES):
             return problem(ProblemCode.BODY_TOO_LARGE, TOO_LARGE, field="body")
+        return None
+
+    async def _check_socket(self, scope: Scope, headers: Headers) -> JSONResponse | None:
+        """Authenticate the WebSocket of a client, which has no cookie, and return the problem if it is rejected."""
+        identity = await self._authenticate_request(scope, headers, accept_cookie=False)
+        if not isinstance(identity, Identity):
+            return identity
+        if rejection := self._check_rate(identity):
+            return rejection
+        set_identity(scope, identity)
         return None
 
     async def _authenticate_request(

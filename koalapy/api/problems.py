@@ -6,9 +6,9 @@ from http import HTTPStatus
 from typing import Any, get_args
 
 import structlog
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Request, Response, WebSocket
 from fastapi.encoders import jsonable_encoder
-from fastapi.exceptions import RequestValidationError
+from fastapi.exceptions import RequestValidationError, WebSocketRequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
@@ -118,12 +118,13 @@ def add_error_handlers(app: FastAPI, error_page: ErrorPage | None = None) -> Non
     app.state.error_page = error_page
     app.add_exception_handler(KoalaError, _koala_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(WebSocketRequestValidationError, _socket_validation_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnect, _client_disconnect)
     app.add_exception_handler(Exception, _internal_error)
 
 
-async def _koala_error(request: Request, error: Exception) -> Response:
+async def _koala_error(request: Request | WebSocket, error: Exception) -> Response:
     """Answer a ``KoalaError`` with its problem; add Retry-After if the client may try again."""
     assert isinstance(error, KoalaError)
     retry_after = (
@@ -133,7 +134,16 @@ async def _koala_error(request: Request, error: Exception) -> Response:
     response = problem(
         error.code, error.message, field=error.field, value=error.value, hint=error.hint, headers=headers
     )
+    if isinstance(request, WebSocket):
+        await request.send_denial_response(response)
+        return response
     return _for_browser(request, response)
+
+
+async def _socket_validation_error(socket: WebSocket, error: Exception) -> None:
+    """Answer a WebSocket whose parameters are invalid with the problem of the first one."""
+    assert isinstance(error, WebSocketRequestValidationError)
+    await _koala_error(socket, _usage_error(error.errors(), BaseModel))
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

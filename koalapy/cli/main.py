@@ -21,6 +21,8 @@ KOALA = Group(
         name: Lazy(target)
         for name, target in {
             "submit": "koalapy.cli.jobs.submit:submit_job",
+            "run": "koalapy.cli.jobs.shell:run_job",
+            "shell": "koalapy.cli.jobs.shell:open_shell",
             "queue": "koalapy.cli.jobs.queue:list_jobs",
             "show": "koalapy.cli.jobs.jobs:show_job",
             "logs": "koalapy.cli.jobs.waiting:show_logs",

@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from http import HTTPStatus
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 from urllib.parse import parse_qs, quote, urlsplit
 
 from koalapy.client.access import Access
@@ -17,6 +17,9 @@ from koalapy.model.errors import ProblemCode
 from koalapy.model.job import ACTIVE_STATES, WAITING_STATES
 from koalapy.model.wording import is_utf8
 from koalapy.system.tls import explain_tls_error
+
+if TYPE_CHECKING:
+    from koalapy.client.node_stream import NodeStream
 
 FINAL = ("succeeded", "failed", "cancelled")
 MAX_PAGE_SIZE = 1000
@@ -199,6 +202,31 @@ class Client:
     def stream_results(self, job: int) -> Iterator[bytes]:
         """Yield the archive of a job's results."""
         return self._stream_pieces(f"/api/v1/jobs/{job}/results", {}, LONG_POLL_S)
+
+    def open_stream(self, job: int, kind: Literal["terminal", "input"], **query: Any) -> "NodeStream":
+        """Open a terminal on a node of a job, or a stream to its program's standard input; ``query``: as in REST."""
+        from koalapy.client.node_stream import StreamRejected, connect_stream
+
+        access = self._access
+        for is_first in (True, False):
+            try:
+                stream = connect_stream(
+                    access.parts,
+                    f"/api/v1/jobs/{job}/{kind}",
+                    query,
+                    self.http.all_headers,
+                    access.trust,
+                    by_proxy=access.by_proxy,
+                )
+                self.has_answered = True
+                return stream
+            except StreamRejected as rejection:
+                is_unauthorized = rejection.answer.status == HTTPStatus.UNAUTHORIZED
+                if not (is_unauthorized and is_first and self._renew_login()):
+                    raise self._rejection_error(rejection.answer) from None
+            except CONNECTION_ERRORS as error:
+                raise self._unreachable_error(error) from error
+        raise AssertionError("the second attempt returns or raises")
 
     def has_bundle(self, bundle: str) -> bool:
         """Return whether the daemon stores the archive of this SHA-256. If so, the daemon extends its lifetime."""

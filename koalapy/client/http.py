@@ -84,6 +84,11 @@ class Connection:
             _create_tunnel, create_proxy_connection, host, port, _credential_header(via, "Proxy-Authorization")
         )
 
+    @property
+    def all_headers(self) -> Mapping[str, str]:
+        """Return the headers of every request, with those of a user name and password in the URL."""
+        return self._headers
+
     def set_headers(self, headers: Mapping[str, str]) -> None:
         """Set the headers of all further requests."""
         self.headers = headers

@@ -4,11 +4,13 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from time import monotonic
 
 from koalapy.daemon.access import make_rejected_runner_recorder, reserved_names
 from koalapy.daemon.agents.agent_messages import AgentMessages, TransferFeedback
 from koalapy.daemon.agents.hub import Hub, Terms
 from koalapy.daemon.agents.questions import Questions
+from koalapy.daemon.agents.streams import Streams
 from koalapy.daemon.agents.wire import is_replica_needed
 from koalapy.daemon.alerts.alerts import LOOK_INTERVAL as ALERTS_INTERVAL
 from koalapy.daemon.alerts.alerts import Alerts, Check, build_alerts
@@ -26,6 +28,7 @@ from koalapy.daemon.forecast.forecasts import Forecasts
 from koalapy.daemon.forecast.sharing import Sharing
 from koalapy.daemon.forecast.track_record import COUNT_INTERVAL, TrackRecord
 from koalapy.daemon.jobs.advisor import Advisor
+from koalapy.daemon.jobs.attendance import CHECK_INTERVAL, Attendance
 from koalapy.daemon.jobs.history import History
 from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.daemon.jobs.output import Outputs
@@ -62,6 +65,8 @@ class Services:
     track_record: TrackRecord
     hub: Hub
     questions: Questions
+    streams: Streams
+    attendance: Attendance
 
 
 def build_services(
@@ -81,6 +86,7 @@ def build_services(
         return is_replica_needed(queries.jobs(), cluster, source, path, engine.catalogue)
 
     questions = Questions(sessions.offer_message, is_needed)
+    streams = Streams(queries, sessions)
     bundles = Bundles(
         stores.files,
         data_dir / "bundles",
@@ -92,7 +98,20 @@ def build_services(
     files = Files(engine, stores.files, questions, bundles)
     rules = SubmissionRules(settings.high_priority, identities.role_of, reserved_names())
     next_job, reachable = stores.saved.next_job, settings.notifications.reachable
-    jobs = Jobs(engine, queries, stores.jobs, outputs, next_job, core.describe, files.resolve_spec, rules, reachable)
+    attendance = Attendance(engine, queries, monotonic)
+    attendance.load_jobs()
+    jobs = Jobs(
+        engine,
+        queries,
+        stores.jobs,
+        outputs,
+        next_job,
+        core.describe,
+        files.resolve_spec,
+        rules,
+        reachable,
+        attendance.expect_client,
+    )
     result_limits = StorageLimits(settings.collect_limit, settings.results_quota)
     results = Results(
         stores.files, data_dir / "results", result_limits, clock=clock, attempts=jobs.list_attempts, owners=owners
@@ -104,9 +123,18 @@ def build_services(
         queries.accounts,
         sessions,
         AgentMessages(
-            engine, queries, outputs, sessions, questions, feedback, logins, make_rejected_runner_recorder(audit)
+            engine,
+            queries,
+            outputs,
+            sessions,
+            questions,
+            streams,
+            feedback,
+            logins,
+            make_rejected_runner_recorder(audit),
         ),
         questions,
+        streams,
         Terms(stores.jobs.instance, core.run_id, settings.output_limit, settings.public_url or ""),
         unreachable_after=queries.rules.unreachable_after,
         number_above=jobs.raise_next_number,
@@ -140,6 +168,8 @@ def build_services(
         track_record,
         hub,
         questions,
+        streams,
+        attendance,
     )
 
 
@@ -153,6 +183,7 @@ def build_duties(core: Core, services: Services, audit: Audit, certificate: Cert
         Duty("tidy", HOUSEKEEPING_INTERVAL, housekeeping.remove_expired, by_calendar=True),
         Duty("alerts", ALERTS_INTERVAL, services.alerts.run_checks),
         Duty("disks", DISK_INTERVAL, services.health.check_disks),
+        Duty("attendance", CHECK_INTERVAL, services.attendance.cancel_unattended),
         Duty("network", DUE_CHECK_INTERVAL, services.network.measure_due_links),
         Duty(
             "predictions", COUNT_INTERVAL, partial(instruments.read_predictions, services.track_record.count_outcomes)

@@ -19,6 +19,7 @@ from koalapy.api.jobs import changes_router
 from koalapy.api.middleware import TrustedProxies
 from koalapy.api.monitoring import add_metrics, alerts_router
 from koalapy.api.network import network_router
+from koalapy.api.terminals import terminals_router
 from koalapy.api.tokens import limits_router
 from koalapy.config.settings import Settings, TlsSection, parse_proxies
 from koalapy.daemon.access import provider_logins
@@ -137,6 +138,7 @@ def build_application(
         forecasts_router(services.forecasts, services.jobs),
         changes_router(engine.changes),
         record_router(core.record, core.clock),
+        terminals_router(services.streams, services.jobs, services.attendance, audit),
         dashboard.router,
     ]
     app = create_app(

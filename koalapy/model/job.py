@@ -398,6 +398,9 @@ class JobSpec:
     array_fail: Annotated[ArrayFail, Field("after the first failed task of an array; default: continue")] = (
         ArrayFail.CONTINUE
     )
+    interactive: bool = False
+    """Whether the program reads the standard input of a client, as with ``koala run``. The job is cancelled when no
+    client has been connected to its input for a minute."""
     mail_type: Annotated[
         tuple[MailType, ...], Length(10), Field("event to notify about: begin, end, fail or waiting; repeatable")
     ] = ()

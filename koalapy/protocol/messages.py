@@ -22,6 +22,7 @@ from koalapy.model.bounds import (
     Base64,
     Bytes,
     Count,
+    ExitCode,
     Host,
     Name,
     Nodes,
@@ -41,11 +42,93 @@ MAX_BATCH_SIZE = 16 * 1024 * 1024
 COMMANDS_FRAME_SIZE = 1024 * 1024
 """Characters of a frame of commands, small enough that sending one does not delay other tasks."""
 
+MAX_TERMINAL_SIZE = 10_000
+"""Rows or columns of a terminal."""
 ProbeNumber = Annotated[int, Interval(ge=1, le=2**53)]
+TerminalSize = Annotated[int, Interval(ge=0, le=MAX_TERMINAL_SIZE)]
 
 
 class Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+# Streams: bytes between a client and a node, which nothing stores
+
+
+class StreamData(Message):
+    """A piece of a stream, at ``offset`` bytes from its beginning in this direction; ``is_last``: none follows.
+
+    A sender is never more than ``STREAM_WINDOW`` bytes ahead of the last ``StreamCredit``.
+    """
+
+    type: Literal["stream_data"] = "stream_data"
+    stream: Name
+    offset: Annotated[int, Interval(ge=0, le=2**52)]
+    data: Base64
+    is_last: bool = False
+
+
+class StreamCredit(Message):
+    """A report that the receiver has used the bytes before ``offset`` and has no copy of them left."""
+
+    type: Literal["stream_credit"] = "stream_credit"
+    stream: Name
+    offset: Bytes
+
+
+class StreamEnd(Message):
+    """The end of a stream: with the exit code of its program, or with the reason."""
+
+    type: Literal["stream_end"] = "stream_end"
+    stream: Name
+    code: ExitCode | None = None
+    error: TruncatedText = ""
+
+
+class StreamOpened(Message):
+    """The answer to a ``StreamOpen``: the name of the node, and the bytes of input that its program used before."""
+
+    type: Literal["stream_opened"] = "stream_opened"
+    stream: Name
+    node: Name
+    used: Bytes = 0
+
+
+class StreamOpen(Message):
+    """A request of a job's user for a stream to a node of a component.
+
+    ``terminal``: a pseudo-terminal with ``command``, by default the login shell of the job's account. ``input``: the
+    standard input of the job's program.
+    """
+
+    type: Literal["stream_open"] = "stream_open"
+    stream: Name
+    token: Name
+    node: Name = ""
+    """Its index within the component, its name or its address; empty: the first."""
+    kind: Literal["terminal", "input"]
+    command: list[Path] = []
+    rows: TerminalSize = 0
+    columns: TerminalSize = 0
+    """0: unknown."""
+    term: Name = ""
+    """Type of the client's terminal."""
+    user: Name
+    is_owner: bool
+    """Whether the user is the job's owner, and not an administrator."""
+
+
+class StreamResize(Message):
+    """The new size of a client's terminal."""
+
+    type: Literal["stream_resize"] = "stream_resize"
+    stream: Name
+    rows: TerminalSize
+    columns: TerminalSize
+
+
+StreamFromNode = StreamOpened | StreamData | StreamCredit | StreamEnd
+StreamToNode = StreamOpen | StreamData | StreamCredit | StreamResize | StreamEnd
 
 
 # From the agent
@@ -75,6 +158,8 @@ class Hello(Message):
     pid: Count
     identity: Name = "service"
     """The configured identity of its jobs: ``own``, ``service`` or ``mapped``."""
+    interactive: Name = ""
+    """The site's setting ``interactive``; empty for an agent of a version without streams."""
     known: Annotated[list[KnownDaemon], Field(max_length=1000)] = []
 
 
@@ -327,6 +412,8 @@ class Open(Command):
     warning: PlanWarning | None = None
     """The warning before the end of the walltime."""
     lease_warning: LeaseWarning | None = None
+    interactive: bool = False
+    """Whether the program reads a client's standard input."""
     walltime: Seconds | None = None
     """Seconds after the start at which runners end the program without the daemon."""
 
@@ -441,7 +528,8 @@ FromAgent = Annotated[
     | Confirmed
     | Vouch
     | RenewLease
-    | RejectedRunner,
+    | RejectedRunner
+    | StreamFromNode,
     Field(discriminator="type"),
 ]
 FromDaemon = Annotated[
@@ -459,7 +547,8 @@ FromDaemon = Annotated[
     | Answer
     | Probe
     | LeaseRenewed
-    | Vouched,
+    | Vouched
+    | StreamToNode,
     Field(discriminator="type"),
 ]
 

@@ -131,6 +131,8 @@ class Link:
         """Pieces of an incomplete line."""
         self._outgoing = bytearray()
         self._backoff = 0.05
+        self.on_disconnect: Callable[[], None] = lambda: None
+        """Called when the connection to an authenticated agent ends."""
         self.welcomed = False
         self.address = ""
         """This node's address on the last connection."""
@@ -175,11 +177,14 @@ class Link:
     def close(self) -> None:
         """Close the connection and drop unsent messages, without planning another attempt."""
         self._loop.cancel_alarm("connect")  # else it would connect twice after a reconnection
+        had_session = self._session is not None
         if self._socket is not None:
             self._loop.forget(self._socket.fileno())
             self._socket.close()
         self._socket, self._incoming, self._session, self.welcomed = None, [], None, False
         self._outgoing.clear()
+        if had_session:
+            self.on_disconnect()
 
     def _handle_ready(self, events: int) -> None:
         """Write and read what the socket is ready for. Drop the connection if the peer has closed it or it failed."""

@@ -324,7 +324,7 @@ class Head(Role):
         names = self._installation.mpirun_names
         guard = make_guard(self._runner, self._plan, names, self._runner.environment, agents)
         command = [self._installation.mpirun, *options, *self._plan.mpirun_contexts()]
-        self._mpirun = self._runner.spawn(command, guard=guard)
+        self._mpirun = self._runner.spawn(command, guard=guard, is_program=True)
 
     def _kill_mpirun(self) -> None:
         """Kill mpirun, which has started nothing yet, since the nodes' addresses change."""

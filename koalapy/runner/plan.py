@@ -24,7 +24,12 @@ if TYPE_CHECKING:
         environment: dict[str, str]
 
         def spawn(
-            self, command: list[str], environment: dict[str, str] | None = None, guard: ExecGuard | None = None
+            self,
+            command: list[str],
+            environment: dict[str, str] | None = None,
+            guard: ExecGuard | None = None,
+            *,
+            is_program: bool = False,
         ) -> int: ...
         def make_folder(self) -> str: ...
         def report_running(self) -> None: ...
@@ -144,7 +149,7 @@ class Single(Role):
     """The role of a node that runs the program once (launcher ``processes``)."""
 
     def start(self) -> None:
-        self._pid = self._runner.spawn(self._plan.context["command"])
+        self._pid = self._runner.spawn(self._plan.context["command"], is_program=True)
         self._runner.report_running()
 
     def child_ended(self, pid: int, code: int) -> None:

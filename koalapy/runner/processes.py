@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable
 
@@ -12,6 +13,8 @@ from koalapy.runner.settings import Failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from koalapy.runner.exec_guard import ExecGuard
 
 try:
@@ -22,6 +25,8 @@ else:
     prctl = ctypes.CDLL(None).prctl
 PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
+MORE = 3
+"""Descriptor of a further file of a child."""
 WAIT_FOR_THREADS = 0x40000000
 """``__WALL``: threads of traced processes, too."""
 RESET_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
@@ -43,27 +48,41 @@ class Processes:
         if prctl is None or prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
             print("koala runner: not a subreaper; detached processes may escape", file=sys.stderr)
 
-    def start(self, argv: list[str], environment: dict[str, str], output: int, stdin: int | None = None) -> int:
-        """Start a child in a new session, with its output and errors going to ``output``. Raise ``OSError``."""
+    def start(
+        self,
+        argv: list[str],
+        environment: dict[str, str],
+        output: int,
+        stdin: int | None = None,
+        more: int | None = None,
+    ) -> int:
+        """Start a child in a new session, with its output and errors going to ``output``. Raise ``OSError``.
+
+        ``more``: a further file, which the child gets as descriptor ``MORE``.
+        """
         reading = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
-        actions = [
+        actions: list[Any] = [
             reading if stdin is None else (os.POSIX_SPAWN_DUP2, stdin, 0),
             (os.POSIX_SPAWN_DUP2, output, 1),
             (os.POSIX_SPAWN_DUP2, output, 2),
+            *([] if more is None else [(os.POSIX_SPAWN_DUP2, more, MORE)]),
         ]
         try:
             return os.posix_spawn(
                 argv[0], argv, environment, file_actions=actions, setsid=True, setsigmask=[], setsigdef=RESET_SIGNALS
             )
         except NotImplementedError:  # a Python that was built for a C library of before 2018
-            return _fork_and_exec(argv, environment, output, stdin)
+            return _fork_and_exec(argv, environment, output, stdin, more)
 
-    def start_guarded(self, argv: list[str], environment: dict[str, str], output: int, guard: ExecGuard) -> int:
+    def start_guarded(
+        self, argv: list[str], environment: dict[str, str], output: int, guard: ExecGuard, stdin: int | None = None
+    ) -> int:
         """Start a child that is traced from before it executes its program. Raise ``Failure`` if that is forbidden."""
         gate, opener = os.pipe2(os.O_CLOEXEC)
+        source = "/dev/null" if stdin is None else f"&{MORE} {MORE}<&-"
         try:
-            waiting = ["/bin/sh", "-c", 'read -r _ && exec "$@" </dev/null', "koala-daemon", *argv]
-            pid = self.start(waiting, environment, output, gate)
+            waiting = ["/bin/sh", "-c", f'read -r _ && exec "$@" <{source}', "koala-daemon", *argv]
+            pid = self.start(waiting, environment, output, gate, stdin)
             guard.attach(pid, max(argv[1:], key=len, default=""))
             self._guards[pid] = guard
             os.write(opener, b"\n")
@@ -140,7 +159,9 @@ def _send_signal(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def _fork_and_exec(argv: list[str], environment: dict[str, str], output: int, stdin: int | None) -> int:
+def _fork_and_exec(
+    argv: list[str], environment: dict[str, str], output: int, stdin: int | None, more: int | None
+) -> int:
     """Start a child without ``posix_spawn``. ``exec`` resets handled signals, and ``Popen`` the ignored ones."""
     import subprocess
 
@@ -152,6 +173,7 @@ def _fork_and_exec(argv: list[str], environment: dict[str, str], output: int, st
         stderr=output,
         close_fds=False,
         start_new_session=True,
+        preexec_fn=None if more is None else lambda: os.dup2(more, MORE),
     )
     child.returncode = 0  # reap() waits for it
     return child.pid
@@ -241,3 +263,17 @@ def find_program(name: str, environment: dict[str, str]) -> str | None:
         if os.path.isfile(path) and os.access(path, os.X_OK):
             return path
     return None
+
+
+def check_node() -> int:
+    """Start a shell as programs of jobs are started, and print this node's name if that succeeds."""
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    processes = Processes()
+    processes.start(["/bin/sh", "-c", "echo started"], dict(os.environ), writing)
+    os.close(writing)
+    with open(reading, "rb") as output:
+        started = output.read() == b"started\n"
+    os.wait()
+    if started:
+        print(f"koala-runner {socket.gethostname()}")
+    return 0 if started else 1

@@ -11,7 +11,6 @@ import base64
 import gc
 import os
 import signal
-import socket
 import sys
 from traceback import print_exc
 
@@ -25,10 +24,11 @@ from koalapy.runner.link import MAX_LAG, Link, Loop, encode
 from koalapy.runner.openmpi import Follower, Head
 from koalapy.runner.output import Output
 from koalapy.runner.plan import Plan, Role, Single
-from koalapy.runner.processes import Processes, forbid_dumps, require_program
+from koalapy.runner.processes import Processes, check_node, forbid_dumps, require_program
 from koalapy.runner.session import seal_file
 from koalapy.runner.settings import Failure, SecretGone, Settings
 from koalapy.runner.usage import UsageMeter
+from koalapy.runner.streams import Streams
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -93,6 +93,8 @@ class Runner:
         """Seconds to wait for the agent to take the result; None: ``agent_timeout``."""
         self._status: int | None = None
         self._link = Link(self.loop, settings, self._describe_runner, self._receive_message)
+        self._streams = Streams(self.loop, self._processes, self._link.send, settings.name)
+        self._link.on_disconnect = self._streams.on_disconnect
         self._reading, self._writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(self._writing, True)
 
@@ -131,16 +133,22 @@ class Runner:
             self.conclude(None, f"the runner on {self.settings.name} failed: {text}", infrastructure=True)
 
     def spawn(
-        self, command: list[str], environment: dict[str, str] | None = None, guard: ExecGuard | None = None
+        self,
+        command: list[str],
+        environment: dict[str, str] | None = None,
+        guard: ExecGuard | None = None,
+        *,
+        is_program: bool = False,
     ) -> int:
-        """Start a command on this node and return its process id. Raise ``Failure``."""
+        """Start a command and return its process id; ``is_program``: it reads clients' input. Raise ``Failure``."""
         program = require_program(command[0], self.environment)
         argv, environment = [program, *command[1:]], self.environment if environment is None else environment
         self._usage.start()
+        stdin = self._streams.program_stdin if is_program else None
         try:
             if guard is not None:
-                return self._processes.start_guarded(argv, environment, self._writing, guard)
-            return self._processes.start(argv, environment, self._writing)
+                return self._processes.start_guarded(argv, environment, self._writing, guard, stdin)
+            return self._processes.start(argv, environment, self._writing, stdin)
         except OSError as error:
             raise Failure(f"cannot run {command[0]}: {error.strerror}", 126) from error
 
@@ -158,6 +166,7 @@ class Runner:
         """Report once to the agent that the program runs, and start the timers of its warning and its walltime."""
         if self._phase == "opened":
             self._phase = "running"
+            self._streams.input_is_read()
             self._link.send({"t": "running"})
             if warning := self._warning:
                 delay, name, grace = warning["after"], warning["signal"], warning["grace"]
@@ -181,6 +190,7 @@ class Runner:
         self._phase = "ending"
         if self._link.welcomed:  # else the hello says it
             self._link.send({"t": "ending"})
+        self._streams.close("the job's program has ended")
         if self._role is not None:
             self._role.close()
         if stopped or infrastructure:
@@ -210,14 +220,15 @@ class Runner:
         if number is None or self._warned or self._role is None or self._phase != "running":
             return
         self._warned, self._grace_over = True, self.loop.time() + grace
-        self._processes.warn(number, self._role.is_starter)
+        starts_program, shells = self._role.is_starter, self._streams.shells
+        self._processes.warn(number, lambda pid: starts_program(pid) or pid in shells)
         self._link.send({"t": "warned"})
 
     def _describe_runner(self) -> dict[str, Any]:
         s = self.settings
         s.host = s.host or self._link.address
         runner = {"host": s.host, "name": s.name, "lrm_job": s.lrm_job, "life": self._run_id, "pid": os.getpid()}
-        return {**runner, "phase": self._phase, "start": self._output.start, "warned": self._warned}
+        return {**runner, "phase": self._phase, "start": self._output.start, "warned": self._warned, "streams": True}
 
     def _note_agent(self) -> None:
         """Restart the timeouts of a silent agent."""
@@ -345,6 +356,9 @@ class Runner:
                 self._early.append(message)
         elif kind == "relay":
             self._handle_relay(message)
+        elif kind == "stream":
+            is_running = self._phase in ("opened", "running")
+            self._streams.receive(message["message"], self.environment if is_running else None)
         elif kind == "refused" and self._phase == "waiting":
             self._status = 1  # another runner serves this node: do not touch its files
         elif kind == "refused":
@@ -394,6 +408,8 @@ class Runner:
         try:
             self._enter_workdir(plan.context)
             self._copy_to(plan.context["output"])
+            if message.get("interactive") and plan.me is plan.head:
+                self._streams.make_input()
             self._role.start()
         except Failure as failure:
             self.say(failure.message)
@@ -503,6 +519,8 @@ class Runner:
         """Reap ended children, and return whether any process of the program remains."""
         ended, alive = self._processes.reap()
         for pid, code in ended:
+            if self._streams.child_ended(pid, code):
+                continue
             if self._role is not None and self._phase in ("opened", "running"):
                 self._role.child_ended(pid, code)
         return alive
@@ -561,20 +579,6 @@ class Runner:
 
     def _give_up(self) -> None:
         self._status = 1
-
-
-def check_node() -> int:
-    """Start a shell as programs of jobs are started, and print this node's name if that succeeds."""
-    reading, writing = os.pipe2(os.O_CLOEXEC)
-    processes = Processes()
-    processes.start(["/bin/sh", "-c", "echo started"], dict(os.environ), writing)
-    os.close(writing)
-    with open(reading, "rb") as output:
-        started = output.read() == b"started\n"
-    os.wait()
-    if started:
-        print(f"koala-runner {socket.gethostname()}")
-    return 0 if started else 1
 
 
 def main(argv: list[str]) -> int:

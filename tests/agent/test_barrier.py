@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from koalapy.agent.components.barrier import OPEN_BATCH_SIZE, Barrier, RejectedRunners
 from koalapy.agent.components.component import Component
+from koalapy.agent.components.streams import Streams
 from koalapy.agent.core.lrm_jobs import LrmJobs
 from koalapy.agent.core.reporter import Reporter
 from koalapy.agent.core.spool import Spool
@@ -44,7 +45,9 @@ async def test_plan_is_encoded_once_for_all_runners(tmp_path: Path) -> None:
     uplink = Uplink("ws://127.0.0.1:1", "", lambda: cast(Hello, None))
     reporter = Reporter(uplink)
     secrets = RunnerSecrets(MemoryLrm(), "north", "")
-    barrier = Barrier(reporter, cast(LrmJobs, None), secrets, RejectedRunners(reporter), 60.0)
+    barrier = Barrier(
+        reporter, cast(LrmJobs, None), secrets, RejectedRunners(reporter), 60.0, Streams(reporter, "north", "owner")
+    )
     component = Component("i", "7.1.0", Spool(tmp_path).make_folder("i", "7.1.0"), NODES)
     wires = add_waiting_runners(component, barrier)
     plan: dict[str, Any] = {"launcher": "processes", "head": "7.1.0", "nodes": [{"host": "n"}] * NODES, "contexts": []}

@@ -165,8 +165,10 @@ def test_access_table_grants_only_the_intended_rights() -> None:
         "foretell_job",
         "hold_job",
         "list_attempts",
+        "open_terminal",
         "read_logs",
         "release_job",
+        "send_input",
         "show_timeline",
     }
     assert operations.keys() == {"user"}

@@ -17,6 +17,7 @@ from koalapy.daemon.agents.agent_messages import AgentMessages, RecordRejectedRu
 from koalapy.daemon.agents.hub import Hub, Terms
 from koalapy.daemon.agents.questions import Questions
 from koalapy.daemon.agents.session import MAX_UNREAD, Session, Sessions
+from koalapy.daemon.agents.streams import Streams
 from koalapy.daemon.engine.engine import Engine, Outbox, WorkItem, steady_clock
 from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.daemon.jobs.output import Outputs
@@ -107,8 +108,9 @@ class Daemon:
         self.outputs = Outputs(self.engine, self.queries, self.store, self.kept)
         self.jobs = Jobs(self.engine, self.queries, self.store, self.outputs, 1, self.describe)
         questions = Questions(sessions.offer_message, lambda cluster, source, path: False)
+        self.streams = streams = Streams(self.queries, sessions)
         self.messages = AgentMessages(
-            self.engine, self.queries, self.outputs, sessions, questions, feedback, None, note_impostor
+            self.engine, self.queries, self.outputs, sessions, questions, streams, feedback, None, note_impostor
         )
         self.hub = Hub(
             self.engine,
@@ -116,6 +118,7 @@ class Daemon:
             sessions,
             self.messages,
             questions,
+            streams,
             Terms(instance="test", life="own", output_limit=1000),
             unreachable_after=unreachable_after,
             number_above=self.jobs.raise_next_number,

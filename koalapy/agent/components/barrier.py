@@ -9,6 +9,7 @@ from typing import Any, Literal
 import structlog
 
 from koalapy.agent.components.component import Component
+from koalapy.agent.components.streams import Streams
 from koalapy.agent.core.leases import Leases
 from koalapy.agent.core.lrm_jobs import LrmJobs, sleep_awake
 from koalapy.agent.core.reporter import RECORD_LOST, Reporter
@@ -79,10 +80,16 @@ class Barrier:
     """
 
     def __init__(
-        self, reporter: Reporter, jobs: LrmJobs, secrets: RunnerSecrets, impostors: RejectedRunners, leases: Leases
+        self,
+        reporter: Reporter,
+        jobs: LrmJobs,
+        secrets: RunnerSecrets,
+        impostors: RejectedRunners,
+        leases: Leases,
+        streams: Streams,
     ) -> None:
         self._reporter, self._jobs, self._secrets, self._impostors = reporter, jobs, secrets, impostors
-        self._leases = leases
+        self._leases, self._streams = leases, streams
         self._absent: dict[tuple[str, int], asyncio.Task[None]] = {}
         """Nodes with absent runners that still have time to reconnect."""
         self._output_failed: set[str] = set()
@@ -174,6 +181,7 @@ class Barrier:
         node.host, node.name = message["host"], message["name"]
         node.phase = node.phase if node.phase == "ended" else message["phase"]
         node.warned |= message["warned"]
+        node.has_streams = message["streams"]
         received = component.output.accept_stream(index, message["start"])
         runner.send_message({"t": "welcome", "lease": component.lease, "output": received})
         if component.stop is not None or component.error:
@@ -222,12 +230,15 @@ class Barrier:
             case "renew":
                 silence = self._leases.silence_for(component)
                 runner.send_message({"t": "lease", "number": message["number"], "silence": silence})
+            case "stream":
+                self._streams.receive_from_runner(runner, message["message"])
             case "relay":
                 self._pass_on(component, runner, message)
             case "exit":
                 self._record_exit(component, runner, message)
 
     def on_disconnect(self, runner: RunnerConnection) -> None:
+        self._streams.on_runner_lost(runner)
         component = self._reporter.components.get(runner.component)
         if component is None or component.nodes[runner.node].runner is not runner:
             return

@@ -71,6 +71,8 @@ class Node:
     """Whether its runner has warned the program that it will be stopped."""
     life: str = ""
     """Digest that distinguishes runners with the same secret: only the first is accepted."""
+    has_streams: bool = False
+    """Whether its runner serves streams of clients."""
     exit: dict[str, Any] | None = None
     """Exit message of its runner on this connection."""
 

@@ -17,6 +17,7 @@ from koalapy.agent.components.job_folders import JobFolders
 from koalapy.agent.components.job_places import ComponentFolders
 from koalapy.agent.components.open_mpi import OpenMpi, open_mpi_here
 from koalapy.agent.components.outputlog import DEFAULT_OUTPUT_LIMIT
+from koalapy.agent.components.streams import Streams
 from koalapy.agent.core.background import Background
 from koalapy.agent.core.daemons import Daemons, ExpiredDaemons
 from koalapy.agent.core.leases import Leases
@@ -148,7 +149,8 @@ class Agent:
         )
         self._impostors = RejectedRunners(self._reporter)
         self._leases = Leases(settings.directory, self._reporter, self._jobs.end_component, clock)
-        self._barrier = Barrier(self._reporter, self._jobs, self._secrets, self._impostors, self._leases)
+        self._streams = Streams(self._reporter, settings.cluster, settings.interactive, clock)
+        self._barrier = Barrier(self._reporter, self._jobs, self._secrets, self._impostors, self._leases, self._streams)
         self._logins = LoginServer(settings, self._uplink, clock)
         silence = settings.forget_after, timeouts.expiry_check_s
         self._expired = ExpiredDaemons(self._spool, self._reporter, self._jobs, self._places, self._files, *silence)
@@ -282,6 +284,7 @@ class Agent:
             host=socket.gethostname(),
             pid=os.getpid(),
             identity=self._settings.identity,
+            interactive=self._settings.interactive,
             known=self._daemons.known_daemons(),
         )
 
@@ -320,6 +323,7 @@ class Agent:
         self._leases.on_disconnect()
         self._reporter.on_disconnect()
         self._logins.lost()
+        self._streams.on_daemon_lost()
         self._jobs.polls.set_nodes_awaited(awaited=False)
         if self._greeting is not None:
             self._greeting.cancel()
@@ -354,6 +358,8 @@ class Agent:
                 self._barrier.deliver_relay(message)
             case wire.RelayFailed():
                 self._barrier.report_undelivered(message)
+            case _:
+                self._streams.receive_from_daemon(message)
 
     def _handle_welcome(self, message: wire.Welcome) -> None:
         """Accept a daemon and begin to report to it. Raise ``ValueError`` for an older run of the daemon.

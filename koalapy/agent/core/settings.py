@@ -91,6 +91,9 @@ class SiteSettings:
     identity: Literal["own", "service", "mapped"] = "service"
     """Accounts that jobs run as: ``own`` is the single user's account, ``service`` one account for all, ``mapped`` the
     account of each job's owner."""
+    interactive: Literal["owner", "administrators", "none"] = "owner"
+    """Users that may open terminals on its nodes (``koala shell``): the ``owner`` of a job on that job's nodes,
+    ``administrators`` of the grid as well, or ``none``."""
     min_uid: Annotated[int, Field(ge=1)] = 1000
     """Lowest user id that gets jobs with the identity ``mapped``."""
 

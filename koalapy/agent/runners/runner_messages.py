@@ -19,6 +19,7 @@ from koalapy.model.bounds import (
     TruncatedText,
 )
 from koalapy.model.wording import escape_surrogates
+from koalapy.protocol.messages import StreamFromNode
 from koalapy.runner.session import NONCE_SIZE
 
 
@@ -49,6 +50,8 @@ class Here(RunnerMessage):
     start: Bytes = 0
     """Offset at which its output begins."""
     warned: bool = False
+    streams: bool = False
+    """Whether it serves streams; runners of earlier versions do not."""
 
 
 class Out(RunnerMessage):
@@ -94,6 +97,13 @@ class NodeUsage(RunnerMessage):
     """Largest memory of its processes together."""
 
 
+class Stream(RunnerMessage):
+    """What a node sends on a client's stream."""
+
+    t: Literal["stream"]
+    message: Annotated[StreamFromNode, Field(discriminator="type")]
+
+
 class Exit(RunnerMessage):
     t: Literal["exit"]
     code: ExitCode | None
@@ -126,7 +136,7 @@ class RunnerResult(RunnerMessage):
 
 
 _message: TypeAdapter[RunnerMessage] = TypeAdapter(
-    Annotated[Here | Out | Running | Warned | Ending | Renew | Relay | Exit, Field(discriminator="t")]
+    Annotated[Here | Out | Running | Warned | Ending | Renew | Relay | Stream | Exit, Field(discriminator="t")]
 )
 
 

@@ -245,7 +245,10 @@ def in_terms_of_documents(error: CliError, bodies: list[Json], options: Json, fi
 
 
 def command_for(body: Json, here: str) -> str | None:
-    """Return the command ``koala submit …`` for a body in the folder ``here``; None if the body needs a job file."""
+    """Return the command ``koala submit …`` for a body in the folder ``here``, ``koala run …`` if it is interactive.
+
+    Return None if the body needs a job file.
+    """
     request = _request_options(body["request"])
     if request is None or not body.get("command") or body.get("bundle") or body.get("each_line"):
         return None
@@ -260,7 +263,8 @@ def command_for(body: Json, here: str) -> str | None:
     goes_by_itself = body.get("workdir_optional") and body.get("workdir") == here and not brings_files(body)
     if body.get("workdir") is not None and not goes_by_itself:
         once += ["--chdir", body["workdir"]]
-    text = shlex.join(["koala", "submit", *request, *once, *repeated, "--", *body["command"]])
+    command = "run" if body.get("interactive") else "submit"
+    text = shlex.join(["koala", command, *request, *once, *repeated, "--", *body["command"]])
     return text if text.isprintable() else None
 
 

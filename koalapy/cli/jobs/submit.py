@@ -70,7 +70,7 @@ def submit_job(
         with staging.pack_archive(paths) if paths else nullcontext():
             explain.dry_run(client, body, options, as_json=as_json)
         return None
-    submitted = _submit_with_files(client, body, options, paths, key)
+    submitted = submit_with_files(client, body, options, paths, key)
     if quiet:
         print(submitted["id"], flush=True)
     elif not as_json:
@@ -85,7 +85,7 @@ def submit_job(
     return None
 
 
-def _submit_with_files(client: Client, body: Json, options: Json, paths: list[str], key: str | None) -> SubmittedJob:
+def submit_with_files(client: Client, body: Json, options: Json, paths: list[str], key: str | None) -> SubmittedJob:
     """Upload the files, then submit the job."""
     if paths:
         from koalapy.cli.jobs import staging

@@ -10,6 +10,7 @@ import structlog
 
 from koalapy.daemon.agents.questions import Questions
 from koalapy.daemon.agents.session import Session, Sessions
+from koalapy.daemon.agents.streams import Streams
 from koalapy.daemon.auth.login import Logins
 from koalapy.daemon.engine.engine import Engine, WorkItem
 from koalapy.daemon.jobs.output import Outputs
@@ -30,6 +31,7 @@ from koalapy.protocol.messages import (
     Relay,
     RelayFailed,
     RenewLease,
+    StreamFromNode,
     Vouch,
     Vouched,
 )
@@ -92,6 +94,7 @@ class AgentMessages:
         outputs: Outputs,
         sessions: Sessions,
         questions: Questions,
+        streams: Streams,
         feedback: TransferFeedback | None = None,
         logins: Logins | None = None,
         record_rejected_runner: RecordRejectedRunner | None = None,
@@ -112,6 +115,7 @@ class AgentMessages:
             RejectedRunner: self._handle_rejected_runner,
             Ask: lambda session, message: questions.forward_question(session.cluster, message),
             Answer: lambda session, message: questions.deliver_answer(session.cluster, message),
+            **dict.fromkeys(get_args(StreamFromNode), streams.receive_message),
         }
         unhandled = {*get_args(get_args(FromAgent)[0])} - self._handlers.keys() - {Hello, Output}
         assert not unhandled, f"messages of agents without a handler: {unhandled}"

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from koalapy.daemon.agents.agent_messages import AgentMessages
 from koalapy.daemon.agents.questions import Questions
 from koalapy.daemon.agents.session import MAX_UNREAD, Connection, Session, Sessions
+from koalapy.daemon.agents.streams import Streams
 from koalapy.daemon.engine.engine import Engine, WorkItem
 from koalapy.model.errors import ConflictError, StoreUnavailable, UsageError
 from koalapy.model.job import JobId
@@ -61,6 +62,7 @@ class Hub:
         sessions: Sessions,
         messages: AgentMessages,
         questions: Questions,
+        streams: Streams,
         terms: Terms,
         *,
         unreachable_after: float,
@@ -74,6 +76,7 @@ class Hub:
         self._max_unread = max_unread
         self._engine, self._accounts = engine, accounts
         self._sessions, self._messages, self._questions = sessions, messages, questions
+        self._streams = streams
         self._terms = terms
         self._timeout = unreachable_after
         self._agent_memory = AgentMemory(engine, terms.instance, terms.life, number_above)
@@ -90,6 +93,7 @@ class Hub:
 
     async def close(self) -> None:
         """Close all connections; agents reconnect when the daemon runs again."""
+        self._streams.shut_down()
         await self._sessions.close()
 
     # For the WebSocket route
@@ -209,6 +213,7 @@ class Hub:
         """Report to the scheduler that an agent is disconnected, unless a newer session of its cluster exists."""
         if self._sessions.remove(session):
             self._questions.fail_questions(session.cluster)
+            self._streams.end_streams_of(session.cluster, reason)
             log.info("agent disconnected", action="agent-disconnected", cluster=session.cluster, reason=reason)
             self._engine.post(WorkItem(events=(ClusterDisconnected(session.cluster, reason, heard),)))
 

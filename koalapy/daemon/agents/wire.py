@@ -196,6 +196,7 @@ def _build_plan(job: Job, profiles: Mapping[ClusterName, ClusterProfile], array:
         "head": job.token(attempt.head.index),
         "nodes": nodes,
         "contexts": contexts,
+        "interactive": job.spec.interactive,
         "walltime": _enforced_walltime(job.spec),
         **_build_warnings(job.spec),
     }

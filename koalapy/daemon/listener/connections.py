@@ -6,6 +6,7 @@ import json
 import socket
 import ssl
 from collections.abc import Callable, Coroutine
+from copy import copy
 from typing import Any, Protocol
 
 import structlog
@@ -30,6 +31,9 @@ GOODBYE_TIMEOUT = 3.0
 """Seconds within which the client must end a TLS session, or read a rejection."""
 MAX_UNREAD = 1024 * 1024
 """Bytes of an unencrypted request that are read, so that its sender receives the rejection."""
+AGENTS_PATH = b"/api/v1/agents/"
+MAX_USER_FRAME_SIZE = 256 * 1024
+"""Bytes of a frame that a user's WebSocket may send; agents send larger ones."""
 ACCEPT_PAUSE = 0.2
 """Seconds until the next connection is accepted after the system had no capacity for one."""
 PROBLEM = {
@@ -118,6 +122,9 @@ class HttpConnection(HttpToolsProtocol):
 
     def handle_websocket_upgrade(self) -> None:
         self.all.remove(self)
+        if AGENTS_PATH not in self.url.partition(b"?")[0]:
+            self.config = copy(self.config)
+            self.config.ws_max_size = MAX_USER_FRAME_SIZE
         super().handle_websocket_upgrade()
 
     def on_headers_complete(self) -> None:

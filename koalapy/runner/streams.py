@@ -1,0 +1,373 @@
+"""Streams of bytes between clients and this node: terminals of the job's user, and the program's standard input.
+
+Each side sends at most ``STREAM_WINDOW`` bytes beyond those that the other has used, so that a slow terminal or program
+fills no memory and delays no other message.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import selectors
+import signal
+
+from koalapy.runner.processes import Processes, find_program, require_program, signal_and_continue
+from koalapy.runner.settings import Failure
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from koalapy.runner.link import Loop
+
+STREAM_WINDOW = 256 * 1024
+"""Bytes of a stream that may be under way in one direction."""
+STREAM_PIECE = 16 * 1024
+"""Bytes of one message."""
+MAX_NODE_STREAMS = 32
+"""Streams of one node."""
+HANGUP_GRACE = 5.0
+"""Seconds from the hangup of a terminal to the end of its shell by force."""
+DEFAULT_ROWS, DEFAULT_COLUMNS = 24, 80
+END_OF_FILE = b"\x04"
+SHELLS = ("/bin/bash", "/bin/sh")
+NO_SHELLS = ("nologin", "false")
+ATTACH_TERMINAL = 'exec "$@" <>"$0" >&0 2>&0'
+"""Shell command that makes the terminal ``$0`` the controlling one: a session's leader gets the first that it opens."""
+
+
+class Inlet:
+    """Bytes of a client on their way to a file of this node, in order and each once."""
+
+    def __init__(self, loop: Loop, file: int, report: Callable[[int], None]) -> None:
+        """``report`` is called with the number of bytes that the file has taken (``used``)."""
+        self._loop, self._file, self._report = loop, file, report
+        self.received = self.used = self._reported = 0
+        self._pending = bytearray()
+        self._is_last = self.is_broken = False
+
+    def receive(self, offset: int, data: bytes, *, is_last: bool) -> None:
+        """Add a piece. Ignore what was received before. Raise ``ValueError`` for a gap or too many bytes."""
+        new = data[max(0, self.received - offset) :]
+        if offset > self.received or len(self._pending) + len(new) > STREAM_WINDOW:
+            raise ValueError("the client has sent more than it was allowed to")
+        self._pending += new
+        self.received += len(new)
+        self._is_last |= is_last
+        self.write()
+
+    def write(self, _events: int = 0) -> None:
+        """Write as much as the file takes now, and watch it for the rest. Discard what a closed file cannot take."""
+        while self._pending and not self.is_broken:
+            try:
+                written = os.write(self._file, self._pending[:STREAM_PIECE])
+            except BlockingIOError:
+                break
+            except OSError:  # the program has closed its standard input
+                self.is_broken = True
+            else:
+                del self._pending[:written]
+        if self.is_broken:
+            self._pending.clear()
+        self.used = self.received - len(self._pending)
+        if self.used > self._reported and (not self._pending or self.used - self._reported >= STREAM_WINDOW // 4):
+            self._reported = self.used
+            self._report(self.used)
+        self.watch()
+
+    def watch(self) -> None:
+        """Watch the file for space if bytes wait."""
+        if self._pending:
+            self._loop.watch(self._file, self.write, selectors.EVENT_WRITE)
+        else:
+            self._loop.forget(self._file)
+
+    @property
+    def is_complete(self) -> bool:
+        """Return whether the client sends no more and the file has taken everything."""
+        return self._is_last and not self._pending
+
+
+class Terminal:
+    """A pseudo-terminal of this node with a shell, and its connection to a client."""
+
+    def __init__(self, loop: Loop, send: Callable[..., None], order: dict[str, Any]) -> None:
+        """``send`` sends a message of this stream, given its type and its fields. Raise ``OSError``."""
+        self._loop, self._send, self.name = loop, send, str(order["stream"])
+        self._master, self.slave = os.openpty()
+        os.set_blocking(self._master, False)
+        # Bytes are written by a duplicate, since a selector has one callback for each file.
+        self._writing = os.dup(self._master)
+        self._inlet = Inlet(loop, self._writing, lambda offset: send("stream_credit", offset=offset))
+        self._has_ended_input = False
+        self._sent, self._credit = 0, STREAM_WINDOW
+        self._code: int | None = None
+        self.pid = 0
+        self.resize(order["rows"], order["columns"])
+
+    def start(self, processes: Processes, command: list[str], environment: dict[str, str]) -> None:
+        """Start a command as the leader of a new session, with this as its terminal. Raise ``OSError``."""
+        argv = ["/bin/sh", "-c", ATTACH_TERMINAL, os.ttyname(self.slave), *command]
+        self.pid = processes.start(argv, environment, self.slave)
+        self._loop.watch(self._master, self._read)
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Set the size, of which 0 means unknown. The kernel tells the program in the foreground."""
+        import fcntl
+        import struct
+        import termios
+
+        size = struct.pack("HHHH", rows or DEFAULT_ROWS, columns or DEFAULT_COLUMNS, 0, 0)
+        fcntl.ioctl(self._master, termios.TIOCSWINSZ, size)
+
+    def receive(self, offset: int, data: bytes, *, is_last: bool) -> None:
+        """Type bytes of the client into the terminal; after the last ones, its end-of-file character."""
+        if is_last and not self._has_ended_input:
+            self._has_ended_input = True
+            data += END_OF_FILE
+        self._inlet.receive(offset, data, is_last=is_last)
+
+    def grant(self, offset: int) -> None:
+        """Allow output up to the window after ``offset``, which the client has used."""
+        self._credit = max(self._credit, min(offset, self._sent) + STREAM_WINDOW)
+        self._loop.watch(self._master, self._read)
+
+    def child_ended(self, code: int) -> None:
+        """Send the rest of the output, then the end with the shell's exit code."""
+        self._code = code if code >= 0 else 128 - code
+        self._read(0)
+
+    def _read(self, _events: int) -> None:
+        """Send output that the window allows. Without more output of an ended shell, end the stream."""
+        try:
+            data = os.read(self._master, min(STREAM_PIECE, self._credit - self._sent))
+        except BlockingIOError:
+            data = b""
+        if data:
+            self._send("stream_data", offset=self._sent, data=base64.b64encode(data).decode())
+            self._sent += len(data)
+        if self._sent >= self._credit:
+            self._loop.forget(self._master)
+        elif self._code is not None and not data:
+            self.close()
+            self._send("stream_end", code=self._code)
+        elif self._code is not None:
+            self._loop.set_alarm(f"drain-{self.name}", 0.0, lambda: self._read(0))
+
+    @property
+    def is_closed(self) -> bool:
+        return self._master < 0
+
+    def close(self) -> None:
+        """Hang up: the kernel signals the processes in the foreground, and the shell those that it started."""
+        if self._master < 0:
+            return
+        self._loop.cancel_alarm(f"drain-{self.name}")
+        for file in (self._master, self._writing):
+            self._loop.forget(file)
+        for file in (self._master, self._writing, self.slave):
+            os.close(file)
+        self._master = -1
+
+
+class ProgramInput:
+    """The standard input of the job's program, a pipe to which one client at a time writes."""
+
+    def __init__(self, loop: Loop, send: Callable[..., None]) -> None:
+        """``send`` sends a message of the present stream, given the stream, its type and its fields."""
+        self._loop, self._send = loop, send
+        self.reading, self._writing = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._writing, False)
+        self.stream = ""
+        self._inlet = Inlet(loop, self._writing, self._report)
+
+    def attach(self, stream: str, node: str) -> None:
+        """Let a stream write from now on; an earlier one ends."""
+        if self.stream:
+            self._send(self.stream, "stream_end", error="another client sends the program's input")
+        self.stream = stream
+        self._send(stream, "stream_opened", node=node, used=self._inlet.used)
+
+    def receive(self, offset: int, data: bytes, *, is_last: bool) -> None:
+        """Add a piece of input. Close the pipe after the last one."""
+        if self._writing >= 0:
+            self._inlet.receive(offset, data, is_last=is_last)
+            self._close_when_complete()
+
+    def close_reading(self) -> None:
+        """Leave the end to read from to the program alone, so that its end is noticed."""
+        if self.reading >= 0:
+            os.close(self.reading)
+            self.reading = -1
+
+    def close(self) -> None:
+        """Close the pipe: the program reads the end of the file."""
+        self.close_reading()
+        if self._writing >= 0:
+            self._loop.forget(self._writing)
+            os.close(self._writing)
+            self._writing = -1
+
+    def _report(self, taken: int) -> None:
+        if self.stream:
+            self._send(self.stream, "stream_credit", offset=taken)
+        if self._inlet.is_complete:
+            self._loop.set_alarm("input-complete", 0.0, self._close_when_complete)
+
+    def _close_when_complete(self) -> None:
+        if self._inlet.is_complete:
+            self.close()
+
+
+class Streams:
+    """The streams of this node by their names."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        processes: Processes,
+        send: Callable[[dict[str, Any]], None],
+        node: str,
+        grace: float = HANGUP_GRACE,
+    ) -> None:
+        """``send`` sends a message to the agent; ``grace``: seconds from a hangup to the end of a shell by force."""
+        self._loop, self._processes, self._send_message, self._node = loop, processes, send, node
+        self._grace = grace
+        self._terminals: dict[str, Terminal] = {}
+        self._shells: dict[int, Terminal] = {}
+        """Terminals by the process id of their shell, until that has ended."""
+        self.input: ProgramInput | None = None
+
+    @property
+    def shells(self) -> frozenset[int]:
+        """Return the process ids of all shells."""
+        return frozenset(self._shells)
+
+    def make_input(self) -> None:
+        """Create the pipe of the program's standard input. Raise ``OSError``."""
+        self.input = ProgramInput(self._loop, self._send)
+
+    @property
+    def program_stdin(self) -> int | None:
+        """Return the end of that pipe to read from, until the program runs; None without a pipe."""
+        return None if self.input is None else self.input.reading
+
+    def input_is_read(self) -> None:
+        """Leave the end to read from to the program, which runs now."""
+        if self.input is not None:
+            self.input.close_reading()
+
+    def receive(self, message: dict[str, Any], environment: dict[str, str] | None) -> None:
+        """Act on a message of a client. ``environment``: that of the program, None while it does not run."""
+        name, kind = str(message["stream"]), message["type"]
+        try:
+            if kind == "stream_open":
+                self._open(name, message, environment)
+            elif self.input is not None and self.input.stream == name:
+                self._receive_input(self.input, kind, message)
+            elif (terminal := self._terminals.get(name)) is not None:
+                self._receive_for_terminal(terminal, kind, message)
+        except Failure as failure:
+            self._end(name, failure.message)
+        except (OSError, ValueError, LookupError, TypeError, binascii.Error) as error:
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            self._end(name, f"the stream failed on {self._node}: {reason}")
+
+    def child_ended(self, pid: int, code: int) -> bool:
+        """Handle the end of a shell; return False for another process."""
+        terminal = self._shells.pop(pid, None)
+        if terminal is None:
+            return False
+        self._loop.cancel_alarm(f"hangup-{pid}")
+        if not terminal.is_closed:
+            terminal.child_ended(code)
+        return True
+
+    def close_terminals(self, reason: str) -> None:
+        """Hang up all terminals, and tell their clients why."""
+        for name in list(self._terminals):
+            self._end(name, reason)
+
+    def on_disconnect(self) -> None:
+        """Hang up all terminals, since their clients cannot be reached without the agent."""
+        self.close_terminals("the connection to the agent was lost")
+
+    def close(self, reason: str) -> None:
+        """Hang up all terminals and close the program's standard input."""
+        self.close_terminals(reason)
+        if self.input is not None:
+            self.input.close()
+
+    def _open(self, name: str, order: dict[str, Any], environment: dict[str, str] | None) -> None:
+        """Open a terminal, or attach a client to the program's standard input. Raise ``Failure``."""
+        if environment is None:
+            raise Failure(f"the job's program does not run on {self._node}: wait until it has started")
+        if order["kind"] == "input":
+            if self.input is None:
+                raise Failure("the program reads no input of clients: submit it with koala run")
+            self.input.attach(name, self._node)
+            return
+        if len(self._shells) >= MAX_NODE_STREAMS:
+            raise Failure(f"{self._node} has {MAX_NODE_STREAMS} terminals already: end one of them")
+        command = list(order["command"]) or [login_shell(environment)]
+        command[0] = require_program(command[0], environment)
+        terminal = Terminal(self._loop, lambda kind, **fields: self._send(name, kind, **fields), order)
+        self._terminals[name] = terminal
+        term = order["term"] or "dumb"
+        terminal.start(self._processes, command, {**environment, "TERM": term})
+        self._shells[terminal.pid] = terminal
+        self._send(name, "stream_opened", node=self._node, used=0)
+
+    def _receive_for_terminal(self, terminal: Terminal, kind: str, message: dict[str, Any]) -> None:
+        if kind == "stream_data":
+            terminal.receive(message["offset"], base64.b64decode(message["data"]), is_last=message["is_last"])
+        elif kind == "stream_credit":
+            terminal.grant(message["offset"])
+        elif kind == "stream_resize":
+            terminal.resize(message["rows"], message["columns"])
+        elif kind == "stream_end":
+            self._end(terminal.name)
+
+    def _receive_input(self, program_input: ProgramInput, kind: str, message: dict[str, Any]) -> None:
+        if kind == "stream_data":
+            data = base64.b64decode(message["data"])
+            program_input.receive(message["offset"], data, is_last=message["is_last"])
+        elif kind == "stream_end":
+            program_input.stream = ""  # the program goes on: its client may come back
+
+    def _end(self, name: str, reason: str = "") -> None:
+        """End a stream for a reason, empty if its client has ended it. Kill its shell later if it ignores that."""
+        if reason:
+            self._send(name, "stream_end", error=reason)
+        if self.input is not None and self.input.stream == name:
+            self.input.stream = ""
+        terminal = self._terminals.pop(name, None)
+        if terminal is None:
+            return
+        terminal.close()
+        if (pid := terminal.pid) in self._shells:
+            signal_and_continue(pid, signal.SIGHUP)
+            self._loop.set_alarm(f"hangup-{pid}", self._grace, lambda: self._kill_shell(pid))
+
+    def _kill_shell(self, pid: int) -> None:
+        if pid in self._shells:
+            signal_and_continue(pid, signal.SIGKILL)
+
+    def _send(self, stream: str, kind: str, **fields: Any) -> None:
+        if kind == "stream_end" and (terminal := self._terminals.get(stream)) and terminal.is_closed:
+            del self._terminals[stream]
+        self._send_message({"t": "stream", "message": {"type": kind, "stream": stream, **fields}})
+
+
+def login_shell(environment: dict[str, str]) -> str:
+    """Return the shell of this account, or another one if it has none."""
+    import pwd
+
+    try:
+        shell = pwd.getpwuid(os.geteuid()).pw_shell
+    except KeyError:
+        shell = ""
+    candidates = (*((shell,) if os.path.basename(shell) not in NO_SHELLS else ()), *SHELLS)
+    return next((path for path in candidates if path and find_program(path, environment)), SHELLS[-1])

@@ -1,0 +1,57 @@
+"""Interactive jobs without a client are cancelled."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from koalapy.daemon.engine.engine import Engine, WorkItem
+from koalapy.daemon.jobs.attendance import Attendance
+from koalapy.model.job import Job, JobSpec
+from koalapy.model.request import FlexibleRequest
+from koalapy.scheduler.events import JobCancelled
+from koalapy.scheduler.queries import Queries
+
+GRACE = 60.0
+
+
+class Daemon:
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.jobs = {number: self.job(number, interactive=number > 1) for number in (1, 2, 3)}
+        self.cancelled: list[int] = []
+        engine = SimpleNamespace(commit=self._commit)
+        queries = SimpleNamespace(job=self.jobs.get, jobs=lambda: list(self.jobs.values()))
+        self.attendance = Attendance(cast(Engine, engine), cast(Queries, queries), lambda: self.now, GRACE)
+        self.attendance.load_jobs()
+
+    @staticmethod
+    def job(number: int, *, interactive: bool) -> Job:
+        return Job(number, JobSpec(FlexibleRequest(1), ("true",), interactive=interactive), 0.0)
+
+    async def _commit(self, item: WorkItem) -> None:
+        (event,) = cast(Any, item.events)
+        assert isinstance(event, JobCancelled)
+        self.cancelled.append(event.job)
+        del self.jobs[event.job]
+
+    async def check_at(self, now: float) -> list[int]:
+        self.now = now
+        await self.attendance.cancel_unattended()
+        return self.cancelled
+
+
+async def test_interactive_job_without_client_is_cancelled_after_the_grace() -> None:
+    daemon = Daemon()
+    with daemon.attendance.attend(2), daemon.attendance.attend(2):
+        assert await daemon.check_at(GRACE) == []
+        assert await daemon.check_at(GRACE + 1) == [3]
+    with daemon.attendance.attend(2):
+        assert await daemon.check_at(10 * GRACE) == [3]
+    assert await daemon.check_at(11 * GRACE) == [3]
+    assert await daemon.check_at(11 * GRACE + 1) == [3, 2]
+    assert await daemon.check_at(100 * GRACE) == [3, 2]
+
+
+async def test_job_that_has_ended_is_not_cancelled() -> None:
+    daemon = Daemon()
+    daemon.jobs.clear()
+    assert await daemon.check_at(2 * GRACE) == []

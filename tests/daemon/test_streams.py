@@ -1,0 +1,165 @@
+"""Streams of the daemon: permissions, limits, and the credit of both sides."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from koalapy.daemon.agents.streams import MAX_USER_STREAMS, StreamRequest, StreamViolation
+from koalapy.model.errors import (
+    BusyError,
+    ConflictError,
+    ForbiddenError,
+    KoalaError,
+    NotFoundError,
+    SiteRejected,
+    SiteUnavailable,
+)
+from koalapy.model.identity import Identity
+from koalapy.model.job import Attempt, ComponentState, Job, JobState
+from koalapy.protocol import messages as wire
+from koalapy.runner.streams import STREAM_WINDOW
+from tests.daemon.fake_streams import ADA, ADMIN, BOB, GANG, OPERATOR, RUNNING, Grid, output
+
+
+@pytest.mark.evidence("U18")
+@pytest.mark.parametrize("kind", ["terminal", "input"])
+@pytest.mark.parametrize("interactive", ["owner", "administrators", "none", ""])
+@pytest.mark.parametrize("caller", [ADA, BOB, OPERATOR, ADMIN])
+async def test_stream_is_opened_for_allowed_callers_only(caller: Identity, interactive: str, kind: Any) -> None:
+    grid = Grid(interactive=interactive)
+    may_at_all = interactive and caller in (ADA, ADMIN)
+    is_allowed = may_at_all and (
+        kind == "input" or interactive == "administrators" or (interactive == "owner" and caller is ADA)
+    )
+    if is_allowed:
+        assert (await grid.open(caller, StreamRequest(kind))).node == "n1"
+        assert grid.sent[0].is_owner is (caller is ADA)
+    else:
+        with pytest.raises((ForbiddenError, ConflictError)):
+            await grid.open(caller, StreamRequest(kind))
+        assert grid.sent == []
+
+
+@pytest.mark.parametrize(
+    ("job", "request_", "error", "message"),
+    [
+        (None, StreamRequest(), ConflictError, "has ended"),
+        (replace(RUNNING, attempt=None, state=JobState.QUEUED), StreamRequest(), ConflictError, "it has no nodes"),
+        (
+            replace(RUNNING, attempt=Attempt(1, (replace(GANG[0], state=ComponentState.CLAIMED),), 0.0)),
+            StreamRequest(),
+            ConflictError,
+            "its component is claimed",
+        ),
+        (RUNNING, StreamRequest(cluster="west"), NotFoundError, "has no nodes on west"),
+    ],
+)
+async def test_stream_of_a_job_that_does_not_run_there_is_rejected(
+    job: Job | None, request_: StreamRequest, error: type[KoalaError], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        await Grid(job).open(request=request_)
+
+
+@pytest.mark.parametrize(
+    ("request_", "index"),
+    [
+        (StreamRequest(), 0),
+        (StreamRequest(cluster="south"), 1),
+        (StreamRequest(node="10.0.1.1"), 1),
+        (StreamRequest(node="10.0.0.2"), 0),
+        (StreamRequest(node="1"), 0),
+    ],
+)
+async def test_stream_leads_to_the_requested_component(request_: StreamRequest, index: int) -> None:
+    grid = Grid()
+    await grid.open(request=request_)
+    assert grid.sent[0].token == RUNNING.token(index)
+
+
+async def test_stream_of_a_node_that_refuses_or_is_silent_is_rejected() -> None:
+    grid = Grid(answers=False)
+    opening = asyncio.create_task(grid.streams.open_stream(7, ADA, StreamRequest()))
+    await asyncio.sleep(0)
+    grid.receive("north", wire.StreamEnd(stream=grid.sent[0].stream, error="command not found: x"))
+    with pytest.raises(SiteRejected, match="command not found: x"):
+        await opening
+    grid.streams._open_timeout = 0.0
+    with pytest.raises(SiteUnavailable, match="has not opened the stream"):
+        await grid.streams.open_stream(7, ADA, StreamRequest())
+    assert isinstance(grid.sent[-1], wire.StreamEnd), "its node is told"
+    grid.reads = False
+    with pytest.raises(SiteUnavailable, match="does not answer"):
+        await grid.streams.open_stream(7, ADA, StreamRequest())
+
+
+@pytest.mark.evidence("U19")
+async def test_stream_ends_when_a_side_exceeds_its_credit() -> None:
+    grid = Grid()
+    stream = await grid.open()
+    stream.send_input(bytes(STREAM_WINDOW))
+    with pytest.raises(StreamViolation):
+        stream.send_input(b"x")
+    grid.receive("north", wire.StreamCredit(stream=stream.name, offset=10))
+    stream.send_input(bytes(10))
+    with pytest.raises(StreamViolation):
+        stream.confirm_output(1)
+    grid.receive("north", output(stream, 0, bytes(STREAM_WINDOW)))
+    stream.confirm_output(5)
+    grid.receive("north", output(stream, STREAM_WINDOW, bytes(5)))
+    assert stream.end is None
+    grid.receive("north", output(stream, STREAM_WINDOW + 5, b"x"))
+    assert stream.end is not None
+    assert "broke the rules" in stream.end.error
+    assert isinstance(grid.sent[-1], wire.StreamEnd)
+
+
+@pytest.mark.parametrize(
+    "forged", [wire.StreamData(stream="?", offset=1, data=""), wire.StreamCredit(stream="?", offset=1)]
+)
+async def test_stream_with_invalid_message_of_the_agent_ends(forged: Any) -> None:
+    grid = Grid()
+    stream = await grid.open()
+    grid.receive("south", forged.model_copy(update={"stream": stream.name}))
+    assert stream.end is None, "only the agent of its cluster may send"
+    grid.receive("north", forged.model_copy(update={"stream": stream.name}))
+    assert stream.end is not None
+
+
+async def test_stream_ends_with_its_agent_and_with_the_daemon() -> None:
+    grid = Grid()
+    lost, stays = await grid.open(), await grid.open(request=StreamRequest(cluster="south"))
+    grid.streams.end_streams_of("north", "it was killed")
+    end = await lost.next_item()
+    assert isinstance(end, wire.StreamEnd)
+    assert end.error == "the connection to cluster north was lost: it was killed"
+    assert stays.end is None
+    grid.streams.shut_down()
+    assert stays.end is not None
+    with pytest.raises(BusyError, match="shutting down"), grid.streams.count_client("ada"):
+        pass
+
+
+@pytest.mark.evidence("U19")
+async def test_clients_of_a_user_are_limited() -> None:
+    grid = Grid()
+    clients = [grid.streams.count_client("ada") for _ in range(MAX_USER_STREAMS)]
+    for client in clients:
+        client.__enter__()
+    with pytest.raises(BusyError, match="ada has 256"), grid.streams.count_client("ada"):
+        pass
+    with grid.streams.count_client("bob"):
+        clients[0].__exit__(None, None, None)
+    with grid.streams.count_client("ada"):
+        pass
+
+
+async def test_stream_to_an_agent_that_does_not_read_ends() -> None:
+    grid = Grid()
+    stream = await grid.open()
+    grid.reads = False
+    stream.send_input(b"x")
+    assert stream.end is not None
+    assert "does not answer" in stream.end.error

@@ -1,0 +1,74 @@
+"""Input of clients on its way to a file of a node: in order, each byte once, within its window."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koalapy.runner.link import Loop
+from koalapy.runner.streams import STREAM_WINDOW, Inlet
+
+
+@contextmanager
+def make_inlet(credits: list[int]) -> Iterator[tuple[Inlet, int]]:
+    """Yield an inlet to a pipe, and the end of the pipe to read from."""
+    reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        yield Inlet(Loop(), writing, credits.append), reading
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def read_all(file: int) -> bytes:
+    data = b""
+    while True:
+        try:
+            piece = os.read(file, 65536)
+        except BlockingIOError:
+            return data
+        if not piece:
+            return data
+        data += piece
+
+
+@given(st.lists(st.tuples(st.integers(0, 40_000), st.integers(0, 30_000)), max_size=12))
+def test_inlet_with_any_pieces_and_repetitions_passes_each_byte_once(pieces: list[tuple[int, int]]) -> None:
+    """Each piece begins some bytes before the end of the last one, as after a lost connection."""
+    text = os.urandom(400_000)
+    credits: list[int] = []
+    with make_inlet(credits) as (inlet, reading):
+        passed = b""
+        for size, repeated in pieces:
+            offset = max(0, inlet.received - repeated)
+            inlet.receive(offset, text[offset : offset + size], is_last=False)
+            assert len(passed) + STREAM_WINDOW >= inlet.received
+            passed += read_all(reading)
+            inlet.write()
+        passed += read_all(reading)
+        inlet.write()
+        passed += read_all(reading)
+        assert passed == text[: inlet.received]
+        assert credits == sorted(set(credits))
+        assert (credits or [0])[-1] == inlet.received
+
+
+@pytest.mark.parametrize(("offset", "size"), [(1, 1), (0, STREAM_WINDOW + 1)])
+def test_inlet_with_gap_or_excess_rejects_the_piece(offset: int, size: int) -> None:
+    with make_inlet([]) as (inlet, _), pytest.raises(ValueError, match="more than it was allowed to"):
+        inlet.receive(offset, bytes(size), is_last=False)
+
+
+def test_inlet_of_a_closed_file_discards_and_credits_input() -> None:
+    credits: list[int] = []
+    reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    os.close(reading)
+    inlet = Inlet(Loop(), writing, credits.append)
+    for start in range(0, 4 * STREAM_WINDOW, STREAM_WINDOW):
+        inlet.receive(start, bytes(STREAM_WINDOW), is_last=start == 3 * STREAM_WINDOW)
+    os.close(writing)
+    assert credits[-1] == 4 * STREAM_WINDOW
+    assert inlet.is_complete
