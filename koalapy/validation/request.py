@@ -178,12 +178,14 @@ def with_all_indices(spec: JobSpec) -> JobSpec:
 
 
 def check_array(spec: JobSpec, limits: Limits) -> None:
-    """Reject an array with too many tasks, without indices, or with indices that have no line."""
+    """Reject an array that is interactive, has too many tasks, no indices, or indices without a line."""
     if spec.array is None:
         if spec.array_fail is not ArrayFail.CONTINUE:
             reject("array_fail", str(spec.array_fail), f"is {spec.array_fail}, but the job is no array", "add array")
         return
     size, text = spec.array.size, str(spec.array)
+    if spec.interactive:
+        reject("interactive", True, "is set for an array, whose tasks read no input of a client", "leave array out")
     if not size:
         reject("array", text, f"is {text}, without indices", "give indices: 1-200%16")
     if size > limits.max_array_size:

@@ -11,11 +11,12 @@ from types import FrameType
 from typing import Annotated, Any
 
 from koalapy.cli.jobs import submission
-from koalapy.cli.jobs.job_options import JOB_OPTIONS, parse_int, read_options
+from koalapy.cli.jobs.job_options import JOB_OPTIONS, read_options
 from koalapy.cli.jobs.job_progress import ProgressReporter, read_changes
 from koalapy.cli.jobs.submit import submit_with_files
 from koalapy.cli.jobs.waiting import end_with
 from koalapy.cli.terminal.arguments import Argument, Option, Options
+from koalapy.cli.terminal.job_reference import JobReferenceType
 from koalapy.cli.terminal.options import DAEMON, Daemon
 from koalapy.client.answers import Job as SubmittedJob
 from koalapy.client.answers import Json
@@ -99,10 +100,10 @@ def open_shell(
     """
     command, client = words or [], daemon.client()
     if submission.request_of(request) is None and file is None:
-        job = parse_int(command[0]) if command else None
-        if job is None:
+        if not command:
             hint = "give the id of a running job, or request nodes: koala shell --flexible 1"
-            raise CliError(f"the job is {command[0]!r}" if command else "no job is given", Exit.USAGE, hint)
+            raise CliError("no job is given", Exit.USAGE, hint)
+        job = JobReferenceType().convert(command[0], None, None).find_number(client)
         return _serve_terminal(client, job, command[1:], cluster, node)
     held = _submit_interactive(client, request, options | {"launcher": "processes"}, list(HOLD_COMMAND), file)
     ident = held["id"]
