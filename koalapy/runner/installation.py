@@ -75,8 +75,10 @@ class Installation:
         match = re.search(r"\d+\.\d+\.\S+", answer.stdout.decode(errors="replace"))
         return match[0] if match else str(self.series)
 
-    def mpirun_options(self, launch_agent: str, nodes: int) -> list[str]:
+    def mpirun_options(self, launch_agent: str, nodes: int, *, reads_input: bool = False) -> list[str]:
         """Return options that let mpirun start its MPI daemons through our launch agent, a script.
+
+        ``reads_input``: its standard input is that of rank 0.
 
         Daemons that stay attached must all be launched at once, which mpirun must be allowed for that many nodes.
         """
@@ -100,7 +102,7 @@ class Installation:
                 "plm_rsh_num_concurrent": str(nodes),
             }
             flag, attached = "--mca", ["--mca", "orte_leave_session_attached", "1"]
-        always = ["--bind-to", "none", "--stdin", "none"]
+        always = ["--bind-to", "none", "--stdin", "0" if reads_input else "none"]
         return [*(argument for k, v in options.items() for argument in (flag, k, v)), *attached, *always]
 
     def daemon_arguments(self, parameters: Mapping[str, str], rank_script: str, *, is_named: bool) -> list[str]:

@@ -319,7 +319,9 @@ class Head(Role):
         """Start mpirun with a launch agent in ``folder``, through which it asks this runner to start MPI daemons."""
         self._by_host = {n["host"]: i for i, n in enumerate(self._plan.nodes)}
         self._launch_requests = LaunchRequests(self._runner.loop, folder, list(self._by_host), self._launch_requested)
-        options = self._installation.mpirun_options(self._launch_requests.agent, len(self._plan.nodes))
+        reads_input = bool(self._plan.message.get("interactive"))
+        agent, count = self._launch_requests.agent, len(self._plan.nodes)
+        options = self._installation.mpirun_options(agent, count, reads_input=reads_input)
         agents = [self._launch_requests.command_prefix(host) for host in self._by_host]
         names = self._installation.mpirun_names
         guard = make_guard(self._runner, self._plan, names, self._runner.environment, agents)

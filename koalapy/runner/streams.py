@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import os
 import selectors
 import signal
@@ -32,6 +33,7 @@ HANGUP_GRACE = 5.0
 """Seconds from the hangup of a terminal to the end of its shell by force."""
 DEFAULT_ROWS, DEFAULT_COLUMNS = 24, 80
 END_OF_FILE = b"\x04"
+LINE_ENDS = (b"\n", b"\r")
 SHELLS = ("/bin/bash", "/bin/sh")
 NO_SHELLS = ("nologin", "false")
 ATTACH_TERMINAL = 'exec "$@" <>"$0" >&0 2>&0'
@@ -41,12 +43,15 @@ ATTACH_TERMINAL = 'exec "$@" <>"$0" >&0 2>&0'
 class Inlet:
     """Bytes of a client on their way to a file of this node, in order and each once."""
 
-    def __init__(self, loop: Loop, file: int, report: Callable[[int], None]) -> None:
-        """``report`` is called with the number of bytes that the file has taken (``used``)."""
-        self._loop, self._file, self._report = loop, file, report
+    def __init__(self, loop: Loop, file: int, report: Callable[[int], None], end: Callable[[], None]) -> None:
+        """``report`` is called with the number of bytes that the file has taken (``used``).
+
+        ``end`` is called once, when the file has taken the last byte.
+        """
+        self._loop, self._file, self._report, self._end = loop, file, report, end
         self.received = self.used = self._reported = 0
         self._pending = bytearray()
-        self._is_last = self.is_broken = False
+        self._is_last = self._has_ended = self._is_broken = False
 
     def receive(self, offset: int, data: bytes, *, is_last: bool) -> None:
         """Add a piece. Ignore what was received before. Raise ``ValueError`` for a gap or too many bytes."""
@@ -60,34 +65,28 @@ class Inlet:
 
     def write(self, _events: int = 0) -> None:
         """Write as much as the file takes now, and watch it for the rest. Discard what a closed file cannot take."""
-        while self._pending and not self.is_broken:
+        while self._pending and not self._is_broken:
             try:
                 written = os.write(self._file, self._pending[:STREAM_PIECE])
             except BlockingIOError:
                 break
             except OSError:  # the program has closed its standard input
-                self.is_broken = True
+                self._is_broken = True
             else:
                 del self._pending[:written]
-        if self.is_broken:
+        if self._is_broken:
             self._pending.clear()
         self.used = self.received - len(self._pending)
         if self.used > self._reported and (not self._pending or self.used - self._reported >= STREAM_WINDOW // 4):
             self._reported = self.used
             self._report(self.used)
-        self.watch()
-
-    def watch(self) -> None:
-        """Watch the file for space if bytes wait."""
         if self._pending:
             self._loop.watch(self._file, self.write, selectors.EVENT_WRITE)
-        else:
-            self._loop.forget(self._file)
-
-    @property
-    def is_complete(self) -> bool:
-        """Return whether the client sends no more and the file has taken everything."""
-        return self._is_last and not self._pending
+            return
+        self._loop.forget(self._file)
+        if self._is_last and not self._has_ended:
+            self._has_ended = True
+            self._end()
 
 
 class Terminal:
@@ -100,8 +99,11 @@ class Terminal:
         os.set_blocking(self._master, False)
         # Bytes are written by a duplicate, since a selector has one callback for each file.
         self._writing = os.dup(self._master)
-        self._inlet = Inlet(loop, self._writing, lambda offset: send("stream_credit", offset=offset))
-        self._has_ended_input = False
+        self._inlet = Inlet(
+            loop, self._writing, lambda offset: send("stream_credit", offset=offset), self._type_end_of_file
+        )
+        self._is_line_start = True
+        """Whether the last byte of input has ended a line."""
         self._sent, self._credit = 0, STREAM_WINDOW
         self._code: int | None = None
         self.pid = 0
@@ -124,10 +126,13 @@ class Terminal:
 
     def receive(self, offset: int, data: bytes, *, is_last: bool) -> None:
         """Type bytes of the client into the terminal; after the last ones, its end-of-file character."""
-        if is_last and not self._has_ended_input:
-            self._has_ended_input = True
-            data += END_OF_FILE
+        self._is_line_start = data.endswith(LINE_ENDS) if data else self._is_line_start
         self._inlet.receive(offset, data, is_last=is_last)
+
+    def _type_end_of_file(self) -> None:
+        """End the input; the first of two characters would end an incomplete line only."""
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._writing, END_OF_FILE if self._is_line_start else END_OF_FILE * 2)
 
     def grant(self, offset: int) -> None:
         """Allow output up to the window after ``offset``, which the client has used."""
@@ -181,7 +186,7 @@ class ProgramInput:
         self.reading, self._writing = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._writing, False)
         self.stream = ""
-        self._inlet = Inlet(loop, self._writing, self._report)
+        self._inlet = Inlet(loop, self._writing, self._report, self.close)
 
     def attach(self, stream: str, node: str) -> None:
         """Let a stream write from now on; an earlier one ends."""
@@ -194,7 +199,6 @@ class ProgramInput:
         """Add a piece of input. Close the pipe after the last one."""
         if self._writing >= 0:
             self._inlet.receive(offset, data, is_last=is_last)
-            self._close_when_complete()
 
     def close_reading(self) -> None:
         """Leave the end to read from to the program alone, so that its end is noticed."""
@@ -213,12 +217,6 @@ class ProgramInput:
     def _report(self, taken: int) -> None:
         if self.stream:
             self._send(self.stream, "stream_credit", offset=taken)
-        if self._inlet.is_complete:
-            self._loop.set_alarm("input-complete", 0.0, self._close_when_complete)
-
-    def _close_when_complete(self) -> None:
-        if self._inlet.is_complete:
-            self.close()
 
 
 class Streams:

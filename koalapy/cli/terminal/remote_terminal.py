@@ -75,7 +75,7 @@ def raw_mode(file: int) -> Iterator[None]:
         return
     before = termios.tcgetattr(file)
     try:
-        tty.setraw(file)
+        tty.setraw(file, termios.TCSADRAIN)  # what was typed already is kept
         yield
     finally:
         with suppress(termios.error):  # the terminal may be gone
@@ -101,6 +101,8 @@ class RemoteTerminal:
             with raw_mode(0):
                 receiver.start()
                 self._send_until_end()
+                code = 128 + self._ending_signal if self._ending_signal else None
+                self._result = self._result or StreamResult(code)
         except OSError as error:
             self._result = self._result or StreamResult(error=str(error), is_lost=True)
         finally:
@@ -108,7 +110,7 @@ class RemoteTerminal:
                 signal.signal(number, handler)
             self._stream.close()
             receiver.join(JOIN_TIMEOUT_S)  # it may be writing to a terminal that takes nothing
-        return self._result or StreamResult(128 + self._ending_signal if self._ending_signal else None)
+        return self._result or StreamResult()
 
     def _send_until_end(self) -> None:
         """Send what is typed and the size of the window, until the stream ends or the user detaches."""
