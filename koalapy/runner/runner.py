@@ -27,8 +27,8 @@ from koalapy.runner.plan import Plan, Role, Single
 from koalapy.runner.processes import Processes, check_node, forbid_dumps, require_program
 from koalapy.runner.session import seal_file
 from koalapy.runner.settings import Failure, SecretGone, Settings
-from koalapy.runner.usage import UsageMeter
 from koalapy.runner.streams import Streams
+from koalapy.runner.usage import UsageMeter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -357,8 +357,8 @@ class Runner:
         elif kind == "relay":
             self._handle_relay(message)
         elif kind == "stream":
-            is_running = self._phase in ("opened", "running")
-            self._streams.receive(message["message"], self.environment if is_running else None)
+            running = self._phase in ("opened", "running")
+            self._streams.receive(message["message"], self.environment if running else None)
         elif kind == "refused" and self._phase == "waiting":
             self._status = 1  # another runner serves this node: do not touch its files
         elif kind == "refused":
@@ -409,7 +409,7 @@ class Runner:
             self._enter_workdir(plan.context)
             self._copy_to(plan.context["output"])
             if message.get("interactive") and plan.me is plan.head:
-                self._streams.make_input()
+                self._streams.make_input(is_for_mpirun=message["launcher"] == "openmpi")
             self._role.start()
         except Failure as failure:
             self.say(failure.message)

@@ -34,6 +34,10 @@ HANGUP_GRACE = 5.0
 DEFAULT_ROWS, DEFAULT_COLUMNS = 24, 80
 END_OF_FILE = b"\x04"
 LINE_ENDS = (b"\n", b"\r")
+SET_PIPE_SIZE = 1031
+"""``F_SETPIPE_SZ``, which ``fcntl`` has from Python 3.10 on."""
+MPIRUN_READ_SIZE = 4096
+"""Bytes that mpirun may read of its standard input at once: Open MPI 5 discards a larger piece for another daemon."""
 SHELLS = ("/bin/bash", "/bin/sh")
 NO_SHELLS = ("nologin", "false")
 ATTACH_TERMINAL = 'exec "$@" <>"$0" >&0 2>&0'
@@ -180,10 +184,14 @@ class Terminal:
 class ProgramInput:
     """The standard input of the job's program, a pipe to which one client at a time writes."""
 
-    def __init__(self, loop: Loop, send: Callable[..., None]) -> None:
+    def __init__(self, loop: Loop, send: Callable[..., None], *, is_for_mpirun: bool) -> None:
         """``send`` sends a message of the present stream, given the stream, its type and its fields."""
         self._loop, self._send = loop, send
         self.reading, self._writing = os.pipe2(os.O_CLOEXEC)
+        if is_for_mpirun:
+            import fcntl
+
+            fcntl.fcntl(self._writing, SET_PIPE_SIZE, MPIRUN_READ_SIZE)
         os.set_blocking(self._writing, False)
         self.stream = ""
         self._inlet = Inlet(loop, self._writing, self._report, self.close)
@@ -243,9 +251,9 @@ class Streams:
         """Return the process ids of all shells."""
         return frozenset(self._shells)
 
-    def make_input(self) -> None:
+    def make_input(self, *, is_for_mpirun: bool) -> None:
         """Create the pipe of the program's standard input. Raise ``OSError``."""
-        self.input = ProgramInput(self._loop, self._send)
+        self.input = ProgramInput(self._loop, self._send, is_for_mpirun=is_for_mpirun)
 
     @property
     def program_stdin(self) -> int | None:
