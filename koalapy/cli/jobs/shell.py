@@ -126,7 +126,10 @@ def _submit_interactive(
     """Submit a job that is cancelled when its client is gone."""
     options = {"request": submission.request_of(request), "command": command, **read_options(job)}
     environment, stage = options.pop("environment") or {}, options.pop("bundle") or []
-    body = submission.body_of(file, options | {"stage": stage}, environment)
+    documents = submission.read_job_file(file) if file else [{}]
+    if len(documents) > 1:
+        raise CliError(f"{file} has {len(documents)} jobs", Exit.USAGE, "give a file with one job")
+    body = submission.body_of(documents[0], options | {"stage": stage}, environment)
     # A program that is started again would miss the input that the first one has read.
     body = {"max_restarts": 0, **body, "interactive": True}
     options["bundle"] = paths = submission.paths_to_stage(body, None if stage else file, stage)
