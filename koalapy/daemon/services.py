@@ -99,19 +99,7 @@ def build_services(
     rules = SubmissionRules(settings.high_priority, identities.role_of, reserved_names())
     next_job, reachable = stores.saved.next_job, settings.notifications.reachable
     attendance = Attendance(engine, queries, monotonic)
-    attendance.load_jobs()
-    jobs = Jobs(
-        engine,
-        queries,
-        stores.jobs,
-        outputs,
-        next_job,
-        core.describe,
-        files.resolve_spec,
-        rules,
-        reachable,
-        attendance.expect_client,
-    )
+    jobs = Jobs(engine, queries, stores.jobs, outputs, next_job, core.describe, files.resolve_spec, rules, reachable)
     result_limits = StorageLimits(settings.collect_limit, settings.results_quota)
     results = Results(
         stores.files, data_dir / "results", result_limits, clock=clock, attempts=jobs.list_attempts, owners=owners

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from koalapy.daemon.engine.engine import Engine, WorkItem
 from koalapy.daemon.jobs.attendance import Attendance
-from koalapy.model.job import Job, JobSpec
+from koalapy.model.job import Job, JobSpec, JobState
 from koalapy.model.request import FlexibleRequest
 from koalapy.scheduler.events import JobCancelled
 from koalapy.scheduler.queries import Queries
@@ -18,10 +18,10 @@ class Daemon:
         self.now = 0.0
         self.jobs = {number: self.job(number, interactive=number > 1) for number in (1, 2, 3)}
         self.cancelled: list[int] = []
-        engine = SimpleNamespace(commit=self._commit)
+        self.observers: list[Any] = []
+        engine = SimpleNamespace(commit=self._commit, subscribe=self.observers.append)
         queries = SimpleNamespace(job=self.jobs.get, jobs=lambda: list(self.jobs.values()))
         self.attendance = Attendance(cast(Engine, engine), cast(Queries, queries), lambda: self.now, GRACE)
-        self.attendance.load_jobs()
 
     @staticmethod
     def job(number: int, *, interactive: bool) -> Job:
@@ -49,6 +49,19 @@ async def test_interactive_job_without_client_is_cancelled_after_the_grace() -> 
     assert await daemon.check_at(11 * GRACE) == [3]
     assert await daemon.check_at(11 * GRACE + 1) == [3, 2]
     assert await daemon.check_at(100 * GRACE) == [3, 2]
+
+
+async def test_new_interactive_job_without_client_is_cancelled() -> None:
+    daemon = Daemon()
+    with daemon.attendance.attend(2), daemon.attendance.attend(3):
+        daemon.now = GRACE
+        daemon.jobs[4] = daemon.job(4, interactive=True)
+        for previous in (None, JobState.QUEUED):
+            daemon.observers[0](daemon.jobs[4], previous)
+            daemon.now += 1
+        daemon.observers[0](daemon.jobs[1], None)
+        assert await daemon.check_at(2 * GRACE) == []
+        assert await daemon.check_at(2 * GRACE + 1) == [4]
 
 
 async def test_job_that_has_ended_is_not_cancelled() -> None:

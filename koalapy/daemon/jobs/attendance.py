@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import structlog
 
 from koalapy.daemon.engine.engine import Engine, WorkItem
-from koalapy.model.job import JobId
+from koalapy.model.job import Job, JobId, JobState
 from koalapy.scheduler.events import JobCancelled
 from koalapy.scheduler.queries import Queries
 
@@ -30,18 +30,15 @@ class Attendance:
         self._engine, self._queries, self._clock, self._grace = engine, queries, clock, grace
         self._clients: Counter[JobId] = Counter()
         self._absent_since: dict[JobId, float] = {}
-        """By unfinished interactive job without a client: when it was submitted, or its last client left."""
+        """By interactive job without a client: when it was submitted, or its last client left."""
+        for job in queries.jobs():  # clients come back after a restart of the daemon
+            self._note_change(job, None)
+        engine.subscribe(self._note_change)
 
-    def load_jobs(self) -> None:
-        """Expect the clients of all unfinished interactive jobs, after the start of the daemon."""
-        for job in self._queries.jobs():
-            if job.spec.interactive:
-                self.expect_client(job.id)
-
-    def expect_client(self, job: JobId) -> None:
-        """Begin the grace of a job without a client."""
-        if not self._clients[job]:
-            self._absent_since[job] = self._clock()
+    def _note_change(self, job: Job, previous_state: JobState | None) -> None:
+        """Begin the grace of a new interactive job."""
+        if job.spec.interactive and previous_state is None and job.id not in self._clients:
+            self._absent_since[job.id] = self._clock()
 
     @contextmanager
     def attend(self, job: JobId) -> Iterator[None]:
@@ -54,7 +51,7 @@ class Attendance:
             self._clients[job] -= 1
             if not self._clients[job]:
                 del self._clients[job]
-                self.expect_client(job)
+                self._absent_since[job] = self._clock()
 
     async def cancel_unattended(self) -> None:
         """Cancel the jobs whose grace is over; called periodically."""

@@ -119,17 +119,13 @@ class Jobs:
         resolve: Callable[[JobSpec, Identity], Awaitable[JobSpec]] | None = None,
         rules: SubmissionRules | None = None,
         reachable: AllowedRecipients | None = None,
-        expect_client: Callable[[JobId], None] = lambda job: None,
     ) -> None:
-        """``rules``: what callers may submit; ``reachable``: the channels by which users can be notified.
-
-        ``expect_client`` is called for each new interactive job.
-        """
+        """``rules``: what callers may submit; ``reachable``: the channels by which users can be notified."""
         self._engine, self._queries = engine, queries
         self._resolve = resolve
         self.rules = rules or SubmissionRules()
         self.bulk = BulkActions(self, queries, self.rules)
-        self._reachable, self._expect_client = reachable or AllowedRecipients(), expect_client
+        self._reachable = reachable or AllowedRecipients()
         self._store = store
         self._outputs = outputs
         self._next_number = next_number
@@ -189,8 +185,6 @@ class Jobs:
         describe_request(f"job {number}")
         submitted = Submitted(key[0], number, key[1]) if key else None
         await engine.commit(WorkItem(prepare=make_events, submitted=submitted))
-        if spec.interactive:
-            self._expect_client(number)
         return await self.get(number)
 
     def take_numbers(self, specs: Sequence[JobSpec]) -> list[JobId]:
