@@ -1,10 +1,11 @@
 """Arrays: jobs with many tasks from one submission, and the record of their tasks."""
 
 import re
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple, Self
 
 from koalapy.model.wording import shorten
@@ -96,28 +97,30 @@ class TaskIndices:
 
     def position_of(self, index: int) -> int | None:
         """Return the position of the task with an index; None if there is none."""
-        before = 0
-        for indices in self.ranges:
-            if indices.first <= index <= indices.last and (index - indices.first) % indices.step == 0:
-                return before + (index - indices.first) // indices.step
-            before += indices.size
-        return None
+        return next((first for first, _ in self.positions_of(TaskIndices((IndexRange(index, index),)))), None)
 
     def positions_of(self, selected: "TaskIndices") -> "Iterator[Positions]":
-        """Yield the positions of the selected tasks as ranges. Skip indices that the array does not have."""
-        for wanted in selected.ranges:
-            if wanted.step != 1 and wanted.first != wanted.last:
-                for index in range(wanted.first, wanted.last + 1, wanted.step):
-                    if (position := self.position_of(index)) is not None:
-                        yield position, position
-                continue
-            before = 0
-            for indices in self.ranges:
-                low = max(0, -((indices.first - wanted.first) // indices.step))
-                high = min(indices.size - 1, (wanted.last - indices.first) // indices.step)
-                if low <= high:
-                    yield before + low, before + high
-                before += indices.size
+        """Yield the positions of the selected tasks as ranges, in order. Skip indices that the array does not have."""
+        starts = [indices.first for indices in self.ranges]
+        before = list(accumulate((indices.size for indices in self.ranges), initial=0))
+        for low, high in _consecutive(selected.ranges):
+            for place in range(max(0, bisect_right(starts, low) - 1), len(starts)):
+                indices = self.ranges[place]
+                if indices.first > high:
+                    break
+                first = max(0, -((indices.first - low) // indices.step))
+                last = min(indices.size - 1, (high - indices.first) // indices.step)
+                if first <= last:
+                    yield before[place] + first, before[place] + last
+
+
+def _consecutive(ranges: Iterable[IndexRange]) -> "Iterator[Positions]":
+    """Yield the first and last of consecutive indices; each index of a range with a step by itself."""
+    for indices in ranges:
+        if indices.step == 1:
+            yield indices.first, indices.last
+        else:
+            yield from ((index, index) for index in range(indices.first, indices.last + 1, indices.step))
 
 
 def _parse_range(text: str) -> IndexRange:
@@ -137,7 +140,7 @@ def _parse_range(text: str) -> IndexRange:
 
 
 Positions = tuple[int, int]
-"""The first and last of consecutive positions."""
+"""The first and last of consecutive positions or indices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +180,12 @@ class ArrayTasks:
             (self.cancelled, "cancelled"),
         )
         return ", ".join(f"{count} {state}" for count, state in counts if count)
+
+
+def is_selected(position: int, positions: Sequence[Positions]) -> bool:
+    """Return whether a position is in one of the ranges, which are in order."""
+    place = bisect_right(positions, (position, MAX_INDEX)) - 1
+    return place >= 0 and position <= positions[place][1]
 
 
 def without_first(pending: tuple[Positions, ...]) -> tuple[Positions, ...]:

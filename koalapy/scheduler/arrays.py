@@ -18,6 +18,7 @@ from koalapy.model.array import (
     Positions,
     TaskIndices,
     format_task,
+    is_selected,
     without_first,
     without_positions,
 )
@@ -227,11 +228,7 @@ class Arrays:
                 value=str(event.tasks),
                 hint="cancel whole ranges of indices, or the array",
             )
-        live = [
-            task
-            for task in self.live_tasks(array.id)
-            if any(first <= task - array.id - 1 <= last for first, last in positions)
-        ]
+        live = [task for task in self.live_tasks(array.id) if is_selected(task - array.id - 1, positions)]
         cancelled = tasks.waiting - sum(last - first + 1 for first, last in pending)
         if not cancelled and not live:
             raise ConflictError(

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.model.array import TaskIndices, without_first, without_positions
+from koalapy.model.array import TaskIndices, is_selected, without_first, without_positions
 
 
 @pytest.mark.parametrize(
@@ -85,5 +85,8 @@ def test_selected_positions_are_those_of_common_indices(array: str, selected: st
     all_indices = [indices.index_at(position) for position in range(indices.size)]
     wanted_indices = {wanted.index_at(position) for position in range(wanted.size)}
     expected = {position for position, index in enumerate(all_indices) if index in wanted_indices}
-    assert as_set(indices.positions_of(wanted)) == expected
+    positions = list(indices.positions_of(wanted))
+    assert as_set(positions) == expected
+    assert positions == sorted(positions)
+    assert {position for position in range(indices.size) if is_selected(position, positions)} == expected
     assert [indices.position_of(index) for index in all_indices] == list(range(indices.size))
