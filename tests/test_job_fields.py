@@ -15,7 +15,7 @@ from koalapy.cli.jobs.submit import submit_job
 from koalapy.cli.terminal.arguments import click_command
 from koalapy.daemon.jobs.jobs import JobRecord
 from koalapy.model.field import describe_fields, split_annotation
-from koalapy.model.job import Coallocation, Job, JobSpec, Lease
+from koalapy.model.job import Coallocation, Job, JobSpec, Lease, PointInTime
 from koalapy.model.request import FlexibleRequest
 from koalapy.store.rows import spec_from_json, spec_to_json
 from tests.model.specs import specs, values_of
@@ -62,5 +62,9 @@ def test_job_view_shows_all_settable_fields(spec: JobSpec) -> None:
     view = as_json(job_view(JobRecord(Job(1, spec, 0.0), "")))
     assert view.keys() >= SETTABLE_FIELDS.keys()
     for name, field in SETTABLE_FIELDS.items():
-        if split_annotation(field.type)[0] in (str, int, float, bool) and field.type not in (Coallocation, Lease):
+        if split_annotation(field.type)[0] in (str, int, float, bool) and field.type not in (
+            Coallocation,
+            Lease,
+            PointInTime,
+        ):
             assert view[name] == getattr(spec, name)

@@ -13,8 +13,18 @@ from pydantic import AfterValidator, BeforeValidator, Field, create_model
 from koalapy.api import fields
 from koalapy.api.fields import Input, Output
 from koalapy.model.array import TaskIndices
+from koalapy.model.dependency import MAX_DEPENDENCIES, Dependencies, format_clause
 from koalapy.model.field import Bounds, FieldDescription, Length, describe_fields, split_annotation
-from koalapy.model.job import Coallocation, Duration, Lease, NodeMemory, Pattern, PerNodeBandwidth, PolicyOptions
+from koalapy.model.job import (
+    Coallocation,
+    Duration,
+    Lease,
+    NodeMemory,
+    Pattern,
+    PerNodeBandwidth,
+    PointInTime,
+    PolicyOptions,
+)
 from koalapy.model.request import Bundle, Command, Environment, OwnCommand, StopWarning
 
 TIME = re.compile(r"(\w+_)?(at|since|heard|start_estimate)")
@@ -84,6 +94,11 @@ WIRE_FORMATS = {
     ),
     Duration: WireFormat(fields.Seconds, None, float),
     Lease: WireFormat(fields.Lease, Annotated[Literal["none"] | float, BeforeValidator(fields.format_lease)], float),
+    PointInTime: WireFormat(fields.PointInTime, fields.Timestamp, float),
+    Dependencies: WireFormat(
+        Annotated[list[fields.Clause], Field(max_length=MAX_DEPENDENCIES)],
+        list[Annotated[str, BeforeValidator(format_clause)]],
+    ),
     NodeMemory: WireFormat(fields.Bytes, None, int),
     PerNodeBandwidth: WireFormat(fields.Bandwidth, None, float),
     Pattern: WireFormat(fields.Pattern, None, str),

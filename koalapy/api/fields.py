@@ -2,6 +2,7 @@
 
 import re
 import signal
+import time
 from datetime import UTC, datetime
 from math import isfinite
 from typing import Annotated, Any
@@ -10,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 from koalapy.model.array import MAX_ARRAY_TEXT_LENGTH, TaskIndices
+from koalapy.model.dependency import Dependency, parse_clause
 from koalapy.model.errors import ProblemCode
 from koalapy.model.field import Bounds, Length
 from koalapy.model.job import MAX_BANDWIDTH, MAX_DURATION, MAX_MEMORY, NO_LEASE
@@ -23,6 +25,7 @@ from koalapy.model.request import (
     StopWarning,
     WarningSignal,
 )
+from koalapy.model.times import MAX_TIME, parse_time
 from koalapy.model.wording import parse_bandwidth, parse_bytes
 
 MAX_ID = 2**63 - 1
@@ -96,6 +99,63 @@ def _parse_lease(value: object) -> object:
         raise PydanticCustomError("lease", "is not a lease")
     return length
 
+
+def _parse_moment(value: object) -> float:
+    """Return the seconds since the epoch of a point in time; raise the error that pydantic reports for other values.
+
+    A time of day without a time zone is in UTC; the command line sends its local times with their zones.
+    """
+    if isinstance(value, int | float) or (isinstance(value, str) and value.strip().isdecimal()):
+        raise PydanticCustomError("bare_time", "is a number alone")
+    try:
+        moment = parse_time(str(value), time.time())
+    except (ValueError, OverflowError):
+        raise PydanticCustomError("time", "is not a point in time") from None
+    if not 0 < moment <= MAX_TIME:
+        raise PydanticCustomError("far_time", "is too early or too late")
+    return moment
+
+
+PointInTime = Annotated[
+    float,
+    BeforeValidator(_parse_moment),
+    WithJsonSchema(
+        {
+            "type": "string",
+            "format": "point-in-time",
+            "description": "a time in ISO 8601, UTC unless it has an offset; or 16:00, tomorrow, noon, now+90m",
+            "examples": ["2026-12-01T16:00:00Z", "now+90m"],
+        }
+    ),
+]
+"""A point in time, in seconds since the epoch."""
+
+
+def _parse_clause(value: object) -> object:
+    """Return the clause of a text such as ``7:any?8``, or of a job's number."""
+    if isinstance(value, bool):
+        raise PydanticCustomError("dependency", "is not a dependency")
+    try:
+        return parse_clause(str(_to_integer(value)))
+    except ValueError:
+        raise PydanticCustomError("dependency", "is not a dependency") from None
+
+
+_DEPENDENCY = "[1-9][0-9]{0,8}(:(ok|failed|any))?"
+Clause = Annotated[
+    tuple[Dependency, ...],
+    BeforeValidator(_parse_clause),
+    WithJsonSchema(
+        {
+            "type": "string",
+            "pattern": rf"^{_DEPENDENCY}(\?{_DEPENDENCY})*$",
+            "description": "JOB, JOB:ok, JOB:failed or JOB:any, the end that another job must have; ? separates "
+            "alternatives",
+            "examples": ["7", "7:any", "7:ok?8:failed"],
+        }
+    ),
+]
+"""Alternatives, of which one must hold before a job may start."""
 
 Lease = Annotated[
     float,

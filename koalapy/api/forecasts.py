@@ -264,7 +264,8 @@ def forecasts_router(service: Forecasts, jobs: Jobs) -> APIRouter:
         """Predict when a job would start if it were submitted now: at once, or as simulated within the waiting time.
         Nothing is stored."""
         spec = await jobs.complete_spec(submission.to_model(), caller)
-        return _if_submitted_view(await service.forecast_submission(spec, wait))
+        awaits = await jobs.find_unmet_dependencies(spec, caller)
+        return _if_submitted_view(await service.forecast_submission(spec, wait, awaits))
 
     @router.get("/jobs/{job}/forecast", response_model=JobForecastView)
     async def foretell_job(job: Id, wait: Wait = 10.0) -> Any:

@@ -5,13 +5,15 @@ from dataclasses import fields as fields_of
 from dataclasses import is_dataclass, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from koalapy.api.derived import body_model, view_model
 from koalapy.api.fields import Output, Timestamp
+from koalapy.daemon.jobs.dependencies import RelatedJob, RelatedJobs
 from koalapy.daemon.jobs.jobs import JobRecord
 from koalapy.model.application import summarize_job
 from koalapy.model.array import ArrayTasks
+from koalapy.model.dependency import format_clause
 from koalapy.model.identity import Identity
 from koalapy.model.job import Attempt, Component, Job, JobSpec, JobState, TimelineEntry
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, InputFile, NonFixedRequest
@@ -191,6 +193,10 @@ class JobView(_Standing, _Spec):  # type: ignore[misc, valid-type]
     """A job and its progress; times are ISO 8601 in UTC, durations are in seconds."""
 
     components: list[ComponentView]  # type: ignore[valid-type]
+    awaits: list[Annotated[str, BeforeValidator(format_clause)]]
+    """The entries of ``after`` that do not hold yet."""
+    eligible_at: Timestamp | None
+    """The time at which ``after`` and ``begin`` allowed its start; null before, and for a job without them."""
 
 
 _Listed = view_model("ListedJob", JobSpec, "", only=LISTED_FIELDS, elements={"request": _requests}, base=_Head)
@@ -204,8 +210,15 @@ class ListedJobView(_Standing, _Listed):  # type: ignore[misc, valid-type]
     components: list[ListedComponentView]  # type: ignore[valid-type]
 
 
+RelatedJobView = view_model("RelatedJobView", RelatedJob)
+
+
 class JobWithTimeline(JobView):
     timeline: list[TimelineView]  # type: ignore[valid-type]
+    dependencies: list[RelatedJobView]  # type: ignore[valid-type]
+    """The jobs that it names in ``after``."""
+    dependents: list[RelatedJobView]  # type: ignore[valid-type]
+    """The unfinished jobs that name it in ``after``, as long as it is unfinished."""
 
 
 class JobPage(Output):
@@ -250,10 +263,13 @@ def view_for(caller: Identity, record: JobRecord) -> JobView:
     return view
 
 
-def job_with_timeline(record: JobRecord, timeline: Sequence[TimelineEntry] | None) -> JobWithTimeline:
-    """Return a job with its timeline; with None, the job as other users may see it."""
+def job_with_timeline(
+    record: JobRecord, timeline: Sequence[TimelineEntry] | None, related: RelatedJobs = ((), ())
+) -> JobWithTimeline:
+    """Return a job with its timeline and related jobs; without a timeline, the job as other users may see it."""
     fields = _redacted_fields(record) if timeline is None else _view_fields(record)
-    view: JobWithTimeline = JobWithTimeline.model_validate(fields | {"timeline": timeline or ()})
+    fields |= {"timeline": timeline or (), "dependencies": related[0], "dependents": related[1]}
+    view: JobWithTimeline = JobWithTimeline.model_validate(fields)
     return view
 
 

@@ -222,8 +222,9 @@ def _add_views(router: APIRouter, service: Jobs) -> None:
         """Show a job with its timeline; with ``wait``, as soon as it has ended or the time is over. Users see only
         size, clusters and times of other users' jobs (``redacted``)."""
         record = await (service.wait_until_final(job, wait) if wait else service.get(job))
-        may_see_all = may_see_all_of(caller, record.job)
-        return job_with_timeline(record, await service.read_timeline(job) if may_see_all else None)
+        if not may_see_all_of(caller, record.job):
+            return job_with_timeline(record, None)
+        return job_with_timeline(record, await service.read_timeline(job), await service.list_related(record.job))
 
     @router.get("/{job}/timeline", response_model=Timeline)
     async def show_timeline(job: Id) -> Any:

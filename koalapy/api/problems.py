@@ -214,6 +214,16 @@ _CORRECTIONS = {
     "nul": ("with a NUL character", "leave it out"),
     "coallocation": ("not a valid number of clusters", "use allowed, never, or the maximum number of clusters"),
     "duration": ("not a duration", "give seconds, or units with each number: 90m, 1h30m, 1:30:00"),
+    "time": (
+        "not a point in time",
+        "give 2026-12-01T16:00 (UTC, or with an offset), 16:00, tomorrow, noon, or now+90m",
+    ),
+    "far_time": ("not between 1970 and 2242", "give a time in the next years"),
+    "bare_time": (
+        "a number alone, which is no point in time",
+        'give now+90m or now+90s for a time from now, or a text as "16:00" or "2026-12-01T16:00"',
+    ),
+    "dependency": ("not a dependency", "give JOB, JOB:ok, JOB:failed or JOB:any; alternatives as 7?8:any"),
     "lease": ("not a lease", "give more than 0 seconds, 40m, 1h30m, or none"),
     "bytes": ("not a number of bytes", "give bytes, or a number with a unit: 16GB, 512MiB"),
     "bandwidth": ("not a bandwidth", "give bytes per second, or a number with a unit: 1Gbit, 100MB"),

@@ -93,6 +93,13 @@ class ListedJob(_JobState):
     components: list[ListedComponent]
 
 
+class RelatedJob(TypedDict):
+    job: int
+    condition: str
+    clause: int
+    state: str | None
+
+
 class Job(_JobState):
     command: list[str]
     inputs: list[Json]
@@ -105,7 +112,11 @@ class Job(_JobState):
     claiming_tries: int
     memory: int | None
     components: list[Component]
+    begin: str | None
+    deadline: str | None
     timeline: list[TimelineEntry]
+    dependencies: list[RelatedJob]
+    dependents: list[RelatedJob]
 
 
 class Drain(TypedDict):

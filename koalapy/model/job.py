@@ -7,6 +7,7 @@ from operator import attrgetter
 from typing import Annotated, NamedTuple
 
 from koalapy.model.array import MAX_LINE_LENGTH, MAX_LINES, ArrayFail, ArrayTasks, TaskIndices, format_task
+from koalapy.model.dependency import NO_DEPENDENCIES, Dependencies
 from koalapy.model.field import Bounds, Field, Length, TextForm
 from koalapy.model.notification import MAX_URL_LENGTH, MailType
 from koalapy.model.request import (
@@ -28,6 +29,7 @@ from koalapy.model.request import (
     Request,
     StopWarning,
 )
+from koalapy.model.times import MAX_TIME
 
 JobId = int
 Token = str
@@ -90,11 +92,13 @@ FINAL_STATES = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLE
 WAITING_STATES = frozenset({JobState.QUEUED, JobState.HELD})
 ACTIVE_STATES = frozenset({JobState.PLACED, JobState.CLAIMING, JobState.STARTING, JobState.RUNNING, JobState.UNKNOWN})
 
+END_TEXTS = {JobState.SUCCEEDED: "succeeded", JobState.FAILED: "failed", JobState.CANCELLED: "was cancelled"}
+"""How a job ended, as a verb."""
 _ENDS = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
 _BACK_OR_END = frozenset({JobState.UNKNOWN, JobState.QUEUED}) | _ENDS
 TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     JobState.QUEUED: frozenset({JobState.PLACED, JobState.HELD, JobState.FAILED, JobState.CANCELLED}),
-    JobState.HELD: frozenset({JobState.QUEUED, JobState.CANCELLED}),
+    JobState.HELD: frozenset({JobState.QUEUED, JobState.FAILED, JobState.CANCELLED}),
     JobState.PLACED: frozenset({JobState.CLAIMING, JobState.QUEUED, JobState.FAILED, JobState.CANCELLED}),
     JobState.CLAIMING: frozenset({JobState.STARTING}) | _BACK_OR_END,
     JobState.STARTING: frozenset({JobState.RUNNING}) | _BACK_OR_END,
@@ -284,6 +288,12 @@ Coallocation = Annotated[int, Bounds(minimum=1), TextForm("never, allowed, or a 
 Duration = Annotated[
     float, Bounds(above=0, maximum=MAX_DURATION, hint="give more than 0 seconds"), TextForm("seconds, 90m, 1:30:00")
 ]
+PointInTime = Annotated[
+    float,
+    Bounds(above=0, maximum=MAX_TIME, hint="give a time before the year 2242"),
+    TextForm("2026-12-01T16:00, 16:00, tomorrow, now+1h"),
+]
+"""Seconds since the epoch."""
 Lease = Annotated[
     float,
     Bounds(minimum=0, maximum=MAX_DURATION, hint="give more than 0 seconds, or none"),
@@ -401,6 +411,19 @@ class JobSpec:
     interactive: bool = False
     """Whether the program reads the standard input of a client, as with ``koala run``. The job is cancelled when no
     client has been connected to its input for a minute."""
+    after: Annotated[
+        Dependencies,
+        Field("start after other jobs: JOB[:ok|failed|any]; A,B for both, A?B for one of them; repeatable", "--after"),
+    ] = NO_DEPENDENCIES
+    """The jobs that must end before this one may start."""
+    begin: Annotated[
+        PointInTime | None, Field("start not before this time: 16:00, tomorrow, 2026-12-01T16:00, now+1h")
+    ] = None
+    """Time before which the job is not placed."""
+    deadline: Annotated[PointInTime | None, Field("time by which the job must have ended; same forms as --begin")] = (
+        None
+    )
+    """Time at which the job is ended. It fails earlier if it can no longer run for its walltime until then."""
     mail_type: Annotated[
         tuple[MailType, ...], Length(10), Field("event to notify about: begin, end, fail or waiting; repeatable")
     ] = ()
@@ -490,11 +513,26 @@ class Job:
     """The array that the job is a task of; None for any other job."""
     array_index: int | None = None
     """The task's index."""
+    awaits: Dependencies = NO_DEPENDENCIES
+    """The clauses of ``spec.after`` that do not hold yet, without jobs that have ended in another way."""
+    eligible_at: float | None = None
+    """Time at which its dependencies and its begin allowed its start; None before, and for a job without any."""
+
+    @property
+    def is_deferred(self) -> bool:
+        """Return whether the job still waits for other jobs or its begin, outside its placement queue."""
+        return self.eligible_at is None and (bool(self.spec.after) or self.spec.begin is not None)
 
     @property
     def is_in_queue(self) -> bool:
         """Return whether the job is in its placement queue."""
-        return self.state is JobState.QUEUED and self.retry_at is None and (self.tasks is None or self.may_start_task)
+        may_start = self.state is JobState.QUEUED and self.retry_at is None and not self.is_deferred
+        return may_start and (self.tasks is None or self.may_start_task)
+
+    @property
+    def awaits_start(self) -> bool:
+        """Return whether the job is in its placement queue or deferred, so that its start can be predicted."""
+        return self.is_in_queue or (self.state is JobState.QUEUED and self.is_deferred)
 
     @property
     def is_placed(self) -> bool:
@@ -503,8 +541,13 @@ class Job:
 
     @property
     def waits_since(self) -> float:
-        """Return the time since which the job, or the next task of an array, waits for its first placement."""
-        return self.submitted_at if self.tasks is None else self.tasks.waits_since
+        """Return the time since which the job, or the next task of an array, waits for its first placement.
+
+        The time for which it was deferred does not count.
+        """
+        if self.tasks is not None:
+            return self.tasks.waits_since
+        return self.submitted_at if self.eligible_at is None else self.eligible_at
 
     # Arrays
 

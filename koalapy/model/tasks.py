@@ -3,15 +3,17 @@
 from dataclasses import replace
 
 from koalapy.model.array import ArrayFail, ArrayTasks
+from koalapy.model.dependency import Clause
 from koalapy.model.job import Job, JobId, JobSpec, JobState
 
 
-def new_job(number: JobId, spec: JobSpec, now: float) -> Job:
-    """Return a new job. The tasks of an array get the numbers after its own, by position."""
-    if spec.array is None:
-        return Job(number, spec, now)
-    size = spec.array.size
-    return Job(number, spec, now, tasks=ArrayTasks(size, ((0, size - 1),), now))
+def new_job(number: JobId, spec: JobSpec, now: float, awaits: tuple[Clause, ...] = ()) -> Job:
+    """Return a new job. The tasks of an array get the numbers after its own, by position.
+
+    ``awaits``: the clauses of its dependencies that do not hold yet.
+    """
+    tasks = None if spec.array is None else ArrayTasks(spec.array.size, ((0, spec.array.size - 1),), now)
+    return Job(number, spec, now, tasks=tasks, awaits=awaits)
 
 
 def task_of(array: Job, position: int, spec: JobSpec) -> Job:
@@ -30,7 +32,9 @@ def task_of(array: Job, position: int, spec: JobSpec) -> Job:
 
 
 def task_spec_of(spec: JobSpec) -> JobSpec:
-    """Return the specification of the tasks of an array. Notifications are about the whole array only."""
-    return replace(
-        spec, array=None, each_line=(), array_fail=ArrayFail.CONTINUE, mail_type=(), mail_user="", webhook=""
-    )
+    """Return the specification of the tasks of an array.
+
+    Notifications, dependencies and begin are those of the whole array only.
+    """
+    spec = replace(spec, array=None, each_line=(), array_fail=ArrayFail.CONTINUE, after=(), begin=None)
+    return replace(spec, mail_type=(), mail_user="", webhook="")

@@ -19,6 +19,7 @@ from koalapy.scheduler.queue.candidates import Budget, Candidate, Candidates, Of
 from koalapy.scheduler.queue.placement_queues import PlacementQueues
 from koalapy.scheduler.queue.policy_calls import PolicyEvaluator
 from koalapy.scheduler.queue.queue import Group
+from koalapy.scheduler.queue.start_conditions import StartConditions
 from koalapy.scheduler.state import SchedulerState
 
 
@@ -40,6 +41,7 @@ class Cycle:
         claiming: Claiming,
         attempts: Attempts,
         arrays: Arrays,
+        conditions: StartConditions,
         budget: Budget,
         *,
         keeps_effects: bool,
@@ -48,7 +50,8 @@ class Cycle:
         self._contact, self._events, self._deadlines = contact, events, deadlines
         self._queues, self._candidates, self._offers = queues, candidates, offers
         self._policies, self._knowledge, self._reasons = policies, knowledge, reasons
-        self._claiming, self._attempts, self._arrays, self._budget = claiming, attempts, arrays, budget
+        self._claiming, self._attempts, self._budget = claiming, attempts, budget
+        self._arrays, self._conditions = arrays, conditions
         self._keeps_effects = keeps_effects
         self._being_placed: set[JobId] = set()
         """Guest jobs that are placed only after a job of the home site has been placed."""
@@ -69,7 +72,7 @@ class Cycle:
         # 2. Handle the deadlines that are due.
         for timer in self._state.timers.pop_due(now):
             self._deadlines.handle(timer, now)
-        self._arrays.count_ended_tasks(now)
+        self._follow_ends(now)
         # 3. Wake the jobs that may be placed after these changes.
         self._begin_placing()
         # 4. Choose candidates: by priority, and by their places in the queues.
@@ -83,6 +86,7 @@ class Cycle:
                 self._count_refusal(candidate, answer, now)
             if self._budget.is_spent:
                 break
+        self._follow_ends(now)
         # 7. Return the changes, and the commands to clusters.
         self._end_placing()
         return self._ledger.take_effects(share=self._keeps_effects)
@@ -195,12 +199,23 @@ class Cycle:
     # Act on their answers
 
     def _next_candidate(self, now: float) -> Candidate | None:
-        """Return the next candidate. Count ended tasks first, since their arrays may then start others."""
+        """Return the next candidate, also among jobs and tasks that may start since others have ended."""
         self._arrays.count_ended_tasks(now)
         candidate = self._candidates.next_candidate()
-        if candidate is None and self._arrays.count_ended_tasks(now):
+        while candidate is None and self._follow_ends(now):
+            self._candidates.is_unfinished = True
             candidate = self._candidates.next_candidate()
         return candidate
+
+    def _follow_ends(self, now: float) -> bool:
+        """Apply the ends of tasks to their arrays, and of jobs to those that wait for them.
+
+        Return whether there were any.
+        """
+        had_any = False
+        while self._arrays.count_ended_tasks(now) or self._conditions.settle(now):
+            had_any = True
+        return had_any
 
     def _claim_nodes(self, candidate: Candidate, placement: Placement, now: float, *, in_scan: bool = True) -> None:
         """Start an attempt of a job, or of an array's next task, on the nodes of its placement.

@@ -21,6 +21,7 @@ from koalapy.scheduler.claims.staging import Transfers
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.queue.candidates import Candidates
 from koalapy.scheduler.queue.placement_queues import PlacementQueues
+from koalapy.scheduler.queue.start_conditions import StartConditions
 from koalapy.scheduler.state import SchedulerState
 
 MAX_MISSING_FILES = 1000
@@ -43,13 +44,14 @@ class EventHandler:
         health: ClusterHealth,
         failures: Failures,
         arrays: Arrays,
+        conditions: StartConditions,
     ) -> None:
         self._grid, self._ledger = state.grid, state.ledger
         self._queues, self._candidates = queues, candidates
         self._attempts, self._components = attempts, components
         self._transfers, self._confirmations = transfers, confirmations
         self._contact, self._health, self._failures = contact, health, failures
-        self._arrays = arrays
+        self._arrays, self._conditions = arrays, conditions
 
     def apply(self, event: ev.Event, now: float) -> None:
         """Apply one event. Raise ``NotFoundError`` or ``ConflictError`` for an action that is not possible now."""
@@ -58,8 +60,8 @@ class EventHandler:
                 self._apply_report(event.cluster, event.report, now)
             case ev.JobSubmitted():
                 job = event.job if event.job.submitted_at <= now else replace(event.job, submitted_at=now)
+                self._conditions.admit(job, now)
                 self._ledger.record_event(job, now, "submitted", by=event.by)
-                self._queues.add_new(job)
                 self._arrays.add(job)
             case ev.JobCancelled():
                 if (pending := self._arrays.find_pending(event.job)) is not None:
@@ -76,10 +78,7 @@ class EventHandler:
                 self._ledger.change_state(job, JobState.HELD, now, "held", event.reason, by=event.by)
             case ev.JobReleased():
                 job = self._ledger.change_state(self._job_of(event), JobState.QUEUED, now, "released", by=event.by)
-                if job.tasks is not None:
-                    job = self._ledger.change_job(job, tasks=replace(job.tasks, waits_since=now))
-                if job.is_in_queue:
-                    self._queues.release(job)
+                self._conditions.release(job, now)
             case ev.JobPriorityChanged():
                 job = self._job_of(event)
                 old_priority = job.spec.priority

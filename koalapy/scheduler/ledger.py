@@ -11,6 +11,7 @@ from typing import TypedDict, TypeVar, Unpack
 
 from koalapy.model.advice import AdvisedPlacement
 from koalapy.model.array import ArrayTasks
+from koalapy.model.dependency import Dependencies
 from koalapy.model.errors import ConflictError
 from koalapy.model.job import (
     ACTIVE_STATES,
@@ -56,6 +57,8 @@ class MoveChanges(TypedDict, total=False):
     ending: JobState | None
     exit_code: int | None
     refusals: tuple[ClusterRefusal, ...]
+    awaits: Dependencies
+    eligible_at: float | None
     attempt: Attempt | None
     tasks: ArrayTasks
 
@@ -124,7 +127,7 @@ class Ledger:
         """
         self._tokens: dict[Token, tuple[JobId, int]] = {}
         """Job and index of every component of a live attempt, by token."""
-        self.on_job_removed: list[Callable[[JobId], None]] = []
+        self.on_job_removed: list[Callable[[Job], None]] = []
         """Called with each job that has become final."""
         self.unsent_submits: set[Token] = set()
         """Components submitted by effects that were not taken yet; no cluster knows them."""
@@ -280,7 +283,7 @@ class Ledger:
                 self.jobs.pop(job.id, None)
                 self._own.pop(job.id, None)
                 for forget in self.on_job_removed:
-                    forget(job.id)
+                    forget(job)
                 if job.array_job is not None:
                     self.ended_tasks.append(job)
         self._effects.jobs[job.id] = job

@@ -15,6 +15,7 @@ from koalapy.scheduler.queue.candidates import Offers, WaitingReasons
 from koalapy.scheduler.queue.placement_queues import PlacementQueues
 from koalapy.scheduler.queue.policy_calls import PolicyEvaluator
 from koalapy.scheduler.queue.reservation import is_promised
+from koalapy.scheduler.queue.start_conditions import StartConditions
 from koalapy.scheduler.state import SchedulerState
 from koalapy.validation.limits import ClusterLimits, Limits
 
@@ -30,6 +31,7 @@ class Queries:
         policy_calls: PolicyEvaluator,
         reasons: WaitingReasons,
         arrays: Arrays,
+        conditions: StartConditions,
     ) -> None:
         self.rules, self.policies, self.grid, self.experience = (
             state.rules,
@@ -40,7 +42,7 @@ class Queries:
         self.accounts, self.sharing, self.owner_use = state.accounts, state.sharing, state.owner_use
         self.experience, self.lrm_waits = state.experience, state.lrm_waits
         self.queues, self.policy_calls, self._offers, self._reasons = queues, policy_calls, offers, reasons
-        self._state, self._ledger, self._arrays = state, state.ledger, arrays
+        self._state, self._ledger, self._arrays, self._conditions = state, state.ledger, arrays, conditions
 
     @property
     def now(self) -> float:
@@ -143,6 +145,10 @@ class Queries:
     def waiting_reason(self, job: Job) -> str:
         """Return why a queued job is not placed."""
         return self._reasons.reason_of(job)
+
+    def dependents_of(self, job: JobId) -> list[JobId]:
+        """Return the unfinished jobs that name an unfinished job in ``after``."""
+        return self._conditions.dependents_of(job)
 
     def awaited_clusters(self) -> frozenset[ClusterName]:
         """Return the clusters where a waiting job might be placed if they had more capacity."""

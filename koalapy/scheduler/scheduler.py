@@ -29,6 +29,7 @@ from koalapy.scheduler.queue.candidates import Budget, Candidates, Clock, Offers
 from koalapy.scheduler.queue.eligibility import Eligibility
 from koalapy.scheduler.queue.placement_queues import PlacementQueues
 from koalapy.scheduler.queue.policy_calls import PolicyEvaluator
+from koalapy.scheduler.queue.start_conditions import StartConditions
 from koalapy.scheduler.state import Deadline, SchedulerState
 
 
@@ -53,18 +54,30 @@ class Scheduler:
         self._health = health = ClusterHealth(state)
         self._attempts = attempts = Attempts(state, health, queues)
         self._arrays = arrays = Arrays(state, attempts, queues)
+        self._conditions = conditions = StartConditions(state, queues, arrays.give_up)
         self._claiming = claiming = Claiming(state, attempts, queues, eligibility, nonces)
         self._failures = failures = Failures(state, attempts, claiming, health, queues, policies, arrays)
         transfers = Transfers(state, attempts, claiming, failures)
         components = Components(state, attempts, failures, health)
         confirmations = Confirmations(state)
         self._contact = contact = Contact(state, confirmations, components, health)
-        deadlines = Deadlines(state, confirmations, contact, attempts, claiming, failures, health)
+        deadlines = Deadlines(state, confirmations, contact, attempts, claiming, failures, health, conditions)
         offers, reasons = Offers(state, queues.reservation), WaitingReasons(state, queues, policies)
         budget = Budget(state.rules.step_budget, clock)
         self._candidates = candidates = Candidates(state, queues, offers, policies, reasons, budget, arrays.give_up)
         events = EventHandler(
-            state, queues, candidates, attempts, components, transfers, confirmations, contact, health, failures, arrays
+            state,
+            queues,
+            candidates,
+            attempts,
+            components,
+            transfers,
+            confirmations,
+            contact,
+            health,
+            failures,
+            arrays,
+            conditions,
         )
         self._cycle = Cycle(
             state,
@@ -80,10 +93,11 @@ class Scheduler:
             claiming,
             attempts,
             arrays,
+            conditions,
             budget,
             keeps_effects=keeps_effects,
         )
-        self.queries = Queries(state, queues, offers, policies, reasons, arrays)
+        self.queries = Queries(state, queues, offers, policies, reasons, arrays, conditions)
 
     def step(self, events: Sequence[Event], now: float) -> Effects:
         """Run a scheduling cycle: apply events, place jobs, and return the changes and the commands to send."""
@@ -120,6 +134,7 @@ class Scheduler:
         self._queues.restore(restored, scans or {})
         for job in restored:
             self._failures.restore_timers(job)
+            self._conditions.restore(job)
             if job.is_placed:
                 self._restore_attempt(job, now)
             elif job.retry_at is not None:
@@ -155,7 +170,9 @@ class Scheduler:
         patience = now + self._state.rules.barrier_timeout
         if job.ending is not None:
             self._attempts.set_deadline(job, Deadline.STOP, patience)
-        elif attempt.barrier_at is None:
+            return
+        self._attempts.set_end_at_deadline(job)
+        if attempt.barrier_at is None:
             self._claiming.restore(job, now)
         elif attempt.launched_at is None:
             self._attempts.set_deadline(job, Deadline.LAUNCH, patience)
@@ -175,6 +192,7 @@ def corrected(job: Job, now: float, longest_pause: float) -> Job:
         started_at=_past(job.started_at, now),
         ended_at=_past(job.ended_at, now),
         retry_at=_past(job.retry_at, now + longest_pause),
+        eligible_at=_past(job.eligible_at, now),
         refusals=tuple(
             replace(refusal, until=_past(refusal.until, now + MAX_REFUSAL_PAUSE)) for refusal in job.refusals
         ),

@@ -41,6 +41,12 @@ class Deadline(StrEnum):
     """A job may be tried again on a cluster that rejected it."""
     DOUBT = "doubt"
     """Doubted nodes are to be tried again."""
+    BEGIN = "begin"
+    """The begin of a deferred job."""
+    LATEST_START = "latest-start"
+    """A job that has not started can no longer end before its deadline."""
+    DEADLINE = "deadline"
+    """The deadline of a job with an attempt, or the time to warn its program."""
 
 
 class Timer(NamedTuple):

@@ -326,7 +326,7 @@ def _run_simulation(planned: tuple[_Plan, int]) -> _Course:
 def _summarize_courses(plan: _Plan, courses: Sequence[_Course]) -> Forecast:
     """Summarize the simulations of a plan as intervals of the start and end of each job."""
     now, jobs = plan.moment.now, plan.moment.jobs
-    waiting = [job.id for job in jobs if job.is_in_queue]
+    waiting = [job.id for job in jobs if job.awaits_start]
     expected = []
     for job in sorted(jobs, key=lambda job: job.id):
         starts = [course.starts.get(job.id) for course in courses]
@@ -336,9 +336,9 @@ def _summarize_courses(plan: _Plan, courses: Sequence[_Course]) -> Forecast:
             Expected(
                 job.id,
                 job.state,
-                plan.interval(starts) if job.is_in_queue else None,
+                plan.interval(starts) if job.awaits_start else None,
                 plan.interval(ends),
-                _percentile_interval(end - start for start, end in ran) if job.is_in_queue else None,
+                _percentile_interval(end - start for start, end in ran) if job.awaits_start else None,
                 ends.count(None) / len(courses),
                 plan.estimates.describe_basis(job.spec),
             )

@@ -11,6 +11,7 @@ from sqlalchemy import RowMapping, Table
 from koalapy.model.application import application_of
 from koalapy.model.array import ArrayTasks
 from koalapy.model.cluster import Drain
+from koalapy.model.dependency import Clause
 from koalapy.model.job import Attempt, ClusterRefusal, Component, Job, JobId, JobSpec
 from koalapy.model.job import TimelineEntry as Entry
 from koalapy.ports import ClusterRecord
@@ -18,7 +19,8 @@ from koalapy.store import tables
 
 Row = RowMapping
 _SPEC, _JOB, _CLUSTER = TypeAdapter(JobSpec), TypeAdapter(Job), TypeAdapter(ClusterRecord)
-_REFUSALS, _TASKS = TypeAdapter(tuple[ClusterRefusal, ...]), TypeAdapter(ArrayTasks)
+_REFUSALS, _CLAUSES = TypeAdapter(tuple[ClusterRefusal, ...]), TypeAdapter(tuple[Clause, ...])
+_TASKS = TypeAdapter(ArrayTasks)
 _ATTEMPT, _COMPONENT, _ENTRY = TypeAdapter(Attempt), TypeAdapter(Component), TypeAdapter(Entry)
 
 
@@ -49,7 +51,9 @@ def job_to_row(job: Job) -> dict[str, Any]:
     """Return the columns of a job that may change."""
     refusals = _REFUSALS.dump_python(job.refusals, mode="json") if job.refusals else None
     tasks = None if job.tasks is None else _TASKS.dump_python(job.tasks, mode="json")
-    return _to_row(tables.jobs, job) | {"priority": job.spec.priority, "refusals": refusals, "tasks": tasks}
+    awaits = _CLAUSES.dump_python(job.awaits, mode="json") if job.awaits else None
+    lists = {"refusals": refusals, "tasks": tasks, "awaits": awaits}
+    return _to_row(tables.jobs, job) | {"priority": job.spec.priority, **lists}
 
 
 def new_job_to_row(job: Job) -> dict[str, Any]:
@@ -61,7 +65,8 @@ def new_job_to_row(job: Job) -> dict[str, Any]:
 def job_from_row(row: Row, attempt: Attempt | None) -> Job:
     # The submission, with the priority, which may have changed since.
     spec = spec_from_json({**row["spec"], "priority": row["priority"]})
-    return _JOB.validate_python({**row, "refusals": row["refusals"] or (), "spec": spec, "attempt": attempt})
+    lists = {"refusals": row["refusals"] or (), "awaits": row["awaits"] or ()}
+    return _JOB.validate_python({**row, **lists, "spec": spec, "attempt": attempt})
 
 
 def attempt_to_row(job: JobId, attempt: Attempt) -> dict[str, Any]:

@@ -133,6 +133,8 @@ jobs = Table(
     Column("first_start_estimate", Float),
     Column("retry_at", Float),
     Column("refusals", JSON),
+    Column("awaits", JSON),
+    Column("eligible_at", Float),
     Column("application", Plain(200), nullable=False, server_default=""),
     # Of an array: its tasks, and their number.
     Column("tasks", JSON(none_as_null=True)),

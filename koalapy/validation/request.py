@@ -11,6 +11,7 @@ from koalapy.model.errors import reject
 from koalapy.model.field import find_out_of_bounds
 from koalapy.model.job import JobSpec, Launcher
 from koalapy.model.request import ComponentRequest, Environment, FlexibleRequest, NonFixedRequest
+from koalapy.model.wording import format_duration, format_time
 from koalapy.validation.limits import Limits
 
 MAX_INPUTS = 10_000
@@ -97,6 +98,24 @@ def check_fields(spec: JobSpec, limits: Limits) -> None:
         if problem:
             hint = "give a pattern of files below the folder, as out/*.csv or **/*.log"
             reject(f"collect[{index}]", pattern, f"is {pattern!r}, {problem}", hint)
+
+
+def check_times(spec: JobSpec, now: float) -> None:
+    """Reject a deadline that the job cannot meet, even if it starts at once or at its begin."""
+    if spec.deadline is None:
+        return
+    start, walltime = max(now, spec.begin or now), spec.walltime or 0.0
+    if start + walltime < spec.deadline:
+        return
+    deadline = format_time(spec.deadline, now, exact=True)
+    if spec.deadline <= now:
+        problem, hint = "has passed", "give a time in the future"
+    elif spec.begin is not None and spec.begin >= spec.deadline:
+        problem, hint = f"is not after begin, {format_time(spec.begin, now, exact=True)} UTC", "give a later time"
+    else:
+        problem = f"leaves less than its walltime of {format_duration(walltime)}"
+        hint = "give a later time, or a shorter walltime"
+    reject("deadline", spec.deadline, f"is {deadline} UTC, which {problem}", hint)
 
 
 RESERVED_VARIABLES = frozenset(

@@ -7,7 +7,7 @@ reported. ``inputs`` resolves the inputs by the replica catalogue, after ``check
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -86,13 +86,20 @@ def hash_key(user: str, key: str) -> str:
 
 def hash_spec(spec: JobSpec) -> str:
     """Return the hash of a submission without its default values, so that new fields of later versions do not change
-    it."""
-    return _hash_json(_plain_value(spec))
+    it.
+
+    Without ``begin`` and ``deadline``: ``now+1h`` is another time at each retry.
+    """
+    return _hash_json(_timeless_value(spec))
 
 
 def hash_batch(specs: Sequence[JobSpec]) -> str:
     """Return the hash of a batch of submissions, which differs from that of any single submission."""
-    return _hash_json([_plain_value(spec) for spec in specs])
+    return _hash_json([_timeless_value(spec) for spec in specs])
+
+
+def _timeless_value(spec: JobSpec) -> Any:
+    return _plain_value(replace(spec, begin=None, deadline=None))
 
 
 def _hash_json(value: Any) -> str:

@@ -136,6 +136,8 @@ def upgrade() -> None:
         sa.Column("first_start_estimate", sa.Float()),
         sa.Column("retry_at", sa.Float()),
         sa.Column("refusals", sa.JSON()),
+        sa.Column("awaits", sa.JSON()),
+        sa.Column("eligible_at", sa.Float()),
         sa.Column("application", sa.String(200), server_default="", nullable=False),
         sa.Column("internal", sa.Boolean(), server_default=sa.false(), nullable=False),
         sa.Column("home_site", sa.String(200), server_default="", nullable=False),

@@ -76,6 +76,10 @@ SEMANTIC_ERRORS = re.compile(
             "with at least that many have",
             "too many for that",
             "but the empty grid has room",
+            "after names job",
+            "after can never hold",
+            "which leaves less than its walltime",
+            "which is not after begin",
         ]
     )
 )
@@ -83,6 +87,7 @@ SEMANTIC_ERRORS = re.compile(
 
 schemathesis.openapi.format("one-line", st.text("abcäßж漢 .-_/", min_size=1, max_size=20).map(str.strip).filter(bool))
 schemathesis.openapi.format("duration-of-job", st.sampled_from(["90", "90s", "5m", "1h30m", "1:30:00", "2-12:00:00"]))
+schemathesis.openapi.format("point-in-time", st.sampled_from(["2100-01-01T16:00Z", "now+90m", "16:00", "tomorrow"]))
 schemathesis.openapi.format("duration-of-load", st.sampled_from(["90", "90s", "5m"]))
 schemathesis.openapi.format("file-pattern", st.sampled_from(["a", "out/*.csv", "**/*.log"]))
 schemathesis.openapi.media_type("application/x-tar", st.sampled_from([archive_of(GOOD), archive_of({"a": b"1"})]))

@@ -52,6 +52,9 @@ def make_acceptable(generated: JobSpec) -> JobSpec:
         mail_user=remove_unprintable(spec.mail_user),
         webhook=remove_unprintable(spec.webhook),
         internal=False,
+        after=tuple(tuple(dict.fromkeys(replace(d, job=d.job + 1) for d in clause)) for clause in spec.after if clause),
+        begin=spec.begin and max(1.0, round(spec.begin)),
+        deadline=spec.deadline and max(1.0, round(spec.deadline)),
     )
 
 

@@ -7,9 +7,11 @@ from dataclasses import replace
 
 from koalapy.daemon.alerts.health import HealthReport
 from koalapy.daemon.forecast.forecasts import IfSubmitted
+from koalapy.daemon.jobs.dependencies import RelatedJobs
 from koalapy.daemon.jobs.jobs import ActionResult, JobChange, JobRecord, Metrics
 from koalapy.model.array import TaskIndices
 from koalapy.model.cluster import Drain, check_cluster
+from koalapy.model.dependency import Clause
 from koalapy.model.errors import BusyError, ConflictError, NotFoundError, StoreUnavailable, naming_item
 from koalapy.model.explanation import Explanation
 from koalapy.model.identity import HighPriority, Identity, Role
@@ -166,6 +168,12 @@ class MemoryService:
         job_before = (await self.get(job)).job
         return await self._update_job(job, spec=replace(job_before.spec, priority=priority))
 
+    async def list_related(self, job: Job) -> RelatedJobs:
+        return (), ()
+
+    async def find_unmet_dependencies(self, spec: JobSpec, caller: Identity) -> tuple[Clause, ...]:
+        return ()
+
     def get_cluster(self, name: ClusterName) -> ClusterRecord:
         records = {record.name: record for record in self.list_clusters()}
         check_cluster(name, records)
@@ -242,7 +250,7 @@ class MemoryService:
     async def complete_spec(self, spec: JobSpec, caller: Identity) -> JobSpec:
         return spec
 
-    async def forecast_submission(self, spec: JobSpec, patience: float) -> IfSubmitted:
+    async def forecast_submission(self, spec: JobSpec, patience: float, awaits: tuple[Clause, ...] = ()) -> IfSubmitted:
         return self.forecast
 
     async def read_timeline(self, job: JobId) -> Sequence[TimelineEntry]:

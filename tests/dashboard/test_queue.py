@@ -74,7 +74,9 @@ def test_page_access_depends_on_role(people: dict[str, Person], path: str) -> No
 def test_job_page_redacts_as_the_api_does(people: dict[str, Person], jobs: dict[str, int]) -> None:
     page = people["alice"].get_page(f"/jobs/{jobs['bob']}")
     job_page = people["alice"].get_json(f"/jobs/{jobs['bob']}.json")
-    assert job_page["job"] | {"timeline": []} == people["alice"].get_json(f"/api/v1/jobs/{jobs['bob']}")
+    assert job_page["job"] | {"timeline": [], "dependencies": [], "dependents": []} == people["alice"].get_json(
+        f"/api/v1/jobs/{jobs['bob']}"
+    )
     assert job_page["job"]["redacted"]
     assert not job_page["actions"]
     assert not job_page["timeline"]

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from koalapy.model.cluster import GridView
+from koalapy.model.dependency import Dependency
 from koalapy.model.errors import UsageError
 from koalapy.model.job import (
     ARRAY_TRANSITIONS,
@@ -30,6 +31,7 @@ from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.effects import Effects, OpenBarrier, SubmitComponent
 from koalapy.scheduler.queries import Queries
 from koalapy.scheduler.queue.reservation import is_promised
+from koalapy.scheduler.queue.start_conditions import find_missed_deadline
 from koalapy.validation.submission import check_submission
 
 if TYPE_CHECKING:
@@ -63,6 +65,10 @@ def check_effects(world: "World", effects: Effects) -> None:
             assert effects.jobs[entry.job].claiming_tries >= int(tried[1])
             clusters = [world.queries.grid[name] for name in tried[2].split(", ")]
             assert any(c.is_in_reach and c.drained is None for c in clusters), "no usable cluster had idle nodes"
+        if entry.event == "placed":
+            _check_start_conditions(world, effects, entry.job)
+        if entry.event == "failed" and entry.reason.startswith("dependency: "):
+            _check_failed_dependency(world, effects, entry.job)
         if entry.event == "claimed":
             gangs.claimed[entry.job, entry.generation].add(_token(world, effects, entry))
         if entry.event == "preempted":
@@ -96,6 +102,36 @@ def check_effects(world: "World", effects: Effects) -> None:
         for component in attempt.gang:
             _check_files_are_staged(world, effects.jobs[gang[0]], component)
         _check_barrier_may_open(world, gang, tokens)
+
+
+def _check_start_conditions(world: "World", effects: Effects, job_id: JobId) -> None:
+    """Check that a job is placed once its dependencies hold, not before its begin and not after its latest start."""
+    job = effects.jobs[job_id]
+    array = None if job.array_job is None else effects.jobs.get(job.array_job) or world.jobs[job.array_job]
+    spec = job.spec if array is None else array.spec
+    for clause in spec.after:
+        assert any(_dependency_holds(world, effects, d) for d in clause), "it is placed before its condition holds"
+    assert spec.begin is None or spec.begin <= world.now, "it is placed before its begin"
+    assert not find_missed_deadline(spec, world.now), "it is placed though it cannot meet its deadline"
+
+
+def _check_failed_dependency(world: "World", effects: Effects, job_id: JobId) -> None:
+    """Check that one clause of a job that failed for its dependencies can never hold."""
+    clauses = effects.jobs[job_id].spec.after
+    ended = [[d for d in clause if _state_of(world, effects, d.job).is_final] for clause in clauses]
+    assert any(
+        len(over) == len(clause) and not any(_dependency_holds(world, effects, d) for d in clause)
+        for clause, over in zip(clauses, ended, strict=True)
+    ), "each of its dependencies holds or still may"
+
+
+def _dependency_holds(world: "World", effects: Effects, dependency: Dependency) -> bool:
+    state = _state_of(world, effects, dependency.job)
+    return state.is_final and dependency.condition.holds_after(succeeded=state is JobState.SUCCEEDED)
+
+
+def _state_of(world: "World", effects: Effects, job_id: JobId) -> JobState:
+    return (effects.jobs.get(job_id) or world.jobs[job_id]).state
 
 
 def _token(world: "World", effects: Effects, entry: TimelineEntry) -> Token:
@@ -238,6 +274,8 @@ def check_counts(world: "World") -> None:
     guests: dict[str, set[Token]] = {name: set() for name in world.sites}
     for job in active.values():
         _check_job(job, world.now)
+        if job.state.is_waiting:
+            _check_waiting_job(world, job)
         if job.state.is_active and job.attempt:
             for c in job.attempt.components:
                 if c.state is ComponentState.DELIVERING:
@@ -300,7 +338,7 @@ def is_preemptible(world: "World", job: Job) -> bool:
     if job.spec.priority is Priority.HIGH or job.ending is not None or job.attempt is None:
         return False
     patience = world.rules.low_patience
-    return patience is None or job.attempt.placed_at - job.submitted_at < patience or job.spec.internal
+    return patience is None or job.attempt.placed_at - job.waits_since < patience or job.spec.internal
 
 
 def check_views(queries: Queries) -> None:
@@ -334,6 +372,16 @@ def check_views(queries: Queries) -> None:
         assert view.by_idle == recomputed.by_idle
         assert view.by_speed == recomputed.by_speed
         assert view.usable_idle == recomputed.usable_idle
+
+
+def _check_waiting_job(world: "World", job: Job) -> None:
+    """Check that a waiting job is deferred only as long as it must be, and can still meet its deadline."""
+    assert not find_missed_deadline(job.spec, world.now), "it waits though it cannot meet its deadline"
+    for clause in job.awaits:
+        assert clause, "nothing is left that could end its wait"
+        assert all(not world.jobs[d.job].state.is_final for d in clause), "it waits for a job that has ended"
+    if job.state is JobState.QUEUED and job.is_deferred:
+        assert job.awaits or (job.spec.begin is not None and job.spec.begin > world.now), "it waits for nothing"
 
 
 def _check_job(job: Job, now: float) -> None:

@@ -111,6 +111,7 @@ def test_correction_covers_all_time_fields() -> None:
         "started_at",
         "ended_at",
         "retry_at",
+        "eligible_at",
         "claim_at",
         "barrier_at",
         "launched_at",

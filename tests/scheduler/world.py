@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
+from koalapy.model.dependency import Clause, Resolution, resolve_end
 from koalapy.model.job import (
     DEFAULT_LEASE,
     ComponentState,
@@ -192,9 +193,18 @@ class World:
         jobs = []
         for spec in specs:
             last = max((job.last_number for job in (*self.jobs.values(), *jobs)), default=self.first_job - 1)
-            jobs.append(new_job(last + 1, spec, self.now))
+            jobs.append(new_job(last + 1, spec, self.now, self.unmet_clauses(spec.after).remaining))
             self.programs |= dict.fromkeys(range(jobs[-1].id, jobs[-1].last_number + 1), program)
         return jobs
+
+    def unmet_clauses(self, clauses: tuple[Clause, ...]) -> Resolution:
+        """Return the clauses that do not hold yet, or the reason why one never will, as the daemon decides."""
+        resolution = Resolution(clauses)
+        for job in (self.jobs[dependency.job] for clause in clauses for dependency in clause):
+            if job.state.is_final and not resolution.failure:
+                succeeded = job.state is JobState.SUCCEEDED
+                resolution = resolve_end(resolution.remaining, job.id, job.state, succeeded=succeeded)
+        return resolution
 
     def cancel(self, job: JobId, *, warn: bool = False) -> None:
         self.step([JobCancelled(job, warn=warn)])

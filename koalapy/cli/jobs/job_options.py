@@ -3,8 +3,10 @@
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from types import GenericAlias
 from typing import Annotated, Any, get_args, get_origin
@@ -13,9 +15,21 @@ from koalapy.cli.terminal.arguments import Option
 from koalapy.client.answers import Json
 from koalapy.client.errors import CliError, Exit
 from koalapy.model.array import TaskIndices
+from koalapy.model.dependency import Dependencies
 from koalapy.model.field import describe_fields, split_annotation
-from koalapy.model.job import Coallocation, Duration, JobSpec, Lease, Lines, NodeMemory, PerNodeBandwidth, PolicyOptions
+from koalapy.model.job import (
+    Coallocation,
+    Duration,
+    JobSpec,
+    Lease,
+    Lines,
+    NodeMemory,
+    PerNodeBandwidth,
+    PointInTime,
+    PolicyOptions,
+)
 from koalapy.model.request import Bundle, Environment, Inputs, StopWarning
+from koalapy.model.times import parse_time
 
 INPUT_OPTION = re.compile("whole|partitioned|as=(.*)", re.DOTALL)
 
@@ -93,6 +107,26 @@ def inputs_of(texts: list[str]) -> list[Json]:
     return inputs
 
 
+def with_time_zone(text: str) -> str:
+    """Convert a point in time in this machine's time zone to ISO 8601 with the offset.
+
+    Return a time relative to now unchanged: the daemon adds it to its own clock. Return any other text unchanged, too,
+    since the daemon rejects it.
+    """
+    if text.strip().lower().startswith("now"):
+        return text
+    try:
+        moment = parse_time(text, time.time(), None)
+        return datetime.fromtimestamp(moment).astimezone().isoformat()
+    except (ValueError, OverflowError):
+        return text
+
+
+def clauses_of(texts: list[str]) -> list[str]:
+    """Parse dependencies: ``A,B`` for both, ``A?B`` for one of them."""
+    return [clause.strip() for text in texts for clause in text.split(",")]
+
+
 def format_pairs(values: dict[str, str]) -> list[str]:
     return [f"{name}={value}" for name, value in values.items()]
 
@@ -132,6 +166,8 @@ FORMS = {
     Coallocation: Form(str, coallocation_of, format_texts),
     Duration: Form(str, str, format_texts),
     Lease: Form(str, str, format_texts),
+    PointInTime: Form(str, with_time_zone, format_texts),
+    Dependencies: Form(list[str], clauses_of, format_texts),
     NodeMemory: Form(str, str, format_texts),
     PerNodeBandwidth: Form(str, str, format_texts),
     StopWarning: Form(str, str, format_texts),

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from koalapy.cli.jobs.job_options import JOB_FIELDS, form_of, parse_int
+from koalapy.cli.jobs.job_options import JOB_FIELDS, form_of, parse_int, with_time_zone
 from koalapy.cli.terminal.arguments import Option
 from koalapy.client.answers import Json
 from koalapy.client.errors import CliError, Exit
+from koalapy.model.job import PointInTime
 from koalapy.model.wording import is_utf8
 
 STANDARD_INPUT = "-"
@@ -167,6 +168,9 @@ def paths_to_stage(body: Json, file: Path | None, option_paths: list[str]) -> li
 def body_of(fields: Json, options: Json, environment: dict[str, str]) -> Json:
     """Return the request body for a job: the fields of a job file, overridden by the options."""
     body = dict(fields)
+    for name, description in JOB_FIELDS.items():
+        if description.type == PointInTime and isinstance(body.get(name), str):
+            body[name] = with_time_zone(body[name])
     if (workdir := options.get("workdir")) and not workdir.startswith(("/", "{")):
         options = options | {"workdir": os.path.abspath(workdir)}
     by_name = {"environment": environment, "policy_options": options.get("policy_options") or {}}

@@ -9,7 +9,7 @@ from rich.cells import cell_len
 
 from koalapy.cli.clusters.gantt import draw_chart
 from koalapy.cli.terminal.width import align_left, fold_text, terminal_size
-from koalapy.client.answers import Attempt, Cluster, Component, Job, Json, ListedJob, Tasks
+from koalapy.client.answers import Attempt, Cluster, Component, Job, Json, ListedJob, RelatedJob, Tasks
 from koalapy.client.client import name_of, nodes_of
 from koalapy.client.errors import printable
 from koalapy.model.wording import (
@@ -217,6 +217,7 @@ def job_page(
     """Return the page of a job with a chart of its last ``limit`` attempts. ``transfers``: lines on its transfers."""
     unicode = is_unicode() if unicode is None else unicode
     request = job["request"]
+    times = [("begin", job.get("begin")), ("deadline", job.get("deadline"))]
     facts = [
         ("job", f"{job['id']}" + (f" ({job['name']})" if job["name"] else "")),
         *([("task", name_of(job))] if job["array_job"] is not None else []),
@@ -228,6 +229,7 @@ def job_page(
         ("policy", job["policy"]),
         ("command", " ".join(job["command"]) or "(one for each component)"),
         ("submitted", job["submitted_at"]),
+        *((name, moment) for name, moment in times if moment),
         ("queued", _format_seconds(job["queue_time"])),
         ("start-up", _format_seconds(job["startup_overhead"])),
         ("start delay", _format_seconds(job["start_delay"], " later than first estimated")),
@@ -252,6 +254,8 @@ def job_page(
             for c in job["components"]
         ]
         parts.append(format_table(["COMPONENT", "CLUSTER", "NODES", "STATE", "LRM JOB", "HOSTS", "ERROR"], rows))
+    if job.get("dependencies") or job.get("dependents"):
+        parts.append(_dependency_graph(job, unicode=unicode))
     if transfers:
         parts.append("\n".join(["files", *(f"  {line}" for line in transfers)]))
     if attempts:
@@ -276,6 +280,35 @@ def _use_facts(job: Job) -> list[tuple[str, str]]:
         ("CPU used", format_cpu_use(used, available, measured, nodes)),
         ("memory used", format_memory_use(peak, job["memory"], measured, nodes)),
     ]
+
+
+MAX_EDGES = 20
+"""Maximum number of lines of a graph in each direction."""
+
+
+def _dependency_graph(job: Job, *, unicode: bool) -> str:
+    """Return the graph of the jobs around a job: one line for each job that it waits for, or that waits for it.
+
+    Alternatives of one entry of ``after`` are marked by ``or``.
+    """
+    before, after, label = job["dependencies"], job["dependents"], f"job {job['id']}"
+    edges = []
+    for index, each in enumerate(before[:MAX_EDGES]):
+        is_alternative = index > 0 and before[index - 1]["clause"] == each["clause"]
+        edges.append((f"{'or ' if is_alternative else ''}{_related_label(each)}", each["condition"], label))
+    edges += [(label, each["condition"], _related_label(each)) for each in after[:MAX_EDGES]]
+    line, arrow = ("──", "─▶") if unicode else ("--", "->")
+    start_width, condition_width = (max(len(edge[column]) for edge in edges) for column in (0, 1))
+    lines = [
+        f"  {start.ljust(start_width)} {line} {condition.ljust(condition_width)} {arrow} {end}"
+        for start, condition, end in edges
+    ]
+    hidden = len(before) + len(after) - len(edges)
+    return "\n".join(["dependencies", *lines, *([f"  and {hidden} more; --json lists all"] if hidden else [])])
+
+
+def _related_label(related: RelatedJob) -> str:
+    return f"job {related['job']} ({related['state'] or 'removed'})"
 
 
 def is_unicode() -> bool:

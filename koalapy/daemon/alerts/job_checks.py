@@ -68,7 +68,7 @@ class JobChecks:
                     survey.queued[job.spec.owner] += 1
                     survey.queued_ids.append(job.id)
                     since = max(job.waits_since, (job.attempt.ended_at or 0.0) if job.attempt else 0.0)
-                    if now - since >= rules.starving_after:
+                    if not job.is_deferred and now - since >= rules.starving_after:
                         survey.waiting.append((since, job))
                 elif job.state.is_active:
                     survey.active.append(job)

@@ -33,7 +33,7 @@ def waits_since(job: Job) -> float | None:
 
     Return None if it is not queued, or its owner wants no notification of long waits.
     """
-    if job.state is not JobState.QUEUED or MailType.WAITING not in job.spec.mail_type:
+    if job.state is not JobState.QUEUED or job.is_deferred or MailType.WAITING not in job.spec.mail_type:
         return None
     ended = job.attempt.ended_at if job.attempt else None
     return max(job.waits_since, ended or 0.0)

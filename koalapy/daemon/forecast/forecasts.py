@@ -8,6 +8,7 @@ import structlog
 
 from koalapy.daemon.forecast.subprocess_worker import run_in_subprocess
 from koalapy.daemon.forecast.track_record import TrackRecord
+from koalapy.model.dependency import Clause
 from koalapy.model.errors import BusyError
 from koalapy.model.job import Job, JobId, JobSpec
 from koalapy.model.prediction import PredictionSource
@@ -29,6 +30,10 @@ MAX_SUBMISSIONS = 8
 """The most concurrent forecasts of submissions; further ones are rejected."""
 REST_FACTOR = 10.0
 """After a periodic forecast the next one waits this many times as long as it took."""
+
+
+Submission = tuple[JobSpec, tuple[Clause, ...]]
+"""A job to submit, and the clauses of its dependencies that do not hold yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +74,9 @@ class Forecasts:
         self._one_at_a_time = asyncio.Lock()
         self._latest: _StoredForecast | None = None
         self._under_way: asyncio.Task[None] | None = None
-        self._submission_tasks: dict[JobSpec, asyncio.Task[Expected | None]] = {}
+        self._submission_tasks: dict[Submission, asyncio.Task[Expected | None]] = {}
         """Running forecasts of submissions."""
-        self._submission_results: dict[JobSpec, tuple[float, Expected | None]] = {}
+        self._submission_results: dict[Submission, tuple[float, Expected | None]] = {}
         """Recent forecasts of submissions, with their time."""
         self._rests_until = 0.0
 
@@ -100,22 +105,27 @@ class Forecasts:
             await self._track_record.store_shown(latest.forecast, latest.jobs, job)
         return True, latest.forecast.of(job)
 
-    async def forecast_submission(self, spec: JobSpec, patience: float) -> IfSubmitted:
-        """Forecast a job as if it were submitted now. Equal requests within a minute share the result."""
-        if not spec.all_inputs and DryRun(self._queries).placed_at_once(spec) is not None:
+    async def forecast_submission(self, spec: JobSpec, patience: float, awaits: tuple[Clause, ...] = ()) -> IfSubmitted:
+        """Forecast a job as if it were submitted now. Equal requests within a minute share the result.
+
+        ``awaits``: the clauses of its dependencies that do not hold yet.
+        """
+        is_deferred = awaits or (spec.begin is not None and spec.begin > self._clock())
+        if not spec.all_inputs and not is_deferred and DryRun(self._queries).placed_at_once(spec) is not None:
             return IfSubmitted(at_once=True)
         self._submission_results = {
             request: result for request, result in self._submission_results.items() if self._is_recent(result[0])
         }
-        if spec in self._submission_results:
-            return _if_waiting(self._submission_results[spec][1])
-        if spec not in self._submission_tasks:
+        submission = spec, awaits
+        if submission in self._submission_results:
+            return _if_waiting(self._submission_results[submission][1])
+        if submission not in self._submission_tasks:
             if len(self._submission_tasks) >= MAX_SUBMISSIONS:
                 return IfSubmitted(False, reason="too many predictions are requested; retry in a minute")
-            self._submission_tasks[spec] = task = asyncio.create_task(self._forecast_submission(spec))
+            self._submission_tasks[submission] = task = asyncio.create_task(self._forecast_submission(submission))
             task.add_done_callback(_retrieve_error)
-            task.add_done_callback(lambda _: self._submission_tasks.pop(spec))
-        asking = self._submission_tasks[spec]
+            task.add_done_callback(lambda _: self._submission_tasks.pop(submission))
+        asking = self._submission_tasks[submission]
         await asyncio.wait([asking], timeout=patience)
         if not asking.done():
             return IfSubmitted(False, reason=f"to work it out takes longer than {patience:g} s: ask again in a while")
@@ -141,18 +151,19 @@ class Forecasts:
         ended = self._clock()
         self._rests_until = ended + REST_FACTOR * (ended - began)
 
-    async def _forecast_submission(self, spec: JobSpec) -> Expected | None:
+    async def _forecast_submission(self, submission: Submission) -> Expected | None:
         """Forecast a job as the last of the queue, and keep the result. None if the forecast does not contain it."""
         async with self._one_at_a_time, asyncio.timeout(SUBMISSION_TIMEOUT_S):
             moment = moment_of(self._queries, self._people, self._clock())
             jobs = moment.beginning.jobs
             ident = 1 + max((job.id for job in jobs), default=0)
             last = 1 + max((job.queue_seq for job in jobs), default=0)
-            submitted = Job(ident, spec, moment.now, queue_seq=last)
+            spec, awaits = submission
+            submitted = Job(ident, spec, moment.now, queue_seq=last, awaits=awaits)
             moment = replace(moment, beginning=replace(moment.beginning, jobs=(*jobs, submitted)))
             answer = await self._work(Question(moment, Change(), self._policies))
         expected = answer.as_it_is.of(ident)
-        self._submission_results[spec] = (moment.now, expected)
+        self._submission_results[submission] = (moment.now, expected)
         return expected
 
     def _is_fresh(self) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from koalapy.daemon.engine.engine import Engine, WorkItem
+from koalapy.daemon.jobs.dependencies import FinalStates
 from koalapy.daemon.jobs.idempotency import IdempotencyKeys, check_same_submission
 from koalapy.daemon.observability.audit import describe_request
 from koalapy.model.errors import naming_item
@@ -69,22 +70,29 @@ class BatchSubmission:
         """
         engine, queries = self._engine, self._queries
         complete: list[JobSpec] = []
+        final_states: FinalStates = {}
         for index, spec in enumerate(specs):
             with naming_item(f"jobs[{index}]"):
                 complete.append(await self._jobs.complete_and_check(spec, caller))
+                final_states |= await self._jobs.dependencies.read_final_states(spec, caller)
             if index % JOBS_PER_TURN == JOBS_PER_TURN - 1:
                 await asyncio.sleep(0)
         numbers = self._jobs.take_numbers(complete)
 
-        def make_events() -> tuple[Event, ...]:
-            queries.admit_batch(complete)
-            now = engine.clock()
-            jobs = (new_job(number, spec, now) for number, spec in zip(numbers, complete, strict=True))
-            return tuple(JobSubmitted(job, caller.user) for job in jobs)
+        def make_item(final_states: FinalStates) -> WorkItem:
+            def make_events() -> tuple[Event, ...]:
+                queries.admit_batch(complete)
+                now, events = engine.clock(), []
+                for index, (number, spec) in enumerate(zip(numbers, complete, strict=True)):
+                    with naming_item(f"jobs[{index}]"):
+                        awaits = self._jobs.dependencies.find_unmet(spec, final_states) if spec.after else ()
+                    events.append(JobSubmitted(new_job(number, spec, now, awaits), caller.user))
+                return tuple(events)
+
+            return WorkItem(prepare=make_events, submitted=Submitted(key[0], numbers[0], key[1]) if key else None)
 
         describe_request(_format_numbers(numbers))
-        submitted = Submitted(key[0], numbers[0], key[1]) if key else None
-        await engine.commit(WorkItem(prepare=make_events, submitted=submitted))
+        await self._jobs.dependencies.commit(engine, make_item, complete, caller, final_states)
         return numbers
 
 

@@ -11,12 +11,14 @@ import structlog
 from koalapy.daemon.engine.database import query
 from koalapy.daemon.engine.engine import RETRY_INTERVAL_S, Engine, WorkItem
 from koalapy.daemon.jobs.batches import BatchSubmission, number_jobs
+from koalapy.daemon.jobs.dependencies import Dependencies, EndedMeanwhile, FinalStates, RelatedJobs
 from koalapy.daemon.jobs.idempotency import IdempotencyKeys, check_same_submission
 from koalapy.daemon.jobs.output import Outputs, OutputTail
 from koalapy.daemon.jobs.unfinished import JobSort, list_unfinished
 from koalapy.daemon.observability.audit import describe_request
 from koalapy.model.application import summarize_job
 from koalapy.model.array import TaskIndices
+from koalapy.model.dependency import Clause
 from koalapy.model.errors import ConflictError, ForbiddenError, KoalaError, NotFoundError, ProblemCode, StoreUnavailable
 from koalapy.model.explanation import Explanation
 from koalapy.model.history import DAY
@@ -48,7 +50,7 @@ from koalapy.validation.permissions import (
     may_see_all_of,
     with_home_site,
 )
-from koalapy.validation.request import check_size, with_all_indices
+from koalapy.validation.request import check_size, check_times, with_all_indices
 from koalapy.validation.submission import check_submission, hash_key, hash_spec
 
 log = structlog.get_logger()
@@ -132,6 +134,7 @@ class Jobs:
         self._max_claimed_number = next_number - 1 + MAX_JOBS_AHEAD
         self._describe = describe
         self._keys = IdempotencyKeys(store)
+        self.dependencies = Dependencies(queries, self._read_job)
         self.batches = BatchSubmission(self, engine, queries, self._keys)
         self._submitting: set[asyncio.Task[object]] = set()
 
@@ -176,15 +179,19 @@ class Jobs:
         """Check a specification, and store it as a job with a new number. ``key``: hash of the key, and of the spec."""
         engine, queries = self._engine, self._queries
         spec = await self.complete_and_check(spec, caller)
+        final_states = await self.dependencies.read_final_states(spec, caller)
         (number,) = self.take_numbers([spec])
 
-        def make_events() -> tuple[Event, ...]:
-            queries.admit(spec)
-            return (JobSubmitted(new_job(number, spec, engine.clock()), caller.user),)
+        def make_item(final_states: FinalStates) -> WorkItem:
+            def make_events() -> tuple[Event, ...]:
+                queries.admit(spec)
+                awaits = self.dependencies.find_unmet(spec, final_states)
+                return (JobSubmitted(new_job(number, spec, engine.clock(), awaits), caller.user),)
+
+            return WorkItem(prepare=make_events, submitted=Submitted(key[0], number, key[1]) if key else None)
 
         describe_request(f"job {number}")
-        submitted = Submitted(key[0], number, key[1]) if key else None
-        await engine.commit(WorkItem(prepare=make_events, submitted=submitted))
+        await self.dependencies.commit(engine, make_item, [spec], caller, final_states)
         return await self.get(number)
 
     def take_numbers(self, specs: Sequence[JobSpec]) -> list[JobId]:
@@ -217,6 +224,7 @@ class Jobs:
             spec = await self._resolve(spec, caller)
         spec = with_home_site(spec, caller, queries.accounts)
         check_submission(spec, queries.limits())
+        check_times(spec, self._engine.clock())
         return replace(spec, policy=spec.policy or DEFAULTS[spec.request.type])
 
     async def cancel(
@@ -293,6 +301,15 @@ class Jobs:
             raise _no_job(job)
         return self.make_record(stored)
 
+    async def _read_job(self, job: JobId) -> Job:
+        return (await self.get(job)).job
+
+    async def list_related(self, job: Job) -> RelatedJobs:
+        """Return the jobs that a job depends on, and the unfinished ones that depend on it."""
+        named = [dependency.job for clause in job.spec.after for dependency in clause]
+        known = await self.get_many([*named, *self._queries.dependents_of(job.id)])
+        return self.dependencies.list_related(job, known)
+
     async def get_owned(self, job: JobId, caller: Identity) -> JobRecord:
         """Return a job. Raise ``ForbiddenError`` if the caller may not see and change all of it."""
         record = await self.get(job)
@@ -365,7 +382,20 @@ class Jobs:
     async def explain_submission(self, spec: JobSpec, caller: Identity) -> Explanation:
         """Return what would happen to a submission now. It is checked like a real one; nothing is stored."""
         spec, allowed = await self.complete_spec(spec, caller), self.rules.high_priority.is_allowed_to(caller)
-        return explain_submission(self._queries, spec, self._engine.clock(), high_priority_allowed=allowed)
+        awaits = await self.find_unmet_dependencies(spec, caller)
+        return explain_submission(self._queries, spec, self._engine.clock(), awaits, high_priority_allowed=allowed)
+
+    async def find_unmet_dependencies(self, spec: JobSpec, caller: Identity) -> tuple[Clause, ...]:
+        """Return the clauses of a submission's dependencies that do not hold now.
+
+        Raise ``UsageError`` as a submission does.
+        """
+        while True:
+            final_states = await self.dependencies.read_final_states(spec, caller)
+            try:
+                return self.dependencies.find_unmet(spec, final_states)
+            except EndedMeanwhile:
+                await self.commit_item(WorkItem())
 
     async def complete_spec(self, spec: JobSpec, caller: Identity) -> JobSpec:
         """Return the spec of the job that a submission would become. Check it like a real one; store nothing."""

@@ -14,6 +14,7 @@ from fastapi.responses import PlainTextResponse
 from koalapy.api.access import Caller, Id
 from koalapy.api.forecasts import ExplanationView
 from koalapy.api.job_views import AttemptView, JobView, TimelineView, attempt_view, view_for
+from koalapy.daemon.jobs.dependencies import RelatedJobs
 from koalapy.daemon.jobs.output import OutputTail
 from koalapy.daemon.services import Services
 from koalapy.dashboard.dashboard import Dashboard
@@ -64,6 +65,8 @@ class JobPageView:
     earlier_lines: int
     tasks: Sequence[JobRow] = ()
     """The first started and unfinished tasks of an array."""
+    related: RelatedJobs = ((), ())
+    """The jobs that it depends on, and those that depend on it."""
 
 
 def add_job(dashboard: Dashboard, services: Services) -> None:
@@ -100,6 +103,7 @@ def add_job(dashboard: Dashboard, services: Services) -> None:
                 job_row(jobs.make_record(task), caller, engine.queries.position(task.id))
                 for task in engine.queries.tasks_of(job)[:MAX_TASKS]
             ],
+            related=await jobs.list_related(current),
         )
 
     @dashboard.router.get("/jobs/{job}/output/{component}", operation_id="read_logs", response_class=PlainTextResponse)

@@ -2,7 +2,7 @@
 
 from koalapy.model.job import Component, ComponentState, Job, JobId, JobState, Token
 from koalapy.model.request import StopWarning
-from koalapy.model.wording import format_bytes, format_list
+from koalapy.model.wording import format_bytes, format_list, format_time
 from koalapy.scheduler.attempts.facts import link_demand, program_result, walltime_ends, warning_of
 from koalapy.scheduler.attempts.health import ClusterHealth
 from koalapy.scheduler.claims.preemption import is_preemptible
@@ -16,6 +16,7 @@ from koalapy.scheduler.effects import (
 )
 from koalapy.scheduler.ledger import live
 from koalapy.scheduler.queue.placement_queues import PlacementQueues
+from koalapy.scheduler.queue.start_conditions import find_missed_deadline, latest_start
 from koalapy.scheduler.state import Deadline, SchedulerState
 
 END_GRACE = 2.0
@@ -258,6 +259,18 @@ class Attempts:
             self._warned.update(job.token(c.index) for c in live(job).gang if c.state is ComponentState.RUNNING)
         return self.end_attempt(job, JobState.FAILED, f"walltime of {job.spec.walltime:g} s exceeded", now)
 
+    def set_end_at_deadline(self, job: Job) -> None:
+        """Set when a job with an attempt is stopped for its deadline: earlier by the grace of its warning."""
+        if job.spec.deadline is not None:
+            warning = job.spec.warning
+            grace = 0.0 if warning is None else min(warning.grace, self._rules.warning_max)
+            self.set_deadline(job, Deadline.DEADLINE, job.spec.deadline - grace)
+
+    def end_at_deadline(self, job: Job, now: float) -> Job:
+        """Fail a job at its deadline; its program gets its warning before."""
+        deadline = format_time(job.spec.deadline or now, now, exact=True)
+        return self.end_attempt(job, JobState.FAILED, f"deadline {deadline} UTC reached", now, warn=True)
+
     def _note_no_warning(self, job: Job, component: Component, now: float) -> None:
         """Record in the timeline that a program was stopped without the requested warning."""
         token = job.token(component.index)
@@ -320,6 +333,8 @@ class Attempts:
             self.end_staging(job, component)
         self._timers.cancel(job.id, job.generation)
         becomes, reason = job.ending, attempt.end_reason
+        if becomes is JobState.QUEUED and (missed := find_missed_deadline(job.spec, now)):
+            becomes, reason = JobState.FAILED, f"{reason}; {missed}"
         if becomes is JobState.QUEUED:
             self._requeue(self._ledger.change_state(job, becomes, now, "requeued", reason, ending=None), now)
             return
@@ -343,6 +358,8 @@ class Attempts:
 
     def _requeue(self, job: Job, now: float) -> None:
         """Requeue a job at once, or after the pause that follows its failures."""
+        if (latest := latest_start(job.spec)) is not None:
+            self._timers.add(latest, Deadline.LATEST_START, job=job.id)
         if job.retry_at is None or job.retry_at <= now:
             self._queues.requeue(job)
         else:

@@ -24,7 +24,9 @@ from koalapy.scheduler.state import MIN_RETRY_PAUSE, Deadline, SchedulerState, T
 MAX_LATENESS = 1.0
 """Seconds by which the scheduler may be called late. Beyond that it was suspended and received nothing."""
 
-NEED_CONFIRMATION = (Deadline.CLAIM_GRACE, Deadline.BARRIER, Deadline.LAUNCH, Deadline.WALLTIME, Deadline.STOP)
+NEED_CONFIRMATION = (
+    *(Deadline.CLAIM_GRACE, Deadline.BARRIER, Deadline.LAUNCH, Deadline.WALLTIME, Deadline.DEADLINE, Deadline.STOP),
+)
 """Deadlines that mean that something has not happened."""
 CONFIRMATION_TIMEOUT = 600.0
 """Seconds for which deadlines wait for a connected cluster to confirm, in addition to ``unreachable_after``."""

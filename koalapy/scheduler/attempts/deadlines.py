@@ -9,6 +9,7 @@ from koalapy.scheduler.attempts.health import ClusterHealth
 from koalapy.scheduler.claims.claim import Claiming
 from koalapy.scheduler.effects import AttemptFailure
 from koalapy.scheduler.ledger import live
+from koalapy.scheduler.queue.start_conditions import StartConditions
 from koalapy.scheduler.state import MIN_RETRY_PAUSE, Deadline, SchedulerState, Timer
 
 RESULT_PAUSE = 5.0
@@ -27,10 +28,12 @@ class Deadlines:
         claiming: Claiming,
         failures: Failures,
         health: ClusterHealth,
+        conditions: StartConditions,
     ) -> None:
         self._state, self._rules, self._timers = state, state.rules, state.timers
         self._confirmations, self._contact, self._attempts = confirmations, contact, attempts
         self._claiming, self._failures, self._health = claiming, failures, health
+        self._conditions = conditions
 
     def handle(self, timer: Timer, now: float) -> None:
         """Perform the action of a passed deadline."""
@@ -48,6 +51,10 @@ class Deadlines:
                 self._health.retry_doubted_nodes(timer.cluster, timer.at)
             case Deadline.RETRY:
                 self._attempts.end_pause(timer.job, timer.at)
+            case Deadline.BEGIN:
+                self._conditions.begin(timer.job, now)
+            case Deadline.LATEST_START:
+                self._conditions.expire(timer.job, now)
             case _:
                 if (job := self._handle_of_attempt(timer, now)) is not None:
                     self._attempts.settle_job(job, now)
@@ -95,6 +102,8 @@ class Deadlines:
                 )
             case Deadline.WALLTIME:
                 return self._attempts.end_after_walltime(job, now)
+            case Deadline.DEADLINE:
+                return self._attempts.end_at_deadline(job, now)
         return None
 
     def _postponed(self, timer: Timer, job: Job, now: float) -> float | None:
@@ -103,7 +112,7 @@ class Deadlines:
         match timer.kind:
             case Deadline.CLAIM_GRACE if not self._is_claim_timed_out(job, timer, now):
                 return now + max(self._rules.claim_grace, MIN_RETRY_PAUSE)
-            case Deadline.WALLTIME if is_program_over(job, self._state.grid):
+            case Deadline.WALLTIME | Deadline.DEADLINE if is_program_over(job, self._state.grid):
                 return now + RESULT_PAUSE
             case Deadline.BARRIER if only_awaits_files(job):  # transfers have separate limits
                 return at_barrier

@@ -62,7 +62,7 @@ class Failures:
         self._timers, self._accounts = state.timers, state.accounts
         self._attempts, self._claiming, self._health = attempts, claiming, health
         self._queues, self._evaluator, self._arrays = queues, evaluator, arrays
-        state.ledger.on_job_removed.append(lambda job: self._timers.cancel(job, 0, Deadline.REFUSAL))
+        state.ledger.on_job_removed.append(lambda job: self._timers.cancel(job.id, 0, Deadline.REFUSAL))
 
     def handle_infrastructure_failure(
         self, job: Job, component: Component, failure: AttemptFailure, error: str, now: float

@@ -167,6 +167,7 @@ class Claiming:
             placement_tries=job.placement_tries + 1,
             first_start_estimate=first,
         )
+        self._attempts.set_end_at_deadline(job)
         for component in components:
             self._attempts.begin_staging(job, component, now)
         if claim_at > now:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from koalapy.model.cluster import ClusterState, GridView
+from koalapy.model.dependency import Clause
 from koalapy.model.explanation import ClusterFinding, Explanation, PastReason
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobId, JobSpec, JobState, TimelineEntry
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal
@@ -16,6 +17,7 @@ from koalapy.scheduler.explain.dry_run import DryRun, NodeSource
 from koalapy.scheduler.explain.smallest_change import smallest_change
 from koalapy.scheduler.grid import GridStatus
 from koalapy.scheduler.queries import Queries
+from koalapy.scheduler.queue.start_conditions import describe_deferral
 from koalapy.scheduler.rules import Rules
 from koalapy.scheduler.state import LrmWaits
 
@@ -367,7 +369,9 @@ def explain(
     if array is not None:  # a task that was not started waits with its array
         explanation = explain(queries, array, timeline, now, high_priority_allowed=high_priority_allowed)
         return replace(explanation, job=job.id, headline=f"{queries.waiting_reason(job)}: {explanation.headline}")
-    if job.state is JobState.QUEUED and is_unfinished:
+    if job.state is JobState.QUEUED and is_unfinished and job.is_deferred:
+        explanation = _deferred(queries, job.id, job.spec, job.awaits, now)
+    elif job.state is JobState.QUEUED and is_unfinished:
         dry_run = DryRun(queries, job, high_priority_allowed=high_priority_allowed)
         explanation = _queued_job(dry_run, job, timeline, now)
     else:
@@ -384,9 +388,14 @@ def explain(
 
 
 def explain_submission(
-    queries: Queries, spec: JobSpec, now: float, *, high_priority_allowed: bool = True
+    queries: Queries, spec: JobSpec, now: float, awaits: tuple[Clause, ...] = (), *, high_priority_allowed: bool = True
 ) -> Explanation:
-    """Explain where a job would be placed if it were submitted now, or why it would wait."""
+    """Explain where a job would be placed if it were submitted now, or why it would wait.
+
+    ``awaits``: the clauses of its dependencies that do not hold yet.
+    """
+    if awaits or (spec.begin is not None and now < spec.begin):
+        return _deferred(queries, None, spec, awaits, now)
     dry_run = DryRun(queries, high_priority_allowed=high_priority_allowed)
     answer = dry_run.answer(spec)
     tried, excess = dry_run.is_tried_at_once(spec), queries.over_limit(spec)
@@ -405,6 +414,18 @@ def explain_submission(
         headline = answer.summary if isinstance(answer, Refusal) else ""
     ahead = queries.queues.count_before_new(spec)
     return replace(_waiting(dry_run, spec, answer, headline, now), position=ahead + 1, ahead=ahead)
+
+
+def _deferred(
+    queries: Queries, job: JobId | None, spec: JobSpec, awaits: tuple[Clause, ...], now: float
+) -> Explanation:
+    """Explain a job that waits for other jobs or its begin, and whether there is room for it now."""
+    answer = DryRun(queries).answer(spec)
+    if isinstance(answer, Placement):
+        note = f"there is room for it now on {listed_where(answer)}"
+    else:
+        note = f"now it would wait for nodes, too: {answer.summary}"
+    return Explanation(job, JobState.QUEUED, describe_deferral(awaits, spec.begin, now), notes=(note,))
 
 
 # A job that waits

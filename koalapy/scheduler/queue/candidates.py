@@ -23,6 +23,7 @@ from koalapy.scheduler.queue.placement_queues import PRIORITIES, PlacementQueues
 from koalapy.scheduler.queue.policy_calls import PolicyEvaluator
 from koalapy.scheduler.queue.queue import LIMITS, Change, Group, IdleSummary, Needs, Shape, Wakeup, at_home, nodes_of
 from koalapy.scheduler.queue.reservation import Reservation
+from koalapy.scheduler.queue.start_conditions import describe_deferral
 from koalapy.scheduler.state import SchedulerState
 
 
@@ -55,6 +56,8 @@ class WaitingReasons:
             return f"waits for its turn in array {job.array_job}"
         if job.tasks is not None and not job.may_start_task:
             return f"{job.tasks.live} of its tasks run at once, as many as it allows"
+        if job.is_deferred:
+            return describe_deferral(job.awaits, job.spec.begin, now)
         refusals = "; ".join(refusal_text(refusal, now) for refusal in job.refusals if refusal.bars(now))
         if job.retry_at is not None:
             again = f"is tried again at {format_time(job.retry_at, job.retry_at, exact=True)}"

@@ -38,7 +38,7 @@ class PlacementQueues:
         self._first_seq = 0
         """The lowest number: that of the last job moved to the front of its section."""
         self._pausing: set[JobId] = set()
-        """Queued jobs that return to their queues after a pause."""
+        """Queued jobs outside their queues: they are deferred, or return after a pause."""
         self.newcomers: dict[Priority, list[Place]] = {priority: [] for priority in Priority}
         """Heaps of jobs that are to be tried out of turn, some of which may have left."""
         self._unknown: defaultdict[str, set[JobId]] = defaultdict(set)
@@ -101,12 +101,19 @@ class PlacementQueues:
 
     # Adding and removing jobs
 
-    def add_new(self, job: Job) -> None:
-        """Add a new job. Equal requests are replaced by one object, since they use most of the queue's memory."""
+    def add_new(self, job: Job, *, deferred: bool = False) -> None:
+        """Add a new job to its queue, or with ``deferred`` to the jobs that wait outside of it.
+
+        Equal requests are replaced by one object, since they use most of the queue's memory.
+        """
         if len(self._requests) > MAX_SHARED_REQUESTS:
             self._requests.clear()
         self._ledger.use_equal_request(job, self._requests.setdefault(job.spec.request, job.spec.request))
-        self._enter(job, anew=True)
+        if deferred:
+            self._last_seq += 1
+            self.pause(self._ledger.change_job(job, queue_seq=self._last_seq))
+        else:
+            self._enter(job, anew=True)
 
     def release(self, job: Job) -> None:
         """Add a released job where a new one would be added."""
@@ -136,7 +143,7 @@ class PlacementQueues:
         return self._queues[spec.priority].count_before_new(section, spec.request.total_size)
 
     def pause(self, job: Job) -> None:
-        """Keep a queued job out of its queue until its ``retry_at``."""
+        """Keep a queued job out of its queue until its ``retry_at``, or while it is deferred."""
         self._pausing.add(job.id)
 
     def restore(self, jobs: Collection[Job], scans: Mapping[Priority, int]) -> None:
@@ -207,8 +214,8 @@ class PlacementQueues:
         return self._ledger.change_job(job, placement_tries=tries) if tries != job.placement_tries else job
 
     def has(self, job: Job) -> bool:
-        """Return whether a job is in the queue of its priority."""
-        return job.id in self._queues[job.spec.priority]
+        """Return whether a job is in the queue of its priority, or deferred."""
+        return job.id in self._queues[job.spec.priority] or job.id in self._pausing
 
     def renew(self, array: Job) -> None:
         """Keep an array in its queue after a task was placed, with no tries: another task may be placed at once."""

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from koalapy.model.array import ArrayFail, TaskIndices
+from koalapy.model.dependency import Dependency, EndCondition
 from koalapy.model.errors import BusyError, ConflictError, LimitReached, NeverAllowed, NotFoundError, UsageError
 from koalapy.model.job import ClaimingMode, Job, JobSpec, JobState, Launcher, Priority
 from koalapy.model.request import (
@@ -20,6 +21,7 @@ from koalapy.model.request import (
     WarningSignal,
 )
 from koalapy.scheduler.events import Event, JobCancelled, JobHeld, JobPriorityChanged, JobReleased, JobSubmitted
+from koalapy.scheduler.queue.start_conditions import find_missed_deadline
 from tests.scheduler.machine.base import CLUSTER_SIZES, MAX_OPEN_JOBS, Machine, cluster_names, cycle_counts, indexes
 from tests.scheduler.requests import fixed, flexible, nonfixed
 from tests.scheduler.world import Program
@@ -146,6 +148,35 @@ class Users(Machine):
                 events.append(JobReleased(job.id))
                 state = JobState.QUEUED
         self.world.step(events)
+
+    @precondition(lambda self: self.can_submit() and bool(self.world.jobs))
+    @rule(
+        spec=specs,
+        clauses=st.lists(st.dictionaries(indexes, st.sampled_from(EndCondition), min_size=1, max_size=3), max_size=3),
+        begin_in=st.sampled_from([None, None, -5.0, 0.0, 3.0, 40.0]),
+        deadline_in=st.sampled_from([None, None, None, 5.0, 70.0, 150.0]),
+        rounds=cycle_counts,
+    )
+    def submit_deferred(
+        self,
+        spec: JobSpec,
+        clauses: list[dict[int, EndCondition]],
+        begin_in: float | None,
+        deadline_in: float | None,
+        rounds: int,
+    ) -> None:
+        """Submit a job after the last jobs, of any state, with a begin and a deadline."""
+        last, now = list(self.world.jobs)[-8:], self.world.now
+        after = tuple(
+            tuple(Dependency(last[pick % len(last)], condition) for pick, condition in clause.items())
+            for clause in clauses
+        )
+        begin, deadline = (None if delay is None else now + delay for delay in (begin_in, deadline_in))
+        spec = replace(spec, after=after, begin=begin, deadline=deadline)
+        if not self.world.unmet_clauses(after).failure and not find_missed_deadline(spec, now):
+            for admitted in self.admitted_specs([spec]):
+                self.world.submit_together([admitted])
+            self.run_usual_steps(rounds)
 
     @precondition(lambda self: self.jobs_in(*JobState))
     @rule(pick=indexes, times=st.sampled_from([1, 1, 1, 8]), warn=st.booleans())

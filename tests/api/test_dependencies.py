@@ -1,0 +1,98 @@
+"""REST routes of jobs that wait for other jobs or a time, on a daemon without nodes."""
+
+from typing import Any
+
+import pytest
+
+from tests.serving import Open
+
+Body = dict[str, Any]
+
+
+async def test_dependent_job_waits_and_fails_with_its_dependency(open_api: Open, body: Body) -> None:
+    api = await open_api()
+    for after in ([], [1], ["2:any"], ["2:failed?1", "1:any"]):
+        await api.post("/api/v1/jobs", json=body | {"after": after})
+    waiting = (await api.get("/api/v1/jobs/4")).json()
+    assert (waiting["after"], waiting["awaits"]) == (["2:failed?1:ok", "1:any"], ["2:failed?1:ok", "1:any"])
+    assert waiting["reason"] == "waits for either job 2 to fail or job 1 to succeed, and job 1 to end"
+    assert [(d["job"], d["condition"], d["clause"], d["state"]) for d in waiting["dependencies"]] == [
+        (2, "failed", 0, "queued"),
+        (1, "ok", 0, "queued"),
+        (1, "any", 1, "queued"),
+    ]
+    first = (await api.get("/api/v1/jobs/1")).json()
+    assert [(d["job"], d["condition"]) for d in first["dependents"]] == [(2, "ok"), (4, "ok"), (4, "any")]
+    explained = (await api.get("/api/v1/jobs/2/explain")).json()
+    assert (explained["headline"], explained["position"]) == ("waits for job 1 to succeed", None)
+    await api.post("/api/v1/jobs/1/cancel")
+    states = [(await api.get(f"/api/v1/jobs/{job}")).json() for job in (2, 3, 4)]
+    assert [job["state"] for job in states] == ["failed", "queued", "queued"]
+    assert states[0]["reason"] == "dependency: job 1 was cancelled, and it had to succeed"
+    assert [(job["awaits"], job["eligible_at"] is None) for job in states[1:]] == [([], False)] * 2
+    assert states[0]["dependencies"][0]["state"] == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("fields", "detail", "hint"),
+    [
+        ({"after": [9]}, "after names job 9, which does not exist", "koala queue --all"),
+        ({"after": [3]}, "after names job 3, which does not exist", "koala queue --all"),
+        ({"after": ["1"]}, "after can never hold: job 1 was cancelled, and it had to succeed", "JOB:any"),
+        ({"after": ["1?1"]}, "after can never hold: job 1 was cancelled", "JOB:any"),
+        ({"after": ["afterok:1"]}, "after[0] is 'afterok:1', not a dependency", "JOB:failed"),
+        ({"after": [0]}, "after[0] is 0, not a dependency", "JOB:failed"),
+        ({"after": [True]}, "after[0] is True, not a dependency", "JOB:failed"),
+        ({"after": "1"}, "after is '1', not a list", "give a list"),
+        ({"after": ["2"] * 1001}, "after has 1001 entries", "at most 1000"),
+        ({"begin": 90}, "begin is 90, a number alone", "now+90m or now+90s"),
+        ({"begin": "90"}, "begin is '90', a number alone", "now+90m or now+90s"),
+        ({"begin": "soon"}, "begin is 'soon', not a point in time", "now+90m"),
+        ({"begin": "2300-01-01"}, "begin is '2300-01-01', not between", "in the next years"),
+        ({"deadline": "2020-01-01"}, "deadline is 2020-01-01 00:00:00 UTC, which has passed", "in the future"),
+        ({"begin": "2200-01-02", "deadline": "2200-01-01"}, "is 2200-01-01 00:00:00 UTC, which is not after", "later"),
+        ({"walltime": "2h", "deadline": "now+1h"}, "which leaves less than its walltime of 2:00:00", "shorter"),
+    ],
+)
+async def test_impossible_conditions_are_rejected(
+    open_api: Open, body: Body, fields: Body, detail: str, hint: str
+) -> None:
+    api = await open_api()
+    for _ in range(2):
+        await api.post("/api/v1/jobs", json=body)
+    await api.post("/api/v1/jobs/1/cancel")
+    for path in ("jobs", "explain"):
+        answer = await api.post(f"/api/v1/{path}", json=body | fields)
+        problem = answer.json()
+        assert (answer.status_code, problem["field"].partition("[")[0] in fields) == (422, True)
+        assert detail in problem["detail"]
+        assert hint in problem["hint"]
+
+
+async def test_dependency_on_a_task_names_the_array(open_api: Open, body: Body) -> None:
+    api = await open_api()
+    await api.post("/api/v1/jobs", json=body | {"array": "5-9"})
+    answer = (await api.post("/api/v1/jobs", json=body | {"after": [3]})).json()
+    assert (answer["detail"], answer["hint"]) == ("after names task 1[6] of an array", "name the array, 1")
+    assert (await api.post("/api/v1/jobs", json=body | {"after": [1], "array": "1-3"})).json()["awaits"] == ["1:ok"]
+    await api.post("/api/v1/jobs/1/cancel")
+    dependent = (await api.get("/api/v1/jobs/7")).json()
+    assert (dependent["state"], dependent["tasks"]["failed"]) == ("failed", 3)
+
+
+async def test_time_without_zone_is_utc_and_now_is_the_clock_of_the_daemon(open_api: Open, body: Body) -> None:
+    api = await open_api()
+    job = (await api.post("/api/v1/jobs", json=body | {"begin": "2100-06-01T10:00", "deadline": "now+900d"})).json()
+    assert "deadline" in job["detail"]
+    job = (await api.post("/api/v1/jobs", json=body | {"begin": "2100-06-01T10:00"})).json()
+    assert (job["begin"], job["deadline"]) == ("2100-06-01T10:00:00.000Z", None)
+    assert job["reason"] == "waits until 2100-06-01 10:00:00 UTC"
+
+
+async def test_repeated_submission_with_relative_begin_is_one_job(open_api: Open, body: Body) -> None:
+    api = await open_api()
+    answers = [
+        await api.post("/api/v1/jobs", json=body | {"begin": "now+1h"}, headers={"Idempotency-Key": "k"})
+        for _ in range(2)
+    ]
+    assert [(answer.status_code, answer.json()["id"]) for answer in answers] == [(201, 1), (200, 1)]

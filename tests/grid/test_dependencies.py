@@ -1,0 +1,58 @@
+"""Jobs after other jobs on a real grid: a pipeline, a deadline, and a daemon that is killed while jobs are deferred."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.grid.embedded import EmbeddedGrid
+from tests.grid.grid import Grid
+
+pytestmark = pytest.mark.processes
+
+ONE_NODE = {"type": "flexible", "total_size": 1}
+FIRST_TWO = {"type": "nonfixed", "components": [{"size": 1}, {"size": 1}]}
+
+
+def submit(grid: Grid, *arguments: str) -> int:
+    """Submit a job by the command line, and return its number."""
+    done = grid.run_koala("submit", "-q", "--launcher", "processes", *arguments)
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)
+
+
+def test_pipeline_runs_in_order_and_its_branches_by_the_ends(grid: Grid) -> None:
+    gate = grid.make_gate()
+    first = grid.submit(FIRST_TWO, *gate.hold, launcher="processes")
+    second = submit(grid, "--flexible", "1", "--after", str(first), "--", "sh", "-c", "exit 3")
+    third = submit(grid, "--flexible", "1", "--after", f"{first},{second}:failed", "--", "hostname")
+    never = submit(grid, "--flexible", "1", "--after", str(second), "--", "hostname")
+    shown = grid.run_koala("show", str(second)).stdout
+    assert f"job {first} (" in shown
+    assert f"job {third} (queued)" in shown
+    assert grid.get_job(third)["state"] == "queued"
+    gate.open()
+    ends = [grid.wait_for_end(job) for job in (first, second, third, never)]
+    assert [end["state"] for end in ends] == ["succeeded", "failed", "succeeded", "failed"]
+    assert ends[3]["reason"] == f"dependency: job {second} failed, and it had to succeed"
+    assert ends[0]["ended_at"] <= ends[1]["placed_at"] <= ends[1]["ended_at"] <= ends[2]["placed_at"]
+
+
+def test_deferred_jobs_survive_a_killed_daemon(make_grid: Callable[..., EmbeddedGrid]) -> None:
+    grid = make_grid()
+    gate = grid.make_gate()
+    first = grid.submit(ONE_NODE, *gate.hold, launcher="processes")
+    second = grid.submit(ONE_NODE, "hostname", launcher="processes", after=[first])
+    by_time = grid.submit(ONE_NODE, "hostname", launcher="processes", begin="now+4s")
+    grid.kill_daemon()
+    grid.start()
+    assert grid.get_job(second)["awaits"] == [f"{first}:ok"]
+    gate.open()
+    assert [grid.wait_for_end(job)["state"] for job in (first, second, by_time)] == ["succeeded"] * 3
+
+
+def test_program_is_ended_at_its_deadline_after_its_warning(grid: Grid) -> None:
+    script = "trap 'echo warned' TERM; while :; do sleep 0.1; done"
+    options = {"launcher": "processes", "deadline": "now+6s", "warning": "TERM@2"}
+    end = grid.wait_for_end(job := grid.submit(ONE_NODE, "sh", "-c", script, **options))
+    assert (end["state"], end["reason"].startswith("deadline ")) == ("failed", True)
+    assert "warned" in grid.read_output(job)

@@ -1,0 +1,58 @@
+"""Dependencies between jobs: their texts, and what follows from the ends of jobs."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koalapy.model.dependency import (
+    MAX_NUMBER,
+    Dependency,
+    EndCondition,
+    describe_clauses,
+    format_clause,
+    parse_clause,
+    resolve_end,
+)
+
+dependencies = st.builds(Dependency, st.integers(1, MAX_NUMBER), st.sampled_from(EndCondition))
+few_jobs = st.builds(Dependency, st.integers(1, 4), st.sampled_from(EndCondition))
+clauses = st.lists(st.lists(few_jobs, min_size=1, max_size=3, unique=True).map(tuple), max_size=4).map(tuple)
+
+
+@given(st.lists(dependencies, min_size=1, max_size=4, unique=True).map(tuple))
+def test_parse_clause_inverts_format_clause(clause: tuple[Dependency, ...]) -> None:
+    assert parse_clause(format_clause(clause)) == clause
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "?", "7?", "0", "-7", "7:", "7:OK", "7:done", "7,8", "afterok:7", "7:ok:8", "9" * 20, "7.5", "٧", "7[3]"],
+)
+def test_parse_clause_rejects_other_texts(text: str) -> None:
+    with pytest.raises(ValueError, match="is not JOB or JOB:ok"):
+        parse_clause(text)
+
+
+@given(clauses, st.permutations([1, 2, 3, 4]), st.lists(st.booleans(), min_size=4, max_size=4))
+def test_resolved_clauses_agree_with_evaluation_of_all_ends(
+    all_clauses: tuple[tuple[Dependency, ...], ...], order: list[int], successes: list[bool]
+) -> None:
+    ended: dict[int, bool] = {}
+    remaining, failure = all_clauses, ""
+    for job, succeeded in zip(order, successes, strict=True):
+        ended[job] = succeeded
+        remaining, failure = resolve_end(remaining, job, "ended", succeeded=succeeded)
+        can_hold = [
+            any(d.job not in ended or d.condition.holds_after(succeeded=ended[d.job]) for d in clause)
+            for clause in all_clauses
+        ]
+        assert bool(failure) == (not all(can_hold))
+        if failure:
+            return
+        assert all(d.job not in ended for clause in remaining for d in clause)
+    assert not remaining
+
+
+def test_describe_clauses_names_alternatives_and_all_entries() -> None:
+    text = describe_clauses(map(parse_clause, ("7", "8:any?9:failed")))
+    assert text == "job 7 to succeed, and either job 8 to end or job 9 to fail"
