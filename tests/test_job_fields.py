@@ -22,8 +22,8 @@ from tests.model.specs import specs, values_of
 
 FIELDS = describe_fields(JobSpec)
 SETTABLE_FIELDS = {name: each for name, each in FIELDS.items() if each.field.is_settable}
-FIELDS_WITHOUT_OPTION = {"request", "command", "workdir_optional", "interactive"}
-"""Fields that several options, the words after ``--``, --chdir, or another command set."""
+FIELDS_WITHOUT_OPTION = {"request", "command", "script", "workdir_optional", "interactive"}
+"""Fields that several options, the words after ``--``, a script, --chdir, or another command set."""
 DEFAULT_SPEC = JobSpec(FlexibleRequest(1), ("true",))
 
 

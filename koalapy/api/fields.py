@@ -47,8 +47,8 @@ def parse_duration(value: object) -> object:
         return int(days or 0) * 86400 + int(hours) * 3600 + int(minutes) * 60 + int(seconds or 0)
     if re.fullmatch(r"\d+", text):
         return int(text)
-    if text and (units := re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text)):
-        return sum(int(part or 0) * unit for part, unit in zip(units.groups(), (86400, 3600, 60, 1), strict=True))
+    if text and (units := re.fullmatch("".join(rf"(?:(\d+(?:\.\d+)?){unit})?" for unit in "dhms"), text)):
+        return sum(float(part or 0) * unit for part, unit in zip(units.groups(), (86400, 3600, 60, 1), strict=True))
     return value
 
 
@@ -56,7 +56,14 @@ def _parse_seconds(value: object) -> object:
     """Return the seconds of a number or a duration such as ``90m``; reject true and false."""
     if isinstance(value, bool):  # pydantic would convert it to a number
         raise PydanticCustomError("duration", "is not a duration")
+    if is_bare_number(value):
+        raise PydanticCustomError("bare_duration", "has no unit")
     return parse_duration(value)
+
+
+def is_bare_number(value: object) -> bool:
+    """Return whether a text is a number without a unit, which may mean seconds or, as in Slurm, minutes."""
+    return isinstance(value, str) and re.fullmatch(r"\s*\+?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", value, re.I) is not None
 
 
 def check_one_line(text: str) -> str:
@@ -94,8 +101,8 @@ def _parse_lease(value: object) -> object:
 
     Raise the error that pydantic reports for other values.
     """
-    length = NO_LEASE if value == "none" else parse_duration(value)
-    if isinstance(length, bool) or not isinstance(length, int | float) or (length == NO_LEASE and value != "none"):
+    length = NO_LEASE if value == "none" else _parse_seconds(value)
+    if not isinstance(length, int | float) or (length == NO_LEASE and value != "none"):
         raise PydanticCustomError("lease", "is not a lease")
     return length
 

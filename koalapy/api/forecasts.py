@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from koalapy.api.access import Caller, Id
 from koalapy.api.derived import view_model
-from koalapy.api.fields import MAX_ID, Input, Name, Output, Seconds, Text, as_json, parse_duration
+from koalapy.api.fields import MAX_ID, Input, Name, Output, Seconds, Text, as_json, is_bare_number, parse_duration
 from koalapy.api.job_views import JobSubmission, job_view
 from koalapy.api.problems import problem_responses
 from koalapy.api.routes import api_router, cancel_on_disconnect
@@ -189,6 +189,10 @@ def _parse_number(field: str, text: str, maximum: int) -> int:
 
 def _parse_walltime(text: str) -> float:
     """Return a walltime in seconds; raise ``UsageError`` if it is not a duration or out of range."""
+    if is_bare_number(text):
+        number = f"{float(text):.15g}"
+        hint = f"give {number}s or {number}m"
+        raise UsageError(f"{text!r} may mean seconds or minutes", field="walltimes", value=text, hint=hint)
     try:
         walltime = float(str(parse_duration(text)))
     except ValueError:
@@ -198,7 +202,7 @@ def _parse_walltime(text: str) -> float:
             f"{text!r} is not a walltime of more than 0 s and at most {MAX_DURATION:g} s",
             field="walltimes",
             value=text,
-            hint="give seconds, 90m or 1:30:00",
+            hint="give 90s, 90m or 1:30:00",
         )
     return walltime
 

@@ -213,7 +213,7 @@ _CORRECTIONS = {
     "string_pattern_mismatch": ("with characters that are not allowed", "leave them out"),
     "nul": ("with a NUL character", "leave it out"),
     "coallocation": ("not a valid number of clusters", "use allowed, never, or the maximum number of clusters"),
-    "duration": ("not a duration", "give seconds, or units with each number: 90m, 1h30m, 1:30:00"),
+    "duration": ("not a duration", "give each number a unit: 90s, 90m, 1h30m, or as 1:30:00"),
     "time": (
         "not a point in time",
         "give 2026-12-01T16:00 (UTC, or with an offset), 16:00, tomorrow, noon, or now+90m",
@@ -267,6 +267,9 @@ def _usage_error(errors: Sequence[Mapping[str, Any]], model: type[BaseModel]) ->
     if location[-1] in _DURATIONS and kind == "float_parsing":
         kind = "duration"
     wrong, hint = _CORRECTIONS.get(kind) or explain_error(kind, error.get("ctx"))
+    if kind == "bare_duration":
+        number = f"{float(str(value)):.15g}"
+        wrong, hint = "which may mean seconds or minutes", f"give {number}s or {number}m"
     if kind in ("string_too_long", "string_too_short", "too_long") and isinstance(value, list | dict):
         return _error(f"{field} has {len(value)} entries", field, len(value), hint)
     if kind == "array":

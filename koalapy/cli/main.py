@@ -23,6 +23,7 @@ KOALA = Group(
             "submit": "koalapy.cli.jobs.submit:submit_job",
             "run": "koalapy.cli.jobs.shell:run_job",
             "shell": "koalapy.cli.jobs.shell:open_shell",
+            "mpirun": "koalapy.cli.jobs.mpirun:start_program",
             "queue": "koalapy.cli.jobs.queue:list_jobs",
             "show": "koalapy.cli.jobs.jobs:show_job",
             "logs": "koalapy.cli.jobs.waiting:show_logs",

@@ -186,6 +186,10 @@ class ClusterSection(ClusterProfile, SiteSettings):
     """Seconds that jobs on this cluster continue while the daemon is silent; then they end there and are retried.
     ``none``: no limit. By default the setting ``lease`` for all clusters."""
 
+    def __post_init__(self) -> None:
+        if self.accepts_scripts is None:
+            object.__setattr__(self, "accepts_scripts", self.is_embedded)
+
     @property
     def is_embedded(self) -> bool:
         return self.lrm.on_this_host if self.embedded is None else self.embedded
@@ -513,16 +517,24 @@ OF_COMMANDS = (
 """Variables, without ``KOALA_``, that commands and units read and that are no settings."""
 OF_JOBS = (
     "CLUSTER",
+    "CLUSTERS",
+    "CLUSTER_NODES",
     "COMPONENT",
     "COMPONENT_NODES",
     "GENERATION",
     "HOST",
+    "HOSTFILE",
     "HOSTS",
     "JOB",
+    "JOB_ID",
+    "MPIRUN",
     "NODE",
+    "NODELIST",
     "NODES",
     "NODE_INDEX",
+    "PPN",
     "SCRATCH",
+    "SLOTS",
     "STAGE",
 )
 """Variables, without ``KOALA_``, that programs of jobs and their child processes inherit."""

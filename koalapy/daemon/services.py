@@ -126,6 +126,7 @@ def build_services(
         Terms(stores.jobs.instance, core.run_id, settings.output_limit, settings.public_url or ""),
         unreachable_after=queries.rules.unreachable_after,
         number_above=jobs.raise_next_number,
+        accepting_scripts={name for name, section in settings.clusters.items() if section.accepts_scripts},
     )
     folders = {"data directory": data_dir} | {name: data_dir / name for name in ("bundles", "results", "output")}
     if (database := file_of(settings.database)) is not None:

@@ -29,6 +29,7 @@ from koalapy.model.request import (
     Request,
     StopWarning,
 )
+from koalapy.model.script import MAX_SCRIPT_BYTES
 from koalapy.model.times import MAX_TIME
 
 JobId = int
@@ -312,6 +313,7 @@ PerNodeBandwidth = Annotated[
 ProcessCount = Annotated[
     int, Bounds(minimum=1, maximum=MAX_PROCESSES_PER_NODE, excess_note="more than any node has processors")
 ]
+Script = Annotated[str, Length(MAX_SCRIPT_BYTES)]
 ExitCode = Annotated[int, Bounds(minimum=1, maximum=255, hint="give exit codes from 1 to 255")]
 Pattern = Annotated[str, Length(MAX_PATH_LENGTH), TextForm("as out/*.csv")]
 """A pattern of files below a folder."""
@@ -357,14 +359,14 @@ class JobSpec:
         Environment, Field("environment variable NAME=VALUE, or NAME for its current value; repeatable", "--env")
     ] = ()
     launcher: Annotated[Launcher, Field("default: openmpi")] = Launcher.OPENMPI
-    walltime: Annotated[Duration | None, Field("time limit of the program: seconds, 90m, 1h30m or 1:30:00")] = None
+    walltime: Annotated[Duration | None, Field("time limit of the program: 90s, 90m, 1h30m or 1:30:00")] = None
     """Seconds; None: no limit."""
     warning: Annotated[
         StopWarning | None, Field("signal before the program is stopped, e.g. TERM@30 for 30 s before", "--signal")
     ] = None
     """Signal to the program before it is stopped at its walltime, or to free nodes for other jobs."""
     lease: Annotated[
-        Lease | None, Field("how long the job continues while a cluster is unreachable: seconds, 40m, or none")
+        Lease | None, Field("how long the job continues while a cluster is unreachable: 90s, 40m, or none")
     ] = None
     """Seconds that components continue while the daemon is silent; then they end and the job is retried.
 
@@ -424,6 +426,9 @@ class JobSpec:
         None
     )
     """Time at which the job is ended. It fails earlier if it can no longer run for its walltime until then."""
+    script: Script = ""
+    """Text of a script that runs once, on the head node, in place of the command on every node. ``command`` is its name
+    and its arguments."""
     mail_type: Annotated[
         tuple[MailType, ...], Length(10), Field("event to notify about: begin, end, fail or waiting; repeatable")
     ] = ()

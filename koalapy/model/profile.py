@@ -61,6 +61,9 @@ class ClusterProfile:
     """Path mapping from the submitter's paths to paths on this cluster. The longest match of complete folder names
     applies."""
     mpi: Mpi = Mpi()
+    accepts_scripts: bool | None = None
+    """Whether a script that runs at another site may choose the programs of its job on this cluster. By default only on
+    embedded clusters. Scripts of jobs on this cluster alone are always accepted."""
     coallocate_with: tuple[ClusterName, ...] | None = None
     """Clusters that may share a job with this one, if they also allow this one. By default all."""
     lease: Annotated[float, Ge(0), Le(MAX_DURATION)] | None = None
@@ -178,41 +181,55 @@ MAX_SETS = 64
 Profiles = Mapping[ClusterName, ClusterProfile]
 
 
-def may_share_job(first: ClusterName, second: ClusterName, profiles: Profiles) -> bool:
-    """Return whether both clusters allow the other one in ``coallocate_with``."""
+def may_share_job(first: ClusterName, second: ClusterName, profiles: Profiles, *, is_script: bool = False) -> bool:
+    """Return whether both clusters allow the other one in ``coallocate_with``, and accept the job's script if any."""
+    if is_script and first != second and not all(accepts_scripts(profiles[name]) for name in (first, second)):
+        return False
     allowed = (profiles[first].coallocate_with, profiles[second].coallocate_with)
     return first == second or all(
         names is None or name in names for names, name in zip(allowed, (second, first), strict=True)
     )
 
 
-def partners(name: ClusterName, profiles: Profiles, *, one_series: bool) -> frozenset[ClusterName]:
+def accepts_scripts(profile: ClusterProfile) -> bool:
+    """Return whether a script at another site may choose the programs of its job on a cluster."""
+    return profile.accepts_scripts is not False
+
+
+def partners(
+    name: ClusterName, profiles: Profiles, *, one_series: bool, is_script: bool = False
+) -> frozenset[ClusterName]:
     """Return the other clusters on which parts of the same job may run.
 
-    ``one_series``: the job runs under Open MPI, so clusters need the same series (major version).
+    ``one_series``: the job runs under Open MPI, so clusters need the same series (major version). ``is_script``: it has
+    a script, which its clusters must accept.
     """
     series = profiles[name].mpi.series
     return frozenset(
         candidate
         for candidate, profile in profiles.items()
         if candidate != name
-        and may_share_job(name, candidate, profiles)
+        and may_share_job(name, candidate, profiles, is_script=is_script)
         and not (one_series and profile.mpi.series != series)
     )
 
 
-def find_largest_sets(profiles: Profiles, *, one_series: bool) -> Iterator[frozenset[ClusterName]]:
+def find_largest_sets(
+    profiles: Profiles, *, one_series: bool, is_script: bool = False
+) -> Iterator[frozenset[ClusterName]]:
     """Yield the largest sets of clusters on which parts of one job may run, in a fixed order.
 
-    ``one_series``: the job runs under Open MPI, so clusters need the same series (major version).
+    ``one_series``: the job runs under Open MPI, so clusters need the same series (major version). ``is_script``: it has
+    a script, which its clusters must accept.
     """
-    if all(profile.coallocate_with is None for profile in profiles.values()):  # the usual case
+    every = profiles.values()
+    if all(p.coallocate_with is None and (accepts_scripts(p) or not is_script) for p in every):  # the usual case
         by_series: dict[int, list[ClusterName]] = {}
         for name in sorted(profiles):
             by_series.setdefault(profiles[name].mpi.series if one_series else 0, []).append(name)
         yield from map(frozenset, by_series.values())
         return
-    near = {name: partners(name, profiles, one_series=one_series) for name in sorted(profiles)}
+    near = {name: partners(name, profiles, one_series=one_series, is_script=is_script) for name in sorted(profiles)}
 
     def grow(chosen: frozenset[str], possible: frozenset[str], excluded: frozenset[str]) -> Iterator[frozenset[str]]:
         """Yield the sets with all of ``chosen``, some of ``possible`` and none of ``excluded`` (Bron and Kerbosch)."""
@@ -228,17 +245,21 @@ def find_largest_sets(profiles: Profiles, *, one_series: bool) -> Iterator[froze
         yield from grow(frozenset(), frozenset(near), frozenset())
 
 
-def find_sharing_sets(profiles: Profiles, *, one_series: bool) -> tuple[frozenset[ClusterName], ...]:
-    """Return the largest sets of clusters on which parts of one job may run; nothing if all clusters may.
-
-    ``one_series``: the job runs under Open MPI, so clusters need the same series (major version).
-    """
-    sets = tuple(find_largest_sets(profiles, one_series=one_series))
+def find_sharing_sets(
+    profiles: Profiles, *, one_series: bool, is_script: bool = False
+) -> tuple[frozenset[ClusterName], ...]:
+    """Return the sets of ``find_largest_sets``; nothing if all clusters may run parts of one job."""
+    sets = tuple(find_largest_sets(profiles, one_series=one_series, is_script=is_script))
     return sets if len(sets) > 1 else ()
 
 
-def explain_conflict(names: Iterable[ClusterName], profiles: Profiles, *, one_series: bool) -> str:
-    """Return why clusters may not run parts of one job: Open MPI series or ``coallocate_with``. Empty if they may."""
+def explain_conflict(
+    names: Iterable[ClusterName], profiles: Profiles, *, one_series: bool, is_script: bool = False
+) -> str:
+    """Return why clusters may not run parts of one job: Open MPI series, ``coallocate_with`` or ``accepts_scripts``.
+
+    Empty if they may.
+    """
     sorted_names = sorted(names)
     apart = [
         (a, b) for i, a in enumerate(sorted_names) for b in sorted_names[i + 1 :] if not may_share_job(a, b, profiles)
@@ -247,4 +268,8 @@ def explain_conflict(names: Iterable[ClusterName], profiles: Profiles, *, one_se
     series = {name: profiles[name].mpi.series for name in sorted_names}
     if one_series and len(set(series.values())) > 1:
         reasons.append(describe_series_conflict(series))
+    closed = [name for name in sorted_names if not accepts_scripts(profiles[name])]
+    if is_script and closed and len(sorted_names) > 1:
+        does = "does" if len(closed) == 1 else "do"
+        reasons.append(f"{format_list(closed)} {does} not accept scripts together with other clusters")
     return "; ".join(reasons)

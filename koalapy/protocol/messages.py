@@ -160,6 +160,8 @@ class Hello(Message):
     """The configured identity of its jobs: ``own``, ``service`` or ``mapped``."""
     interactive: Name = ""
     """The site's setting ``interactive``; empty for an agent of a version without streams."""
+    accepts_scripts: bool | None = None
+    """Whether a script at another site may choose the programs of its job here; None: the agent does not say."""
     known: Annotated[list[KnownDaemon], Field(max_length=1000)] = []
 
 
@@ -416,6 +418,10 @@ class Open(Command):
     """Whether the program reads a client's standard input."""
     walltime: Seconds | None = None
     """Seconds after the start at which runners end the program without the daemon."""
+    is_script: bool = False
+    """Whether node 0 of the head component runs a script, and starts programs on all nodes as the script asks."""
+    script: str = ""
+    """The text of the script; only the head component gets it."""
 
     def runner_message(self) -> dict[str, Any]:
         """Return the message for the runners. Share the lists with this one."""

@@ -60,15 +60,17 @@ NOT_PLAIN = "*[!]A-Za-z0-9_.,:;/@%+=^~()[-]*"
 REFUSAL = "koala: this node starts only the command of the job: MPI_Comm_spawn and MPIPoolExecutor are not supported"
 
 
-def write_rank_script(folder: str, command: Sequence[str], environment: Mapping[str, str], prefix: str) -> str:
+def write_rank_script(
+    folder: str, command: Sequence[str], environment: Mapping[str, str], prefix: str, workdir: str
+) -> str:
     """Write the script into a folder of this run and return its path.
 
     ``prefix``: the folder of this node's Open MPI, which ranks need if that of ``mpirun`` was moved. An MPI daemon
     passes the script the command that it was asked to start. The script rejects any but ``LAUNCHER``, and runs the
-    job's command in the current folder.
+    job's command in ``workdir``.
     """
     path = f"{folder}/{SCRIPT_NAME}"
-    replace_file(path, os.fsencode(_format_script(command, environment, prefix, os.getcwd())), sync=False)
+    replace_file(path, os.fsencode(_format_script(command, environment, prefix, workdir)), sync=False)
     return path
 
 

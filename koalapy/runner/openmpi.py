@@ -13,7 +13,7 @@ from koalapy.runner.link import Loop
 from koalapy.runner.output_filter import OutputFilter
 from koalapy.runner.parameters import REFUSE_MPICH, check_parameters, prepare, rank_environment, select_parameters
 from koalapy.runner.plan import Plan, Role
-from koalapy.runner.preflight import MAX_CONCURRENT_PROBES, MAX_PEERS, Preflight, Prober
+from koalapy.runner.preflight import MAX_CONCURRENT_PROBES, MAX_PEERS, READY_TIMEOUT, Preflight, Prober
 from koalapy.runner.processes import command_of, raise_file_limit, require_program
 from koalapy.runner.settings import Failure
 
@@ -88,7 +88,6 @@ class LaunchRequests:
 
 
 RESEND_INTERVAL = 2.0
-LAUNCH_TIMEOUT = 30.0
 NOTICE_TIMEOUT = 60.0
 """Seconds in which mpirun must have noticed that one of its daemons has failed."""
 CONNECTION_LOST = (0, 205)
@@ -123,7 +122,8 @@ def fit_environment(node: Node, plan: Plan, installation: Installation, folder: 
     ranks = rank_environment(node.environment, installation)
     if sum(node_plan["slots"] for node_plan in plan.nodes) > 1:
         ranks.update(REFUSE_MPICH)
-    node.environment[SCRIPT_VARIABLE] = write_rank_script(folder, plan.context["command"], ranks, installation.prefix)
+    command, workdir = plan.context["command"], plan.rank_folder or os.getcwd()
+    node.environment[SCRIPT_VARIABLE] = write_rank_script(folder, command, ranks, installation.prefix, workdir)
 
 
 def start_daemon(
@@ -278,8 +278,10 @@ class Head(Role):
     It must know them because mpirun may end with 0 when it loses a daemon.
     """
 
-    def __init__(self, runner: Node, plan: Plan) -> None:
+    def __init__(self, runner: Node, plan: Plan, timeout: float = READY_TIMEOUT) -> None:
+        """``timeout``: seconds to wait for nodes to get ready, and for each to start its MPI daemon."""
         super().__init__(runner, plan)
+        self._timeout = timeout
         self._launch_requests: LaunchRequests | None = None
         self._preflight: Preflight | None = None
         self._namesakes: dict[int, str] = {}
@@ -293,7 +295,8 @@ class Head(Role):
         self._started: set[int] = set()
         self._ended: dict[int, int] = {}
         self._local: int | None = None
-        self._mpirun = 0
+        self.mpirun = 0
+        """Process id of mpirun; 0 before its start."""
         self._code: int | None = None
         self._refusal = ""
         self._filter = OutputFilter(runner, plan)
@@ -301,7 +304,9 @@ class Head(Role):
     def start(self) -> None:
         """Start mpirun, and the pre-flight that checks the connections between nodes. Raise ``Failure``."""
         environment = self._runner.environment
-        require_program(self._plan.context["command"][0], environment)
+        program = self._plan.context["command"][0]
+        if self._plan.me["slots"]:
+            require_program(os.path.join(self._plan.rank_folder, program) if "/" in program else program, environment)
         if all(name == "lo" for _, name in socket.if_nameindex()):
             raise Failure(
                 "Open MPI's own control channel needs a network interface besides loopback; this node has none"
@@ -311,7 +316,8 @@ class Head(Role):
         self._start_mpirun(self._folder)
         if self._other_nodes:
             series = self._installation.series
-            self._preflight = Preflight(self._runner, self._plan, series, self._start_launches, self._kill_mpirun)
+            actions = self._start_launches, self._kill_mpirun
+            self._preflight = Preflight(self._runner, self._plan, series, *actions, self._timeout)
             self._preflight.start()
         self._report_when_all_started()
 
@@ -326,12 +332,12 @@ class Head(Role):
         names = self._installation.mpirun_names
         guard = make_guard(self._runner, self._plan, names, self._runner.environment, agents)
         command = [self._installation.mpirun, *options, *self._plan.mpirun_contexts()]
-        self._mpirun = self._runner.spawn(command, guard=guard, is_program=True)
+        self.mpirun = self._runner.spawn(command, guard=guard, is_program=True)
 
     def _kill_mpirun(self) -> None:
         """Kill mpirun, which has started nothing yet, since the nodes' addresses change."""
-        os.kill(self._mpirun, signal.SIGKILL)
-        self._mpirun = 0
+        os.kill(self.mpirun, signal.SIGKILL)
+        self.mpirun = 0
         self._waiting.clear()
         if self._launch_requests is not None:
             self._launch_requests.close()
@@ -369,25 +375,25 @@ class Head(Role):
         """Record the end of mpirun or of this node's MPI daemon, and report the program's end if it is the last."""
         if pid == self._local:
             self._daemon_ended(self._plan.index, code)
-        elif pid == self._mpirun:
+        elif pid == self.mpirun:
             self._code = code
             self._runner.loop.set_alarm("daemons", self._runner.settings.agent_timeout, self._conclude_program)
             self._conclude_when_all_ended()
 
     def is_starter(self, pid: int) -> bool:
-        return pid in (self._mpirun, self._local) or is_open_mpis(pid)
+        return pid in (self.mpirun, self._local) or is_open_mpis(pid)
 
     def filter_output(self, output: bytes) -> bytes:
-        return self._filter.apply(output, self._mpirun)
+        return self._filter.apply(output, self.mpirun)
 
     def rest_of_output(self, *, stopped: bool) -> bytes:
-        return self._filter.take_withheld(self._mpirun, stopped=stopped)
+        return self._filter.take_withheld(self.mpirun, stopped=stopped)
 
     def close(self) -> None:
         """Cancel alarms and let launch agents end. Kill mpirun if it is giving up by itself."""
         self._filter.close()
         if self._filter.is_giving_up and self._code is None:
-            os.kill(self._mpirun, signal.SIGKILL)  # it is giving up already, and Open MPI 4 crashes on SIGTERM
+            os.kill(self.mpirun, signal.SIGKILL)  # it is giving up already, and Open MPI 4 crashes on SIGTERM
         if self._launch_requests is not None:
             self._launch_requests.close()
             self._launch_requests = None
@@ -406,7 +412,7 @@ class Head(Role):
         if self._preflight is not None:
             self._namesakes = self._preflight.namesakes
         self._preflight = None
-        if not self._mpirun:
+        if not self.mpirun:
             refit(self._runner, self._plan, self._installation, self._folder)
             folder = f"{self._folder}/moved"
             os.mkdir(folder, 0o700)
@@ -427,7 +433,7 @@ class Head(Role):
         try:
             parameters = select_parameters(self._installation.series, command)
             if index != self._plan.index:
-                self._launches[index] = (parameters, self._runner.loop.time() + LAUNCH_TIMEOUT)
+                self._launches[index] = (parameters, self._runner.loop.time() + self._timeout)
                 self._send_launch(index)
             else:
                 self._start_here(index, parameters)
@@ -470,6 +476,12 @@ class Head(Role):
         self._conclude_when_all_ended()
 
     def _conclude_when_all_ended(self) -> None:
+        """Conclude a program of which mpirun and all daemons have ended.
+
+        After a success the acknowledgement of a launch may be late: a node that was never reached has no ranks.
+        """
+        if self._code == 0 and self._launches:
+            return
         if self._code is not None and self._started <= self._ended.keys():
             self._conclude_program()
 

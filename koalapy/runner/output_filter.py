@@ -62,6 +62,11 @@ ADVICE = {
 """Hints for the user by text in the output. Each hint is printed once."""
 
 
+def remove_noise(output: bytes) -> bytes:
+    """Return output without harmless messages of Open MPI."""
+    return NOISE.sub(b"", output) if any(sign in output for sign in SIGNS_OF_NOISE) else output
+
+
 def mpirun_line(mpirun: int, begin: bytes = b"") -> bytes:
     """Return the pattern of a line about the process ``mpirun`` itself, such as those of its crash."""
     return rb"^\[[^\[\]\n]*:%d\] %s[^\n]*(?:\n|\Z)" % (mpirun, begin)
@@ -89,8 +94,7 @@ class OutputFilter:
         if not self._is_clear and TRACEBACK in output:
             self._is_clear = True  # print the hint once
             self._runner.loop.set_alarm("hint", HINT_DELAY, lambda: self._runner.say(HINT.format(seconds=HINT_DELAY)))
-        if any(sign in output for sign in SIGNS_OF_NOISE):
-            output = NOISE.sub(b"", output)
+        output = remove_noise(output)
         output, self._held = self._held + output, b""
         if self.is_giving_up:
             self._held = output

@@ -132,12 +132,35 @@ REFUSE_MPICH = {"PMI_PORT": "127.0.0.1:1", "PMI_ID": "0"}
 each rank would run as a program of one rank, and succeed. Open MPI ignores them."""
 OF_PMIX = ("gds", "pmdl", "pmix", "pnet", "psec", "ptl")
 CONTROL_PORTS = 64
+MAX_STEPS = 16
+"""Programs of one script that run at the same time; further ones wait."""
 
 
 def control_ports(first: int, last: int) -> int:
     """Return how many ports of a cluster's range the control channel gets. The others are for ranks, since mpirun opens
     every port that it gets."""
     return max(1, min(CONTROL_PORTS, (last - first + 1) // 4))
+
+
+def port_lanes(ports: int) -> int:
+    """Return how many programs can run at once with so many ports of the control channel, two for each on a node."""
+    return max(1, min(MAX_STEPS, ports // 2))
+
+
+def lane_ports(first: int, last: int, lane: int) -> tuple[int, int]:
+    """Return the first and last port of the control channel for one of several programs that run at once.
+
+    Raise ``Failure`` if there are not enough for this program.
+    """
+    lanes = port_lanes(last - first + 1)
+    if lane >= lanes:
+        raise Failure(
+            f"this node has ports for {lanes} programs of a script at once: start fewer, or have more ports set in "
+            "clusters.NAME.mpi.ports",
+            1,
+        )
+    width = (last - first + 1) // lanes
+    return first + lane * width, first + (lane + 1) * width - 1
 
 
 def rank_ports(environment: dict[str, str]) -> tuple[int, int] | None:
@@ -172,8 +195,10 @@ def _derive_parameters(environment: dict[str, str], series: int, plan: Plan) -> 
         parameters["OMPI_MCA_btl_tcp_port_min_v4"] = str(ports[0])
         parameters["OMPI_MCA_btl_tcp_port_range_v4"] = str(ports[1] - ports[0] + 1)
         if not on_loopback:  # there several daemons would compete for the ports
-            first = environment["KOALA_MPI_PORTS"].partition("-")[0]
-            parameters[f"{control}oob_tcp_dynamic_ipv4_ports"] = f"{first}-{ports[0] - 1}"
+            first, last = int(environment["KOALA_MPI_PORTS"].partition("-")[0]), ports[0] - 1
+            if plan.lane is not None:
+                first, last = lane_ports(first, last, plan.lane)
+            parameters[f"{control}oob_tcp_dynamic_ipv4_ports"] = f"{first}-{last}"
     return parameters | {
         _variable_name(name, series): value for name, value in _configured_parameters(environment).items()
     }

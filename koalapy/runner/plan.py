@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from koalapy.runner.exec_guard import ExecGuard
     from koalapy.runner.link import Loop
+    from koalapy.runner.processes import Processes
     from koalapy.runner.settings import Settings
 
     class Node(Protocol):
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
         settings: Settings
         loop: Loop
         environment: dict[str, str]
+        processes: Processes
 
         def spawn(
             self,
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
             guard: ExecGuard | None = None,
             *,
             is_program: bool = False,
+            outputs: tuple[int, int] | None = None,
         ) -> int: ...
         def make_folder(self) -> str: ...
         def report_running(self) -> None: ...
@@ -55,6 +58,10 @@ class Plan:
         self.me = self.nodes[self.index]
         self.context = next(c for c in self.contexts if c["token"] == token)
         self.head = next(n for n in self.nodes if n["token"] == message["head"] and n["node"] == 0)
+        self.lane: int | None = None
+        """Which of the programs that a script runs at once it is, from 0; None without a script."""
+        self.rank_folder = ""
+        """Folder in which ranks start on this node; empty: the runner's."""
 
     def index_of(self, sender: tuple[str, int]) -> int | None:
         """Return the index of a runner's node, given its token and node; None if it is not in the plan."""
@@ -105,7 +112,7 @@ class Plan:
             commands = [(commands[0][0], list(range(len(self.nodes))))]
         arguments: list[str] = []
         for _, indices in commands:
-            nodes = [self.nodes[i] for i in indices]
+            nodes = [self.nodes[i] for i in indices if self.nodes[i]["slots"]]
             hosts = ",".join(f"{n['host']}:{n['slots']}" for n in nodes)
             arguments += [":"] if arguments else []
             arguments += ["--host", hosts, "-np", str(sum(n["slots"] for n in nodes)), *LAUNCHER]

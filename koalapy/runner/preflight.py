@@ -277,9 +277,19 @@ class Preflight:
     """
 
     def __init__(
-        self, runner: Node, plan: Plan, series: int, on_success: Callable[[], None], on_move: Callable[[], None]
+        self,
+        runner: Node,
+        plan: Plan,
+        series: int,
+        on_success: Callable[[], None],
+        on_move: Callable[[], None],
+        timeout: float = READY_TIMEOUT,
     ) -> None:
-        """``on_success``: all nodes reach each other. ``on_move``: the nodes' addresses are about to change."""
+        """``on_success``: all nodes reach each other. ``on_move``: the nodes' addresses are about to change.
+
+        ``timeout``: seconds in which all nodes must have reported.
+        """
+        self._timeout = timeout
         self._runner, self._plan, self._on_success, self._on_move = runner, plan, on_success, on_move
         self._series, self._route = series, 0
         self._routes: list[tuple[list[str], list[str]]] = []
@@ -292,7 +302,7 @@ class Preflight:
         self.namesakes: dict[int, str] = {}
         """Of each node that shares its host name with another, a description; known once all are ready."""
         self._prober = Prober(runner, plan, series, self.receive)
-        self._deadline = self._runner.loop.time() + READY_TIMEOUT
+        self._deadline = self._runner.loop.time() + self._timeout
 
     def start(self) -> None:
         self._wait_for_nodes()
@@ -322,7 +332,7 @@ class Preflight:
         if self._runner.loop.time() > self._deadline:
             missing = next(i for i in range(len(self._plan.nodes)) if i not in self._failures)
             self._runner.conclude(
-                None, f"node {self._name_of(missing)} was not ready within {READY_TIMEOUT:g} s", infrastructure=True
+                None, f"node {self._name_of(missing)} was not ready within {self._timeout:g} s", infrastructure=True
             )
             return
         self._runner.loop.set_alarm("preflight", RESEND_INTERVAL, self._resend_messages)
@@ -403,7 +413,7 @@ class Preflight:
         self._error += f"; tried too: {', '.join(networks)}"
         self._plan.move(hosts)
         self._ready, self._failures = {}, {}
-        self._deadline = self._runner.loop.time() + READY_TIMEOUT
+        self._deadline = self._runner.loop.time() + self._timeout
         self._prober = Prober(self._runner, self._plan, self._series, self.receive, self._route)
         self._send_moves()
         self.receive(self._prober.ready)

@@ -13,6 +13,7 @@ from koalapy.runner.settings import Failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from typing import Any
 
     from koalapy.runner.exec_guard import ExecGuard
@@ -55,16 +56,17 @@ class Processes:
         output: int,
         stdin: int | None = None,
         more: int | None = None,
+        errors: int | None = None,
     ) -> int:
         """Start a child in a new session, with its output and errors going to ``output``. Raise ``OSError``.
 
-        ``more``: a further file, which the child gets as descriptor ``MORE``.
+        ``more``: a further file, which the child gets as descriptor ``MORE``. ``errors``: another file for its errors.
         """
         reading = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
         actions: list[Any] = [
             reading if stdin is None else (os.POSIX_SPAWN_DUP2, stdin, 0),
             (os.POSIX_SPAWN_DUP2, output, 1),
-            (os.POSIX_SPAWN_DUP2, output, 2),
+            (os.POSIX_SPAWN_DUP2, output if errors is None else errors, 2),
             *([] if more is None else [(os.POSIX_SPAWN_DUP2, more, MORE)]),
         ]
         try:
@@ -72,17 +74,23 @@ class Processes:
                 argv[0], argv, environment, file_actions=actions, setsid=True, setsigmask=[], setsigdef=RESET_SIGNALS
             )
         except NotImplementedError:  # a Python that was built for a C library of before 2018
-            return _fork_and_exec(argv, environment, output, stdin, more)
+            return _fork_and_exec(argv, environment, (output, output if errors is None else errors), stdin, more)
 
     def start_guarded(
-        self, argv: list[str], environment: dict[str, str], output: int, guard: ExecGuard, stdin: int | None = None
+        self,
+        argv: list[str],
+        environment: dict[str, str],
+        output: int,
+        guard: ExecGuard,
+        stdin: int | None = None,
+        errors: int | None = None,
     ) -> int:
         """Start a child that is traced from before it executes its program. Raise ``Failure`` if that is forbidden."""
         gate, opener = os.pipe2(os.O_CLOEXEC)
         source = "/dev/null" if stdin is None else f"&{MORE} {MORE}<&-"
         try:
             waiting = ["/bin/sh", "-c", f'read -r _ && exec "$@" <{source}', "koala-daemon", *argv]
-            pid = self.start(waiting, environment, output, gate, stdin)
+            pid = self.start(waiting, environment, output, gate, stdin, errors)
             guard.attach(pid, max(argv[1:], key=len, default=""))
             self._guards[pid] = guard
             os.write(opener, b"\n")
@@ -114,6 +122,19 @@ class Processes:
             parent = parent_of(parent)
         guards = sorted(self._guards.values(), key=lambda guard: guard.is_running)
         return self._guards.get(parent, guards[-1])
+
+    def end_sessions(self, sessions: Collection[int], number: int) -> bool:
+        """Signal the descendants in sessions that ``start`` has begun. Return whether there were none.
+
+        A process keeps its session when its parent ends. Forget the guards of sessions without processes.
+        """
+        members = [pid for pid in descendants(os.getpid()) if session_of(pid) in sessions]
+        for pid in members:
+            signal_and_continue(pid, number)
+        if not members:
+            for pid in sessions:
+                self._guards.pop(pid, None)
+        return not members
 
     def signal_all(self, number: int) -> None:
         """Signal every descendant, but send SIGTERM only once to each, so that its handler does not run twice."""
@@ -160,7 +181,7 @@ def _send_signal(pid: int, number: int) -> None:
 
 
 def _fork_and_exec(
-    argv: list[str], environment: dict[str, str], output: int, stdin: int | None, more: int | None
+    argv: list[str], environment: dict[str, str], outputs: tuple[int, int], stdin: int | None, more: int | None
 ) -> int:
     """Start a child without ``posix_spawn``. ``exec`` resets handled signals, and ``Popen`` the ignored ones."""
     import subprocess
@@ -169,8 +190,8 @@ def _fork_and_exec(
         argv,
         env=environment,
         stdin=subprocess.DEVNULL if stdin is None else stdin,
-        stdout=output,
-        stderr=output,
+        stdout=outputs[0],
+        stderr=outputs[1],
         close_fds=False,
         start_new_session=True,
         preexec_fn=None if more is None else lambda: os.dup2(more, MORE),
@@ -220,6 +241,15 @@ def parent_of(pid: int) -> int:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return int(file.read().rpartition(b")")[2].split()[1])
+    except (OSError, IndexError):
+        return 0
+
+
+def session_of(pid: int) -> int:
+    """Return the session of a process; 0 when it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[3])
     except (OSError, IndexError):
         return 0
 

@@ -21,10 +21,11 @@ from koalapy.runner.atomic_files import replace_file
 from koalapy.runner.folders import make_folder, remove_stale_folders, remove_tree
 from koalapy.runner.lease import SilenceClock, boot_time, renewal_interval
 from koalapy.runner.link import MAX_LAG, Link, Loop, encode
-from koalapy.runner.openmpi import Follower, Head
+from koalapy.runner.openmpi import Follower
 from koalapy.runner.output import Output
-from koalapy.runner.plan import Plan, Role, Single
+from koalapy.runner.plan import Plan, Role
 from koalapy.runner.processes import Processes, check_node, forbid_dumps, require_program
+from koalapy.runner.roles import make_role
 from koalapy.runner.session import seal_file
 from koalapy.runner.settings import Failure, SecretGone, Settings
 from koalapy.runner.streams import Streams
@@ -73,7 +74,7 @@ class Runner:
         self._phase = "waiting"
         self._run_id = os.urandom(16).hex()
         """Distinguishes this process from another one with the same secret."""
-        self._processes, self._usage = Processes(), UsageMeter(self.loop)
+        self.processes, self._usage = Processes(), UsageMeter(self.loop)
         self._output = Output(f"{settings.spool}/output.{settings.node}", settings.secret)
         self._copy, self._copy_path, self._copy_failed = -1, "", False
         self._folder, self._mark = "", -1
@@ -93,7 +94,7 @@ class Runner:
         """Seconds to wait for the agent to take the result; None: ``agent_timeout``."""
         self._status: int | None = None
         self._link = Link(self.loop, settings, self._describe_runner, self._receive_message)
-        self._streams = Streams(self.loop, self._processes, self._link.send, settings.name)
+        self._streams = Streams(self.loop, self.processes, self._link.send, settings.name)
         self._link.on_disconnect = self._streams.on_disconnect
         self._reading, self._writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(self._writing, True)
@@ -139,16 +140,22 @@ class Runner:
         guard: ExecGuard | None = None,
         *,
         is_program: bool = False,
+        outputs: tuple[int, int] | None = None,
     ) -> int:
-        """Start a command and return its process id; ``is_program``: it reads clients' input. Raise ``Failure``."""
+        """Start a command and return its process id. Raise ``Failure``.
+
+        ``is_program``: it reads clients' input. ``outputs``: descriptors for its output and errors; None: both are
+        output of the job.
+        """
         program = require_program(command[0], self.environment)
         argv, environment = [program, *command[1:]], self.environment if environment is None else environment
         self._usage.start()
         stdin = self._streams.program_stdin if is_program else None
+        output, errors = outputs or (self._writing, None)
         try:
             if guard is not None:
-                return self._processes.start_guarded(argv, environment, self._writing, guard, stdin)
-            return self._processes.start(argv, environment, self._writing, stdin)
+                return self.processes.start_guarded(argv, environment, output, guard, stdin, errors)
+            return self.processes.start(argv, environment, output, stdin, errors=errors)
         except OSError as error:
             raise Failure(f"cannot run {command[0]}: {error.strerror}", 126) from error
 
@@ -221,7 +228,7 @@ class Runner:
             return
         self._warned, self._grace_over = True, self.loop.time() + grace
         starts_program, shells = self._role.is_starter, self._streams.shells
-        self._processes.warn(number, lambda pid: starts_program(pid) or pid in shells)
+        self.processes.warn(number, lambda pid: starts_program(pid) or pid in shells)
         self._link.send({"t": "warned"})
 
     def _describe_runner(self) -> dict[str, Any]:
@@ -274,13 +281,13 @@ class Runner:
         if remaining > 0:
             if self._halted_until is not None:
                 self._halted_until = None
-                self._processes.resume()
+                self.processes.resume()
             elif remaining < float("inf"):
                 self.loop.set_alarm("lease", remaining, self._check_lease)
             return
         if self._halted_until is None and remaining < -MAX_LAG:
             self._halted_until = self._clock() + RENEWAL_TIMEOUT
-            self._processes.halt()
+            self.processes.halt()
             self._request_renewal()
         elif self._halted_until is None or self._clock() >= self._halted_until:
             self._end_lease(-remaining)
@@ -299,7 +306,7 @@ class Runner:
         if warning and grace > 0:
             if self._halted_until is not None:
                 self._halted_until = None
-                self._processes.resume()
+                self.processes.resume()
             self._warn_program(warning["signal"], grace)
             grace = min(grace, self._grace_over - self.loop.time())
         if grace > 0:
@@ -401,10 +408,7 @@ class Runner:
         plan = Plan(message, self.settings.token, self.settings.node)
         self._phase, self._warning, self._plan = "opened", message.get("warning"), message
         self.environment = plan.environment(self.settings)
-        if message["launcher"] == "processes":
-            self._role = Single(self, plan)
-        else:
-            self._role = Head(self, plan) if plan.me is plan.head else Follower(self, plan)
+        self._role = make_role(self, plan)
         try:
             self._enter_workdir(plan.context)
             self._copy_to(plan.context["output"])
@@ -517,7 +521,7 @@ class Runner:
 
     def _reap_children(self) -> bool:
         """Reap ended children, and return whether any process of the program remains."""
-        ended, alive = self._processes.reap()
+        ended, alive = self.processes.reap()
         for pid, code in ended:
             if self._streams.child_ended(pid, code):
                 continue
@@ -534,7 +538,7 @@ class Runner:
             return
         now = self.loop.time()
         if now >= self._grace_over:
-            self._processes.signal_all(signal.SIGTERM if now < self._kill_at else signal.SIGKILL)
+            self.processes.signal_all(signal.SIGTERM if now < self._kill_at else signal.SIGKILL)
         self.loop.set_alarm("sweep", 0.05, self._end_processes)
 
     def _finish_program(self) -> None:

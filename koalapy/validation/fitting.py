@@ -47,9 +47,10 @@ def check_fits_together(spec: JobSpec, limits: Limits) -> None:
         assert refused is not None
         size_texts = "; ".join(sizes_text(group) for group in groups)
         profiles = {cluster.name: cluster.profile for cluster in able}
-        conflict = explain_conflict(profiles, profiles, one_series=spec.launcher is Launcher.OPENMPI)
+        is_mpi, is_script = spec.launcher is Launcher.OPENMPI, bool(spec.script)
+        conflict = explain_conflict(profiles, profiles, one_series=is_mpi, is_script=is_script)
         problem = f"fits on the grid, but not on clusters that may share a job ({size_texts}); {conflict}"
-        other_launcher = spec.launcher is Launcher.OPENMPI and not find_sharing_sets(profiles, one_series=False)
+        other_launcher = is_mpi and not is_script and not find_sharing_sets(profiles, one_series=False)
         hint = "ask for less, or use the launcher processes" if other_launcher else "ask for less"
         reject(refused.field, refused.value, problem, hint)
 
@@ -78,7 +79,8 @@ def sharing_groups(spec: JobSpec, clusters: Iterable[ClusterLimits]) -> list[lis
     """Return the largest groups of clusters that may run parts of the job together, whatever their sizes and speeds."""
     by_name = {cluster.name: cluster for cluster in clusters}
     profiles = {name: cluster.profile for name, cluster in by_name.items()}
-    sets = find_largest_sets(profiles, one_series=spec.launcher is Launcher.OPENMPI)
+    one_series = spec.launcher is Launcher.OPENMPI
+    sets = find_largest_sets(profiles, one_series=one_series, is_script=bool(spec.script))
     return [[cluster for name, cluster in by_name.items() if name in together] for together in sets]
 
 

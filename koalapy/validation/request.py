@@ -11,6 +11,7 @@ from koalapy.model.errors import reject
 from koalapy.model.field import find_out_of_bounds
 from koalapy.model.job import JobSpec, Launcher
 from koalapy.model.request import ComponentRequest, Environment, FlexibleRequest, NonFixedRequest
+from koalapy.model.script import find_script_error
 from koalapy.model.wording import format_duration, format_time
 from koalapy.validation.limits import Limits
 
@@ -127,19 +128,27 @@ RESERVED_VARIABLES = frozenset(
         "ARRAY_JOB",
         "ARRAY_LINE",
         "CLUSTER",
+        "CLUSTERS",
+        "CLUSTER_NODES",
         "COMPONENT",
         "COMPONENT_NAME",
         "COMPONENT_NODES",
         "COMPONENT_TOKEN",
         "GENERATION",
         "HOST",
+        "HOSTFILE",
         "HOSTS",
         "JOB",
+        "JOB_ID",
         "LEASE",
+        "MPIRUN",
         "NODE",
+        "NODELIST",
         "NODES",
         "NODE_INDEX",
+        "PPN",
         "SECRET_PIPE",
+        "SLOTS",
         "LRM_PIPE",
         "SPOOL",
         "STAGE",
@@ -152,6 +161,7 @@ SLURM_JOB_NUMBER = re.compile(r"%\d*[jJA]")
 def check_program(spec: JobSpec, limits: Limits) -> None:
     """Reject a job with a component without a command, or with commands, variables or files that no process can get."""
     _check_command("command", spec.command)
+    _check_script(spec)
     if spec.launcher is Launcher.PROCESSES and (count := spec.processes_per_node or 1) > 1:
         problem = f"is {count}, but the launcher processes starts the command once on each node"
         reject("processes_per_node", count, problem, "leave it out, or use the launcher openmpi")
@@ -173,6 +183,26 @@ def check_program(spec: JobSpec, limits: Limits) -> None:
         _check_command(f"{field}.command", component.command or ())
         if component.command is None and not spec.command:
             reject("command", [], f"is empty, and component {index} has none of its own", "give the program to run")
+
+
+def _check_script(spec: JobSpec) -> None:
+    """Reject a script that cannot run, or fields that contradict it."""
+    if not spec.script:
+        return
+    if error := find_script_error(spec.script):
+        reject("script", f"{spec.script[:100]}", *error)
+    if not spec.command:
+        reject("command", [], "is empty", "give the script's name, and its arguments")
+    if spec.interactive:
+        reject("interactive", True, "is true, but a script reads no input", "leave it out, or give a command")
+    if spec.launcher is Launcher.PROCESSES:
+        hint = "leave it out: programs of a script start by mpirun, or by themselves on the first node"
+        reject("launcher", spec.launcher, "is processes, but a script runs once", hint)
+    components = () if isinstance(spec.request, FlexibleRequest) else spec.request.components
+    for index, component in enumerate(components):
+        if component.command is not None:
+            field = f"request.components[{index}].command"
+            reject(field, component.command[0], "is given, but a script runs once for the whole job", "leave it out")
 
 
 def check_warning(spec: JobSpec, limits: Limits) -> None:

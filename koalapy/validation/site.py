@@ -76,7 +76,8 @@ def check_folders(spec: JobSpec, limits: Limits) -> None:
 def check_clusters_share(spec: JobSpec, limits: Limits) -> None:
     """Reject a fixed request with clusters that may not run parts of one job.
 
-    The reasons are ``coallocate_with`` and, for Open MPI programs, different series (major versions).
+    The reasons are ``coallocate_with``, for Open MPI programs different series (major versions), and for scripts
+    ``accepts_scripts``.
     """
     if not isinstance(spec.request, FixedRequest):
         return
@@ -89,6 +90,9 @@ def check_clusters_share(spec: JobSpec, limits: Limits) -> None:
                 hint = "name clusters of one series, or use the launcher processes"
                 hint = hint if one_series else "name clusters that allow each other in coallocate_with"
                 reject(f"request.components[{index}].cluster", name, f"is {name}, but {conflict}", hint)
+        if conflict := explain_conflict(set(names), profiles, one_series=False, is_script=bool(spec.script)):
+            hint = "name one cluster, or have the site's operators set accepts_scripts"
+            reject(f"request.components[{index}].cluster", name, f"is {name}, but {conflict}", hint)
 
 
 @contextmanager

@@ -45,7 +45,7 @@ async def test_what_if_with_invalid_horizon_is_rejected(open_api: Open) -> None:
     for text in ("soon", "-1s"):
         problem = (await api.post("/api/v1/what-if", json={"horizon": text})).json()
         assert problem["detail"] == f"horizon is '{text}', not a duration"
-        assert problem["hint"] == "give seconds, or units with each number: 90m, 1h30m, 1:30:00"
+        assert problem["hint"] == "give each number a unit: 90s, 90m, 1h30m, or as 1:30:00"
 
 
 @pytest.mark.parametrize(

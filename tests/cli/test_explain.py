@@ -184,7 +184,7 @@ def test_command_for_job_that_needs_file_is_none(body: dict[str, object]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(1e9, "1000000000"), (1234567.5, "1234567.5"), (90.0, "90"), (0.5, "0.5")]
+    ("seconds", "text"), [(1e9, "1000000000s"), (1234567.5, "1234567.5s"), (90.0, "90s"), (0.5, "0.5s")]
 )
 def test_command_for_job_has_exact_walltime(seconds: float, text: str) -> None:
     body = {"request": {"type": "flexible", "total_size": 1}, "command": ["true"], "walltime": seconds}

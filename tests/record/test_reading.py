@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from koalapy.model.errors import UsageError
-from koalapy.model.job import JobSpec
+from koalapy.model.job import Job, JobSpec
+from koalapy.model.request import FlexibleRequest
 from koalapy.policies.registry import Registry, builtin_policies
-from koalapy.record.lines import FOR_PEOPLE
+from koalapy.record.lines import FOR_PEOPLE, job_to_json
 from koalapy.record.reading import RecordFile
 from koalapy.record.replay import History, replay
 from tests.record.days import export_lines, record_day, write_export
@@ -53,10 +54,12 @@ def test_record_contains_no_environment_variables() -> None:
 def test_record_contains_no_private_field_of_a_job() -> None:
     """A new field with a text is exported only once it is added here, and kept back once it is in ``FOR_PEOPLE``."""
     exported_texts = {"command", "policy", "policy_options", "name", "owner", "home_site", "application"}
-    exported_texts |= {"output", "workdir", "inputs", "collect"}
+    exported_texts |= {"output", "workdir", "inputs", "collect", "script"}
     types = {field.name: str(field.type) for field in fields(JobSpec)}
     texts = {name for name, annotation in types.items() if re.search(r"\bstr\b|InputFile", annotation)}
     assert texts == exported_texts | {*FOR_PEOPLE} - {"mail_type"}
+    job = Job(1, JobSpec(FlexibleRequest(1), ("job.sh",), script="#!/bin/sh\nsecret\n"), 0.0)
+    assert job_to_json(job)["spec"]["script"] == "#!", "clusters accept scripts or not, whatever their text"
 
 
 def test_replay_of_truncated_record_is_rejected(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ def run_script(
     folder: Path, command: list[str], environment: dict[str, str], arguments: tuple[str, ...], **brought: str
 ) -> "subprocess.CompletedProcess[bytes]":
     folder.mkdir(exist_ok=True)
-    path = write_rank_script(str(folder), command, environment, "/opt/mpi")
+    path = write_rank_script(str(folder), command, environment, "/opt/mpi", os.getcwd())
     return subprocess.run(
         ["/bin/sh", path, *arguments], env=brought, capture_output=True, check=False, input=b"of the head"
     )
@@ -72,7 +72,7 @@ def test_rank_script_runs_program_with_equals_sign(tmp_path: Path) -> None:
 
 
 def test_rank_script_is_private_to_account(tmp_path: Path) -> None:
-    path = write_rank_script(str(tmp_path), ["true"], {SCRIPT_VARIABLE: "/elsewhere"}, "/opt/mpi")
+    path = write_rank_script(str(tmp_path), ["true"], {SCRIPT_VARIABLE: "/elsewhere"}, "/opt/mpi", "/")
     assert os.stat(path).st_mode & 0o777 == 0o600
     assert "/elsewhere" not in Path(path).read_text()
 
@@ -81,6 +81,6 @@ def test_write_rank_script_follows_no_link(tmp_path: Path) -> None:
     (target := tmp_path / "target").write_text("keep")
     (run := tmp_path / "run").mkdir()
     (run / "koala-rank.new").symlink_to(target)
-    path = write_rank_script(str(run), ["true"], {}, "/opt/mpi")
+    path = write_rank_script(str(run), ["true"], {}, "/opt/mpi", "/")
     assert target.read_text() == "keep"
     assert not Path(path).is_symlink()

@@ -1,4 +1,4 @@
-"""Clusters that allow only certain others in their jobs (``coallocate_with``)."""
+"""Clusters that allow only certain others in their jobs (``coallocate_with``), or no scripts of others."""
 
 from contextlib import suppress
 from itertools import combinations
@@ -27,9 +27,12 @@ allowed = st.none() | st.sets(st.sampled_from(NAMES)).map(lambda names: tuple(so
 drawn_profiles = st.fixed_dictionaries(
     {
         name: st.builds(
-            lambda names, series: ClusterProfile(mpi=Mpi(series), coallocate_with=names),
+            lambda names, series, scripts: ClusterProfile(
+                mpi=Mpi(series), coallocate_with=names, accepts_scripts=scripts
+            ),
             allowed,
             st.sampled_from(MpiSeries),
+            st.sampled_from([None, True, False]),
         )
         for name in NAMES
     }
@@ -42,11 +45,16 @@ drawn_requests = st.one_of(
 Profiles = dict[str, ClusterProfile]
 
 
-def allows_pairwise(names: frozenset[str], profiles: Profiles, launcher: Launcher) -> bool:
+scripts = st.sampled_from(["", "#!/bin/sh"])
+
+
+def allows_pairwise(names: frozenset[str], profiles: Profiles, launcher: Launcher, script: str = "") -> bool:
     """Apply the rule to each pair, independent of the implementation."""
     for first, second in combinations(sorted(names), 2):
         for a, b in ((first, second), (second, first)):
             if profiles[a].coallocate_with is not None and b not in (profiles[a].coallocate_with or ()):
+                return False
+            if script and profiles[a].accepts_scripts is False:
                 return False
         if launcher is Launcher.OPENMPI and profiles[first].mpi.series != profiles[second].mpi.series:
             return False
@@ -62,46 +70,47 @@ def policies_for(request: Request) -> list[str]:
     return names
 
 
-@given(drawn_requests, grids(), drawn_profiles, st.sampled_from(Launcher), st.data())
+@pytest.mark.evidence("P7")
+@given(drawn_requests, grids(), drawn_profiles, st.sampled_from(Launcher), scripts, st.data())
 def test_placement_has_only_clusters_that_allow_each_other(
-    request: Request, view: GridView, profiles: Profiles, launcher: Launcher, data: st.DataObject
+    request: Request, view: GridView, profiles: Profiles, launcher: Launcher, script: str, data: st.DataObject
 ) -> None:
-    spec = JobSpec(
-        request, ("true",), launcher=launcher, policy=data.draw(st.sampled_from(["", *policies_for(request)]))
-    )
+    policy_name = data.draw(st.sampled_from(["", *policies_for(request)]))
+    spec = JobSpec(request, ("true",), launcher=launcher, policy=policy_name, script=script)
     eligibility = Eligibility(profiles, Accounts())
     policy = builtin_policies().resolve(spec.policy, request)
     answer = PolicyCalls(eligibility).evaluate(policy, spec, view)
     if isinstance(answer, Placement):
-        assert allows_pairwise(frozenset(c.cluster for c in answer.components), profiles, launcher)
+        assert allows_pairwise(frozenset(c.cluster for c in answer.components), profiles, launcher, script)
     else:
         assert PolicyCalls(eligibility).explain(policy, spec, view) or not list(view)
 
 
-@given(st.sets(st.sampled_from(NAMES), min_size=1), grids(), drawn_profiles, st.sampled_from(Launcher))
+@given(st.sets(st.sampled_from(NAMES), min_size=1), grids(), drawn_profiles, st.sampled_from(Launcher), scripts)
 def test_eligibility_equals_pairwise_permission(
-    names: set[str], view: GridView, profiles: Profiles, launcher: Launcher
+    names: set[str], view: GridView, profiles: Profiles, launcher: Launcher, script: str
 ) -> None:
     """Claims use this check for the new cluster of a component."""
-    spec = JobSpec(flexible(1), ("true",), launcher=launcher)
-    expected = allows_pairwise(frozenset(names), profiles, launcher)
+    spec = JobSpec(flexible(1), ("true",), launcher=launcher, script=script)
+    expected = allows_pairwise(frozenset(names), profiles, launcher, script)
     assert Eligibility(profiles, Accounts()).may_run_on(spec, frozenset(names), view) == expected
 
 
-@given(drawn_requests, grids(), drawn_profiles, st.sampled_from(Launcher))
+@given(drawn_requests, grids(), drawn_profiles, st.sampled_from(Launcher), scripts)
 def test_submission_placeable_request_is_accepted(
-    request: Request, view: GridView, profiles: Profiles, launcher: Launcher
+    request: Request, view: GridView, profiles: Profiles, launcher: Launcher, script: str
 ) -> None:
+    launcher = Launcher.OPENMPI if script else launcher
     empty = grid(**{cluster.name: cluster.total for cluster in view})
     limits = Limits([ClusterLimits(c.name, c.total, profiles[c.name]) for c in empty], builtin_policies())
-    spec = JobSpec(request, ("true",), launcher=launcher)
+    spec = JobSpec(request, ("true",), launcher=launcher, script=script)
     answer = PolicyCalls(Eligibility(profiles, Accounts())).evaluate(
         builtin_policies().resolve("", request), spec, empty
     )
     if isinstance(answer, Placement):
         check_submission(spec, limits)
     elif isinstance(request, FixedRequest) and not allows_pairwise(
-        frozenset(c.cluster or "" for c in request.components), profiles, launcher
+        frozenset(c.cluster or "" for c in request.components), profiles, launcher, script
     ):
         with pytest.raises(UsageError) as error:
             check_submission(spec, limits)

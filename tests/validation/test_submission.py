@@ -12,6 +12,7 @@ from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleReques
 from koalapy.policies.registry import builtin_policies
 from koalapy.runner import settings as runtime_settings
 from koalapy.runner.plan import Plan
+from koalapy.runner.script import ScriptHead
 from koalapy.validation import submission
 from koalapy.validation.limits import ClusterLimits, Limits
 from koalapy.validation.request import RESERVED_VARIABLES
@@ -394,7 +395,7 @@ def test_variable_that_runner_sets_is_refused(name: str) -> None:
 
 
 def test_reserved_variables_are_those_of_the_runner() -> None:
-    source = inspect.getsource(Plan.environment) + inspect.getsource(runtime_settings) + inspect.getsource(wire)
+    source = "".join(map(inspect.getsource, (Plan.environment, ScriptHead, runtime_settings, wire)))
     variables = set(re.findall(r"\bKOALA_[A-Z_]+", source))
     assert {name for name in variables if not name.startswith("KOALA_MPI_")} == RESERVED_VARIABLES
 

@@ -110,10 +110,10 @@ class Barrier:
         if component.plan is not None or component.stop is not None or component.ended:
             return
         component.plan = plan
-        for count, node in enumerate(component.nodes, 1):
+        for index, node in enumerate(component.nodes):
             if node.runner is not None and node.phase == "waiting":
-                node.runner.send_line(component.open_line)
-            if count % OPEN_BATCH_SIZE == 0:
+                node.runner.send_line(component.open_line_for(index))
+            if index % OPEN_BATCH_SIZE == OPEN_BATCH_SIZE - 1:
                 await asyncio.sleep(0)
 
     def fail_component(self, component: Component, error: str) -> None:
@@ -190,7 +190,7 @@ class Barrier:
             self._reporter.lost_records.record_loss(component.token, "its program runs, but its record has no plan")
             self.fail_component(component, RECORD_LOST)
         elif component.plan is not None and node.phase == "waiting":
-            runner.send_line(component.open_line)
+            runner.send_line(component.open_line_for(index))
         self._reporter.publish_status(component)
         return True
 

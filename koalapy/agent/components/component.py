@@ -176,8 +176,15 @@ class Component:
     def open_line(self) -> Line:
         """The message that starts the program, with the plan. It is equal for all runners, so it is encoded once."""
         if self._opening is None:
-            self._opening = encode_line({"t": "open", **(self.plan or {})})
+            plan = {name: value for name, value in (self.plan or {}).items() if name != "script"}
+            self._opening = encode_line({"t": "open", **plan})
         return self._opening
+
+    def open_line_for(self, node: int) -> Line:
+        """Return the message that starts the program on a node; only the node that runs the script gets its text."""
+        if node == 0 and self.plan is not None and self.plan.get("script"):
+            return encode_line({"t": "open", **self.plan})
+        return self.open_line
 
     @property
     def remaining_grace_s(self) -> float:

@@ -285,6 +285,7 @@ class Agent:
             pid=os.getpid(),
             identity=self._settings.identity,
             interactive=self._settings.interactive,
+            accepts_scripts=bool(self._settings.accepts_scripts),
             known=self._daemons.known_daemons(),
         )
 
@@ -509,7 +510,11 @@ class Agent:
         component = self._reporter.find_component(message.token)
         if component is None or component.size == 0:
             return f"this agent has no component {message.token}"
-        if component.plan is None:
+        clusters = {node["cluster"] for node in message.nodes}
+        if message.is_script and clusters != {self._settings.cluster} and not self._settings.accepts_scripts:
+            error = "this site accepts no scripts of other sites: set accepts_scripts for daemon and agent alike"
+            self._barrier.fail_component(component, error)
+        elif component.plan is None:
             self._barrier.open_component(component, message.runner_message())
         return ""
 

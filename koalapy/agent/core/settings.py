@@ -130,6 +130,9 @@ class SiteSettings:
     """Number of files and folders pulled from other sites at once; further ones wait."""
     node_classes: dict[NodeClassName, NodeClassSettings] = field(default_factory=dict)
     """Groups of equal nodes and their properties, if the resource manager does not report them."""
+    accepts_scripts: bool | None = None
+    """Whether a script that runs at another site may choose the programs of its job on this cluster. By default only on
+    embedded clusters. Scripts of jobs on this cluster alone are always accepted."""
     forget_after: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 14 * 86400.0
     """Seconds of silence after which the agent removes a daemon's stages and ended components, if it has met another
     daemon since, as after the database was wiped."""

@@ -4,7 +4,7 @@ import os
 from typing import Annotated
 
 from koalapy.cli.jobs.selection import LastJob, find_job
-from koalapy.cli.jobs.submission import command_for, in_terms_of_options
+from koalapy.cli.jobs.submission import NO_LINES, Lines, command_for, in_terms_of_options
 from koalapy.cli.terminal.arguments import Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, print_answer
 from koalapy.cli.terminal.progress import waiting_for
@@ -128,12 +128,12 @@ def explain_job(job: LastJob = None, as_json: AsJson = False, daemon: Daemon = D
     print_answer(explanation, as_json, format_explanation)
 
 
-def dry_run(client: Client, body: Json, options: Json, *, as_json: bool) -> None:
+def dry_run(client: Client, body: Json, options: Json, lines: Lines = NO_LINES, *, as_json: bool) -> None:
     """Print how a job would be handled, without submitting it."""
     try:
         explanation = client.post("/api/v1/explain", body)
     except CliError as error:
-        raise in_terms_of_options(error, body, options) from error
+        raise in_terms_of_options(error, body, options, lines) from error
     explanation["expected"] = _request_forecast(client, body)
     print_answer(explanation, as_json, format_explanation)
 

@@ -160,12 +160,17 @@ def read_lines(name: str) -> list[str]:
     return lines
 
 
+def format_seconds(value: Any) -> list[str]:
+    """Convert a duration of the API to a text with a unit, since options accept no number alone."""
+    return [f"{text}s" if isinstance(value, int | float) else text for text in format_texts(value)]
+
+
 FORMS = {
     Environment: Form(list[str], environment_of, format_pairs),
     PolicyOptions: Form(list[str], policy_options_of, format_pairs),
     Coallocation: Form(str, coallocation_of, format_texts),
-    Duration: Form(str, str, format_texts),
-    Lease: Form(str, str, format_texts),
+    Duration: Form(str, str, format_seconds),
+    Lease: Form(str, str, format_seconds),
     PointInTime: Form(str, with_time_zone, format_texts),
     Dependencies: Form(list[str], clauses_of, format_texts),
     NodeMemory: Form(str, str, format_texts),

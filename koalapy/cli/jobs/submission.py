@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -214,8 +215,16 @@ REQUEST_OPTIONS = {
 }
 
 
-def in_terms_of_options(error: CliError, body: Json, options: Json) -> CliError:
-    """Rewrite a rejection by the daemon to name options instead of fields, except for fields from a job file."""
+Lines = Mapping[str, str]
+"""Fields that lines of a script set, each with file and line."""
+NO_LINES: Lines = {}
+
+
+def in_terms_of_options(error: CliError, body: Json, options: Json, lines: Lines = NO_LINES) -> CliError:
+    """Rewrite a rejection by the daemon to name options instead of fields, except for fields from a job file.
+
+    Begin it with file and line if a line of a script set the field.
+    """
     field, request = error.field, body["request"]
     first = re.split(r"[.\[]", field)[0]
     if not field or options.get(first) is None or not error.message.startswith(field):
@@ -234,7 +243,8 @@ def in_terms_of_options(error: CliError, body: Json, options: Json) -> CliError:
         option_text = f"{option} {field.removeprefix(f'{first}.')}" if field.startswith(f"{first}.") else option
     else:
         return error
-    return CliError(f"{option_text}{error.message[len(field) :]}", error.code, error.hint, field)
+    position = f"{lines[first]}: " if first in lines else ""
+    return CliError(f"{position}{option_text}{error.message[len(field) :]}", error.code, error.hint, field)
 
 
 def in_terms_of_documents(error: CliError, bodies: list[Json], options: Json, file: str) -> CliError:
@@ -254,7 +264,7 @@ def command_for(body: Json, here: str) -> str | None:
     Return None if the body needs a job file.
     """
     request = _request_options(body["request"])
-    if request is None or not body.get("command") or body.get("bundle") or body.get("each_line"):
+    if request is None or not body.get("command") or any(body.get(name) for name in ("bundle", "each_line", "script")):
         return None
     once: list[str] = []
     repeated: list[str] = []

@@ -5,11 +5,13 @@ import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
+
+import click
 
 from koalapy.cli.jobs import submission
 from koalapy.cli.jobs.job_options import JOB_OPTIONS, read_options
-from koalapy.cli.terminal.arguments import Argument, Option, Options
+from koalapy.cli.terminal.arguments import AFTER_DASHES, Argument, Option, Options
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Timeout, refuse_together, show_json
 from koalapy.client.answers import Job as SubmittedJob
 from koalapy.client.answers import Json
@@ -17,16 +19,21 @@ from koalapy.client.client import Client, nodes_of
 from koalapy.client.errors import CliError, Exit, printable
 from koalapy.model.wording import format_nodes
 
+if TYPE_CHECKING:
+    from koalapy.cli.jobs.script_file import LoadedScript
+
 
 def submit_job(
     request: submission.RequestOptions,
     job: Annotated[Json, Options(JOB_OPTIONS)],
     command: Annotated[
-        list[str] | None, Argument(help="the program and its arguments, after --", takes_rest=True)
+        list[str] | None,
+        Argument(help="a script and its arguments; or, after --, a command for each rank", takes_rest=True),
     ] = None,
     file: Annotated[
         Path | None, Option("-f", "--file", help="job file in YAML or JSON, - for standard input; options override it")
     ] = None,
+    translate: Annotated[bool, Option("--translate", help="translate #SBATCH and #$ lines of the script")] = False,
     idempotency_key: Annotated[str | None, Option(help="submissions with the same key create one job")] = None,
     dry_run: Annotated[
         bool, Option("--dry-run", help="do not submit; show the placement, or why the job would wait")
@@ -39,13 +46,17 @@ def submit_job(
     as_json: AsJson = False,
     daemon: Daemon = DAEMON,
 ) -> int | None:
-    """Submit a job: koala submit --flexible 6 -- python -m koalapy.apps.poisson"""
+    """Submit a job: koala submit job.sh, or koala submit --flexible 6 -- python -m koalapy.apps.poisson"""
     refuse_together(json=as_json, quiet=quiet)
     if timeout is not None and not wait:
         raise CliError("--timeout needs --wait", Exit.USAGE, "add --wait, or drop --timeout")
     if dry_run:
         refuse_together(dry_run=True, wait=wait, quiet=quiet, idempotency_key=idempotency_key is not None)
     key = None if idempotency_key is None else submission.checked_key(idempotency_key)
+    script, lines = _find_script(command, file, translate=translate), submission.NO_LINES
+    if script is not None:
+        request, job, lines = script.apply_options(request, job)
+        command = [script.name, *(command or [])[1:]]
     options = {"request": submission.request_of(request), "command": command, **read_options(job)}
     environment, stage = options.pop("environment") or {}, options.pop("bundle") or []
     deadline = None if timeout is None else time.monotonic() + timeout
@@ -62,15 +73,17 @@ def submit_job(
         return _follow_batch(client, jobs, wait=wait, deadline=deadline, quiet=quiet, as_json=as_json)
     body = bodies[0]
     options["bundle"] = paths = submission.paths_to_stage(body, file_folder, stage)
+    if script is not None:
+        body["script"] = script.text
     client = daemon.client()
     if dry_run:
         from koalapy.cli.jobs import explain, staging
 
         # Pack the files to detect unreadable ones.
         with staging.pack_archive(paths) if paths else nullcontext():
-            explain.dry_run(client, body, options, as_json=as_json)
+            explain.dry_run(client, body, options, lines, as_json=as_json)
         return None
-    submitted = submit_with_files(client, body, options, paths, key)
+    submitted = submit_with_files(client, body, options, paths, key, lines)
     if quiet:
         print(submitted["id"], flush=True)
     elif not as_json:
@@ -85,7 +98,31 @@ def submit_job(
     return None
 
 
-def submit_with_files(client: Client, body: Json, options: Json, paths: list[str], key: str | None) -> SubmittedJob:
+def _find_script(command: list[str] | None, file: Path | None, *, translate: bool) -> "LoadedScript | None":
+    """Return the script that a command line names; None for a command, which follows ``--`` or names no file."""
+    context = click.get_current_context()
+    word = command[0] if command else ""
+    if context.meta.get(AFTER_DASHES) or not (os.path.exists(word) or "/" in word or "." in word):
+        if translate:
+            raise CliError("--translate needs a script", Exit.USAGE, "name one: koala submit --translate job.sh")
+        return None
+    if file is not None:
+        hint = "write its options as #KOALA lines of the script"
+        raise CliError(f"the script {word} and --file cannot be given together", Exit.USAGE, hint)
+    from koalapy.cli.jobs.script_file import load_script
+
+    names = {name for parameter in context.command.params for name in parameter.opts if name.startswith("-")}
+    return load_script(word, names, translate=translate)
+
+
+def submit_with_files(
+    client: Client,
+    body: Json,
+    options: Json,
+    paths: list[str],
+    key: str | None,
+    lines: submission.Lines = submission.NO_LINES,
+) -> SubmittedJob:
     """Upload the files, then submit the job."""
     if paths:
         from koalapy.cli.jobs import staging
@@ -94,7 +131,7 @@ def submit_with_files(client: Client, body: Json, options: Json, paths: list[str
     try:
         return client.submit(body, os.urandom(16).hex() if key is None else key)
     except CliError as error:
-        raise submission.in_terms_of_options(error, body, options) from error
+        raise submission.in_terms_of_options(error, body, options, lines) from error
 
 
 def _submit_batch(

@@ -31,6 +31,8 @@ Function = Callable[..., int | None]
 COMPLETION_VARIABLE = "_KOALA_COMPLETE"
 """Environment variable by which a shell's script requests completions."""
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+AFTER_DASHES = "koalapy.after_dashes"
+"""Key of a click context's ``meta``: whether ``--`` precedes the last words of the command line."""
 MAX_SHOWN_CHOICES = 4
 """Maximum number of choices that help pages list in place of a metavariable."""
 MAX_REFUSAL_LENGTH = 500
@@ -62,10 +64,21 @@ class Option:
 
 
 class Argument:
-    """A positional argument. ``takes_rest``: later arguments are not parsed as options."""
+    """A positional argument. ``takes_rest``: later arguments are not parsed as options.
 
-    def __init__(self, *, help: str = "", metavar: str = "", takes_rest: bool = False, completes: str = "") -> None:
-        self.help, self.metavar, self.takes_rest = help, metavar, takes_rest
+    ``takes_options``: unknown options before it are part of it, too.
+    """
+
+    def __init__(
+        self,
+        *,
+        help: str = "",
+        metavar: str = "",
+        takes_rest: bool = False,
+        completes: str = "",
+        takes_options: bool = False,
+    ) -> None:
+        self.help, self.metavar, self.takes_rest, self.takes_options = help, metavar, takes_rest, takes_options
         self.completes = "files" if takes_rest else completes
 
 
@@ -153,7 +166,7 @@ class _Refusing(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         words = list(args)
         try:
-            return super().parse_args(ctx, args)
+            parsed = super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             from koalapy.cli.terminal.foreign_options import explain_option
 
@@ -164,6 +177,9 @@ class _Refusing(click.Command):
         except click.UsageError as error:
             error.ctx = error.ctx or ctx
             raise
+        rest = next((ctx.params[p.name] for p in self.params if p.nargs == -1 and p.name in ctx.params), None) or ()
+        ctx.meta[AFTER_DASHES] = bool(rest) and words[: len(words) - len(rest)][-1:] == ["--"]
+        return parsed
 
 
 class Commands(_Refusing, click.Group):
@@ -240,7 +256,13 @@ def click_command(name: str, run: Function) -> click.Command:
         params=[*(parameter.to_click() for parameter in parameters), *map(_companion_option, companions)],
         help=description,
         short_help=description.split("\n\n")[0],
-        context_settings={**CONTEXT, "allow_interspersed_args": not takes_rest},
+        context_settings={
+            **CONTEXT,
+            "allow_interspersed_args": not takes_rest,
+            "ignore_unknown_options": any(
+                isinstance(parameter.spec, Argument) and parameter.spec.takes_options for parameter in parameters
+            ),
+        },
     )
 
 

@@ -33,7 +33,7 @@ SUBMIT = (
     ForeignOption(("-pe",), "use `--flexible` with the number of nodes, and `--ppn` for processes per node"),
     ForeignOption(("-w", "--nodelist"), "use `--fixed CLUSTER:NODES`; the cluster chooses the nodes"),
     ForeignOption(("-M", "--clusters"), "use `--fixed CLUSTER:NODES`, with several clusters separated by commas"),
-    ForeignOption(("-t", "--time"), "use `--walltime {value}`; a number alone is in seconds", "90m"),
+    ForeignOption(("-t", "--time"), "use `--walltime {value}`; a number needs a unit", "90m"),
     ForeignOption(("-l",), "for h_rt use `--walltime`, for nodes use `--flexible`"),
     ForeignOption(("-J", "--job-name"), "use `--name {value}`", "NAME"),
     ForeignOption(("-D", "-wd", "-cwd"), "use `--chdir`; by default the job starts in the current directory"),

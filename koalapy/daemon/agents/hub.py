@@ -1,7 +1,7 @@
 """Accept the connections of agents and end those of agents that do not answer."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 
 import structlog
@@ -68,11 +68,14 @@ class Hub:
         unreachable_after: float,
         number_above: Callable[[JobId], bool] = lambda job: True,
         max_unread: int = MAX_UNREAD,
+        accepting_scripts: Collection[ClusterName] = (),
     ) -> None:
         """``number_above`` numbers new jobs above one that an agent knows, or returns False if it is too far.
 
-        ``max_unread``: characters that may wait for one agent that does not read.
+        ``max_unread``: characters that may wait for one agent that does not read. ``accepting_scripts``: clusters whose
+        agents must accept scripts, as the configuration says.
         """
+        self._accepting_scripts = accepting_scripts
         self._max_unread = max_unread
         self._engine, self._accounts = engine, accounts
         self._sessions, self._messages, self._questions = sessions, messages, questions
@@ -147,12 +150,17 @@ class Hub:
             self._end_session(session, "its agent is not connected")
 
     def _check_identity(self, cluster: ClusterName, hello: Hello) -> None:
-        """Raise ``ConflictError`` if the agent maps users to accounts otherwise than the daemon."""
+        """Raise ``ConflictError`` if the agent has other accounts than the daemon assumes, or accepts no scripts."""
         expected_identity = self._accounts.identity_of(cluster)
         if hello.identity != expected_identity:
             raise ConflictError(
                 f"clusters.{cluster}.identity is {expected_identity} for the daemon and {hello.identity[:20]} for its"
                 " agent: give both the same configuration"
+            )
+        if cluster in self._accepting_scripts and hello.accepts_scripts is False:
+            raise ConflictError(
+                f"clusters.{cluster}.accepts_scripts is true for the daemon and false for its agent: "
+                "give both the same configuration"
             )
 
     async def _reject_second(self, session: Session) -> None:

@@ -81,7 +81,9 @@ class CommandMessages:
                 if (plan := self._plans.get(job.id)) is None:
                     array = None if job.array_job is None else self._find_job(job.array_job)
                     plan = self._plans[job.id] = Plan.of(_build_plan(job, self._profiles, array))
-                return {"type": "open", **header, PLAN: plan}
+                is_head = command.token == job.token(live(job).head.index)
+                script = {"script": job.spec.script} if job.spec.script and is_head else {}
+                return {"type": "open", **header, **script, PLAN: plan}
         raise ValueError(f"{command} is for a job that is unknown here")
 
 
@@ -198,6 +200,7 @@ def _build_plan(job: Job, profiles: Mapping[ClusterName, ClusterProfile], array:
         "contexts": contexts,
         "interactive": job.spec.interactive,
         "walltime": _enforced_walltime(job.spec),
+        **({"is_script": True} if job.spec.script else {}),
         **_build_warnings(job.spec),
     }
 

@@ -44,6 +44,8 @@ class Demands(NamedTuple):
     """Clusters closed to jobs of its home site."""
     sets: tuple[frozenset[ClusterName], ...] = ()
     """The largest sets of clusters that may share it; empty: all may."""
+    is_script: bool = False
+    """Whether it has a script, which clusters must accept to share it."""
 
     @property
     def barred(self) -> frozenset[ClusterName]:
@@ -62,7 +64,11 @@ class Eligibility:
         self, profiles: Mapping[ClusterName, ClusterProfile], accounts: Accounts, sharing: Sharing | None = None
     ) -> None:
         self._profiles, self._accounts, self._sharing = profiles, accounts, sharing or Sharing()
-        self._sets = {one_series: find_sharing_sets(profiles, one_series=one_series) for one_series in (False, True)}
+        self._sets = {
+            (one_series, is_script): find_sharing_sets(profiles, one_series=one_series, is_script=is_script)
+            for one_series in (False, True)
+            for is_script in (False, True)
+        }
         self._mixed = len({profile.mpi.series for profile in profiles.values()}) > 1
         self._grouped: tuple[GridView, object, list[GridView]] | None = None
         """The last view and sets that were requested, and their groups; a scan of similar jobs repeats them."""
@@ -81,9 +87,10 @@ class Eligibility:
         one_series = self._mixed and spec.launcher is Launcher.OPENMPI
         at_most, ratio, options = spec.coallocation, spec.speed_ratio_min, spec.policy_options
         closed, away = self._accounts.closed_to(spec.owner), self._sharing.closed_to(spec.home_site)
-        sets = self._sets[one_series]
+        is_script = bool(spec.script)
+        sets = self._sets[one_series, is_script]
         if sets or folders or at_most is not None or ratio is not None or options or closed or away:
-            return Demands(one_series, folders, at_most, ratio, options, closed, away, sets)
+            return Demands(one_series, folders, at_most, ratio, options, closed, away, sets, is_script)
         return ()
 
     def barred_reasons(self, spec: JobSpec, names: Iterable[ClusterName]) -> Reasons:
@@ -152,13 +159,13 @@ class Eligibility:
 
     def conflict_text(self, names: Iterable[ClusterName], demands: Demands) -> str:
         """Return why clusters cannot run one job together, such as ``north has Open MPI 5, south 4``."""
-        return explain_conflict(names, self._profiles, one_series=demands.one_series)
+        return explain_conflict(names, self._profiles, one_series=demands.one_series, is_script=demands.is_script)
 
     def partners_text(self, name: ClusterName, demands: Demands) -> str:
         """Return which clusters may run a job together with one that has too few nodes for it."""
-        if not self._sets[False]:
+        if not self._sets[False, demands.is_script]:
             return f"only clusters with Open MPI {self._profiles[name].mpi.series} count beside it"
-        allowed = sorted(partners(name, self._profiles, one_series=demands.one_series))
+        allowed = sorted(partners(name, self._profiles, one_series=demands.one_series, is_script=demands.is_script))
         return (
             f"only {format_list(allowed)} may share a job with it" if allowed else "no cluster may share a job with it"
         )

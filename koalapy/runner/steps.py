@@ -1,0 +1,339 @@
+"""Run the programs that a job's script starts by ``mpirun``, each with the roles of Open MPI on its nodes."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable
+from traceback import print_exc
+
+from koalapy.runner.folders import remove_tree
+from koalapy.runner.link import Loop
+from koalapy.runner.openmpi import RESEND_INTERVAL, Follower, Head
+from koalapy.runner.parameters import MAX_STEPS
+from koalapy.runner.plan import Plan, Role
+from koalapy.runner.settings import Failure
+from koalapy.runner.step_ranks import MAX_SLOTS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from koalapy.runner.exec_guard import ExecGuard
+    from koalapy.runner.plan import Node
+    from koalapy.runner.settings import Settings
+    from koalapy.runner.step_calls import Call
+
+MAX_WORDS = 10_000
+"""Maximum words of a program, and variables that a script passes to it."""
+STOP_GRACE = 1.0
+"""Seconds that processes which a program leaves behind have to end."""
+SWEEP_INTERVAL = 0.1
+NAME = re.compile(r"(?!KOALA_)[^=\0]{1,1000}", re.ASCII)
+"""Names of variables that a script may pass to ranks; those of koalapy are each node's own."""
+
+
+class Order:
+    """One program of a script: its ranks on each node of the job, its words, its variables and its folder."""
+
+    def __init__(self, content: dict[str, Any], nodes: int) -> None:
+        """Read an order for a job of so many nodes. Raise ``ValueError`` if it is invalid: it may be another site's."""
+        self.slots: list[int] = content["slots"]
+        self.command: list[str] = content["command"]
+        self.environment: dict[str, str] = content["environment"]
+        self.folder: str = content["folder"]
+        """Where ranks start: relative to the job's folder on each node, or an absolute path."""
+        self.must_exist: bool = content["must_exist"]
+        """Whether ranks start nowhere else if the folder, an absolute path, is missing on their node."""
+        kinds = (self.slots, list), (self.command, list), (self.environment, dict), (self.must_exist, bool)
+        if not all(isinstance(value, kind) for value, kind in kinds):
+            raise ValueError("a program of the job's script is invalid")
+        self.lane: int = content["lane"]
+        """Which of the programs that run at once it is."""
+        names = ("slots", "command", "environment", "folder", "must_exist", "lane")
+        self.content = {name: content[name] for name in names}
+        texts = [*self.command, *self.environment.values(), self.folder]
+        if (
+            len(self.slots) != nodes
+            or self.lane not in range(MAX_STEPS)
+            or not all(type(count) is int and 0 <= count <= MAX_SLOTS for count in self.slots)
+            or not (self.command and self.command[0])
+            or len(self.command) + len(self.environment) > MAX_WORDS
+            or not all(isinstance(text, str) and "\0" not in text for text in texts)
+            or not all(NAME.fullmatch(name) for name in self.environment)
+            or (not os.path.isabs(self.folder) and ".." in self.folder.split("/"))
+        ):
+            raise ValueError("a program of the job's script is invalid")
+
+    def set_lane(self, lane: int) -> None:
+        """Set which of the programs that run at once it is."""
+        self.lane = self.content["lane"] = lane
+
+    def plan_for(self, job: Plan, settings: Settings) -> Plan:
+        """Return the plan of the nodes that have ranks, and the head node, as one of these nodes sees it."""
+        chosen = [i for i, node in enumerate(job.nodes) if self.slots[i] or node is job.head]
+        positions = {index: position for position, index in enumerate(chosen)}
+        contexts = [
+            {
+                **context,
+                "command": self.command,
+                "environment": {**context["environment"], **self.environment},
+                "nodes": [positions[index] for index in context["nodes"] if index in positions],
+            }
+            for context in job.contexts
+        ]
+        nodes = [{**job.nodes[index], "slots": self.slots[index]} for index in chosen]
+        plan = Plan({**job.message, "nodes": nodes, "contexts": contexts}, settings.token, settings.node)
+        plan.lane = self.lane
+        return plan
+
+    def find_folder(self) -> str:
+        """Return the folder of ranks on this node; create a missing one below the job's folder. Raise ``Failure``."""
+        path = os.path.join(os.getcwd(), self.folder)
+        if os.path.isdir(path):
+            return path
+        if not os.path.isabs(self.folder):
+            try:
+                os.makedirs(path)
+            except OSError as error:
+                raise Failure(f"cannot make {path}, where mpirun was called: {error.strerror}", 126) from error
+            return path
+        if self.must_exist:
+            raise Failure(f"cannot run in {path}: no such folder", 126)
+        return os.getcwd()
+
+
+class StepLoop(Loop):
+    """The runner's event loop for one program: its alarms have names of their own, its errors end only the program."""
+
+    def __init__(self, loop: Loop, prefix: str, run: Callable[[Callable[[], None]], None]) -> None:
+        self._loop, self._prefix, self._run = loop, prefix, run
+
+    def time(self) -> float:
+        return self._loop.time()
+
+    def watch(self, file: int, callback: Callable[[int], None], events: int = 1) -> None:
+        self._loop.watch(file, lambda ready: self._run(lambda: callback(ready)), events)
+
+    def forget(self, file: int) -> None:
+        self._loop.forget(file)
+
+    def set_alarm(self, name: str, seconds: float, callback: Callable[[], None]) -> None:
+        self._loop.set_alarm(self._prefix + name, seconds, lambda: self._run(callback))
+
+    def cancel_alarm(self, name: str) -> None:
+        self._loop.cancel_alarm(self._prefix + name)
+
+
+class Step:
+    """One program of a script on one node: the runner that the roles of Open MPI see."""
+
+    role: Role
+
+    def __init__(self, runner: Node, number: int, order: Order, job: Plan, folder: str) -> None:
+        """``folder``: the runner's folder, in which the program gets one."""
+        self._runner, self.number, self._order = runner, number, order
+        self.plan = plan = order.plan_for(job, runner.settings)
+        self.settings, self.processes = runner.settings, runner.processes
+        self.loop: Loop = StepLoop(runner.loop, f"step-{number}-", self.run)
+        self.environment = plan.environment(runner.settings)
+        self._folder = f"{folder}/{number}"
+        self._outputs: tuple[int, int] | None = None
+        self._sessions: set[int] = set()
+        self._kill_at = 0.0
+        self.is_ending = False
+
+    def start(self) -> None:
+        """Start this node's part of the program. An error ends the program, not the job."""
+        os.mkdir(self._folder, 0o700)
+        self.run(self._start_role)
+
+    def _start_role(self) -> None:
+        self.plan.rank_folder = self._order.find_folder()
+        self.role.start()
+
+    def child_ended(self, pid: int, code: int) -> None:
+        self.run(lambda: self.role.child_ended(pid, code))
+
+    def close(self) -> None:
+        """Cancel all alarms: the job ends, and with it all processes."""
+        if not self.is_ending:
+            self.is_ending = True
+            self.role.close()
+        self._runner.loop.cancel_alarm(f"sweep-{self.number}")
+
+    def run(self, action: Callable[[], None]) -> None:
+        """Run an action of the role, and end the program if it fails."""
+        if self.is_ending:
+            return
+        try:
+            action()
+        except Failure as failure:
+            self.fail(failure)
+        except Exception as error:  # noqa: BLE001 the script must receive any error
+            print_exc()
+            self.fail(Failure(f"the runner on {self.settings.name} failed: {error!r}"))
+
+    def fail(self, failure: Failure) -> None:
+        """End the program with an error."""
+        raise NotImplementedError
+
+    def spawn(
+        self,
+        command: list[str],
+        environment: dict[str, str] | None = None,
+        guard: ExecGuard | None = None,
+        *,
+        is_program: bool = False,
+        outputs: tuple[int, int] | None = None,
+    ) -> int:
+        """Start a command with the caller's output; ``is_program`` has no effect, since ranks get no input."""
+        environment = self.environment if environment is None else environment
+        pid = self._runner.spawn(command, environment, guard, outputs=outputs or self._outputs)
+        self._sessions.add(pid)
+        return pid
+
+    def make_folder(self) -> str:
+        return self._folder
+
+    def report_running(self) -> None:
+        """Do nothing: the job runs already."""
+
+    def relay(self, token: str, node: int, payload: dict[str, Any]) -> None:
+        self._runner.relay(token, node, {"op": "step", "step": self.number, "payload": payload})
+
+    def show(self, output: bytes) -> None:
+        self._runner.show(output)
+
+    def say(self, line: str) -> None:
+        self._runner.say(line)
+
+    def conclude(self, code: int | None, error: str = "", *, infrastructure: bool = False) -> None:
+        """End this node's part of the program."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """End the processes of the program on this node, then call ``on_end``."""
+        if self.is_ending:
+            return
+        self.is_ending = True
+        self.role.close()
+        self._kill_at = self._runner.loop.time() + STOP_GRACE
+        self._sweep()
+
+    def on_end(self) -> None:
+        """Act on the end of the program's last process."""
+        raise NotImplementedError
+
+    def _sweep(self) -> None:
+        number = signal.SIGTERM if self._runner.loop.time() < self._kill_at else signal.SIGKILL
+        if self.processes.end_sessions(self._sessions, number):
+            remove_tree(self._folder)
+            self.on_end()
+        else:
+            self._runner.loop.set_alarm(f"sweep-{self.number}", SWEEP_INTERVAL, self._sweep)
+
+
+class HeadStep(Step):
+    """A program of a script on the head node, which runs ``mpirun`` for a call of the script."""
+
+    def __init__(
+        self, runner: Node, number: int, order: Order, job: Plan, folder: str, call: Call, on_end: Callable[[int], None]
+    ) -> None:
+        super().__init__(runner, number, order, job, folder)
+        self._call, self._ended = call, on_end
+        self._outputs = call.outputs
+        self._code = 0
+        self._head = Head(self, self.plan, runner.settings.agent_timeout)
+        self.role = self._head
+        self._unstarted = {i for i, count in enumerate(order.slots) if count and job.nodes[i] is not job.head}
+        """Nodes that have not answered yet, as indices of the job's nodes."""
+        self._job = job
+        self.nodes, self.lane = tuple(self._unstarted), order.lane
+
+    def start(self) -> None:
+        super().start()
+        if not self.is_ending:
+            self._send_order()
+
+    def _send_order(self) -> None:
+        """Send the order to the nodes that have not answered, until they do: messages between nodes may get lost."""
+        for index in self._unstarted:
+            node = self._job.nodes[index]
+            self._runner.relay(node["token"], node["node"], {"op": "begin", "step": self.number, **self._order.content})
+        if self._unstarted:
+            self.loop.set_alarm("order", RESEND_INTERVAL, self._send_order)
+
+    def relayed(self, index: int | None, sender: tuple[str, int], payload: dict[str, Any]) -> None:
+        """Handle a message of another node about this program; ``index``: its index among the job's nodes."""
+        self._unstarted.discard(-1 if index is None else index)
+        self.run(lambda: self.role.relayed(sender, payload))
+
+    def say(self, line: str) -> None:
+        self._call.say(f"koala: {line}")
+
+    def fail(self, failure: Failure) -> None:
+        self.conclude(failure.code, failure.message)
+
+    def conclude(self, code: int | None, error: str = "", *, infrastructure: bool = False) -> None:
+        """End the program and answer the call with its exit code; 1 if it could not run."""
+        if self.is_ending:
+            return
+        if error:
+            self.say(error)
+        self._code = 1 if code is None else code
+        self.loop.cancel_alarm("order")
+        self.end()
+
+    def interrupt(self, number: int) -> None:
+        """Pass a signal of the call to ``mpirun``."""
+        if self._head.mpirun and not self.is_ending:
+            os.kill(self._head.mpirun, number)
+
+    def cancel(self) -> None:
+        """End the program, since its caller has ended."""
+        self.conclude(128 + signal.SIGTERM)
+
+    def close(self) -> None:
+        self.loop.cancel_alarm("order")
+        super().close()
+
+    def on_end(self) -> None:
+        self._call.finish(self._code)
+        self._ended(self.number)
+
+
+class FollowerStep(Step):
+    """A program of a script on another node, which runs an MPI daemon for it."""
+
+    def __init__(self, runner: Node, number: int, order: Order, job: Plan, folder: str) -> None:
+        super().__init__(runner, number, order, job, folder)
+        self.role = Follower(self, self.plan)
+        self._error = ""
+
+    def relayed(self, sender: tuple[str, int], payload: dict[str, Any]) -> None:
+        self.run(lambda: self.role.relayed(sender, payload))
+
+    def fail(self, failure: Failure) -> None:
+        self.conclude(failure.code, failure.message)
+
+    def conclude(self, code: int | None, error: str = "", *, infrastructure: bool = False) -> None:
+        """End this node's part, and report an error to the head node until it ends the program."""
+        if error and not self._error:
+            self._error = error
+            self._report_error(code or 1)
+        self.end()
+
+    def _report_error(self, code: int) -> None:
+        head = self.plan.head
+        report = {"op": "unfit", "index": self.plan.index, "code": code, "error": self._error}
+        self.relay(head["token"], head["node"], report)
+        self._runner.loop.set_alarm(f"error-{self.number}", RESEND_INTERVAL, lambda: self._report_error(code))
+
+    def forget_error(self) -> None:
+        """Stop to report an error: the head node has ended the program."""
+        self._runner.loop.cancel_alarm(f"error-{self.number}")
+
+    def on_end(self) -> None:
+        """Do nothing: the head node asks."""

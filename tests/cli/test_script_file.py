@@ -1,0 +1,158 @@
+"""``koala submit`` of a script: its ``#KOALA`` lines, and the translation of those of other systems."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from koalapy.client.errors import Exit
+from tests.cli.conftest import Koala
+from tests.cli.foreign_scripts import SCRIPTS, ForeignScript
+
+HEAD = "#!/bin/bash\n"
+
+
+@pytest.fixture
+def write_script(tmp_path: Path) -> Any:
+    def write(content: str | bytes) -> str:
+        path = tmp_path / "job.sh"
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return str(path)
+
+    return write
+
+
+def read_job(koala: Koala, *arguments: str) -> dict[str, Any]:
+    """Submit a script and return the job."""
+    ended = koala("submit", "--json", *arguments)
+    assert ended.code == 0, ended.err
+    job: dict[str, Any] = json.loads(ended.out)
+    return job
+
+
+def test_submit_of_script_sends_text_options_and_arguments(koala: Koala, write_script: Any) -> None:
+    text = f"""{HEAD}
+# a comment
+#KOALA --nonfixed 2,1 --walltime 1h   # one hour
+#KOALA --env A=1 --env B="x # y"
+#KOALA --ppn=2
+mpirun ./prog
+"""
+    job = read_job(koala, write_script(text), "-n", "a b", "--", "c")
+    assert (job["script"], job["command"]) == (text, ["job.sh", "-n", "a b", "--", "c"])
+    assert [component["size"] for component in job["request"]["components"]] == [2, 1]
+    assert (job["walltime"], job["environment"], job["processes_per_node"]) == (3600, {"A": "1", "B": "x # y"}, 2)
+
+
+def test_options_on_command_line_override_script(koala: Koala, write_script: Any) -> None:
+    path = write_script(
+        f"{HEAD}#KOALA --flexible 2 --max-components 2 --name a --env A=1 --env B=1\n#KOALA --walltime 1h\n"
+    )
+    job = read_job(koala, "--nonfixed", "1,1", "--name", "b", "--env", "B=2", path)
+    assert [component["size"] for component in job["request"]["components"]] == [1, 1]
+    assert (job["name"], job["environment"], job["walltime"]) == ("b", {"A": "1", "B": "2"}, 3600)
+    job = read_job(koala, "--flexible", "3", path)
+    assert (job["request"]["total_size"], job["request"]["max_components"]) == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("#KOALA --nodse 2", "job.sh:2: No such option '--nodse'"),
+        ("#KOALA --flexible two", "job.sh:2: Invalid value for '--flexible': 'two' is not a valid"),
+        ("#KOALA --flexible 2\n#KOALA --flexible 3", "job.sh:3: it repeats job.sh:2; leave one out"),
+        (
+            "#KOALA --flexible 2\n#KOALA --walltime 90",
+            "job.sh:3: --walltime is '90', which may mean seconds or minutes",
+        ),
+        ("#KOALA --flexible 2\n#KOALA --walltime soon", "job.sh:3: --walltime is 'soon', not a duration"),
+        ("#KOALA --coallocation some", "job.sh:2: --coallocation is 'some'"),
+        ("#KOALA --wait", "job.sh:2: --wait is an option of the command, not of the job; give it on the command line"),
+        ("#KOALA --url=http://x", "job.sh:2: --url is an option of the command"),
+        ("#KOALA --help", "job.sh:2: --help is"),
+        ("#KOALA --name 'x", "job.sh:2: no closing quotation; close the quotes"),
+        ("#KOALA word", "job.sh:2: Got unexpected extra argument"),
+        ("#KOALA--flexible 2", "job.sh:2: '#KOALA--flexible 2' has no blank after #KOALA"),
+        ("#KOALA --min-component 2", "--min-component, --max-components and --split are for flexible requests"),
+        ("", "the request has no nodes"),
+    ],
+)
+def test_wrong_line_of_script_is_named(koala: Koala, write_script: Any, line: str, says: str) -> None:
+    ended = koala("submit", write_script(f"{HEAD}{line}\ntrue\n"))
+    assert ended.code == Exit.USAGE
+    assert says in ended.err
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("true\n", "does not begin with #! and an interpreter; begin it with the line #!/bin/bash"),
+        ("", "does not begin with #!"),
+        ("#!\ntrue\n", "does not begin with #!"),
+        ("#!bash\n", "names the interpreter bash without its path"),
+        ("#!/bin/bash\r\ntrue\r\n", "has Windows line ends, which its interpreter cannot read; convert it"),
+        (b"\x7fELF\0\0", "is a program, not a script; put -- before the command"),
+        (b"#!/bin/sh\n# caf\xe9\n", "job.sh:2: the script is not in UTF-8; convert it"),
+        (b"#!/bin/sh\n" + b"#" * 2**20, "is larger than 1048576 bytes; put data into files"),
+    ],
+)
+def test_file_that_is_no_script_is_rejected(koala: Koala, write_script: Any, content: str | bytes, says: str) -> None:
+    ended = koala("submit", "--flexible", "2", write_script(content))
+    assert ended.code == Exit.USAGE
+    assert says in ended.err
+
+
+def test_path_without_script_is_rejected(koala: Koala, tmp_path: Path) -> None:
+    ended = koala("submit", "--flexible", "2", str(tmp_path))
+    assert f"{tmp_path} is a folder, not a script; name a file in it, or put -- before a command" in ended.err
+    ended = koala("submit", "--flexible", "2", str(tmp_path / "none.sh"))
+    assert f"there is no script {tmp_path}/none.sh; give a file that begins with #!" in ended.err
+    ended = koala("submit", "--translate", "--flexible", "2", "--", "true")
+    assert "--translate needs a script" in ended.err
+
+
+def test_script_and_job_file_are_rejected(koala: Koala, write_script: Any) -> None:
+    path = write_script(HEAD)
+    ended = koala("submit", "-f", path, path)
+    assert (ended.code, "cannot be given together" in ended.err) == (Exit.USAGE, True)
+
+
+def test_command_after_dashes_is_no_script(koala: Koala, write_script: Any) -> None:
+    job = read_job(koala, "--flexible", "2", "--", write_script(HEAD))
+    assert (job["script"], len(job["command"])) == ("", 1)
+
+
+def test_lines_without_effect_are_reported(koala: Koala, write_script: Any) -> None:
+    path = write_script(f"{HEAD}#SBATCH --nodes=2\n#SBATCH -t 1\n#$ -cwd\ntrue\n#KOALA --name late\n")
+    ended = koala("submit", "--flexible", "1", path)
+    assert ended.code == 0
+    assert "job.sh has 2 lines #SBATCH for Slurm, which have no effect: add --translate to use them" in ended.err
+    assert "job.sh has 1 lines #$ for Grid Engine" in ended.err
+    assert "job.sh:6: this #KOALA line has no effect, since it follows a command" in ended.err
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+def test_translated_script(koala: Koala, write_script: Any, script: ForeignScript) -> None:
+    ended = koala("submit", "--json", "--translate", *script.options, write_script(script.text))
+    for remark in script.remarks:
+        assert remark in ended.err
+    if script.unclear:
+        assert ended.code == Exit.USAGE
+        numbers = f"lines {', '.join(map(str, script.unclear))} are"
+        assert f"job.sh: {numbers} not understood; remove them, or write what they mean as #KOALA lines" in ended.err
+        assert koala("queue", "--all", "--json").out.count('"id"') == 0
+        return
+    assert ended.code == 0, ended.err
+    job = json.loads(ended.out)
+    request = {name: job["request"][name] for name in script.fields["request"]}
+    assert request == script.fields["request"]
+    assert {name: job[name] for name in script.fields if name != "request"} == {
+        name: value for name, value in script.fields.items() if name != "request"
+    }
+
+
+def test_translated_and_own_lines_that_differ_use_own(koala: Koala, write_script: Any) -> None:
+    path = write_script(f"{HEAD}#SBATCH -N 4 --time=10\n#KOALA --flexible 2\ntrue\n")
+    job = read_job(koala, "--translate", path)
+    assert (job["request"]["total_size"], job["walltime"]) == (2, 600)
