@@ -15,16 +15,8 @@ from koalapy.api.fields import Input, Output
 from koalapy.model.array import TaskIndices
 from koalapy.model.dependency import MAX_DEPENDENCIES, Dependencies, format_clause
 from koalapy.model.field import Bounds, FieldDescription, Length, describe_fields, split_annotation
-from koalapy.model.job import (
-    Coallocation,
-    Duration,
-    Lease,
-    NodeMemory,
-    Pattern,
-    PerNodeBandwidth,
-    PointInTime,
-    PolicyOptions,
-)
+from koalapy.model.job import Coallocation, Duration, Lease, Pattern, PerNodeBandwidth, PointInTime, PolicyOptions
+from koalapy.model.node_requirement import Gpus, NodeMemory
 from koalapy.model.request import Bundle, Command, Environment, OwnCommand, StopWarning
 
 TIME = re.compile(r"(\w+_)?(at|since|heard|start_estimate)")
@@ -100,6 +92,7 @@ WIRE_FORMATS = {
         list[Annotated[str, BeforeValidator(format_clause)]],
     ),
     NodeMemory: WireFormat(fields.Bytes, None, int),
+    Gpus: WireFormat(fields.GpusText, Annotated[str, BeforeValidator(str)], lambda gpus: gpus),
     PerNodeBandwidth: WireFormat(fields.Bandwidth, None, float),
     Pattern: WireFormat(fields.Pattern, None, str),
     TaskIndices: WireFormat(fields.ArrayText, Annotated[str, BeforeValidator(str)], fields.parse_indices),

@@ -14,7 +14,8 @@ from koalapy.model.array import MAX_ARRAY_TEXT_LENGTH, TaskIndices
 from koalapy.model.dependency import Dependency, parse_clause
 from koalapy.model.errors import ProblemCode
 from koalapy.model.field import Bounds, Length
-from koalapy.model.job import MAX_BANDWIDTH, MAX_DURATION, MAX_MEMORY, NO_LEASE
+from koalapy.model.job import MAX_BANDWIDTH, MAX_DURATION, NO_LEASE
+from koalapy.model.node_requirement import MAX_GPUS, MAX_MEMORY, Gpus, parse_gpus
 from koalapy.model.request import (
     MAX_CLUSTER_NAME_LENGTH,
     MAX_LOGICAL_NAME_LENGTH,
@@ -294,6 +295,32 @@ StopWarningText = Annotated[
             "description": "SIGNAL@SECONDS: the signal that a program receives, and how long before it is stopped; "
             "longer times up to the daemon's limit and durations such as USR1@2m are accepted too",
             "examples": ["TERM@30", "USR1@60"],
+        }
+    ),
+]
+
+
+def _parse_gpus(value: object) -> Gpus:
+    """Return the GPUs of a number or a text such as ``a100:2``; raise the error that pydantic reports for others."""
+    try:
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            raise ValueError(value)
+        return parse_gpus(str(_to_integer(value)))
+    except ValueError:
+        raise PydanticCustomError("gpus", "is not a number of GPUs") from None
+
+
+GpusText = Annotated[
+    Gpus,
+    BeforeValidator(_parse_gpus),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 1, "maximum": MAX_GPUS},
+                {"type": "string", "pattern": "^([A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}:)?[1-9][0-9]{0,2}$"},
+            ],
+            "description": "a number of GPUs, or TYPE:NUMBER such as a100:2",
+            "examples": [1, "a100:2"],
         }
     ),
 ]

@@ -212,6 +212,7 @@ _CORRECTIONS = {
     "one_line": ("with control characters", "leave them out"),
     "string_pattern_mismatch": ("with characters that are not allowed", "leave them out"),
     "nul": ("with a NUL character", "leave it out"),
+    "gpus": ("not a number of GPUs", "give a number, or TYPE:NUMBER: 2, a100:2"),
     "coallocation": ("not a valid number of clusters", "use allowed, never, or the maximum number of clusters"),
     "duration": ("not a duration", "give each number a unit: 90s, 90m, 1h30m, or as 1:30:00"),
     "time": (

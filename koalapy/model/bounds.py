@@ -75,14 +75,19 @@ def _total_length_limit(characters: int) -> Predicate:
 
     def check(values: Collection[Any]) -> bool:
         """Return True; raise ``ValueError`` if the texts are too long in total."""
-        lengths = (
-            len(text) for value in values for name in value.__slots__ if isinstance(text := getattr(value, name), str)
-        )
-        if sum(lengths) > characters:
+        if sum(map(_text_length, values)) > characters:
             raise ValueError(f"its texts have more than {characters} characters in total")
         return True
 
     return Predicate(check)
+
+
+def _text_length(value: Any) -> int:
+    """Return the number of characters in a text, or in all texts of a list or a dataclass with slots."""
+    if isinstance(value, str):
+        return len(value)
+    parts = value if isinstance(value, tuple) else [getattr(value, name) for name in getattr(value, "__slots__", ())]
+    return sum(map(_text_length, parts))
 
 
 def _length_limit(characters: int) -> Predicate:

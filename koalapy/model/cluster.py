@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TypeVar
 
 from koalapy.model.errors import NotFoundError, ProblemCode, UsageError
+from koalapy.model.node_requirement import ANY_NODE, Gpus, NodeFilter, NodeRequirement
 from koalapy.model.request import ClusterName, InputFile, Request
 from koalapy.model.wording import suggest_names
 
@@ -72,6 +73,13 @@ class NodeClass:
     """Bytes of memory of each node; None: not known, and enough for any job."""
     total: int = 0
     """Number of nodes of the class, idle or not; a number below ``idle`` means not known."""
+    cores: int | None = None
+    """Cores of each node; None: not known, and enough for any job."""
+    gpus: tuple[Gpus, ...] = ()
+    """GPUs of each node by type."""
+    features: tuple[str, ...] = ()
+    partitions: tuple[str, ...] = ()
+    """Partitions of Slurm, or queues of Grid Engine, that have these nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +114,52 @@ class ClusterView:
         """Return the cluster with another number of idle nodes."""
         return replace(self, idle=idle, node_classes=resize_classes(self.node_classes, idle))
 
+    def admits_all(self, requirement: NodeRequirement) -> bool:
+        """Return whether all of its nodes meet a requirement."""
+        return self.name not in requirement.exclude and all(map(requirement.is_met_by, self.known_classes))
+
+    def restrict_to(self, requirement: NodeRequirement) -> "ClusterView | None":
+        """Return the cluster with only the nodes that meet a requirement; None if it has none."""
+        if self.admits_all(requirement):
+            return self
+        if self.name in requirement.exclude:
+            return None
+        classes = tuple(filter(requirement.is_met_by, self.known_classes))
+        if not classes:
+            return None
+        total = min(self.total, sum(max(node_class.total, node_class.idle) for node_class in classes))
+        idle = sum(node_class.idle for node_class in classes)
+        return replace(self, total=total, idle=idle, node_classes=classes if self.node_classes else ())
+
+    def without(self, requirement: NodeRequirement | None, size: int) -> "ClusterView":
+        """Return the cluster without ``size`` idle nodes, which meet a requirement."""
+        classes = take_nodes(self.node_classes, NodeFilter(requirement=requirement), size)
+        idle = max(0, self.idle - size)
+        return replace(self, idle=idle, node_classes=resize_classes(classes, idle))
+
+    @property
+    def known_classes(self) -> tuple[NodeClass, ...]:
+        """Return its classes, or one of unknown properties for all nodes."""
+        return self.node_classes or (NodeClass("", self.idle, self.speed, total=self.total),)
+
+
+def take_nodes(classes: tuple[NodeClass, ...], nodes: NodeFilter, size: int) -> tuple[NodeClass, ...]:
+    """Return the classes without ``size`` idle nodes that a filter admits, from the first of them.
+
+    Resource managers give these first.
+    """
+    taken = []
+    for node_class in classes:
+        removed = min(node_class.idle, size) if size > 0 and nodes.admits(node_class) else 0
+        size -= removed
+        taken.append(replace(node_class, idle=node_class.idle - removed) if removed else node_class)
+    return tuple(taken)
+
+
+def count_idle(classes: tuple[NodeClass, ...], nodes: NodeFilter = ANY_NODE) -> int:
+    """Return the number of idle nodes that a filter admits."""
+    return sum(node_class.idle for node_class in classes if nodes.admits(node_class))
+
 
 def resize_classes(classes: tuple[NodeClass, ...], idle: int) -> tuple[NodeClass, ...]:
     """Return the node classes with ``idle`` idle nodes in all.
@@ -129,10 +183,21 @@ def resize_classes(classes: tuple[NodeClass, ...], idle: int) -> tuple[NodeClass
         certain = idle - sum(totals) + total
         resized.append(replace(node_class, idle=min(total, max(node_class.idle, certain))))
     if (unclassified := idle - sum(node_class.idle for node_class in resized)) > 0:
-        power = min(node_class.power for node_class in classes)
-        memory = min((node_class.memory for node_class in classes if node_class.memory is not None), default=None)
-        resized.append(NodeClass("", unclassified, power, memory))
+        resized.append(weakest_class(classes, unclassified))
     return tuple(resized)
+
+
+def weakest_class(classes: Sequence[NodeClass], idle: int) -> NodeClass:
+    """Return an unnamed class of idle nodes that may be of any of these classes: as weak as the weakest."""
+    memory = min((node_class.memory for node_class in classes if node_class.memory is not None), default=None)
+    cores = min((node_class.cores for node_class in classes if node_class.cores is not None), default=None)
+    features, partitions = (
+        tuple(sorted(set.intersection(*map(set, names))))
+        for names in ([c.features for c in classes], [c.partitions for c in classes])
+    )
+    power = min(node_class.power for node_class in classes)
+    gpus = classes[0].gpus if all(node_class.gpus == classes[0].gpus for node_class in classes) else ()
+    return NodeClass("", idle, power, memory, 0, cores, gpus, features, partitions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +280,21 @@ class GridView:
     def restrict_to(self, names: frozenset[ClusterName]) -> "GridView":
         """Return the view with only these clusters, cached for all requests of a scan."""
         return self.compute_once(("only", names), lambda grid: grid._select_part(names))
+
+    def matching(self, requirement: NodeRequirement) -> "GridView":
+        """Return the view with only the nodes that meet a requirement, cached for all requests of a scan."""
+        return self.compute_once(("matching", requirement), lambda grid: grid._restrict(requirement))
+
+    def _restrict(self, requirement: NodeRequirement) -> "GridView":
+        """Return the view with only the nodes that meet a requirement; all views with the same clusters share their
+        lasting results."""
+        clusters = tuple(cluster for whole in self.clusters if (cluster := whole.restrict_to(requirement)) is not None)
+        if clusters == self.clusters:
+            return self
+        names = frozenset(cluster.name for cluster in clusters)
+        part = replace(self, clusters=clusters)
+        part.__dict__["_lasting_results"] = self.compute_lasting(("only", names), lambda _: dict[Hashable, object]())
+        return part
 
     def _select_part(self, names: frozenset[ClusterName]) -> "GridView":
         """Return the view with only these clusters; all views of the same clusters share their lasting results."""

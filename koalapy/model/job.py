@@ -9,6 +9,16 @@ from typing import Annotated, NamedTuple
 from koalapy.model.array import MAX_LINE_LENGTH, MAX_LINES, ArrayFail, ArrayTasks, TaskIndices, format_task
 from koalapy.model.dependency import NO_DEPENDENCIES, Dependencies
 from koalapy.model.field import Bounds, Field, Length, TextForm
+from koalapy.model.node_requirement import (
+    Excluded,
+    Gpus,
+    NodeCores,
+    NodeFeatures,
+    NodeMemory,
+    NodeRequirement,
+    OptionalNodeWord,
+    combine_requirements,
+)
 from koalapy.model.notification import MAX_URL_LENGTH, MailType
 from koalapy.model.request import (
     MAX_ENTRIES,
@@ -277,8 +287,6 @@ MAX_PROCESSES_PER_NODE = 8192
 MAX_DURATION = 100 * 365 * 86400
 """Seconds; 100 years."""
 
-MAX_MEMORY = 2**53
-"""Bytes of a node."""
 MAX_BANDWIDTH = 1e15
 """Bytes per second."""
 
@@ -304,9 +312,6 @@ Lease = Annotated[
 Share = Annotated[float, Bounds(minimum=0, maximum=1, hint="give a fraction from 0 to 1")]
 Ratio = Annotated[float, Bounds(above=0, maximum=1, hint="give a fraction above 0 and up to 1")]
 RunTimeShare = Annotated[float, Bounds(minimum=0, maximum=1, hint="give a fraction of the run time from 0 to 1")]
-NodeMemory = Annotated[
-    int, Bounds(minimum=1, maximum=MAX_MEMORY, hint="give at least 1 byte"), TextForm("bytes, 16GB, 512MiB")
-]
 PerNodeBandwidth = Annotated[
     float, Bounds(minimum=0, maximum=MAX_BANDWIDTH), TextForm("bytes per second, 100MB, 1Gbit")
 ]
@@ -401,7 +406,15 @@ class JobSpec:
         PerNodeBandwidth | None, Field("bytes per second that each node exchanges with all others, e.g. 100MB")
     ] = None
     """Bytes per second between each of its nodes and all others; None: unknown."""
-    memory: Annotated[NodeMemory | None, Field("memory of each node, e.g. 16GB")] = None
+    memory: Annotated[NodeMemory | None, Field("minimum memory of each node, e.g. 16GB")] = None
+    cores: Annotated[NodeCores | None, Field("minimum cores of each node")] = None
+    gpus: Annotated[Gpus | None, Field("minimum GPUs of each node: a number, or a100:2")] = None
+    features: Annotated[NodeFeatures, Field("feature that each node must have; repeatable", "--feature")] = ()
+    partition: Annotated[OptionalNodeWord, Field("partition of Slurm, or queue of Grid Engine, with the nodes")] = ""
+    account: Annotated[OptionalNodeWord, Field("account that the resource managers charge; default: the site's")] = ""
+    qos: Annotated[OptionalNodeWord, Field("quality of service of Slurm; default: the site's")] = ""
+    exclude: Annotated[Excluded, Field("cluster or node not to use, e.g. north or n[1-3]; repeatable")] = ()
+    """Names of clusters, and of nodes on any cluster."""
     array: Annotated[
         TaskIndices | None, Field("run a task for each index: 1-200, 0-100:5 or 3,7,9; 1-200%16: at most 16 at once")
     ] = None
@@ -454,6 +467,21 @@ class JobSpec:
         """Return whether a component needs its own folder, for files that are transferred to it or collected from
         it."""
         return bool(self.bundle or self.collect or self.inputs_of(request_index))
+
+    def node_requirement(self, request_index: int | None) -> NodeRequirement | None:
+        """Return what each node of a component must have, and its account; None if nothing is required."""
+        return combine_requirements(self, self.component(request_index))
+
+    @property
+    def node_requirements(self) -> tuple[NodeRequirement | None, ...]:
+        """Return what decides which nodes serve each component: one entry if that is the same for all, none if all
+        nodes serve."""
+        indices = [None] if isinstance(self.request, FlexibleRequest) else range(len(self.request.components))
+        requirements = [self.node_requirement(index) for index in indices]
+        parts = tuple(requirement and requirement.matching_part for requirement in requirements)
+        if len(set(parts)) > 1:
+            return parts
+        return () if parts[0] is None else parts[:1]
 
     def component(self, request_index: int | None) -> ComponentRequest | None:
         """Return the request of a component by its index; None for a flexible request or without an index."""

@@ -31,6 +31,7 @@ from koalapy.model.bounds import (
 )
 from koalapy.model.disk import Disk
 from koalapy.model.job import ComponentState
+from koalapy.model.node_requirement import MAX_CORES, MAX_FEATURES, CheckedGpus
 
 MAX_LINES = 1000
 MAX_DISKS = 100
@@ -171,6 +172,13 @@ class NodeClassReport:
     """Speed relative to nodes of other clusters; None: the speed of the cluster."""
     memory: Bytes | None = None
     """Bytes of memory of each node; None: unknown."""
+    cores: Annotated[int, Interval(ge=1, le=MAX_CORES)] | None = None
+    """Cores of each node; None: unknown."""
+    gpus: Annotated[tuple[CheckedGpus, ...], MaxLen(MAX_FEATURES)] = ()
+    """GPUs of each node by type."""
+    features: Annotated[tuple[Label, ...], MaxLen(MAX_FEATURES)] = ()
+    partitions: Annotated[tuple[Label, ...], MaxLen(MAX_FEATURES)] = ()
+    """Partitions or queues that have all of these nodes."""
 
 
 MAX_LOST_RECORDS = 20

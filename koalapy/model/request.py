@@ -5,6 +5,7 @@ from enum import StrEnum
 from typing import Annotated, Literal
 
 from koalapy.model.field import Bounds, Field, Length, TextForm
+from koalapy.model.node_requirement import Excluded, Gpus, NodeCores, NodeFeatures, NodeMemory, OptionalNodeWord
 
 MAX_COMPONENTS = 10_000
 """Maximum components of one job, whatever the configuration allows."""
@@ -114,6 +115,15 @@ class ComponentRequest:
     environment: Environment = ()
     output: FileName | None = None
     inputs: Inputs = ()
+    cores: NodeCores | None = None
+    memory: NodeMemory | None = None
+    gpus: Gpus | None = None
+    features: NodeFeatures = ()
+    """Added to those of the job, as ``exclude`` is."""
+    partition: OptionalNodeWord = ""
+    account: OptionalNodeWord = ""
+    qos: OptionalNodeWord = ""
+    exclude: Excluded = ()
 
 
 Components = Annotated[tuple[ComponentRequest, ...], Length(MAX_COMPONENTS, minimum=1)]

@@ -60,8 +60,6 @@ class Capabilities:
     """Whether it must be ``informed`` of the statistics of a job's application and of expected releases of nodes."""
     expects_releases: bool = True
     """For a policy that learns: whether it needs the expected releases of nodes, which are computed per component."""
-    heeds_memory: bool = False
-    """Whether it places a job only on nodes with the requested memory. If not, requests for memory are rejected."""
     fits_empty_grid: Callable[[Sequence[int], Sequence[int]], bool] | None = None
     """Returns whether components of these sizes fit on empty clusters with these numbers of nodes.
 

@@ -29,7 +29,6 @@ class ResourceMatching:
     expects_releases = False
     keeps_together = True
     """A component is not placed again separately while nodes are claimed for it: the nodes were chosen together."""
-    heeds_memory = True
 
     def __init__(self, mode: Mode = Mode.OPTIMAL, knowledge: Knowledge = NOTHING) -> None:
         self._mode, self._knowledge = mode, knowledge

@@ -32,6 +32,7 @@ from koalapy.model.bounds import (
     TruncatedText,
 )
 from koalapy.model.errors import SiteFault
+from koalapy.model.node_requirement import NodeRequirement
 from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory, StageStatus
 
 PROTOCOL = 3
@@ -355,6 +356,8 @@ class Submit(Command):
     """The account to run the job as, if the agent acts for several accounts; else empty."""
     node_class: Name = ""
     """The node class to use, as named in the cluster's reports; empty: any."""
+    requirement: NodeRequirement | None = None
+    """What each node must have, and the account to charge."""
     lease: Seconds | None = None
     """Seconds of the daemon's silence after which agent and runners end it; None: silence does not end it."""
 

@@ -25,7 +25,7 @@ FORMAT = 1
 """Version of the format; incremented with every change that an older reader would misread."""
 EVENTS = {kind.__name__: kind for kind in get_args(ev.Event)}
 REPORTS = {kind.__name__: kind for kind in (ComponentStatus, ClusterReport, StageStatus)}
-FOR_PEOPLE = ("environment", "each_line", "mail_type", "mail_user", "webhook")
+FOR_PEOPLE = ("environment", "account", "qos", "each_line", "mail_type", "mail_user", "webhook")
 """Fields of a job that are omitted."""
 OF_AGENTS = ("calls", "disks", "versions")
 """Fields of a report that are omitted."""

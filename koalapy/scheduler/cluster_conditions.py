@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from koalapy.model.job import Token
+from koalapy.model.node_requirement import ANY_NODE, NodeFilter
 from koalapy.model.request import Request
 from koalapy.model.wording import format_nodes, format_time
 
@@ -93,14 +94,13 @@ class Doubt:
     until: float
     is_tried: bool = False
     """Whether the pause is over. The nodes then count for one claim at a time, until a claim of that size succeeds."""
-    node_class: str = ""
-    """The class of these nodes, if the claim requested one."""
+    filter: NodeFilter = ANY_NODE
+    """Which nodes the claim was for."""
 
     def __str__(self) -> str:
         until = format_time(self.until, self.until, exact=True)
         again = ", tried by one claim at a time" if self.is_tried else f" until {until}"
-        of_class = f" of the class {self.node_class}" if self.node_class else ""
-        claimed = f"{format_nodes(self.size)}{of_class}"
+        claimed = f"{format_nodes(self.size)} {self.filter}".rstrip()
         return f"has {format_nodes(self.nodes, 'idle')} in doubt{again}: a claim for {claimed} was in vain"
 
 

@@ -4,11 +4,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from math import inf
 
-from koalapy.model.cluster import ClusterState, ClusterView, Drain, NodeClass, resize_classes
+from koalapy.model.cluster import ClusterState, ClusterView, Drain, NodeClass, count_idle, resize_classes, weakest_class
 from koalapy.model.disk import Disk
 from koalapy.model.job import JobId, Token
+from koalapy.model.node_requirement import ANY_NODE, NodeFilter
 from koalapy.model.profile import ClusterProfile
-from koalapy.model.reports import ClusterReport, LrmCalls, NodeClassReport, Versions
+from koalapy.model.reports import ClusterReport, LrmCalls, Versions
 from koalapy.model.request import ClusterName
 from koalapy.model.wording import format_list
 from koalapy.scheduler.cluster_conditions import (
@@ -20,75 +21,7 @@ from koalapy.scheduler.cluster_conditions import (
     UnknownRefusals,
     UplinkUse,
 )
-
-
-@dataclass(slots=True, eq=False)
-class NodeClasses:
-    """The node classes of a cluster as reported by its agent; empty if all nodes are equal."""
-
-    _classes: tuple[NodeClass, ...] = ()
-    _asked_for: dict[Token, str] = field(default_factory=dict)
-    """The node class requested by each component that requests one."""
-
-    def report(self, classes: tuple[NodeClassReport, ...], speed: float) -> None:
-        """Store the reported classes; ``speed`` is the power of classes without a reported power."""
-        unique = {
-            node_class.name: node_class for node_class in classes
-        }.values()  # an agent may report a name twice: keep the last report
-        self._classes = tuple(
-            NodeClass(
-                node_class.name,
-                min(node_class.idle, node_class.total),
-                node_class.power or speed,
-                node_class.memory,
-                node_class.total,
-            )
-            for node_class in unique
-        )
-
-    def promise(self, token: Token, name: str) -> None:
-        """Record that a component requests nodes of a class."""
-        if name:
-            self._asked_for[token] = name
-
-    def release(self, token: Token) -> None:
-        """Remove a component that has ended."""
-        self._asked_for.pop(token, None)
-
-    def requested_class(self, token: Token) -> str:
-        """Return the class that a component requests; empty if it requests none."""
-        return self._asked_for.get(token, "")
-
-    def reported_idle(self, name: str) -> int:
-        return sum(node_class.idle for node_class in self._classes if node_class.name == name)
-
-    def idle(
-        self, idle: int, awaiting: Mapping[Token, int], doubted: tuple[str, int] | None = None
-    ) -> tuple[NodeClass, ...]:
-        """Return the classes of ``idle`` nodes, less those promised or ``doubted``. A component without a class is
-        assumed to get the nodes that resource managers allocate first."""
-        if not self._classes:
-            return ()
-        promised = dict[str, int]((doubted,) if doubted else ())
-        for token, name in self._asked_for.items():
-            promised[name] = promised.get(name, 0) + awaiting.get(token, 0)
-        remaining = tuple(
-            replace(node_class, idle=max(0, node_class.idle - promised_count))
-            if (promised_count := promised.get(node_class.name, 0))
-            else node_class
-            for node_class in self._classes
-        )
-        return resize_classes(remaining, idle)
-
-
-def has_more_nodes(now: tuple[NodeClass, ...], previous: tuple[NodeClass, ...]) -> bool:
-    """Return whether some class has more nodes than before, or is new."""
-    previous_idle = {(node_class.name, node_class.power, node_class.memory): node_class.idle for node_class in previous}
-    return any(
-        node_class.idle > previous_idle.get((node_class.name, node_class.power, node_class.memory), 0)
-        for node_class in now
-    )
-
+from koalapy.scheduler.node_classes import NodeClasses, has_more_nodes
 
 NO_REPORT_YET = "its agent is connected, and has not told yet what runs there"
 
@@ -238,7 +171,7 @@ class ClusterStatus:
         self,
         token: Token,
         size: int,
-        node_class: str = "",
+        nodes: NodeFilter = ANY_NODE,
         *,
         preemptible: bool = False,
         guest: bool = False,
@@ -246,6 +179,7 @@ class ClusterStatus:
     ) -> None:
         """Reserve nodes for a component. They are no longer available, even if the cluster reports them as idle.
 
+        ``nodes``: which nodes it may get.
         ``preemptible``: jobs of high priority may preempt it and, if a ``guest``, jobs of this home site. ``demand``:
         bytes per second that it exchanges with other clusters.
         """
@@ -256,7 +190,7 @@ class ClusterStatus:
         self.live[token] = size
         if guest:
             self._guests.add(token)
-        self.classes.promise(token, node_class)
+        self.classes.promise(token, nodes)
         self.uplink.add_demand(token, demand)
         if preemptible:
             self._make_preemptible(token, size)
@@ -379,11 +313,9 @@ class ClusterStatus:
         """Return the classes of the available nodes; empty if all nodes are equal."""
         return self._of_classes(self.available)
 
-    def available_of(self, node_class: str) -> int:
-        """Return the available nodes of a class; all available nodes for an empty name."""
-        if not node_class:
-            return self.available
-        return sum(idle_class.idle for idle_class in self.node_classes if idle_class.name == node_class)
+    def available_of(self, nodes: NodeFilter) -> int:
+        """Return the available nodes that a component may get."""
+        return self.available if self.classes.admits_all(nodes) else count_idle(self.node_classes, nodes)
 
     def reserve(self, job: JobId, nodes: int) -> None:
         """Reserve nodes for a job, in place of its previous reservation here."""
@@ -432,16 +364,16 @@ class ClusterStatus:
 
         Return 0 if an earlier component waits for another class, since a strict queue may be held up by it.
         """
-        requested_class, node_class, waiting = self.classes.requested_class, self.classes.requested_class(token), 0
+        nodes, waiting = self.classes.filter_of(token), 0
         for component in self.live:
             if component == token:
                 break
-            if component not in self._holding and requested_class(component) not in ("", node_class):
+            if component not in self._holding and self.classes.filter_of(component) not in (ANY_NODE, nodes):
                 return 0
         for component, size in self._awaiting.items():
-            if component not in self._leaving and (not node_class or requested_class(component) == node_class):
+            if component not in self._leaving and (nodes.admits_all or self.classes.filter_of(component) == nodes):
                 waiting += size
-        return (self.classes.reported_idle(node_class) if node_class else self._idle) - waiting
+        return (self._idle if self.classes.admits_all(nodes) else self.classes.reported_idle(nodes)) - waiting
 
     def largest_queued(self, token: Token, size: int) -> int:
         """Return the size of the largest component without nodes that was submitted no later than this one."""
@@ -571,14 +503,22 @@ class ClusterStatus:
             filter(None, (self.state_reason, self.capacity_restriction, lacks if self.lacks else "", *self.notices))
         )
 
-    def view(self, idle: int) -> ClusterView:
-        """Return the cluster as policies see it, with ``idle`` idle nodes. Probation is shown as usable or unusable."""
+    def view(self, idle: int, *, by_preemption: bool = False) -> ClusterView:
+        """Return the cluster as policies see it, with ``idle`` idle nodes. Probation is shown as usable or unusable.
+
+        ``by_preemption``: the nodes that are not available yet may be of any class.
+        """
         state = self.state
         if state is ClusterState.PROBATION:
             state = ClusterState.UNUSABLE if self._trials else ClusterState.USABLE
         note = "" if state is ClusterState.USABLE else self.state_reason
-        return ClusterView(self.name, self.total, idle, state, self.speed, note, self._of_classes(idle))
+        classes = self._of_classes(min(idle, self.available) if by_preemption else idle)
+        if by_preemption and classes and idle > self.available:
+            freed = idle - self.available
+            classes = resize_classes(classes, idle) if len(classes) == 1 else (*classes, weakest_class(classes, freed))
+        return ClusterView(self.name, self.total, idle, state, self.speed, note, classes)
 
     def _of_classes(self, idle: int) -> tuple[NodeClass, ...]:
-        doubted = (self.doubt.node_class, self.doubted) if self.doubt is not None else None
-        return self.classes.idle(idle, self._awaiting, doubted)
+        doubted = (self.doubt.filter, self.doubted) if self.doubt is not None else None
+        available = None if self.classes.kept.admits_all else self.available
+        return self.classes.idle(idle, self._awaiting, doubted, available)

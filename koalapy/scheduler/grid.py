@@ -149,10 +149,10 @@ class GridStatus:
         """Return the grid as policies see it, with ``idle_of`` idle nodes per cluster; default: the available nodes."""
         return self._available.view() if idle_of is None else self.cached_view(idle_of).view()
 
-    def cached_view(self, idle_of: IdleOf) -> "CachedView":
+    def cached_view(self, idle_of: IdleOf, *, by_preemption: bool = False) -> "CachedView":
         """Return a cached view with ``idle_of`` idle nodes per cluster. Their number may change only when the cluster
-        is touched."""
-        return CachedView(self, idle_of)
+        is touched. ``by_preemption``: whether jobs must be ended for some of these nodes."""
+        return CachedView(self, idle_of, by_preemption=by_preemption)
 
     def with_current_links(self, view: GridView) -> GridView:
         """Return a view with the current links, uplinks and file locations."""
@@ -231,8 +231,8 @@ def _most_measured(links: Links) -> dict[ClusterName, float]:
 class CachedView:
     """A view of the grid that is updated only for the clusters touched since it was last read."""
 
-    def __init__(self, grid: GridStatus, idle_of: IdleOf) -> None:
-        self._grid, self._idle_of = grid, idle_of
+    def __init__(self, grid: GridStatus, idle_of: IdleOf, *, by_preemption: bool = False) -> None:
+        self._grid, self._idle_of, self._by_preemption = grid, idle_of, by_preemption
         self._view = GridView(())
         self._version = 0
 
@@ -262,4 +262,4 @@ class CachedView:
         return last.with_clusters([cluster for cluster in views if cluster != last.get(cluster.name)])
 
     def _see(self, cluster: ClusterStatus) -> ClusterView:
-        return cluster.view(max(0, self._idle_of(cluster)))
+        return cluster.view(max(0, self._idle_of(cluster)), by_preemption=self._by_preemption)

@@ -169,7 +169,10 @@ class Queries:
         """Return the limits that submissions are checked against."""
         rules = self.rules
         return Limits(
-            [ClusterLimits(c.name, c.total or None, c.profile, c.speed) for c in self.grid.clusters()],
+            [
+                ClusterLimits(c.name, c.total or None, c.profile, c.speed, c.classes.reported if c.reported else None)
+                for c in self.grid.clusters()
+            ],
             self.policies,
             rules.max_components_per_job,
             rules.warning_max,

@@ -14,7 +14,7 @@ from koalapy.scheduler.attempts.attempts import Attempts
 from koalapy.scheduler.attempts.components import Components
 from koalapy.scheduler.attempts.contact import Confirmations, Contact
 from koalapy.scheduler.attempts.deadlines import Deadlines
-from koalapy.scheduler.attempts.facts import walltime_ends
+from koalapy.scheduler.attempts.facts import filter_of, walltime_ends
 from koalapy.scheduler.attempts.failures import MAX_REFUSAL_PAUSE, Failures
 from koalapy.scheduler.attempts.health import ClusterHealth
 from koalapy.scheduler.claims.claim import Claiming, Nonces
@@ -27,6 +27,7 @@ from koalapy.scheduler.ledger import live
 from koalapy.scheduler.queries import Queries
 from koalapy.scheduler.queue.candidates import Budget, Candidates, Clock, Offers, WaitingReasons
 from koalapy.scheduler.queue.eligibility import Eligibility
+from koalapy.scheduler.queue.node_matching import NodeMatching
 from koalapy.scheduler.queue.placement_queues import PlacementQueues
 from koalapy.scheduler.queue.policy_calls import PolicyEvaluator
 from koalapy.scheduler.queue.start_conditions import StartConditions
@@ -50,7 +51,7 @@ class Scheduler:
         eligibility = Eligibility(profiles, state.accounts, state.sharing)
         self._queues = queues = PlacementQueues(state, eligibility)
         knowledge = KnowledgeBuilder(state, queues)
-        policies = PolicyEvaluator(state, eligibility, queues, knowledge)
+        policies = PolicyEvaluator(state, NodeMatching(eligibility), queues, knowledge)
         self._health = health = ClusterHealth(state)
         self._attempts = attempts = Attempts(state, health, queues)
         self._arrays = arrays = Arrays(state, attempts, queues)
@@ -155,7 +156,7 @@ class Scheduler:
                 if component.state is ComponentState.DELIVERING:
                     cluster.mark_delivering(token)
                 elif component.state is ComponentState.STOPPING:
-                    cluster.promise(token, component.size, component.node_class)
+                    cluster.promise(token, component.size, filter_of(job.spec, component))
                     self._attempts.expect_release_after_grace(job, component)
                 elif component.state not in (ComponentState.PLACED, ComponentState.ENDED):
                     assigned.append((job, component))

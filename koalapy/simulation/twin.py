@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from koalapy.model.cluster import Drain, check_cluster
 from koalapy.model.errors import UsageError
 from koalapy.model.job import Job, JobId, JobSpec, JobState
-from koalapy.model.request import ClusterName
+from koalapy.model.request import ClusterName, FlexibleRequest
 from koalapy.model.wording import format_list, suggest_names
 from koalapy.policies.registry import Registry, builtin_policies
 from koalapy.record.beginning import KnownCluster
@@ -274,7 +274,7 @@ def _create_plan(
 
     ``draws``: the number of simulations; None: chosen by the number of jobs. ``horizon`` is in seconds.
     """
-    changed = change.of(moment, policies)
+    changed = _without_node_properties(change.of(moment, policies))
     missing = sorted({job.spec.policy for job in changed.jobs if job.spec.policy} - set(policies.names()))
     if missing:
         hint = "install the package that it comes with"
@@ -285,6 +285,27 @@ def _create_plan(
     runs = sum(1 + (job.tasks.waiting if job.tasks else 0) for job in changed.jobs)
     number = draws or max(MIN_DRAWS, min(MAX_DRAWS, JOB_RUNS // max(1, runs)))
     return _Plan(changed, estimates, policies, number, horizon, seed)
+
+
+def _without_node_properties(moment: Moment) -> Moment:
+    """Return the snapshot with jobs that run on any node, since simulated nodes have no GPUs, features or partitions.
+
+    The forecast is optimistic for jobs that require them.
+    """
+    jobs = tuple(_on_any_node(job) for job in moment.beginning.jobs)
+    return replace(moment, beginning=replace(moment.beginning, jobs=jobs))
+
+
+def _on_any_node(job: Job) -> Job:
+    """Return a job without the properties of nodes that the simulation does not know."""
+    if not job.spec.node_requirements:
+        return job
+    unknown: dict[str, Any] = {"gpus": None, "features": (), "partition": ""}
+    spec = replace(job.spec, **unknown)
+    if not isinstance(spec.request, FlexibleRequest):
+        components = tuple(replace(component, **unknown) for component in spec.request.components)
+        spec = replace(spec, request=replace(spec.request, components=components))
+    return replace(job, spec=spec)
 
 
 def _run_simulations(plans: Sequence[_Plan], processes: int) -> list[Forecast]:

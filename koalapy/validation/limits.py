@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from koalapy.model.array import MAX_ARRAY_SIZE
+from koalapy.model.cluster import NodeClass
 from koalapy.model.job import JobSpec
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import MAX_COMPONENTS, MAX_GRACE, ClusterName
@@ -20,6 +21,13 @@ class ClusterLimits:
     total: int | None
     profile: ClusterProfile = field(default_factory=ClusterProfile)
     speed: float = 1.0
+    node_classes: Sequence[NodeClass] | None = None
+    """What its nodes have; None while unknown."""
+
+    @property
+    def known_classes(self) -> Sequence[NodeClass]:
+        """Return its classes, or one of unknown properties for all nodes."""
+        return self.node_classes or (NodeClass("", 0, total=self.total or 0),)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from koalapy.model.profile import (
 from koalapy.model.request import ClusterName, FixedRequest, FlexibleRequest
 from koalapy.model.users import owner_rejection_reason
 from koalapy.validation.limits import ClusterLimits, Limits
+from koalapy.validation.nodes import restrict_to_nodes
 
 MAX_NAMED = 5
 """Maximum clusters that a hint names."""
@@ -103,11 +104,12 @@ def able_clusters(spec: JobSpec, limits: Limits) -> Iterator[Sequence[ClusterLim
     ``UsageError`` that is raised within the context is extended by the clusters that were left out.
     """
     able = _able(spec, limits)
+    matching = restrict_to_nodes(spec, able)
     try:
-        yield able
+        yield matching
     except UsageError as error:
         left_out = sorted({cluster.name for cluster in limits.clusters} - {cluster.name for cluster in able})
-        if not left_out:
+        if not left_out and matching == able:
             raise
         closed, away = limits.accounts.closed_to(spec.owner), limits.sharing.closed_to(spec.home_site)
         foreign = [name for name in left_out if name in closed]
@@ -116,6 +118,8 @@ def able_clusters(spec: JobSpec, limits: Limits) -> Iterator[Sequence[ClusterLim
         reasons = [describe_missing_folders(lacking, job_folders(spec))] if lacking else []
         reasons += [owner_rejection_reason(foreign)] if foreign else []
         reasons += [limits.sharing.home_rejection_reason(distant)] if distant else []
+        if matching != able and (requirement := spec.node_requirements[0]) and requirement.of_nodes:
+            reasons.append(f"only nodes with {requirement} count")
         message = "; ".join([error.message, *reasons])
         raise UsageError(message, field=error.field, value=error.value, hint=error.hint) from None
 

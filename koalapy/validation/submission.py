@@ -13,10 +13,10 @@ from typing import Any
 
 from koalapy.model.errors import reject
 from koalapy.model.job import JobSpec
-from koalapy.model.wording import format_bytes, format_list
 from koalapy.policies.registry import DEFAULTS
 from koalapy.validation.fitting import check_combination, check_fits, check_fits_together
 from koalapy.validation.limits import Limits
+from koalapy.validation.nodes import check_node_names, check_nodes
 from koalapy.validation.request import (
     check_array,
     check_components,
@@ -32,16 +32,6 @@ from koalapy.validation.site import check_accounts, check_clusters_share, check_
 def check_policy(spec: JobSpec, limits: Limits) -> None:
     """Reject an unknown policy, unknown options, or a request that the policy does not accept (semantics 3)."""
     limits.policies.resolve(spec.policy, spec.request, spec.policy_options)
-
-
-def check_memory(spec: JobSpec, limits: Limits) -> None:
-    """Reject ``memory`` with a policy that ignores it."""
-    if spec.memory is None or limits.policies.capabilities(spec.policy).heeds_memory:
-        return
-    name = spec.policy or DEFAULTS[spec.request.type]
-    heeding = [name for name in limits.policies.names() if limits.policies.capabilities(name).heeds_memory]
-    problem = f"is {format_bytes(spec.memory)}, and policy {name} does not go by what nodes have"
-    reject("memory", spec.memory, problem, f"leave it out, or use policy {format_list(heeding, separator=' or ')}")
 
 
 def check_placement(spec: JobSpec, limits: Limits) -> None:
@@ -64,11 +54,12 @@ CHECKS: tuple[Callable[[JobSpec, Limits], None], ...] = (
     check_home_site,
     check_folders,
     check_clusters_share,
+    check_node_names,
+    check_nodes,
     check_fits,
     check_fits_together,
     check_combination,
     check_policy,
-    check_memory,
     check_placement,
 )
 

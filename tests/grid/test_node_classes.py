@@ -17,10 +17,15 @@ CLUSTERS = {
         "uplink_bandwidth": "1Gbit",
         "node_classes": {
             "slow": {"nodes": 3, "power": 0.5, "memory": "8GB"},
-            "fast": {"nodes": 1, "power": 2.0, "memory": "64GB"},
+            "fast": {"nodes": 1, "power": 2.0, "memory": "64GB", "cores": 32, "gpus": {"a100": 2}},
         },
     },
-    "south": {"network": "127.0.2", "nodes": 2, "speed": 2.0, "node_classes": {"big": {"nodes": 2, "memory": "1TB"}}},
+    "south": {
+        "network": "127.0.2",
+        "nodes": 2,
+        "speed": 2.0,
+        "node_classes": {"big": {"nodes": 2, "memory": "1TB", "features": ["big"]}},
+    },
 }
 SLEEPING = ("sh", "-c", "echo started; exec sleep 600")
 
@@ -85,3 +90,33 @@ def test_matching_policy_takes_fast_nodes_and_counts_uplinks(make_grid: Callable
     wait_until_running(grid, second)
     assert read_placement(grid, second)[0][2] in ("fast", "big")
     wait_until(lambda: "uplink" not in grid.http.get("/api/v1/clusters/south").json()["details"], "nothing is used")
+
+
+def test_required_nodes_are_used_under_several_policies(make_grid: Callable[..., EmbeddedGrid]) -> None:
+    grid = make_grid(KOALA_CLUSTERS=json.dumps(CLUSTERS))
+    wait_until(lambda: read_idle_classes(grid, "north") == {"slow": 3, "fast": 1}, "north reports its nodes")
+    wait_until(lambda: read_idle_classes(grid, "south") == {"big": 2}, "south reports its nodes")
+    listing = grid.run_koala("clusters", "show", "north").stdout
+    assert "a100:2" in listing
+    for policy in ("cluster-minimization", "resource-matching"):
+        request = {"type": "flexible", "total_size": 1}
+        job = grid.submit(request, *SLEEPING, launcher="processes", policy=policy, gpus="a100:1")
+        wait_until_running(grid, job)
+        assert read_placement(grid, job)[0][3] == ["127.0.1.4"]
+        waiting = grid.submit(request, *SLEEPING, launcher="processes", policy=policy, cores=8, gpus=1)
+        assert "only nodes with 8 cores and 1 GPU count" in grid.run_koala("explain", str(waiting)).stdout
+        grid.run_koala("cancel", str(job), str(waiting))
+        wait_until(lambda: read_idle_classes(grid, "north") == {"slow": 3, "fast": 1}, "the node is free")
+    components = [{"size": 1, "features": ["big"]}, {"size": 1, "gpus": 2}, {"size": 3, "exclude": ["south"]}]
+    job = grid.submit({"type": "nonfixed", "components": components}, *SLEEPING, launcher="processes")
+    wait_until_running(grid, job)
+    assert [(c["cluster"], c["hosts"]) for c in grid.get_job(job)["components"]] == [
+        ("south", ["127.0.2.1"]),
+        ("north", ["127.0.1.4"]),
+        ("north", ["127.0.1.1", "127.0.1.2", "127.0.1.3"]),
+    ]
+    page = grid.http.get(f"/jobs/{job}").text
+    assert "component 0: feature big; component 1: 2 GPUs; component 2: not on south" in page
+    assert "component 1: 2 GPUs" in grid.run_koala("show", str(job)).stdout
+    refused = grid.run_koala("submit", "--flexible", "1", "--gpus", "a100:4", "--", "true")
+    assert "nearest: north has 2 GPUs a100 on 1 node" in refused.stderr

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from koalapy.model.array import TaskIndices
 from koalapy.model.field import Bounds, describe_fields, split_annotation
 from koalapy.model.job import JobSpec
+from koalapy.model.node_requirement import MAX_GPUS, Gpus
 
 short_texts = st.text(max_size=8)
 
@@ -36,6 +37,8 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
         return st.floats(bounds.above or bounds.minimum or 0, bounds.maximum, exclude_min=bounds.above is not None)
     if base is TaskIndices:
         return st.sampled_from(["1-3", "0-8:4%2", "2,5-7"]).map(TaskIndices.parse)
+    if base is Gpus:
+        return st.builds(Gpus, st.integers(1, MAX_GPUS), st.sampled_from(["", "a100"]))
     if is_dataclass(base):
         return instances_of(base)  # type: ignore[arg-type]
     if issubclass(base, Enum):

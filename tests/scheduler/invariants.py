@@ -218,7 +218,7 @@ def _check_fits_request(job: Job, attempt: Attempt, *, replaced: bool) -> None:
     elif isinstance(request, FlexibleRequest):
         assert min(sizes) >= request.min_component_size
         assert request.max_components is None or len(sizes) <= request.max_components
-        assert replaced or len({c.cluster for c in attempt.gang}) == len(sizes)
+        assert replaced or len({(c.cluster, c.node_class) for c in attempt.gang}) == len(sizes)
     else:
         requested = [(c.size, c.cluster) for c in request.components]
         fixed = isinstance(request, FixedRequest)
@@ -364,7 +364,7 @@ def check_views(queries: Queries) -> None:
             queries.own_view(),
             grid.view(nodes_for_reservation) if queries.reservation is not None else queries.own_view(),
         ),
-        (queries.view_with_preemption(), grid.view(with_preemption)),
+        (queries.view_with_preemption(), grid.cached_view(with_preemption, by_preemption=True).view()),
     ):
         assert view == recomputed
         assert view.links is recomputed.links

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from koalapy.model.cluster import ClusterView, GridView, NodeClass, resize_classes
 from koalapy.model.job import JobState, Token, parse_token
+from koalapy.model.node_requirement import NodeFilter
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal
 from koalapy.model.reports import ClusterReport, NodeClassReport
 from koalapy.model.request import Request, RequestType
@@ -51,10 +52,10 @@ def test_view_has_reported_classes_with_default_power() -> None:
 
 def test_promise_reduces_its_class_until_reported() -> None:
     cluster = make_status(SLOW, FAST)
-    cluster.promise("1.1.0", 3, "fast")
+    cluster.promise("1.1.0", 3, NodeFilter("fast"))
     assert offered_by_class(cluster) == {"slow": 4, "fast": 1}
-    assert (cluster.available_of("fast"), cluster.available_of("slow"), cluster.available_of("")) == (1, 4, 5)
-    assert cluster.available_of("unknown") == 0
+    assert [cluster.available_of(NodeFilter(name)) for name in ("fast", "slow", "")] == [1, 4, 5]
+    assert cluster.available_of(NodeFilter("unknown")) == 0
     allocated_fast = replace(FAST, idle=1)
     cluster.report(ClusterReport(8, 5, holding=frozenset({"1.1.0"}), node_classes=(SLOW, allocated_fast)), 1.0)
     assert offered_by_class(cluster) == {"slow": 4, "fast": 1}
@@ -84,9 +85,9 @@ def test_report_of_better_class_signals_gained_capacity() -> None:
 
 def test_claim_behind_another_class_causes_no_doubt() -> None:
     cluster = make_status(SLOW, replace(FAST, idle=0), idle=4)
-    cluster.promise("1.1.0", 2, "fast")
+    cluster.promise("1.1.0", 2, NodeFilter("fast"))
     cluster.promise("2.1.0", 1)
-    cluster.promise("3.1.0", 1, "slow")
+    cluster.promise("3.1.0", 1, NodeFilter("slow"))
     assert cluster.idle_reported_for("2.1.0") == 0
     assert cluster.idle_reported_for("3.1.0") == 0
     assert cluster.idle_reported_for("1.1.0") == -2

@@ -46,8 +46,10 @@ def test_spec_to_json_format_is_stable() -> None:
     )
     stored_file = {"name": "f", "size": 3, "sites": ["north"], "distribution": "whole", "part": None, "target": ""}
     component = {"size": 2, "cluster": None, "command": None, "environment": [["A", "b"]], "output": None}
+    component |= {"cores": None, "memory": None, "gpus": None, "features": [], "partition": "", "account": ""}
+    component |= {"qos": "", "exclude": [], "inputs": [stored_file]}
     stored = {
-        "request": {"type": "nonfixed", "components": [component | {"inputs": [stored_file]}]},
+        "request": {"type": "nonfixed", "components": [component]},
         "command": ["true"],
         "walltime": 90.0,
         "retry_on_exit": [7],

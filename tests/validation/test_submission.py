@@ -88,27 +88,6 @@ WRONG_OPTIONS = [
         " is -0.1",
         "give a fraction from 0 to 1, or leave it out",
     ),
-    (
-        make_spec(FlexibleRequest(2), policy="resource-matching", memory=0),
-        "memory",
-        0,
-        " is 0",
-        "give at least 1 byte, or leave it out",
-    ),
-    (
-        make_spec(one_component(), memory=2 * 10**9),
-        "memory",
-        2 * 10**9,
-        " is 2 GB, and policy worst-fit does not go by what nodes have",
-        "leave it out, or use policy resource-matching",
-    ),
-    (
-        make_spec(FlexibleRequest(2), policy="auto", memory=10**9),
-        "memory",
-        10**9,
-        " is 1 GB, and policy auto does not go by what nodes have",
-        "leave it out, or use policy resource-matching",
-    ),
     (make_spec(one_component(), retry_on_exit=(1, 0)), "retry_on_exit[1]", 0, " is 0", "give exit codes from 1 to 255"),
     (
         make_spec(one_component(), retry_on_exit=(256,)),

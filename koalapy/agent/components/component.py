@@ -5,15 +5,19 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import TypeAdapter
+
 from koalapy.agent.components.outputlog import DEFAULT_OUTPUT_LIMIT, OutputLog
 from koalapy.agent.core.spool import RUNNER_LOG, JournalFolder
 from koalapy.agent.lrm.port import Fault, LrmJob, LrmJobState
 from koalapy.agent.runners.runners import RunnerConnection, encode_line, lrm_name
 from koalapy.model.job import ComponentState
+from koalapy.model.node_requirement import NodeRequirement
 from koalapy.model.reports import ComponentStatus, ProgramUse, Refusal, ReportedState
 from koalapy.runner.session import Line
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
+_REQUIREMENT = TypeAdapter[NodeRequirement | None](NodeRequirement | None)
 KILLED_BY_KILL = 128 + 9
 KILLED_BY_TERM = 128 + 15
 RESULT_ENTRY = "result.{node}"
@@ -98,6 +102,8 @@ class Component:
     output_limit: int = DEFAULT_OUTPUT_LIMIT
     lease: float | None = None
     """Seconds of the daemon's silence after which it ends; None for no limit."""
+    requirement: NodeRequirement | None = None
+    """What each of its nodes must have, and the account to charge."""
     lrm_job: str | None = None
     submitted_at: float = 0.0
     """When the resource manager accepted its job (monotonic); earlier snapshots say nothing about it."""
@@ -154,6 +160,7 @@ class Component:
             clock=clock,
         )
         component.lease = submitted.get("lease")
+        component.requirement = _REQUIREMENT.validate_python(submitted.get("requirement"))
         component.lrm_job, component.plan, component.stop = entries.get("lrm"), entries.get("open"), entries.get("stop")
         component.grace = Grace.from_journal(entries.get("grace"))
         for node, life in zip(component.nodes, entries.get("lives", ()), strict=False):

@@ -37,6 +37,7 @@ from koalapy.agent.transfers.roots import Roots
 from koalapy.agent.transfers.seals import Seals
 from koalapy.model.errors import SiteError
 from koalapy.model.job import ComponentState, is_token, parse_token
+from koalapy.model.node_requirement import NO_REQUIREMENT
 from koalapy.model.reports import ComponentStatus, Versions
 from koalapy.protocol import messages as wire
 from koalapy.runner.folders import remove_stale_folders
@@ -313,6 +314,7 @@ class Agent:
             modules=self._settings.modules,
             user=component.user,
             node_class=component.node_class,
+            requirement=component.requirement or NO_REQUIREMENT,
             secrets=self._secrets.hex_secrets(component.name, component.size),
         )
 
@@ -498,7 +500,9 @@ class Agent:
         component.stage, component.collect = message.stage, tuple(message.collect)
         component.user, component.node_class = self._accounts.account_for(message.local_user), message.node_class
         component.fetched, component.lease = not component.user, message.lease
-        submit = message.model_dump(include={"size", "walltime", "name", "stage", "collect", "node_class", "lease"})
+        component.requirement = message.requirement
+        recorded = {"size", "walltime", "name", "stage", "collect", "node_class", "requirement", "lease"}
+        submit = message.model_dump(include=recorded)
         submit |= {"user": component.user, "output_limit": component.output_limit}
         component.folder.write_entry(submit=submit)
         self._reporter.add_component(component)

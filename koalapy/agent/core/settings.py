@@ -102,6 +102,11 @@ class SiteSettings:
     """Slurm: the partition, or several separated by commas. The default is Slurm's."""
     account: str | None = None
     """Account to charge. The default is the user's own."""
+    allowed_account: list[str] = field(default_factory=list)
+    """Accounts (Grid Engine: projects) that jobs may choose with ``--account``. With the identity ``mapped``, jobs may
+    choose any that the resource manager permits to their owner."""
+    allowed_qos: list[str] = field(default_factory=list)
+    """Slurm: qualities of service that jobs may choose with ``--qos``, likewise."""
     queue: str | None = None
     """Grid Engine: the queue. The default is any queue that the parallel environment may use."""
     parallel_environment: str = "koala"

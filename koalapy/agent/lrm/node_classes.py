@@ -1,17 +1,18 @@
 """Group a cluster's nodes into classes of equal nodes, and expand host lists. Pure.
 
-Nodes of a configured class belong to it. The others are equal if their resource manager reports the same features and
-about the same memory.
+Nodes of a configured class belong to it. The others are equal if their resource manager reports the same features,
+cores, GPUs and partitions, and about the same memory.
 """
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Annotated, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from koalapy.model.errors import SiteFault, SiteRejected
+from koalapy.model.node_requirement import MAX_CORES, MAX_FEATURES, MAX_GPUS, WORD, Gpus, NodeRequirement
 from koalapy.model.reports import NodeClassReport
 from koalapy.model.wording import format_bytes, parse_bytes
 
@@ -68,6 +69,9 @@ def _validate_host_list(text: str) -> str:
     return text
 
 
+PropertyName = Annotated[str, Field(pattern=f"^(?:{WORD.pattern})$")]
+
+
 @dataclass(frozen=True, kw_only=True)
 class NodeClassSettings:
     """A class of equal nodes, under ``clusters.NAME.node_classes.CLASS``: which nodes, and their properties."""
@@ -82,6 +86,14 @@ class NodeClassSettings:
     """Speed of a node relative to nodes of other clusters; by default the cluster's ``speed``."""
     memory: Annotated[int, BeforeValidator(parse_bytes), Field(gt=0, le=2**53)] | None = None
     """Bytes of a node, or with a unit (``64GB``); by default as the resource manager reports."""
+    cores: Annotated[int, Field(ge=1, le=MAX_CORES)] | None = None
+    """Cores of a node; by default as the resource manager reports."""
+    gpus: Annotated[dict[PropertyName, Annotated[int, Field(ge=1, le=MAX_GPUS)]], Field(max_length=MAX_FEATURES)] = (
+        field(default_factory=dict)
+    )
+    """GPUs of a node by type (``{a100: 4}``), in addition to those that the resource manager reports."""
+    features: Annotated[list[PropertyName], Field(max_length=MAX_FEATURES)] = field(default_factory=list)
+    """Features of a node that jobs may require, in addition to those that the resource manager reports."""
 
     def __post_init__(self) -> None:
         if [self.nodes is not None, self.feature != "", self.hosts != ""].count(True) != 1:
@@ -94,6 +106,18 @@ class NodeClassSettings:
         hosts = set(expand_host_list(self.hosts))
         return [n for n in nodes if not hosts.isdisjoint((n.name, n.short_name)) or self.feature in n.features]
 
+    def apply_to(self, group: "NodeGroup") -> "NodeGroup":
+        """Return the class with the configured properties."""
+        gpus = {entry.type: entry.count for entry in group.gpus} | self.gpus
+        return replace(
+            group,
+            power=self.power,
+            memory=self.memory or group.memory,
+            cores=self.cores or group.cores,
+            gpus=tuple(Gpus(count, gpu_type) for gpu_type, count in sorted(gpus.items())),
+            features=tuple(sorted({*group.features, *self.features})),
+        )
+
 
 class KnownNode(NamedTuple):
     """A node as its resource manager describes it."""
@@ -104,6 +128,9 @@ class KnownNode(NamedTuple):
     features: frozenset[str] = frozenset()
     weight: int = 0
     """Nodes of lower weight are allocated first."""
+    cores: int | None = None
+    gpus: tuple[Gpus, ...] = ()
+    partitions: frozenset[str] = frozenset()
 
     @property
     def short_name(self) -> str:
@@ -120,6 +147,10 @@ class NodeGroup:
     memory: int | None = None
     feature: str = ""
     """The feature that exactly these nodes have, if the class is configured by it."""
+    cores: int | None = None
+    gpus: tuple[Gpus, ...] = ()
+    features: tuple[str, ...] = ()
+    partitions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +164,17 @@ class NodeGroups:
     def report(self, count_idle: Callable[[frozenset[str]], int]) -> tuple[NodeClassReport, ...]:
         """Return a report for each class; ``count_idle`` returns how many of these nodes one job could have now."""
         return tuple(
-            NodeClassReport(group.name, len(group.nodes), count_idle(group.nodes), group.power, group.memory)
+            NodeClassReport(
+                group.name,
+                len(group.nodes),
+                count_idle(group.nodes),
+                group.power,
+                group.memory,
+                group.cores,
+                group.gpus,
+                group.features,
+                group.partitions,
+            )
             for group in self.groups
         )
 
@@ -151,6 +192,36 @@ class NodeGroups:
             )
         return group
 
+    def admitted_nodes(
+        self, node_class: str, requirement: NodeRequirement, size: int, nodes: Iterable[str]
+    ) -> frozenset[str] | None:
+        """Return which of a cluster's ``nodes`` a job of ``size`` nodes may get; None if it may get all.
+
+        They are of its class, meet its requirement and are not excluded. Raise ``SiteRejected`` if they are too few.
+        """
+        if not node_class and requirement.matching_part is None:
+            return None
+        admitted = self.select_class(node_class, size).nodes if node_class else frozenset(nodes)
+        if (of_nodes := requirement.of_nodes) is not None:
+            groups = self.groups or (NodeGroup("", admitted),)
+            matching = [group.nodes for group in groups if of_nodes.is_met_by(group)]
+            admitted &= frozenset().union(*matching)
+        try:
+            excluded = {host for text in requirement.exclude for host in expand_host_list(text)}
+        except ValueError as error:
+            raise SiteRejected(f"exclude cannot be understood: {error}", field="exclude", fault=SiteFault.JOB) from None
+        admitted = frozenset(name for name in admitted if excluded.isdisjoint((name, name.partition(".")[0])))
+        if len(admitted) < size:
+            suffix = f" with {requirement}" if of_nodes is not None else " that are not excluded"
+            raise SiteRejected(
+                f"{size} nodes{suffix} requested, but it has {len(admitted)}",
+                field="nodes",
+                value=size,
+                hint="the nodes have changed since the job was placed, or it excludes too many; it is placed again",
+                fault=SiteFault.LIMIT,
+            )
+        return admitted
+
 
 def group_nodes(nodes: Sequence[KnownNode], configured: Mapping[str, NodeClassSettings]) -> NodeGroups:
     """Return the nodes by class; no groups if all nodes are equal and nothing is known of them."""
@@ -161,31 +232,76 @@ def group_nodes(nodes: Sequence[KnownNode], configured: Mapping[str, NodeClassSe
             names = _names(members)
             remaining = [node for node in remaining if node.name not in names]
             is_exact = names == {node.name for node in nodes if settings.feature in node.features}
-            memory = settings.memory or _min_memory(members)
-            group = NodeGroup(name, names, settings.power, memory, settings.feature if is_exact else "")
+            group = settings.apply_to(_make_group(name, members, settings.feature if is_exact else ""))
             groups.append((_min_weight(members), group))
         if not members or (settings.nodes is not None and len(members) < settings.nodes):
             notices.append(f"of the class {name} it has {len(members)} nodes: see the cluster's node_classes")
-    by_properties: dict[tuple[frozenset[str], int | None], list[KnownNode]] = {}
+    by_properties: dict[_Properties, list[KnownNode]] = {}
     for node in remaining:
         rounded = None
         if node.memory is not None:
             # Round down to an eighth: firmware reserves different amounts on equal nodes.
             step = 1 << max(0, node.memory.bit_length() - 3)
             rounded = node.memory // step * step
-        by_properties.setdefault((node.features, rounded), []).append(node)
+        key = _Properties(node.features, rounded, node.cores, node.gpus, node.partitions)
+        by_properties.setdefault(key, []).append(node)
     if len(by_properties) > MAX_CLASSES:
-        by_properties = {(frozenset(), None): remaining}
+        by_properties = {_Properties(): remaining}
     used_names = {group.name for _, group in groups}
-    for (features, _), members in sorted(by_properties.items(), key=lambda item: (sorted(item[0][0]), item[0][1] or 0)):
-        memory = _min_memory(members)
+    for key, members in sorted(by_properties.items(), key=lambda item: item[0].order):
         if len(by_properties) == 1 and not groups:
-            unnamed = () if memory is None else (NodeGroup("", _names(members), memory=memory),)
-            return NodeGroups(unnamed, tuple(notices))
-        name = _make_name(features, memory, used_names)
+            group = _make_group("", members)
+            is_known = group != NodeGroup("", group.nodes)
+            return NodeGroups((group,) if is_known else (), tuple(notices))
+        group = _make_group("", members)
+        name = _make_name(key.features, group, used_names)
         used_names.add(name)
-        groups.append((_min_weight(members), NodeGroup(name, _names(members), memory=memory)))
+        groups.append((_min_weight(members), replace(group, name=name)))
     return NodeGroups(tuple(group for _, group in sorted(groups, key=lambda item: item[0])), tuple(notices))
+
+
+class _Properties(NamedTuple):
+    """The properties in which the nodes of an unconfigured class are equal."""
+
+    features: frozenset[str] = frozenset()
+    memory: int | None = None
+    cores: int | None = None
+    gpus: tuple[Gpus, ...] = ()
+    partitions: frozenset[str] = frozenset()
+
+    @property
+    def order(self) -> tuple[object, ...]:
+        """Return a sort key, so that classes get the same names after each restart of the agent."""
+        gpus = [(gpus.type, gpus.count) for gpus in self.gpus]
+        return sorted(self.features), self.memory or 0, self.cores or 0, gpus, sorted(self.partitions)
+
+
+def _make_group(name: str, members: Sequence[KnownNode], feature: str = "") -> NodeGroup:
+    """Return a class with the properties that all members have."""
+    return NodeGroup(
+        name,
+        _names(members),
+        memory=_min_memory(members),
+        feature=feature,
+        cores=min((node.cores for node in members if node.cores is not None), default=None),
+        gpus=_shared_gpus([node.gpus for node in members]),
+        features=_shared_words([node.features for node in members]),
+        partitions=_shared_words([node.partitions for node in members]),
+    )
+
+
+def _shared_words(words: Sequence[frozenset[str]]) -> tuple[str, ...]:
+    """Return the names that all sets contain, without those that jobs cannot request."""
+    shared = frozenset.intersection(*words)
+    return tuple(sorted(word for word in shared if WORD.fullmatch(word)))[:MAX_FEATURES]
+
+
+def _shared_gpus(gpus: Sequence[tuple[Gpus, ...]]) -> tuple[Gpus, ...]:
+    """Return the GPUs that each node has at least, by type."""
+    counts = [{entry.type: entry.count for entry in entries} for entries in gpus]
+    types = set(counts[0]).intersection(*counts[1:])
+    least = [Gpus(min(count[gpu_type] for count in counts), gpu_type) for gpu_type in sorted(types)]
+    return tuple(entry for entry in least if entry.count > 0)[:MAX_FEATURES]
 
 
 def _names(nodes: Iterable[KnownNode]) -> frozenset[str]:
@@ -200,9 +316,10 @@ def _min_weight(nodes: Iterable[KnownNode]) -> int:
     return min(node.weight for node in nodes)
 
 
-def _make_name(features: frozenset[str], memory: int | None, used_names: set[str]) -> str:
-    """Return an unused name, as ``haswell+ib-64GB``; the same after each restart of the agent."""
-    parts = ["+".join(sorted(features)), "" if memory is None else format_bytes(memory).replace(" ", "")]
-    name = "-".join(part for part in parts if part)[:MAX_NAME_LENGTH] or "other"
+def _make_name(features: frozenset[str], group: NodeGroup, used_names: set[str]) -> str:
+    """Return an unused name, as ``haswell+ib-2xa100-64GB``; the same after each restart of the agent."""
+    memory = "" if group.memory is None else format_bytes(group.memory).replace(" ", "")
+    gpus = "+".join(f"{entry.count}x{entry.type or 'gpu'}" for entry in group.gpus)
+    name = "-".join(filter(None, ("+".join(sorted(features)), gpus, memory)))[:MAX_NAME_LENGTH] or "other"
     numbered = (f"{name}-{number}" for number in range(2, len(used_names) + 3))
     return name if name not in used_names else next(candidate for candidate in numbered if candidate not in used_names)

@@ -8,6 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Literal, Protocol
 
+from koalapy.model.node_requirement import NO_REQUIREMENT, NodeRequirement
 from koalapy.model.reports import NodeClassReport
 
 JOB_PREFIX = "koala-"
@@ -152,6 +153,8 @@ class LrmSubmission:
     """One for the runner of each node. No other process may learn it."""
     node_class: str = ""
     """The class of its nodes, by its name in snapshots; empty: any."""
+    requirement: NodeRequirement = NO_REQUIREMENT
+    """What each node must have, and the account to charge."""
 
 
 @dataclass(frozen=True, slots=True)

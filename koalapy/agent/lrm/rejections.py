@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from koalapy.model.errors import SiteFault, SiteRejected
+from koalapy.model.node_requirement import NodeRequirement
 
 
 def _pattern(*phrases: str) -> re.Pattern[str]:
@@ -102,6 +103,62 @@ def classify_rejection(text: str) -> SiteFault:
     """Return the fault of a rejection with this text; ``unknown`` if it has no phrase of the table."""
     text = _POLICY.sub("", text)
     return next((fault for fault, phrases in _PHRASES if phrases.search(text)), SiteFault.UNKNOWN)
+
+
+_CHOICES: Mapping[str, re.Pattern[str]] = {
+    "account": _pattern(
+        r"invalid (parent )?account\b",
+        r"Invalid or unknown association",
+        r"Requested account has breached",
+        r"no project assigned",
+        r"(project|job is not) .*(does not exist|permitted|allowed|access)",
+    ),
+    "qos": _pattern(r"invalid qos\b", r"Invalid or unknown association"),
+    "partition": _pattern(
+        r"invalid partition\b",
+        r"not permitted to use this partition",
+        r"Required partition not available",
+        r"unknown queue",
+        r"not a valid object",
+    ),
+    "gpus": _pattern(r"invalid generic resource", r"Requested GRES option", r"unknown resource"),
+    "features": _pattern(r"invalid feature", r"unknown resource"),
+    "exclude": _pattern(r"invalid node name"),
+}
+"""Phrases by the field of the job that they concern, if the job sets that field."""
+
+
+def blame_requirement(error: SiteRejected, requirement: NodeRequirement) -> SiteRejected:
+    """Return a rejection for a choice of the job as unsuitable for this cluster, and any other one unchanged.
+
+    Without a choice of the job, the same text concerns the options of all jobs.
+    """
+    text = _POLICY.sub("", error.message)
+    for field, phrases in _CHOICES.items():
+        if (value := getattr(requirement, field)) and phrases.search(text):
+            hint = f"correct {field}, or exclude the cluster"
+            value = str(value) if field == "gpus" else value
+            return SiteRejected(error.message, field=field, value=value, hint=hint, fault=SiteFault.UNSUITABLE)
+    return error
+
+
+def reject_charges(requirement: NodeRequirement, allowed: Mapping[str, Sequence[str]], *, is_mapped: bool) -> None:
+    """Raise ``SiteRejected`` for an account or quality of service that jobs may not choose.
+
+    Where jobs run as their owners' accounts, the resource manager decides. Elsewhere all jobs run as one account, so
+    only those ``allowed`` by the cluster's configuration may be chosen.
+    """
+    for field, names in allowed.items():
+        value = getattr(requirement, field)
+        if value and not is_mapped and value not in names:
+            known = f"allowed: {', '.join(names)}" if names else "the cluster allows no choice"
+            raise SiteRejected(
+                f"{field} {value} may not be chosen here; {known}",
+                field=field,
+                value=value,
+                hint=f"leave {field} out, or have the cluster's administrator add it to allowed_{field}",
+                fault=SiteFault.UNSUITABLE,
+            )
 
 
 def reject_size(nodes: int, limit: str, hint: str, fault: SiteFault = SiteFault.LIMIT) -> NoReturn:

@@ -23,11 +23,11 @@ from koalapy.model.job import (
     JobSpec,
     Lease,
     Lines,
-    NodeMemory,
     PerNodeBandwidth,
     PointInTime,
     PolicyOptions,
 )
+from koalapy.model.node_requirement import Excluded, Gpus, NodeMemory
 from koalapy.model.request import Bundle, Environment, Inputs, StopWarning
 from koalapy.model.times import parse_time
 
@@ -127,6 +127,11 @@ def clauses_of(texts: list[str]) -> list[str]:
     return [clause.strip() for text in texts for clause in text.split(",")]
 
 
+def split_names(texts: list[str]) -> list[str]:
+    """Split lists of names at their commas, except inside brackets: ``north,n[1,3]``."""
+    return [name for text in texts for name in re.split(r",(?![^\[\]]*\])", text)]
+
+
 def format_pairs(values: dict[str, str]) -> list[str]:
     return [f"{name}={value}" for name, value in values.items()]
 
@@ -174,6 +179,8 @@ FORMS = {
     PointInTime: Form(str, with_time_zone, format_texts),
     Dependencies: Form(list[str], clauses_of, format_texts),
     NodeMemory: Form(str, str, format_texts),
+    Gpus: Form(str, str, format_texts),
+    Excluded: Form(list[str], split_names, format_texts),
     PerNodeBandwidth: Form(str, str, format_texts),
     StopWarning: Form(str, str, format_texts),
     TaskIndices: Form(str, str, format_texts),

@@ -2,8 +2,9 @@
 
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 from rich.cells import cell_len
 
@@ -12,6 +13,7 @@ from koalapy.cli.terminal.width import align_left, fold_text, terminal_size
 from koalapy.client.answers import Attempt, Cluster, Component, Job, Json, ListedJob, RelatedJob, Tasks
 from koalapy.client.client import name_of, nodes_of
 from koalapy.client.errors import printable
+from koalapy.model.node_requirement import NodeRequirement, describe_requirements, parse_gpus
 from koalapy.model.wording import (
     format_bytes,
     format_cpu_use,
@@ -141,17 +143,53 @@ def cluster_page(cluster: Cluster) -> str:
     """Return the page of a cluster: its row, its node classes and its uplink."""
     parts, details = [clusters_table([cluster])], cluster["details"]
     if classes := details.get("node_classes"):
-        sizes = ["-" if c["memory"] is None else format_bytes(c["memory"]) for c in classes]
-        rows = [
-            [c["name"] or "all", c["total"], c["idle"], f"{c['power']:g}", size]
-            for c, size in zip(classes, sizes, strict=True)
-        ]
-        parts.append(format_table(["CLASS", "TOTAL", "IDLE", "POWER", "MEMORY"], rows))
+        parts.append(_class_table(classes))
     if (uplink := details.get("uplink")) is not None:
         capacity = uplink["capacity"]
         capacity_text = "; what it carries is not known" if capacity is None else f" of {format_bytes(capacity)}/s"
         parts.append(f"uplink: {format_bytes(uplink['consumed'])}/s used{capacity_text}")
     return "\n\n".join(parts)
+
+
+def _class_table(classes: Sequence[Json]) -> str:
+    """Return a table of node classes, with columns only for the properties that some class has."""
+    columns: dict[str, Callable[[Json], object]] = {
+        "MEMORY": lambda c: "" if c["memory"] is None else format_bytes(c["memory"]),
+        "CORES": lambda c: c.get("cores") or "",
+        "GPUS": lambda c: ",".join(_format_gpus(gpus) for gpus in c.get("gpus", ())),
+        "FEATURES": lambda c: ",".join(c.get("features", ())),
+        "PARTITIONS": lambda c: ",".join(c.get("partitions", ())),
+    }
+    shown = {name: cell for name, cell in columns.items() if name == "MEMORY" or any(map(cell, classes))}
+    rows = [
+        [c["name"] or "all", c["total"], c["idle"], f"{c['power']:g}", *(cell(c) or "-" for cell in shown.values())]
+        for c in classes
+    ]
+    return format_table(["CLASS", "TOTAL", "IDLE", "POWER", *shown], rows)
+
+
+def _format_gpus(gpus: Json) -> str:
+    return f"{gpus['type']}:{gpus['count']}" if gpus["type"] else str(gpus["count"])
+
+
+def _requirement_text(job: Mapping[str, Any]) -> str:
+    """Return what a job and its components require of their nodes; empty without any requirement."""
+    return describe_requirements(_requirement_of(job), map(_requirement_of, job["request"].get("components", ())))
+
+
+def _requirement_of(source: Mapping[str, Any]) -> NodeRequirement:
+    """Return the requirement of a job or a component of the API."""
+    gpus = source.get("gpus")
+    return NodeRequirement(
+        source.get("cores"),
+        source.get("memory"),
+        parse_gpus(gpus) if gpus else None,
+        tuple(source.get("features") or ()),
+        source.get("partition") or "",
+        tuple(source.get("exclude") or ()),
+        source.get("account") or "",
+        source.get("qos") or "",
+    )
 
 
 def clusters_table(clusters: Sequence[Cluster]) -> str:
@@ -226,6 +264,7 @@ def job_page(
         ("state", job["state"] + (f": {job['reason']}" if job["reason"] else "")),
         ("request", f"{request['type']}, {format_nodes(nodes_of(request))}, {job['priority']} priority"),
         *([("home site", job["home_site"])] if job.get("home_site") else []),
+        *([("each node", nodes)] if (nodes := _requirement_text(job)) else []),
         ("policy", job["policy"]),
         ("command", " ".join(job["command"]) or "(one for each component)"),
         ("submitted", job["submitted_at"]),

@@ -1,6 +1,7 @@
 """Convert commands of the scheduler to messages for agents, with all data that agents need."""
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from koalapy.model.job import WALLTIME_ALLOWANCE, Component, Job, JobId, JobSpec, lease_of, parse_token
@@ -66,7 +67,7 @@ class CommandMessages:
                 if reason := self._accounts.rejection_reason(owner, cluster):
                     return Stop(**header, reason=reason).model_dump()
                 return _build_submit(
-                    job, header, self._accounts.local_user(owner, cluster), self._profiles[cluster]
+                    job, header, self._accounts.local_user(owner, cluster), cluster, self._profiles
                 ).model_dump()
             case StageComponent() if job is not None and self._accounts.rejection_reason(
                 job.spec.owner, command.cluster
@@ -87,9 +88,19 @@ class CommandMessages:
         raise ValueError(f"{command} is for a job that is unknown here")
 
 
-def _build_submit(job: Job, header: dict[str, Any], local_user: str, profile: ClusterProfile) -> Submit:
+def _build_submit(
+    job: Job,
+    header: dict[str, Any],
+    local_user: str,
+    cluster: ClusterName,
+    profiles: Mapping[ClusterName, ClusterProfile],
+) -> Submit:
     """Return the command that submits a component's runner to the resource manager of its cluster."""
     component = live(job).components[parse_token(header["token"]).component]
+    requirement = job.spec.node_requirement(component.request_index)
+    if requirement is not None:
+        excluded_nodes = tuple(name for name in requirement.exclude if name not in profiles)
+        requirement = replace(requirement, exclude=excluded_nodes)
     return Submit(
         **header,
         size=component.size,
@@ -99,7 +110,8 @@ def _build_submit(job: Job, header: dict[str, Any], local_user: str, profile: Cl
         collect=list(job.spec.collect),
         local_user=local_user,
         node_class=component.node_class,
-        lease=lease_of(job.spec.lease, profile.lease),
+        requirement=requirement,
+        lease=lease_of(job.spec.lease, profiles[cluster].lease),
     )
 
 

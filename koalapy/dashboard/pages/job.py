@@ -21,6 +21,7 @@ from koalapy.dashboard.dashboard import Dashboard
 from koalapy.dashboard.pictures import JobLane, build_lanes
 from koalapy.dashboard.rows import JobRow, job_row
 from koalapy.model.job import Job, JobState, Priority
+from koalapy.model.node_requirement import describe_requirements
 from koalapy.validation.permissions import may_see_all_of
 
 TAIL_BYTES = 64 * 1024
@@ -51,6 +52,8 @@ class JobPageView:
     job: JobView
     row: JobRow
     command: str
+    nodes: str
+    """What the job requires of its nodes; empty without any requirement."""
     actions: Sequence[str]
     """Actions that are possible now."""
     is_over: bool
@@ -81,7 +84,7 @@ def add_job(dashboard: Dashboard, services: Services) -> None:
         position = engine.queries.position(job) if may_see_all else None
         view, row = view_for(caller, record), job_row(record, caller, position, whole_reason=True)
         if not may_see_all:
-            return JobPageView(view, row, "", (), record.job.state.is_final, (), (), 0, None, (), False, (), 0)
+            return JobPageView(view, row, "", "", (), record.job.state.is_final, (), (), 0, None, (), False, (), 0)
         record, last_attempts = await jobs.list_attempts(job, attempts)
         timeline = await jobs.read_timeline(job)
         current = record.job
@@ -89,6 +92,7 @@ def add_job(dashboard: Dashboard, services: Services) -> None:
             job=view_for(caller, record),
             row=job_row(record, caller, position, whole_reason=True),
             command=" ".join(current.spec.command),
+            nodes=describe_requirements(current.spec, getattr(current.spec.request, "components", ())),
             actions=_possible_actions(current, high_priority_allowed=jobs.rules.high_priority.is_allowed_to(caller)),
             is_over=current.state.is_final,
             lanes=build_lanes(current, last_attempts, timeline, engine.clock()),

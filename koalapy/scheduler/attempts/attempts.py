@@ -3,7 +3,7 @@
 from koalapy.model.job import Component, ComponentState, Job, JobId, JobState, Token
 from koalapy.model.request import StopWarning
 from koalapy.model.wording import format_bytes, format_list, format_time
-from koalapy.scheduler.attempts.facts import link_demand, program_result, walltime_ends, warning_of
+from koalapy.scheduler.attempts.facts import filter_of, link_demand, program_result, walltime_ends, warning_of
 from koalapy.scheduler.attempts.health import ClusterHealth
 from koalapy.scheduler.claims.preemption import is_preemptible
 from koalapy.scheduler.effects import (
@@ -54,7 +54,7 @@ class Attempts:
         cluster.promise(
             job.token(component.index),
             component.size,
-            component.node_class,
+            filter_of(job.spec, component),
             preemptible=makes_room,
             guest=is_guest,
             demand=link_demand(job, component),

@@ -1,6 +1,7 @@
 """Derive facts from the components of a job's live attempt, without changing anything."""
 
-from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState, Launcher
+from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState, Launcher
+from koalapy.model.node_requirement import ANY_NODE, NodeFilter
 from koalapy.model.request import StopWarning
 from koalapy.model.wording import format_list, format_time
 from koalapy.scheduler.grid import GridStatus
@@ -9,6 +10,13 @@ from koalapy.scheduler.rules import Rules
 
 MIN_MEASURED_SECONDS = 0.5
 """Seconds after which the speed of a transfer predicts its end."""
+
+
+def filter_of(spec: JobSpec, component: Component) -> NodeFilter:
+    """Return which nodes of its cluster a component may get."""
+    requirement = spec.node_requirement(component.request_index)
+    of_nodes = requirement and requirement.of_nodes
+    return NodeFilter(component.node_class, of_nodes) if component.node_class or of_nodes else ANY_NODE
 
 
 def reporting_components(job: Job) -> tuple[Component, ...]:

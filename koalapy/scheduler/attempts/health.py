@@ -155,8 +155,7 @@ class ClusterHealth:
         if doubt is None or submitted_at > doubt.since:
             pause = backoff_pause(DOUBT_PAUSE, status.evidence.consecutive_failures, MAX_DOUBT_PAUSE)
             status.evidence.consecutive_failures += 1
-            node_class = status.classes.requested_class(token)
-            status.doubt = Doubt(surplus, ahead, now, now + pause, node_class=node_class)
+            status.doubt = Doubt(surplus, ahead, now, now + pause, filter=status.classes.filter_of(token))
             self._timers.add(now + pause, Deadline.DOUBT, cluster=cluster)
         else:  # one of several claims submitted before the first of them failed
             status.doubt = replace(doubt, nodes=surplus, size=ahead)

@@ -8,8 +8,9 @@ nodes to local users and is replaced.
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
-from koalapy.model.cluster import GridView
+from koalapy.model.cluster import GridView, NodeClass, count_idle, take_nodes
 from koalapy.model.job import Attempt, ClaimingMode, Component, ComponentState, Job, JobState, Nonce, Priority
 from koalapy.model.placement import PlacedComponent, Placement
 from koalapy.model.request import ClusterName, FixedRequest
@@ -17,7 +18,7 @@ from koalapy.model.transfer import Transfer, estimate_transfer
 from koalapy.model.wording import format_list
 from koalapy.policies.close_to_files import closest_site
 from koalapy.scheduler.attempts.attempts import Attempts
-from koalapy.scheduler.attempts.facts import expected_end_of_transfers, unclaimed
+from koalapy.scheduler.attempts.facts import expected_end_of_transfers, filter_of, unclaimed
 from koalapy.scheduler.claims.preemption import Preemption, Reclaiming
 from koalapy.scheduler.effects import ClaimFailure
 from koalapy.scheduler.ledger import live
@@ -32,9 +33,10 @@ class ClaimTry:
     def __init__(self, state: SchedulerState, preemption: Preemption | None, job: Job) -> None:
         """``preemption``: frees nodes for the job; None if it may not preempt."""
         self._grid, self._job, self.preemption = state.grid, job.id, preemption
+        self._spec = job.spec
         self._taken = Counter[ClusterName]()
-        self._taken_of = Counter[tuple[ClusterName, str]]()
-        """Nodes of the components that request a node class."""
+        self._classes: dict[ClusterName, tuple[NodeClass, ...]] = {}
+        """The classes of the nodes left by cluster, if a component may not get all nodes of its cluster."""
         self._gang_size = len(live(job).gang)
         self.startable: list[Component] = []
         self.blocked: list[Component] = []
@@ -43,11 +45,12 @@ class ClaimTry:
         self._closed = {c.cluster for c in unclaimed(job) if not state.grid[c.cluster].is_open}
         """Clusters closed when the try begins. A cluster on probation closes once a component of the try has started
         there."""
-        for component in sorted(unclaimed(job), key=lambda c: (-c.size, c.rank)):
+        self._has_particular = any(map(self._is_particular, unclaimed(job)))
+        for component in sorted(unclaimed(job), key=lambda c: (not self._is_particular(c), -c.size, c.rank)):
             name, size, free = component.cluster, component.size, self._free_for(component)
             if free is not None and size <= free:
                 self._take(component)
-            elif free is None or preemption is None or component.node_class:
+            elif free is None or preemption is None or self._is_particular(component):
                 self.blocked.append(component)
             elif size + self._taken[name] <= preemption.available(state.grid[name]):
                 self.preempting.append(component)
@@ -81,12 +84,17 @@ class ClaimTry:
         return remaining if status.is_open else None
 
     def _free_for(self, component: Component) -> int | None:
-        """Return the nodes left for a component where it was placed, of its class if it requests one."""
-        cluster, name = component.cluster, component.node_class
-        free = self._free_nodes(cluster)
-        if free is None or not name:
+        """Return the nodes left that a component may get where it was placed."""
+        free = self._free_nodes(component.cluster)
+        if free is None or not self._is_particular(component):
             return free
-        return min(free, self._grid[cluster].available_of(name) - self._taken_of[cluster, name])
+        classes = self._classes.get(component.cluster, self._grid[component.cluster].node_classes)
+        return min(free, count_idle(classes, filter_of(self._spec, component)))
+
+    def _is_particular(self, component: Component) -> bool:
+        """Return whether a component may get only some nodes of its cluster. Preemption may not free these."""
+        nodes = filter_of(self._spec, component)
+        return not (nodes.admits_all or self._grid[component.cluster].classes.admits_all(nodes))
 
     @property
     def view(self) -> GridView:
@@ -95,12 +103,13 @@ class ClaimTry:
         names = {name for name, nodes in self._taken.items() if nodes}
         names |= {cluster.name for cluster in self._grid.clusters() if cluster.reserved_for_others(self._job)}
         changed = [cluster for name in sorted(names) if (cluster := view.get(name)) is not None]
+        changed = [replace(c, node_classes=self._classes.get(c.name, c.node_classes)) for c in changed]
         return view.with_clusters([cluster.with_idle(max(0, self.free(cluster.name) or 0)) for cluster in changed])
 
     def move(self, moved: Component, left_behind: ClusterName) -> None:
         """Move a component that can start on another cluster."""
         if any(component.index == moved.index for component in self.startable):
-            self._taken[left_behind] -= moved.size  # it requested no class: components of a class do not preempt
+            self._taken[left_behind] -= moved.size  # it may get any node there: others do not preempt
         for components in (self.startable, self.preempting, self.blocked):
             components[:] = [component for component in components if component.index != moved.index]
         self._take(moved)
@@ -113,8 +122,10 @@ class ClaimTry:
     def _take(self, component: Component) -> None:
         """Count a component as startable, and its nodes as taken from its cluster."""
         self._taken[component.cluster] += component.size
-        if component.node_class:
-            self._taken_of[component.cluster, component.node_class] += component.size
+        if self._has_particular:
+            name = component.cluster
+            classes = self._classes.get(name, self._grid[name].node_classes)
+            self._classes[name] = take_nodes(classes, filter_of(self._spec, component), component.size)
         self.startable.append(component)
 
 
@@ -336,6 +347,9 @@ class Claiming:
             view = view.with_clusters(
                 [cluster.with_idle(max(0, cluster.idle - nodes)) for cluster, nodes in reserved.items()]
             )
+        requirement = spec.node_requirement(component.request_index)
+        if requirement is not None and (part := requirement.matching_part) is not None:
+            view = view.matching(part)
         component_request = spec.component(component.request_index)
         barred = job.barred_clusters(self._state.now)
         other_clusters = {member.cluster for member in live(job).gang if member.index != component.index}

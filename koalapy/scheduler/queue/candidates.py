@@ -179,10 +179,10 @@ class Offers:
     def __init__(self, state: SchedulerState, reservation: Reservation) -> None:
         self._reservation, self._sharing = reservation, state.sharing
         self._preempts = state.rules.preemption == "placement"
-        self.view_with_preemption = state.grid.cached_view(capacity_with_preemption).view
+        self.view_with_preemption = state.grid.cached_view(capacity_with_preemption, by_preemption=True).view
         """Returns the grid as it would be if jobs of low priority were preempted."""
         self._taken_back = {
-            kept_too: state.grid.cached_view(partial(self._left_if_taken_back, kept_too)).view
+            kept_too: state.grid.cached_view(partial(self._left_if_taken_back, kept_too), by_preemption=True).view
             for kept_too in (False, True)
         }
         self.ordinary = {priority: self._offer(priority) for priority in Priority}

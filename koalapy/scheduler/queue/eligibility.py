@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from koalapy.model.cluster import GridView
 from koalapy.model.job import Job, JobSpec, Launcher
+from koalapy.model.node_requirement import NodeRequirement
 from koalapy.model.placement import ClusterReason, Refusal, RefusalKind
 from koalapy.model.profile import (
     ClusterProfile,
@@ -46,6 +47,8 @@ class Demands(NamedTuple):
     """The largest sets of clusters that may share it; empty: all may."""
     is_script: bool = False
     """Whether it has a script, which clusters must accept to share it."""
+    nodes: tuple[NodeRequirement | None, ...] = ()
+    """What the nodes of each component must have; one entry for all components, or none if any node serves."""
 
     @property
     def barred(self) -> frozenset[ClusterName]:
@@ -87,10 +90,10 @@ class Eligibility:
         one_series = self._mixed and spec.launcher is Launcher.OPENMPI
         at_most, ratio, options = spec.coallocation, spec.speed_ratio_min, spec.policy_options
         closed, away = self._accounts.closed_to(spec.owner), self._sharing.closed_to(spec.home_site)
-        is_script = bool(spec.script)
+        is_script, nodes = bool(spec.script), spec.node_requirements
         sets = self._sets[one_series, is_script]
-        if sets or folders or at_most is not None or ratio is not None or options or closed or away:
-            return Demands(one_series, folders, at_most, ratio, options, closed, away, sets, is_script)
+        if sets or folders or at_most is not None or ratio is not None or options or closed or away or nodes:
+            return Demands(one_series, folders, at_most, ratio, options, closed, away, sets, is_script, nodes)
         return ()
 
     def barred_reasons(self, spec: JobSpec, names: Iterable[ClusterName]) -> Reasons:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice, product
+from typing import TYPE_CHECKING
 
 from koalapy.model.bounds import MAX_NODES
 from koalapy.model.cluster import ClusterPair, ClusterState, ClusterView, GridView, Link, Uplink, resize_classes
@@ -23,6 +24,9 @@ from koalapy.scheduler.advisor.knowledge import KnowledgeBuilder
 from koalapy.scheduler.queue.eligibility import Demands, Eligibility, Reasons, without_barred
 from koalapy.scheduler.queue.placement_queues import PlacementQueues
 from koalapy.scheduler.state import SchedulerState
+
+if TYPE_CHECKING:
+    from koalapy.scheduler.queue.node_matching import NodeMatching
 
 
 class BrokenPolicy(Exception):
@@ -146,11 +150,14 @@ def _request_problem(placement: Placement, request: Request) -> str:
 
 def _flexible_sizes(placed: Sequence[PlacedComponent]) -> list[int]:
     """Return the sizes that the request's bounds apply to: the classes of one cluster count as one component."""
-    by_class: dict[ClusterName, int] = {}
+    by_class: dict[ClusterName, int] = {component.cluster: 0 for component in placed if component.node_class}
+    sizes = []
     for component in placed:
-        if component.node_class:
-            by_class[component.cluster] = by_class.get(component.cluster, 0) + component.size
-    return [component.size for component in placed if not component.node_class] + list(by_class.values())
+        if component.cluster in by_class:
+            by_class[component.cluster] += component.size
+        else:
+            sizes.append(component.size)
+    return sizes + list(by_class.values())
 
 
 def _flexible_problem(request: FlexibleRequest, sizes: Sequence[int]) -> str:
@@ -372,10 +379,10 @@ class PolicyEvaluator:
     """The evaluation of jobs with their policies, including the limits of clusters on probation."""
 
     def __init__(
-        self, state: SchedulerState, eligibility: Eligibility, queues: PlacementQueues, knowledge: KnowledgeBuilder
+        self, state: SchedulerState, calls: "NodeMatching", queues: PlacementQueues, knowledge: KnowledgeBuilder
     ) -> None:
         self._policies, self._grid, self._ledger = state.policies, state.grid, state.ledger
-        self._calls, self._queues, self._knowledge = PolicyCalls(eligibility), queues, knowledge
+        self._calls, self._queues, self._knowledge = calls, queues, knowledge
         self._whole = self._grid.cached_view(lambda cluster: cluster.total - cluster.down)
         self._assumed_bandwidth = state.rules.assumed_bandwidth
         self._seen = self._empty = GridView(())
@@ -409,6 +416,8 @@ class PolicyEvaluator:
         large enough."""
         if not without.isdisjoint(_named_clusters(spec)):
             return False
+        if spec.node_requirements and not self._are_nodes_reported:
+            return True
         view = self.empty_grid()
         view = view.restrict_to(frozenset(cluster.name for cluster in view if cluster.name not in without))
         try:
@@ -424,6 +433,8 @@ class PolicyEvaluator:
         view = self.empty_grid()
         if spec.internal or not all(cluster.total for cluster in self._grid.clusters()):
             return ""
+        if spec.node_requirements and not self._are_nodes_reported:
+            return ""
         if _missing_input_reason(spec, view) or (view.cut_off and spec.all_inputs):
             return ""
         try:
@@ -431,6 +442,11 @@ class PolicyEvaluator:
         except (UsageError, BrokenPolicy):
             return ""
         return answer.summary if isinstance(answer, Refusal) and answer.kind is not RefusalKind.ADVICE else ""
+
+    @property
+    def _are_nodes_reported(self) -> bool:
+        """Return whether all clusters have reported the properties of their nodes in this daemon run."""
+        return all(cluster.reported for cluster in self._grid.clusters())
 
     def _answer_with_links(self, spec: JobSpec, view: GridView) -> Placement | Refusal:
         """Return the policy's answer; if it is a refusal, the answer with all unmeasured links assumed good."""

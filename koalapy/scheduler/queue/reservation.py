@@ -6,6 +6,7 @@ from functools import partial
 
 from koalapy.model.cluster import GridView
 from koalapy.model.job import Job, JobId, JobSpec, Priority
+from koalapy.model.node_requirement import ANY_NODE, NodeFilter
 from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import ClusterName
 from koalapy.scheduler.attempts.facts import unclaimed
@@ -124,6 +125,8 @@ class Reservation:
         if job is None and self._chosen is not None:
             self._placed = self._chosen
         self._chosen, self._reserved_nodes, self._is_promised = None, Counter(), False
+        for cluster in previous:
+            self._grid[cluster].classes.kept = ANY_NODE
         self._choose(evaluate, turns=(self._placed, job))
         if self._placed is not None and any(self._placed in queue for queue in self._queues.values()):
             self._placed = None  # it holds the reservation again, or has lost it
@@ -200,6 +203,9 @@ class Reservation:
                     self._chosen, self._is_promised = entry.job, self._was_promised(entry)
                     for component in answer.components:
                         self._reserved_nodes[component.cluster] += component.size
+                        requirement = spec.node_requirement(component.request_index)
+                        nodes = NodeFilter(requirement=requirement and requirement.of_nodes)
+                        self._grid[component.cluster].classes.kept = nodes
                     return
                 if not self._policies.capabilities(spec.policy).learns:
                     group.refused_on = self._grids

@@ -14,6 +14,7 @@ from koalapy.agent.lrm.node_classes import (
     NodeGroups,
     group_nodes,
 )
+from koalapy.model.node_requirement import Gpus
 
 GIB = 1 << 30
 
@@ -29,12 +30,48 @@ def describe_groups(groups: NodeGroups) -> dict[str, list[str]]:
 def test_group_nodes_without_properties_returns_no_groups() -> None:
     assert group_nodes([make_node("n1"), make_node("n2")], {}) == NodeGroups()
     assert group_nodes([], {"fast": NodeClassSettings(feature="fast")}).groups == ()
-    assert group_nodes([make_node("n1", "ib")], {}) == NodeGroups(), "all have that"
 
 
 def test_group_nodes_that_are_equal_returns_unnamed_group() -> None:
     (group,) = group_nodes([make_node("n1", memory=63 * GIB), make_node("n2", memory=62 * GIB)], {}).groups
     assert (group.name, group.memory) == ("", 62 * GIB)
+
+
+def test_group_nodes_with_one_feature_returns_unnamed_group_with_it() -> None:
+    (group,) = group_nodes([make_node("n1", "ib"), make_node("n2", "ib")], {}).groups
+    assert (group.name, group.features) == ("", ("ib",))
+
+
+def test_group_nodes_separates_cores_gpus_and_partitions() -> None:
+    nodes = [
+        KnownNode("n1", cores=8, partitions=frozenset({"main"})),
+        KnownNode("n2", cores=8, partitions=frozenset({"main", "long"})),
+        KnownNode("n3", cores=8, gpus=(Gpus(2, "a100"),), partitions=frozenset({"main"})),
+        KnownNode("n4", cores=16, partitions=frozenset({"main"})),
+    ]
+    groups = group_nodes(nodes, {}).groups
+    assert sorted((sorted(g.nodes), g.cores, g.gpus, g.partitions) for g in groups) == [
+        (["n1"], 8, (), ("main",)),
+        (["n2"], 8, (), ("long", "main")),
+        (["n3"], 8, (Gpus(2, "a100"),), ("main",)),
+        (["n4"], 16, (), ("main",)),
+    ]
+
+
+def test_joined_classes_have_only_what_all_nodes_have() -> None:
+    nodes = [
+        KnownNode(f"n{i}", features=frozenset({"ib", f"r{i}"}), cores=8 + i, gpus=(Gpus(1 + i % 2),)) for i in range(70)
+    ]
+    (group,) = group_nodes(nodes, {}).groups
+    assert (group.cores, group.gpus, group.features) == (8, (Gpus(1),), ("ib",))
+
+
+def test_configured_properties_are_added_to_reported_ones() -> None:
+    settings = NodeClassSettings(feature="ib", cores=4, gpus={"h100": 1}, features=["ssd"], memory=7)
+    nodes = [KnownNode("n1", 9, frozenset({"ib"}), 1, 8, (Gpus(2, "a100"),), frozenset({"main"}))]
+    (group,) = group_nodes(nodes, {"fast": settings}).groups
+    assert (group.memory, group.cores, group.features) == (7, 4, ("ib", "ssd"))
+    assert group.gpus == (Gpus(2, "a100"), Gpus(1, "h100"))
 
 
 def test_group_nodes_by_properties_orders_by_weight() -> None:
@@ -153,6 +190,10 @@ def test_group_nodes_puts_each_node_into_one_class(
         ({"fast": {"nodes": 1, "memory": "64"}}, ""),
         ({"fast": {"nodes": 1, "memory": "64Gbit"}}, "give bytes"),
         ({"fast": {"hosts": "n[1-"}}, "not a list of host names"),
+        ({"fast": {"nodes": 1, "features": ["a&b"]}}, "pattern"),
+        ({"fast": {"nodes": 1, "gpus": {"a b": 1}}}, "pattern"),
+        ({"fast": {"nodes": 1, "gpus": {"a100": 0}}}, "greater than or equal to 1"),
+        ({"fast": {"nodes": 1, "cores": 0}}, "greater than or equal to 1"),
         ({"": {"nodes": 1}}, "pattern"),
         ({"a b": {"nodes": 1}}, "pattern"),
     ],

@@ -20,6 +20,7 @@ from koalapy.agent.lrm.node_classes import KnownNode, NodeClassSettings, group_n
 from koalapy.agent.lrm.port import JOB_PREFIX, Finding, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
 from koalapy.agent.runners.runners import secret_files, write_secrets
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
+from koalapy.model.node_requirement import NodeRequirement
 
 _ENDED_RETENTION_S = 10.0
 """How long snapshots contain an ended job; locald itself retains the last 10,000."""
@@ -42,6 +43,19 @@ def make_lrm(settings: AgentSettings) -> "LocalLrm":
     return LocalLrm(
         cluster, JOB_PREFIX, settings.start_failures, JobFolders.from_settings(settings), settings.node_classes
     )
+
+
+def _reject_charges(requirement: NodeRequirement) -> None:
+    """Raise ``SiteRejected`` for an account or quality of service, which an embedded cluster does not have."""
+    for field in ("account", "qos"):
+        if value := getattr(requirement, field):
+            raise SiteRejected(
+                f"an embedded cluster has no {field} {value}",
+                field=field,
+                value=value,
+                hint=f"leave {field} out, or exclude the cluster",
+                fault=SiteFault.UNSUITABLE,
+            )
 
 
 class LocalLrm:
@@ -98,8 +112,10 @@ class LocalLrm:
                     fault=SiteFault.SITE,
                 )
         link = await self._connect()
-        name = submission.node_class
-        eligible = self._classes.select_class(name, submission.nodes).nodes if name else ()
+        _reject_charges(submission.requirement)
+        eligible = self._classes.admitted_nodes(
+            submission.node_class, submission.requirement, submission.nodes, self.cluster.addresses
+        )
         if submission.user:
             files = {} if self._key else secret_files(submission.secrets)
             await self._folders.make_folder(submission.user, submission.workdir, files)
@@ -116,7 +132,7 @@ class LocalLrm:
             cwd=str(submission.workdir),
             output=str(submission.output),
             walltime=submission.walltime,
-            eligible=sorted(eligible),
+            eligible=sorted(eligible or ()),
             secrets=list(submission.secrets) if self._key else [],
         )
         return str(reply["job"])

@@ -22,10 +22,18 @@ from koalapy.agent.lrm.port import (
     LrmSubmission,
     PolledLrm,
 )
-from koalapy.agent.lrm.rejections import reject_other_job, reject_qsub_options, reject_size, split_options
+from koalapy.agent.lrm.rejections import (
+    blame_requirement,
+    reject_charges,
+    reject_other_job,
+    reject_qsub_options,
+    reject_size,
+    split_options,
+)
 from koalapy.agent.lrm.script import place_script
 from koalapy.agent.lrm.sge.answers import (
     DELETED,
+    HostProperties,
     Listing,
     NodeState,
     QueueInstance,
@@ -33,13 +41,14 @@ from koalapy.agent.lrm.sge.answers import (
     is_broken,
     job_state,
     queue_state,
+    read_hosts,
     read_listing,
-    read_memory,
     short_name,
 )
 from koalapy.agent.lrm.sge.commands import Layout, QsubControl, SgeCommands, check_grid_engine, read_layout
 from koalapy.agent.lrm.sge.jobs import EndResolver, TrackedJobs, convert_job, unreachable_hosts
-from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
+from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
+from koalapy.model.node_requirement import Gpus
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
 LAYOUT_MAX_AGE_S = 60.0
@@ -87,6 +96,8 @@ class SgeLrm(PolledLrm):
         self._layout: Layout | None = None
         self._groups = NO_GROUPS
         self._layout_read_at = 0.0
+        self._gpus: dict[str, int] = {}
+        """The most free GPUs of each host so far."""
         self._has_listed = False
 
     async def open(self) -> None:
@@ -103,24 +114,44 @@ class SgeLrm(PolledLrm):
             subject = f"queue {self._settings.queue}" if self._settings.queue else self._settings.parallel_environment
             reject_size(submission.nodes, f"{subject} has {len(layout.hosts)}", "ask for fewer nodes")
         native = ["-pe", self._settings.parallel_environment, str(submission.nodes * layout.slots)]
-        if self._settings.queue:
-            native += ["-q", self._settings.queue]
+        if queue := submission.requirement.partition or self._settings.queue:
+            native += ["-q", queue]
         if submission.walltime is not None:
             native += ["-l", f"h_rt={max(1, math.ceil(submission.walltime))}"]
-        if submission.node_class:
-            group = self._groups.select_class(submission.node_class, submission.nodes)
-            native += ["-l", f"h={'|'.join(sorted(group.nodes))}"]
+        native += self._node_options(submission, layout)
         # Run the script in its place, which only its account can read, and never a second time.
         native += ["-b", "y", "-shell", "n", "-r", "n", *self._native_options]
         script = await place_script(submission, "qrsh", self._folders)
         try:
             job = await self._control.submit_job(script, submission, native)
         except SiteRejected as error:
-            raise self._commands.rejection(error) from error
+            raise blame_requirement(self._commands.rejection(error), submission.requirement) from error
         if submission.name.startswith(self._jobs.prefix):
             self._jobs.add_submitted(job, submission.name, submission.user)
         self.poll_soon()
         return job
+
+    def _node_options(self, submission: LrmSubmission, layout: Layout) -> list[str]:
+        """Return options that restrict a job to the hosts that it may get, and the project that it chooses.
+
+        Amounts are not requested, since Grid Engine counts them for each slot: a job gets whole hosts.
+        """
+        requirement = submission.requirement
+        allowed = {"account": self._settings.allowed_account}
+        reject_charges(requirement, allowed, is_mapped=self._folders.is_mapped)
+        if requirement.qos:
+            raise SiteRejected(
+                f"Grid Engine has no quality of service {requirement.qos}",
+                field="qos",
+                value=requirement.qos,
+                hint="leave qos out, or exclude the cluster",
+                fault=SiteFault.UNSUITABLE,
+            )
+        options = ["-P", requirement.account] if requirement.account else []
+        hosts = self._groups.admitted_nodes(submission.node_class, requirement, submission.nodes, layout.hosts)
+        if hosts is not None and (submission.node_class or len(hosts) < len(layout.hosts)):
+            options += ["-l", f"h={'|'.join(sorted(hosts))}"]
+        return options
 
     async def find_job(self, name: str, user: str = "") -> str | None:
         if (id := self._jobs.find_id(name, user)) is not None:
@@ -188,12 +219,28 @@ class SgeLrm(PolledLrm):
             settings = self._settings
             self._layout = await read_layout(self._commands, settings.parallel_environment, settings.queue)
             self._layout_read_at = now
-            memory: dict[str, int] = {}
-            with contextlib.suppress(SiteError):  # then it is unknown
-                memory = read_memory((await self._commands.run_checked("qhost", "-xml")).output)
-            nodes = [KnownNode(host, memory.get(short_name(host))) for host in sorted(self._layout.hosts)]
+            hosts: dict[str, HostProperties] = {}
+            with contextlib.suppress(SiteError):  # then they are unknown
+                hosts = read_hosts((await self._commands.run_checked("qhost", "-F", "-xml")).output)
+            nodes = [
+                self._known_node(host, hosts.get(short_name(host), HostProperties()))
+                for host in sorted(self._layout.hosts)
+            ]
             self._groups = group_nodes(nodes, settings.node_classes)
         return self._layout
+
+    def _known_node(self, host: str, properties: HostProperties) -> KnownNode:
+        """Return what a host has. Of its GPUs, Grid Engine reports those that are free: the most seen so far count."""
+        assert self._layout is not None
+        self._gpus[host] = max(properties.gpus, self._gpus.get(host, 0))
+        return KnownNode(
+            host,
+            properties.memory,
+            properties.features,
+            cores=properties.cores,
+            gpus=(Gpus(self._gpus[host]),) if self._gpus[host] else (),
+            partitions=frozenset(queue for queue, other in self._layout.instances if other == host),
+        )
 
     async def _list_jobs(self, states: str) -> Sequence[SgeJob]:
         answer = await self._commands.run_checked("qstat", "-s", states, "-u", self._users, "-xml")

@@ -13,6 +13,7 @@ from xml.etree import ElementTree as Xml
 
 from koalapy.agent.lrm.port import JOB_PREFIX, JobEnd, LrmJobState
 from koalapy.model.errors import SiteUnavailable
+from koalapy.model.node_requirement import WORD
 
 _INVALID_CHARACTER = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _REFERENCE = re.compile("&#(?:([0-9]+)|x([0-9a-fA-F]+));")
@@ -199,18 +200,56 @@ def _text(element: Xml.Element, name: str) -> str:
     return (element.findtext(name) or "").strip()
 
 
-def read_memory(text: bytes) -> dict[str, int]:
-    """Return the bytes of each host in an answer of ``qhost -xml``, by its short name; empty for other text."""
+GPU_COMPLEXES = frozenset({"gpu", "gpus", "ngpus", "num_gpus"})
+"""Usual names of the consumable that counts a host's GPUs."""
+
+FIXED_ON_HOST = "hf"
+"""Marks a complex with a configured value of the host, which is no load value and not consumed."""
+TRUE_VALUES = frozenset({"TRUE", "1", "1.000000"})
+
+
+@dataclass(frozen=True, slots=True)
+class HostProperties:
+    """What a host has; None and empty where Grid Engine does not report it."""
+
+    memory: int | None = None
+    """Bytes."""
+    cores: int | None = None
+    gpus: int = 0
+    """GPUs that no job uses now."""
+    features: frozenset[str] = frozenset()
+    """Configured boolean complexes that are true, and the architecture."""
+
+
+def read_hosts(text: bytes) -> dict[str, HostProperties]:
+    """Return the properties of hosts in an answer of ``qhost -F -xml`` by short name; empty for other text."""
     try:
         root = _read_xml(text)
     except Xml.ParseError:
         return {}
-    memory_by_host = {}
+    hosts = {}
     for host in root.iter("host"):
-        for value in host.findall("hostvalue"):
-            if value.get("name") == "mem_total" and (memory := _read_size(value.text or "")):
-                memory_by_host[short_name(host.get("name", ""))] = memory
-    return memory_by_host
+        values = {value.get("name", ""): (value.text or "").strip() for value in host.findall("hostvalue")}
+        resources = [
+            (value.get("name", ""), value.get("dominance", ""), (value.text or "").strip())
+            for value in host.findall("resourcevalue")
+        ]
+        processors = values.get("num_proc", "")
+        features = {name for name, kind, value in resources if kind == FIXED_ON_HOST and value in TRUE_VALUES}
+        features |= {values["arch_string"]} if values.get("arch_string", "-") != "-" else set()
+        hosts[short_name(host.get("name", ""))] = HostProperties(
+            _read_size(values.get("mem_total", "")) or None,
+            int(processors) if re.fullmatch(r"[1-9][0-9]{0,4}", processors, re.ASCII) else None,
+            max((_read_count(value) for name, _, value in resources if name in GPU_COMPLEXES), default=0),
+            frozenset(feature for feature in features if WORD.fullmatch(feature)),
+        )
+    return hosts
+
+
+def _read_count(text: str) -> int:
+    """Return the whole number of a text such as ``2.000000``; 0 for other text."""
+    count = re.fullmatch(r"([0-9]{1,6})(?:\.0*)?", text, re.ASCII)
+    return int(count[1]) if count else 0
 
 
 def short_name(host: str) -> str:

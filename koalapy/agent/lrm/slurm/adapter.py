@@ -23,7 +23,14 @@ from koalapy.agent.lrm.port import (
     LrmSubmission,
     PolledLrm,
 )
-from koalapy.agent.lrm.rejections import reject_other_job, reject_sbatch_options, reject_size, split_options
+from koalapy.agent.lrm.rejections import (
+    blame_requirement,
+    reject_charges,
+    reject_other_job,
+    reject_sbatch_options,
+    reject_size,
+    split_options,
+)
 from koalapy.agent.lrm.script import place_script
 from koalapy.agent.lrm.slurm.answers import (
     COLUMNS,
@@ -49,6 +56,7 @@ from koalapy.agent.lrm.slurm.states import (
     waiting_text,
 )
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
+from koalapy.model.node_requirement import count_gpus
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
 MESSAGE_TIMEOUT_S = 10.0
@@ -128,7 +136,7 @@ class SlurmLrm(PolledLrm):
         native = [f"--nodes={submission.nodes}", f"--comment={submission.name}"]
         if submission.walltime is not None:
             native.append(f"--time={time_limit(submission.walltime)}")
-        native += [*self._common_options(), *self._class_options(submission)]
+        native += [*self._common_options(), *self._node_options(submission)]
         script = await place_script(submission, "srun", self._folders)
         try:
             return await self._control.submit_job(script, submission, native)
@@ -141,7 +149,7 @@ class SlurmLrm(PolledLrm):
         except SiteRejected as error:
             if error.fault is SiteFault.UNSUITABLE:
                 self._offer = None  # its limits may have changed
-            raise
+            raise blame_requirement(error, submission.requirement) from error
         finally:
             self.poll_soon()
 
@@ -235,20 +243,45 @@ class SlurmLrm(PolledLrm):
             options.append(f"--account={self._settings.account}")
         return [*options, *self._native_options]
 
-    def _class_options(self, submission: LrmSubmission) -> list[str]:
-        """Return options that restrict a job to nodes of its class.
+    def _node_options(self, submission: LrmSubmission) -> list[str]:
+        """Return options that restrict a job to the nodes that it may get, and the account that it chooses.
 
-        They include the configured options, since only the last one of an option counts.
+        They follow the configured options, since only the last one of an option counts. Slurm chooses by itself by
+        features, GPUs and partition; nodes that only their class, cores, memory or name tell apart are excluded.
         """
-        if not submission.node_class:
+        requirement, nodes = submission.requirement, self._known_nodes
+        allowed = {"account": self._settings.allowed_account, "qos": self._settings.allowed_qos}
+        reject_charges(requirement, allowed, is_mapped=self._folders.is_mapped)
+        options = [
+            f"--{name}={value}" for name in ("partition", "account", "qos") if (value := getattr(requirement, name))
+        ]
+        names = [node.name for node in nodes]
+        admitted = self._groups.admitted_nodes(submission.node_class, requirement, submission.nodes, names)
+        if admitted is None:
+            return options
+        chosen = [node for node in nodes if node.name in admitted]
+        others = [node for node in nodes if node.name not in admitted]
+        features = self._constraint(submission, chosen)
+        if features:
+            options.append(f"--constraint={'&'.join(features)}")
+            others = [node for node in others if node.features.issuperset(features)]
+        if (gpus := requirement.gpus) and all(count_gpus(node.gpus, gpus.type) >= gpus.count for node in chosen):
+            options.append(f"--gres=gpu:{gpus}")
+            others = [node for node in others if count_gpus(node.gpus, gpus.type) >= gpus.count]
+        if requirement.partition:
+            others = [node for node in others if requirement.partition in node.partitions]
+        if others:
+            excluded = {node.name for node in others} | (self._offer.excluded if self._offer is not None else set())
+            options.append(f"--exclude={','.join(sorted(excluded))}")
+        return options
+
+    def _constraint(self, submission: LrmSubmission, chosen: Sequence[KnownNode]) -> list[str]:
+        """Return the features by which Slurm is to choose; none if the configured options already have some."""
+        if self._offer is not None and self._offer.constraint:
             return []
-        group = self._groups.select_class(submission.node_class, submission.nodes)
-        if group.feature and self._offer is not None and not self._offer.constraint:
-            return [f"--constraint={group.feature}"]
-        excluded = {name for group in self._groups.groups for name in group.nodes} - group.nodes
-        if self._offer is not None:
-            excluded |= self._offer.excluded
-        return [f"--exclude={','.join(sorted(excluded))}"] if excluded else []
+        group = self._groups.select_class(submission.node_class, 0) if submission.node_class else None
+        requested = (*submission.requirement.features, *([group.feature] if group and group.feature else ()))
+        return [feature for feature in requested if all(feature in node.features for node in chosen)]
 
     async def _reject_size(self, submission: LrmSubmission) -> None:
         """Raise ``SiteRejected`` for a number of nodes that Slurm never gives to one job.
@@ -259,7 +292,8 @@ class SlurmLrm(PolledLrm):
         if submission.nodes < (min_nodes := offer.next_size(submission.nodes)):
             limit, hint = f"{offer.description} gives a job at least {min_nodes}", f"ask for at least {min_nodes} nodes"
             reject_size(submission.nodes, limit, hint, SiteFault.UNSUITABLE)
-        if submission.nodes > self._max_job_nodes or (submission.node_class and not self._groups.groups):
+        is_particular = submission.node_class or submission.requirement.matching_part is not None
+        if submission.nodes > self._max_job_nodes or (is_particular and not self._known_nodes):
             await self._read_nodes(offer)
         if submission.nodes > (max_nodes := min(self._total, self._max_job_nodes)):
             verb = "has" if max_nodes == self._total else "gives a job at most"
@@ -302,7 +336,10 @@ class SlurmLrm(PolledLrm):
                 hint="set the cluster's partition to one that sinfo --Node lists",
             )
         self._total, self._max_job_nodes = len(nodes), offer.max_job_nodes(nodes)
-        known_nodes = [KnownNode(n.name, n.memory, n.features or frozenset(), n.weight) for n in nodes]
+        known_nodes = [
+            KnownNode(n.name, n.memory, n.features or frozenset(), n.weight, n.cores, n.gpus, n.partitions)
+            for n in nodes
+        ]
         if known_nodes != self._known_nodes:
             self._known_nodes, self._groups = known_nodes, group_nodes(known_nodes, self._settings.node_classes)
         return nodes

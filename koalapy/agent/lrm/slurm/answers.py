@@ -10,12 +10,14 @@ are ``{"set": …, "infinite": …, "number": …}``; it listed nodes, and lists
 
 import json
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from koalapy.agent.lrm.node_classes import expand_host_list
 from koalapy.model.errors import SiteUnavailable
+from koalapy.model.node_requirement import MAX_CORES, MAX_GPUS, WORD, Gpus
 
 _WIDTHS = {
     "JobID": 24,
@@ -58,6 +60,9 @@ class SlurmNode:
     """Bytes; None if it is not configured in Slurm."""
     weight: int = 0
     """Nodes of lower weight are allocated first."""
+    cores: int | None = None
+    """CPUs, as Slurm counts them; None if Slurm does not report them."""
+    gpus: tuple[Gpus, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +153,7 @@ def _read_node(entry: Mapping[str, Any], partitions: frozenset[str]) -> list[Slu
     words = _state_words(entry.get("state"), f"node {name}", "sinfo")
     if flags := entry.get("state_flags"):
         words |= _state_words(flags, f"node {name}", "sinfo")
-    return [
-        SlurmNode(name, words, _reason(entry.get("reason")), partitions, _features(entry), *_memory_and_weight(entry))
-    ]
+    return [SlurmNode(name, words, _reason(entry.get("reason")), partitions, **_properties(entry))]
 
 
 def _read_group(entry: Mapping[str, Any], partitions: frozenset[str]) -> list[SlurmNode]:
@@ -166,16 +169,42 @@ def _read_group(entry: Mapping[str, Any], partitions: frozenset[str]) -> list[Sl
         raise SiteUnavailable(f"sinfo: {error}") from None
     state = node.get("state") if isinstance(node, dict) else entry.get("state")
     words = _state_words(state, f"node {hosts[0]}", "sinfo") if hosts else frozenset()
-    reason, features = _reason(entry.get("reason")), _features(entry)
-    return [SlurmNode(host, words, reason, partitions, features, *_memory_and_weight(entry)) for host in hosts]
+    reason, properties = _reason(entry.get("reason")), _properties(entry)
+    return [SlurmNode(host, words, reason, partitions, **properties) for host in hosts]
 
 
-def _memory_and_weight(entry: Mapping[str, Any]) -> tuple[int | None, int]:
-    """Return memory in bytes and weight: numbers (up to 22.05), or minimum and maximum of a group (since 23.02)."""
-    megabytes, weight = (_minimum(entry.get(name)) for name in ("real_memory", "weight"))
+def _properties(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a node has, as fields of ``SlurmNode``.
+
+    Its values are numbers (up to 22.05), or minimum and maximum of a group of equal nodes (since 23.02).
+    """
+    megabytes, weight, cpus = (_minimum(entry.get(name)) for name in ("real_memory", "weight", "cpus"))
     if "real_memory" not in entry:
         megabytes = _minimum(entry.get("memory"))
-    return megabytes << 20 if megabytes > _MEMORY_UNSET else None, weight
+    return {
+        "features": _features(entry),
+        "memory": megabytes << 20 if megabytes > _MEMORY_UNSET else None,
+        "weight": weight,
+        "cores": cpus if 0 < cpus <= MAX_CORES else None,
+        "gpus": read_gres(entry.get("gres")),
+    }
+
+
+def read_gres(value: object) -> tuple[Gpus, ...]:
+    """Return the GPUs of generic resources such as ``gpu:a100:2(S:0-1),gpu:1,tape:4``, or of an object with them.
+
+    A type that jobs cannot request counts as no type.
+    """
+    if isinstance(value, dict):
+        value = value.get("total")
+    counts = Counter[str]()
+    for entry in re.sub(r"\([^()]*\)", "", value).split(",") if isinstance(value, str) else ():
+        name, *parts = entry.strip().split(":")
+        if name == "gpu":
+            count = parts.pop() if parts and re.fullmatch(r"[0-9]{1,6}", parts[-1], re.ASCII) else "1"
+            gpu_type = parts[0] if parts and WORD.fullmatch(parts[0]) else ""
+            counts[gpu_type] += int(count)
+    return tuple(Gpus(min(count, MAX_GPUS), gpu_type) for gpu_type, count in sorted(counts.items()) if count)
 
 
 def _minimum(value: object) -> int:

@@ -14,6 +14,7 @@ from koalapy.agent.lrm.sge.adapter import LAYOUT_MAX_AGE_S, SgeLrm
 from koalapy.agent.lrm.sge.commands import SgeCommands
 from koalapy.agent.lrm.sge.jobs import ENDED_RETENTION_S
 from koalapy.model.errors import SiteRejected, SiteUnavailable
+from koalapy.model.reports import NodeClassReport
 from tests.virtual_time import VirtualClock, VirtualTimeLoop
 
 from .conftest import OWNER, FakeGridEngine, RememberingControl
@@ -46,8 +47,12 @@ async def wait_until_ended(lrm: SgeLrm, name: str) -> LrmJob:
     raise AssertionError("the changes came to an end")
 
 
+def all_nodes(idle: int) -> tuple[NodeClassReport, ...]:
+    return (NodeClassReport("", 4, idle, partitions=("all.q",)),)
+
+
 async def test_snapshot_of_idle_cluster(lrm: SgeLrm) -> None:
-    assert await lrm.take_snapshot() == LrmSnapshot(4, 4, 0, 0, ())
+    assert await lrm.take_snapshot() == LrmSnapshot(4, 4, 0, 0, (), node_classes=all_nodes(idle=4))
 
 
 async def test_snapshot_lists_grid_jobs_and_their_nodes(lrm: SgeLrm, engine: FakeGridEngine) -> None:
@@ -68,9 +73,9 @@ async def test_snapshot_lists_grid_jobs_and_their_nodes(lrm: SgeLrm, engine: Fak
 
 async def test_snapshot_counts_other_jobs_as_background(lrm: SgeLrm, engine: FakeGridEngine) -> None:
     engine.show_recording("busy.xml", **{f">{OWNER}</JB_owner>": ">somebody</JB_owner>"})
-    assert await lrm.take_snapshot() == LrmSnapshot(4, 0, 4, 0, ())
+    assert await lrm.take_snapshot() == LrmSnapshot(4, 0, 4, 0, (), node_classes=all_nodes(idle=0))
     engine.show_recording("busy.xml", **{">koala-": ">other-"})
-    assert await lrm.take_snapshot() == LrmSnapshot(4, 0, 4, 0, ())
+    assert await lrm.take_snapshot() == LrmSnapshot(4, 0, 4, 0, (), node_classes=all_nodes(idle=0))
 
 
 async def test_snapshot_runs_one_query(lrm: SgeLrm, engine: FakeGridEngine) -> None:

@@ -1,5 +1,6 @@
 """Node classes of Grid Engine."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,11 +9,15 @@ from hypothesis import strategies as st
 
 from koalapy.agent.lrm.node_classes import NodeClassSettings
 from koalapy.agent.lrm.port import LrmSubmission
-from koalapy.agent.lrm.sge.answers import read_memory
+from koalapy.agent.lrm.sge.adapter import LAYOUT_MAX_AGE_S
+from koalapy.agent.lrm.sge.answers import HostProperties, read_hosts
 from koalapy.model.errors import SiteRejected
+from koalapy.model.node_requirement import Gpus, NodeRequirement
+from tests.virtual_time import VirtualClock, VirtualTimeLoop
 
 from .conftest import FakeGridEngine, RememberingControl
 
+GB = 10**9
 HEAD = "<?xml version='1.0'?>\n<qhost xmlns:xsd=\"http://example.org/qhost.xsd\">\n <host name='global'>\n"
 HEAD += "   <hostvalue name='mem_total'>-</hostvalue>\n </host>\n"
 
@@ -66,9 +71,10 @@ async def test_job_of_class_requests_alternative_hosts(
     assert "h=h2-1|h2-2|h2-3" in control.native[0]
 
 
-async def test_snapshot_without_qhost_has_no_classes(engine: FakeGridEngine, control: RememberingControl) -> None:
+async def test_snapshot_without_qhost_has_no_properties(engine: FakeGridEngine, control: RememberingControl) -> None:
     engine.set_answer("qhost", "no such thing", code=1)
-    assert (await engine.make_lrm(control).take_snapshot()).node_classes == ()
+    (unknown,) = (await engine.make_lrm(control).take_snapshot()).node_classes
+    assert (unknown.memory, unknown.cores, unknown.gpus, unknown.features) == (None, None, (), ())
     engine.set_answer("qhost", "<html>", code=0)
     assert (await engine.make_lrm(control).take_snapshot()).idle == 4
 
@@ -85,13 +91,112 @@ async def test_snapshot_without_qhost_has_no_classes(engine: FakeGridEngine, con
         ("x", None),
     ],
 )
-def test_read_memory_of_sizes(size: str, expected: int | None) -> None:
-    assert read_memory(make_qhost(h1=size).encode()).get("h1") == expected
+def test_read_hosts_returns_memory(size: str, expected: int | None) -> None:
+    assert read_hosts(make_qhost(h1=size).encode())["h1"].memory == expected
+
+
+RESOURCES = """  <resourcevalue name='arch' dominance='hl'>lx-amd64</resourcevalue>
+  <resourcevalue name='load_short' dominance='hl'>1.000000</resourcevalue>
+  <resourcevalue name='gpu' dominance='hc'>{free}.000000</resourcevalue>
+  <resourcevalue name='tape' dominance='hc'>1.000000</resourcevalue>
+  <resourcevalue name='ib' dominance='hf'>1.000000</resourcevalue>
+  <resourcevalue name='scratch_ssd' dominance='hf'>TRUE</resourcevalue>
+  <resourcevalue name='old' dominance='hf'>0.000000</resourcevalue>
+"""
+"""What ``qhost -F -xml`` adds for a host with two GPUs, of which some are free."""
+
+
+def add_resources(answer: str, host: str, free_gpus: int) -> str:
+    """Add resources to a host in an answer of qhost."""
+    begin = f" <host name='{host}.site.org'>\n"
+    return answer.replace(begin, begin + RESOURCES.format(free=free_gpus))
+
+
+def test_read_hosts_returns_configured_properties() -> None:
+    answer = add_resources(make_qhost(h2_1="31.2G", h2_2="31.2G"), "h2-1", 2)
+    hosts = read_hosts(answer.encode())
+    memory = int(31.2 * 2**30)
+    assert hosts["h2-1"] == HostProperties(memory, 8, 2, frozenset({"ib", "scratch_ssd"}))
+    assert hosts["h2-2"] == HostProperties(memory, 8)
+
+
+async def test_classes_keep_gpus_while_jobs_use_them(
+    engine: FakeGridEngine, control: RememberingControl, virtual_loop: VirtualTimeLoop
+) -> None:
+    whole = make_qhost(h2_1="31.2G", h2_2="31.2G", h2_3="31.2G", h2_4="31.2G")
+    engine.set_answer("qhost", add_resources(whole, "h2-1", 2))
+    adapter = engine.make_lrm(control, clock=VirtualClock(virtual_loop))
+    for free in (2, 0):
+        engine.set_answer("qhost", add_resources(whole, "h2-1", free))
+        classes = {c.name: c for c in (await adapter.take_snapshot()).node_classes}
+        assert classes["ib+scratch_ssd-2xgpu-33.5GB"].gpus == (Gpus(2),)
+        assert [c.total for c in classes.values()] == [3, 1]
+        assert {c.cores for c in classes.values()} == {8}
+        assert {c.partitions for c in classes.values()} == {("all.q",)}
+        virtual_loop.jump(LAYOUT_MAX_AGE_S + 1)
+
+
+@pytest.mark.parametrize(
+    ("requirement", "options"),
+    [
+        (NodeRequirement(features=("ib",)), ["-l", "h=h2-1"]),
+        (NodeRequirement(gpus=Gpus(2)), ["-l", "h=h2-1"]),
+        (NodeRequirement(cores=8, memory=GB), []),
+        (NodeRequirement(exclude=("h2-[2-3]",)), ["-l", "h=h2-1|h2-4"]),
+        (NodeRequirement(partition="all.q"), ["-q", "all.q"]),
+        (NodeRequirement(account="climate"), ["-P", "climate"]),
+    ],
+)
+async def test_requirement_becomes_options_of_qsub(
+    engine: FakeGridEngine,
+    control: RememberingControl,
+    tmp_path: Path,
+    requirement: NodeRequirement,
+    options: list[str],
+) -> None:
+    whole = make_qhost(h2_1="31.2G", h2_2="31.2G", h2_3="31.2G", h2_4="31.2G")
+    engine.set_answer("qhost", add_resources(whole, "h2-1", 2))
+    adapter = engine.make_lrm(control, allowed_account=["climate"])
+    await adapter.submit_job(replace(make_submission(tmp_path, 1), requirement=requirement))
+    plain = engine.make_lrm(control)
+    await plain.submit_job(make_submission(tmp_path, 1))
+    with_requirement, without = control.native
+    assert [word for word in with_requirement if word not in without] == [
+        word for word in options if word not in without
+    ]
+    assert "".join(options) in "".join(with_requirement)
+
+
+@pytest.mark.parametrize(
+    ("requirement", "problem", "fault"),
+    [
+        (NodeRequirement(features=("ib",)), "2 nodes with feature ib requested, but it has 1", "limit"),
+        (NodeRequirement(partition="long.q"), "with partition long.q requested, but it has 0", "limit"),
+        (NodeRequirement(exclude=("h2-[1-3]",)), "2 nodes that are not excluded requested, but it has 1", "limit"),
+        (NodeRequirement(exclude=("h2-[3-1]",)), "exclude cannot be understood", "job"),
+        (NodeRequirement(account="other"), "account other may not be chosen here", "unsuitable"),
+        (NodeRequirement(qos="high"), "Grid Engine has no quality of service high", "unsuitable"),
+    ],
+)
+async def test_requirement_that_cannot_be_met_is_rejected(
+    engine: FakeGridEngine,
+    control: RememberingControl,
+    tmp_path: Path,
+    requirement: NodeRequirement,
+    problem: str,
+    fault: str,
+) -> None:
+    whole = make_qhost(h2_1="31.2G", h2_2="31.2G", h2_3="31.2G", h2_4="31.2G")
+    engine.set_answer("qhost", add_resources(whole, "h2-1", 2))
+    with pytest.raises(SiteRejected, match=problem) as rejected:
+        await engine.make_lrm(control).submit_job(replace(make_submission(tmp_path, 2), requirement=requirement))
+    assert rejected.value.fault == fault
+    assert control.native == []
 
 
 @given(
     st.binary(max_size=60)
     | st.text(max_size=40).map(lambda text: make_qhost(h1=text.replace("<", "")).encode("utf-8", "replace"))
 )
-def test_read_memory_accepts_any_answer(text: bytes) -> None:
-    assert all(size > 0 for size in read_memory(text).values())
+def test_read_hosts_accepts_any_answer(text: bytes) -> None:
+    assert all(host.memory is None or host.memory > 0 for host in read_hosts(text).values())

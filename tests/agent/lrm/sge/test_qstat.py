@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.agent.lrm.sge.adapter import make_snapshot
-from koalapy.agent.lrm.sge.answers import Listing, QueueInstance, SgeJob, read_listing, read_memory
+from koalapy.agent.lrm.sge.answers import Listing, QueueInstance, SgeJob, read_hosts, read_listing
 from koalapy.agent.lrm.sge.commands import Layout
 from koalapy.model.errors import SiteUnavailable
 
@@ -136,10 +136,10 @@ def test_read_listing_reads_character_references() -> None:
     assert "a&bü€\nc" in {job.name for job in listing.jobs}
 
 
-def test_read_memory_beside_invalid_bytes() -> None:
+def test_read_hosts_beside_invalid_bytes() -> None:
     answer = b"<qhost><host name='h1'><hostvalue name='arch_string'>\xfc</hostvalue>"
     answer += b"<hostvalue name='mem_total'>2G</hostvalue></host></qhost>"
-    assert read_memory(answer) == {"h1": 2 << 30}
+    assert read_hosts(answer)["h1"].memory == 2 << 30
 
 
 letters = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=8)

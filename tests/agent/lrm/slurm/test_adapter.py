@@ -13,6 +13,7 @@ import pytest
 from koalapy.agent.lrm.port import Finding, JobControl, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
 from koalapy.agent.lrm.slurm.answers import read_columns
 from koalapy.model.errors import SiteRejected, SiteUnavailable
+from koalapy.model.reports import NodeClassReport
 
 from .conftest import COLUMNS, FakeSlurm, column_line, recorded_queue
 
@@ -35,6 +36,7 @@ async def test_snapshot_counts_each_node_once(slurm: FakeSlurm) -> None:
             LrmJob("167", "koala-x-2.1.0", LrmJobState.RUNNING, ("n1", "n2")),
             LrmJob("169", "koala-x-4.1.0", LrmJobState.QUEUED, reason="Slurm says Resources (it waits for nodes)"),
         ),
+        node_classes=(NodeClassReport("", 4, 0, cores=1, partitions=("main",)),),
     )
 
 

@@ -8,7 +8,9 @@ import pytest
 
 from koalapy.agent.lrm.node_classes import NodeClassSettings
 from koalapy.agent.lrm.port import LrmSnapshot
+from koalapy.agent.lrm.slurm.answers import read_gres
 from koalapy.model.errors import SiteRejected
+from koalapy.model.node_requirement import Gpus, NodeRequirement
 
 from .conftest import COLUMNS, FakeSlurm
 from .test_adapter import make_submission
@@ -19,6 +21,11 @@ NODES = {"n1": ("ib", 64 * GB, 9), "n2": ("ib", 64 * GB, 9), "n3": ("ib,gpu", 64
 FORMS = ["22.05", "grouped", "numbers"]
 
 
+GRES = {"n3": "gpu:a100:2(S:0-1),tape:1", "n4": "gpu:2(S:0,1)"}
+CPUS = {"n3": 32, "n4": 64}
+PARTITIONS = {"n3": ["main", "gpu"]}
+
+
 def show_nodes(slurm: FakeSlurm, form: str = "22.05", **states: str) -> None:
     """Set four nodes, in the format of a release of Slurm."""
 
@@ -26,12 +33,15 @@ def show_nodes(slurm: FakeSlurm, form: str = "22.05", **states: str) -> None:
         state = states.get(name, "IDLE")
         if form == "22.05":
             fields = {"features": features, "real_memory": memory, "weight": weight}
-            return {"name": name, "state": state.lower(), "partitions": ["main"]} | fields
+            fields |= {"cpus": CPUS.get(name, 8), "gres": GRES.get(name, ""), "gres_used": "gpu:0"}
+            return {"name": name, "state": state.lower(), "partitions": PARTITIONS.get(name, ["main"])} | fields
         group: dict[str, Any] = {
             "nodes": {"nodes": [name]},
             "node": {"state": [state]},
             "partition": {"name": "main"},
             "features": {"total": features, "active": features},
+            "gres": {"total": GRES.get(name, ""), "used": "gpu:0"},
+            "cpus": {"allocated": 0, "total": 99, "minimum": CPUS.get(name, 8), "maximum": CPUS.get(name, 8)},
         }
         if form == "grouped":
             memory_range, weight_range = {"minimum": memory, "maximum": memory}, {"minimum": weight, "maximum": weight}
@@ -39,6 +49,12 @@ def show_nodes(slurm: FakeSlurm, form: str = "22.05", **states: str) -> None:
         return group | {"memory": memory, "weight": {"set": True, "infinite": False, "number": weight}}
 
     nodes = [node(name, *facts) for name, facts in NODES.items()]
+    if form != "22.05":
+        nodes += [
+            entry | {"partition": {"name": other}}
+            for entry in list(nodes)
+            for other in PARTITIONS.get(entry["nodes"]["nodes"][0], [])[1:]
+        ]
     slurm.set_answer(
         "sinfo", json.dumps({"nodes" if form == "22.05" else "sinfo": nodes, "errors": []}), when="*--json*"
     )
@@ -54,8 +70,8 @@ async def test_classes_by_features_are_ordered_by_weight(slurm: FakeSlurm, form:
     show_nodes(slurm, form, n1="ALLOCATED")
     classes = (await slurm.make_lrm().take_snapshot()).node_classes
     assert [(c.name, c.total, c.idle, c.memory, c.power) for c in classes] == [
-        ("gpu+ib-67.1GB", 1, 1, 64 * GB << 20, None),
-        ("ib-537GB", 1, 1, 512 * GB << 20, None),
+        ("gpu+ib-2xa100-67.1GB", 1, 1, 64 * GB << 20, None),
+        ("ib-2xgpu-537GB", 1, 1, 512 * GB << 20, None),
         ("ib-67.1GB", 2, 1, 64 * GB << 20, None),
     ]
 
@@ -64,12 +80,12 @@ async def test_classes_by_features_are_ordered_by_weight(slurm: FakeSlurm, form:
 async def test_unconfigured_memory_is_unknown(slurm: FakeSlurm, memory: object) -> None:
     nodes = [{"name": n, "state": "idle", "partitions": ["main"], "real_memory": memory} for n in ("n1", "n2")]
     slurm.set_answer("sinfo", json.dumps({"nodes": nodes, "errors": []}), when="*--json*")
-    assert (await slurm.make_lrm().take_snapshot()).node_classes == ()
+    assert [c.memory for c in (await slurm.make_lrm().take_snapshot()).node_classes] == [None]
 
 
 async def test_job_of_class_excludes_other_nodes(slurm: FakeSlurm, tmp_path: Path) -> None:
     show_nodes(slurm)
-    await slurm.make_lrm().submit_job(make_submission(tmp_path, nodes=1, node_class="ib-537GB"))
+    await slurm.make_lrm().submit_job(make_submission(tmp_path, nodes=1, node_class="ib-2xgpu-537GB"))
     assert " --exclude=n1,n2,n3 " in slurm.list_calls("sbatch")[-1]
     assert "--constraint" not in slurm.list_calls("sbatch")[-1], "others have that feature, too"
     await slurm.make_lrm().submit_job(make_submission(tmp_path))
@@ -80,7 +96,7 @@ async def test_job_of_feature_class_has_constraint(slurm: FakeSlurm, tmp_path: P
     show_nodes(slurm)
     classes = {"fast": NodeClassSettings(feature="gpu", power=3.0)}
     adapter = slurm.make_lrm(node_classes=classes)
-    assert count_idle(await adapter.take_snapshot()) == {"fast": 1, "ib-537GB": 1, "ib-67.1GB": 2}
+    assert count_idle(await adapter.take_snapshot()) == {"fast": 1, "ib-2xgpu-537GB": 1, "ib-67.1GB": 2}
     await adapter.submit_job(make_submission(tmp_path, nodes=1, node_class="fast"))
     assert " --constraint=gpu " in slurm.list_calls("sbatch")[-1]
 
@@ -102,8 +118,112 @@ async def test_job_of_class_keeps_configured_options(slurm: FakeSlurm, tmp_path:
 
 async def test_unknown_or_small_class_is_rejected_as_limit(slurm: FakeSlurm, tmp_path: Path) -> None:
     show_nodes(slurm)
-    for name, nodes in (("gone", 1), ("ib-537GB", 2)):
+    for name, nodes in (("gone", 1), ("ib-2xgpu-537GB", 2)):
         with pytest.raises(SiteRejected, match=f"nodes of the class {name}") as refused:
             await slurm.make_lrm().submit_job(make_submission(tmp_path, nodes=nodes, node_class=name))
         assert refused.value.fault == "limit"
     assert slurm.list_calls("sbatch") == []
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_classes_have_cores_gpus_features_and_partitions(slurm: FakeSlurm, form: str) -> None:
+    show_nodes(slurm, form)
+    classes = (await slurm.make_lrm(partition="main,gpu").take_snapshot()).node_classes
+    assert [(c.total, c.cores, c.gpus, c.features, c.partitions) for c in classes] == [
+        (1, 32, (Gpus(2, "a100"),), ("gpu", "ib"), ("gpu", "main")),
+        (1, 64, (Gpus(2),), ("ib",), ("main",)),
+        (2, 8, (), ("ib",), ("main",)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("gres", "expected"),
+    [
+        ("gpu:a100:2(S:0-1),gpu:v100:1(IDX:0,2),tape:4", (Gpus(2, "a100"), Gpus(1, "v100"))),
+        ("gpu", (Gpus(1),)),
+        ("gpu:3", (Gpus(3),)),
+        ("gpu:a100", (Gpus(1, "a100"),)),
+        ("gpu:bad type:2", (Gpus(2),)),
+        ("gpu:999999", (Gpus(1000),)),
+        ("", ()),
+        ("(null)", ()),
+        (None, ()),
+        ({"total": "gpu:1", "used": ""}, (Gpus(1),)),
+        ([], ()),
+        ("gpu:a:0", ()),
+    ],
+)
+def test_read_gres(gres: object, expected: tuple[Gpus, ...]) -> None:
+    assert read_gres(gres) == expected
+
+
+OPTIONS = ("--partition", "--account", "--qos", "--constraint", "--gres", "--exclude")
+
+
+def node_options(slurm: FakeSlurm) -> list[str]:
+    """Return the options of the last submission that concern its nodes and its account."""
+    return [option for option in slurm.list_calls("sbatch")[-1].split() if option.startswith(OPTIONS)][1:]
+
+
+@pytest.mark.parametrize(
+    ("requirement", "expected"),
+    [
+        (NodeRequirement(), []),
+        (NodeRequirement(features=("ib", "gpu")), ["--constraint=ib&gpu"]),
+        (NodeRequirement(gpus=Gpus(1)), ["--gres=gpu:1"]),
+        (NodeRequirement(gpus=Gpus(2, "a100")), ["--gres=gpu:a100:2"]),
+        (NodeRequirement(cores=16), ["--exclude=n1,n2"]),
+        (NodeRequirement(memory=10**11), ["--exclude=n1,n2,n3"]),
+        (NodeRequirement(cores=64, gpus=Gpus(1)), ["--gres=gpu:1", "--exclude=n3"]),
+        (NodeRequirement(partition="gpu"), ["--partition=gpu"]),
+        (NodeRequirement(exclude=("n[1-2]", "elsewhere")), ["--exclude=n1,n2"]),
+        (NodeRequirement(account="climate", qos="long"), ["--account=climate", "--qos=long"]),
+    ],
+)
+async def test_requirement_becomes_options_of_sbatch(
+    slurm: FakeSlurm, tmp_path: Path, requirement: NodeRequirement, expected: list[str]
+) -> None:
+    show_nodes(slurm)
+    adapter = slurm.make_lrm(partition="main,gpu", allowed_account=["climate"], allowed_qos=["long"])
+    await adapter.submit_job(make_submission(tmp_path, nodes=1, requirement=requirement))
+    assert node_options(slurm) == expected
+
+
+async def test_configured_constraint_is_kept_beside_required_feature(slurm: FakeSlurm, tmp_path: Path) -> None:
+    show_nodes(slurm)
+    adapter = slurm.make_lrm(options=("--constraint=ib", "--exclude=n4"))
+    await adapter.submit_job(make_submission(tmp_path, nodes=1, requirement=NodeRequirement(features=("gpu",))))
+    assert slurm.list_calls("sbatch")[-1].count("--constraint") == 1
+    assert " --exclude=n1,n2,n4 " in slurm.list_calls("sbatch")[-1]
+
+
+@pytest.mark.parametrize(
+    ("requirement", "problem", "fault"),
+    [
+        (NodeRequirement(features=("gpu",)), "2 nodes with feature gpu requested, but it has 1", "limit"),
+        (NodeRequirement(partition="secret"), "with partition secret requested, but it has 0", "limit"),
+        (NodeRequirement(exclude=("n[1-3]",)), "2 nodes that are not excluded requested, but it has 1", "limit"),
+        (NodeRequirement(exclude=("n[3-1]",)), "exclude cannot be understood", "job"),
+        (NodeRequirement(account="other"), "account other may not be chosen here", "unsuitable"),
+        (NodeRequirement(qos="long"), "qos long may not be chosen here", "unsuitable"),
+    ],
+)
+async def test_requirement_that_cannot_be_met_is_rejected(
+    slurm: FakeSlurm, tmp_path: Path, requirement: NodeRequirement, problem: str, fault: str
+) -> None:
+    show_nodes(slurm)
+    with pytest.raises(SiteRejected, match=problem) as refused:
+        await slurm.make_lrm().submit_job(make_submission(tmp_path, nodes=2, requirement=requirement))
+    assert refused.value.fault == fault
+    assert slurm.list_calls("sbatch") == []
+
+
+async def test_rejection_of_chosen_account_concerns_the_job_only(slurm: FakeSlurm, tmp_path: Path) -> None:
+    show_nodes(slurm)
+    text = "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified"
+    slurm.set_answer("sbatch", "", errors=text, code=1)
+    adapter = slurm.make_lrm(allowed_account=["climate"])
+    for requirement, fault in ((NodeRequirement(account="climate"), "unsuitable"), (NodeRequirement(), "site")):
+        with pytest.raises(SiteRejected, match="Invalid account") as refused:
+            await adapter.submit_job(make_submission(tmp_path, nodes=1, requirement=requirement))
+        assert refused.value.fault == fault

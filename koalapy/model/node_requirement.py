@@ -1,0 +1,243 @@
+"""What each node of a component must have, and whether the nodes of a class have it."""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, NamedTuple, Protocol
+
+from annotated_types import Interval, MaxLen, Predicate
+
+from koalapy.model.field import Bounds, Length, TextForm
+from koalapy.model.wording import format_bytes, format_list
+
+MAX_MEMORY = 2**53
+"""Bytes of a node."""
+MAX_CORES = 65_536
+MAX_GPUS = 1000
+MAX_FEATURES = 64
+"""Maximum features that a job requires, or that a node class has."""
+MAX_EXCLUDED = 1000
+MAX_WORD_LENGTH = 100
+WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}", re.ASCII)
+"""Names of features, partitions, accounts and GPU types, which become words of the resource managers' commands."""
+EXCLUDED = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]|\[[0-9]{1,9}(?:[-,][0-9]{1,9}){0,200}\]){0,254}", re.ASCII)
+"""A cluster, a node, or nodes in Slurm's short form."""
+
+NodeCores = Annotated[int, Bounds(minimum=1, maximum=MAX_CORES, hint="give at least 1 core")]
+NodeMemory = Annotated[
+    int, Bounds(minimum=1, maximum=MAX_MEMORY, hint="give at least 1 byte"), TextForm("bytes, 16GB, 512MiB")
+]
+NodeWord = Annotated[str, Length(MAX_WORD_LENGTH)]
+OptionalNodeWord = Annotated[str, Length(MAX_WORD_LENGTH)]
+NodeFeatures = Annotated[tuple[NodeWord, ...], Length(MAX_FEATURES)]
+ExcludedName = Annotated[str, Length(255)]
+Excluded = Annotated[tuple[ExcludedName, ...], Length(MAX_EXCLUDED), TextForm("clusters, nodes, as n[1-3]")]
+
+
+@dataclass(frozen=True, slots=True)
+class Gpus:
+    """A number of GPUs of a node, and their type; empty: of any type."""
+
+    count: Annotated[int, Bounds(minimum=1, maximum=MAX_GPUS)]
+    type: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.type}:{self.count}" if self.type else str(self.count)
+
+    @property
+    def description(self) -> str:
+        """Return the GPUs as a phrase: ``2 GPUs a100``."""
+        return f"{self.count} GPU{'' if self.count == 1 else 's'}{' ' if self.type else ''}{self.type}"
+
+
+class NodeProperties(Protocol):
+    """The properties of all nodes of a class."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def memory(self) -> int | None: ...
+    @property
+    def cores(self) -> int | None: ...
+    @property
+    def gpus(self) -> Sequence[Gpus]: ...
+    @property
+    def features(self) -> Sequence[str]: ...
+    @property
+    def partitions(self) -> Sequence[str]: ...
+
+
+def _is_word_or_empty(text: str) -> bool:
+    return not text or WORD.fullmatch(text) is not None
+
+
+def _is_excluded_name(text: str) -> bool:
+    return EXCLUDED.fullmatch(text) is not None
+
+
+def _are_gpus(gpus: Gpus) -> bool:
+    return 0 <= gpus.count <= MAX_GPUS and _is_word_or_empty(gpus.type)
+
+
+Word = Annotated[str, Predicate(_is_word_or_empty)]
+"""A word on the command line of a resource manager, checked in every message; empty if none is required."""
+CheckedGpus = Annotated[Gpus, Predicate(_are_gpus)]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRequirement:
+    """What each node of a component must have, the clusters and nodes that are excluded, and who is charged."""
+
+    cores: Annotated[int, Interval(ge=1, le=MAX_CORES)] | None = None
+    memory: Annotated[int, Interval(ge=1, le=MAX_MEMORY)] | None = None
+    """Bytes."""
+    gpus: CheckedGpus | None = None
+    features: Annotated[tuple[Word, ...], MaxLen(2 * MAX_FEATURES)] = ()
+    partition: Word = ""
+    """Partition of Slurm, or queue of Grid Engine."""
+    exclude: Annotated[tuple[Annotated[str, Predicate(_is_excluded_name)], ...], MaxLen(2 * MAX_EXCLUDED)] = ()
+    account: Word = ""
+    qos: Word = ""
+    """Account and quality of service, which the resource manager checks."""
+
+    def __str__(self) -> str:
+        """Return the properties as a phrase: ``8 cores, 2 GPUs a100 and feature ib``; empty without any."""
+        parts = [f"{self.cores} core{'' if self.cores == 1 else 's'}"] if self.cores else []
+        parts += [f"{format_bytes(self.memory)} of memory"] if self.memory else []
+        parts += [self.gpus.description] if self.gpus else []
+        parts += [f"feature {feature}" for feature in self.features]
+        parts += [f"partition {self.partition}"] if self.partition else []
+        return " and ".join(filter(None, (format_list(parts[:-1]), *parts[-1:])))
+
+    @property
+    def description(self) -> str:
+        """Return the whole requirement as text, with the account and what is excluded."""
+        charged = [f"{name} {value}" for name, value in (("account", self.account), ("qos", self.qos)) if value]
+        excluded = [f"not on {', '.join(self.exclude)}"] if self.exclude else []
+        return ", ".join(filter(None, (str(self), *charged, *excluded)))
+
+    @property
+    def matching_part(self) -> "NodeRequirement | None":
+        """Return what decides which nodes serve; None if all do."""
+        part = replace(self, account="", qos="")
+        return None if part == NO_REQUIREMENT else part
+
+    @property
+    def of_nodes(self) -> "NodeRequirement | None":
+        """Return what the nodes must have, without excluded ones; None if all nodes have it."""
+        part = replace(self, account="", qos="", exclude=())
+        return None if part == NO_REQUIREMENT else part
+
+    def unmet(self, nodes: NodeProperties) -> Iterable[str]:
+        """Yield the names of the properties that these nodes do not have. Unknown cores and memory count as enough."""
+        if self.cores is not None and nodes.cores is not None and nodes.cores < self.cores:
+            yield "cores"
+        if self.memory is not None and nodes.memory is not None and nodes.memory < self.memory:
+            yield "memory"
+        if self.gpus is not None and count_gpus(nodes.gpus, self.gpus.type) < self.gpus.count:
+            yield "gpus"
+        if not set(self.features).issubset(nodes.features):
+            yield "features"
+        if self.partition and self.partition not in nodes.partitions:
+            yield "partition"
+
+    def is_met_by(self, nodes: NodeProperties) -> bool:
+        return next(iter(self.unmet(nodes)), None) is None
+
+
+NO_REQUIREMENT = NodeRequirement()
+
+
+class RequirementSource(Protocol):
+    """A job or a component with the fields of a requirement."""
+
+    @property
+    def cores(self) -> int | None: ...
+    @property
+    def memory(self) -> int | None: ...
+    @property
+    def gpus(self) -> Gpus | None: ...
+    @property
+    def features(self) -> tuple[str, ...]: ...
+    @property
+    def partition(self) -> str: ...
+    @property
+    def exclude(self) -> tuple[str, ...]: ...
+    @property
+    def account(self) -> str: ...
+    @property
+    def qos(self) -> str: ...
+
+
+def describe_requirements(job: RequirementSource, components: Iterable[RequirementSource]) -> str:
+    """Return what a job and its components require of their nodes as text; empty without any requirement."""
+    whole, texts = combine_requirements(job, None), list[str]()
+    if whole is not None:
+        texts.append(whole.description)
+    for index, component in enumerate(components):
+        if (requirement := combine_requirements(component, None)) is not None:
+            texts.append(f"component {index}: {requirement.description}")
+    return "; ".join(texts)
+
+
+def combine_requirements(job: RequirementSource, component: RequirementSource | None) -> NodeRequirement | None:
+    """Return the requirement of a component of a job; None if nothing is required.
+
+    The component's values replace those of the job; features and excluded names are added.
+    """
+    requirement = NodeRequirement(
+        job.cores, job.memory, job.gpus, job.features, job.partition, job.exclude, job.account, job.qos
+    )
+    if component is not None:
+        requirement = NodeRequirement(
+            component.cores or job.cores,
+            component.memory or job.memory,
+            component.gpus or job.gpus,
+            tuple(dict.fromkeys((*job.features, *component.features))),
+            component.partition or job.partition,
+            tuple(dict.fromkeys((*job.exclude, *component.exclude))),
+            component.account or job.account,
+            component.qos or job.qos,
+        )
+    return None if requirement == NO_REQUIREMENT else requirement
+
+
+def count_gpus(gpus: Sequence[Gpus], gpu_type: str) -> int:
+    """Return the number of GPUs of a type; of all types if it is empty."""
+    return sum(entry.count for entry in gpus if not gpu_type or entry.type == gpu_type)
+
+
+class NodeFilter(NamedTuple):
+    """The nodes of a cluster that a component may get: those of a class, or those with the required properties."""
+
+    node_class: str = ""
+    """Empty: any class."""
+    requirement: NodeRequirement | None = None
+
+    @property
+    def admits_all(self) -> bool:
+        return not self.node_class and self.requirement is None
+
+    def admits(self, nodes: NodeProperties) -> bool:
+        """Return whether the component may get nodes of this class."""
+        if self.node_class and nodes.name != self.node_class:
+            return False
+        return self.requirement is None or self.requirement.is_met_by(nodes)
+
+    def __str__(self) -> str:
+        """Return the nodes as text to append: ``of the class fast``, ``with 2 GPUs``; empty for any node."""
+        if self.node_class:
+            return f"of the class {self.node_class}"
+        properties = str(self.requirement or "")
+        return f"with {properties}" if properties else ""
+
+
+ANY_NODE = NodeFilter()
+
+
+def parse_gpus(text: str) -> Gpus:
+    """Return the GPUs of a text such as ``2`` or ``a100:2``. Raise ``ValueError`` for other text."""
+    gpu_type, _, count = text.strip().rpartition(":")
+    if not re.fullmatch(r"[0-9]{1,9}", count, re.ASCII) or (":" in text and not WORD.fullmatch(gpu_type)):
+        raise ValueError("give a number of GPUs, or their type and number: 2, a100:2")
+    return Gpus(int(count), gpu_type)

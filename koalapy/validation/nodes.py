@@ -1,0 +1,175 @@
+"""Check what a job requires of its nodes: the names, and whether any node of the grid has it."""
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any, NoReturn
+
+from koalapy.model.cluster import NodeClass
+from koalapy.model.errors import reject
+from koalapy.model.job import JobSpec
+from koalapy.model.node_requirement import EXCLUDED, WORD, NodeRequirement, count_gpus
+from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest
+from koalapy.model.wording import format_bytes, format_list, format_nodes, suggest_names
+from koalapy.validation.limits import ClusterLimits, Limits
+
+NodesOf = tuple[ClusterLimits, NodeClass]
+"""Nodes of one class on a cluster."""
+
+
+def check_node_names(spec: JobSpec, limits: Limits) -> None:
+    """Reject names of features, partitions, accounts and nodes that could change a resource manager's command."""
+    _check_names("", spec)
+    for index, component in enumerate(_components(spec)):
+        _check_names(f"request.components[{index}].", component)
+
+
+def _components(spec: JobSpec) -> Sequence[ComponentRequest]:
+    return () if isinstance(spec.request, FlexibleRequest) else spec.request.components
+
+
+def _check_names(path: str, source: JobSpec | ComponentRequest) -> None:
+    hint = "use letters, digits, '_', '.', '+' and '-', as the cluster's administrators did"
+    for field in ("partition", "account", "qos"):
+        if (name := getattr(source, field)) and not WORD.fullmatch(name):
+            reject(f"{path}{field}", name, f"is {name!r}, which no resource manager accepts as a name", hint)
+    for index, feature in enumerate(source.features):
+        if not WORD.fullmatch(feature):
+            problem = f"is {feature!r}, which no resource manager accepts as a name"
+            reject(f"{path}features[{index}]", feature, problem, hint)
+    for index, name in enumerate(source.exclude):
+        if not EXCLUDED.fullmatch(name):
+            problem = f"is {name!r}, which names no cluster and no nodes"
+            reject(f"{path}exclude[{index}]", name, problem, "give one name, as north, n7 or n[1-3], in each entry")
+
+
+def check_nodes(spec: JobSpec, limits: Limits) -> None:
+    """Reject a requirement that no node of the grid meets, with the nearest that exists.
+
+    Clusters of which the nodes are not known yet may have such nodes.
+    """
+    requirements = spec.node_requirements
+    if not requirements:
+        return
+    for index, component in enumerate(_components(spec)) if _components(spec) else [(None, None)]:
+        whole = spec.node_requirement(index)
+        if whole is not None and (requirement := whole.matching_part) is not None:
+            clusters = limits.clusters
+            if isinstance(spec.request, FixedRequest) and component is not None:
+                clusters = [cluster for cluster in clusters if cluster.name == component.cluster]
+            _check_requirement(requirement, clusters, _field_names(spec, component, index))
+        if len(requirements) == 1 and not isinstance(spec.request, FixedRequest):
+            return
+
+
+def _field_names(spec: JobSpec, component: ComponentRequest | None, index: int | None) -> dict[str, str]:
+    """Return the name in the request of each property: of the component if it sets it, else of the job."""
+    names = [field.name for field in fields(NodeRequirement)]
+    return {
+        name: f"request.components[{index}].{name}" if component is not None and getattr(component, name) else name
+        for name in names
+    }
+
+
+def _check_requirement(
+    requirement: NodeRequirement, clusters: Sequence[ClusterLimits], field_names: dict[str, str]
+) -> None:
+    """Reject a requirement that no node of these clusters meets."""
+    allowed = [cluster for cluster in clusters if cluster.name not in requirement.exclude]
+    if not allowed:
+        excluded = [name for name in requirement.exclude if name in {cluster.name for cluster in clusters}]
+        problem = f"has {format_list(excluded)}, and no other cluster remains for the job"
+        reject(field_names["exclude"], excluded, problem, "exclude fewer clusters")
+    if any(cluster.node_classes is None for cluster in allowed):
+        return
+    nodes = [(cluster, node_class) for cluster in allowed for node_class in cluster.known_classes]
+    unmet = [set(requirement.unmet(node_class)) for _, node_class in nodes]
+    if not all(unmet):
+        return
+    never_met = set.intersection(*unmet)
+    names = [field.name for field in fields(NodeRequirement) if field.name in (never_met or set.union(*unmet))]
+    where = f"{allowed[0].name} has no node" if len(allowed) == 1 else "no cluster has nodes"
+    if len(names) == 1 or never_met:
+        _reject_property(names[0], requirement, nodes, where, field_names[names[0]])
+    nearest = min(zip(unmet, nodes, strict=True), key=lambda pair: (len(pair[0]), -pair[1][1].total))
+    cluster, node_class = nearest[1]
+    has = format_list([_describe_property(name, node_class, requirement) for name in names if name in nearest[0]])
+    problem = f"is {_value_of(names[0], requirement)}, but {where} with {requirement} together"
+    hint = f"nearest: {cluster.name} has {has} on {format_nodes(node_class.total)}"
+    reject(field_names[names[0]], _value_of(names[0], requirement), problem, hint)
+
+
+def _reject_property(
+    name: str, requirement: NodeRequirement, nodes: Sequence[NodesOf], where: str, field_name: str
+) -> NoReturn:
+    """Reject a property that no node has, with the nearest nodes, or all names that exist."""
+    only = NodeRequirement(**{name: getattr(requirement, name)})
+    value = _value_of(name, requirement)
+    problem = f"is {value}, but {where} with {only}"
+    if name in ("features", "partition"):
+        known = {text for _, node_class in nodes for text in _names_of(name, node_class)}
+        wrong = [text for text in _requested(name, requirement) if text not in known] or [str(value)]
+        reject(field_name, value, problem, suggest_names(wrong[0], known))
+    cluster, node_class = max(nodes, key=lambda pair: (_amount(name, pair[1], requirement), pair[1].total))
+    total = sum(
+        other.total
+        for site, other in nodes
+        if site is cluster and _amount(name, other, requirement) == _amount(name, node_class, requirement)
+    )
+    has = _describe_property(name, node_class, requirement)
+    hint = f"nearest: {cluster.name} has {has} on {format_nodes(total)}"
+    if requirement.gpus and name == "gpus" and not _amount(name, node_class, requirement):
+        types = {gpus.type for _, other in nodes for gpus in other.gpus} - {""}
+        hint = "no cluster reports GPUs; koala clusters NAME shows what its nodes have"
+        hint = suggest_names(requirement.gpus.type, types) if types else hint
+    reject(field_name, value, problem, hint)
+
+
+def _requested(name: str, requirement: NodeRequirement) -> Sequence[str]:
+    return requirement.features if name == "features" else (requirement.partition,)
+
+
+def _names_of(name: str, node_class: NodeClass) -> tuple[str, ...]:
+    return node_class.features if name == "features" else node_class.partitions
+
+
+def _amount(name: str, node_class: NodeClass, requirement: NodeRequirement) -> int:
+    """Return how much of a countable property nodes have."""
+    if name == "gpus" and requirement.gpus:
+        return count_gpus(node_class.gpus, requirement.gpus.type)
+    return (node_class.cores if name == "cores" else node_class.memory) or 0
+
+
+def _describe_property(name: str, node_class: NodeClass, requirement: NodeRequirement) -> str:
+    """Return what nodes have of a property as text."""
+    if name == "gpus":
+        return format_list([gpus.description for gpus in node_class.gpus]) or "no GPU"
+    if name in ("features", "partition"):
+        kind, names = name.removesuffix("s"), _names_of(name, node_class)
+        return f"{kind}s {format_list(names)}" if names else f"no {kind}"
+    amount = _amount(name, node_class, requirement)
+    return f"{format_bytes(amount)} of memory" if name == "memory" else f"{amount} cores"
+
+
+def _value_of(name: str, requirement: NodeRequirement) -> Any:
+    value = getattr(requirement, name)
+    return list(value) if isinstance(value, tuple) else str(value) if name == "gpus" else value
+
+
+def restrict_to_nodes(spec: JobSpec, clusters: Sequence[ClusterLimits]) -> Sequence[ClusterLimits]:
+    """Return the clusters with only the nodes that the job may get, if all of its components require the same."""
+    requirements = spec.node_requirements
+    if len(requirements) != 1 or (requirement := requirements[0]) is None:
+        return clusters
+    restricted = []
+    for cluster in clusters:
+        total = cluster.total
+        if total is not None and cluster.node_classes is not None:
+            classes = [node_class for node_class in cluster.known_classes if requirement.is_met_by(node_class)]
+            total = min(total, sum(node_class.total for node_class in classes))
+        if cluster.name in requirement.exclude:
+            total = 0
+        if total != 0:
+            restricted.append(replace(cluster, total=total))
+        elif isinstance(spec.request, FixedRequest):
+            restricted.append(replace(cluster, total=0))
+    return restricted
