@@ -42,7 +42,7 @@ def test_job_field_is_accepted_and_shown_by_the_api(name: str) -> None:
 def test_submit_option_has_name_and_help_of_field(name: str) -> None:
     option = next(parameter for parameter in click_command("submit", submit_job).params if parameter.name == name)
     assert isinstance(option, click.Option)
-    assert (option.opts, option.help) == ([FIELDS[name].option], FIELDS[name].field.help)
+    assert (option.opts, option.help) == ([*FIELDS[name].option_names], FIELDS[name].field.help)
     assert option.multiple == form_of(FIELDS[name].type).is_repeated
 
 

@@ -32,10 +32,20 @@ from koalapy.api.routes import api_router, render_json_list
 from koalapy.daemon.jobs.changes import TOPICS, Changes, Topic
 from koalapy.daemon.jobs.jobs import ActionResult, JobChange, JobRecord, Jobs
 from koalapy.daemon.jobs.unfinished import JobSort
-from koalapy.model.errors import ConflictError, ForbiddenError, NotFoundError, ProblemCode, StoreUnavailable, UsageError
+from koalapy.model.errors import (
+    ConflictError,
+    ForbiddenError,
+    NotFoundError,
+    ProblemCode,
+    StoreUnavailable,
+    UsageError,
+    reject,
+)
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import FINAL_STATES, Job, JobState, Priority
 from koalapy.model.moment import EXAMPLES, MAX_LENGTH, format_exact_time, parse_moment
+from koalapy.model.output import OutputStream
+from koalapy.model.request import FlexibleRequest
 from koalapy.model.wording import format_list
 from koalapy.ports import JobFilter
 from koalapy.validation.permissions import may_see_all_of
@@ -65,6 +75,10 @@ Offset = Annotated[
 Count = Annotated[bool, Query(description="also return the number of matching jobs")]
 Before = Annotated[int | None, Query(ge=1, le=fields.MAX_ID, description="only jobs with smaller ids")]
 Component = Annotated[int | None, Query(ge=0, lt=2**31, description="the output of this component only")]
+Stream = Annotated[OutputStream | None, Query(description="only this stream of a job with --error or --label")]
+Tail = Annotated[
+    int | None, Query(ge=0, le=fields.MAX_ID, description="begin with so many last lines of each component")
+]
 Last = Annotated[int | None, Query(ge=1, lt=2**31, description="maximum number of attempts, newest first")]
 LOCATION = {"Location": {"description": "path of the job", "schema": {"type": "string"}}}
 
@@ -242,7 +256,9 @@ def _add_views(router: APIRouter, service: Jobs) -> None:
         response_class=StreamingResponse,
         responses={200: {"content": {"text/plain": {}}, "description": "the program's output"}},
     )
-    async def read_logs(job: Id, follow: bool = False, component: Component = None) -> StreamingResponse:
+    async def read_logs(
+        job: Id, follow: bool = False, component: Component = None, stream: Stream = None, tail: Tail = None
+    ) -> StreamingResponse:
         """Download the output of the job's last attempt; with ``follow``, stream it until the job ends.
 
         If a component writes more than ``output_limit`` bytes, its output is cut in the middle, where a line shows how
@@ -257,7 +273,19 @@ def _add_views(router: APIRouter, service: Jobs) -> None:
                 hint=f"name a task, as in koala logs {job}[{shown.spec.array.index_at(0) if shown.spec.array else 1}]",
             )
         _check_component(shown, component, follow=follow)
-        return StreamingResponse(service.follow_output(job, follow, component), media_type="text/plain; charset=utf-8")
+        if stream is not None:
+            _check_streams(shown)
+        output = service.follow_output(job, follow, component, stream, tail)
+        return StreamingResponse(output, media_type="text/plain; charset=utf-8")
+
+
+def _check_streams(job: Job) -> None:
+    """Raise ``UsageError`` if no component keeps its error stream apart from its output."""
+    request = job.spec.request
+    indices = [None] if isinstance(request, FlexibleRequest) else range(len(request.components))
+    if not any(job.spec.separates_streams(index) for index in indices):
+        hint = "leave it out; submit with --error FILE or --label to divide them"
+        reject("stream", job.id, f"cannot be chosen: job {job.id} writes output and errors into one stream", hint)
 
 
 def _check_component(job: Job, component: int | None, *, follow: bool) -> None:

@@ -177,9 +177,12 @@ class Client:
         active_ids = {job["id"] for job in active}
         return active + [job for job in waiting if job["id"] not in active_ids], has_more
 
-    def stream_logs(self, job: int, follow: bool, component: int | None) -> Iterator[bytes]:
-        """Yield the output of a job."""
-        query: Json = {"follow": follow} | ({} if component is None else {"component": component})
+    def stream_logs(
+        self, job: int, follow: bool, component: int | None, stream: str | None = None, tail: int | None = None
+    ) -> Iterator[bytes]:
+        """Yield the output of a job, or one of its streams, from the last ``tail`` lines of each component on."""
+        options = {"component": component, "stream": stream, "tail": tail}
+        query: Json = {"follow": follow} | {name: value for name, value in options.items() if value is not None}
         return self._stream_pieces(f"/api/v1/jobs/{job}/logs", query, None if follow else LONG_POLL_S)
 
     def stream_events(self, job: int, last: int) -> Iterator[bytes]:

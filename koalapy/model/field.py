@@ -58,6 +58,8 @@ class Field:
     """Empty: the field has no option."""
     option: str = ""
     """Empty: the option has the name of the field."""
+    short: str = ""
+    """Short form of the option, such as ``-o``."""
     json: str = ""
     is_settable: bool = True
     """Whether users may set the field."""
@@ -81,6 +83,11 @@ class FieldDescription:
     def option(self) -> str:
         """Return the option, such as ``--name-of-the-option``; empty if the field has none."""
         return (self.field.option or f"--{self.name.replace('_', '-')}") if self.field.help else ""
+
+    @property
+    def option_names(self) -> tuple[str, ...]:
+        """Return the forms of the option: the short one, if it has one, and ``option``."""
+        return (self.field.short, self.option) if self.field.short else (self.option,)
 
 
 @cache

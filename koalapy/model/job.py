@@ -377,7 +377,14 @@ class JobSpec:
 
     None: as configured for each cluster.
     """
-    output: Annotated[FileName | None, Field("file for the output on the execution site; {job} is the job's id")] = None
+    output: Annotated[
+        FileName | None,
+        Field("file for the output on the execution site; %j %a %c %r %x: job, index, cluster, rank, name", short="-o"),
+    ] = None
+    error: Annotated[FileName | None, Field("separate file for the error stream; patterns as --output", short="-e")] = (
+        None
+    )
+    label: Annotated[bool, Field("begin each line of output with its rank")] = False
     workdir: Annotated[FileName | None, Field("working directory; default: the current one", "--chdir")] = None
     workdir_optional: bool = False
     """Whether the program runs in another folder if ``workdir`` does not exist. True if the submitter did not choose
@@ -482,6 +489,15 @@ class JobSpec:
         if len(set(parts)) > 1:
             return parts
         return () if parts[0] is None else parts[:1]
+
+    def output_files(self, request_index: int | None) -> tuple[FileName | None, FileName | None]:
+        """Return the files for the output and for the error stream of a component."""
+        component = self.component(request_index)
+        return (component and component.output) or self.output, (component and component.error) or self.error
+
+    def separates_streams(self, request_index: int | None) -> bool:
+        """Return whether the error stream of a component is kept apart from its output."""
+        return self.label or bool(self.output_files(request_index)[1])
 
     def component(self, request_index: int | None) -> ComponentRequest | None:
         """Return the request of a component by its index; None for a flexible request or without an index."""
@@ -608,6 +624,19 @@ class Job:
         if self.array_job is None or self.array_index is None:
             return str(self.id)
         return format_task(self.array_job, self.array_index)
+
+    def output_values(self, cluster: ClusterName) -> dict[str, str]:
+        """Return the texts that replace patterns in the names of output files on a cluster, by their letter.
+
+        Outside of arrays, the job's id replaces those of arrays.
+        """
+        return {
+            "j": str(self.id),
+            "A": str(self.id if self.array_job is None else self.array_job),
+            "a": str(self.id if self.array_index is None else self.array_index),
+            "c": cluster,
+            "x": self.spec.name or f"job-{self.id}",
+        }
 
     def barred_clusters(self, now: float) -> frozenset[ClusterName]:
         """Return the clusters that rejected the job and where it may not be placed now."""

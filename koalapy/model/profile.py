@@ -6,13 +6,14 @@ the text ``{scratch}``, and ``${home}`` is a shell variable. All other braces ar
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Annotated
 
 from annotated_types import Ge, Le, Predicate
 
 from koalapy.model.job import MAX_DURATION, MAX_PROCESSES_PER_NODE, JobId, JobSpec
+from koalapy.model.output import escape_percent, fill_pattern
 from koalapy.model.request import ClusterName, FlexibleRequest
 from koalapy.model.wording import format_list
 
@@ -79,6 +80,19 @@ class ClusterProfile:
         """Return a path of a job as a path on this cluster."""
         return self._fill_placeholders(self._map_prefix(text), cluster, job)
 
+    def map_output_file(self, name: str, cluster: ClusterName, values: Mapping[str, str]) -> str:
+        """Return the name of a job's output file on this cluster, in which only ``%r`` and ``%%`` remain.
+
+        ``values``: texts for the other patterns, by letter.
+        """
+        escaped = replace(
+            self,
+            scratch=self.scratch and escape_percent(self.scratch),
+            home=self.home and escape_percent(self.home),
+            paths={path: escape_percent(local_path) for path, local_path in self.paths.items()},
+        )
+        return fill_pattern(escaped.map_path(name, cluster, 0), values)
+
     def map_command(self, command: Sequence[str], cluster: ClusterName, job: JobId) -> list[str]:
         """Return a command as it runs on this cluster. A word is mapped if it is a path, or a name, ``=`` and a path.
 
@@ -133,7 +147,8 @@ def texts_of(spec: JobSpec, index: int | None = None) -> Iterator[tuple[str, str
     )
     yield from ((f"{field}[{number}]", argument) for number, argument in enumerate(command))
     yield "workdir", spec.workdir or ""
-    yield (f"{place}output", component.output) if component and component.output else ("output", spec.output or "")
+    for name, file in zip(("output", "error"), spec.output_files(index), strict=True):
+        yield f"{place}{name}" if component and getattr(component, name) else name, file or ""
 
 
 def component_folders(spec: JobSpec, index: int | None = None) -> frozenset[str]:
@@ -144,12 +159,14 @@ def component_folders(spec: JobSpec, index: int | None = None) -> frozenset[str]
 def job_folders(spec: JobSpec) -> frozenset[str]:
     """Return the folders that a cluster must have for any component of the job."""
     # Called for every job at every placement try; almost no job has a placeholder.
-    if "{" not in "".join((*spec.command, spec.workdir or "", spec.output or "")):
-        if isinstance(spec.request, FlexibleRequest) or not any(c.command or c.output for c in spec.request.components):
+    if "{" not in "".join((*spec.command, spec.workdir or "", spec.output or "", spec.error or "")):
+        if isinstance(spec.request, FlexibleRequest) or not any(
+            c.command or c.output or c.error for c in spec.request.components
+        ):
             return NONE
     elif isinstance(spec.request, FlexibleRequest):
         return component_folders(spec)
-    different = {(component.command, component.output): i for i, component in enumerate(spec.request.components)}
+    different = {(c.command, c.output, c.error): i for i, c in enumerate(spec.request.components)}
     return NONE.union(*(component_folders(spec, index) for index in different.values()))
 
 

@@ -114,6 +114,7 @@ class ComponentRequest:
     command: OwnCommand | None = None
     environment: Environment = ()
     output: FileName | None = None
+    error: FileName | None = None
     inputs: Inputs = ()
     cores: NodeCores | None = None
     memory: NodeMemory | None = None

@@ -26,6 +26,8 @@ NAMING = "ess_slurm"
 LIBRARIES = ("libprrte.so", "libopen-rte.so")
 FOLDERS = ("", "openmpi/", "prte/", "*/", "*/openmpi/lib/openmpi*/")
 """Folders below ``lib`` or ``lib64`` that may contain them."""
+TAG_SEPARATORS = {5: b" ", 4: b""}
+"""By Open MPI's major version: the text between the tag of ``mpirun`` and the line that it tags."""
 LAUNCHES_NOTHING = {
     5: {"odls_base_max_threads": "0", "filem": "^raw"},
     4: {
@@ -75,10 +77,13 @@ class Installation:
         match = re.search(r"\d+\.\d+\.\S+", answer.stdout.decode(errors="replace"))
         return match[0] if match else str(self.series)
 
-    def mpirun_options(self, launch_agent: str, nodes: int, *, reads_input: bool = False) -> list[str]:
+    def mpirun_options(
+        self, launch_agent: str, nodes: int, *, reads_input: bool = False, tags_output: bool = False
+    ) -> list[str]:
         """Return options that let mpirun start its MPI daemons through our launch agent, a script.
 
-        ``reads_input``: its standard input is that of rank 0.
+        ``reads_input``: its standard input is that of rank 0. ``tags_output``: it writes the rank before each line of
+        output.
 
         Daemons that stay attached must all be launched at once, which mpirun must be allowed for that many nodes.
         """
@@ -103,6 +108,8 @@ class Installation:
             }
             flag, attached = "--mca", ["--mca", "orte_leave_session_attached", "1"]
         always = ["--bind-to", "none", "--stdin", "0" if reads_input else "none"]
+        if tags_output:
+            always += ["--output", "tag"] if self.series >= 5 else ["--tag-output"]
         return [*(argument for k, v in options.items() for argument in (flag, k, v)), *attached, *always]
 
     def daemon_arguments(self, parameters: Mapping[str, str], rank_script: str, *, is_named: bool) -> list[str]:

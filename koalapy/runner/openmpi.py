@@ -8,11 +8,12 @@ import socket
 from collections.abc import Callable
 
 from koalapy.runner.exec_guard import SCRIPT_VARIABLE, ExecGuard, write_rank_script
-from koalapy.runner.installation import NAMING, Installation
+from koalapy.runner.installation import NAMING, TAG_SEPARATORS, Installation
 from koalapy.runner.link import Loop
 from koalapy.runner.output_filter import OutputFilter
+from koalapy.runner.output_streams import TagReader
 from koalapy.runner.parameters import REFUSE_MPICH, check_parameters, prepare, rank_environment, select_parameters
-from koalapy.runner.plan import Plan, Role
+from koalapy.runner.plan import Plan, Role, separates_streams
 from koalapy.runner.preflight import MAX_CONCURRENT_PROBES, MAX_PEERS, READY_TIMEOUT, Preflight, Prober
 from koalapy.runner.processes import command_of, raise_file_limit, require_program
 from koalapy.runner.settings import Failure
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
     from typing import Any
 
+    from koalapy.runner.output_streams import RankedBytes
     from koalapy.runner.plan import Node
 
 LAUNCH_SHELL, LAUNCH_SCRIPT = "/bin/sh", "koala-launch"
@@ -201,6 +203,10 @@ class Follower(Role):
         self._prober = Prober(self._runner, self._plan, self._installation.series, self._send_to_head)
         self._prober.send_ready()
 
+    @property
+    def first_rank(self) -> None:
+        return None
+
     def report_unfit(self, failure: Failure) -> None:
         """Report an error of the user to the head node, whose exit code is the job's, until the job ends."""
         self._send_to_head({"op": "unfit", "code": failure.code, "error": failure.message})
@@ -299,7 +305,10 @@ class Head(Role):
         """Process id of mpirun; 0 before its start."""
         self._code: int | None = None
         self._refusal = ""
-        self._filter = OutputFilter(runner, plan)
+        self._is_separate = separates_streams(plan.context)
+        self._tags: dict[bool, TagReader] = {}
+        """The readers of the two streams, by whether it is the error stream, if mpirun tags lines with their ranks."""
+        self._filter = OutputFilter(runner, plan, self._show_withheld)
 
     def start(self) -> None:
         """Start mpirun, and the pre-flight that checks the connections between nodes. Raise ``Failure``."""
@@ -312,6 +321,9 @@ class Head(Role):
                 "Open MPI's own control channel needs a network interface besides loopback; this node has none"
             )
         self._installation, self._folder = make_ready(self._runner, self._plan)
+        if self._plan.needs_ranks:
+            separator = TAG_SEPARATORS[self._installation.series]
+            self._tags = {is_error: TagReader(self._plan.size, separator) for is_error in (False, True)}
         raise_file_limit(len(self._plan.nodes) + OWN_FILES, self._runner.settings.name)
         self._start_mpirun(self._folder)
         if self._other_nodes:
@@ -327,7 +339,7 @@ class Head(Role):
         self._launch_requests = LaunchRequests(self._runner.loop, folder, list(self._by_host), self._launch_requested)
         reads_input = bool(self._plan.message.get("interactive"))
         agent, count = self._launch_requests.agent, len(self._plan.nodes)
-        options = self._installation.mpirun_options(agent, count, reads_input=reads_input)
+        options = self._installation.mpirun_options(agent, count, reads_input=reads_input, tags_output=bool(self._tags))
         agents = [self._launch_requests.command_prefix(host) for host in self._by_host]
         names = self._installation.mpirun_names
         guard = make_guard(self._runner, self._plan, names, self._runner.environment, agents)
@@ -383,11 +395,22 @@ class Head(Role):
     def is_starter(self, pid: int) -> bool:
         return pid in (self.mpirun, self._local) or is_open_mpis(pid)
 
-    def filter_output(self, output: bytes) -> bytes:
-        return self._filter.apply(output, self.mpirun)
+    def rank_output(self, output: bytes, *, is_error: bool) -> list[RankedBytes]:
+        """Filter the stream in which mpirun reports errors, and read the ranks from the tags of both."""
+        if is_error == self._is_separate:
+            output = self._filter.apply(output, self.mpirun)
+        return self._tags[is_error].read(output) if self._tags else [(None, output)]
 
-    def rest_of_output(self, *, stopped: bool) -> bytes:
-        return self._filter.take_withheld(self.mpirun, stopped=stopped)
+    def rest_of_output(self, *, stopped: bool) -> list[tuple[bool, int | None, bytes]]:
+        withheld = self._filter.take_withheld(self.mpirun, stopped=stopped)
+        if not self._tags:
+            return [(True, None, withheld)]
+        self._show_withheld(withheld)
+        return [(is_error, *output) for is_error, tags in self._tags.items() for output in tags.take_unfinished()]
+
+    def _show_withheld(self, output: bytes) -> None:
+        for rank, text in self._tags[self._is_separate].read(output) if self._tags else [(None, output)]:
+            self._runner.show(text, rank)
 
     def close(self) -> None:
         """Cancel alarms and let launch agents end. Kill mpirun if it is giving up by itself."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -73,8 +74,9 @@ def mpirun_line(mpirun: int, begin: bytes = b"") -> bytes:
 
 
 class OutputFilter:
-    def __init__(self, runner: Node, plan: Plan) -> None:
-        self._runner = runner
+    def __init__(self, runner: Node, plan: Plan, show: Callable[[bytes], None]) -> None:
+        """``show`` is called with output that was withheld and is shown after all."""
+        self._runner, self._show = runner, show
         commands = [" ".join(context["command"]) for context in plan.contexts]
         is_alone = len(plan.nodes) == 1 and plan.me["slots"] == 1
         self._is_clear = is_alone or any("-m mpi4py" in command for command in commands)
@@ -123,8 +125,8 @@ class OutputFilter:
 
     def _show_advice(self) -> None:
         pending, self._pending = self._pending, ""
-        self._runner.show(pending.encode())
+        self._show(pending.encode())
 
     def _release_output(self) -> None:
         withheld, self._held, self.is_giving_up = self._held, b"", False
-        self._runner.show(withheld)
+        self._show(withheld)

@@ -7,13 +7,16 @@ import re
 from koalapy.runner.exec_guard import LAUNCHER
 from koalapy.runner.networks import is_ipv4
 from koalapy.runner.settings import Settings
+from koalapy.runner.user_files import has_file_per_rank
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any, Protocol
 
     from koalapy.runner.exec_guard import ExecGuard
     from koalapy.runner.link import Loop
+    from koalapy.runner.output_streams import RankedBytes
     from koalapy.runner.processes import Processes
     from koalapy.runner.settings import Settings
 
@@ -37,13 +40,18 @@ if TYPE_CHECKING:
         def make_folder(self) -> str: ...
         def report_running(self) -> None: ...
         def relay(self, token: str, node: int, payload: dict[str, Any]) -> None: ...
-        def show(self, output: bytes) -> None: ...
+        def show(self, output: bytes, rank: int | None = None) -> None: ...
         def say(self, line: str) -> None: ...
         def conclude(self, code: int | None, error: str = "", *, infrastructure: bool = False) -> None: ...
 
 
 PLAIN = re.compile(r"[A-Za-z0-9_:][A-Za-z0-9_.:%-]{0,254}", re.ASCII)
 """Pattern of an address: those that other nodes send are used in file names and on mpirun's command line."""
+
+
+def separates_streams(context: Mapping[str, Any]) -> bool:
+    """Return whether the error stream of a component is kept apart from its output."""
+    return bool(context.get("error") or context.get("label"))
 
 
 class Plan:
@@ -80,6 +88,21 @@ class Plan:
                 raise ValueError(f"{host!r} is not an address of a node")
         for node, host in zip(self.nodes, hosts):
             node["host"] = host
+
+    @property
+    def first_rank(self) -> int:
+        """Return the first rank on this node. Ranks are numbered in order of the nodes."""
+        return sum(node["slots"] for node in self.nodes[: self.index])
+
+    @property
+    def size(self) -> int:
+        return sum(node["slots"] for node in self.nodes)
+
+    @property
+    def needs_ranks(self) -> bool:
+        """Return whether it must be known which rank has written what: for labels, or files of ranks."""
+        names = filter(None, (self.context["output"], self.context.get("error")))
+        return bool(self.context.get("label")) or any(has_file_per_rank(name) for name in names)
 
     @property
     def spans_clusters(self) -> bool:
@@ -125,6 +148,11 @@ class Role:
     def __init__(self, runner: Node, plan: Plan) -> None:
         self._runner, self._plan = runner, plan
 
+    @property
+    def first_rank(self) -> int | None:
+        """Return the first rank on this node; None if it receives no output of the program."""
+        return self._plan.first_rank
+
     def start(self) -> None:
         """Start this node's part of the program. Raise ``Failure``."""
         raise NotImplementedError
@@ -140,25 +168,16 @@ class Role:
         """Return whether a process starts the program and is not a part of it."""
         return False
 
-    def filter_output(self, output: bytes) -> bytes:
-        """Return the part of new output to show now."""
-        return output
+    def rank_output(self, output: bytes, *, is_error: bool) -> list[RankedBytes]:
+        """Return the part of new output to show now, by rank. ``is_error``: it is of the error stream only."""
+        return [(None, output)]
 
-    def rest_of_output(self, *, stopped: bool) -> bytes:
-        """Return the output held back, at the end; ``stopped``: the agent ended the program."""
-        return b""
+    def rest_of_output(self, *, stopped: bool) -> list[tuple[bool, int | None, bytes]]:
+        """Return the output held back, at the end: whether it is of the error stream, its rank, and the bytes.
+
+        ``stopped``: the agent ended the program.
+        """
+        return []
 
     def close(self) -> None:
         """Cancel alarms and close files."""
-
-
-class Single(Role):
-    """The role of a node that runs the program once (launcher ``processes``)."""
-
-    def start(self) -> None:
-        self._pid = self._runner.spawn(self._plan.context["command"], is_program=True)
-        self._runner.report_running()
-
-    def child_ended(self, pid: int, code: int) -> None:
-        if pid == self._pid:
-            self._runner.conclude(code if code >= 0 else 128 - code)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from koalapy.runner.openmpi import Follower, Head
-from koalapy.runner.plan import Plan, Role, Single
+from koalapy.runner.plan import Plan, Role
+from koalapy.runner.process_launcher import Single
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -25,6 +25,7 @@ from koalapy.runner.openmpi import Follower
 from koalapy.runner.output import Output
 from koalapy.runner.plan import Plan, Role
 from koalapy.runner.processes import Processes, check_node, forbid_dumps, require_program
+from koalapy.runner.program_output import ProgramOutput
 from koalapy.runner.roles import make_role
 from koalapy.runner.session import seal_file
 from koalapy.runner.settings import Failure, SecretGone, Settings
@@ -76,7 +77,7 @@ class Runner:
         """Distinguishes this process from another one with the same secret."""
         self.processes, self._usage = Processes(), UsageMeter(self.loop)
         self._output = Output(f"{settings.spool}/output.{settings.node}", settings.secret)
-        self._copy, self._copy_path, self._copy_failed = -1, "", False
+        self._program_output = ProgramOutput(self.loop, settings.name, self._keep_output)
         self._folder, self._mark = "", -1
         """The program's folder below the node's temporary folder, and the descriptor of its locked mark."""
         self._role: Role | None = None
@@ -96,13 +97,11 @@ class Runner:
         self._link = Link(self.loop, settings, self._describe_runner, self._receive_message)
         self._streams = Streams(self.loop, self.processes, self._link.send, settings.name)
         self._link.on_disconnect = self._streams.on_disconnect
-        self._reading, self._writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        os.set_blocking(self._writing, True)
 
     def run(self) -> int:
         """Serve the agent until it acknowledges the result, and return 0; return 1 if delivery is given up."""
         self._watch_signals()
-        self.loop.watch(self._reading, self._read_output)
+        self._program_output.resume()
         if self.settings.lrm_pipe >= 0:
             self.loop.watch(self.settings.lrm_pipe, self._lrm_ended)
         self._note_agent()
@@ -151,7 +150,7 @@ class Runner:
         argv, environment = [program, *command[1:]], self.environment if environment is None else environment
         self._usage.start()
         stdin = self._streams.program_stdin if is_program else None
-        output, errors = outputs or (self._writing, None)
+        output, errors = outputs or (self._program_output.writing, self._program_output.error_writing)
         try:
             if guard is not None:
                 return self.processes.start_guarded(argv, environment, output, guard, stdin, errors)
@@ -388,7 +387,7 @@ class Runner:
             self._await_delivery()  # the agent is taking it
         self._output.acknowledge(offset)
         if not self._output.full:
-            self.loop.watch(self._reading, self._read_output)
+            self._program_output.resume()
         self._send_output()
 
     def _handle_relay(self, message: dict[str, Any]) -> None:
@@ -409,9 +408,12 @@ class Runner:
         self._phase, self._warning, self._plan = "opened", message.get("warning"), message
         self.environment = plan.environment(self.settings)
         self._role = make_role(self, plan)
+        self._program_output.role = self._role
         try:
             self._enter_workdir(plan.context)
-            self._copy_to(plan.context["output"])
+            self._program_output.prepare(plan.context)
+            if (rank := self._role.first_rank) is not None:
+                self._program_output.open_files(rank)
             if message.get("interactive") and plan.me is plan.head:
                 self._streams.make_input(is_for_mpirun=message["launcher"] == "openmpi")
             self._role.start()
@@ -441,54 +443,20 @@ class Runner:
                 self.say(f"cannot use {workdir} on {self.settings.name} ({error.strerror}): running in {folder}")
             os.chdir(folder)
 
-    def _copy_to(self, path: str | None) -> None:
-        """Also write the output to the user's file. Raise ``Failure`` if a node with output cannot open it."""
-        if path:
-            self._copy_path = path
-            try:
-                self._copy = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-            except OSError as error:
-                text = f"cannot write {path} on {self.settings.name}: {error.strerror}"
-                if not isinstance(self._role, Follower):  # it receives no output of the program
-                    raise Failure(text, 126) from error
-                self.say(text)
-
     def say(self, line: str) -> None:
         """Insert a line for the user into the program's output."""
-        self.show(f"koala: {line}\n".encode())
+        self._program_output.say(line)
 
-    def _read_output(self, _events: int) -> None:
-        self._read_once()
+    def show(self, output: bytes, rank: int | None = None) -> None:
+        """Insert what a role has held back of the program's output: messages of ``mpirun``, or errors of a rank."""
+        self._program_output.add(rank, output, is_error=True)
 
-    def _read_once(self) -> bool:
-        """Read and keep output of the program; return False if there is none."""
-        try:
-            data = os.read(self._reading, 65536)
-        except BlockingIOError:
-            return False
-        self.show(data if self._role is None else self._role.filter_output(data))
-        return True
-
-    def show(self, output: bytes) -> None:
+    def _keep_output(self, output: bytes) -> None:
         """Keep output until the agent acknowledges it, and send as much as possible now."""
         self._output.append(output)
-        if self._copy >= 0:
-            self._add_to_copy(output)
         if self._output.full:
-            self.loop.forget(self._reading)
+            self._program_output.pause()
         self._send_output()
-
-    def _add_to_copy(self, data: bytes) -> None:
-        """Append to the user's output file. Report the first error to the user."""
-        copy = self._copy
-        try:
-            while data:
-                data = data[os.write(copy, data) :]
-        except OSError as error:
-            if not self._copy_failed:
-                self._copy_failed, self._copy = True, -1
-                self.say(f"{self._copy_path} on {self.settings.name} is incomplete: {error.strerror}")
-                self._copy = copy
 
     def _send_output(self) -> None:
         """Send as much output as may be unacknowledged at a time, and the result after the last of it."""
@@ -543,10 +511,7 @@ class Runner:
 
     def _finish_program(self) -> None:
         """Take the rest of the output, clean up, and deliver the result, once no process remains."""
-        while self._read_once():
-            pass
-        if self._role is not None:
-            self.show(self._role.rest_of_output(stopped=bool(self._result and self._result["stopped"])))
+        self._program_output.read_rest(stopped=bool(self._result and self._result["stopped"]))
         self._phase, self._result = "ended", {**(self._result or {}), "usage": self._usage.finish()}
         self.loop.cancel_alarm("sweep")
         if self._folder:

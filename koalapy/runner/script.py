@@ -24,6 +24,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from koalapy.runner.output_streams import RankedBytes
     from koalapy.runner.plan import Node
 
 MAX_ENDED = 1000
@@ -125,8 +126,8 @@ class ScriptHead(Role):
         elif op == "step":
             self._runner.relay(*sender, {"op": "end", "step": number})
 
-    def filter_output(self, output: bytes) -> bytes:
-        return remove_noise(output)
+    def rank_output(self, output: bytes, *, is_error: bool) -> list[RankedBytes]:
+        return [(None, remove_noise(output))]
 
     def is_starter(self, pid: int) -> bool:
         """Return whether a process starts programs: the script itself, and its calls of ``mpirun``."""
@@ -209,6 +210,10 @@ class ScriptFollower(Role):
         self._folder = ""
         self._steps: dict[int, FollowerStep] = {}
         self._ended: list[int] = []
+
+    @property
+    def first_rank(self) -> None:
+        return None
 
     def start(self) -> None:
         self._folder = self._runner.make_folder()

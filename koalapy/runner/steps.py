@@ -77,6 +77,9 @@ class Order:
         contexts = [
             {
                 **context,
+                "output": None,
+                "error": None,
+                "label": False,  # those of the script, which gets the output
                 "command": self.command,
                 "environment": {**context["environment"], **self.environment},
                 "nodes": [positions[index] for index in context["nodes"] if index in positions],
@@ -203,8 +206,8 @@ class Step:
     def relay(self, token: str, node: int, payload: dict[str, Any]) -> None:
         self._runner.relay(token, node, {"op": "step", "step": self.number, "payload": payload})
 
-    def show(self, output: bytes) -> None:
-        self._runner.show(output)
+    def show(self, output: bytes, rank: int | None = None) -> None:
+        self._runner.show(output, rank)
 
     def say(self, line: str) -> None:
         self._runner.say(line)

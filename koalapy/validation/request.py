@@ -1,6 +1,5 @@
 """Check a submission by itself, independent of the clusters: its size, fields, program and request."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
@@ -10,6 +9,7 @@ from koalapy.model.cluster import check_cluster
 from koalapy.model.errors import reject
 from koalapy.model.field import find_out_of_bounds
 from koalapy.model.job import JobSpec, Launcher
+from koalapy.model.output import describe_patterns, find_unknown_pattern
 from koalapy.model.request import ComponentRequest, Environment, FlexibleRequest, NonFixedRequest
 from koalapy.model.script import find_script_error
 from koalapy.model.wording import format_duration, format_time
@@ -129,33 +129,41 @@ RESERVED_VARIABLES = frozenset(
         "ARRAY_LINE",
         "CLUSTER",
         "CLUSTERS",
+        "CLUSTER_INDEX",
         "CLUSTER_NODES",
         "COMPONENT",
         "COMPONENT_NAME",
         "COMPONENT_NODES",
         "COMPONENT_TOKEN",
         "GENERATION",
+        "HEAD_HOST",
+        "HEAD_PORT",
         "HOST",
         "HOSTFILE",
         "HOSTS",
         "JOB",
         "JOB_ID",
         "LEASE",
+        "LOCAL_RANK",
+        "LOCAL_SIZE",
         "MPIRUN",
         "NODE",
         "NODELIST",
         "NODES",
         "NODE_INDEX",
         "PPN",
+        "RANK",
         "SECRET_PIPE",
         "SLOTS",
         "LRM_PIPE",
+        "SIZE",
         "SPOOL",
         "STAGE",
     )
 )
 """Environment variables that the runner sets or reads on each node."""
-SLURM_JOB_NUMBER = re.compile(r"%\d*[jJA]")
+UNSUITED_PLACEHOLDERS = {"{job}": "%j", "{cluster}": "%c"}
+"""Placeholders of commands that output files do not have, and the pattern that replaces each."""
 
 
 def check_program(spec: JobSpec, limits: Limits) -> None:
@@ -168,7 +176,8 @@ def check_program(spec: JobSpec, limits: Limits) -> None:
     if spec.workdir and not spec.workdir.startswith(("/", "{")):
         problem = f"is {spec.workdir!r}, which is not the same folder on every node"
         reject("workdir", spec.workdir, problem, "give an absolute path, or one that begins with {scratch} or {home}")
-    _check_output("output", spec.output)
+    _check_output_file("output", spec.output)
+    _check_output_file("error", spec.error)
     _check_environment("environment", spec.environment)
     if isinstance(spec.request, FlexibleRequest):
         if not spec.command:
@@ -177,7 +186,8 @@ def check_program(spec: JobSpec, limits: Limits) -> None:
     for index, component in enumerate(spec.request.components):
         field = f"request.components[{index}]"
         _check_environment(f"{field}.environment", component.environment)
-        _check_output(f"{field}.output", component.output)
+        _check_output_file(f"{field}.output", component.output)
+        _check_output_file(f"{field}.error", component.error)
         if component.command is not None and not component.command:
             reject(f"{field}.command", [], "is empty", "leave it out to run the job's own command")
         _check_command(f"{field}.command", component.command or ())
@@ -198,6 +208,13 @@ def _check_script(spec: JobSpec) -> None:
     if spec.launcher is Launcher.PROCESSES:
         hint = "leave it out: programs of a script start by mpirun, or by themselves on the first node"
         reject("launcher", spec.launcher, "is processes, but a script runs once", hint)
+    if spec.label:
+        reject(
+            "label", True, "is true, but a script has no ranks", "leave it out: mpirun in the script has --tag-output"
+        )
+    for field, name in (("output", spec.output), ("error", spec.error)):
+        if name and "%r" in name.replace("%%", ""):
+            reject(field, name, f"is {name!r}, but a script has no ranks", "leave %r out")
     components = () if isinstance(spec.request, FlexibleRequest) else spec.request.components
     for index, component in enumerate(components):
         if component.command is not None:
@@ -250,11 +267,18 @@ def check_array(spec: JobSpec, limits: Limits) -> None:
             reject(f"each_line[{number - 1}]", line, "has a NUL in it", "leave out the NUL")
 
 
-def _check_output(field: str, output: str | None) -> None:
-    """Reject an output path with a pattern that only Slurm replaces by the job's number."""
-    if output and (pattern := SLURM_JOB_NUMBER.search(output)):
-        problem = f"is {output!r}, and {pattern[0]} stands for the job's number in Slurm only"
-        reject(field, output, problem, "write {job} in its place")
+def _check_output_file(field: str, name: str | None) -> None:
+    """Reject an empty file name, one with a NUL, and one with patterns or placeholders that it cannot have."""
+    if name is None:
+        return
+    if not name or "\0" in name:
+        reject(field, name, f"is {name!r}, which no file can have as its name", "name a file, or leave it out")
+    if pattern := find_unknown_pattern(name):
+        reject(field, name, f"is {name!r}, and {pattern} has no meaning", f"use {describe_patterns()}")
+    for placeholder, replacement in UNSUITED_PLACEHOLDERS.items():
+        if placeholder in name:
+            problem = f"is {name!r}, and {placeholder} is for commands and working directories"
+            reject(field, name, problem, f"write {replacement} in its place")
 
 
 def _check_command(field: str, command: Sequence[str]) -> None:

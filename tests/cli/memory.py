@@ -16,6 +16,7 @@ from koalapy.model.errors import BusyError, ConflictError, NotFoundError, StoreU
 from koalapy.model.explanation import Explanation
 from koalapy.model.identity import HighPriority, Identity, Role
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobId, JobSpec, JobState, Priority, TimelineEntry
+from koalapy.model.output import OutputStream
 from koalapy.model.request import ClusterName
 from koalapy.policies.registry import builtin_policies
 from koalapy.ports import ClusterRecord, JobFilter, MeanTimes, Usage
@@ -280,7 +281,14 @@ class MemoryService:
             pass
         return await self.get(job)
 
-    async def follow_output(self, job: JobId, follow: bool, component: int | None = None) -> AsyncIterator[bytes]:
+    async def follow_output(
+        self,
+        job: JobId,
+        follow: bool,
+        component: int | None = None,
+        stream: OutputStream | None = None,
+        last_lines: int | None = None,
+    ) -> AsyncIterator[bytes]:
         record = await self.get(job)
         if self.output[job]:
             yield self.output[job]

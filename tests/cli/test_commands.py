@@ -13,6 +13,7 @@ from rich.cells import cell_len
 
 from koalapy.cli.terminal import tables
 from koalapy.cli.terminal.width import fold_text
+from koalapy.client.errors import Exit
 from koalapy.model.job import JobState
 from tests.cli.conftest import Koala, Server
 
@@ -232,6 +233,12 @@ def test_logs_prints_output_of_job(koala: Koala) -> None:
     koala(*FLEXIBLE, "--", "echo", "hello")
     assert koala("logs", "1").out == koala("logs", "-f", "1").out == "hello\n"
     assert koala("logs", "7").code == 3
+    refused = koala("logs", "1", "--error")
+    assert refused.code == Exit.USAGE
+    assert "writes output and errors into one stream; leave it out" in refused.err
+    koala(*FLEXIBLE, "-e", "errors", "--", "echo", "hello")
+    assert koala("logs", "2", "--output", "--tail", "5").code == 0
+    assert koala("logs", "2", "--output", "--error").code == Exit.USAGE
 
 
 def test_queue_lists_and_filters_jobs(koala: Koala) -> None:

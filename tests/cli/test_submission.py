@@ -1,13 +1,14 @@
 """Conversion of options and job files to submissions."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from koalapy.cli.jobs.job_options import coallocation_of, environment_of
-from koalapy.cli.jobs.submission import RequestOptions, body_of, read_job_file, request_of
+from koalapy.cli.jobs.job_options import coallocation_of, environment_of, exported_variables, read_options
+from koalapy.cli.jobs.submission import RequestOptions, body_of, command_for, read_job_file, request_of
 from koalapy.client.errors import CliError, Exit
 from tests.cli.conftest import Koala
 
@@ -143,6 +144,40 @@ def test_environment_of_reads_values_and_variables(monkeypatch: pytest.MonkeyPat
     assert environment_of(["A=1=2", "B=", "HERE"]) == {"A": "1=2", "B": "", "HERE": "yes"}
     with pytest.raises(CliError, match="NOT_HERE"):
         environment_of(["NOT_HERE"])
+
+
+@pytest.mark.parametrize(
+    ("text", "exported"),
+    [
+        (None, {}),
+        ("NONE", {}),
+        ("ALL", {"HERE": "yes", "PATH": "/bin"}),
+        ("HERE,A=1=2,B=", {"HERE": "yes", "A": "1=2", "B": ""}),
+        ("ALL,HERE=no,HOME", {"HERE": "no", "PATH": "/bin", "HOME": "/root"}),
+    ],
+)
+def test_exported_variables_are_those_of_slurm(
+    monkeypatch: pytest.MonkeyPatch, text: str | None, exported: dict[str, str]
+) -> None:
+    local = {"HOME": "/root", "KOALA_TOKEN": "secret", "SLURM_JOB_ID": "3", "BASH_FUNC_x%%": "() { :; }", "_": "koala"}
+    monkeypatch.setattr(os, "environ", local | {"HERE": "yes", "PATH": "/bin"})
+    assert exported_variables(text) == exported
+
+
+@pytest.mark.parametrize("text", ["NOT_HERE", "A=1,,B=2", "NONE,A=1", "A=1,NONE", "ALL,", "=1"])
+def test_export_of_missing_variable_is_rejected(text: str) -> None:
+    with pytest.raises(CliError, match="--export is") as rejected:
+        exported_variables(text)
+    assert rejected.value.hint
+
+
+def test_label_of_job_file_stays_without_option() -> None:
+    fields = {"label": True, "request": {"type": "flexible", "total_size": 1}}
+    assert body_of(fields, read_options({"label": False}), {})["label"] is True
+    body = {"request": {"type": "flexible", "total_size": 1}, "command": ["true"], "label": True, "output": "o"}
+    command = "koala submit --flexible 1 --output o --label -- true"
+    assert command_for(body, "/") == command
+    assert command_for(body | {"label": False}, "/") == command.replace(" --label", "")
 
 
 def test_submit_of_one_node_uses_singular(koala: Koala) -> None:

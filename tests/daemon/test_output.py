@@ -3,19 +3,22 @@
 import asyncio
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from koalapy.daemon.jobs.output import Outputs
+from koalapy.model.output import OutputStream
 from koalapy.ports import OutputPiece
+from koalapy.runner.output_streams import mark_stream
 from koalapy.store.output import FileOutput
 from tests.daemon.test_hub import Daemon
 from tests.daemon.test_trust import COUPLED, ON_NORTH, Grid, Opened, make_output, received_messages, wait_for_job
 
 
-async def read_logs(daemon: Daemon, job: int) -> bytes:
+async def read_logs(daemon: Daemon, job: int, **options: Any) -> bytes:
     jobs = daemon.jobs
-    return b"".join([text async for text in jobs.follow_output(job, follow=False)])
+    return b"".join([text async for text in jobs.follow_output(job, follow=False, **options)])
 
 
 async def send_output(grid: Grid, token: str, offset: int, text: bytes, gap: int = 0) -> None:
@@ -61,6 +64,35 @@ async def test_missing_output_is_replaced_by_note(tmp_path: Path) -> None:
         assert (
             await read_logs(grid.daemon, 1) == b"koala: 4 bytes are missing here: they did not reach the daemon\ntwo\n"
         )
+
+
+@pytest.mark.parametrize("stream", [None, *OutputStream])
+@pytest.mark.parametrize("count", [0, 1, 2, 7, 10**6])
+async def test_tail_is_the_end_of_each_stream(tmp_path: Path, stream: OutputStream | None, count: int) -> None:
+    writes = [(number % 3 == 0, b"%d \x0e\r\n" % number) for number in range(40)] + [(True, b"unfinished")]
+    wanted = {None: (False, True), OutputStream.OUTPUT: (False,), OutputStream.ERROR: (True,)}[stream]
+    lines = [text for is_error, text in writes if is_error in wanted]
+    async with Opened(tmp_path / "koala.db") as grid:
+        (token,) = await grid.submit_job(1, ON_NORTH, label=True)
+        await send_output(grid, token, 0, b"".join(mark_stream(text, is_error=error) for error, text in writes))
+        tail = await read_logs(grid.daemon, 1, stream=stream, last_lines=count)
+        assert tail == b"".join(lines[max(0, len(lines) - count) :])
+        assert await read_logs(grid.daemon, 1, stream=stream) == b"".join(lines)
+        job = grid.daemon.queries.job(1)
+        assert job is not None
+        (shown,) = await grid.daemon.outputs.read_tails(job, 10_000)
+        assert shown.data == b"".join(text for _, text in writes)
+
+
+async def test_tail_of_long_output_is_in_its_stored_end(tmp_path: Path) -> None:
+    async with Opened(tmp_path / "koala.db") as grid:
+        (token,) = await grid.submit_job(1, ON_NORTH)
+        content = b"".join(b"line %d\n" % number for number in range(500))
+        await send_output(grid, token, 0, content)
+        assert await read_logs(grid.daemon, 1, last_lines=2) == b"line 498\nline 499\n"
+        everything = await read_logs(grid.daemon, 1, last_lines=400)
+        assert everything.endswith(content[-500:])
+        assert await read_logs(grid.daemon, 1, stream=OutputStream.ERROR) == b""
 
 
 async def test_output_is_acknowledged_only_if_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

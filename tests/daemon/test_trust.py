@@ -33,9 +33,9 @@ class Grid:
     def __init__(self, daemon: Daemon, north: Agent, south: Agent) -> None:
         self.daemon, self.north, self.south = daemon, north, south
 
-    async def submit_job(self, ident: int, request: FixedRequest) -> list[str]:
+    async def submit_job(self, ident: int, request: FixedRequest, **fields: Any) -> list[str]:
         """Submit a job; return its tokens once its components were submitted."""
-        job = Job(ident, JobSpec(request, ("true",)), 0.0)
+        job = Job(ident, JobSpec(request, ("true",), **fields), 0.0)
         await self.daemon.engine.commit(WorkItem(events=(JobSubmitted(job),)))
         placed = self.daemon.scheduler.queries.job(ident)
         assert placed is not None

@@ -47,7 +47,7 @@ def plan_contexts(spec: JobSpec, field: str) -> list[object]:
 
 def test_submit_message_is_mapped_to_each_cluster() -> None:
     command = ("/home/ada/prog", "--tmp={scratch}/{job}", "on {cluster}", '{"json": "{{job}}"}')
-    spec = JobSpec(FlexibleRequest(3), command, workdir="/home/ada/runs", output="{scratch}/{job}.out")
+    spec = JobSpec(FlexibleRequest(3), command, workdir="/home/ada/runs", output="{scratch}/%j-%c.out")
     assert plan_contexts(spec, "command") == [
         ["/home/ada/prog", "--tmp=/scratch/7", "on north", '{"json": "{job}"}'],
         ["/users/ada/prog", "--tmp=/lustre/7", "on south", '{"json": "{job}"}'],
@@ -55,11 +55,12 @@ def test_submit_message_is_mapped_to_each_cluster() -> None:
     assert plan_contexts(spec, "workdir") == ["/home/ada/runs", "/users/ada/runs"]
     assert plan_contexts(spec, "workdir_optional") == [False, False]
     assert plan_contexts(replace(spec, workdir_optional=True), "workdir_optional") == [True, True]
-    assert plan_contexts(spec, "output") == ["/scratch/7.out", "/lustre/7.out"]
+    assert plan_contexts(spec, "output") == ["/scratch/7-north.out", "/lustre/7-south.out"]
+    assert plan_contexts(spec, "error") == [None, None]
 
 
 def test_contexts_have_own_command_and_output() -> None:
-    components = (ComponentRequest(1, command=("{cluster}",)), ComponentRequest(2, output="/home/ada/{job}"))
+    components = (ComponentRequest(1, command=("{cluster}",)), ComponentRequest(2, output="/home/ada/%j"))
     spec = JobSpec(NonFixedRequest(components), ("true",))
     assert plan_contexts(spec, "command") == [["north"], ["true"]]
     assert plan_contexts(spec, "output") == [None, "/users/ada/7"]

@@ -11,6 +11,9 @@ pytestmark = pytest.mark.processes
 
 MakeGrid = Callable[..., EmbeddedGrid]
 ONE = {"type": "flexible", "total_size": 1}
+TWO_CLUSTERS = {"type": "fixed", "components": [{"size": 1, "cluster": "north"}, {"size": 2, "cluster": "south"}]}
+SPEAK = "echo one; echo two >&2; printf last"
+LOG_OPTIONS = ("", "--output", "--error", "--tail 1", "--error --tail 1")
 
 
 @pytest.mark.parametrize("limit", [100_000, 0])
@@ -37,3 +40,41 @@ def test_job_with_output_over_limit_succeeds_after_daemon_restart(make_grid: Mak
     assert hint == "a file given with --output would have all of it"
     assert tail == full_output[len(full_output) - half :]
     grid.wait_until_idle()
+
+
+def test_streams_and_files_of_processes_on_two_clusters(make_grid: MakeGrid) -> None:
+    grid = make_grid()
+    folder = grid.make_folder()
+    options = {"output": "%x-%j-%c.%r", "error": "errors-100%%", "label": True, "name": "ocean model"}
+    ident = grid.submit(TWO_CLUSTERS, "sh", "-c", SPEAK, launcher="processes", workdir=folder.path, **options)
+    assert grid.wait_for_end(ident)["state"] == "succeeded", grid.read_output(ident)
+    logs = {option: grid.run_koala("logs", str(ident), *option.split()).stdout for option in LOG_OPTIONS}
+    assert sorted(logs["--output"].splitlines()) == sorted(f"{i}: {text}" for i in range(3) for text in ("one", "last"))
+    assert sorted(logs["--error"].splitlines()) == ["0: two", "1: two", "2: two"]
+    assert sorted(logs[""].splitlines()) == sorted((logs["--output"] + logs["--error"]).splitlines())
+    assert len(logs["--tail 1"].splitlines()) == 2  # of each component
+    assert sorted(logs["--error --tail 1"].splitlines())[0] == "0: two"
+    for rank, cluster in enumerate(("north", "south", "south")):
+        assert folder.read(f"ocean_model-{ident}-{cluster}.{rank}", cluster) == "one\nlast"
+    assert sorted(folder.read("errors-100%", "south").splitlines()) == ["0: two", "1: two", "2: two"]
+    undivided = grid.submit(ONE, "sh", "-c", SPEAK)
+    grid.wait_for_end(undivided)
+    refused = grid.run_koala("logs", str(undivided), "--error")
+    assert refused.returncode == 2
+    assert "submit with --error FILE or --label" in refused.stderr
+    assert grid.run_koala("logs", str(undivided), "--tail", "2").stdout == "two\nlast"
+
+
+@pytest.mark.mpi
+def test_streams_and_files_of_mpi_ranks_on_two_clusters(make_grid: MakeGrid) -> None:
+    grid = make_grid()
+    folder = grid.make_folder()
+    options = {"output": "out.%r", "error": "errors", "label": True, "launcher": "openmpi", "processes_per_node": 2}
+    ident = grid.submit(TWO_CLUSTERS, "sh", "-c", SPEAK, workdir=folder.path, **options)
+    assert grid.wait_for_end(ident)["state"] == "succeeded", grid.read_output(ident)
+    output, errors = (grid.run_koala("logs", str(ident), option).stdout for option in ("--output", "--error"))
+    assert sorted(output.splitlines()) == sorted(f"{i}: {text}" for i in range(6) for text in ("one", "last"))
+    assert sorted(errors.splitlines()) == [f"{i}: two" for i in range(6)]
+    assert sorted(folder.read("errors", "south").splitlines()) == [f"{i}: two" for i in range(6)]
+    for rank in range(6):
+        assert folder.read(f"out.{rank}", "south") == "one\nlast"

@@ -111,7 +111,7 @@ def test_mpirun_on_many_hosts_starts_all_daemons(tmp_path: Path, profile: dict[s
     launch = tmp_path / "launch"
     launch.write_text(LAUNCH_AGENT)
     installed = Installation(environment, "n1", node_plan)
-    options = installed.mpirun_options(f"/bin/sh {launch}", len(node_plan.nodes))
+    options = installed.mpirun_options(f"/bin/sh {launch}", len(node_plan.nodes), tags_output=False)
     hosts = ",".join(f"{node['host']}:1" for node in node_plan.nodes)
     result = subprocess.run(
         [installed.mpirun, *options, "--host", hosts, "-np", str(HOSTS), "sh", "-c", "echo $OMPI_COMM_WORLD_RANK"],

@@ -77,7 +77,7 @@ def lines_in_pieces(text: str) -> st.SearchStrategy[list[bytes]]:
 
 def filter_pieces(pieces: list[bytes]) -> tuple[RecordingRunner, OutputFilter]:
     runner = RecordingRunner()
-    output_filter = OutputFilter(runner, Plan())  # type: ignore[arg-type]
+    output_filter = OutputFilter(runner, Plan(), runner.show)  # type: ignore[arg-type]
     for piece in pieces:
         runner.show(output_filter.apply(piece, MPIRUN))
     return runner, output_filter
@@ -163,7 +163,7 @@ def test_output_filter_removes_noise_within_line(noises: list[str], data: st.Dat
 @pytest.mark.parametrize("ends", [False, True])
 def test_output_filter_adds_advice_once(words: bytes, ends: bool) -> None:
     runner = RecordingRunner()
-    outputs = OutputFilter(runner, Plan())  # type: ignore[arg-type]
+    outputs = OutputFilter(runner, Plan(), runner.show)  # type: ignore[arg-type]
     assert outputs.apply(b"before\n" + words + b"\nafter\n", MPIRUN) == b"before\n" + words + b"\nafter\n"
     assert outputs.apply(words + b"\n", MPIRUN) == words + b"\n"
     if ends:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from koalapy.runner.output_streams import StreamSplitter
 from tests.runner.conftest import FakeAgent, FakeNode, living_pids, make_plan, read_left_file
 
 pytestmark = pytest.mark.processes
@@ -65,6 +66,42 @@ async def test_output_file_gets_output_and_errors_in_order(agent: FakeAgent, tmp
     node, _ = await run_to_result(agent, script, workdir=str(tmp_path), output="log")
     assert node.output == b"one\ntwo\nthree\n"
     assert (tmp_path / "log").read_text() == "before\none\ntwo\nthree\n"
+
+
+def streams_of(node: FakeNode) -> tuple[bytes, bytes]:
+    """Return the output and the error stream that a runner has sent."""
+    parts = StreamSplitter().split(node.output)
+    output, errors = (b"".join(text for is_error, text in parts if is_error is wanted) for wanted in (False, True))
+    return output, errors
+
+
+async def test_error_file_divides_streams_in_files_and_output(agent: FakeAgent, tmp_path: Path) -> None:
+    script = ["sh", "-c", r"printf 'one\n\016bytes\017\020\n'; echo two >&2; printf unfinished"]
+    node, _ = await run_to_result(agent, script, workdir=str(tmp_path), output="out", error="err")
+    assert streams_of(node) == (b"one\n\x0ebytes\x0f\x10\nunfinished", b"two\n")
+    assert ((tmp_path / "out").read_bytes(), (tmp_path / "err").read_bytes()) == streams_of(node)
+
+
+async def test_label_begins_lines_and_files_of_ranks_have_none(agent: FakeAgent, tmp_path: Path) -> None:
+    nodes = [await agent.start(TOKEN, i, f"127.0.1.{i + 1}") for i in range(2)]
+    script = ["sh", "-c", "echo one; echo two >&2; printf three"]
+    for node in nodes:
+        node.send(**make_plan(nodes, script, workdir=str(tmp_path), output="out.%r", error="err", label=True))
+    for node in nodes:
+        await node.expect("exit")
+        assert await node.ended() == 0
+    for rank, node in enumerate(nodes):
+        assert streams_of(node) == (f"{rank}: one\n{rank}: three\n".encode(), f"{rank}: two\n".encode())
+        assert (tmp_path / f"out.{rank}").read_text() == "one\nthree"
+    assert sorted((tmp_path / "err").read_text().splitlines()) == ["0: two", "1: two"]
+
+
+async def test_output_file_through_link_is_an_error(agent: FakeAgent, tmp_path: Path) -> None:
+    (tmp_path / "log").symlink_to(tmp_path / "elsewhere")
+    node, end = await run_to_result(agent, ["echo", "done"], workdir=str(tmp_path), output="log")
+    assert end["code"] == 126
+    assert b"cannot write log on node-127.0.1.1: it is a symbolic link; name the file itself" in node.output
+    assert not (tmp_path / "elsewhere").exists()
 
 
 @pytest.mark.evidence("J2")

@@ -10,6 +10,7 @@ from koalapy.model.errors import UsageError
 from koalapy.model.job import JobSpec, Launcher
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, NonFixedRequest
 from koalapy.policies.registry import builtin_policies
+from koalapy.runner import process_launcher
 from koalapy.runner import settings as runtime_settings
 from koalapy.runner.plan import Plan
 from koalapy.runner.script import ScriptHead
@@ -374,7 +375,8 @@ def test_variable_that_runner_sets_is_refused(name: str) -> None:
 
 
 def test_reserved_variables_are_those_of_the_runner() -> None:
-    source = "".join(map(inspect.getsource, (Plan.environment, ScriptHead, runtime_settings, wire)))
+    sources = (Plan.environment, ScriptHead, process_launcher, runtime_settings, wire)
+    source = "".join(map(inspect.getsource, sources))
     variables = set(re.findall(r"\bKOALA_[A-Z_]+", source))
     assert {name for name in variables if not name.startswith("KOALA_MPI_")} == RESERVED_VARIABLES
 
@@ -385,11 +387,30 @@ def test_several_processes_per_node_without_mpi_are_refused() -> None:
     check_spec(make_spec(one_component(), launcher=Launcher.PROCESSES, processes_per_node=1), GRID)
 
 
-@pytest.mark.parametrize("output", ["slurm-%j.out", "/home/ada/%4j", "%A_%a.out"])
-def test_output_with_number_pattern_of_slurm_is_refused(output: str) -> None:
-    refused = rejection_of(make_spec(one_component(), output=output))
-    assert (refused.field, refused.hint) == ("output", "write {job} in its place")
-    check_spec(make_spec(one_component(), output="run-{job}-100%.out"), GRID)
+@pytest.mark.parametrize(
+    ("name", "problem", "hint"),
+    [
+        ("run-%4j.out", "and %4 has no meaning", "use %j for the job's id, "),
+        ("%N_%a.out", "and %N has no meaning", "use %j for the job's id, "),
+        ("100%", "and % has no meaning", "%% for a percent sign"),
+        ("run-{job}", "and {job} is for commands and working directories", "write %j in its place"),
+        ("{{cluster}}", "and {cluster} is for commands and working directories", "write %c in its place"),
+        ("", "which no file can have as its name", "name a file, or leave it out"),
+        ("a\0b", "which no file can have as its name", "name a file, or leave it out"),
+    ],
+)
+def test_output_file_with_unsuited_name_is_refused(name: str, problem: str, hint: str) -> None:
+    for field in ("output", "error"):
+        refused = rejection_of(make_spec(one_component(), **{field: name}))
+        assert refused.field == field
+        assert problem in refused.message
+        assert hint in refused.hint
+        own = FixedRequest((ComponentRequest(1, "north", **{field: name}),))
+        assert rejection_of(make_spec(own)).field == f"request.components[0].{field}"
+
+
+def test_output_file_with_all_patterns_is_accepted() -> None:
+    check_spec(make_spec(one_component(), output="%x-%j-%A_%a.%c.%r-100%%.out", error="err"), GRID)
 
 
 def test_relative_working_directory_is_refused() -> None:

@@ -66,6 +66,33 @@ def environment_of(pairs: list[str]) -> dict[str, str]:
     return environment
 
 
+NOT_EXPORTED = re.compile(
+    r"KOALA_.*|SLURM.*|SBATCH_.*|PMIX?_.*|OMPI_.*|PRTE_.*|XDG_.*|SSH_.*|DBUS_.*|BASH_FUNC_.*|"
+    r"HOME|USER|LOGNAME|SHELL|PWD|OLDPWD|SHLVL|_|TMPDIR|HOSTNAME|DISPLAY|XAUTHORITY|WAYLAND_DISPLAY|TERM|TTY|MAIL"
+)
+"""Names of variables that ``--export ALL`` omits, since they describe this machine, session or allocation."""
+
+
+def exported_variables(text: str | None) -> dict[str, str]:
+    """Parse ``--export``: ``NONE``, ``ALL``, or names and values such as ``ALL,NAME,NAME=VALUE``."""
+    if text is None or text == "NONE":
+        return {}
+    entries, exported = text.split(","), {}
+    if "NONE" in entries:
+        raise CliError(f"--export is {text!r}", Exit.USAGE, "give NONE alone, or the variables to export")
+    if entries[0] == "ALL":
+        del entries[0]
+        exported = {name: value for name, value in os.environ.items() if not NOT_EXPORTED.fullmatch(name)}
+    for entry in entries:
+        name, equals, value = entry.partition("=")
+        if not name or (not equals and name not in os.environ):
+            problem = f"{name!r} is not set" if name else "a name is empty"
+            hint = "give NAME=VALUE, and --env NAME=VALUE for a value with commas"
+            raise CliError(f"--export is {text!r}: {problem}", Exit.USAGE, hint)
+        exported[name] = value if equals else os.environ[name]
+    return exported
+
+
 def policy_options_of(pairs: list[str]) -> dict[str, str]:
     """Parse options of a policy: ``NAME=VALUE``."""
     options = {}
@@ -187,6 +214,7 @@ FORMS = {
     Lines: Form(str, read_lines, list),
     Inputs: Form(list[str], inputs_of, format_inputs),
     Bundle: Form(list[str], list, format_texts),
+    bool: Form(bool, lambda is_given: is_given or None, lambda _: ()),
 }
 """Conversions of the types that options and the API represent differently."""
 
@@ -215,7 +243,7 @@ JOB_FIELDS = {each.name: each for each in describe_fields(JobSpec).values() if e
 JOB_OPTIONS = {
     each.name: Annotated[
         form_of(each.type).type | None,
-        Option(each.option, help=each.field.help, completes=COMPLETED.get(each.name, "")),
+        Option(*each.option_names, help=each.field.help, completes=COMPLETED.get(each.name, "")),
     ]
     for each in JOB_FIELDS.values()
 }

@@ -271,6 +271,8 @@ def command_for(body: Json, here: str) -> str | None:
     for name, field in JOB_FIELDS.items():
         if name != "workdir" and (value := body.get(name)) not in (None, "", [], {}):
             form = form_of(field.type)
+            if value is True:
+                once.append(field.option)
             for text in form.texts(value):
                 (repeated if form.is_repeated else once).extend((field.option, text))
     # A job with transferred files starts in their folder, not in the current one.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import click
 
 from koalapy.cli.jobs import submission
-from koalapy.cli.jobs.job_options import JOB_OPTIONS, read_options
+from koalapy.cli.jobs.job_options import JOB_OPTIONS, exported_variables, read_options
 from koalapy.cli.terminal.arguments import AFTER_DASHES, Argument, Option, Options
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Timeout, refuse_together, show_json
 from koalapy.client.answers import Job as SubmittedJob
@@ -32,6 +32,9 @@ def submit_job(
     ] = None,
     file: Annotated[
         Path | None, Option("-f", "--file", help="job file in YAML or JSON, - for standard input; options override it")
+    ] = None,
+    export: Annotated[
+        str | None, Option(help="variables to pass on: NONE (default), ALL, or NAME,NAME=VALUE; --env overrides them")
     ] = None,
     translate: Annotated[bool, Option("--translate", help="translate #SBATCH and #$ lines of the script")] = False,
     idempotency_key: Annotated[str | None, Option(help="submissions with the same key create one job")] = None,
@@ -58,7 +61,8 @@ def submit_job(
         request, job, lines = script.apply_options(request, job)
         command = [script.name, *(command or [])[1:]]
     options = {"request": submission.request_of(request), "command": command, **read_options(job)}
-    environment, stage = options.pop("environment") or {}, options.pop("bundle") or []
+    environment = exported_variables(export) | (options.pop("environment") or {})
+    stage = options.pop("bundle") or []
     deadline = None if timeout is None else time.monotonic() + timeout
     documents = submission.read_job_file(file) if file else [{}]
     bodies = [submission.body_of(fields, options | {"stage": stage}, environment) for fields in documents]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from koalapy.cli.jobs.job_options import JOB_FIELDS
 from koalapy.cli.jobs.script_file import Script, ScriptOptions, add_words, print_note, split_words
 from koalapy.client.errors import CliError, Exit
+from koalapy.model.output import find_unknown_pattern
 
 SLURM, GRID_ENGINE = "#SBATCH", "#$"
 OPTIONS = {each.option for each in JOB_FIELDS.values()}
@@ -226,11 +227,15 @@ def _duration(seconds: int) -> str:
     return next(f"{seconds // unit}{name}" for unit, name in ((3600, "h"), (60, "m"), (1, "s")) if seconds % unit == 0)
 
 
-def _output(value: str, _: Nodes) -> tuple[list[str], str]:
-    path = value.replace("%j", "{job}").replace("%J", "{job}")
-    if "%" in path:
-        raise Unclear("koalapy replaces only %j: use {job} in --output")
-    return ["--output", path], "on the cluster of the script"
+def _file(option: str) -> Meaning:
+    """Return the meaning of an option that names a file for output. Patterns of Slurm have the same meaning here."""
+
+    def meaning(value: str, _: Nodes) -> tuple[list[str], str]:
+        if pattern := find_unknown_pattern(value):
+            raise Unclear(f"koalapy does not replace {pattern} in {option}: use %j, %A, %a or %x")
+        return [option, value], "on the cluster of the script"
+
+    return meaning
 
 
 def _mail_type(value: str, _: Nodes) -> tuple[list[str], str]:
@@ -297,7 +302,8 @@ SLURM_OPTIONS: Mapping[str, Meaning] = {
     "--tasks-per-node": _per_node,
     "--time": _slurm_time,
     "--job-name": _simple("--name"),
-    "--output": _output,
+    "--output": _file("--output"),
+    "--error": _file("--error"),
     "--chdir": _simple("--chdir"),
     "--workdir": _simple("--chdir"),
     "--mail-type": _mail_type,
@@ -363,7 +369,8 @@ GRID_ENGINE_OPTIONS: Mapping[str, Meaning] = {
     "-l": _resources,
     "-cwd": _fixed(remark=f"it starts in the current folder where that exists, {DEFAULT}"),
     "-wd": _simple("--chdir"),
-    "-o": _simple("--output"),
+    "-o": _file("--output"),
+    "-e": _file("--error"),
     "-j": _join,
     "-v": _variables,
     "-V": _unclear("koalapy passes no environment: name the variables, as #KOALA --env NAME"),

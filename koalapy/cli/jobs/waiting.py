@@ -3,7 +3,7 @@
 import sys
 import time
 from contextlib import suppress
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from koalapy.cli.files import transfers
 from koalapy.cli.jobs.job_progress import ProgressReporter
@@ -18,7 +18,7 @@ from koalapy.cli.jobs.selection import (
     select_jobs,
 )
 from koalapy.cli.terminal.arguments import Option
-from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Jobs, Timeout, show_json
+from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Jobs, Timeout, refuse_together, show_json
 from koalapy.cli.terminal.streams import ProgramOutput
 from koalapy.client.answers import Job as JobAnswer
 from koalapy.client.client import FINAL, Absence, Client, name_of
@@ -68,7 +68,7 @@ def _print_output(client: Client, job: int, deadline: float | None) -> bool:
     """Print the output of a job until its end or ``deadline``; return whether the output was complete."""
     try:
         with time_limit(deadline):
-            _print_logs(client, job, follow=True, component=None)
+            _print_logs(client, job, True, LogSelection())
         return bool(client.job(job)["state"] in FINAL)
     except TimeIsUp:
         return True
@@ -90,33 +90,47 @@ def _code_of(job: JobAnswer) -> int:
     return int(job["exit_code"]) if job["exit_code"] else Exit.FAILED
 
 
+class LogSelection(NamedTuple):
+    """The part of a job's output to print."""
+
+    component: int | None = None
+    stream: str | None = None
+    tail: int | None = None
+    """Number of last lines of each component to begin with."""
+
+
 def show_logs(
     job: LastJob = None,
     follow: Annotated[bool, Option("-f", "--follow", help="follow the output until the job ends")] = False,
     component: Annotated[int | None, Option(help="only this component")] = None,
+    output: Annotated[bool, Option("--output", help="only the output, without the error stream")] = False,
+    error: Annotated[bool, Option("--error", help="only the error stream, of a job with --error or --label")] = False,
+    tail: Annotated[int | None, Option(help="only so many last lines of each component", min=0, max=10**9)] = None,
     raw: Annotated[bool, Option("--raw", help="keep control codes, such as colours, on a terminal")] = False,
     daemon: Daemon = DAEMON,
 ) -> None:
     """Print the output of a job."""
+    refuse_together(output=output, error=error)
+    selection = LogSelection(component, "output" if output else "error" if error else None, tail)
     client = daemon.client()
     number = find_job(client, job)
     try:
         if follow:
             with ProgressReporter(client, number, from_the_first=False):
-                _follow_logs(client, number, component, raw)
+                _follow_logs(client, number, selection, raw)
         else:
-            _print_logs(client, number, False, component, raw)
+            _print_logs(client, number, False, selection, raw)
     except KeyboardInterrupt:
         raise _goes_on([number]) from None
 
 
-def _follow_logs(client: Client, job: int, component: int | None, raw: bool) -> None:
+def _follow_logs(client: Client, job: int, selection: LogSelection, raw: bool) -> None:
     """Print the output until the job has ended. Wait for an unreachable daemon, and report if output was missed."""
     absence, output = Absence(client), ProgramOutput(raw=raw)
     while True:
         has_output = False
         try:
-            for piece in client.stream_logs(job, True, component):
+            for piece in client.stream_logs(job, True, *selection):
                 has_output = True
                 output.write_piece(piece)
             output.finish()
@@ -130,9 +144,9 @@ def _follow_logs(client: Client, job: int, component: int | None, raw: bool) -> 
     print(f"koala: the daemon was unreachable for a while; koala logs {job} shows all of the output", file=sys.stderr)
 
 
-def _print_logs(client: Client, job: int, follow: bool, component: int | None, raw: bool = False) -> None:
+def _print_logs(client: Client, job: int, follow: bool, selection: LogSelection, raw: bool = False) -> None:
     output = ProgramOutput(raw=raw)
-    for piece in client.stream_logs(job, follow, component):
+    for piece in client.stream_logs(job, follow, *selection):
         output.write_piece(piece)
     output.finish()
 

@@ -243,7 +243,10 @@ def _build_context(
     """
     spec, cluster = job.spec, component.cluster
     component_spec = spec.component(component.request_index)
-    output = (component_spec and component_spec.output) or spec.output
+    values = job.output_values(cluster)
+    output, error = (
+        name and profile.map_output_file(name, cluster, values) for name in spec.output_files(component.request_index)
+    )
     return PlanContext(
         token=job.token(component.index),
         command=profile.map_command((component_spec and component_spec.command) or spec.command, cluster, job.id),
@@ -254,6 +257,8 @@ def _build_context(
         },
         workdir=profile.map_path(spec.workdir, cluster, job.id) if spec.workdir else spec.workdir,
         workdir_optional=spec.workdir_optional,
-        output=profile.map_path(output, cluster, job.id) if output else output,
+        output=output,
+        error=error,
+        label=spec.label,
         nodes=nodes,
     )

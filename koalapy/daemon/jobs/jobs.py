@@ -25,6 +25,7 @@ from koalapy.model.history import DAY
 from koalapy.model.identity import Identity
 from koalapy.model.job import Attempt, Job, JobId, JobSpec, JobState, Priority, TimelineEntry
 from koalapy.model.notification import AllowedRecipients
+from koalapy.model.output import OutputStream
 from koalapy.model.request import ClusterName
 from koalapy.model.tasks import new_job
 from koalapy.policies.registry import DEFAULTS
@@ -441,13 +442,23 @@ class Jobs:
                 await changed.wait()
                 changed.clear()
 
-    async def follow_output(self, job: JobId, follow: bool, component: int | None = None) -> AsyncIterator[bytes]:
+    async def follow_output(
+        self,
+        job: JobId,
+        follow: bool,
+        component: int | None = None,
+        stream: OutputStream | None = None,
+        last_lines: int | None = None,
+    ) -> AsyncIterator[bytes]:
         """Yield the output of the last attempt in order of arrival; with ``follow`` until the job is final.
 
-        A line replaces output that is not stored. The first step raises ``NotFoundError`` if the job does
-        not exist.
+        Begin with the ``last_lines`` of each component, if they are given. A line replaces output that is not stored.
+        The first step raises ``NotFoundError`` if the job does not exist.
         """
-        reading = self._outputs.start_reading((await self.get(job)).job)
+        record = (await self.get(job)).job
+        reading = self._outputs.start_reading(record, stream)
+        if last_lines is not None:
+            await reading.skip_to_last_lines(record, component, last_lines)
         with self._engine.watch(job) as changed:
             while True:
                 try:
@@ -460,7 +471,7 @@ class Jobs:
                     await asyncio.sleep(RETRY_INTERVAL_S)  # the job goes on, so the client keeps following it
                     continue
                 if record.generation != reading.generation:
-                    reading = self._outputs.start_reading(record)
+                    reading = self._outputs.start_reading(record, stream)
                 is_last = not follow or record.state.is_final
                 async for text in reading.read_new(record, component, to_the_end=is_last):
                     yield text

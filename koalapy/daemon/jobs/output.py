@@ -12,8 +12,10 @@ import structlog
 from koalapy.daemon.engine.database import query
 from koalapy.daemon.engine.engine import Engine
 from koalapy.model.job import Component, Job, JobId, Token, parse_token
+from koalapy.model.output import OutputStream
 from koalapy.model.request import ClusterName
 from koalapy.ports import OutputPiece, OutputStore, Store
+from koalapy.runner.output_streams import StreamSplitter, split_lines
 from koalapy.scheduler.grid import GridStatus
 from koalapy.scheduler.queries import Queries
 
@@ -22,6 +24,8 @@ T = TypeVar("T")
 
 log = structlog.get_logger()
 
+MIN_TAIL_BYTES, MAX_TAIL_BYTES = 64 * 1024, 8 * 1024 * 1024
+"""Bytes that are first searched for the last lines, and at most; longer lines are cut."""
 MAX_REMEMBERED_COMPONENTS = 10_000
 """Components of ended attempts that are remembered to be on their cluster."""
 
@@ -108,13 +112,15 @@ class Outputs:
             token = job.token(component.index)
             start = max(0, self._output_store.size(token) - share)
             data = b"".join(piece.data for piece in self._output_store.read(token, start, to_the_end=False))
+            if job.spec.separates_streams(component.request_index):
+                data = b"".join(text for _, text in StreamSplitter().split(data))
             return OutputTail(component.index, component.cluster, data, start)
 
         return [await run_in_thread(read_tail, component) for component in components]
 
-    def start_reading(self, job: Job) -> "Reading":
-        """Start to read the output of a job's current attempt from its beginning."""
-        reading = Reading(self._output_store, self._queries.grid, job.generation)
+    def start_reading(self, job: Job, stream: OutputStream | None = None) -> "Reading":
+        """Start to read the output of a job's current attempt from its beginning, or one of its two streams."""
+        reading = Reading(self._output_store, self._queries.grid, job.generation, stream)
         self._readings.add(reading)
         return reading
 
@@ -122,19 +128,53 @@ class Outputs:
 class Reading:
     """A reader's position in the output of one attempt."""
 
-    def __init__(self, output_store: OutputStore, grid: GridStatus, generation: int) -> None:
-        self._output_store, self._grid = output_store, grid
+    def __init__(
+        self, output_store: OutputStore, grid: GridStatus, generation: int, stream: OutputStream | None
+    ) -> None:
+        self._output_store, self._grid, self._stream = output_store, grid, stream
         self.generation = generation
         self._offsets: dict[Token, int] = {}
         self._unread: dict[Token, bool] = {}
         """Whether a component may have new output. Reading takes a thread, and mostly one component has changed."""
         self._is_in_line: dict[Token, bool] = {}
         """Whether the last text of a component did not end a line."""
+        self._splitters: dict[Token, StreamSplitter] = {}
 
     def mark_unread(self, token: Token) -> None:
         """Note that a component, of any job, has new output."""
         if token in self._unread:
             self._unread[token] = True
+
+    async def skip_to_last_lines(self, job: Job, index: int | None, count: int) -> None:
+        """Skip all but the last lines of the component with that index, or of each component."""
+        for component in job.attempt.components if job.attempt else ():
+            if index in (None, component.index):
+                token = job.token(component.index)
+                self._offsets[token] = await run_in_thread(self._find_last_lines, job, component, count)
+
+    def _find_last_lines(self, job: Job, component: Component, count: int) -> int:
+        """Return the offset of the last ``count`` lines of a component."""
+        token = job.token(component.index)
+        end, size = self._output_store.size(token), MIN_TAIL_BYTES
+        while True:
+            position = start = max(0, end - size)
+            data = b""
+            while pieces := self._output_store.read(token, position, to_the_end=False):
+                for piece in pieces:
+                    data = piece.data if piece.missing else data + piece.data
+                    position = piece.offset + len(piece.data)
+            lines = split_lines(data)
+            first = position - len(data)
+            is_whole = first > start or not start
+            offset, left = position, count
+            for line in reversed(lines if is_whole else lines[1:]):
+                left -= bool(self._select(job, component, StreamSplitter(), line))
+                if left < 0:
+                    return offset
+                offset -= len(line)
+            if is_whole or size >= MAX_TAIL_BYTES:
+                return offset
+            size *= 4
 
     async def read_new(self, job: Job, index: int | None, *, to_the_end: bool) -> AsyncIterator[bytes]:
         """Yield the unread output of the component with that index, or of all components."""
@@ -157,17 +197,29 @@ class Reading:
         note = self._note_missing(job, component, piece) if piece.missing else b""
         note = b"\n" + note if note and self._is_in_line.get(token) else note
         self._offsets[token] = piece.offset + len(piece.data)
-        self._is_in_line[token] = not (note + piece.data).endswith(b"\n")
-        return note + piece.data
+        if piece.missing or token not in self._splitters:
+            self._splitters[token] = StreamSplitter()
+        text = note + self._select(job, component, self._splitters[token], piece.data)
+        if text:
+            self._is_in_line[token] = not text.endswith(b"\n")
+        return text
+
+    def _select(self, job: Job, component: Component, splitter: StreamSplitter, data: bytes) -> bytes:
+        """Return what belongs to the stream that is read, without marks. An undivided output has no error stream."""
+        if not job.spec.separates_streams(component.request_index):
+            return b"" if self._stream is OutputStream.ERROR else data
+        wanted = None if self._stream is None else self._stream is OutputStream.ERROR
+        return b"".join(text for is_error, text in splitter.split(data) if wanted in (None, is_error))
 
     def _note_missing(self, job: Job, component: Component, piece: OutputPiece) -> bytes:
         """Return the line that replaces missing bytes."""
         if piece.offset - piece.missing < self._output_store.head:
             return f"koala: {piece.missing} bytes are missing here: they did not reach the daemon\n".encode()
-        settings = job.spec.component(component.request_index)
-        file, grid = (settings and settings.output) or job.spec.output, self._grid
-        if file and component.cluster in grid:
-            file = grid[component.cluster].profile.map_path(file, component.cluster, job.id)
+        file, _ = job.spec.output_files(component.request_index)
+        if file and component.cluster in self._grid:
+            file = self._grid[component.cluster].profile.map_output_file(
+                file, component.cluster, job.output_values(component.cluster)
+            )
         remedy = f"all of it is in {file} on its nodes" if file else "a file given with --output would have all of it"
         limit = f"output_limit is {self._output_store.limit}"
         return f"koala: {piece.missing} bytes are left out here ({limit}); {remedy}\n".encode()
