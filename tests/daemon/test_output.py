@@ -92,7 +92,6 @@ async def test_tail_of_long_output_is_in_its_stored_end(tmp_path: Path) -> None:
         assert await read_logs(grid.daemon, 1, last_lines=2) == b"line 498\nline 499\n"
         everything = await read_logs(grid.daemon, 1, last_lines=400)
         assert everything.endswith(content[-500:])
-        assert await read_logs(grid.daemon, 1, stream=OutputStream.ERROR) == b""
 
 
 async def test_output_is_acknowledged_only_if_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
