@@ -246,11 +246,7 @@ def _read_entries(connection: Connection, ids: list[JobId]) -> list[HistoryEntry
     of_history = ("name", "owner", "state", "clusters", "nodes", "ended_at", "wait_time", "run_time", "node_seconds")
     measured = ("measured_nodes", "cpu_time", "cpu_available", "peak_memory")
     memory = jobs.c.spec["memory"].as_float().label("memory")
-    columns = [
-        *(jobs.c[name] for name in (*of_jobs, *times)),
-        *(history.c[name] for name in (*of_history, *measured)),
-        memory,
-    ]
+    columns = [*(jobs.c[name] for name in (*of_jobs, *times)), *(history.c[name] for name in (*of_history, *measured))]
     entries: dict[JobId, HistoryEntry] = {}
     for chunk in chunks(ids):
         query = select(*columns, memory).join(history, history.c.job_id == jobs.c.id).where(jobs.c.id.in_(chunk))
