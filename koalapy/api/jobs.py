@@ -31,7 +31,6 @@ from koalapy.api.problems import describe_error, problem_responses
 from koalapy.api.routes import api_router, render_json_list
 from koalapy.daemon.jobs.changes import TOPICS, Changes, Topic
 from koalapy.daemon.jobs.jobs import ActionResult, JobChange, JobRecord, Jobs
-from koalapy.daemon.jobs.unfinished import JobSort
 from koalapy.model.errors import (
     ConflictError,
     ForbiddenError,
@@ -43,6 +42,7 @@ from koalapy.model.errors import (
 )
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import FINAL_STATES, Job, JobState, Priority
+from koalapy.model.job_search import JobSort
 from koalapy.model.moment import EXAMPLES, MAX_LENGTH, format_exact_time, parse_moment
 from koalapy.model.output import OutputStream
 from koalapy.model.request import FlexibleRequest

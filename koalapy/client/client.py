@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Literal, cast
 from urllib.parse import parse_qs, quote, urlsplit
@@ -14,7 +15,6 @@ from koalapy.client.http import CONNECTION_ERRORS, Answer, Connection, Readable
 from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
 from koalapy.model.array import format_task
 from koalapy.model.errors import ProblemCode
-from koalapy.model.job import ACTIVE_STATES, WAITING_STATES
 from koalapy.model.wording import is_utf8
 from koalapy.system.tls import explain_tls_error
 
@@ -41,6 +41,19 @@ def name_of(job: Job | ListedJob) -> str:
 
 def _print_line(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True, slots=True)
+class JobListing:
+    """Listed jobs, and how many there are."""
+
+    jobs: list[ListedJob]
+    has_more: bool
+    """Whether more jobs match than are listed."""
+    count: int | None = None
+    """Number of matching jobs; None if it was not requested."""
+    is_whole: bool = True
+    """False: more than ``count`` jobs match."""
 
 
 class Client:
@@ -155,27 +168,21 @@ class Client:
     def act_on_cluster(self, name: str, action: str, body: Json | None = None) -> Cluster:
         return cast(Cluster, self.post(f"/api/v1/clusters/{in_path(name)}/{action}", body))
 
-    def list_jobs(self, limit: int, **query: Any) -> tuple[list[ListedJob], bool]:
-        """Return the newest jobs, and whether there are more."""
-        list_jobs: list[ListedJob] = []
+    def list_jobs(self, limit: int, **query: Any) -> JobListing:
+        """Return the first jobs of a list, the newest unless the query has another order."""
+        jobs: dict[int, ListedJob] = {}
         while True:
-            page = self.get("/api/v1/jobs", limit=min(limit - len(list_jobs), MAX_PAGE_SIZE), **query)
-            list_jobs += page["jobs"]
-            if page["next"] is None or len(list_jobs) >= limit:
-                return list_jobs, page["next"] is not None
-            query["before"] = parse_qs(urlsplit(page["next"]).query)["before"][0]
+            page = self.get("/api/v1/jobs", limit=min(limit - len(jobs), MAX_PAGE_SIZE), **query)
+            jobs |= {job["id"]: job for job in page["jobs"]}
+            if page["next"] is None or len(jobs) >= limit:
+                has_more, count = page["next"] is not None, page["count"]
+                return JobListing(list(jobs.values()), has_more, count, page["count_is_whole"])
+            position = parse_qs(urlsplit(page["next"]).query)
+            query |= {name: position[name][0] for name in ("before", "offset") if name in position}
 
-    def unfinished_jobs(self, max_waiting: int, **query: Any) -> tuple[list[ListedJob], bool]:
-        """Return the unfinished jobs, and whether more jobs wait than are listed.
-
-        List all jobs that have nodes or are about to get them, then the newest ``max_waiting`` waiting jobs; each
-        group newest first. Later submissions never hide a running job.
-        """
-        # Request waiting jobs first: a job placed between the two requests is then in the second response.
-        waiting, has_more = self.list_jobs(max_waiting, state=sorted(WAITING_STATES), **query)
-        active, _ = self.list_jobs(MAX_ACTIVE_JOBS, state=sorted(ACTIVE_STATES), **query)
-        active_ids = {job["id"] for job in active}
-        return active + [job for job in waiting if job["id"] not in active_ids], has_more
+    def unfinished_jobs(self, limit: int, **query: Any) -> JobListing:
+        """Return the first unfinished jobs: running ones, then waiting ones in the order of their queues."""
+        return self.list_jobs(limit, **{"active": True, "sort": "queue", **query})
 
     def stream_logs(
         self, job: int, follow: bool, component: int | None, stream: str | None = None, tail: int | None = None

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from enum import StrEnum
 from fnmatch import translate
 from functools import lru_cache
 from math import ceil, floor
@@ -33,6 +34,18 @@ STATE_GROUPS: dict[str, frozenset[JobState]] = {
     "any": frozenset(JobState),
 }
 UNFINISHED = frozenset(JobState) - FINAL_STATES
+
+
+class JobSort(StrEnum):
+    """The order of a list of jobs."""
+
+    NEWEST = "newest"
+    QUEUE = "queue"
+    """Running jobs first, then jobs that are about to run, then waiting jobs by their positions, then held jobs."""
+    OLDEST = "oldest"
+    NODES = "nodes"
+    """Largest first."""
+
 
 Numbers = Callable[[Job, float], float]
 Texts = Callable[[Job], Iterable[str]]

@@ -61,11 +61,12 @@ class UsageMeter:
 
     def _read_memory(self) -> None:
         """Read the memory of all processes of the program, and plan the next reading."""
+        assert self._started_at is not None
         began = self._clock()
         page_size = os.sysconf("SC_PAGE_SIZE")
         self._peak_memory = max(self._peak_memory, sum(map(resident_pages, descendants(os.getpid()))) * page_size)
         now = self._clock()
-        interval = min(MAX_INTERVAL_S, max(FIRST_INTERVAL_S, INTERVAL_GROWTH * (now - (self._started_at or now))))
+        interval = min(MAX_INTERVAL_S, max(FIRST_INTERVAL_S, INTERVAL_GROWTH * (now - self._started_at)))
         self._loop.set_alarm("usage", max(interval, COST_FACTOR * (now - began)), self._read_memory)
 
 

@@ -238,6 +238,19 @@ class MemoryService:
         next_before = matching[job_filter.limit - 1].job.id if len(matching) > job_filter.limit else None
         return matching[: job_filter.limit], next_before
 
+    async def count(self, job_filter: JobFilter) -> tuple[int, bool]:
+        return len((await self.list_page(replace(job_filter, limit=10**6)))[0]), True
+
+    async def list_unfinished(self, job_filter: JobFilter, sort: str, offset: int) -> tuple[list[JobRecord], int]:
+        """Return a page of unfinished jobs: active ones, newest first, then queued and held ones, oldest first."""
+        records, _ = await self.list_page(replace(job_filter, limit=10**6))
+        queued, held = (
+            [record for record in records[::-1] if record.job.state is state]
+            for state in (JobState.QUEUED, JobState.HELD)
+        )
+        ordered = [*(record for record in records if record.job.state.is_active), *queued, *held]
+        return ordered[offset : offset + job_filter.limit], len(ordered)
+
     async def explain_job(self, job: JobId, caller: Identity) -> Explanation:
         record = (await self.get(job)).job
         explanation = self.explanation or Explanation(None, record.state, record.reason or str(record.state))

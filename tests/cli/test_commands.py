@@ -260,16 +260,16 @@ def test_queue_lists_and_filters_jobs(koala: Koala) -> None:
     assert "HOME" in koala("queue", "-o", "wide").out
     assert "home site  north" in koala("show", "4").out
     assert "home site" not in koala("show", "1").out
-    few = koala("queue", "-q", "--limit", "1")
-    assert (few.out, few.err) == ("4\n2\n1\n", "")
     koala(*FLEXIBLE, "program")
-    few = koala("queue", "-q", "--limit", "1")
-    assert (few.out, few.err) == ("4\n2\n5\n", "koala: only the newest 1 that wait are shown; --limit shows more\n")
+    few = koala("queue", "-q", "--limit", "3")
+    assert (few.out, few.err) == ("4\n2\n1\n", "koala: 3 of 4 jobs; --limit 100 for more\n")
     of_state = koala("queue", "-q", "--limit", "1", "--state", "running")
-    assert (of_state.out, of_state.err) == ("4\n", "koala: only the newest 1 are shown; --limit shows more\n")
+    assert (of_state.out, of_state.err) == ("4\n", "koala: 1 of 2 jobs; --limit 100 for more\n")
+    every_state = koala("queue", "-q", "--limit", "1", "--state", "running", "--state", "succeeded")
+    assert (every_state.out, every_state.err) == ("4\n", "koala: 1 of 3 jobs; --limit 100 for more\n")
 
 
-def test_queue_with_more_newer_waiting_jobs_than_the_limit_shows_all_running_jobs(
+def test_queue_with_more_waiting_jobs_than_the_limit_shows_all_running_jobs(
     koala: Koala, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("koalapy.client.client.MAX_PAGE_SIZE", 2)
@@ -277,11 +277,11 @@ def test_queue_with_more_newer_waiting_jobs_than_the_limit_shows_all_running_job
         koala(*FLEXIBLE, "start")
     for _ in range(4):
         koala(*FLEXIBLE, "program")
-    listed = koala("queue", "-q", "--all", "--limit", "3")
-    assert listed.out.split() == ["5", "4", "3", "2", "1", "9", "8", "7"]
-    assert "only the newest 3 that wait are shown" in listed.err
+    listed = koala("queue", "-q", "--all", "--limit", "8")
+    assert listed.out.split() == ["5", "4", "3", "2", "1", "6", "7", "8"]
+    assert listed.err == "koala: 8 of 9 jobs; --limit 100 for more\n"
     unlimited = koala("queue", "-q")
-    assert (unlimited.out.split(), unlimited.err) == (["5", "4", "3", "2", "1", "9", "8", "7", "6"], "")
+    assert (unlimited.out.split(), unlimited.err) == (["5", "4", "3", "2", "1", "6", "7", "8", "9"], "")
 
 
 def test_queue_without_matching_jobs_names_filters(koala: Koala) -> None:

@@ -94,7 +94,7 @@ def test_cursor_stays_on_job_when_rows_change(koala: Koala, server: Server) -> N
         koala("cancel", "3")
         top.wait_for_text(without="job-2")
         top.press_keys("end")
-        top.wait_for_text("job 1 is queued")
+        top.wait_for_text("job 6 is queued")
 
 
 def test_job_page_shows_explanation_and_output(koala: Koala, server: Server) -> None:
@@ -141,8 +141,8 @@ def test_top_with_more_waiting_jobs_than_the_limit_says_so(koala: Koala, server:
     submit_job(koala, "runs", "start")
     for number in range(3):
         submit_job(koala, f"waits-{number}")
-    with open_top(server, limit=2) as top:
-        top.wait_for_text("3; more jobs wait, --limit shows them", "runs", "waits-2", "waits-1", without="waits-0")
+    with open_top(server, limit=3) as top:
+        top.wait_for_text("3; more jobs wait, --limit shows them", "runs", "waits-0", "waits-1", without="waits-2")
 
 
 @pytest.mark.parametrize("size", [(80, 24), (40, 12), (20, 5), (1, 1)])
@@ -218,7 +218,7 @@ def test_top_keys_move_cursor_and_open_job(koala: Koala, server: Server) -> None
     with open_terminal(server, "--all", NO_COLOR="1") as terminal:
         assert "\x1b[?1049h" in terminal.expect("first")
         terminal.send_text("\x1b[B\r")
-        terminal.expect("job 1 waits: too few idle nodes")
+        terminal.expect("job 2 waits: too few idle nodes")
         terminal.send_text("\x1bq")
         assert terminal.wait_for_exit() == 0
         assert "\x1b[?1049l" in terminal.output

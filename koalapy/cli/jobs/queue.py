@@ -9,13 +9,11 @@ from typing import Annotated, NoReturn
 from koalapy.cli.terminal import tables
 from koalapy.cli.terminal.arguments import Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Watch, refuse_together, show_json
-from koalapy.client.answers import ListedJob
-from koalapy.client.client import Client
+from koalapy.client.client import Client, JobListing
 from koalapy.client.errors import printable
 from koalapy.model.job import JobState
-
-Listing = tuple[list[ListedJob], bool]
-"""Listed jobs, and whether more exist."""
+from koalapy.model.job_search import JobSort
+from koalapy.model.moment import EXAMPLES
 
 
 class Format(StrEnum):
@@ -33,7 +31,10 @@ def list_jobs(
     cluster: Annotated[str | None, Option(help="jobs with a component on this cluster", completes="clusters")] = None,
     home_site: Annotated[str | None, Option(help="jobs with this home site", completes="clusters")] = None,
     tasks: Annotated[int | None, Option(help="started tasks of this array", min=1)] = None,
-    limit: Annotated[int, Option(help="maximum number of waiting jobs; with --state, of jobs", min=1)] = 100,
+    since: Annotated[str, Option(help=f"jobs submitted since then: {EXAMPLES}")] = "",
+    until: Annotated[str, Option(help="jobs submitted before then")] = "",
+    sort: Annotated[JobSort | None, Option(help="order; default: queue, and newest for ended jobs")] = None,
+    limit: Annotated[int, Option(help="maximum number of jobs", min=1)] = 100,
     quiet: Annotated[bool, Option("-q", "--quiet", help="print ids only")] = False,
     form: Annotated[Format, Option("-o", "--output", help="output format")] = Format.TABLE,
     watch: Watch = False,
@@ -42,8 +43,8 @@ def list_jobs(
 ) -> None:
     """List jobs; by default your unfinished ones.
 
-    Jobs with nodes come first, then the newest waiting jobs. With --state the newest jobs in that state are listed. An
-    array is one line with the numbers of its tasks.
+    Running jobs come first, then jobs that are about to run, then waiting jobs by their positions in the queue. With a
+    --state of ended jobs the newest come first. An array is one line with the numbers of its tasks.
 
     States: queued jobs wait for a placement, placed jobs have clusters, claiming jobs request nodes, starting jobs have
     all nodes, and unknown jobs have an unreachable cluster.
@@ -53,17 +54,17 @@ def list_jobs(
     refuse_together(json=is_json, quiet=quiet, output=form in (Format.WIDE, Format.NDJSON))
     mine = True if not user and not everyone else None
     query = {"mine": mine, "owner": user, "name": name, "cluster": cluster, "home_site": home_site, "array": tasks}
+    query |= {"since": since, "until": until}
+    order = sort or (JobSort.NEWEST if any(one.is_final for one in state or ()) else JobSort.QUEUE)
     client = daemon.client()
 
-    def request_jobs(client: Client) -> Listing:
+    def request_jobs(client: Client) -> JobListing:
         """Request the jobs that the options select. Raise ``CliError`` if none is found and the cluster is unknown."""
-        jobs, has_more = (
-            client.list_jobs(limit, state=state, **query) if state else client.unfinished_jobs(limit, **query)
-        )
+        listing = client.list_jobs(limit, state=state, active=not state, sort=order, count=True, **query)
         for cluster_name in (cluster, home_site):
-            if not jobs and cluster_name:
+            if not listing.jobs and cluster_name:
                 client.cluster(cluster_name)  # raises an error if there is none
-        return jobs, has_more
+        return listing
 
     owner = user or ("yours" if mine else "")
     nothing = f"there are no jobs of {owner}" if owner else "there are no jobs"
@@ -72,10 +73,10 @@ def list_jobs(
     nothing += f" whose home site is {home_site}" if home_site else ""
     nothing += f" with a component on {cluster}" if cluster else ""
     nothing = printable(nothing + (f" in the state {' or '.join(state)}" if state else " that are not over"))
-    cut = f"only the newest {limit}{'' if state else ' that wait'} are shown; --limit shows more"
     if watch:
-        _watch_jobs(client, request_jobs, form, nothing, cut, json=is_json, quiet=quiet)
-    jobs, has_more = request_jobs(client)
+        _watch_jobs(client, request_jobs, form, nothing, json=is_json, quiet=quiet)
+    listing = request_jobs(client)
+    jobs = listing.jobs
     if is_json:
         show_json({"jobs": jobs})
     elif form is Format.NDJSON:
@@ -88,12 +89,17 @@ def list_jobs(
         print(tables.queue_table(jobs, wide=form is Format.WIDE))
         if not jobs:
             print(f"koala: {nothing}", file=sys.stderr)
-    if has_more:
-        print(f"koala: {cut}", file=sys.stderr)
+    if listing.has_more:
+        print(f"koala: {_describe_cut(listing)}", file=sys.stderr)
+
+
+def _describe_cut(listing: JobListing) -> str:
+    count = listing.count or len(listing.jobs)
+    return tables.listed_of(len(listing.jobs), count, is_whole=listing.is_whole)
 
 
 def _watch_jobs(
-    client: Client, look: Callable[[Client], Listing], form: Format, nothing: str, cut: str, **options: bool
+    client: Client, look: Callable[[Client], JobListing], form: Format, nothing: str, **options: bool
 ) -> NoReturn:
     """Show the jobs after every change. As NDJSON, print each changed job, even if it is no longer listed."""
     from koalapy.cli.terminal import watching
@@ -102,18 +108,18 @@ def _watch_jobs(
     if form is Format.NDJSON:
         watching.show_changes(client, look, lambda previous, now: _print_changed(client, previous, now))
 
-    def format_page(listing: Listing) -> str:
-        jobs, has_more = listing
-        text = tables.queue_table(jobs, wide=form is Format.WIDE)
-        return text + (f"\n{nothing}" if not jobs else "") + (f"\n{cut}" if has_more else "")
+    def format_page(listing: JobListing) -> str:
+        text = tables.queue_table(listing.jobs, wide=form is Format.WIDE)
+        text += f"\n{nothing}" if not listing.jobs else ""
+        return text + (f"\n{_describe_cut(listing)}" if listing.has_more else "")
 
     watching.watch_page(client, look, format_page)
 
 
-def _print_changed(client: Client, previous: Listing | None, now: Listing) -> None:
+def _print_changed(client: Client, previous: JobListing | None, now: JobListing) -> None:
     """Print each new, changed or no longer listed job as one line of JSON. ``previous``: None the first time."""
-    old_jobs = {job["id"]: dict(job) for job in previous[0]} if previous else {}
-    new_jobs = {job["id"]: dict(job) for job in now[0]}
+    old_jobs = {job["id"]: dict(job) for job in previous.jobs} if previous else {}
+    new_jobs = {job["id"]: dict(job) for job in now.jobs}
     for number in old_jobs.keys() - new_jobs.keys():
         new_jobs[number] = old_jobs[number] | {k: v for k, v in client.job(number).items() if k in old_jobs[number]}
     for number in sorted(new_jobs):

@@ -54,7 +54,7 @@ NO_SELECTION = Selection()
 
 def find_last_job(client: Client) -> int:
     """Return the newest job of the user. Raise ``CliError`` if there is none."""
-    jobs, _ = client.list_jobs(1, mine=True)
+    jobs = client.list_jobs(1, mine=True).jobs
     if not jobs:
         raise CliError("you have no jobs", Exit.NOT_FOUND, "submit one with koala submit, or give a job's id")
     return jobs[0]["id"]
@@ -90,7 +90,7 @@ def select_jobs(client: Client, action: str, ids: list[int] | None, selection: S
 def _list_matching(client: Client, action: str, selection: Selection) -> list[ListedJob]:
     """Return the jobs that match the filters and that the caller may change, oldest first."""
     states = _parse_states(action, selection.state)
-    jobs, _ = client.list_jobs(MAX_SELECTED, state=sorted(states), mine=True if selection.mine else None)
+    jobs = client.list_jobs(MAX_SELECTED, state=sorted(states), mine=True if selection.mine else None).jobs
     return [
         job
         for job in reversed(jobs)

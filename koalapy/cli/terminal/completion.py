@@ -21,7 +21,7 @@ from click.shell_completion import (
 )
 
 from koalapy.client.answers import ListedJob
-from koalapy.client.client import Client, nodes_of
+from koalapy.client.client import Client, JobListing, nodes_of
 from koalapy.client.errors import CliError, printable
 from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts, TimeIsUp, time_limit
 from koalapy.model.wording import format_nodes
@@ -66,13 +66,13 @@ def _short_help(description: str) -> str:
 
 
 def _make_jobs_offer(
-    list_jobs: Callable[..., tuple[list[ListedJob], bool]] = Client.list_jobs, **query: object
+    list_jobs: Callable[..., JobListing] = Client.list_jobs, **query: object
 ) -> Callable[[Client, str], Sequence[Offer]]:
     """Offer listed jobs of the caller, or of all users if none of the caller's jobs begins with the word."""
 
     def offer_jobs(client: Client, incomplete: str) -> Sequence[Offer]:
         for mine in (True, None):
-            jobs, _ = list_jobs(client, MAX_JOBS, mine=mine, **query)
+            jobs = list_jobs(client, MAX_JOBS, mine=mine, **query).jobs
             if fitting := [_job_offer(job) for job in jobs if str(job["id"]).startswith(incomplete)]:
                 return fitting
         return []
@@ -97,7 +97,7 @@ def _offer_policies(client: Client, _: str) -> Iterable[Offer]:
 
 def _offer_users(client: Client, _: str) -> Iterable[Offer]:
     """Offer the owners of unfinished jobs that the caller may see."""
-    owners = {job["owner"] for job in client.list_jobs(1000, active=True)[0] if job["owner"]}
+    owners = {job["owner"] for job in client.list_jobs(1000, active=True).jobs if job["owner"]}
     return [(owner, "") for owner in sorted(owners | {client.get("/api/v1/whoami")["user"]})]
 
 

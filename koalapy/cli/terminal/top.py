@@ -35,7 +35,7 @@ MAX_LINE_LENGTH = 2000
 
 def show_top(
     everyone: Annotated[bool, Option("--all", help="show jobs of all users")] = False,
-    limit: Annotated[int, Option(help="maximum number of waiting jobs, the newest", min=1, max=2000)] = 200,
+    limit: Annotated[int, Option(help="maximum number of jobs", min=1, max=2000)] = 200,
     daemon: Daemon = DAEMON,
 ) -> None:
     """Show alerts, clusters, queue and a job, live on the whole terminal.
@@ -134,8 +134,8 @@ class Top:
         """Request clusters, jobs and alerts with the current filters, for one update of the page."""
         everyone, cluster = self._everyone, self._cluster
         clusters = client.clusters()
-        jobs, has_more = client.unfinished_jobs(self._limit, mine=None if everyone else True, cluster=cluster)
-        return Grid(clusters, jobs, has_more, client.alerts(), everyone, cluster)
+        listing = client.unfinished_jobs(self._limit, mine=None if everyone else True, cluster=cluster)
+        return Grid(clusters, listing.jobs, listing.has_more, client.alerts(), everyone, cluster)
 
     def press_key(self, key: str) -> None:
         """Handle a key: pass it to the open job or the search, or control the lists."""

@@ -156,7 +156,7 @@ class RestDaemon:
     @_translated_errors()
     def active_states(self) -> Mapping[int, str]:
         listings = [
-            self._client.list_jobs(MAX_ACTIVE_JOBS, active=True, owner=owner)[0] for owner in sorted(self._owners)
+            self._client.list_jobs(MAX_ACTIVE_JOBS, active=True, owner=owner).jobs for owner in sorted(self._owners)
         ]
         return {job["id"]: job["state"] for jobs in listings for job in jobs}
 

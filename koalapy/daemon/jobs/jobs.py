@@ -14,7 +14,7 @@ from koalapy.daemon.jobs.batches import BatchSubmission, number_jobs
 from koalapy.daemon.jobs.dependencies import Dependencies, EndedMeanwhile, FinalStates, RelatedJobs
 from koalapy.daemon.jobs.idempotency import IdempotencyKeys, check_same_submission
 from koalapy.daemon.jobs.output import Outputs, OutputTail
-from koalapy.daemon.jobs.unfinished import JobSort, list_unfinished
+from koalapy.daemon.jobs.unfinished import list_unfinished
 from koalapy.daemon.observability.audit import describe_request
 from koalapy.model.application import summarize_job
 from koalapy.model.array import TaskIndices
@@ -24,6 +24,7 @@ from koalapy.model.explanation import Explanation
 from koalapy.model.history import DAY
 from koalapy.model.identity import Identity
 from koalapy.model.job import Attempt, Job, JobId, JobSpec, JobState, Priority, TimelineEntry
+from koalapy.model.job_search import JobSort
 from koalapy.model.notification import AllowedRecipients
 from koalapy.model.output import OutputStream
 from koalapy.model.request import ClusterName

@@ -1,23 +1,12 @@
 """Sort the unfinished jobs, which the scheduler has in memory."""
 
 from collections.abc import Callable
-from enum import StrEnum
 
 from koalapy.model.job import Job, JobId, JobState, Priority
+from koalapy.model.job_search import JobSort
 from koalapy.ports import JobFilter
 from koalapy.scheduler.queries import Queries
 from koalapy.system.event_loop import iterate_in_slices
-
-
-class JobSort(StrEnum):
-    """The order of a list of jobs."""
-
-    NEWEST = "newest"
-    QUEUE = "queue"
-    """Running jobs first, then jobs that are about to run, then waiting jobs by their positions, then held jobs."""
-    OLDEST = "oldest"
-    NODES = "nodes"
-    """Largest first."""
 
 
 async def list_unfinished(queries: Queries, job_filter: JobFilter, sort: JobSort) -> list[Job]:

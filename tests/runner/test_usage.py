@@ -1,0 +1,76 @@
+"""The measurement of processor time and memory on a node, with real processes."""
+
+import os
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from koalapy.runner.link import Loop
+from koalapy.runner.usage import COST_FACTOR, FIRST_INTERVAL_S, MAX_INTERVAL_S, UsageMeter, resident_pages
+
+pytestmark = pytest.mark.processes
+BURN = "import time\nx = bytearray(60_000_000)\nwhile time.process_time() < 0.3: pass"
+
+
+class ManualLoop(Loop):
+    """A loop whose alarms are called by the test."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.delays: list[float] = []
+        self.callback: Callable[[], None] | None = None
+
+    def set_alarm(self, name: str, seconds: float, callback: Callable[[], None]) -> None:
+        self.delays.append(seconds)
+        self.callback = callback
+
+    def cancel_alarm(self, name: str) -> None:
+        self.callback = None
+
+
+def test_usage_has_processor_time_and_memory_of_ended_descendants() -> None:
+    pid = os.fork()
+    if pid == 0:  # counts of this process's own earlier children would be included
+        meter = UsageMeter(ManualLoop())
+        meter.start()
+        os.system(f"{sys.executable} -c '{BURN}' & wait")
+        usage = meter.finish()
+        os._exit(0 if usage and 0.3 <= usage["cpu"] < 30 and 60e6 <= usage["memory"] < 1e9 and usage["seconds"] else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_usage_without_program_is_unknown() -> None:
+    assert UsageMeter(ManualLoop()).finish() is None
+
+
+def test_usage_reads_memory_of_running_processes_at_growing_intervals() -> None:
+    now = [0.0]
+    loop = ManualLoop()
+    meter = UsageMeter(loop, lambda: now[0])
+    meter.start()
+    meter.start()
+    assert loop.delays == [FIRST_INTERVAL_S], "it starts once"
+    for now[0] in (1.0, 100.0, 1e6):
+        assert loop.callback is not None
+        loop.callback()
+    assert loop.delays[1:] == [FIRST_INTERVAL_S, 10.0, MAX_INTERVAL_S]
+    usage = meter.finish()
+    assert usage is not None
+    assert (usage["seconds"], usage["processors"]) == (1e6, len(os.sched_getaffinity(0)))
+    assert loop.callback is None
+
+
+def test_slow_readings_are_rare() -> None:
+    ticks = iter([0.0, 10.0, 10.5])
+    loop = ManualLoop()
+    meter = UsageMeter(loop, lambda: next(ticks))
+    meter.start()
+    assert loop.callback is not None
+    loop.callback()
+    assert loop.delays[-1] == 0.5 * COST_FACTOR
+
+
+def test_resident_pages_of_ended_process_are_zero() -> None:
+    assert resident_pages(os.getpid()) > 100
+    assert resident_pages(2**22 + 1) == 0
