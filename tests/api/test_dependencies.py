@@ -96,3 +96,18 @@ async def test_repeated_submission_with_relative_begin_is_one_job(open_api: Open
         for _ in range(2)
     ]
     assert [(answer.status_code, answer.json()["id"]) for answer in answers] == [(201, 1), (200, 1)]
+
+
+async def test_jobs_of_a_batch_depend_on_earlier_jobs_and_errors_name_the_job(open_api: Open, body: Body) -> None:
+    api = await open_api()
+    for _ in range(2):
+        await api.post("/api/v1/jobs", json=body)
+    await api.post("/api/v1/jobs/2/cancel")
+    for after, detail in (([9], "names job 9, which does not exist"), ([2], "can never hold: job 2 was cancelled")):
+        answer = await api.post("/api/v1/jobs:batch", json={"jobs": [body, body | {"after": after}]})
+        assert (answer.status_code, answer.json()["field"]) == (422, "jobs[1].after")
+        assert detail in answer.json()["detail"]
+    answer = await api.post("/api/v1/jobs:batch", json={"jobs": [body | {"after": [1]}, body | {"after": ["1?2:any"]}]})
+    assert answer.status_code == 201
+    waiting = [job for job in (await api.get("/api/v1/jobs")).json()["jobs"] if "waits for job 1" in job["reason"]]
+    assert len(waiting) == 1

@@ -2,12 +2,21 @@
 
 import json
 import os
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from koalapy.cli.jobs.job_options import coallocation_of, environment_of, exported_variables, read_options
+from koalapy.cli.jobs.job_options import (
+    clauses_of,
+    coallocation_of,
+    environment_of,
+    exported_variables,
+    read_options,
+    with_time_zone,
+)
 from koalapy.cli.jobs.submission import RequestOptions, body_of, command_for, read_job_file, request_of
 from koalapy.client.errors import CliError, Exit
 from tests.cli.conftest import Koala
@@ -274,3 +283,38 @@ def test_job_file_with_document_of_other_type_is_rejected(tmp_path: Path) -> Non
     with pytest.raises(CliError) as refusal:
         read_job_file(file)
     assert refusal.value.message == f"document 3 of {file} contains no job"
+
+
+@pytest.fixture
+def clock_of_new_york(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "EST5")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.usefixtures("clock_of_new_york")
+@pytest.mark.parametrize(
+    ("text", "sent"),
+    [
+        ("2026-12-01T16:00", "2026-12-01T16:00:00-05:00"),
+        ("2026-12-01T16:00Z", "2026-12-01T11:00:00-05:00"),
+        ("now+1h", "now+1h"),
+        ("soon", "soon"),
+        ("90", "90"),
+    ],
+)
+def test_times_are_sent_in_the_time_zone_of_the_user(text: str, sent: str) -> None:
+    request = {"type": "flexible", "total_size": 1}
+    assert with_time_zone(text) == sent
+    assert body_of({"request": request, "begin": text}, {}, {})["begin"] == sent
+
+
+def test_after_option_separates_entries_by_commas() -> None:
+    assert clauses_of(["7, 8?9:any", "3:failed"]) == ["7", "8?9:any", "3:failed"]
+
+
+def test_submit_after_invalid_job_names_option_and_forms(koala: Koala) -> None:
+    ended = koala("submit", "--flexible", "1", "--after", "afterok:7", "--", "true")
+    assert (ended.code, ended.err.partition(";")[0]) == (Exit.USAGE, "koala: --after is 'afterok:7', not a dependency")

@@ -33,8 +33,10 @@ MAY_NAME = (
     "Scheduler._queues.reservation._placed",
     "Scheduler._cycle._events._transfers._strays",
     "Scheduler._contact._components._strays",
+    "Scheduler._cycle._knowledge._waits",
 )
-"""Paths that may reference finished jobs: timers, the last reservation, the last strays."""
+"""Paths that may reference finished jobs: timers, the last reservation, the last strays, and jobs in ``after`` of the
+waits that are remembered."""
 
 
 class Grid(Users, Nodes, Operations):
