@@ -27,7 +27,7 @@ from tests.cli.conftest import Koala
         ("submit -terse -- x", "koala submit has no -terse; use --quiet"),
         ("queue -u ada", "koala queue has no -u; use --user ada"),
         ("cancel -u ada", "koala cancel has no -u; use --mine"),
-        ("submit --mem=8GB -- x", "koala submit has no --mem; use --policy resource-matching --memory 8GB"),
+        ("submit --mem=8GB -- x", "koala submit has no --mem; use --memory 8GB, which is that of each node"),
     ],
 )
 def test_foreign_option_is_answered_with_own_option(koala: Koala, words: str, message: str) -> None:
@@ -67,7 +67,7 @@ def test_man_prints_source_that_formatter_accepts(koala: Koala) -> None:
     page = koala("--man").out
     assert page.startswith('.TH KOALA 1 "" "koala ')
     try:
-        formatted = subprocess.run(["groff", "-man", "-Tascii", "-ww"], input=page, capture_output=True, text=True)
+        formatted = subprocess.run(["groff", "-man", "-Tutf8", "-ww"], input=page, capture_output=True, text=True)
     except FileNotFoundError:
         pytest.skip("groff is not installed")
     assert (formatted.returncode, formatted.stderr) == (0, "")

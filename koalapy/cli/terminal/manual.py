@@ -72,6 +72,7 @@ def _format_parameters(command: click.Command, context: click.Context) -> Iterat
 
 
 def _escape(text: str) -> str:
-    """Return a text in which ``man`` changes no character: hyphens, backslashes, and dots and quotes at line starts."""
+    """Return a text that ``man`` shows unchanged, with its hyphens, backslashes, line starts and other characters."""
     escaped = text.replace("\\", "\\e").replace("-", "\\-")
+    escaped = "".join(char if char.isascii() else f"\\[u{ord(char):04X}]" for char in escaped)
     return f"\\&{escaped}" if escaped.startswith((".", "'")) else escaped
