@@ -19,9 +19,17 @@ class ProgramInput:
     The bytes that the program has not read yet, at most ``STREAM_WINDOW``, are kept for the next connection.
     """
 
-    def __init__(self, client: Client, job: int, file: int | None, fail: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        client: Client,
+        job: int,
+        file: int | None,
+        fail: Callable[[str], None],
+        retry_delay_s: float = RETRY_DELAY_S,
+    ) -> None:
         """``file``: None to stay connected without input. ``fail`` is called if input is lost."""
         self._client, self._job, self._file, self._fail = client.clone_for_thread(), job, file, fail
+        self._retry_delay_s = retry_delay_s
         self._over = threading.Event()
         self._changed = threading.Condition()
         self._kept = bytearray()
@@ -88,7 +96,7 @@ class ProgramInput:
                     return  # the job has ended; waiting for it shows how
             else:
                 self._serve(stream)
-            self._over.wait(RETRY_DELAY_S)
+            self._over.wait(self._retry_delay_s)
 
     def _serve(self, stream: NodeStream) -> None:
         """Send input on one connection, and note what the program has read, until the connection ends."""

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 SHELL = "/bin/sh"
 SCRIPT_NAME = "koala-rank"
+INPUT_NAME, OPENED_SUFFIX = "stdin", ".opened"
+"""Name of the FIFO that is rank 0's standard input, and the suffix of the file that rank 0 creates when it reads it."""
 SCRIPT_VARIABLE = "KOALA_RANK_SCRIPT"
 LAUNCHER = (SHELL, "-c", f'exec {SHELL} "${SCRIPT_VARIABLE}"')
 """The command that ``mpirun`` starts on every node; each node's script contains the command of its plan."""
@@ -61,20 +63,20 @@ REFUSAL = "koala: this node starts only the command of the job: MPI_Comm_spawn a
 
 
 def write_rank_script(
-    folder: str, command: Sequence[str], environment: Mapping[str, str], prefix: str, workdir: str
+    folder: str, command: Sequence[str], environment: Mapping[str, str], prefix: str, workdir: str, fifo: str = ""
 ) -> str:
     """Write the script into a folder of this run and return its path.
 
     ``prefix``: the folder of this node's Open MPI, which ranks need if that of ``mpirun`` was moved. An MPI daemon
     passes the script the command that it was asked to start. The script rejects any but ``LAUNCHER``, and runs the
-    job's command in ``workdir``.
+    job's command in ``workdir``. ``fifo``: the standard input of rank 0, if this node has it.
     """
     path = f"{folder}/{SCRIPT_NAME}"
-    replace_file(path, os.fsencode(_format_script(command, environment, prefix, workdir)), sync=False)
+    replace_file(path, os.fsencode(_format_script(command, environment, prefix, workdir, fifo)), sync=False)
     return path
 
 
-def _format_script(command: Sequence[str], environment: Mapping[str, str], prefix: str, folder: str) -> str:
+def _format_script(command: Sequence[str], environment: Mapping[str, str], prefix: str, folder: str, fifo: str) -> str:
     """Return the shell script that runs a rank in ``folder``, with this environment and the rank's variables."""
     opened = " && ".join(f'[ "${{{i}-}}" = {shlex.quote(argument)} ]' for i, argument in enumerate(LAUNCHER, 1))
     # env takes a word with = in it for a variable. Of two values for one variable it uses the last.
@@ -90,6 +92,11 @@ def _format_script(command: Sequence[str], environment: Mapping[str, str], prefi
     ]
     if "OPAL_PREFIX" not in environment:
         lines.append(f'[ -z "${{OPAL_PREFIX-}}" ] || set -- {shlex.quote(f"OPAL_PREFIX={prefix}")} "$@"')
+    if fifo:
+        mark = f"{fifo}{OPENED_SUFFIX}"
+        # The mark tells the runner that the end of the input will be noticed.
+        opening = f'exec <{shlex.quote(fifo)}; : >{shlex.quote(mark)}; exec /usr/bin/env -i "$@"'
+        lines.append(f'[ "${{OMPI_COMM_WORLD_RANK-}}" != 0 ] || {{ {opening}; }}')
     return "\n".join([*lines, 'exec /usr/bin/env -i "$@" </dev/null', ""])
 
 

@@ -77,13 +77,10 @@ class Installation:
         match = re.search(r"\d+\.\d+\.\S+", answer.stdout.decode(errors="replace"))
         return match[0] if match else str(self.series)
 
-    def mpirun_options(
-        self, launch_agent: str, nodes: int, *, reads_input: bool = False, tags_output: bool = False
-    ) -> list[str]:
+    def mpirun_options(self, launch_agent: str, nodes: int, *, tags_output: bool = False) -> list[str]:
         """Return options that let mpirun start its MPI daemons through our launch agent, a script.
 
-        ``reads_input``: its standard input is that of rank 0. ``tags_output``: it writes the rank before each line of
-        output.
+        ``tags_output``: it writes the rank before each line of output.
 
         Daemons that stay attached must all be launched at once, which mpirun must be allowed for that many nodes.
         """
@@ -107,7 +104,7 @@ class Installation:
                 "plm_rsh_num_concurrent": str(nodes),
             }
             flag, attached = "--mca", ["--mca", "orte_leave_session_attached", "1"]
-        always = ["--bind-to", "none", "--stdin", "0" if reads_input else "none"]
+        always = ["--bind-to", "none", "--stdin", "none"]
         if tags_output:
             always += ["--output", "tag"] if self.series >= 5 else ["--tag-output"]
         return [*(argument for k, v in options.items() for argument in (flag, k, v)), *attached, *always]

@@ -7,7 +7,7 @@ import signal
 import socket
 from collections.abc import Callable
 
-from koalapy.runner.exec_guard import SCRIPT_VARIABLE, ExecGuard, write_rank_script
+from koalapy.runner.exec_guard import INPUT_NAME, SCRIPT_VARIABLE, ExecGuard, write_rank_script
 from koalapy.runner.installation import NAMING, TAG_SEPARATORS, Installation
 from koalapy.runner.link import Loop
 from koalapy.runner.output_filter import OutputFilter
@@ -107,6 +107,8 @@ def make_ready(node: Node, plan: Plan) -> tuple[Installation, str]:
     """
     installation = Installation(node.environment, node.settings.name, plan)
     folder = node.make_folder()
+    if plan.reads_input:
+        node.make_input(f"{folder}/{INPUT_NAME}")
     fit_environment(node, plan, installation, folder)
     return installation, folder
 
@@ -125,7 +127,9 @@ def fit_environment(node: Node, plan: Plan, installation: Installation, folder: 
     if sum(node_plan["slots"] for node_plan in plan.nodes) > 1:
         ranks.update(REFUSE_MPICH)
     command, workdir = plan.context["command"], plan.rank_folder or os.getcwd()
-    node.environment[SCRIPT_VARIABLE] = write_rank_script(folder, command, ranks, installation.prefix, workdir)
+    fifo = f"{folder}/{INPUT_NAME}" if plan.reads_input else ""
+    script = write_rank_script(folder, command, ranks, installation.prefix, workdir, fifo)
+    node.environment[SCRIPT_VARIABLE] = script
 
 
 def start_daemon(
@@ -337,14 +341,13 @@ class Head(Role):
         """Start mpirun with a launch agent in ``folder``, through which it asks this runner to start MPI daemons."""
         self._by_host = {n["host"]: i for i, n in enumerate(self._plan.nodes)}
         self._launch_requests = LaunchRequests(self._runner.loop, folder, list(self._by_host), self._launch_requested)
-        reads_input = bool(self._plan.message.get("interactive"))
         agent, count = self._launch_requests.agent, len(self._plan.nodes)
-        options = self._installation.mpirun_options(agent, count, reads_input=reads_input, tags_output=bool(self._tags))
+        options = self._installation.mpirun_options(agent, count, tags_output=bool(self._tags))
         agents = [self._launch_requests.command_prefix(host) for host in self._by_host]
         names = self._installation.mpirun_names
         guard = make_guard(self._runner, self._plan, names, self._runner.environment, agents)
         command = [self._installation.mpirun, *options, *self._plan.mpirun_contexts()]
-        self.mpirun = self._runner.spawn(command, guard=guard, is_program=True)
+        self.mpirun = self._runner.spawn(command, guard=guard)
 
     def _kill_mpirun(self) -> None:
         """Kill mpirun, which has started nothing yet, since the nodes' addresses change."""

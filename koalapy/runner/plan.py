@@ -38,6 +38,7 @@ if TYPE_CHECKING:
             outputs: tuple[int, int] | None = None,
         ) -> int: ...
         def make_folder(self) -> str: ...
+        def make_input(self, path: str = "") -> None: ...
         def report_running(self) -> None: ...
         def relay(self, token: str, node: int, payload: dict[str, Any]) -> None: ...
         def show(self, output: bytes, rank: int | None = None) -> None: ...
@@ -70,6 +71,12 @@ class Plan:
         """Which of the programs that a script runs at once it is, from 0; None without a script."""
         self.rank_folder = ""
         """Folder in which ranks start on this node; empty: the runner's."""
+
+    @property
+    def reads_input(self) -> bool:
+        """Return whether a client may send standard input to this node's program: the job is interactive, and this
+        node has rank 0."""
+        return bool(self.message.get("interactive")) and self.index == 0
 
     def index_of(self, sender: tuple[str, int]) -> int | None:
         """Return the index of a runner's node, given its token and node; None if it is not in the plan."""

@@ -93,6 +93,8 @@ class Single(Role):
 
     def _start_process(self) -> None:
         add_framework_variables(self._runner.environment, self._plan, self._port)
+        if self._plan.reads_input:
+            self._runner.make_input()
         self._pid = self._runner.spawn(self._plan.context["command"], is_program=True)
         self._runner.report_running()
 

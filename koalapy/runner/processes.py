@@ -14,7 +14,6 @@ from koalapy.runner.settings import Failure
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection
-    from typing import Any
 
     from koalapy.runner.exec_guard import ExecGuard
 
@@ -26,8 +25,6 @@ else:
     prctl = ctypes.CDLL(None).prctl
 PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
-MORE = 3
-"""Descriptor of a further file of a child."""
 WAIT_FOR_THREADS = 0x40000000
 """``__WALL``: threads of traced processes, too."""
 RESET_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
@@ -55,42 +52,33 @@ class Processes:
         environment: dict[str, str],
         output: int,
         stdin: int | None = None,
-        more: int | None = None,
         errors: int | None = None,
     ) -> int:
         """Start a child in a new session, with its output and errors going to ``output``. Raise ``OSError``.
 
-        ``more``: a further file, which the child gets as descriptor ``MORE``. ``errors``: another file for its errors.
+        ``errors``: another file for its errors.
         """
         reading = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
-        actions: list[Any] = [
+        actions = [
             reading if stdin is None else (os.POSIX_SPAWN_DUP2, stdin, 0),
             (os.POSIX_SPAWN_DUP2, output, 1),
             (os.POSIX_SPAWN_DUP2, output if errors is None else errors, 2),
-            *([] if more is None else [(os.POSIX_SPAWN_DUP2, more, MORE)]),
         ]
         try:
             return os.posix_spawn(
                 argv[0], argv, environment, file_actions=actions, setsid=True, setsigmask=[], setsigdef=RESET_SIGNALS
             )
         except NotImplementedError:  # a Python that was built for a C library of before 2018
-            return _fork_and_exec(argv, environment, (output, output if errors is None else errors), stdin, more)
+            return _fork_and_exec(argv, environment, (output, output if errors is None else errors), stdin)
 
     def start_guarded(
-        self,
-        argv: list[str],
-        environment: dict[str, str],
-        output: int,
-        guard: ExecGuard,
-        stdin: int | None = None,
-        errors: int | None = None,
+        self, argv: list[str], environment: dict[str, str], output: int, guard: ExecGuard, errors: int | None = None
     ) -> int:
         """Start a child that is traced from before it executes its program. Raise ``Failure`` if that is forbidden."""
         gate, opener = os.pipe2(os.O_CLOEXEC)
-        source = "/dev/null" if stdin is None else f"&{MORE} {MORE}<&-"
         try:
-            waiting = ["/bin/sh", "-c", f'read -r _ && exec "$@" <{source}', "koala-daemon", *argv]
-            pid = self.start(waiting, environment, output, gate, stdin, errors)
+            waiting = ["/bin/sh", "-c", 'read -r _ && exec "$@" </dev/null', "koala-daemon", *argv]
+            pid = self.start(waiting, environment, output, gate, errors)
             guard.attach(pid, max(argv[1:], key=len, default=""))
             self._guards[pid] = guard
             os.write(opener, b"\n")
@@ -180,9 +168,7 @@ def _send_signal(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def _fork_and_exec(
-    argv: list[str], environment: dict[str, str], outputs: tuple[int, int], stdin: int | None, more: int | None
-) -> int:
+def _fork_and_exec(argv: list[str], environment: dict[str, str], outputs: tuple[int, int], stdin: int | None) -> int:
     """Start a child without ``posix_spawn``. ``exec`` resets handled signals, and ``Popen`` the ignored ones."""
     import subprocess
 
@@ -194,7 +180,6 @@ def _fork_and_exec(
         stderr=outputs[1],
         close_fds=False,
         start_new_session=True,
-        preexec_fn=None if more is None else lambda: os.dup2(more, MORE),
     )
     child.returncode = 0  # reap() waits for it
     return child.pid

@@ -153,10 +153,14 @@ class Runner:
         output, errors = outputs or (self._program_output.writing, self._program_output.error_writing)
         try:
             if guard is not None:
-                return self.processes.start_guarded(argv, environment, output, guard, stdin, errors)
-            return self.processes.start(argv, environment, output, stdin, errors=errors)
+                return self.processes.start_guarded(argv, environment, output, guard, errors)
+            return self.processes.start(argv, environment, output, stdin, errors)
         except OSError as error:
             raise Failure(f"cannot run {command[0]}: {error.strerror}", 126) from error
+
+    def make_input(self, path: str = "") -> None:
+        """Prepare the program's standard input, as a FIFO if a path is given. Raise ``OSError``."""
+        self._streams.make_input(path)
 
     def make_folder(self) -> str:
         """Create a folder for this run below ``TMPDIR``, and remove those of killed runners. Raise ``Failure``."""
@@ -414,8 +418,6 @@ class Runner:
             self._program_output.prepare(plan.context)
             if (rank := self._role.first_rank) is not None:
                 self._program_output.open_files(rank)
-            if message.get("interactive") and plan.me is plan.head:
-                self._streams.make_input(is_for_mpirun=message["launcher"] == "openmpi")
             self._role.start()
         except Failure as failure:
             self.say(failure.message)

@@ -200,6 +200,9 @@ class Step:
     def make_folder(self) -> str:
         return self._folder
 
+    def make_input(self, path: str = "") -> None:
+        """Do nothing: the ranks of a step get no input."""
+
     def report_running(self) -> None:
         """Do nothing: the job runs already."""
 

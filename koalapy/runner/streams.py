@@ -13,6 +13,7 @@ import os
 import selectors
 import signal
 
+from koalapy.runner.exec_guard import OPENED_SUFFIX
 from koalapy.runner.processes import Processes, find_program, require_program, signal_and_continue
 from koalapy.runner.settings import Failure
 
@@ -34,10 +35,8 @@ HANGUP_GRACE = 5.0
 DEFAULT_ROWS, DEFAULT_COLUMNS = 24, 80
 END_OF_FILE = b"\x04"
 LINE_ENDS = (b"\n", b"\r")
-SET_PIPE_SIZE = 1031
-"""``F_SETPIPE_SZ``, which ``fcntl`` has from Python 3.10 on."""
-MPIRUN_READ_SIZE = 4096
-"""Bytes that mpirun may read of its standard input at once: Open MPI 5 discards a larger piece for another daemon."""
+OPENED_INTERVAL = 0.1
+"""Seconds between two checks whether the program has opened its standard input."""
 SHELLS = ("/bin/bash", "/bin/sh")
 NO_SHELLS = ("nologin", "false")
 ATTACH_TERMINAL = 'exec "$@" <>"$0" >&0 2>&0'
@@ -184,17 +183,22 @@ class Terminal:
 class ProgramInput:
     """The standard input of the job's program, a pipe to which one client at a time writes."""
 
-    def __init__(self, loop: Loop, send: Callable[..., None], *, is_for_mpirun: bool) -> None:
-        """``send`` sends a message of the present stream, given the stream, its type and its fields."""
-        self._loop, self._send = loop, send
-        self.reading, self._writing = os.pipe2(os.O_CLOEXEC)
-        if is_for_mpirun:
-            import fcntl
+    def __init__(self, loop: Loop, send: Callable[..., None], path: str) -> None:
+        """``send`` sends a message of the present stream, given the stream, its type and its fields.
 
-            fcntl.fcntl(self._writing, SET_PIPE_SIZE, MPIRUN_READ_SIZE)
-        os.set_blocking(self._writing, False)
+        ``path``: the FIFO to create, if the program does not inherit the pipe. Its reader creates a file with this name
+        and ``OPENED_SUFFIX``.
+        """
+        self._loop, self._send, self._path = loop, send, path
+        if path:
+            os.mkfifo(path, 0o600)
+            flags = os.O_NONBLOCK | os.O_CLOEXEC
+            self.reading, self._writing = os.open(path, os.O_RDONLY | flags), os.open(path, os.O_WRONLY | flags)
+        else:
+            self.reading, self._writing = os.pipe2(os.O_CLOEXEC)
+            os.set_blocking(self._writing, False)
         self.stream = ""
-        self._inlet = Inlet(loop, self._writing, self._report, self.close)
+        self._inlet = Inlet(loop, self._writing, self._report, self._close_when_read)
 
     def attach(self, stream: str, node: str) -> None:
         """Let a stream write from now on; an earlier one ends."""
@@ -209,14 +213,29 @@ class ProgramInput:
             self._inlet.receive(offset, data, is_last=is_last)
 
     def close_reading(self) -> None:
-        """Leave the end to read from to the program alone, so that its end is noticed."""
+        """Leave the end to read from to the program alone once it has it, so that its end is noticed."""
+        if self._path and not os.path.exists(f"{self._path}{OPENED_SUFFIX}"):
+            self._loop.set_alarm("input-opened", OPENED_INTERVAL, self.close_reading)
+            return
         if self.reading >= 0:
             os.close(self.reading)
             self.reading = -1
 
-    def close(self) -> None:
-        """Close the pipe: the program reads the end of the file."""
+    def _close_when_read(self) -> None:
+        """Close the pipe, so that the program reads the end of the file, once it has the other end."""
         self.close_reading()
+        if self.reading >= 0:
+            self._loop.set_alarm("input-closed", OPENED_INTERVAL, self._close_when_read)
+        else:
+            self.close()
+
+    def close(self) -> None:
+        """Close the pipe at once."""
+        self._loop.cancel_alarm("input-opened")
+        self._loop.cancel_alarm("input-closed")
+        if self.reading >= 0:
+            os.close(self.reading)
+            self.reading = -1
         if self._writing >= 0:
             self._loop.forget(self._writing)
             os.close(self._writing)
@@ -251,9 +270,9 @@ class Streams:
         """Return the process ids of all shells."""
         return frozenset(self._shells)
 
-    def make_input(self, *, is_for_mpirun: bool) -> None:
-        """Create the pipe of the program's standard input. Raise ``OSError``."""
-        self.input = ProgramInput(self._loop, self._send, is_for_mpirun=is_for_mpirun)
+    def make_input(self, path: str) -> None:
+        """Create the pipe of the program's standard input, with a name if a path is given. Raise ``OSError``."""
+        self.input = ProgramInput(self._loop, self._send, path)
 
     @property
     def program_stdin(self) -> int | None:

@@ -45,6 +45,13 @@ class Terminal:
             os.waitpid(self.pid, 0)
         os.close(self._master)
 
+    def hang_up(self) -> int:
+        """Close the terminal, as a lost connection does; return the exit code of the command."""
+        os.close(self._master)
+        self._master = os.open(os.devnull, os.O_RDONLY)
+        self._status = os.waitpid(self.pid, 0)[1]
+        return os.waitstatus_to_exitcode(self._status)
+
     def resize(self, columns: int, rows: int) -> None:
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 

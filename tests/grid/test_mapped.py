@@ -61,7 +61,8 @@ class User:
     def __init__(self, grid: MappedGrid, name: str) -> None:
         token = grid.run_koala("token", "create", "--user", name, "--role", "user", "-q")
         assert token.returncode == 0, token.stderr
-        headers = {"Authorization": f"Bearer {token.stdout.strip()}"}
+        self.token = token.stdout.strip()
+        headers = {"Authorization": f"Bearer {self.token}"}
         self._grid = grid
         self.http = httpx2.Client(base_url=grid.url, headers=headers, timeout=90.0)
 
@@ -118,6 +119,22 @@ def test_mapped_job_cannot_read_or_signal_other_users(grid: MappedGrid) -> None:
     assert (job["state"], output) == ("succeeded", f"{UIDS['bob']}\n")
     assert ann.http.post(f"/api/v1/jobs/{victim}/cancel", json={}).status_code == 200
     assert grid.wait_for_end(victim)["state"] == "cancelled"
+
+
+@pytest.mark.evidence("K1", "U18")
+def test_shell_on_mapped_cluster_runs_as_the_owner_of_the_job(grid: MappedGrid) -> None:
+    ann, ben = User(grid, "ann"), User(grid, "ben")
+    ident = ann.submit("sleep 300", north=1).json()["id"]
+    grid.wait_for_state(ident, "running")
+    script = "id -u; stat -c owner=%u $(tty)"
+    shell = grid.run_koala("shell", str(ident), "--token", ann.token, "--", "sh", "-c", script)
+    assert shell.stdout.split() == [str(UIDS["alice"]), f"owner={UIDS['alice']}"], shell.stderr
+    for token, reason in ((ben.token, "is not yours"), (grid.admin_token, "to the owners of jobs only")):
+        shell = grid.run_koala("shell", str(ident), "--token", token, "--", "id")
+        assert (shell.returncode, shell.stdout) == (4, "")
+        assert reason in shell.stderr
+    assert ann.http.post(f"/api/v1/jobs/{ident}/cancel", json={}).status_code == 200
+    grid.wait_for_end(ident)
 
 
 def test_submit_without_account_at_cluster_is_rejected(grid: MappedGrid) -> None:

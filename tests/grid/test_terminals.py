@@ -1,5 +1,6 @@
 """Terminals on the nodes of jobs, and programs with a client's standard input: ``koala shell`` and ``koala run``."""
 
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 
@@ -104,10 +105,27 @@ def test_detaching_ends_the_shell_and_not_the_job(grid: EmbeddedGrid, job: int) 
     assert "the client has disconnected" in ended["detail"]
 
 
-def test_killed_client_ends_its_shell(grid: EmbeddedGrid, job: int) -> None:
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_lost_client_ends_its_shell(grid: EmbeddedGrid, job: int, is_killed: bool) -> None:
+    """The client is killed, or its terminal is closed; the shell ignores the hangup."""
     with open_terminal(grid, "shell", job) as terminal:
         terminal.expect("terminal on")
         send(terminal, "trap '' HUP; echo st''ubborn", "stubborn")
+        if not is_killed:
+            assert terminal.hang_up() in (0, 128 + signal.SIGHUP)
+    wait_for_no_shell(grid, job)
+
+
+def test_closed_output_ends_the_client_without_a_message(grid: EmbeddedGrid, job: int) -> None:
+    command = [*grid.koala_command, "shell", str(job), "--", "yes"]
+    environment = grid.environment | {"KOALA_URL": grid.url}
+    client = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+    )
+    assert client.stdout is not None
+    assert client.stdout.read(2) == b"y\r"
+    client.stdout.close()
+    assert (client.wait(60), client.stderr and client.stderr.read()) == (1, b"")
     wait_for_no_shell(grid, job)
 
 

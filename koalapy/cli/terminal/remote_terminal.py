@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 
+from koalapy.client.errors import Exit
 from koalapy.client.node_stream import NodeStream
 from koalapy.runner.streams import STREAM_PIECE, STREAM_WINDOW
 
@@ -104,6 +105,7 @@ class RemoteTerminal:
                 code = 128 + self._ending_signal if self._ending_signal else None
                 self._result = self._result or StreamResult(code)
         except OSError as error:
+            receiver.join(JOIN_TIMEOUT_S)  # the end of the stream may have arrived
             self._result = self._result or StreamResult(error=str(error), is_lost=True)
         finally:
             for number, handler in before.items():
@@ -127,7 +129,10 @@ class RemoteTerminal:
                 self._stream.send_message(rows=rows, columns=columns)
             if 0 not in ready:
                 continue
-            typed = os.read(0, space - 1)  # a tilde that waited for this key is sent with it
+            try:
+                typed = os.read(0, space - 1)  # a tilde that waited for this key is sent with it
+            except OSError:
+                return  # its terminal is gone
             has_input = bool(typed)
             data = typed if escapes is None else escapes.filter_input(typed)
             if data:
@@ -145,11 +150,16 @@ class RemoteTerminal:
             while self._result is None:
                 message = self._stream.receive()
                 if isinstance(message, bytes):
-                    write_all(1, message)
+                    try:
+                        write_all(1, message)
+                    except OSError:  # its reader is gone, which needs no message
+                        self._result = StreamResult(Exit.FAILED)
+                        break
                     used += len(message)
                     if used - confirmed >= CREDIT_INTERVAL:
                         confirmed = used
-                        self._stream.send_message(credit=used)
+                        with suppress(OSError):  # the daemon may have closed it after the last output
+                            self._stream.send_message(credit=used)
                 elif "credit" in message:
                     self._sendable = message["credit"] + STREAM_WINDOW
                     self._wake()

@@ -291,7 +291,9 @@ def _find_component(job: Job, request: StreamRequest) -> Component:
         )
     gang = attempt.gang
     component: Component | None = attempt.head
-    if request.cluster:
+    if request.kind == "input":
+        component = gang[0]  # it has rank 0
+    elif request.cluster:
         component = next((c for c in gang if c.cluster == request.cluster), None)
     elif request.node:
         component = next((c for c in gang if request.node in c.hosts), attempt.head)
