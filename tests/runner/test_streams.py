@@ -1,15 +1,18 @@
 """Input of clients on its way to a file of a node: in order, each byte once, within its window."""
 
 import os
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from koalapy.runner.exec_guard import INPUT_NAME, LAUNCHER, write_rank_script
 from koalapy.runner.link import Loop
-from koalapy.runner.streams import STREAM_WINDOW, Inlet
+from koalapy.runner.streams import STREAM_WINDOW, Inlet, ProgramInput
 
 
 @contextmanager
@@ -73,3 +76,26 @@ def test_inlet_of_a_closed_file_discards_and_credits_input() -> None:
     os.close(writing)
     assert credits[-1] == 4 * STREAM_WINDOW
     assert ends == [len(credits)]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("size", [0, 100_000])
+def test_rank_script_gives_input_to_rank_0_that_opens_it_late(tmp_path: Path, size: int) -> None:
+    """The input is complete before rank 0 has opened it."""
+    loop, fifo = Loop(), f"{tmp_path}/{INPUT_NAME}"
+    program_input = ProgramInput(loop, lambda *_, **__: None, fifo)
+    script = write_rank_script(str(tmp_path), ["wc", "-c"], {"PATH": os.environ["PATH"]}, "", str(tmp_path), fifo)
+    program_input.close_reading()
+    program_input.attach("s", "n1")
+    program_input.receive(0, bytes(size), is_last=True)
+    counts = []
+    for rank in ("1", "0"):
+        command, environment = ["sh", script, *LAUNCHER], {"OMPI_COMM_WORLD_RANK": rank}
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+            while process.poll() is None:
+                loop.set_alarm("look", 0.02, lambda: None)
+                loop.turn()
+            assert process.stdout is not None
+            counts.append(int(process.stdout.read()))
+    assert counts == [0, size]
+    assert program_input.reading < 0, "the end of the program would be noticed"
