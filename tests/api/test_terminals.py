@@ -22,6 +22,7 @@ from koalapy.validation.permissions import check_job_access
 from tests.daemon.fake_streams import ADA, ADMIN, BOB, OPERATOR, RUNNING, Grid, output
 from tests.memory_stores import memory_stores
 from tests.serving import Deferred
+from tests.signals import until
 
 TERMINAL, INPUT = "/api/v1/jobs/7/terminal", "/api/v1/jobs/7/input"
 CALLERS = {"ada": ADA, "bob": BOB, "olga": OPERATOR, "amir": ADMIN}
@@ -125,6 +126,7 @@ def test_stream_passes_bytes_and_messages_both_ways(daemon: Daemon, client: Test
         socket.send_json({"credit": 4})
         client.portal.call(grid.receive, "north", wire.StreamCredit(stream=stream.name, offset=3))
         assert socket.receive_json() == {"credit": 3}
+        client.portal.call(until, lambda: len(grid.sent) == 5)
         client.portal.call(grid.receive, "north", wire.StreamEnd(stream=stream.name, code=3))
         assert socket.receive_json() == {"end": {"code": 3, "error": ""}}
         assert socket.receive()["type"] == "websocket.close"
