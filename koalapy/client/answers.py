@@ -102,6 +102,7 @@ class RelatedJob(TypedDict):
 
 class Job(_JobState):
     command: list[str]
+    script: str
     inputs: list[Json]
     bundle: str | None
     queue_time: float | None

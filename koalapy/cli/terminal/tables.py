@@ -267,6 +267,7 @@ def job_page(
         *([("each node", nodes)] if (nodes := _requirement_text(job)) else []),
         ("policy", job["policy"]),
         ("command", " ".join(job["command"]) or "(one for each component)"),
+        *([("script", f"{len(job['script'].splitlines())} lines, once on the first node")] if job["script"] else []),
         ("submitted", job["submitted_at"]),
         *((name, moment) for name, moment in times if moment),
         ("queued", _format_seconds(job["queue_time"])),
