@@ -65,6 +65,11 @@ class ScriptHead(Role):
             write_program(f"{bin_folder}/{name}", f'#!/bin/sh\nexec {client} "$@"\n')
         mpirun, folder = shlex.quote(f"{bin_folder}/mpirun"), shlex.quote(bin_folder)
         write_program(f"{bin_folder}/koala", WRAPPER.format(mpirun=mpirun, folder=folder))
+        if not os.access(f"{bin_folder}/mpirun", os.X_OK):
+            raise Failure(
+                f"no program in {self._folder} can be executed on {runner.settings.name}: name a folder that allows it "
+                f"as TMPDIR in clusters.{plan.me['cluster']}.environment"
+            )
         with open(f"{self._folder}/folder", "w", encoding="utf-8", errors="surrogateescape") as file:
             file.write(os.getcwd())
         self._calls = Calls(runner.loop, self._folder, self._handle_call)

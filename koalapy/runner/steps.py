@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -295,7 +296,8 @@ class HeadStep(Step):
     def interrupt(self, number: int) -> None:
         """Pass a signal of the call to ``mpirun``."""
         if self._head.mpirun and not self.is_ending:
-            os.kill(self._head.mpirun, number)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._head.mpirun, number)
 
     def cancel(self) -> None:
         """End the program, since its caller has ended."""

@@ -59,6 +59,22 @@ def test_submit_message_is_mapped_to_each_cluster() -> None:
     assert plan_contexts(spec, "error") == [None, None]
 
 
+def test_script_is_sent_to_the_head_component_only() -> None:
+    job = Job(
+        7,
+        JobSpec(FlexibleRequest(3), ("job.sh",), script="#!/bin/sh"),
+        0.0,
+        JobState.STARTING,
+        generation=1,
+        attempt=Attempt(1, PLACED, 0.0),
+    )
+    commands = CommandMessages(1, PROFILES, Catalogue(), Accounts())
+    for barrier, script in ((OpenBarrier("north", "7.1.0"), ""), (OpenBarrier("south", "7.1.1"), "#!/bin/sh")):
+        (message,) = from_daemon.validate_json(next(command_frames([commands.build_message(barrier, job, 3)])))
+        assert isinstance(message, Open)
+        assert (message.is_script, message.script, message.head) == (True, script, "7.1.1")
+
+
 def test_contexts_have_own_command_and_output() -> None:
     components = (ComponentRequest(1, command=("{cluster}",)), ComponentRequest(2, output="/home/ada/%j"))
     spec = JobSpec(NonFixedRequest(components), ("true",))

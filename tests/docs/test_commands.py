@@ -62,7 +62,7 @@ PREPARED = {
 INTERACTIVE = {"--watch", "top"}
 """Options and commands that run until they are interrupted; tests/cli plays them on terminals."""
 FINISHED_JOB = """
-    echo hostname >job.sh
+    printf '#!/bin/sh\\nhostname\\n' >job.sh
     chmod +x job.sh
     koala submit -q --flexible 1 --collect out --launcher processes -- sh -c 'echo x >out' >over
     koala wait $(cat over)

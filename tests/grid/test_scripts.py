@@ -61,7 +61,8 @@ def test_script_calls_mpirun_after_restarts_of_daemon_and_agent(
 
 
 def test_cluster_that_accepts_no_scripts_shares_none(make_grid: Callable[..., EmbeddedGrid], tmp_path: Path) -> None:
-    grid = make_grid(KOALA_CLUSTERS__SOUTH__ACCEPTS_SCRIPTS="false")
+    south = {"kind": "local", "accepts_scripts": False}
+    grid = make_grid(KOALA_CLUSTERS=json.dumps({"north": {"kind": "local"}, "south": south}))
     path = tmp_path / "job.sh"
     path.write_text("#!/bin/sh\nmpirun sh -c 'echo $KOALA_CLUSTER'\n")
     refused = grid.run_koala("submit", "--fixed", "north:1,south:1", "--dry-run", str(path))
