@@ -25,7 +25,7 @@ SCRIPTS = [
 #!/bin/bash -l
 #SBATCH --job-name=shallow-water
 #SBATCH --nodes=4
-#SBATCH --ntasks-per-node=2   # one on each socket
+#SBATCH --ntasks-per-node=2 --cpus-per-task=2   # one on each socket
 #SBATCH --time=02:30:00
 #SBATCH --mail-type=END,FAIL
 #SBATCH --mail-user=ada@example.org
@@ -37,6 +37,7 @@ srun ./shallow --input case.nml
             "name": "shallow-water",
             "request": {"type": "flexible", "total_size": 4},
             "processes_per_node": 2,
+            "cores": 4,
             "walltime": 9000,
             "mail_type": ["end", "fail"],
             "mail_user": "ada@example.org",
@@ -48,7 +49,7 @@ srun ./shallow --input case.nml
         """\
 #!/bin/sh
 #SBATCH -J bench -N 2 -n 8
-#SBATCH -t 90
+#SBATCH -t 90 -o bench-%j.out
 #SBATCH -D /tmp
 mpirun -np $SLURM_NTASKS ./bench
 """,
@@ -57,6 +58,7 @@ mpirun -np $SLURM_NTASKS ./bench
             "request": {"type": "flexible", "total_size": 2},
             "processes_per_node": 4,
             "walltime": 5400,
+            "output": "bench-%j.out",
             "workdir": "/tmp",
         },
         remarks=("line 5: $SLURM_NTASKS does not describe the whole job: use KOALA_SLOTS",),
@@ -72,8 +74,8 @@ mpirun -np $SLURM_NTASKS ./bench
 #SBATCH --time=1-00:00
 torchrun --nproc-per-node 4 train.py --epochs 90
 """,
-        unclear=(4, 5),
-        remarks=("line 5: #SBATCH --cpus-per-task 32 → NOT UNDERSTOOD: a job gets whole nodes",),
+        unclear=(4,),
+        remarks=("line 3: #SBATCH --nodes 1 → --flexible 1 --cores 32", "line 4: #SBATCH --gpus-per-task 4 → NOT"),
     ),
     ForeignScript(
         "dependent step",

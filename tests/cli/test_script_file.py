@@ -139,7 +139,8 @@ def test_translated_script(koala: Koala, write_script: Any, script: ForeignScrip
         assert remark in ended.err
     if script.unclear:
         assert ended.code == Exit.USAGE
-        numbers = f"lines {', '.join(map(str, script.unclear))} are"
+        lines = ", ".join(map(str, script.unclear))
+        numbers = f"line {lines} is" if len(script.unclear) == 1 else f"lines {lines} are"
         assert f"job.sh: {numbers} not understood; remove them, or write what they mean as #KOALA lines" in ended.err
         assert koala("queue", "--all", "--json").out.count('"id"') == 0
         return

@@ -38,6 +38,8 @@ class Nodes:
     nodes: int | None = None
     tasks: int | None = None
     per_node: int | None = None
+    cpus: int | None = None
+    """Processors of each task."""
 
     def words(self) -> list[str]:
         """Return the options for these sizes. Raise ``Unclear`` if they say neither nodes nor ranks on each."""
@@ -50,7 +52,8 @@ class Nodes:
             per_node = self.tasks // nodes
         if self.tasks is not None and per_node and self.tasks != nodes * per_node:
             raise Unclear(f"{self.tasks} ranks are not the same number on each of {nodes} nodes: use --ppn")
-        return ["--flexible", str(nodes), *(["--ppn", str(per_node)] if per_node else [])]
+        cores = ["--cores", str(self.cpus * (per_node or 1))] if self.cpus else []
+        return ["--flexible", str(nodes), *(["--ppn", str(per_node)] if per_node else []), *cores]
 
 
 def translate(script: Script, refused: frozenset[str]) -> ScriptOptions:
@@ -206,6 +209,11 @@ def _per_node(value: str, sizes: Nodes) -> tuple[list[str], str]:
     return [], SIZES
 
 
+def _cpus(value: str, sizes: Nodes) -> tuple[list[str], str]:
+    sizes.cpus = _number(value)
+    return [], SIZES
+
+
 def _slurm_time(value: str, _: Nodes) -> tuple[list[str], str]:
     """Convert minutes, minutes:seconds, hours:minutes:seconds, and days before hours."""
     match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", value)
@@ -236,6 +244,21 @@ def _file(option: str) -> Meaning:
         return [option, value], "on the cluster of the script"
 
     return meaning
+
+
+def _gpus(value: str, _: Nodes) -> tuple[list[str], str]:
+    if not re.fullmatch(r"(\w+:)?\d+|gpu(:\w+)?(:\d+)?", value):
+        raise Unclear("write #KOALA --gpus with the GPUs of each node")
+    kind, _colon, count = value.removeprefix("gpu").removeprefix(":").rpartition(":")
+    if not count.isdecimal():
+        kind, count = count, "1"
+    return ["--gpus", f"{kind}:{count}" if kind else count], "on each node"
+
+
+def _features(value: str, _: Nodes) -> tuple[list[str], str]:
+    if not re.fullmatch(r"[\w.+-]+(&[\w.+-]+)*", value):
+        raise Unclear("koalapy has no alternatives of features: write #KOALA --feature with each that is needed")
+    return [word for name in value.split("&") for word in ("--feature", name)], ""
 
 
 def _mail_type(value: str, _: Nodes) -> tuple[list[str], str]:
@@ -314,7 +337,13 @@ SLURM_OPTIONS: Mapping[str, Meaning] = {
     "--exclusive": _fixed(remark=f"whole nodes, {DEFAULT}"),
     "--mem": _memory,
     "--export": _export,
-    "--cpus-per-task": _unclear("a job gets whole nodes: set OMP_NUM_THREADS, and pass it by mpirun -x"),
+    "--gpus-per-node": _gpus,
+    "--gres": _gpus,
+    "--constraint": _features,
+    "--gpus": _unclear("it counts the GPUs of all nodes: write #KOALA --gpus with those of each node"),
+    "--priority": _unclear("koalapy has --priority high and low only"),
+    "--nodelist": _unclear("name clusters by #KOALA --fixed CLUSTER:NODES"),
+    "--cpus-per-task": _cpus,
     "--dependency": _unclear("numbers of Slurm's jobs mean nothing here"),
     "--wait": _unclear(COMMAND_LINE.format("--wait")),
     "--parsable": _unclear(COMMAND_LINE.format("--quiet")),
@@ -370,6 +399,8 @@ GRID_ENGINE_OPTIONS: Mapping[str, Meaning] = {
     "-cwd": _fixed(remark=f"it starts in the current folder where that exists, {DEFAULT}"),
     "-wd": _simple("--chdir"),
     "-o": _file("--output"),
+    "-q": _simple("--partition"),
+    "-A": _simple("--account"),
     "-e": _file("--error"),
     "-j": _join,
     "-v": _variables,
