@@ -44,7 +44,8 @@ async def end_of(nodes: list[FakeNode]) -> dict[str, Any]:
 
 
 def output_of(nodes: list[FakeNode]) -> list[str]:
-    return nodes[0].output.decode().splitlines()
+    """Return the lines of the job's output, without the zero bytes that end messages of mpirun."""
+    return nodes[0].output.decode().replace("\0", "").splitlines()
 
 
 async def test_script_runs_once_and_starts_programs_on_all_nodes(agent: FakeAgent) -> None:
