@@ -19,8 +19,8 @@ TWO_STEPS = """\
 echo "job $KOALA_JOB_ID on $KOALA_CLUSTERS with $1"
 {wait}
 mpirun sh -c 'echo first $OMPI_COMM_WORLD_RANK $KOALA_CLUSTER'
-koala mpirun -np 3 sh -c 'echo second $OMPI_COMM_WORLD_RANK $KOALA_CLUSTER' > out
-cat out
+koala mpirun -np 3 sh -c 'echo second $OMPI_COMM_WORLD_RANK $KOALA_CLUSTER' > {folder}/out
+cat {folder}/out
 exit 5
 """
 EXPECTED = [
@@ -31,14 +31,15 @@ EXPECTED = [
 
 def test_script_starts_two_programs_over_two_clusters(make_grid: Callable[..., EmbeddedGrid], tmp_path: Path) -> None:
     grid = make_grid()
-    (tmp_path / "job.sh").write_text(TWO_STEPS.format(wait=""))
+    text = TWO_STEPS.format(wait="", folder=tmp_path)
+    (tmp_path / "job.sh").write_text(text)
     ended = grid.run_koala("submit", "--wait", str(tmp_path / "job.sh"), "a b")
     assert ended.returncode == 5, ended.stderr
     first, *lines = ended.stdout.splitlines()
     assert first == "job 1 on north,south with a b"
     assert sorted(lines) == EXPECTED
     shown = json.loads(grid.run_koala("show", "1", "--json").stdout)
-    assert (shown["script"], shown["command"]) == (TWO_STEPS.format(wait=""), ["job.sh", "a b"])
+    assert (shown["script"], shown["command"]) == (text, ["job.sh", "a b"])
     grid.wait_until_idle()
 
 
@@ -48,7 +49,7 @@ def test_script_calls_mpirun_after_restarts_of_daemon_and_agent(
     grid = make_grid()
     gate = tmp_path / "gate"
     waiting = f"touch {gate}.begun; until [ -e {gate} ]; do sleep 0.1; done"
-    (tmp_path / "job.sh").write_text(TWO_STEPS.format(wait=waiting))
+    (tmp_path / "job.sh").write_text(TWO_STEPS.format(wait=waiting, folder=tmp_path))
     assert grid.run_koala("submit", "-q", str(tmp_path / "job.sh")).returncode == 0
     wait_until(lambda: os.path.exists(f"{gate}.begun"), "the start of the script")
     grid.kill_agent("south")
