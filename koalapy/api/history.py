@@ -175,7 +175,7 @@ def _add_ended_jobs(router: APIRouter, service: History) -> None:
         """List jobs that ended in a span, the last end first, with their times, node-seconds, processor time and
         memory. Users see their own jobs.
 
-        Another order, and the sums, cover the 20,000 jobs that ended last; `next` and `sums_next` continue with earlier
+        Another order, and the sums, cover the 10,000 jobs that ended last; `next` and `sums_next` continue with earlier
         ones.
         """
         owner = visible_to(caller, Kind.USER, owner or (caller.user if mine else ""), "owner") or ""

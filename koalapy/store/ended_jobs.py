@@ -22,7 +22,7 @@ from koalapy.model.job import Job, JobId, JobState, Priority
 from koalapy.store.database import chunks, upsert
 from koalapy.store.tables import components, history, history_clusters, jobs
 
-MAX_EXAMINED = 20_000
+MAX_EXAMINED = 10_000
 """Maximum rows that are read for one page. The client continues with the next page."""
 FIRST_WINDOW = 500
 """Rows that the first query of a page examines."""
