@@ -185,11 +185,9 @@ def combine_requirements(job: RequirementSource, component: RequirementSource | 
 
     The component's values replace those of the job; features and excluded names are added.
     """
-    requirement = NodeRequirement(
-        job.cores, job.memory, job.gpus, job.features, job.partition, job.exclude, job.account, job.qos
-    )
+    values = (job.cores, job.memory, job.gpus, job.features, job.partition, job.exclude, job.account, job.qos)
     if component is not None:
-        requirement = NodeRequirement(
+        values = (
             component.cores or job.cores,
             component.memory or job.memory,
             component.gpus or job.gpus,
@@ -199,7 +197,7 @@ def combine_requirements(job: RequirementSource, component: RequirementSource | 
             component.account or job.account,
             component.qos or job.qos,
         )
-    return None if requirement == NO_REQUIREMENT else requirement
+    return NodeRequirement(*values) if any(values) else None
 
 
 def count_gpus(gpus: Sequence[Gpus], gpu_type: str) -> int:
