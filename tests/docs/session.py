@@ -18,7 +18,7 @@ REPEATABLE_COMMAND = re.compile(
 """Commands that are repeated until they print the expected output, since a test types faster than a reader."""
 NO_PATHS: Mapping[str, str] = {}
 CHART_CHARACTERS = set("├─█░▒≈")
-JOB = re.compile(r"\bkoala (show|explain|logs|wait|cancel|hold|release|fetch)\b((?: --?[a-z]+)*) (\d+)")
+JOB = re.compile(r"\bkoala (show|explain|logs|wait|cancel|hold|release|fetch)\b((?: --?[a-z]+)* '?)(\d+)")
 COMMAND_WITH_NODE_COUNTS = re.compile(r"koala clusters\b")
 """Commands with compared numbers, since the next command depends on the number of nodes."""
 NUMBER, TIME = re.compile(r"\d[\d.,:]*( [kKMG]?B\b)?"), re.compile(r"\d+:\d+")
@@ -71,7 +71,7 @@ class Session:
 
     def play(self, command: Command, page: str) -> None:
         """Run a command. Fail unless it succeeds, or fails as the page shows, and prints every expected line."""
-        text = JOB.sub(lambda match: f"koala {match[1]}{match[2]} {int(match[3]) + self._jobs_before}", command.text)
+        text = JOB.sub(lambda match: f"koala {match[1]}{match[2]}{int(match[3]) + self._jobs_before}", command.text)
         text, *expected_lines = (self._here(line) for line in (text, *command.output_lines))
         fails = any(line.startswith("koala: ") for line in expected_lines)
         varying = TIME if COMMAND_WITH_NODE_COUNTS.match(text) else NUMBER
