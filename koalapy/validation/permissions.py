@@ -86,7 +86,8 @@ def with_home_site(spec: JobSpec, caller: Identity, accounts: Accounts) -> JobSp
     if login_site and (not caller.owns(spec.owner) or accounts.rejection_reason(spec.owner, login_site)):
         login_site = ""
     if not spec.home_site:
-        return replace(spec, home_site=login_site or accounts.home_of(spec.owner))
+        home_site = login_site or accounts.home_of(spec.owner)
+        return replace(spec, home_site=home_site) if home_site else spec
     sites = [*accounts.sites_of(spec.owner), *([login_site] if login_site else [])]
     if spec.home_site not in sites and not caller.has_role(Role.OPERATOR):
         membership = "not known to be a user of any cluster"

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass, replace
+from functools import cache
 from typing import Any
 
 from koalapy.model.array import ArrayFail, IndexRange, TaskIndices
@@ -54,7 +55,7 @@ def _check_bytes(spec: JobSpec, max_bytes: int | None) -> None:
     """Reject a job with more than ``max_bytes`` bytes, by its largest field; None: unlimited."""
     if max_bytes is None:
         return
-    sizes = {field.name: _bytes_of(getattr(spec, field.name)) for field in fields(spec)}
+    sizes = {name: _bytes_of(getattr(spec, name)) for name in _field_names(spec.__class__)}
     total = sum(sizes.values())
     if total > max_bytes:
         largest = max(sizes, key=lambda name: sizes[name])
@@ -74,8 +75,13 @@ def _bytes_of(value: Any) -> int:
     if isinstance(value, tuple):
         return sum(map(_bytes_of, value))
     if is_dataclass(value):
-        return ENTRY_BYTES + sum(_bytes_of(getattr(value, field.name)) for field in fields(value))
+        return ENTRY_BYTES + sum(_bytes_of(getattr(value, name)) for name in _field_names(value.__class__))
     return 0
+
+
+@cache
+def _field_names(kind: type[Any]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
 
 
 def _text_length(spec: JobSpec, component: ComponentRequest) -> int:

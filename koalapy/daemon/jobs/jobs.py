@@ -220,12 +220,13 @@ class Jobs:
         Raise ``UsageError`` if it can never run.
         """
         queries, spec = self._queries, with_all_indices(spec)
-        check_size(spec, queries.limits())
+        limits = queries.limits()
+        check_size(spec, limits)
         check_notifications(spec, self._reachable)
         if self._resolve is not None:
             spec = await self._resolve(spec, caller)
         spec = with_home_site(spec, caller, queries.accounts)
-        check_submission(spec, queries.limits())
+        check_submission(spec, limits)
         check_times(spec, self._engine.clock())
         return replace(spec, policy=spec.policy or DEFAULTS[spec.request.type])
 
