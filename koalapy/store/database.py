@@ -3,9 +3,10 @@
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, RowMapping, Table
+from sqlalchemy import Connection, Engine, Executable, RowMapping, Table
 from sqlalchemy.dialects import postgresql, sqlite
 
 from koalapy.store.engine import open_files_of, reading, unavailable_is_known, writing
@@ -67,15 +68,18 @@ def upsert(connection: Connection, table: Table, values: Sequence[dict[str, Any]
     """Insert rows. Replace existing rows with the same keys, or with ``replace=False`` leave them unchanged."""
     if not values:
         return
-    dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
-    statement = dialect.insert(table)
+    connection.execute(_make_upsert(connection.dialect.name, table, tuple(values[0]), replace), list(values))
+
+
+@cache
+def _make_upsert(dialect_name: str, table: Table, names: tuple[str, ...], replace: bool) -> Executable:
+    """Return the statement of ``upsert`` for rows with these columns. To build it takes longer than to execute it."""
+    statement = (sqlite if dialect_name == "sqlite" else postgresql).insert(table)
     keys = [column.name for column in table.primary_key]
-    changed = {name: statement.excluded[name] for name in values[0] if name not in keys} if replace else {}
+    changed = {name: statement.excluded[name] for name in names if name not in keys} if replace else {}
     if changed:
-        statement = statement.on_conflict_do_update(index_elements=keys, set_=changed)
-    else:
-        statement = statement.on_conflict_do_nothing()
-    connection.execute(statement, list(values))
+        return statement.on_conflict_do_update(index_elements=keys, set_=changed)
+    return statement.on_conflict_do_nothing()
 
 
 def chunks(ids: Iterable[Id]) -> Iterator[list[Id]]:
