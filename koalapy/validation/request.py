@@ -74,7 +74,7 @@ def _bytes_of(value: Any) -> int:
         return len(value.encode(errors="replace")) + ENTRY_BYTES
     if isinstance(value, tuple):
         return sum(map(_bytes_of, value))
-    if is_dataclass(value):
+    if value is not None and not isinstance(value, int | float) and is_dataclass(value):
         return ENTRY_BYTES + sum(_bytes_of(getattr(value, name)) for name in _field_names(value.__class__))
     return 0
 

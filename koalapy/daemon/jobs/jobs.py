@@ -221,7 +221,8 @@ class Jobs:
         """
         queries, spec = self._queries, with_all_indices(spec)
         limits = queries.limits()
-        check_size(spec, limits)
+        if spec.all_inputs or spec.bundle is not None:
+            check_size(spec, limits)  # before files are looked up
         check_notifications(spec, self._reachable)
         if self._resolve is not None:
             spec = await self._resolve(spec, caller)
