@@ -107,6 +107,8 @@ format: $(STAMP)  ## bring the code into its form
 	$(BIN)/ruff format .
 
 bench: bench-core  ## speed: start-up overhead and throughput, as JSON, and the scheduler's core
+	$(BIN)/python -m tests.benchmarks.submissions
+	$(BIN)/python -m tests.benchmarks.one_node_jobs
 	$(BIN)/python -m pytest tests/benchmarks --rings 3,4 --benchmark-only --benchmark-json=bench.json -p no:cacheprovider -s --timeout 600
 
 bench-core: $(STAMP)  ## the scheduler alone, and AccaSim beside it; ends with a line of JSON
