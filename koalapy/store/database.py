@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, Executable, RowMapping, Table
+from sqlalchemy import Connection, Engine, RowMapping, Table
 from sqlalchemy.dialects import postgresql, sqlite
 
 from koalapy.store.engine import open_files_of, reading, unavailable_is_known, writing
@@ -72,7 +72,7 @@ def upsert(connection: Connection, table: Table, values: Sequence[dict[str, Any]
 
 
 @cache
-def _make_upsert(dialect_name: str, table: Table, names: tuple[str, ...], replace: bool) -> Executable:
+def _make_upsert(dialect_name: str, table: Any, names: tuple[str, ...], replace: bool) -> Any:
     """Return the statement of ``upsert`` for rows with these columns. To build it takes longer than to execute it."""
     statement = (sqlite if dialect_name == "sqlite" else postgresql).insert(table)
     keys = [column.name for column in table.primary_key]

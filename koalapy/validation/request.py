@@ -55,7 +55,8 @@ def _check_bytes(spec: JobSpec, max_bytes: int | None) -> None:
     """Reject a job with more than ``max_bytes`` bytes, by its largest field; None: unlimited."""
     if max_bytes is None:
         return
-    sizes = {name: _bytes_of(getattr(spec, name)) for name in _field_names(spec.__class__)}
+    kind: Any = spec.__class__
+    sizes = {name: _bytes_of(getattr(spec, name)) for name in _field_names(kind)}
     total = sum(sizes.values())
     if total > max_bytes:
         largest = max(sizes, key=lambda name: sizes[name])
@@ -75,7 +76,8 @@ def _bytes_of(value: Any) -> int:
     if isinstance(value, tuple):
         return sum(map(_bytes_of, value))
     if value is not None and not isinstance(value, int | float) and is_dataclass(value):
-        return ENTRY_BYTES + sum(_bytes_of(getattr(value, name)) for name in _field_names(value.__class__))
+        kind: Any = value.__class__
+        return ENTRY_BYTES + sum(_bytes_of(getattr(value, name)) for name in _field_names(kind))
     return 0
 
 
