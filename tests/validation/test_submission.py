@@ -416,3 +416,11 @@ def test_output_file_with_all_patterns_is_accepted() -> None:
 def test_relative_working_directory_is_refused() -> None:
     assert rejection_of(make_spec(one_component(), workdir="relative")).field == "workdir"
     check_spec(make_spec(one_component(), workdir="/absolute"), GRID)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("label", True), ("output", "out.%r"), ("error", "%%%r"), ("output", "{job}")]
+)
+def test_script_with_ranks_in_its_output_is_refused(field: str, value: object) -> None:
+    fields = {"script": "#!/bin/sh\ntrue\n", field: value}
+    assert rejection_of(make_spec(one_component(), **fields)).field == field  # type: ignore[arg-type]
