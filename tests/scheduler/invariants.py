@@ -112,7 +112,7 @@ def _check_start_conditions(world: "World", effects: Effects, job_id: JobId) -> 
     for clause in spec.after:
         assert any(_dependency_holds(world, effects, d) for d in clause), "it is placed before its condition holds"
     assert spec.begin is None or spec.begin <= world.now, "it is placed before its begin"
-    assert not find_missed_deadline(spec, world.now), "it is placed though it cannot meet its deadline"
+    assert not find_missed_deadline(spec, world.rules, world.now), "it is placed though it cannot meet its deadline"
 
 
 def _check_failed_dependency(world: "World", effects: Effects, job_id: JobId) -> None:
@@ -376,7 +376,7 @@ def check_views(queries: Queries) -> None:
 
 def _check_waiting_job(world: "World", job: Job) -> None:
     """Check that a waiting job is deferred only as long as it must be, and can still meet its deadline."""
-    assert not find_missed_deadline(job.spec, world.now), "it waits though it cannot meet its deadline"
+    assert not find_missed_deadline(job.spec, world.rules, world.now), "it waits though it cannot meet its deadline"
     for clause in job.awaits:
         assert clause, "nothing is left that could end its wait"
         assert all(not world.jobs[d.job].state.is_final for d in clause), "it waits for a job that has ended"

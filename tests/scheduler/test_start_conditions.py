@@ -151,6 +151,19 @@ def test_waiting_job_fails_when_it_can_no_longer_meet_its_deadline(state: JobSta
     assert world.job(job).reason == "deadline 18:35:00 UTC can no longer be met: its walltime is 1:00"
 
 
+def test_waiting_job_fails_when_its_program_would_be_warned_of_the_deadline_at_once() -> None:
+    world = World({"north": 1}, rules=Rules(warning_max=20.0), now=DAY)
+    world.submit(NODE, run_time=1000)
+    job = world.submit(NODE, deadline=DAY + 100, warning=StopWarning(WarningSignal.TERM, 50.0))
+    world.advance(79)
+    assert world.state(job) is JobState.QUEUED
+    world.advance(1)
+    assert (world.state(job), world.job(job).reason) == (
+        JobState.FAILED,
+        "deadline 18:35:00 UTC can no longer be met: its program would be warned 0:20 before",
+    )
+
+
 def test_running_job_is_warned_and_stopped_at_its_deadline() -> None:
     world = World({"north": 1}, now=DAY)
     warning = StopWarning(WarningSignal.TERM, 10.0)

@@ -16,7 +16,7 @@ from koalapy.scheduler.effects import (
 )
 from koalapy.scheduler.ledger import live
 from koalapy.scheduler.queue.placement_queues import PlacementQueues
-from koalapy.scheduler.queue.start_conditions import find_missed_deadline, latest_start
+from koalapy.scheduler.queue.start_conditions import find_missed_deadline, latest_start, warning_grace
 from koalapy.scheduler.state import Deadline, SchedulerState
 
 END_GRACE = 2.0
@@ -262,9 +262,8 @@ class Attempts:
     def set_end_at_deadline(self, job: Job) -> None:
         """Set when a job with an attempt is stopped for its deadline: earlier by the grace of its warning."""
         if job.spec.deadline is not None:
-            warning = job.spec.warning
-            grace = 0.0 if warning is None else min(warning.grace, self._rules.warning_max)
-            self.set_deadline(job, Deadline.DEADLINE, job.spec.deadline - grace)
+            warned_at = job.spec.deadline - warning_grace(job.spec, self._rules)
+            self.set_deadline(job, Deadline.DEADLINE, warned_at)
 
     def end_at_deadline(self, job: Job, now: float) -> Job:
         """Fail a job at its deadline; its program gets its warning before."""
@@ -333,7 +332,7 @@ class Attempts:
             self.end_staging(job, component)
         self._timers.cancel(job.id, job.generation)
         becomes, reason = job.ending, attempt.end_reason
-        if becomes is JobState.QUEUED and (missed := find_missed_deadline(job.spec, now)):
+        if becomes is JobState.QUEUED and (missed := find_missed_deadline(job.spec, self._rules, now)):
             becomes, reason = JobState.FAILED, f"{reason}; {missed}"
         if becomes is JobState.QUEUED:
             self._requeue(self._ledger.change_state(job, becomes, now, "requeued", reason, ending=None), now)
@@ -358,7 +357,7 @@ class Attempts:
 
     def _requeue(self, job: Job, now: float) -> None:
         """Requeue a job at once, or after the pause that follows its failures."""
-        if (latest := latest_start(job.spec)) is not None:
+        if (latest := latest_start(job.spec, self._rules)) is not None:
             self._timers.add(latest, Deadline.LATEST_START, job=job.id)
         if job.retry_at is None or job.retry_at <= now:
             self._queues.requeue(job)

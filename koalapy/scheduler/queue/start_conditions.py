@@ -13,23 +13,35 @@ from koalapy.model.errors import reject
 from koalapy.model.job import END_TEXTS, Job, JobId, JobSpec, JobState
 from koalapy.model.wording import format_duration, format_time
 from koalapy.scheduler.queue.placement_queues import PlacementQueues
+from koalapy.scheduler.rules import Rules
 from koalapy.scheduler.state import Deadline, SchedulerState
 
 
-def latest_start(spec: JobSpec) -> float | None:
-    """Return the time from which a job could not end before its deadline; None without a deadline."""
-    return None if spec.deadline is None else spec.deadline - (spec.walltime or 0.0)
+def warning_grace(spec: JobSpec, rules: Rules) -> float:
+    """Return how many seconds before its stop a job's program is warned; 0 without a warning."""
+    return 0.0 if spec.warning is None else min(spec.warning.grace, rules.warning_max)
 
 
-def find_missed_deadline(spec: JobSpec, now: float) -> str:
+def latest_start(spec: JobSpec, rules: Rules) -> float | None:
+    """Return the time from which a job could not end before its deadline, or would be warned of it at once.
+
+    None without a deadline.
+    """
+    return None if spec.deadline is None else spec.deadline - max(spec.walltime or 0.0, warning_grace(spec, rules))
+
+
+def find_missed_deadline(spec: JobSpec, rules: Rules, now: float) -> str:
     """Return why a job that starts now could not end before its deadline; empty if it could."""
-    latest = latest_start(spec)
+    latest = latest_start(spec, rules)
     if spec.deadline is None or latest is None or now < latest:
         return ""
-    deadline = f"deadline {format_time(spec.deadline, now, exact=True)} UTC"
-    if now >= spec.deadline or spec.walltime is None:
+    deadline, walltime = f"deadline {format_time(spec.deadline, now, exact=True)} UTC", spec.walltime or 0.0
+    if now >= spec.deadline:
         return f"{deadline} has passed"
-    return f"{deadline} can no longer be met: its walltime is {format_duration(spec.walltime)}"
+    if now >= spec.deadline - walltime:
+        return f"{deadline} can no longer be met: its walltime is {format_duration(walltime)}"
+    grace = format_duration(warning_grace(spec, rules))
+    return f"{deadline} can no longer be met: its program would be warned {grace} before"
 
 
 def describe_deferral(awaits: tuple[Clause, ...], begin: float | None, now: float) -> str:
@@ -48,7 +60,7 @@ class StartConditions:
     ) -> None:
         """``give_up_array`` fails the waiting tasks of an array for a reason, at a time."""
         self._give_up_array = give_up_array
-        self._ledger, self._timers, self._queues = state.ledger, state.timers, queues
+        self._rules, self._ledger, self._timers, self._queues = state.rules, state.ledger, state.timers, queues
         self._dependents: defaultdict[JobId, set[JobId]] = defaultdict(set)
         """The unfinished jobs that name an unfinished job in ``after``, by that job."""
         self._ended: list[tuple[JobId, JobState | None]] = []
@@ -100,7 +112,7 @@ class StartConditions:
                 self._dependents[dependency].add(job.id)
         if job.is_deferred and (job.spec.begin is not None or not job.awaits):
             self._timers.add(job.spec.begin or 0.0, Deadline.BEGIN, job=job.id)
-        if (latest := latest_start(job.spec)) is not None:
+        if (latest := latest_start(job.spec, self._rules)) is not None:
             self._timers.add(latest, Deadline.LATEST_START, job=job.id)
 
     # Events that concern them
@@ -113,7 +125,7 @@ class StartConditions:
         """Fail a job that waits though it could no longer end before its deadline."""
         job = self._ledger.get(job_id)
         if job is not None and job.state.is_waiting:
-            self._fail(job, find_missed_deadline(job.spec, now), now)
+            self._fail(job, find_missed_deadline(job.spec, self._rules, now), now)
 
     def settle(self, now: float) -> bool:
         """Release or fail the jobs that wait for jobs that have ended since the last call.

@@ -173,7 +173,7 @@ class Users(Machine):
         )
         begin, deadline = (None if delay is None else now + delay for delay in (begin_in, deadline_in))
         spec = replace(spec, after=after, begin=begin, deadline=deadline)
-        if not self.world.unmet_clauses(after).failure and not find_missed_deadline(spec, now):
+        if not self.world.unmet_clauses(after).failure and not find_missed_deadline(spec, self.world.rules, now):
             for admitted in self.admitted_specs([spec]):
                 self.world.submit_together([admitted])
             self.run_usual_steps(rounds)
