@@ -15,7 +15,7 @@ from experiments.run_times import by_number_of_clusters
 from experiments.trace_windows import DAS_3, MACHINES, Window, WindowJob, cut, short, window
 from experiments.traces import Traces
 from koalapy.model.cluster import Link
-from koalapy.model.job import ClaimingMode, JobSpec
+from koalapy.model.job_spec import ClaimingMode, JobSpec
 from koalapy.model.request import ComponentRequest, FlexibleRequest, InputFile, NonFixedRequest
 from koalapy.model.sharing import SharingMode
 from koalapy.scheduler.rules import Rules

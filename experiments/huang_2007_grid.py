@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from experiments.run_times import by_speed, multi_site, product
 from experiments.traces import Traces
-from koalapy.model.job import JobSpec, Launcher
+from koalapy.model.job_spec import JobSpec, Launcher
 from koalapy.model.request import ComponentRequest, FlexibleRequest, NonFixedRequest
 from koalapy.model.sharing import SharingMode
 from koalapy.scheduler.rules import ReclaimedPosition, Rules

@@ -10,7 +10,7 @@ from experiments.experiment import Cell, Experiment, Result, Row, Value
 from experiments.local_users import poisson
 from experiments.traces import Traces
 from koalapy.model.cluster import Link, pair_of
-from koalapy.model.job import ClaimingMode, JobSpec, Priority
+from koalapy.model.job_spec import ClaimingMode, JobSpec, Priority
 from koalapy.model.request import ComponentRequest, InputFile, NonFixedRequest
 from koalapy.scheduler.effects import Effects
 from koalapy.scheduler.rules import Rules

@@ -8,7 +8,8 @@ from koalapy.model.advice import AdvisedPlacement, Run
 from koalapy.model.audit import AuditCheck, AuditEntry, AuditFilter, AuditHead
 from koalapy.model.cluster import Drain
 from koalapy.model.history import DayFilter, EndedJob, Figures, HistoryFilter, HistoryPage, Key
-from koalapy.model.job import Attempt, Job, JobId, JobState, Priority, TimelineEntry, Token
+from koalapy.model.job import Attempt, Job, JobId, JobState, TimelineEntry, Token
+from koalapy.model.job_spec import Priority
 from koalapy.model.limits import NodeUse
 from koalapy.model.measurement import Measurement
 from koalapy.model.notification import Notification

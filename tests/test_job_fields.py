@@ -15,7 +15,8 @@ from koalapy.cli.jobs.submit import submit_job
 from koalapy.cli.terminal.arguments import click_command
 from koalapy.daemon.jobs.jobs import JobRecord
 from koalapy.model.field import describe_fields, split_annotation
-from koalapy.model.job import Coallocation, Job, JobSpec, Lease, PointInTime
+from koalapy.model.job import Job
+from koalapy.model.job_spec import Coallocation, JobSpec, Lease, PointInTime
 from koalapy.model.request import FlexibleRequest
 from koalapy.store.rows import spec_from_json, spec_to_json
 from tests.model.specs import specs, values_of

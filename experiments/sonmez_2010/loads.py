@@ -10,7 +10,7 @@ from experiments.run_times import by_number_of_clusters
 from experiments.sonmez_2010.das3 import DELFT, grid, seconds, synthetic
 from experiments.sonmez_2010.workloads import DAY, SIZES, measured, rules, split, stream, whole
 from experiments.traces import Traces
-from koalapy.model.job import JobSpec
+from koalapy.model.job_spec import JobSpec
 from koalapy.scheduler.rules import QueueMode
 from koalapy.simulation.jobs import RunTime
 from koalapy.simulation.simulation import Simulation

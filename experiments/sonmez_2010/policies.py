@@ -11,7 +11,7 @@ from experiments.sonmez_2010.gains import curves
 from experiments.sonmez_2010.loads import POISSON, PRIME, SERIES, WAVE, WF
 from experiments.sonmez_2010.workloads import DAY, HOUR, SIZES, measured, rules, split, stream
 from experiments.traces import Traces
-from koalapy.model.job import JobSpec
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import ComponentRequest, FlexibleRequest, NonFixedRequest
 from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
 from koalapy.simulation.jobs import LocalUser, PlannedJob, RunTime

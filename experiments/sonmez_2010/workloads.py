@@ -5,7 +5,7 @@ from random import Random
 from statistics import fmean
 
 from experiments.experiment import Value
-from koalapy.model.job import JobSpec
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import ComponentRequest, FlexibleRequest, NonFixedRequest
 from koalapy.scheduler.rules import QueueMode, Rules
 from koalapy.simulation.jobs import PlannedJob

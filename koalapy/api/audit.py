@@ -19,7 +19,7 @@ from koalapy.daemon.observability import audit
 from koalapy.daemon.observability.audit import Audit, AuditedRequest
 from koalapy.model.audit import AuditCheck, AuditEntry, AuditFilter, AuditHead
 from koalapy.model.errors import UsageError
-from koalapy.model.job import MAX_DURATION
+from koalapy.model.job_spec import MAX_DURATION
 
 STARTS = ("http.response.start", "websocket.http.response.start")
 METHODS = {"GET", "POST", "PUT", "DELETE", "other"}

@@ -17,7 +17,8 @@ from koalapy.daemon.jobs import jobs
 from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.model.cluster import Drain
 from koalapy.model.errors import ProblemCode, UsageError
-from koalapy.model.job import FINAL_STATES, MAX_DURATION, Priority
+from koalapy.model.job import FINAL_STATES
+from koalapy.model.job_spec import MAX_DURATION, Priority
 from koalapy.ports import ClusterRecord, MeanTimes
 
 MIN_SPAN_S = 0.001

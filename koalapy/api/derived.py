@@ -15,7 +15,7 @@ from koalapy.api.fields import Input, Output
 from koalapy.model.array import TaskIndices
 from koalapy.model.dependency import MAX_DEPENDENCIES, Dependencies, format_clause
 from koalapy.model.field import Bounds, FieldDescription, Length, describe_fields, split_annotation
-from koalapy.model.job import Coallocation, Duration, Lease, Pattern, PerNodeBandwidth, PointInTime, PolicyOptions
+from koalapy.model.job_spec import Coallocation, Duration, Lease, Pattern, PerNodeBandwidth, PointInTime, PolicyOptions
 from koalapy.model.node_requirement import Gpus, NodeMemory
 from koalapy.model.request import Bundle, Command, Environment, OwnCommand, StopWarning
 

@@ -17,7 +17,7 @@ from koalapy.api.access import identity_of
 from koalapy.api.job_views import JobSubmission
 from koalapy.daemon.jobs.jobs import JobRecord
 from koalapy.model.identity import Identity
-from koalapy.model.job import JobSpec
+from koalapy.model.job_spec import JobSpec
 
 Submit = Callable[[JobSpec, Identity, str | None], Awaitable[tuple[JobRecord, bool]]]
 MAX_KEY_LENGTH = 200

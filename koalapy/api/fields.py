@@ -14,7 +14,8 @@ from koalapy.model.array import MAX_ARRAY_TEXT_LENGTH, TaskIndices
 from koalapy.model.dependency import Dependency, parse_clause
 from koalapy.model.errors import ProblemCode
 from koalapy.model.field import Bounds, Length
-from koalapy.model.job import MAX_BANDWIDTH, MAX_DURATION, NO_LEASE
+from koalapy.model.job import NO_LEASE
+from koalapy.model.job_spec import MAX_BANDWIDTH, MAX_DURATION
 from koalapy.model.node_requirement import MAX_GPUS, MAX_MEMORY, Gpus, parse_gpus
 from koalapy.model.request import (
     MAX_CLUSTER_NAME_LENGTH,

@@ -22,7 +22,8 @@ from koalapy.model.bounds import MAX_NODES
 from koalapy.model.errors import UsageError
 from koalapy.model.explanation import Explanation, PastReason
 from koalapy.model.identity import Identity, Role
-from koalapy.model.job import MAX_DURATION, Job, JobSpec
+from koalapy.model.job import Job
+from koalapy.model.job_spec import MAX_DURATION, JobSpec
 from koalapy.model.placement import PlacedComponent, Placement
 from koalapy.model.prediction import Coverage
 from koalapy.model.request import MAX_NAME_LENGTH

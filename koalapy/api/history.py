@@ -26,7 +26,8 @@ from koalapy.daemon.jobs.record import Record
 from koalapy.model.errors import ForbiddenError, NotFoundError, ProblemCode
 from koalapy.model.history import HistoryEntry, HistoryFilter, HistoryPosition, HistorySort, HistorySums, Kind, Step
 from koalapy.model.identity import Identity, Role
-from koalapy.model.job import MAX_DURATION, JobState
+from koalapy.model.job import JobState
+from koalapy.model.job_spec import MAX_DURATION
 from koalapy.model.moment import EXAMPLES, MAX_LENGTH, format_exact_time
 from koalapy.model.wording import escape_formula
 from koalapy.simulation.sharing import Exclusion, SiteShare, Verdict

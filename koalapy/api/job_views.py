@@ -15,7 +15,8 @@ from koalapy.model.application import summarize_job
 from koalapy.model.array import ArrayTasks
 from koalapy.model.dependency import format_clause
 from koalapy.model.identity import Identity
-from koalapy.model.job import Attempt, Component, Job, JobSpec, JobState, TimelineEntry
+from koalapy.model.job import Attempt, Component, Job, JobState, TimelineEntry
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, InputFile, NonFixedRequest
 from koalapy.validation.permissions import may_see_all_of
 

@@ -41,8 +41,9 @@ from koalapy.model.errors import (
     reject,
 )
 from koalapy.model.identity import Identity, Role
-from koalapy.model.job import FINAL_STATES, Job, JobState, Priority
+from koalapy.model.job import FINAL_STATES, Job, JobState
 from koalapy.model.job_search import JobSort
+from koalapy.model.job_spec import Priority
 from koalapy.model.moment import EXAMPLES, MAX_LENGTH, format_exact_time, parse_moment
 from koalapy.model.output import OutputStream
 from koalapy.model.request import FlexibleRequest

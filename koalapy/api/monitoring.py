@@ -28,7 +28,8 @@ from koalapy.daemon.observability.timings import BUCKETS, Timings
 from koalapy.model.alert import Alert, AlertKind, Severity
 from koalapy.model.cluster import ClusterState
 from koalapy.model.errors import ProblemCode
-from koalapy.model.job import ACTIVE_STATES, FINAL_STATES, JobState, Priority
+from koalapy.model.job import ACTIVE_STATES, FINAL_STATES, JobState
+from koalapy.model.job_spec import Priority
 from koalapy.model.placement import RefusalKind
 from koalapy.model.prediction import Outcome, PredictionKind
 from koalapy.scheduler.effects import AttemptFailure, ClaimFailure

@@ -42,7 +42,8 @@ from koalapy.model.cluster import ClusterPair, Link, check_cluster, pair_of
 from koalapy.model.disk import DiskLimits
 from koalapy.model.errors import UsageError
 from koalapy.model.identity import HighPriority, Provider, Role
-from koalapy.model.job import DEFAULT_LEASE, MAX_DURATION, NO_LEASE
+from koalapy.model.job import DEFAULT_LEASE, NO_LEASE
+from koalapy.model.job_spec import MAX_DURATION
 from koalapy.model.limits import LimitSettings
 from koalapy.model.measurement import MeasurementSettings
 from koalapy.model.profile import MAX_SETS, ClusterProfile, Mpi, find_largest_sets

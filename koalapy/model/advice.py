@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from koalapy.model.application import application_of
-from koalapy.model.job import Job, JobId, JobSpec, JobState
+from koalapy.model.job import Job, JobId, JobState
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import ClusterName
 
 CLOCK_TOLERANCE_S = 1e-3

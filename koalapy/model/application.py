@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from koalapy.model.job import Job, JobSpec
+from koalapy.model.job import Job
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import MAX_NAME_LENGTH, ComponentRequest, FlexibleRequest
 
 INTERPRETERS = dict.fromkeys(("python", "bash", "dash", "sh", "zsh"), "c") | dict.fromkeys(

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from koalapy.model.cluster import ClusterState
-from koalapy.model.job import JobId, JobSpec, JobState
+from koalapy.model.job import JobId, JobState
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.placement import Placement
 from koalapy.model.request import ClusterName
 

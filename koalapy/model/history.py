@@ -5,7 +5,8 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import NamedTuple
 
-from koalapy.model.job import Attempt, Job, JobId, JobState, Priority
+from koalapy.model.job import Attempt, Job, JobId, JobState
+from koalapy.model.job_spec import Priority
 from koalapy.model.request import ClusterName
 
 DAY = 86400.0

@@ -17,7 +17,8 @@ from typing import NoReturn
 
 from koalapy.model.application import application_of
 from koalapy.model.errors import UsageError
-from koalapy.model.job import ACTIVE_STATES, FINAL_STATES, Job, JobState, Priority
+from koalapy.model.job import ACTIVE_STATES, FINAL_STATES, Job, JobState
+from koalapy.model.job_spec import Priority
 from koalapy.model.request import FlexibleRequest
 from koalapy.model.wording import format_list
 

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from koalapy.model.array import ArrayFail, ArrayTasks
 from koalapy.model.dependency import Clause
-from koalapy.model.job import Job, JobId, JobSpec, JobState
+from koalapy.model.job import Job, JobId, JobState
+from koalapy.model.job_spec import JobSpec
 
 
 def new_job(number: JobId, spec: JobSpec, now: float, awaits: tuple[Clause, ...] = ()) -> Job:

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field, fields
 
 from koalapy.model.advice import Run
 from koalapy.model.cluster import Drain, Link
-from koalapy.model.job import Job, Priority
+from koalapy.model.job import Job
+from koalapy.model.job_spec import Priority
 from koalapy.model.limits import Limits, LimitSettings, NodeUse
 from koalapy.model.profile import ClusterProfile, Mpi
 from koalapy.model.request import ClusterName

@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from koalapy.model.advice import AdvisedPlacement
-from koalapy.model.job import Attempt, Job, JobId, Priority, TimelineEntry, Token
+from koalapy.model.job import Attempt, Job, JobId, TimelineEntry, Token
+from koalapy.model.job_spec import Priority
 from koalapy.model.placement import RefusalKind
 from koalapy.model.request import ClusterName, StopWarning
 

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from koalapy.model.array import TaskIndices
 from koalapy.model.cluster import Link
-from koalapy.model.job import Job, JobId, Priority, Token
+from koalapy.model.job import Job, JobId, Token
+from koalapy.model.job_spec import Priority
 from koalapy.model.reports import Inventory, Report
 from koalapy.model.request import ClusterName
 

@@ -24,12 +24,11 @@ from koalapy.model.job import (
     ComponentState,
     Job,
     JobId,
-    JobSpec,
     JobState,
-    Priority,
     TimelineEntry,
     Token,
 )
+from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.placement import RefusalKind
 from koalapy.model.request import ClusterName, Request
 from koalapy.scheduler.effects import AttemptFailure, ClaimFailure, Command, Effects, OpenBarrier, SubmitComponent

@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from math import floor
 from typing import NamedTuple
 
-from koalapy.model.job import Attempt, Job, JobSpec, JobState
+from koalapy.model.job import Attempt, Job, JobState
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.limits import DAY, Excess, Limits, NodeUse, Scope, ScopeKey
 
 HOUR = 3600.0

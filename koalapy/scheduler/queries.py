@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 
 from koalapy.model.cluster import GridView
 from koalapy.model.errors import BusyError, NotFoundError, ProblemCode, naming_item
-from koalapy.model.job import Component, Job, JobId, JobSpec, Priority, Token
+from koalapy.model.job import Component, Job, JobId, Token
+from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.limits import Excess, ScopeKey
 from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import ClusterName

@@ -9,7 +9,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from koalapy.model.array import MAX_ARRAY_SIZE, MAX_INDEX
 from koalapy.model.corrections import describe_bounds
 from koalapy.model.errors import UsageError
-from koalapy.model.job import ClaimingMode
+from koalapy.model.job_spec import ClaimingMode
 from koalapy.model.request import MAX_COMPONENTS
 from koalapy.model.sharing import SharingMode
 

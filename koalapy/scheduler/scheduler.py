@@ -7,7 +7,8 @@ sends their commands. It calls ``step`` again at ``next_wakeup`` at the latest.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from koalapy.model.job import Attempt, Component, ComponentState, Job, Priority
+from koalapy.model.job import Attempt, Component, ComponentState, Job
+from koalapy.model.job_spec import Priority
 from koalapy.scheduler.advisor.knowledge import KnowledgeBuilder
 from koalapy.scheduler.arrays import Arrays
 from koalapy.scheduler.attempts.attempts import Attempts

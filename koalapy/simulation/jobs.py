@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import isfinite
 
 from koalapy.model.errors import UsageError
-from koalapy.model.job import JobSpec
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import ClusterName
 
 

@@ -10,7 +10,8 @@ from statistics import median
 
 from koalapy.model.advice import Run, Size, run_size
 from koalapy.model.application import application_of
-from koalapy.model.job import Job, JobSpec
+from koalapy.model.job import Job
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import ClusterName
 from koalapy.scheduler.advisor.experience import Experience
 from koalapy.simulation.jobs import Gang, PlannedJob

@@ -13,7 +13,8 @@ from random import Random
 from statistics import fmean
 
 from koalapy.model.history import EndedJob
-from koalapy.model.job import JobId, JobSpec, JobState, Launcher, Priority
+from koalapy.model.job import JobId, JobState
+from koalapy.model.job_spec import JobSpec, Launcher, Priority
 from koalapy.model.request import ClusterName, ComponentRequest, NonFixedRequest
 from koalapy.scheduler.rules import Rules
 from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid

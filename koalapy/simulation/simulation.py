@@ -13,7 +13,8 @@ from math import ceil, floor
 from random import Random
 
 from koalapy.model.errors import UsageError
-from koalapy.model.job import Attempt, ComponentState, Job, JobId, JobSpec, JobState, Launcher, Token, parse_token
+from koalapy.model.job import Attempt, ComponentState, Job, JobId, JobState, Token, parse_token
+from koalapy.model.job_spec import JobSpec, Launcher
 from koalapy.model.reports import StageStatus
 from koalapy.model.request import ClusterName, StopWarning
 from koalapy.model.tasks import new_job

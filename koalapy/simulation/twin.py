@@ -15,7 +15,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from koalapy.model.cluster import Drain, check_cluster
 from koalapy.model.errors import UsageError
-from koalapy.model.job import Job, JobId, JobSpec, JobState
+from koalapy.model.job import Job, JobId, JobState
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import ClusterName, FlexibleRequest
 from koalapy.model.wording import format_list, suggest_names
 from koalapy.policies.registry import Registry, builtin_policies

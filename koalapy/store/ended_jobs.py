@@ -18,7 +18,8 @@ from koalapy.model.history import (
     HistorySums,
     node_seconds_of,
 )
-from koalapy.model.job import Job, JobId, JobState, Priority
+from koalapy.model.job import Job, JobId, JobState
+from koalapy.model.job_spec import Priority
 from koalapy.store.database import chunks, upsert
 from koalapy.store.tables import components, history, history_clusters, jobs
 

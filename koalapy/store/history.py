@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from sqlalchemy import RowMapping, delete, func, select, tuple_, update
 
 from koalapy.model.history import DayFilter, EndedJob, Figures, HistoryFilter, HistoryPage, Key, Kind
-from koalapy.model.job import ACTIVE_STATES, FINAL_STATES, JobId, JobState, Priority
+from koalapy.model.job import ACTIVE_STATES, FINAL_STATES, JobId, JobState
+from koalapy.model.job_spec import Priority
 from koalapy.model.limits import NodeUse
 from koalapy.model.request import ClusterName
 from koalapy.store import tables

@@ -12,8 +12,9 @@ from koalapy.model.application import application_of
 from koalapy.model.array import ArrayTasks
 from koalapy.model.cluster import Drain
 from koalapy.model.dependency import Clause
-from koalapy.model.job import Attempt, ClusterRefusal, Component, Job, JobId, JobSpec
+from koalapy.model.job import Attempt, ClusterRefusal, Component, Job, JobId
 from koalapy.model.job import TimelineEntry as Entry
+from koalapy.model.job_spec import JobSpec
 from koalapy.ports import ClusterRecord
 from koalapy.store import tables
 

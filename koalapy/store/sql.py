@@ -8,7 +8,8 @@ from typing import Any
 from sqlalchemy import Connection, Table, delete, func, insert, select, text, update
 from sqlalchemy.sql import bindparam
 
-from koalapy.model.job import FINAL_STATES, Attempt, Component, Job, JobId, Priority, TimelineEntry
+from koalapy.model.job import FINAL_STATES, Attempt, Component, Job, JobId, TimelineEntry
+from koalapy.model.job_spec import Priority
 from koalapy.ports import Batch, JobFilter, JobPage, Saved, Submitted, Usage
 from koalapy.store import rows, tables
 from koalapy.store.advice import complete_advised, write_advised

@@ -25,7 +25,8 @@ from sqlalchemy import (
 from sqlalchemy.types import TypeEngine
 
 from koalapy.model.history import Figures
-from koalapy.model.job import ComponentState, JobState, Priority
+from koalapy.model.job import ComponentState, JobState
+from koalapy.model.job_spec import Priority
 
 
 class PlainText(TypeDecorator[str]):

@@ -8,7 +8,8 @@ from sqlalchemy import ColumnElement, Connection, Select, case, false, func, sel
 from sqlalchemy.dialects import postgresql, sqlite
 
 from koalapy.model.history import DAY, NAMES, DayFilter, Figures, Key, Kind, count_ended_jobs, day_of, pair_with_jobs
-from koalapy.model.job import ACTIVE_STATES, FINAL_STATES, JobState, Priority
+from koalapy.model.job import ACTIVE_STATES, FINAL_STATES, JobState
+from koalapy.model.job_spec import Priority
 from koalapy.ports import Batch, ClusterRecord, MeanTimes, Usage
 from koalapy.store.ended_jobs import write_ended
 from koalapy.store.tables import attempts, components, jobs

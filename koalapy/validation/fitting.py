@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from koalapy.model.errors import UsageError, reject
-from koalapy.model.job import JobSpec, Launcher
+from koalapy.model.job_spec import JobSpec, Launcher
 from koalapy.model.profile import explain_conflict, find_largest_sets, find_sharing_sets
 from koalapy.model.request import ClusterName, FixedRequest, FlexibleRequest, NonFixedRequest, Request
 from koalapy.model.wording import format_list, format_nodes

@@ -5,7 +5,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 
 from koalapy.model.errors import reject
-from koalapy.model.job import JobSpec
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.replica import Catalogue, Replica, ReplicaState
 from koalapy.model.request import FlexibleRequest, InputFile
 from koalapy.model.wording import format_list, suggest_names

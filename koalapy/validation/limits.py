@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from koalapy.model.array import MAX_ARRAY_SIZE
 from koalapy.model.cluster import NodeClass
-from koalapy.model.job import JobSpec
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import MAX_COMPONENTS, MAX_GRACE, ClusterName
 from koalapy.model.sharing import Sharing

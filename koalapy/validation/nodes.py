@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 from koalapy.model.cluster import NodeClass
 from koalapy.model.errors import reject
-from koalapy.model.job import JobSpec
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.node_requirement import EXCLUDED, WORD, NodeRequirement, count_gpus
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest
 from koalapy.model.wording import format_bytes, format_list, format_nodes, suggest_names

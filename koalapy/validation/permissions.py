@@ -5,7 +5,8 @@ from dataclasses import dataclass, field, replace
 
 from koalapy.model.errors import ForbiddenError, ProblemCode, reject
 from koalapy.model.identity import HighPriority, Identity, Role
-from koalapy.model.job import Job, JobSpec, Priority
+from koalapy.model.job import Job
+from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.notification import AllowedRecipients
 from koalapy.model.users import Accounts
 from koalapy.model.wording import format_list

@@ -9,7 +9,7 @@ from koalapy.model.array import ArrayFail, IndexRange, TaskIndices
 from koalapy.model.cluster import check_cluster
 from koalapy.model.errors import reject
 from koalapy.model.field import find_out_of_bounds
-from koalapy.model.job import JobSpec, Launcher
+from koalapy.model.job_spec import JobSpec, Launcher
 from koalapy.model.output import describe_patterns, find_unknown_pattern
 from koalapy.model.request import ComponentRequest, Environment, FlexibleRequest, NonFixedRequest
 from koalapy.model.script import find_script_error

@@ -6,7 +6,7 @@ from typing import NoReturn
 
 from koalapy.model.cluster import check_cluster
 from koalapy.model.errors import UsageError, reject
-from koalapy.model.job import JobSpec, Launcher
+from koalapy.model.job_spec import JobSpec, Launcher
 from koalapy.model.profile import (
     component_folders,
     describe_missing_folders,

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from koalapy.model.errors import reject
-from koalapy.model.job import JobSpec
+from koalapy.model.job_spec import JobSpec
 from koalapy.policies.registry import DEFAULTS
 from koalapy.validation.fitting import check_combination, check_fits, check_fits_together
 from koalapy.validation.limits import Limits

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from koalapy.model.errors import UsageError
-from koalapy.model.job import JobSpec
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import ComponentRequest, FlexibleRequest, NonFixedRequest, Request
 from koalapy.validation.fitting import check_combination, check_fits
 from koalapy.validation.limits import ClusterLimits, Limits

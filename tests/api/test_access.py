@@ -20,7 +20,8 @@ from koalapy.api.job_views import PUBLIC_FIELDS, view_for
 from koalapy.daemon.jobs.jobs import JobRecord
 from koalapy.model.field import describe_fields
 from koalapy.model.identity import HighPriority, Identity, Role
-from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
+from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, InputFile
 from koalapy.model.users import Accounts, User, Users
 from koalapy.scheduler.rules import Rules

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from statistics import median
 from time import process_time
 
-from koalapy.model.job import Attempt, Component, ComponentState, Job, JobId, JobSpec, JobState, Priority
+from koalapy.model.job import Attempt, Component, ComponentState, Job, JobId, JobState
+from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory
 from koalapy.model.request import ComponentRequest, NonFixedRequest
 from koalapy.policies.registry import builtin_policies

@@ -14,7 +14,8 @@ from typing import Any
 
 from sqlalchemy import Engine, Table, insert
 
-from koalapy.model.job import Component, ComponentState, Job, JobSpec, JobState
+from koalapy.model.job import Component, ComponentState, Job, JobState
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import FlexibleRequest
 from koalapy.store import rows, tables
 from koalapy.store.engine import make_engine, writing

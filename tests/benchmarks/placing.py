@@ -6,7 +6,7 @@ from itertools import combinations
 from time import process_time
 
 from koalapy.model.cluster import Link
-from koalapy.model.job import JobSpec
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import ComponentRequest, FlexibleRequest, InputFile, NonFixedRequest, Request
 from koalapy.scheduler.events import ReplicasChanged
 from koalapy.scheduler.grid import Links

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from experiments.run_times import by_speed
 from experiments.traces import Traces, default_folder
-from koalapy.model.job import JobSpec
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import ComponentRequest, NonFixedRequest
 from koalapy.scheduler.rules import Rules
 from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid

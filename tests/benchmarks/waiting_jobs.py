@@ -10,7 +10,8 @@ from itertools import count, islice, product
 from typing import Any
 
 from koalapy.api.job_views import JobSubmission
-from koalapy.model.job import Job, JobSpec
+from koalapy.model.job import Job
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.reports import ClusterReport, Inventory
 from koalapy.policies.registry import builtin_policies
 from koalapy.scheduler.clusters import ClusterStatus

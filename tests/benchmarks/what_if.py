@@ -3,7 +3,7 @@
 from random import Random
 from time import monotonic
 
-from koalapy.model.job import JobSpec
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import ComponentRequest, FlexibleRequest, NonFixedRequest
 from koalapy.policies.registry import builtin_policies
 from koalapy.record.beginning import People

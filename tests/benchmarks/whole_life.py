@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from statistics import fmean
 
-from koalapy.model.job import ComponentState, Job, JobId, JobSpec, JobState, Token, parse_token
+from koalapy.model.job import ComponentState, Job, JobId, JobState, Token, parse_token
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory
 from koalapy.model.request import ClusterName, ComponentRequest, NonFixedRequest
 from koalapy.policies.registry import builtin_policies

@@ -15,7 +15,8 @@ from koalapy.model.dependency import Clause
 from koalapy.model.errors import BusyError, ConflictError, NotFoundError, StoreUnavailable, naming_item
 from koalapy.model.explanation import Explanation
 from koalapy.model.identity import HighPriority, Identity, Role
-from koalapy.model.job import Attempt, Component, ComponentState, Job, JobId, JobSpec, JobState, Priority, TimelineEntry
+from koalapy.model.job import Attempt, Component, ComponentState, Job, JobId, JobState, TimelineEntry
+from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.output import OutputStream
 from koalapy.model.request import ClusterName
 from koalapy.policies.registry import builtin_policies

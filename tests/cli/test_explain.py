@@ -10,7 +10,8 @@ from koalapy.cli.jobs.submission import command_for
 from koalapy.daemon.forecast.forecasts import IfSubmitted
 from koalapy.model.cluster import ClusterState
 from koalapy.model.explanation import Change, ClusterFinding, Explanation, PastReason
-from koalapy.model.job import JobSpec, JobState, Launcher, Priority
+from koalapy.model.job import JobState
+from koalapy.model.job_spec import JobSpec, Launcher, Priority
 from koalapy.model.placement import PlacedComponent, Placement
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, NonFixedRequest
 from koalapy.simulation.twin import Expected, Interval

@@ -22,7 +22,8 @@ from koalapy.cli.jobs.staging import pack_archive
 from koalapy.cli.jobs.submission import command_for
 from koalapy.cli.terminal.screen import Block
 from koalapy.client.errors import CliError, Exit
-from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
+from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import Bundle, ComponentRequest, FlexibleRequest, InputFile, NonFixedRequest
 from tests.cli.conftest import FAST, Koala, Server, StandardError
 from tests.daemon.archives import archive_of, make_archive, make_special_member, unpack_archive

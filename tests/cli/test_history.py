@@ -11,7 +11,8 @@ from dataclasses import replace
 import pytest
 
 from koalapy.daemon.jobs.history import History
-from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
+from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import FlexibleRequest
 from koalapy.ports import Batch
 from koalapy.store.opening import Stores

@@ -20,7 +20,7 @@ from koalapy.config.settings import (
 from koalapy.model.cluster import Link
 from koalapy.model.errors import UsageError
 from koalapy.model.identity import Role
-from koalapy.model.job import ClaimingMode
+from koalapy.model.job_spec import ClaimingMode
 from koalapy.model.measurement import MeasurementSettings
 from koalapy.model.wording import parse_bandwidth, parse_bytes, parse_seconds
 

@@ -9,7 +9,8 @@ from typing import Any, cast
 from koalapy.daemon.agents.session import Session, Sessions
 from koalapy.daemon.agents.streams import Stream, StreamRequest, Streams
 from koalapy.model.identity import Identity, Role
-from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
+from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import FlexibleRequest
 from koalapy.protocol import messages as wire
 from koalapy.scheduler.queries import Queries

@@ -5,7 +5,8 @@ from typing import Any, cast
 
 from koalapy.daemon.engine.engine import Engine, WorkItem
 from koalapy.daemon.jobs.attendance import Attendance
-from koalapy.model.job import Job, JobSpec, JobState
+from koalapy.model.job import Job, JobState
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import FlexibleRequest
 from koalapy.scheduler.events import JobCancelled
 from koalapy.scheduler.queries import Queries

@@ -5,7 +5,8 @@ from pathlib import Path
 from koalapy.config.settings import ClusterSection, Settings
 from koalapy.daemon.core import build_describer, collect_clusters
 from koalapy.model.cluster import ClusterState, Drain
-from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
+from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import FlexibleRequest
 from koalapy.policies.registry import builtin_policies
 from koalapy.ports import Batch, ClusterRecord, Saved

@@ -29,7 +29,8 @@ from koalapy.model.errors import (
     TooLargeError,
     UsageError,
 )
-from koalapy.model.job import Attempt, Component, Job, JobSpec, JobState
+from koalapy.model.job import Attempt, Component, Job, JobState
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.replica import Catalogue, Replica, ReplicaState
 from koalapy.model.request import Bundle, FlexibleRequest, InputFile
 from koalapy.ports import Batch

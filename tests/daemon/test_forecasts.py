@@ -8,7 +8,7 @@ import pytest
 from koalapy.daemon.forecast.forecasts import FRESH_S, MAX_SUBMISSIONS, Forecasts, IfSubmitted
 from koalapy.daemon.forecast.track_record import TrackRecord
 from koalapy.model.errors import BusyError, NotFoundError, UsageError
-from koalapy.model.job import JobSpec
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.prediction import Prediction, PredictionSource
 from koalapy.model.request import FlexibleRequest
 from koalapy.policies.installed import load_policies

@@ -9,7 +9,8 @@ import pytest
 from koalapy.daemon.jobs.history import History
 from koalapy.model.errors import UsageError
 from koalapy.model.history import DAY, Kind, Step
-from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
+from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import FlexibleRequest
 from koalapy.ports import Batch, ClusterRecord
 from koalapy.workload import swf

@@ -22,7 +22,8 @@ from koalapy.daemon.engine.engine import Engine, Outbox, WorkItem, steady_clock
 from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.daemon.jobs.output import Outputs
 from koalapy.model.errors import StoreUnavailable
-from koalapy.model.job import Job, JobSpec
+from koalapy.model.job import Job
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.reports import ClusterReport, Inventory
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest

@@ -11,7 +11,8 @@ import pytest
 from koalapy.daemon.engine.engine import WorkItem
 from koalapy.daemon.jobs.jobs import JobRecord, Jobs
 from koalapy.model.errors import NotFoundError, StoreUnavailable
-from koalapy.model.job import ComponentState, Job, JobSpec, JobState, TimelineEntry
+from koalapy.model.job import ComponentState, Job, JobState, TimelineEntry
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.reports import ComponentStatus, Inventory
 from koalapy.model.request import FlexibleRequest
 from tests import signals

@@ -14,7 +14,8 @@ from koalapy.daemon.alerts.notifications import FIRST_PAUSE, MAX_PAUSE, Notifica
 from koalapy.daemon.engine.timeouts import DaemonTimeouts
 from koalapy.model.alert import Alert, AlertKind, Severity
 from koalapy.model.errors import StoreUnavailable
-from koalapy.model.job import Attempt, Job, JobSpec, JobState
+from koalapy.model.job import Attempt, Job, JobState
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.notification import AllowedRecipients, MailType, Notification
 from koalapy.model.request import FlexibleRequest
 from koalapy.system.tls import SYSTEM_TRUST

@@ -14,7 +14,8 @@ from koalapy.daemon.files.results import Results
 from koalapy.daemon.jobs.jobs import JobRecord
 from koalapy.daemon.jobs.quota import StorageLimits
 from koalapy.model.errors import FullError, LimitReached, NeverAllowed, NotFoundError, StoreUnavailable, TooLargeError
-from koalapy.model.job import Attempt, Component, Job, JobSpec, JobState
+from koalapy.model.job import Attempt, Component, Job, JobState
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.limits import Limits, LimitSettings, UserLimits
 from koalapy.model.request import FlexibleRequest
 from koalapy.ports import Batch

@@ -19,7 +19,8 @@ from koalapy.daemon.jobs.quota import StorageLimits
 from koalapy.daemon.jobs.retention import Housekeeping, Retention, RetentionTimes
 from koalapy.daemon.network.network import measurement_spec
 from koalapy.model.errors import StoreUnavailable
-from koalapy.model.job import Attempt, Component, Job, JobId, JobSpec, JobState
+from koalapy.model.job import Attempt, Component, Job, JobId, JobState
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.measurement import MeasurementSettings
 from koalapy.model.request import FlexibleRequest
 from koalapy.ports import Batch, OutputPiece, StoredBundle

@@ -11,7 +11,8 @@ from koalapy.daemon.forecast.sharing import Sharing
 from koalapy.daemon.jobs.history import History, Span
 from koalapy.model.errors import BusyError, UsageError
 from koalapy.model.history import DAY
-from koalapy.model.job import Job, JobSpec, JobState
+from koalapy.model.job import Job, JobState
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import FlexibleRequest
 from koalapy.policies.registry import builtin_policies
 from koalapy.ports import Batch

@@ -10,7 +10,8 @@ import pytest
 
 from koalapy.daemon.engine.engine import Engine, Outbox, WorkItem
 from koalapy.model.errors import StoreUnavailable
-from koalapy.model.job import Job, JobSpec, JobState
+from koalapy.model.job import Job, JobState
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.reports import ClusterReport, Inventory
 from koalapy.model.request import FlexibleRequest
 from koalapy.policies.registry import builtin_policies

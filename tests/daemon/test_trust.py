@@ -11,7 +11,8 @@ import pytest
 
 from koalapy.daemon.agents.agent_messages import TransferFeedback
 from koalapy.daemon.engine.engine import WorkItem
-from koalapy.model.job import ComponentState, Job, JobSpec
+from koalapy.model.job import ComponentState, Job
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.reports import ComponentStatus, Inventory, StageStatus, TransferMeasurement
 from koalapy.model.request import ComponentRequest, FixedRequest, InputFile
 from koalapy.protocol import messages as wire

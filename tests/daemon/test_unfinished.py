@@ -6,8 +6,9 @@ from typing import Any, cast
 import pytest
 
 from koalapy.daemon.jobs.unfinished import list_unfinished
-from koalapy.model.job import Attempt, Component, Job, JobSpec, JobState, Priority
+from koalapy.model.job import Attempt, Component, Job, JobState
 from koalapy.model.job_search import JobSort
+from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.request import FlexibleRequest
 from koalapy.ports import JobFilter
 from koalapy.scheduler.queries import Queries

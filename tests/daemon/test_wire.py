@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from koalapy.daemon.agents.wire import CommandMessages, is_replica_needed
-from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
+from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.replica import Catalogue, Part, Replica
 from koalapy.model.request import (

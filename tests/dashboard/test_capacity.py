@@ -11,7 +11,8 @@ from koalapy.dashboard.pages.capacity import ExpectedEnds
 from koalapy.dashboard.pages.network import STEPS, choose_shade
 from koalapy.dashboard.pictures import BAR_WIDTH, MAX_SQUARES, NodeCounts, Point, bar, node_grid, series
 from koalapy.dashboard.rendering import format_rate, format_seconds
-from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
+from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import FlexibleRequest
 from koalapy.scheduler.advisor.experience import Experience
 from tests.dashboard.conftest import Visit

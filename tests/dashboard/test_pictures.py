@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from koalapy.dashboard.pages.job import decode_output
 from koalapy.dashboard.pictures import MEANINGS, build_lanes, job_lanes
-from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState, TimelineEntry
+from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState, TimelineEntry
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import FlexibleRequest
 
 timestamps = st.one_of(st.none(), st.floats(0, 1000))

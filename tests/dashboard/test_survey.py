@@ -12,7 +12,8 @@ from koalapy.daemon.observability.instruments import Instruments
 from koalapy.dashboard.pages.clusters import failures_of, visible_calls
 from koalapy.dashboard.rows import SiteUse, Survey, SurveyCache
 from koalapy.model.identity import Identity, Role
-from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
+from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.reports import LrmCalls, LrmOperation
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest
 from koalapy.scheduler.effects import AttemptFailure, ClaimFailure

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from koalapy.agent.lrm.local.cluster import LocalCluster, LocalConnection
-from koalapy.model.job import ClaimingMode, Priority
+from koalapy.model.job_spec import ClaimingMode, Priority
 from tests.experiments.m05 import CLUSTERS, QUEUE_LIMIT, LocalUser, Outcome, PlannedJob, Run, Workload, table, workload
 from tests.grid.embedded import EmbeddedGrid, close_grid
 from tests.grid.grid import wait_until

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from statistics import mean
 from typing import Any
 
-from koalapy.model.job import Priority
+from koalapy.model.job_spec import Priority
 from koalapy.model.request import InputFile
 from koalapy.workload.generate import generate_workload
 from koalapy.workload.recipe import PRESETS, GridSize

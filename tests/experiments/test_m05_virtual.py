@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from koalapy.model.job import ClaimingMode, Priority
+from koalapy.model.job_spec import ClaimingMode, Priority
 from tests.experiments.m05 import table
 from tests.experiments.m05_virtual import run, with_rules
 

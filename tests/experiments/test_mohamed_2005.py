@@ -16,7 +16,7 @@ from experiments.mohamed_2005 import (
     simulate,
     workload,
 )
-from koalapy.model.job import Priority
+from koalapy.model.job_spec import Priority
 
 
 def test_mohamed_workload_follows_section_4_2() -> None:

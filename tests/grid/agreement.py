@@ -12,7 +12,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from koalapy.model.job import ComponentState, Job, JobId, Priority, Token, TokenParts, parse_token
+from koalapy.model.job import ComponentState, Job, JobId, Token, TokenParts, parse_token
+from koalapy.model.job_spec import Priority
 from koalapy.model.reports import ClusterReport, ComponentStatus
 from koalapy.model.request import ClusterName
 from koalapy.record.beginning import Beginning

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.model.job import ClaimingMode
+from koalapy.model.job_spec import ClaimingMode
 from tests.experiments.koala_m05 import run
 from tests.experiments.m05 import table
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from koalapy.model.array import TaskIndices
 from koalapy.model.field import Bounds, describe_fields, split_annotation
-from koalapy.model.job import JobSpec
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.node_requirement import MAX_GPUS, Gpus
 
 short_texts = st.text(max_size=8)

@@ -3,7 +3,7 @@
 import pytest
 
 from koalapy.model.application import application_of, name_application
-from koalapy.model.job import JobSpec
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import ComponentRequest, FlexibleRequest, NonFixedRequest
 
 

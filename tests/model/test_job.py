@@ -13,12 +13,12 @@ from koalapy.model.job import (
     Attempt,
     Component,
     Job,
-    JobSpec,
     JobState,
     format_token,
     is_same_attempt,
     parse_token,
 )
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import ComponentRequest, FlexibleRequest, NonFixedRequest
 
 numbers = st.integers(0, 10**9 - 1)

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from koalapy.api.job_views import redact_job
 from koalapy.daemon.jobs.jobs import JobRecord
 from koalapy.model.errors import UsageError
-from koalapy.model.job import FINAL_STATES, Attempt, Component, Job, JobSpec, JobState, Priority
+from koalapy.model.job import FINAL_STATES, Attempt, Component, Job, JobState
 from koalapy.model.job_search import KINDS, MAX_WORDS, STATE_GROUPS, format_term, parse_search
+from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest
 
 NOW = 100_000.0

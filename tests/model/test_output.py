@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.model.job import Job, JobSpec
+from koalapy.model.job import Job
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.output import PATTERNS, escape_percent, fill_pattern, find_unknown_pattern
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import FlexibleRequest

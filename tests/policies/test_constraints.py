@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from koalapy.model.cluster import GridView, Link
 from koalapy.model.errors import UsageError
-from koalapy.model.job import JobSpec
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import ComponentRequest, FlexibleRequest, InputFile, NonFixedRequest, Request, RequestType

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from koalapy.model.cluster import ClusterView, GridView, Link
-from koalapy.model.job import JobSpec
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.placement import Placement
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, NonFixedRequest, Request

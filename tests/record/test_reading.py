@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from koalapy.model.errors import UsageError
-from koalapy.model.job import Job, JobSpec
+from koalapy.model.job import Job
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import FlexibleRequest
 from koalapy.policies.registry import Registry, builtin_policies
 from koalapy.record.lines import FOR_PEOPLE, job_to_json

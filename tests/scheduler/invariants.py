@@ -18,13 +18,12 @@ from koalapy.model.job import (
     Job,
     JobId,
     JobState,
-    Launcher,
-    Priority,
     TimelineEntry,
     Token,
     format_token,
     parse_token,
 )
+from koalapy.model.job_spec import Launcher, Priority
 from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import FixedRequest, FlexibleRequest
 from koalapy.scheduler.clusters import ClusterStatus

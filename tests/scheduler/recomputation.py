@@ -4,7 +4,8 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from koalapy.model.cluster import ClusterState, ClusterView, GridView
-from koalapy.model.job import ComponentState, JobState, Priority
+from koalapy.model.job import ComponentState, JobState
+from koalapy.model.job_spec import Priority
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.owner_use import HOURS, NODES, QUEUED, OwnerUse
 from tests.scheduler import invariants

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from koalapy.model.cluster import Link
 from koalapy.model.errors import UsageError
-from koalapy.model.job import JobSpec, JobState, Launcher, Priority
+from koalapy.model.job import JobState
+from koalapy.model.job_spec import JobSpec, Launcher, Priority
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, InputFile, NonFixedRequest, Request
 from koalapy.policies.registry import builtin_policies
 from koalapy.scheduler.events import LinkMeasured

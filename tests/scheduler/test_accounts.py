@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from koalapy.model.cluster import GridView
 from koalapy.model.errors import UsageError
-from koalapy.model.job import JobSpec, JobState, Launcher
+from koalapy.model.job import JobState
+from koalapy.model.job_spec import JobSpec, Launcher
 from koalapy.model.placement import Placement, Refusal
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import Request

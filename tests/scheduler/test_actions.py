@@ -5,7 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from koalapy.model.errors import ConflictError, KoalaError, NotFoundError
-from koalapy.model.job import JobState, Priority
+from koalapy.model.job import JobState
+from koalapy.model.job_spec import Priority
 from koalapy.scheduler.events import JobCancelled, JobHeld, JobPriorityChanged, JobReleased
 from koalapy.scheduler.rules import Rules
 from tests.scheduler.invariants import check_nothing_remains

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from koalapy.model.advice import AdvisedPlacement
-from koalapy.model.job import JobId, JobSpec, JobState, Token, parse_token
+from koalapy.model.job import JobId, JobState, Token, parse_token
+from koalapy.model.job_spec import JobSpec
 from koalapy.policies.auto import Auto
 from koalapy.policies.knowledge import Knowledge
 from koalapy.policies.registry import builtin_policies

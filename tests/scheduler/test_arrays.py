@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from koalapy.model.array import ArrayFail, TaskIndices
 from koalapy.model.errors import ConflictError, NotFoundError, UsageError
-from koalapy.model.job import ClaimingMode, JobId, JobState, Priority
+from koalapy.model.job import JobId, JobState
+from koalapy.model.job_spec import ClaimingMode, Priority
 from koalapy.model.limits import Limits, LimitSettings, UserLimits
 from koalapy.scheduler.effects import SubmitComponent
 from koalapy.scheduler.events import JobCancelled, JobHeld, JobPriorityChanged

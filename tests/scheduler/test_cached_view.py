@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.cluster import Drain, GridView, Link
-from koalapy.model.job import JobState, Priority
+from koalapy.model.job import JobState
+from koalapy.model.job_spec import Priority
 from koalapy.model.reports import ClusterReport
 from koalapy.policies.registry import builtin_policies
 from koalapy.scheduler.cluster_conditions import ContactStatus

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.cluster import GridView, Link
-from koalapy.model.job import JobSpec, JobState, Launcher, Priority
+from koalapy.model.job import JobState
+from koalapy.model.job_spec import JobSpec, Launcher, Priority
 from koalapy.model.limits import Limits, LimitSettings, UserLimits
 from koalapy.model.placement import Placement
 from koalapy.model.profile import ClusterProfile, Mpi, MpiSeries

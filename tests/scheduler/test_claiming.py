@@ -2,7 +2,8 @@
 
 import pytest
 
-from koalapy.model.job import ComponentState, JobState, Launcher, Priority
+from koalapy.model.job import ComponentState, JobState
+from koalapy.model.job_spec import Launcher, Priority
 from koalapy.model.reports import ComponentStatus
 from koalapy.scheduler.events import ClusterConfirmed, Reported
 from koalapy.scheduler.rules import Rules

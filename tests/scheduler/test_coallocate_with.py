@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from koalapy.config.settings import Settings
 from koalapy.model.cluster import GridView
 from koalapy.model.errors import UsageError
-from koalapy.model.job import JobSpec, Launcher
+from koalapy.model.job_spec import JobSpec, Launcher
 from koalapy.model.placement import Placement, Refusal
 from koalapy.model.profile import MAX_SETS, ClusterProfile, Mpi, MpiSeries, find_largest_sets, may_share_job
 from koalapy.model.request import FixedRequest, Request

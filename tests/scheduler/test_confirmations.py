@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.model.job import DEFAULT_LEASE, ComponentState, JobId, JobState, Launcher
+from koalapy.model.job import DEFAULT_LEASE, ComponentState, JobId, JobState
+from koalapy.model.job_spec import Launcher
 from koalapy.model.reports import ComponentStatus
 from koalapy.scheduler.attempts.contact import CONFIRMATION_TIMEOUT
 from koalapy.scheduler.events import ClusterConfirmed, ClusterDisconnected, Reported

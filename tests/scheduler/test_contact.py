@@ -3,7 +3,8 @@
 import pytest
 
 from koalapy.model.cluster import ClusterState
-from koalapy.model.job import ComponentState, JobState, Launcher, parse_token
+from koalapy.model.job import ComponentState, JobState, parse_token
+from koalapy.model.job_spec import Launcher
 from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory
 from koalapy.scheduler.effects import MAX_STRAYS, ForgetComponent, StopComponent
 from koalapy.scheduler.events import InventoryReceived, JobHeld, Reported

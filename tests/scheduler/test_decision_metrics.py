@@ -7,7 +7,8 @@ import pytest
 
 from koalapy.daemon.observability.instruments import Instruments
 from koalapy.model.cluster import ClusterState
-from koalapy.model.job import JobState, Launcher, Priority
+from koalapy.model.job import JobState
+from koalapy.model.job_spec import Launcher, Priority
 from koalapy.model.limits import UserLimits
 from koalapy.model.placement import RefusalKind
 from koalapy.scheduler.effects import AttemptFailure, ClaimFailure, Effects

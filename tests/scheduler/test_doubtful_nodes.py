@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.model.job import JobId, JobState, Priority
+from koalapy.model.job import JobId, JobState
+from koalapy.model.job_spec import Priority
 from koalapy.scheduler.attempts.health import DOUBT_PAUSE, MAX_DOUBT_PAUSE
 from koalapy.scheduler.events import ClusterCleared, Reported
 from koalapy.scheduler.explain.explain import explain

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.advice import Run, Size
-from koalapy.model.job import JobSpec
+from koalapy.model.job_spec import JobSpec
 from koalapy.policies.knowledge import HOPELESS, SURE, prior_slowdown
 from koalapy.scheduler.advisor.experience import (
     MAX_RETAINED_APPLICATIONS,

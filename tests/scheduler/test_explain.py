@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from koalapy.model.cluster import Drain, Link
 from koalapy.model.explanation import Explanation
-from koalapy.model.job import Job, JobId, JobSpec, JobState, Launcher, Priority
+from koalapy.model.job import Job, JobId, JobState
+from koalapy.model.job_spec import JobSpec, Launcher, Priority
 from koalapy.model.limits import Limits, LimitSettings, UserLimits
 from koalapy.model.placement import Placement, Refusal
 from koalapy.model.profile import ClusterProfile, Mpi, MpiSeries

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.model.job import JobId, JobState, Priority
+from koalapy.model.job import JobId, JobState
+from koalapy.model.job_spec import Priority
 from koalapy.model.request import Request
 from koalapy.scheduler.explain.explain import explain
 from koalapy.scheduler.rules import Rules

@@ -3,7 +3,8 @@
 import pytest
 
 from koalapy.model.cluster import ClusterState
-from koalapy.model.job import ComponentState, JobState, Launcher, parse_token
+from koalapy.model.job import ComponentState, JobState, parse_token
+from koalapy.model.job_spec import Launcher
 from koalapy.model.reports import ComponentStatus
 from koalapy.scheduler.events import ClusterCleared, Reported
 from koalapy.scheduler.rules import Rules

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.cluster import Link
-from koalapy.model.job import DEFAULT_LEASE, ClaimingMode, ComponentState, JobState
+from koalapy.model.job import DEFAULT_LEASE, ComponentState, JobState
+from koalapy.model.job_spec import ClaimingMode
 from koalapy.model.request import FixedRequest, InputFile, NonFixedRequest
 from koalapy.scheduler.events import ClusterDrained, ClusterResumed
 from koalapy.scheduler.rules import Rules

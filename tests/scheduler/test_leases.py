@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.errors import ConflictError
-from koalapy.model.job import NO_LEASE, WALLTIME_ALLOWANCE, JobId, JobState, Launcher, lease_of, with_margin
+from koalapy.model.job import NO_LEASE, WALLTIME_ALLOWANCE, JobId, JobState, lease_of, with_margin
+from koalapy.model.job_spec import Launcher
 from koalapy.model.request import StopWarning, WarningSignal
 from koalapy.scheduler.events import ClusterDisconnected
 from koalapy.scheduler.rules import Rules

@@ -5,7 +5,8 @@ from random import Random
 
 import pytest
 
-from koalapy.model.job import Attempt, ClaimingMode, Component, Job, JobSpec, JobState, Launcher, Priority
+from koalapy.model.job import Attempt, Component, Job, JobState
+from koalapy.model.job_spec import ClaimingMode, JobSpec, Launcher, Priority
 from koalapy.model.request import InputFile
 from koalapy.scheduler.effects import Effects
 from koalapy.scheduler.ledger import Ledger

@@ -1,6 +1,7 @@
 """No state of finished jobs is kept, whatever their end."""
 
-from koalapy.model.job import JobState, Priority
+from koalapy.model.job import JobState
+from koalapy.model.job_spec import Priority
 from koalapy.model.request import StopWarning, WarningSignal
 from koalapy.scheduler.events import JobPriorityChanged
 from koalapy.scheduler.rules import Rules

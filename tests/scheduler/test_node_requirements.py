@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from koalapy.model.cluster import ClusterView, GridView, NodeClass
 from koalapy.model.errors import UsageError
-from koalapy.model.job import JobId, JobSpec, JobState, Priority, Token, parse_token
+from koalapy.model.job import JobId, JobState, Token, parse_token
+from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.node_requirement import Gpus, NodeFilter, NodeRequirement
 from koalapy.model.reports import ClusterReport, NodeClassReport
 from koalapy.model.request import ComponentRequest, FixedRequest, NonFixedRequest, Request

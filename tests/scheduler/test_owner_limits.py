@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.errors import LimitReached, NeverAllowed
-from koalapy.model.job import Job, JobSpec, JobState, Priority
+from koalapy.model.job import Job, JobState
+from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.limits import DAY, Limits, LimitSettings, NodeUse, UserLimits
 from koalapy.scheduler.events import PeriodicScan
 from koalapy.scheduler.explain.explain import explain, explain_submission

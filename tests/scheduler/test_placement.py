@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.cluster import ClusterState, ClusterView, GridView, NodeClass
-from koalapy.model.job import JobSpec, JobState, Launcher
+from koalapy.model.job import JobState
+from koalapy.model.job_spec import JobSpec, Launcher
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal
 from koalapy.model.profile import ClusterProfile, Mpi, MpiSeries
 from koalapy.model.reports import ClusterReport

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.model.job import ClaimingMode, ComponentState, JobState, Priority
+from koalapy.model.job import ComponentState, JobState
+from koalapy.model.job_spec import ClaimingMode, Priority
 from koalapy.model.request import ComponentRequest, FixedRequest, StopWarning, WarningSignal
 from koalapy.scheduler.claims.preemption import Preemption
 from koalapy.scheduler.rules import Rules

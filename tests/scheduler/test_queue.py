@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.model.job import JobSpec
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest
 from koalapy.scheduler.queue.queue import NODES_ANYWHERE, Entry, Group, PlacementQueue
 from koalapy.scheduler.rules import QueueMode, QueueOrder

@@ -5,7 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from koalapy.model.application import NO_APPLICATION
-from koalapy.model.job import JobId, JobSpec, JobState, Priority
+from koalapy.model.job import JobId, JobState
+from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.request import Request
 from koalapy.scheduler.events import ClusterDrained, JobHeld, JobReleased, Reported
 from koalapy.scheduler.rules import Rules

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from koalapy.model.errors import BusyError
-from koalapy.model.job import Job, JobSpec, JobState, Priority
+from koalapy.model.job import Job, JobState
+from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.request import Environment, Request
 from koalapy.policies.flexible import ClusterMinimization
 from koalapy.policies.policy import Policy

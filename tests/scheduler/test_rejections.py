@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from koalapy.model.cluster import ClusterState
-from koalapy.model.job import JobState, Priority
+from koalapy.model.job import JobState
+from koalapy.model.job_spec import Priority
 from koalapy.scheduler.attempts.health import LIMIT_PAUSE, MAX_LIMIT_PAUSE
 from koalapy.scheduler.events import ClusterCleared
 from koalapy.scheduler.explain.explain import current_state

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.cluster import Link
-from koalapy.model.job import ClaimingMode, JobState, Priority
+from koalapy.model.job import JobState
+from koalapy.model.job_spec import ClaimingMode, Priority
 from koalapy.model.request import ComponentRequest, InputFile, NonFixedRequest
 from koalapy.scheduler.events import PeriodicScan
 from koalapy.scheduler.rules import Rules

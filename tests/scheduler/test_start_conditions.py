@@ -7,7 +7,8 @@ import pytest
 from koalapy.model.array import ArrayTasks, TaskIndices
 from koalapy.model.dependency import EndCondition, parse_clause
 from koalapy.model.errors import UsageError
-from koalapy.model.job import Job, JobSpec, JobState, Priority
+from koalapy.model.job import Job, JobState
+from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.request import StopWarning, WarningSignal
 from koalapy.scheduler.events import JobCancelled, JobPriorityChanged, JobSubmitted
 from koalapy.scheduler.explain.explain import explain, explain_submission

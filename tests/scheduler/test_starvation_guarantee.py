@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from koalapy.model.cluster import Link
 from koalapy.model.errors import UsageError
-from koalapy.model.job import Attempt, Job, JobId, JobSpec, JobState, Priority
+from koalapy.model.job import Attempt, Job, JobId, JobState
+from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, InputFile
 from koalapy.scheduler.queue.reservation import is_promised
 from koalapy.scheduler.rules import Preemption, PreemptionOrder, Rules

@@ -6,7 +6,8 @@ from itertools import count
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.model.job import JobSpec, JobState, Launcher, Priority
+from koalapy.model.job import JobState
+from koalapy.model.job_spec import JobSpec, Launcher, Priority
 from koalapy.scheduler.rules import Rules
 from tests.scheduler.requests import fixed, flexible, nonfixed
 from tests.scheduler.world import World

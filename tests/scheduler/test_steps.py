@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.model.job import JobId, JobSpec, JobState, Priority
+from koalapy.model.job import JobId, JobState
+from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.request import Request
 from koalapy.scheduler.events import ClusterCleared, JobPriorityChanged, PeriodicScan
 from koalapy.scheduler.rules import QueueMode, Rules

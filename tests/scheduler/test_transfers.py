@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from koalapy.model.cluster import Link
-from koalapy.model.job import ClaimingMode, ComponentState, JobState, Priority
+from koalapy.model.job import ComponentState, JobState
+from koalapy.model.job_spec import ClaimingMode, Priority
 from koalapy.model.reports import ComponentStatus, StageFault, StageStatus
 from koalapy.model.request import Bundle, ComponentRequest, FixedRequest, FlexibleRequest, InputFile, NonFixedRequest
 from koalapy.scheduler.claims.staging import MAX_REMEMBERED_STRAYS

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.model.job import JobState, Priority
+from koalapy.model.job import JobState
+from koalapy.model.job_spec import Priority
 from koalapy.model.request import Request
 from koalapy.scheduler.attempts.failures import MAX_REFUSALS, REFUSAL_PAUSE, normalize_words
 from koalapy.scheduler.cluster_conditions import MAX_WORDINGS, UnknownRefusals

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.cluster import Link, Uplink
-from koalapy.model.job import Attempt, Component, Job, JobId, JobSpec, JobState
+from koalapy.model.job import Attempt, Component, Job, JobId, JobState
+from koalapy.model.job_spec import JobSpec
 from koalapy.scheduler.attempts.facts import link_demand
 from koalapy.scheduler.cluster_conditions import ContactStatus
 from koalapy.scheduler.clusters import ClusterStatus

@@ -7,7 +7,8 @@ from random import Random
 
 import pytest
 
-from koalapy.model.job import JobState, Launcher, Priority
+from koalapy.model.job import JobState
+from koalapy.model.job_spec import Launcher, Priority
 from koalapy.model.request import Request
 from koalapy.scheduler.rules import Rules
 from tests.scheduler import invariants

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.model.job import ComponentState, JobId, JobSpec, JobState, Launcher, Priority
+from koalapy.model.job import ComponentState, JobId, JobState
+from koalapy.model.job_spec import JobSpec, Launcher, Priority
 from koalapy.model.request import StopWarning, WarningSignal
 from koalapy.scheduler.effects import StopComponent
 from koalapy.scheduler.events import ClusterDrained, ClusterResumed, JobCancelled

@@ -16,16 +16,14 @@ from koalapy.model.job import (
     ComponentState,
     Job,
     JobId,
-    JobSpec,
     JobState,
-    Launcher,
-    Priority,
     TimelineEntry,
     Token,
     lease_of,
     parse_token,
     with_margin,
 )
+from koalapy.model.job_spec import JobSpec, Launcher, Priority
 from koalapy.model.limits import Limits
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import Request

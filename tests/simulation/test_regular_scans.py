@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.model.job import JobState, Priority
+from koalapy.model.job import JobState
+from koalapy.model.job_spec import Priority
 from koalapy.scheduler.rules import Rules
 from koalapy.simulation.jobs import LocalUser
 from koalapy.simulation.simulation import Simulation

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.history import DAY, EndedJob
-from koalapy.model.job import JobId, JobSpec, JobState, Priority
+from koalapy.model.job import JobId, JobState
+from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.request import FlexibleRequest
 from koalapy.model.sharing import SharingMode
 from koalapy.scheduler.rules import Rules

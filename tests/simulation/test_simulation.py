@@ -16,7 +16,8 @@ from experiments.run_times import by_number_of_clusters, by_speed, communicating
 from koalapy.model.array import TaskIndices
 from koalapy.model.cluster import Link
 from koalapy.model.errors import UsageError
-from koalapy.model.job import Job, JobSpec, JobState, Launcher, Priority
+from koalapy.model.job import Job, JobState
+from koalapy.model.job_spec import JobSpec, Launcher, Priority
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, InputFile, NonFixedRequest
 from koalapy.scheduler.effects import Effects
 from koalapy.scheduler.events import JobSubmitted

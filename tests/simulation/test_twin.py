@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from koalapy.model.array import TaskIndices
 from koalapy.model.errors import NotFoundError, UsageError
-from koalapy.model.job import JobState, Launcher
+from koalapy.model.job import JobState
+from koalapy.model.job_spec import Launcher
 from koalapy.policies.registry import builtin_policies
 from koalapy.record.beginning import People
 from koalapy.scheduler.effects import Effects

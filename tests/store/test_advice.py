@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from koalapy.model.advice import AdvisedPlacement, Option, Run, Size, completed_run_of
-from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
+from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import FlexibleRequest
 from koalapy.ports import Batch
 from koalapy.store.opening import Stores

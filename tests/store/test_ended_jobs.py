@@ -9,7 +9,8 @@ from itertools import product
 import pytest
 
 from koalapy.model.history import HistoryEntry, HistoryFilter, HistoryPage, HistoryPosition, HistorySort, HistorySums
-from koalapy.model.job import FINAL_STATES, Attempt, Component, ComponentState, Job, JobSpec, JobState
+from koalapy.model.job import FINAL_STATES, Attempt, Component, ComponentState, Job, JobState
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import FlexibleRequest
 from koalapy.ports import Batch
 from koalapy.store.history import SqlHistory

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from koalapy.model.job import Job, JobSpec, JobState
+from koalapy.model.job import Job, JobState
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.replica import Part, Replica, ReplicaState
 from koalapy.model.request import FlexibleRequest
 from koalapy.ports import Batch, FileStore, StoredBundle, StoredResult

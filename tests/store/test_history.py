@@ -6,7 +6,8 @@ from itertools import pairwise
 from sqlalchemy import func, select
 
 from koalapy.model.advice import AdvisedPlacement
-from koalapy.model.job import JobSpec, JobState, TimelineEntry
+from koalapy.model.job import JobState, TimelineEntry
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.prediction import Prediction, PredictionKind, PredictionSource
 from koalapy.model.request import FlexibleRequest
 from koalapy.ports import Batch, MeanTimes, StoredResult, Submitted

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from hypothesis import given
 
-from koalapy.model.job import JobSpec
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import Bundle, ComponentRequest, FlexibleRequest, InputFile, NonFixedRequest
 from koalapy.store.rows import spec_from_json, spec_to_json
 from tests.model.specs import specs

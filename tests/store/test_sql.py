@@ -14,7 +14,8 @@ from sqlalchemy import event, text
 from sqlalchemy.exc import IntegrityError
 
 from koalapy.model.errors import ConflictError, KoalaError, StoreUnavailable, UsageError
-from koalapy.model.job import Attempt, Component, Job, JobSpec, JobState, TimelineEntry
+from koalapy.model.job import Attempt, Component, Job, JobState, TimelineEntry
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import FlexibleRequest
 from koalapy.ports import ClusterRecord, JobFilter, OutboxEntry
 from koalapy.protocol.messages import Plan, command_frames

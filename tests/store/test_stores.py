@@ -8,7 +8,8 @@ from sqlalchemy.exc import IntegrityError
 
 from koalapy.model.cluster import Drain
 from koalapy.model.errors import LeaseLost
-from koalapy.model.job import JobState, Priority, TimelineEntry
+from koalapy.model.job import JobState, TimelineEntry
+from koalapy.model.job_spec import Priority
 from koalapy.model.measurement import Measurement, MeasurementKind
 from koalapy.model.replica import Replica
 from koalapy.ports import ClusterRecord, JobFilter, OutboxEntry, StoredBundle, StoredResult, Submitted

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState, Priority
+from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState
+from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.limits import NodeUse
 from koalapy.model.request import FlexibleRequest
 from koalapy.ports import Batch, MeanTimes, Usage

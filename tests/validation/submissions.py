@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from koalapy.model.errors import UsageError
-from koalapy.model.job import JobSpec
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import ComponentRequest, FlexibleRequest, NonFixedRequest, Request
 from koalapy.model.users import Accounts
 from koalapy.policies.registry import builtin_policies

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.model.job import JobSpec, Priority
+from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.request import (
     Bundle,
     ComponentRequest,

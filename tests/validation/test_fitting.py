@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from koalapy.model.cluster import ClusterView, GridView
 from koalapy.model.errors import UsageError
-from koalapy.model.job import JobSpec
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.placement import Placement
 from koalapy.model.request import FlexibleRequest
 from koalapy.policies.registry import builtin_policies

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from koalapy.model.errors import UsageError
-from koalapy.model.job import JobSpec
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.replica import Catalogue, Part, Replica, ReplicaState
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, InputFile, NonFixedRequest, Request
 from koalapy.validation.inputs import near_names, resolve_inputs

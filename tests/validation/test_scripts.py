@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from koalapy.model.job import Launcher
+from koalapy.model.job_spec import Launcher
 from koalapy.model.request import ComponentRequest, FixedRequest
 from tests.validation.submissions import GRID, check_spec, make_spec, one_component, rejection_of
 

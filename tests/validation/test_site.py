@@ -2,7 +2,7 @@
 
 import pytest
 
-from koalapy.model.job import JobSpec, Launcher
+from koalapy.model.job_spec import JobSpec, Launcher
 from koalapy.model.profile import ClusterProfile, Mpi, MpiSeries
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest
 from koalapy.model.users import Accounts, Domain, User, Users

@@ -7,7 +7,7 @@ import pytest
 
 from koalapy.daemon.agents import wire
 from koalapy.model.errors import UsageError
-from koalapy.model.job import JobSpec, Launcher
+from koalapy.model.job_spec import JobSpec, Launcher
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, NonFixedRequest
 from koalapy.policies.registry import builtin_policies
 from koalapy.runner import process_launcher

@@ -17,7 +17,7 @@ from koalapy.client.errors import CliError, Exit
 from koalapy.model.array import TaskIndices
 from koalapy.model.dependency import Dependencies
 from koalapy.model.field import describe_fields, split_annotation
-from koalapy.model.job import (
+from koalapy.model.job_spec import (
     Coallocation,
     Duration,
     JobSpec,

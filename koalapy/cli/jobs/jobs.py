@@ -23,7 +23,7 @@ from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Jobs, Why, refu
 from koalapy.client.answers import Json
 from koalapy.client.client import FINAL, Client, problem_to_error
 from koalapy.client.errors import CliError, Exit, printable
-from koalapy.model.job import Priority
+from koalapy.model.job_spec import Priority
 
 QueuedJobs = Annotated[list[int] | None, Argument(help="ids of jobs", completes="queued jobs")]
 HeldJobs = Annotated[list[int] | None, Argument(help="ids of jobs", completes="held jobs")]

@@ -14,7 +14,7 @@ from koalapy.cli.jobs.job_options import JOB_FIELDS, form_of, parse_int, with_ti
 from koalapy.cli.terminal.arguments import Option
 from koalapy.client.answers import Json
 from koalapy.client.errors import CliError, Exit
-from koalapy.model.job import PointInTime
+from koalapy.model.job_spec import PointInTime
 from koalapy.model.wording import is_utf8
 
 STANDARD_INPUT = "-"

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from koalapy.model.job import WALLTIME_ALLOWANCE, Component, Job, JobId, JobSpec, lease_of, parse_token
+from koalapy.model.job import WALLTIME_ALLOWANCE, Component, Job, JobId, lease_of, parse_token
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.replica import Catalogue
 from koalapy.model.request import ClusterName, InputFile

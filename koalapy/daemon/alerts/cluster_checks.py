@@ -13,7 +13,8 @@ from koalapy.daemon.agents.hub import Rejection
 from koalapy.model.alert import Alert, AlertKind, AlertRules, Severity
 from koalapy.model.cluster import ClusterState
 from koalapy.model.disk import Disk, DiskLimits
-from koalapy.model.job import Attempt, Job, JobState, Launcher
+from koalapy.model.job import Attempt, Job, JobState
+from koalapy.model.job_spec import Launcher
 from koalapy.model.request import ClusterName
 from koalapy.model.wording import format_list, format_nodes, format_time
 from koalapy.scheduler.clusters import NO_REPORT_YET, ClusterStatus

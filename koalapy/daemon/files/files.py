@@ -25,7 +25,7 @@ from koalapy.model.errors import (
     UsageError,
 )
 from koalapy.model.identity import Identity
-from koalapy.model.job import JobSpec
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.replica import Part, Replica, ReplicaState
 from koalapy.model.request import Bundle, ClusterName, InputFile
 from koalapy.model.wording import format_list, suggest_names

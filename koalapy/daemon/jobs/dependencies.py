@@ -7,7 +7,8 @@ from koalapy.daemon.engine.engine import Engine, WorkItem
 from koalapy.model.dependency import MAX_DEPENDENCIES, Clause, EndCondition, resolve_end
 from koalapy.model.errors import KoalaError, NotFoundError, reject
 from koalapy.model.identity import Identity
-from koalapy.model.job import END_TEXTS, Job, JobId, JobSpec, JobState
+from koalapy.model.job import END_TEXTS, Job, JobId, JobState
+from koalapy.model.job_spec import JobSpec
 from koalapy.scheduler.queries import Queries
 from koalapy.validation.permissions import may_see_all_of
 

@@ -29,7 +29,8 @@ from koalapy.model.history import (
     count_running_jobs,
     day_of,
 )
-from koalapy.model.job import Job, JobState, Priority
+from koalapy.model.job import Job, JobState
+from koalapy.model.job_spec import Priority
 from koalapy.model.moment import parse_moment
 from koalapy.model.request import ClusterName
 from koalapy.ports import HistoryStore

@@ -23,8 +23,9 @@ from koalapy.model.errors import ConflictError, ForbiddenError, KoalaError, NotF
 from koalapy.model.explanation import Explanation
 from koalapy.model.history import DAY
 from koalapy.model.identity import Identity
-from koalapy.model.job import Attempt, Job, JobId, JobSpec, JobState, Priority, TimelineEntry
+from koalapy.model.job import Attempt, Job, JobId, JobState, TimelineEntry
 from koalapy.model.job_search import JobSort
+from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.notification import AllowedRecipients
 from koalapy.model.output import OutputStream
 from koalapy.model.request import ClusterName

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 
-from koalapy.model.job import Job, JobId, JobState, Priority
+from koalapy.model.job import Job, JobId, JobState
 from koalapy.model.job_search import JobSort
+from koalapy.model.job_spec import Priority
 from koalapy.ports import JobFilter
 from koalapy.scheduler.queries import Queries
 from koalapy.system.event_loop import iterate_in_slices

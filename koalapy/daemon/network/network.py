@@ -16,7 +16,8 @@ from koalapy.model.application import NO_APPLICATION
 from koalapy.model.cluster import ClusterPair, ClusterState, Link, check_cluster, pair_of
 from koalapy.model.errors import KoalaError, LeaseLost, StoreUnavailable, UsageError
 from koalapy.model.identity import Identity, Role
-from koalapy.model.job import Job, JobId, JobSpec, JobState, Launcher, Priority
+from koalapy.model.job import Job, JobId, JobState
+from koalapy.model.job_spec import JobSpec, Launcher, Priority
 from koalapy.model.measurement import Measurement, MeasurementKind, MeasurementSettings
 from koalapy.model.request import ClusterName, ComponentRequest, FixedRequest
 from koalapy.ports import MeasurementStore

@@ -10,7 +10,8 @@ from koalapy.daemon.engine.engine import Engine
 from koalapy.model.alert import AlertKind, Severity
 from koalapy.model.cluster import ClusterState
 from koalapy.model.disk import Disk
-from koalapy.model.job import Job, JobState, Priority
+from koalapy.model.job import Job, JobState
+from koalapy.model.job_spec import Priority
 from koalapy.model.reports import LrmCalls, LrmOperation, Versions
 from koalapy.model.request import ClusterName
 from koalapy.scheduler.clusters import ClusterStatus

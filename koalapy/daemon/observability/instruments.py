@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from koalapy.daemon.engine.database import READ_TIMINGS, query
 from koalapy.daemon.observability.timings import Timings
 from koalapy.model.errors import StoreUnavailable
-from koalapy.model.job import FINAL_STATES, JobState, Priority
+from koalapy.model.job import FINAL_STATES, JobState
+from koalapy.model.job_spec import Priority
 from koalapy.model.placement import RefusalKind
 from koalapy.model.prediction import Outcome, PredictionKind
 from koalapy.model.request import ClusterName

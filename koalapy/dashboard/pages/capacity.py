@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from koalapy.api.access import Caller
 from koalapy.daemon.services import Services
 from koalapy.dashboard.dashboard import Dashboard
-from koalapy.model.job import Job, JobId, JobSpec, Priority
+from koalapy.model.job import Job, JobId
+from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.request import FlexibleRequest
 from koalapy.scheduler.explain.capacity import (
     ExpectedEnd,

@@ -20,7 +20,8 @@ from koalapy.daemon.services import Services
 from koalapy.dashboard.dashboard import Dashboard
 from koalapy.dashboard.pictures import JobLane, build_lanes
 from koalapy.dashboard.rows import JobRow, job_row
-from koalapy.model.job import Job, JobState, Priority
+from koalapy.model.job import Job, JobState
+from koalapy.model.job_spec import Priority
 from koalapy.model.node_requirement import describe_requirements
 from koalapy.validation.permissions import may_see_all_of
 

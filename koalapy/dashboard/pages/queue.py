@@ -19,8 +19,9 @@ from koalapy.dashboard.rendering import with_query
 from koalapy.dashboard.rows import JobRow, job_row
 from koalapy.model.errors import NotFoundError, UsageError
 from koalapy.model.identity import Identity
-from koalapy.model.job import Job, JobId, JobState, Priority
+from koalapy.model.job import Job, JobId, JobState
 from koalapy.model.job_search import KINDS, MAX_LENGTH, format_term, parse_search
+from koalapy.model.job_spec import Priority
 from koalapy.system.event_loop import iterate_in_slices
 from koalapy.validation.permissions import may_see_all_of
 

@@ -10,7 +10,8 @@ from koalapy.daemon.observability.timings import BUCKETS, RECENT_SPAN, Timings
 from koalapy.dashboard.dashboard import Dashboard
 from koalapy.dashboard.pictures import Span
 from koalapy.dashboard.rendering import format_seconds
-from koalapy.model.job import FINAL_STATES, Priority
+from koalapy.model.job import FINAL_STATES
+from koalapy.model.job_spec import Priority
 from koalapy.model.placement import RefusalKind
 from koalapy.scheduler.effects import AttemptFailure, ClaimFailure
 from koalapy.scheduler.rules import Rules

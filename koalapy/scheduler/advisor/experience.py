@@ -8,7 +8,8 @@ from math import exp, log
 
 from koalapy.model.advice import Run, Size, completed_run_of, run_size
 from koalapy.model.application import application_of
-from koalapy.model.job import Job, JobSpec
+from koalapy.model.job import Job
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import ClusterName
 from koalapy.policies.knowledge import BETWEEN_APPLICATIONS, ClusterSet, RunTimes, Slowdowns, assume_slowdown
 from koalapy.policies.log_normal import LogNormal, combine_estimates, remove_estimate, spread_of

@@ -11,7 +11,8 @@ from typing import TypeVar
 from koalapy.model.advice import run_size
 from koalapy.model.application import application_of
 from koalapy.model.cluster import GridView
-from koalapy.model.job import Job, JobId, JobSpec, parse_token
+from koalapy.model.job import Job, JobId, parse_token
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import ClusterName
 from koalapy.policies.knowledge import SURE, Capacity, Knowledge, Release
 from koalapy.scheduler.advisor.experience import Experience

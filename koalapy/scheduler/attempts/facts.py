@@ -1,6 +1,7 @@
 """Derive facts from the components of a job's live attempt, without changing anything."""
 
-from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState, Launcher
+from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState
+from koalapy.model.job_spec import JobSpec, Launcher
 from koalapy.model.node_requirement import ANY_NODE, NodeFilter
 from koalapy.model.request import StopWarning
 from koalapy.model.wording import format_list, format_time

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from koalapy.model.cluster import GridView, NodeClass, count_idle, take_nodes
-from koalapy.model.job import Attempt, ClaimingMode, Component, ComponentState, Job, JobState, Nonce, Priority
+from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState, Nonce
+from koalapy.model.job_spec import ClaimingMode, Priority
 from koalapy.model.placement import PlacedComponent, Placement
 from koalapy.model.request import ClusterName, FixedRequest
 from koalapy.model.transfer import Transfer, estimate_transfer

@@ -7,7 +7,8 @@ from fractions import Fraction
 from math import inf
 from typing import NamedTuple
 
-from koalapy.model.job import Job, JobId, Priority, Token
+from koalapy.model.job import Job, JobId, Token
+from koalapy.model.job_spec import Priority
 from koalapy.model.request import ClusterName
 from koalapy.model.wording import format_list, format_nodes, format_three_digits
 from koalapy.scheduler.attempts.facts import is_program_over, walltime_ends

@@ -11,7 +11,8 @@ from heapq import nsmallest
 from itertools import accumulate
 
 from koalapy.model.cluster import GridView
-from koalapy.model.job import Job, JobId, JobSpec, Priority
+from koalapy.model.job import Job, JobId
+from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.placement import Placement
 from koalapy.model.request import ClusterName, ComponentRequest, FixedRequest, FlexibleRequest, NonFixedRequest, Request
 from koalapy.policies.registry import DEFAULTS

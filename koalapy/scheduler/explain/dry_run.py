@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 
 from koalapy.model.cluster import GridView
 from koalapy.model.errors import UsageError
-from koalapy.model.job import Job, JobId, JobSpec, Priority
+from koalapy.model.job import Job, JobId
+from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.placement import ClusterReason, Placement, Refusal
 from koalapy.model.request import ClusterName
 from koalapy.model.users import NOWHERE

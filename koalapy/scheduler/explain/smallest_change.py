@@ -11,7 +11,7 @@ from typing import Any
 
 from koalapy.model.cluster import GridView
 from koalapy.model.explanation import Change, ChangeValue
-from koalapy.model.job import JobSpec, Priority
+from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.request import FixedRequest, FlexibleRequest, NonFixedRequest
 from koalapy.model.wording import format_list, format_nodes
 from koalapy.policies.registry import DEFAULTS

@@ -11,7 +11,8 @@ from math import inf
 from typing import NamedTuple
 
 from koalapy.model.cluster import GridView
-from koalapy.model.job import ClusterRefusal, Job, JobId, JobSpec, JobState, Priority
+from koalapy.model.job import ClusterRefusal, Job, JobId, JobState
+from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.placement import Placement, Refusal, RefusalKind
 from koalapy.model.request import ClusterName
 from koalapy.model.sharing import Sharing

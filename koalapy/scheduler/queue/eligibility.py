@@ -8,7 +8,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from koalapy.model.cluster import GridView
-from koalapy.model.job import Job, JobSpec, Launcher
+from koalapy.model.job import Job
+from koalapy.model.job_spec import JobSpec, Launcher
 from koalapy.model.node_requirement import NodeRequirement
 from koalapy.model.placement import ClusterReason, Refusal, RefusalKind
 from koalapy.model.profile import (

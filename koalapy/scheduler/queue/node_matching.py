@@ -7,7 +7,7 @@ requirements are placed one group after another, each on the nodes that the grou
 from dataclasses import dataclass, replace
 
 from koalapy.model.cluster import ClusterView, GridView
-from koalapy.model.job import JobSpec
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.node_requirement import NodeRequirement
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal, RefusalKind
 from koalapy.model.request import FixedRequest, FlexibleRequest

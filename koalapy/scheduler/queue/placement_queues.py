@@ -9,7 +9,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from koalapy.model.application import application_of
-from koalapy.model.job import Job, JobId, JobSpec, Priority
+from koalapy.model.job import Job, JobId
+from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.request import ClusterName, Request, shape_of
 from koalapy.scheduler.queue.eligibility import Eligibility, placement_limit, scan_tries_all
 from koalapy.scheduler.queue.queue import NODES_ANYWHERE, Change, Place, PlacementQueue, Shape, Wakeup

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from koalapy.model.bounds import MAX_NODES
 from koalapy.model.cluster import ClusterPair, ClusterState, ClusterView, GridView, Link, Uplink, resize_classes
 from koalapy.model.errors import UsageError
-from koalapy.model.job import JobSpec
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal, RefusalKind
 from koalapy.model.profile import describe_missing_folders
 from koalapy.model.request import ClusterName, FixedRequest, FlexibleRequest, Request

@@ -12,7 +12,8 @@ from typing import Literal, NamedTuple
 from sortedcontainers import SortedList
 
 from koalapy.model.cluster import GridView
-from koalapy.model.job import JobId, JobSpec
+from koalapy.model.job import JobId
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.placement import RefusalKind
 from koalapy.model.request import ClusterName, FixedRequest, FlexibleRequest, Request
 from koalapy.scheduler.owner_use import LimitedDemand

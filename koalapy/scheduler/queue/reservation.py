@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
 from koalapy.model.cluster import GridView
-from koalapy.model.job import Job, JobId, JobSpec, Priority
+from koalapy.model.job import Job, JobId
+from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.node_requirement import ANY_NODE, NodeFilter
 from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import ClusterName

@@ -10,7 +10,8 @@ from dataclasses import replace
 
 from koalapy.model.dependency import Clause, describe_clauses, resolve_end
 from koalapy.model.errors import reject
-from koalapy.model.job import END_TEXTS, Job, JobId, JobSpec, JobState
+from koalapy.model.job import END_TEXTS, Job, JobId, JobState
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.wording import format_duration, format_time
 from koalapy.scheduler.queue.placement_queues import PlacementQueues
 from koalapy.scheduler.rules import Rules

@@ -10,7 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize
 
 from koalapy.model.cluster import ClusterView, GridView, Link, Uplink
 from koalapy.model.errors import UsageError
-from koalapy.model.job import NO_LEASE, ClaimingMode, JobId, JobSpec, JobState, Token
+from koalapy.model.job import NO_LEASE, JobId, JobState, Token
+from koalapy.model.job_spec import ClaimingMode, JobSpec
 from koalapy.model.limits import Limits, LimitSettings, UserLimits
 from koalapy.model.placement import Placement
 from koalapy.model.reports import ClusterReport

@@ -10,7 +10,8 @@ from hypothesis.stateful import precondition, rule
 from koalapy.model.array import ArrayFail, TaskIndices
 from koalapy.model.dependency import Dependency, EndCondition
 from koalapy.model.errors import BusyError, ConflictError, LimitReached, NeverAllowed, NotFoundError, UsageError
-from koalapy.model.job import ClaimingMode, Job, JobSpec, JobState, Launcher, Priority
+from koalapy.model.job import Job, JobState
+from koalapy.model.job_spec import ClaimingMode, JobSpec, Launcher, Priority
 from koalapy.model.request import (
     FixedRequest,
     FlexibleRequest,

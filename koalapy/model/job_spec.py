@@ -1,0 +1,283 @@
+"""The specification of a job: each of its fields is defined here once."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated
+
+from koalapy.model.array import MAX_LINE_LENGTH, MAX_LINES, ArrayFail, TaskIndices
+from koalapy.model.dependency import NO_DEPENDENCIES, Dependencies
+from koalapy.model.field import Bounds, Field, Length, TextForm
+from koalapy.model.node_requirement import (
+    Excluded,
+    Gpus,
+    NodeCores,
+    NodeFeatures,
+    NodeMemory,
+    NodeRequirement,
+    OptionalNodeWord,
+    combine_requirements,
+)
+from koalapy.model.notification import MAX_URL_LENGTH, MailType
+from koalapy.model.request import (
+    MAX_ENTRIES,
+    MAX_OPTIONS,
+    MAX_PATH_LENGTH,
+    Bundle,
+    Command,
+    ComponentRequest,
+    Environment,
+    FileName,
+    FlexibleRequest,
+    InputFile,
+    Inputs,
+    Name,
+    NotNegative,
+    Positive,
+    Request,
+    StopWarning,
+)
+from koalapy.model.script import MAX_SCRIPT_BYTES
+from koalapy.model.times import MAX_TIME
+
+
+class Priority(StrEnum):
+    HIGH = "high"
+    LOW = "low"
+
+
+class Launcher(StrEnum):
+    """The method that starts the program on the claimed nodes."""
+
+    OPENMPI = "openmpi"
+    PROCESSES = "processes"
+
+
+class ClaimingMode(StrEnum):
+    """Whether a claim starts all components at once or those that it can get (semantics 5)."""
+
+    ATOMIC = "atomic"
+    INCREMENTAL = "incremental"
+
+
+MAX_PROCESSES_PER_NODE = 8192
+"""Linux supports no machine with more processors."""
+MAX_DURATION = 100 * 365 * 86400
+"""Seconds; 100 years."""
+
+MAX_BANDWIDTH = 1e15
+"""Bytes per second."""
+
+PolicyOptions = Annotated[tuple[tuple[str, str], ...], Length(MAX_OPTIONS), TextForm("names and values")]
+"""Names and values, sorted by name."""
+Coallocation = Annotated[int, Bounds(minimum=1), TextForm("never, allowed, or a number")]
+"""Maximum number of clusters that may be combined; 1 disables co-allocation."""
+Duration = Annotated[
+    float, Bounds(above=0, maximum=MAX_DURATION, hint="give more than 0 seconds"), TextForm("seconds, 90m, 1:30:00")
+]
+PointInTime = Annotated[
+    float,
+    Bounds(above=0, maximum=MAX_TIME, hint="give a time before the year 2242"),
+    TextForm("2026-12-01T16:00, 16:00, tomorrow, now+1h"),
+]
+"""Seconds since the epoch."""
+Lease = Annotated[
+    float,
+    Bounds(minimum=0, maximum=MAX_DURATION, hint="give more than 0 seconds, or none"),
+    TextForm("seconds, 40m, or none"),
+]
+"""Seconds; 0 (``NO_LEASE``) means no lease."""
+Share = Annotated[float, Bounds(minimum=0, maximum=1, hint="give a fraction from 0 to 1")]
+Ratio = Annotated[float, Bounds(above=0, maximum=1, hint="give a fraction above 0 and up to 1")]
+RunTimeShare = Annotated[float, Bounds(minimum=0, maximum=1, hint="give a fraction of the run time from 0 to 1")]
+PerNodeBandwidth = Annotated[
+    float, Bounds(minimum=0, maximum=MAX_BANDWIDTH), TextForm("bytes per second, 100MB, 1Gbit")
+]
+ProcessCount = Annotated[
+    int, Bounds(minimum=1, maximum=MAX_PROCESSES_PER_NODE, excess_note="more than any node has processors")
+]
+Script = Annotated[str, Length(MAX_SCRIPT_BYTES)]
+ExitCode = Annotated[int, Bounds(minimum=1, maximum=255, hint="give exit codes from 1 to 255")]
+Pattern = Annotated[str, Length(MAX_PATH_LENGTH), TextForm("as out/*.csv")]
+"""A pattern of files below a folder."""
+Lines = Annotated[tuple[Annotated[str, Length(MAX_LINE_LENGTH)], ...], Length(MAX_LINES), TextForm("lines of a file")]
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """A submission. Nothing of it changes while the job exists, except the priority of a waiting job.
+
+    The fields define the REST API, the stored form, job files and the options of ``koala submit``, in this order. Their
+    types and ``Field`` annotations hold all bounds and help texts.
+    """
+
+    request: Request
+    command: Command = ()
+    policy: Annotated[Name, Field("placement policy")] = ""
+    policy_options: Annotated[
+        PolicyOptions, Field("option of the policy, NAME=VALUE; repeatable", "--policy-option")
+    ] = ()
+    """Options of the policy, such as ``("metric", "bandwidth")``."""
+    coallocation: Annotated[Coallocation | None, Field("never, allowed, or the maximum number of clusters")] = None
+    """None: no limit on the number of clusters."""
+    speed_ratio_min: Annotated[
+        Ratio | None, Field("minimum speed of the slowest cluster relative to the fastest, 0 to 1")
+    ] = None
+    """Clusters are combined only if the slowest has at least this fraction of the speed of the fastest."""
+    claiming: Annotated[
+        ClaimingMode | None,
+        Field("claim all components at once, or as nodes become available; default: the daemon's setting"),
+    ] = None
+    claim_threshold: Annotated[
+        Share | None, Field("incremental: fraction of components that must be startable, 0 to 1")
+    ] = None
+    """T: the fraction of components that must be startable before an incremental claim starts any."""
+    priority: Annotated[Priority, Field("default: low")] = Priority.LOW
+    processes_per_node: Annotated[ProcessCount | None, Field("MPI processes on each node", "--ppn")] = None
+    name: Annotated[Name, Field("name of the job")] = ""
+    owner: Annotated[Name, Field("owner of the job, for operators; default: you")] = ""
+    home_site: Annotated[Name, Field("cluster that the job is accounted to")] = ""
+    """By default the home site of the login that submitted it, or of its owner; empty if neither has one."""
+    environment: Annotated[
+        Environment, Field("environment variable NAME=VALUE, or NAME for its current value; repeatable", "--env")
+    ] = ()
+    launcher: Annotated[Launcher, Field("default: openmpi")] = Launcher.OPENMPI
+    walltime: Annotated[Duration | None, Field("time limit of the program: 90s, 90m, 1h30m or 1:30:00")] = None
+    """Seconds; None: no limit."""
+    warning: Annotated[
+        StopWarning | None, Field("signal before the program is stopped, e.g. TERM@30 for 30 s before", "--signal")
+    ] = None
+    """Signal to the program before it is stopped at its walltime, or to free nodes for other jobs."""
+    lease: Annotated[
+        Lease | None, Field("how long the job continues while a cluster is unreachable: 90s, 40m, or none")
+    ] = None
+    """Seconds that components continue while the daemon is silent; then they end and the job is retried.
+
+    None: as configured for each cluster.
+    """
+    output: Annotated[
+        FileName | None,
+        Field("file for the output on the execution site; %j %a %c %r %x: job, index, cluster, rank, name", short="-o"),
+    ] = None
+    error: Annotated[FileName | None, Field("separate file for the error stream; patterns as --output", short="-e")] = (
+        None
+    )
+    label: Annotated[bool, Field("begin each line of output with its rank")] = False
+    workdir: Annotated[FileName | None, Field("working directory; default: the current one", "--chdir")] = None
+    workdir_optional: bool = False
+    """Whether the program runs in another folder if ``workdir`` does not exist. True if the submitter did not choose
+    ``workdir``."""
+    max_restarts: Annotated[NotNegative | None, Field("maximum retries after infrastructure failures")] = None
+    max_placement_tries: Annotated[Positive | None, Field("fail after so many placement tries")] = None
+    max_claiming_tries: Annotated[Positive | None, Field("fail after so many claiming tries")] = None
+    retry_on_exit: Annotated[
+        tuple[ExitCode, ...], Length(255), Field("exit code of the program after which the job is retried; repeatable")
+    ] = ()
+    inputs: Annotated[Inputs, Field("logical input file, NAME[:partitioned][:as=FILE]; repeatable", "--input")] = ()
+    """Inputs of every component of a flexible request; components of other requests have their own."""
+    bundle: Annotated[Bundle | None, Field("local file or folder to upload; repeatable", "--stage")] = None
+    """Uploaded files of the submitter for every component."""
+    collect: Annotated[
+        tuple[Pattern, ...],
+        Length(MAX_ENTRIES),
+        Field("pattern of result files to collect, e.g. 'out/*.csv'; repeatable"),
+    ] = ()
+    """Patterns of the result files that are collected when the program has ended."""
+    application: Annotated[Name, Field("application name, for learned run times; default: the program's name")] = ""
+    """Name under which run times are compared and learned."""
+    communication: Annotated[RunTimeShare | None, Field("share of communication in the run time, 0 to 1")] = None
+    """Declared share of communication in the program's run time on one cluster."""
+    per_node_bandwidth: Annotated[
+        PerNodeBandwidth | None, Field("bytes per second that each node exchanges with all others, e.g. 100MB")
+    ] = None
+    """Bytes per second between each of its nodes and all others; None: unknown."""
+    memory: Annotated[NodeMemory | None, Field("minimum memory of each node, e.g. 16GB")] = None
+    cores: Annotated[NodeCores | None, Field("minimum cores of each node")] = None
+    gpus: Annotated[Gpus | None, Field("minimum GPUs of each node: a number, or a100:2")] = None
+    features: Annotated[NodeFeatures, Field("feature that each node must have; repeatable", "--feature")] = ()
+    partition: Annotated[OptionalNodeWord, Field("partition of Slurm, or queue of Grid Engine, with the nodes")] = ""
+    account: Annotated[OptionalNodeWord, Field("account that the resource managers charge; default: the site's")] = ""
+    qos: Annotated[OptionalNodeWord, Field("quality of service of Slurm; default: the site's")] = ""
+    exclude: Annotated[Excluded, Field("cluster or node not to use, e.g. north or n[1-3]; repeatable")] = ()
+    """Names of clusters, and of nodes on any cluster."""
+    array: Annotated[
+        TaskIndices | None, Field("run a task for each index: 1-200, 0-100:5 or 3,7,9; 1-200%16: at most 16 at once")
+    ] = None
+    each_line: Annotated[Lines, Field("run a task for each line of this file, in KOALA_ARRAY_LINE")] = ()
+    """The task with index 1 gets the first line. With ``array``, only the lines of its indices."""
+    array_fail: Annotated[ArrayFail, Field("after the first failed task of an array; default: continue")] = (
+        ArrayFail.CONTINUE
+    )
+    interactive: bool = False
+    """Whether the program reads the standard input of a client, as with ``koala run``. The job is cancelled when no
+    client has been connected to its input for a minute."""
+    after: Annotated[
+        Dependencies,
+        Field("start after other jobs: JOB[:ok|failed|any]; A,B for both, A?B for one of them; repeatable", "--after"),
+    ] = NO_DEPENDENCIES
+    """The jobs that must end before this one may start."""
+    begin: Annotated[
+        PointInTime | None, Field("start not before this time: 16:00, tomorrow, 2026-12-01T16:00, now+1h")
+    ] = None
+    """Time before which the job is not placed."""
+    deadline: Annotated[PointInTime | None, Field("time by which the job must have ended; same forms as --begin")] = (
+        None
+    )
+    """Time at which the job is ended. It fails earlier if it can no longer run for its walltime until then."""
+    script: Script = ""
+    """Text of a script that runs once, on the head node, in place of the command on every node. ``command`` is its name
+    and its arguments."""
+    mail_type: Annotated[
+        tuple[MailType, ...], Length(10), Field("event to notify about: begin, end, fail or waiting; repeatable")
+    ] = ()
+    """Events that cause notifications by mail and webhook; by default the end of the job."""
+    mail_user: Annotated[Name, Field("mail address to notify")] = ""
+    webhook: Annotated[str, Length(MAX_URL_LENGTH, one_line=True), Field("URL to notify")] = ""
+    internal: Annotated[bool, Field(is_settable=False)] = False
+    """Whether it is the daemon's own job, such as a network measurement, which is excluded from statistics of users'
+    jobs."""
+
+    def inputs_of(self, request_index: int | None) -> tuple[InputFile, ...]:
+        """Return the inputs of a component."""
+        component = self.component(request_index)
+        return component.inputs if component else self.inputs
+
+    @property
+    def all_inputs(self) -> tuple[InputFile, ...]:
+        """Return the inputs of all components."""
+        components = () if isinstance(self.request, FlexibleRequest) else self.request.components
+        return (*self.inputs, *(file for component in components for file in component.inputs))
+
+    def has_stage(self, request_index: int | None) -> bool:
+        """Return whether a component needs its own folder, for files that are transferred to it or collected from
+        it."""
+        return bool(self.bundle or self.collect or self.inputs_of(request_index))
+
+    def node_requirement(self, request_index: int | None) -> NodeRequirement | None:
+        """Return what each node of a component must have, and its account; None if nothing is required."""
+        return combine_requirements(self, self.component(request_index))
+
+    @property
+    def node_requirements(self) -> tuple[NodeRequirement | None, ...]:
+        """Return what decides which nodes serve each component: one entry if that is the same for all, none if all
+        nodes serve."""
+        indices = [None] if isinstance(self.request, FlexibleRequest) else range(len(self.request.components))
+        requirements = [self.node_requirement(index) for index in indices]
+        parts = tuple(requirement and requirement.matching_part for requirement in requirements)
+        if len(set(parts)) > 1:
+            return parts
+        return () if parts[0] is None else parts[:1]
+
+    def output_files(self, request_index: int | None) -> tuple[FileName | None, FileName | None]:
+        """Return the files for the output and for the error stream of a component."""
+        component = self.component(request_index)
+        return (component and component.output) or self.output, (component and component.error) or self.error
+
+    def separates_streams(self, request_index: int | None) -> bool:
+        """Return whether the error stream of a component is kept apart from its output."""
+        return self.label or bool(self.output_files(request_index)[1])
+
+    def component(self, request_index: int | None) -> ComponentRequest | None:
+        """Return the request of a component by its index; None for a flexible request or without an index."""
+        if request_index is None or isinstance(self.request, FlexibleRequest):
+            return None
+        return self.request.components[request_index]
