@@ -13,7 +13,7 @@ from koalapy.api.job_views import JobSubmission, JobView, job_view
 from koalapy.cli.jobs.job_options import JOB_FIELDS, form_of
 from koalapy.cli.jobs.submit import submit_job
 from koalapy.cli.terminal.arguments import click_command
-from koalapy.daemon.jobs.jobs import JobRecord
+from koalapy.daemon.jobs.job_records import JobRecord
 from koalapy.model.field import describe_fields, split_annotation
 from koalapy.model.job import Job
 from koalapy.model.job_spec import Coallocation, JobSpec, Lease, PointInTime

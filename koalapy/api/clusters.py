@@ -13,7 +13,7 @@ from koalapy.api.fields import Input, Output, Positive, Reason, Seconds, Timesta
 from koalapy.api.problems import problem, problem_responses
 from koalapy.api.routes import api_router
 from koalapy.daemon.agents.questions import Questions
-from koalapy.daemon.jobs import jobs
+from koalapy.daemon.jobs import job_records
 from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.model.cluster import Drain
 from koalapy.model.errors import ProblemCode, UsageError
@@ -91,7 +91,7 @@ class PolicyList(Output):
     policies: list[PolicyView]
 
 
-def _metrics_view(metrics: jobs.Metrics) -> dict[str, Any]:
+def _metrics_view(metrics: job_records.Metrics) -> dict[str, Any]:
     """Return the fields of the answer: use by cluster, mean times by priority, and job counts by final state."""
     usage, span = metrics.usage, metrics.end - metrics.start
     return {

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from koalapy.api.access import identity_of
 from koalapy.api.job_views import JobSubmission
-from koalapy.daemon.jobs.jobs import JobRecord
+from koalapy.daemon.jobs.job_records import JobRecord
 from koalapy.model.identity import Identity
 from koalapy.model.job_spec import JobSpec
 

@@ -16,7 +16,8 @@ from koalapy.api.routes import api_router, cancel_on_disconnect
 from koalapy.config.strict_yaml import DuplicateKey, load_yaml
 from koalapy.daemon.forecast.forecasts import Forecasts, IfSubmitted
 from koalapy.daemon.jobs.advisor import Advisor, ApplicationRecord
-from koalapy.daemon.jobs.jobs import JobRecord, Jobs
+from koalapy.daemon.jobs.job_records import JobRecord
+from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.model.advice import AdvisedPlacement, Option
 from koalapy.model.bounds import MAX_NODES
 from koalapy.model.errors import UsageError

@@ -30,7 +30,8 @@ from koalapy.api.job_views import (
 from koalapy.api.problems import describe_error, problem_responses
 from koalapy.api.routes import api_router, render_json_list
 from koalapy.daemon.jobs.changes import TOPICS, Changes, Topic
-from koalapy.daemon.jobs.jobs import ActionResult, JobChange, JobRecord, Jobs
+from koalapy.daemon.jobs.job_records import ActionResult, JobChange, JobRecord
+from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.model.errors import (
     ConflictError,
     ForbiddenError,

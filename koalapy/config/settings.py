@@ -37,6 +37,7 @@ from koalapy.config.types import (
     UserPattern,
     parse_proxy,
 )
+from koalapy.config.variables import OF_COMMANDS, OF_JOBS
 from koalapy.model.alert import AlertRules
 from koalapy.model.cluster import ClusterPair, Link, check_cluster, pair_of
 from koalapy.model.disk import DiskLimits
@@ -502,43 +503,6 @@ def parse_proxies(texts: Sequence[str]) -> list[str]:
         ) from error
 
 
-OF_COMMANDS = (
-    "AGENT_DIRECTORY",
-    "AGENT_TOKEN",
-    "CA_FILE",
-    "CONFIG",
-    "DATA_DIR",
-    "LOGIN_SOCKET",
-    "RESULTS",
-    "SERVE_HOST",
-    "TOKEN",
-    "TRACES",
-    "URL",
-)
-"""Variables, without ``KOALA_``, that commands and units read and that are no settings."""
-OF_JOBS = (
-    "CLUSTER",
-    "CLUSTERS",
-    "CLUSTER_NODES",
-    "COMPONENT",
-    "COMPONENT_NODES",
-    "GENERATION",
-    "HOST",
-    "HOSTFILE",
-    "HOSTS",
-    "JOB",
-    "JOB_ID",
-    "MPIRUN",
-    "NODE",
-    "NODELIST",
-    "NODES",
-    "NODE_INDEX",
-    "PPN",
-    "SCRATCH",
-    "SLOTS",
-    "STAGE",
-)
-"""Variables, without ``KOALA_``, that programs of jobs and their child processes inherit."""
 OF_LOCAL_KIND = {"nodes", "network", "start_failures"}
 """Settings that imply the kind ``local`` for a cluster without ``kind``."""
 OF_OTHER_KINDS = {

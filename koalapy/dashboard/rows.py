@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from koalapy.api.job_views import redact_job
 from koalapy.daemon.engine.engine import Engine
-from koalapy.daemon.jobs.jobs import JobRecord
+from koalapy.daemon.jobs.job_records import JobRecord
 from koalapy.dashboard.pictures import NodeCounts
 from koalapy.dashboard.rendering import with_query
 from koalapy.model.alert import Alert, AlertKind

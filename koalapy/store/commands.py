@@ -8,7 +8,7 @@ from sqlalchemy import Connection, delete, insert, select
 
 from koalapy.model.job import JobId
 from koalapy.ports import Batch, OutboxEntry
-from koalapy.protocol.messages import PLAN, Plan
+from koalapy.protocol.frames import PLAN, Plan
 from koalapy.store.database import upsert
 from koalapy.store.tables import outbox, plans
 

@@ -25,6 +25,7 @@ from koalapy.agent.runners.runners import RunnerConnection
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
 from koalapy.model.reports import ClusterReport, LrmCalls, LrmOperation, Versions
 from koalapy.protocol import messages as wire
+from koalapy.protocol.frames import encode_frame
 from tests.agent.conftest import FakeDaemon, Site
 from tests.agent.memory_agent import loop_clock, reported_counts, running_agent
 from tests.agent.memory_lrm import MemoryLrm
@@ -449,7 +450,7 @@ async def test_versions_are_reported_when_known(lrm: MemoryLrm, daemon: FakeDaem
 
 
 def encode_report(report: ClusterReport) -> dict[str, Any]:
-    (message,) = json.loads(wire.encode_frame(wire.from_agent, [report]))
+    (message,) = json.loads(encode_frame(wire.from_agent, [report]))
     return dict(message)
 
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.agent.runners import runner_messages, runners
-from koalapy.protocol import messages
+from koalapy.protocol.frames import encode_frame, encode_frames
 from koalapy.protocol.messages import Relay, from_agent
 from koalapy.runner.session import TAG_LENGTH, Line
 from tests.agent.conftest import DEADLINE, FakeDaemon
@@ -278,11 +278,11 @@ def test_messages_are_split_into_bounded_frames() -> None:
     relays = [
         Relay(token="1.1.0", node=n, payload={"x": "y" * 1000}, sender="1.1.1", sender_node=0) for n in range(100)
     ]
-    encode = partial(messages.encode_frame, from_agent)
-    frames = list(messages.encode_frames(relays, encode, 10_000))
+    encode = partial(encode_frame, from_agent)
+    frames = list(encode_frames(relays, encode, 10_000))
     assert all(len(frame) <= 10_000 for frame in frames)
     assert [message for frame in frames for message in from_agent.validate_json(frame)] == relays
-    assert len(list(messages.encode_frames(relays, encode, 100))) == 100
+    assert len(list(encode_frames(relays, encode, 100))) == 100
 
 
 @pytest.mark.parametrize("start", ["1e999", "-1", str(10**400), "[]", '"x"'])

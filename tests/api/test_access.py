@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from koalapy.api.access import ACCESS, access_of
 from koalapy.api.fields import as_json
 from koalapy.api.job_views import PUBLIC_FIELDS, view_for
-from koalapy.daemon.jobs.jobs import JobRecord
+from koalapy.daemon.jobs.job_records import JobRecord
 from koalapy.model.field import describe_fields
 from koalapy.model.identity import HighPriority, Identity, Role
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState

@@ -10,7 +10,7 @@ import pytest
 
 from koalapy.api.jobs import changes_router
 from koalapy.daemon.jobs.changes import TOPICS, Changes, Topic
-from koalapy.daemon.jobs.jobs import JobChange
+from koalapy.daemon.jobs.job_records import JobChange
 from koalapy.model.errors import NotFoundError, StoreUnavailable
 from koalapy.model.job import JobId
 from tests.identities import administrators

@@ -9,7 +9,7 @@ from hypothesis import given
 
 from koalapy.api.fields import as_json, parse_duration
 from koalapy.api.job_views import JobSubmission, attempt_view, job_view
-from koalapy.daemon.jobs.jobs import JobRecord
+from koalapy.daemon.jobs.job_records import JobRecord
 from koalapy.model.job import Attempt, Component, Job, JobState
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import Bundle, ComponentRequest, FixedRequest, FlexibleRequest, InputFile

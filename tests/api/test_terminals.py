@@ -13,7 +13,8 @@ from starlette.testclient import TestClient, WebSocketDenialResponse
 from koalapy.api.app import create_app
 from koalapy.api.terminals import terminals_router
 from koalapy.daemon.auth.identities import Identities
-from koalapy.daemon.jobs.jobs import JobRecord, Jobs
+from koalapy.daemon.jobs.job_records import JobRecord
+from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.daemon.observability.audit import Audit
 from koalapy.model.audit import AuditFilter
 from koalapy.model.job import Job

@@ -15,7 +15,7 @@ import pytest_asyncio
 from koalapy.daemon.files.bundles import RETENTION, Bundles
 from koalapy.daemon.files.files import Files
 from koalapy.daemon.files.results import Results
-from koalapy.daemon.jobs.jobs import JobRecord
+from koalapy.daemon.jobs.job_records import JobRecord
 from koalapy.daemon.jobs.output import Outputs
 from koalapy.daemon.jobs.quota import StorageLimits
 from koalapy.daemon.jobs.retention import Housekeeping, Retention, RetentionTimes

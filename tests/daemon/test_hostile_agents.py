@@ -18,6 +18,7 @@ from koalapy.model.bounds import MAX_NOTICES, MAX_NOTICES_LENGTH, TruncateList
 from koalapy.model.job import ComponentState
 from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory, StageStatus
 from koalapy.protocol import messages as wire
+from koalapy.protocol.frames import encode_frame
 from tests.daemon.test_hub import DEADLINE, Daemon, report_nodes, running_daemon, wait_for_state
 from tests.daemon.test_trust import COUPLED, Grid, wait_for_job
 from tests.fuzz.messages import FLOATS, NUMBERS, Vocabulary, is_record, read_fields
@@ -33,7 +34,7 @@ ANYTHING: st.SearchStrategy[Any] = st.recursive(
 
 
 def to_plain_json(message: object) -> dict[str, Any]:
-    (sent,) = json.loads(wire.encode_frame(wire.from_agent, [message]))
+    (sent,) = json.loads(encode_frame(wire.from_agent, [message]))
     return dict(sent)
 
 

@@ -31,6 +31,7 @@ from koalapy.model.wording import is_utf8
 from koalapy.policies.registry import builtin_policies
 from koalapy.ports import ClusterRecord
 from koalapy.protocol import messages as wire
+from koalapy.protocol.frames import encode_frame
 from koalapy.scheduler.clusters import NO_REPORT_YET, ClusterStatus
 from koalapy.scheduler.effects import MAX_STRAYS
 from koalapy.scheduler.events import JobCancelled, JobSubmitted
@@ -56,7 +57,7 @@ class Agent:
         self.closed = ""
 
     def say_to_daemon(self, *messages: wire.FromAgent) -> None:
-        self.says_frame(wire.encode_frame(wire.from_agent, list(messages)))
+        self.says_frame(encode_frame(wire.from_agent, list(messages)))
 
     def says_frame(self, frame: str) -> None:
         self._said.put_nowait(frame)
@@ -240,7 +241,7 @@ def test_frame_of_any_messages_can_be_read_back(text: str, tokens: list[str], pa
         ClusterReport(total=1, idle=1, holding=frozenset(tokens), problem=text),
         wire.Answer(ident="1", payload=payload, error=text),
     ]
-    frame = wire.encode_frame(wire.from_agent, messages)
+    frame = encode_frame(wire.from_agent, messages)
     frame.encode()
     read = wire.from_agent.validate_json(frame)
     assert [type(message) for message in read] == [ClusterReport, wire.Answer]

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from koalapy.daemon.engine.engine import WorkItem
-from koalapy.daemon.jobs.jobs import JobRecord, Jobs
+from koalapy.daemon.jobs.job_records import JobRecord
+from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.model.errors import NotFoundError, StoreUnavailable
 from koalapy.model.job import ComponentState, Job, JobState, TimelineEntry
 from koalapy.model.job_spec import JobSpec

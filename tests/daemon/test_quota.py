@@ -11,7 +11,7 @@ import pytest
 from koalapy.daemon.files import bundles, results
 from koalapy.daemon.files.bundles import Bundles
 from koalapy.daemon.files.results import Results
-from koalapy.daemon.jobs.jobs import JobRecord
+from koalapy.daemon.jobs.job_records import JobRecord
 from koalapy.daemon.jobs.quota import StorageLimits
 from koalapy.model.errors import FullError, LimitReached, NeverAllowed, NotFoundError, StoreUnavailable, TooLargeError
 from koalapy.model.job import Attempt, Component, Job, JobState

@@ -20,7 +20,8 @@ from koalapy.model.request import (
     WarningSignal,
 )
 from koalapy.model.users import Accounts, Domain, User, Users
-from koalapy.protocol.messages import Open, Probe, command_frames, from_daemon
+from koalapy.protocol.frames import command_frames
+from koalapy.protocol.messages import Open, Probe, from_daemon
 from koalapy.scheduler.effects import OpenBarrier, StageComponent, StopComponent, SubmitComponent
 
 PROFILES = {

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from koalapy.model.job import parse_token
 from koalapy.model.reports import Inventory
 from koalapy.protocol import messages as wire
+from koalapy.protocol.frames import encode_frame
 from tests.daemon.test_hub import Agent
 from tests.fuzz.attacked_grid import (
     CLUSTERS,
@@ -128,9 +129,9 @@ class Attack:
     async def _begin(self) -> None:
         """Connect as the agent that was honest until now."""
         honest_agent = self._prepared.copy_agent(HOSTILE)
-        self._connect(wire.encode_frame(wire.from_agent, [honest_agent.make_hello()]))
+        self._connect(encode_frame(wire.from_agent, [honest_agent.make_hello()]))
         inventory = Inventory(tuple(honest_agent.components.values()), stages=tuple(honest_agent.stages.values()))
-        await self._say(wire.encode_frame(wire.from_agent, [inventory, honest_agent.make_report()]))
+        await self._say(encode_frame(wire.from_agent, [inventory, honest_agent.make_report()]))
 
     async def _act(self, act: Any) -> None:
         match act:

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from koalapy.api.job_views import redact_job
-from koalapy.daemon.jobs.jobs import JobRecord
+from koalapy.daemon.jobs.job_records import JobRecord
 from koalapy.model.errors import UsageError
 from koalapy.model.job import FINAL_STATES, Attempt, Component, Job, JobState
 from koalapy.model.job_search import KINDS, MAX_WORDS, STATE_GROUPS, format_term, parse_search

@@ -18,7 +18,8 @@ from koalapy.agent.core.spool import JournalFolder, Spool
 from koalapy.model.bounds import MAX_TEXT_LENGTH
 from koalapy.model.job import ComponentState
 from koalapy.model.reports import ComponentStatus, Inventory
-from koalapy.protocol.messages import PROTOCOL, KnownDaemon, Stage, encode_frame, from_agent, from_daemon
+from koalapy.protocol.frames import encode_frame
+from koalapy.protocol.messages import PROTOCOL, KnownDaemon, Stage, from_agent, from_daemon
 
 PREVIOUS = Path(__file__).parent / "previous"
 INSTANCE, TOKEN = "k1f3", "7.2.0.3fa9c1d2"

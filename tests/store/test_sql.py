@@ -18,7 +18,7 @@ from koalapy.model.job import Attempt, Component, Job, JobState, TimelineEntry
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import FlexibleRequest
 from koalapy.ports import ClusterRecord, JobFilter, OutboxEntry
-from koalapy.protocol.messages import Plan, command_frames
+from koalapy.protocol.frames import Plan, command_frames
 from koalapy.store import listing
 from koalapy.store.database import Database
 from koalapy.store.engine import make_engine

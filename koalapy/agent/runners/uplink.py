@@ -13,6 +13,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 
 from koalapy.protocol import messages as wire
+from koalapy.protocol.frames import MAX_FRAME_SIZE, encode_frame, encode_frames
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 from koalapy.system.tls import SYSTEM_TRUST, Trust, explain_tls_error
 
@@ -71,7 +72,7 @@ class Uplink:
                     additional_headers=headers,
                     ssl=self._trust.create_context() if self._url.startswith("wss:") else None,
                     compression=None,
-                    max_size=wire.MAX_FRAME_SIZE,
+                    max_size=MAX_FRAME_SIZE,
                     proxy=None,
                     ping_interval=PING_INTERVAL,
                     ping_timeout=PING_TIMEOUT,
@@ -138,7 +139,7 @@ class Uplink:
             if batch:
                 if self._synced is not None:
                     await self._synced()
-                for frame in wire.encode_frames(batch, partial(wire.encode_frame, wire.from_agent)):
+                for frame in encode_frames(batch, partial(encode_frame, wire.from_agent)):
                     await socket.send(frame)
 
 

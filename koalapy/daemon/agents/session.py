@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from koalapy.model.request import ClusterName
 from koalapy.protocol import messages as wire
+from koalapy.protocol.frames import command_frames, encode_frame
 
 CHECKS_PER_TIMEOUT = 4
 """Checks for silence during the time after which a silent agent is disconnected."""
@@ -75,7 +76,7 @@ class Session:
 
     def offer_message(self, message: wire.FromDaemon) -> bool:
         """Queue a message that may be dropped. Return False if too much waits already."""
-        size = len(wire.encode_frame(wire.from_daemon, [message]))
+        size = len(encode_frame(wire.from_daemon, [message]))
         if self._offered + self._sending + size > self._max_unread:
             return False
         self._offered += size
@@ -99,7 +100,7 @@ class Session:
             self._wake.clear()
             messages, self._queue = self._queue, []
             self._sending, self._offered = self._offered, 0
-            for frame in wire.command_frames(messages):
+            for frame in command_frames(messages):
                 await self.connection.send(frame)
                 await asyncio.sleep(0)  # other tasks run, though the frame was taken at once
             self._sending = 0

@@ -10,10 +10,9 @@ from koalapy.model.profile import ClusterProfile
 from koalapy.model.replica import Catalogue
 from koalapy.model.request import ClusterName, InputFile
 from koalapy.model.users import Accounts
+from koalapy.protocol.frames import PLAN, Plan
 from koalapy.protocol.messages import (
-    PLAN,
     Forget,
-    Plan,
     PlanContext,
     PlanNode,
     Stage,

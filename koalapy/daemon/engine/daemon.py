@@ -24,7 +24,7 @@ from koalapy.daemon.listener.connections import Connections, TlsServer
 from koalapy.daemon.listener.stand_in import StandIn
 from koalapy.model.errors import StoreUnavailable
 from koalapy.ports import Store
-from koalapy.protocol.messages import MAX_FRAME_SIZE
+from koalapy.protocol.frames import MAX_FRAME_SIZE
 from koalapy.system.event_loop import ACCEPTS_PER_TURN, raise_backlog
 from koalapy.system.systemd import ServiceManager
 

@@ -17,7 +17,7 @@ from koalapy.daemon.files.archives import (
     receive_archive,
     remove_unregistered,
 )
-from koalapy.daemon.jobs.jobs import JobRecord
+from koalapy.daemon.jobs.job_records import JobRecord
 from koalapy.daemon.jobs.quota import Excess, Quota, StorageLimits, StorageUse
 from koalapy.model.errors import ConflictError, FullError, NotFoundError, ProblemCode
 from koalapy.model.job import Attempt, JobId, JobState, parse_token

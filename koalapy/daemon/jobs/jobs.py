@@ -1,9 +1,9 @@
 """Submit jobs, act on jobs and clusters, and read their state."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import structlog
@@ -11,27 +11,29 @@ import structlog
 from koalapy.daemon.engine.database import query
 from koalapy.daemon.engine.engine import RETRY_INTERVAL_S, Engine, WorkItem
 from koalapy.daemon.jobs.batches import BatchSubmission, number_jobs
+from koalapy.daemon.jobs.bulk_actions import BulkActions
 from koalapy.daemon.jobs.dependencies import Dependencies, EndedMeanwhile, FinalStates, RelatedJobs
 from koalapy.daemon.jobs.idempotency import IdempotencyKeys, check_same_submission
+from koalapy.daemon.jobs.job_records import JobChange, JobRecord, Metrics, already_ended_error, no_job_error
 from koalapy.daemon.jobs.output import Outputs, OutputTail
 from koalapy.daemon.jobs.unfinished import list_unfinished
 from koalapy.daemon.observability.audit import describe_request
 from koalapy.model.application import summarize_job
 from koalapy.model.array import TaskIndices
 from koalapy.model.dependency import Clause
-from koalapy.model.errors import ConflictError, ForbiddenError, KoalaError, NotFoundError, ProblemCode, StoreUnavailable
+from koalapy.model.errors import ConflictError, NotFoundError, StoreUnavailable
 from koalapy.model.explanation import Explanation
 from koalapy.model.history import DAY
 from koalapy.model.identity import Identity
 from koalapy.model.job import Attempt, Job, JobId, JobState, TimelineEntry
 from koalapy.model.job_search import JobSort
-from koalapy.model.job_spec import JobSpec, Priority
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.notification import AllowedRecipients
 from koalapy.model.output import OutputStream
 from koalapy.model.request import ClusterName
 from koalapy.model.tasks import new_job
 from koalapy.policies.registry import DEFAULTS
-from koalapy.ports import ClusterRecord, JobFilter, Store, Submitted, Usage
+from koalapy.ports import ClusterRecord, JobFilter, Store, Submitted
 from koalapy.scheduler.events import (
     ClusterCleared,
     ClusterDrained,
@@ -40,19 +42,12 @@ from koalapy.scheduler.events import (
     Event,
     JobCancelled,
     JobHeld,
-    JobPriorityChanged,
     JobReleased,
     JobSubmitted,
 )
 from koalapy.scheduler.explain.explain import explain, explain_submission
 from koalapy.scheduler.queries import Queries
-from koalapy.validation.permissions import (
-    SubmissionRules,
-    check_job_access,
-    check_notifications,
-    may_see_all_of,
-    with_home_site,
-)
+from koalapy.validation.permissions import SubmissionRules, check_job_access, check_notifications, with_home_site
 from koalapy.validation.request import check_size, check_times, with_all_indices
 from koalapy.validation.submission import check_submission, hash_key, hash_spec
 
@@ -66,48 +61,8 @@ MAX_JOBS_AHEAD = 1_000_000
 """The most by which all agents together may raise the number of the next job during one daemon run."""
 MAX_EXACT_SPAN_S = 2 * DAY
 """Spans up to this long are measured to the second; longer ones by the daily sums of whole days."""
-ExpectedStates = Mapping[JobId, JobState]
-"""The states of jobs that the user saw when choosing an action."""
-NO_EXPECTED_STATES: ExpectedStates = {}
 HINT_UNKNOWN_OUTCOME = "look for the job with koala queue --all before you submit it again"
 HINT_UNKNOWN_OUTCOME_OF_KEY = "submit it again with the same Idempotency-Key: it becomes one job"
-
-
-@dataclass(frozen=True, slots=True)
-class JobRecord:
-    """A job and the reason why it waits or ended."""
-
-    job: Job
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class JobChange:
-    """A job after a change, and the new lines of its timeline with their numbers, from 1."""
-
-    record: JobRecord
-    timeline: tuple[tuple[int, TimelineEntry], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ActionResult:
-    """The result of a bulk action for one job: the job, or the error."""
-
-    job: JobId
-    record: JobRecord | None = None
-    error: KoalaError | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Metrics:
-    """The use of the grid from ``start`` to ``end``, which is now; clusters and job counts are those of now."""
-
-    start: float
-    end: float
-    usage: Usage
-    clusters: Sequence[ClusterRecord]
-    queued: int
-    active: int
 
 
 class Jobs:
@@ -129,7 +84,7 @@ class Jobs:
         self._engine, self._queries = engine, queries
         self._resolve = resolve
         self.rules = rules or SubmissionRules()
-        self.bulk = BulkActions(self, queries, self.rules)
+        self.bulk = BulkActions(queries, self.rules, self.commit_item, self.make_record, self.get_many)
         self._reachable = reachable or AllowedRecipients()
         self._store = store
         self._outputs = outputs
@@ -254,7 +209,7 @@ class Jobs:
         """Apply an event to the caller's unfinished job. Raise ``ConflictError`` if it has ended."""
         record = await self.get_owned(job, caller)
         if self._queries.unfinished(job) is None:
-            raise _already_ended(record.job)
+            raise already_ended_error(record.job)
         await self.commit_item(WorkItem(events=(event,)))
         if record.job.array_job is not None and self._queries.unfinished(job) is None:
             job = record.job.array_job  # a task that was never started has no record of its own
@@ -303,7 +258,7 @@ class Jobs:
         """Return a job. Raise ``NotFoundError`` if it does not exist."""
         stored = self._queries.unfinished(job) or await query(self._store.job, job)
         if stored is None:
-            raise _no_job(job)
+            raise no_job_error(job)
         return self.make_record(stored)
 
     async def _read_job(self, job: JobId) -> Job:
@@ -499,164 +454,3 @@ class Jobs:
     def list_policies(self) -> Sequence[dict[str, object]]:
         """Return ``name``, ``serves`` (request types) and ``summary`` of each policy."""
         return self._queries.policies.describe_policies()
-
-
-class BulkActions:
-    """Actions on several jobs, each with a separate result: an error of one job does not affect the others.
-
-    A job that is already as requested is a success. With ``expected`` states, a job in another state is not changed.
-    """
-
-    def __init__(self, jobs: Jobs, queries: Queries, rules: SubmissionRules) -> None:
-        self._jobs, self._queries, self._rules = jobs, queries, rules
-
-    async def cancel_jobs(
-        self,
-        jobs: Sequence[JobId],
-        caller: Identity,
-        reason: str,
-        expected: ExpectedStates = NO_EXPECTED_STATES,
-        *,
-        warn: bool = False,
-    ) -> Sequence[ActionResult]:
-        """Cancel jobs; with ``warn`` their programs get the warning signal and grace time that they asked for."""
-
-        def make_event(job: Job) -> Event:
-            return JobCancelled(job.id, reason or f"cancelled by {caller.user}", caller.user, warn)
-
-        return await self._act_on_jobs(jobs, caller, make_event, expected, JobState.CANCELLED)
-
-    async def hold_jobs(
-        self, jobs: Sequence[JobId], caller: Identity, reason: str, expected: ExpectedStates = NO_EXPECTED_STATES
-    ) -> Sequence[ActionResult]:
-        """Hold queued jobs: do not schedule them until released. Report an error for each job that cannot be held."""
-
-        def make_event(job: Job) -> Event | None:
-            if not job.state.is_waiting:
-                raise _wrong_state(job, "only queued jobs can be held", "cancel it instead")
-            is_queued = job.state is JobState.QUEUED
-            return JobHeld(job.id, reason or f"held by {caller.user}", caller.user) if is_queued else None
-
-        return await self._act_on_jobs(jobs, caller, make_event, expected)
-
-    async def release_jobs(
-        self, jobs: Sequence[JobId], caller: Identity, expected: ExpectedStates = NO_EXPECTED_STATES
-    ) -> Sequence[ActionResult]:
-        """Return held jobs to the queue. Report an error for each job that cannot be released."""
-
-        def make_event(job: Job) -> Event | None:
-            if not job.state.is_waiting:
-                raise _wrong_state(job, "only held jobs can be released")
-            return JobReleased(job.id, caller.user) if job.state is JobState.HELD else None
-
-        return await self._act_on_jobs(jobs, caller, make_event, expected)
-
-    async def set_priority(
-        self,
-        jobs: Sequence[JobId],
-        priority: Priority,
-        caller: Identity,
-        reason: str,
-        expected: ExpectedStates = NO_EXPECTED_STATES,
-    ) -> Sequence[ActionResult]:
-        """Change the priority of waiting jobs. Raise ``ForbiddenError`` if the caller may not give this priority."""
-        self._rules.check_priority(priority, caller, "leave it low")
-
-        def make_event(job: Job) -> Event | None:
-            if not job.state.is_waiting:
-                raise _wrong_state(job, "only jobs that wait can be given another priority")
-            is_new = job.spec.priority is not priority
-            return JobPriorityChanged(job.id, priority, reason, caller.user) if is_new else None
-
-        return await self._act_on_jobs(jobs, caller, make_event, expected)
-
-    async def _act_on_jobs(
-        self,
-        jobs: Sequence[JobId],
-        caller: Identity,
-        make_event: Callable[[Job], Event | None],
-        expected: ExpectedStates,
-        target: JobState | None = None,
-    ) -> Sequence[ActionResult]:
-        """Act on the caller's unfinished jobs. A job that ended in the state ``target`` is a success.
-
-        ``make_event`` returns None if a job is already as requested, and raises ``ConflictError`` if it cannot change.
-        """
-        ids, queries = list(dict.fromkeys(jobs)), self._queries
-        errors: dict[JobId, KoalaError] = {}
-
-        def may_change(ident: JobId) -> bool:
-            """Return whether the job is unfinished and the caller's. An array is cancelled with its tasks."""
-            job = queries.unfinished(ident)
-            if job is None or (target is JobState.CANCELLED and job.array_job in ids):
-                return False
-            return may_see_all_of(caller, job)
-
-        def make_events() -> tuple[Event, ...]:
-            """Return the events of jobs that may change. Keep the errors of the others in ``errors``."""
-            events = []
-            for ident in filter(may_change, ids):
-                job = queries.unfinished(ident)
-                assert job is not None
-                try:
-                    _check_state(job, expected)
-                    if target is not JobState.CANCELLED and queries.job(ident) is None:
-                        raise _wrong_state(job, "it was not started", f"hold, release or change array {job.array_job}")
-                    event = make_event(job)
-                except ConflictError as error:
-                    errors[ident] = error
-                else:
-                    events += [event] if event is not None else []
-            return tuple(events)
-
-        unfinished = [job for ident in ids if (job := queries.unfinished(ident)) is not None]
-        forbidden_ids = [str(job.id) for job in unfinished if not may_see_all_of(caller, job)]
-        describe_request(
-            f"jobs {', '.join(map(str, ids))}",
-            f"not {caller.user}'s: {', '.join(forbidden_ids)}" if forbidden_ids else "",
-        )
-        if any(map(may_change, ids)):
-            await self._jobs.commit_item(WorkItem(prepare=make_events))
-        records = {ident: self._jobs.make_record(job) for ident, job in (await self._jobs.get_many(ids)).items()}
-        return [_make_result(ident, records.get(ident), caller, errors.get(ident), target) for ident in ids]
-
-
-def _no_job(job: JobId) -> NotFoundError:
-    return NotFoundError(
-        f"there is no job {job}", field="job", value=job, hint="see koala queue --all", code=ProblemCode.JOB_NOT_FOUND
-    )
-
-
-def _already_ended(job: Job) -> ConflictError:
-    return ConflictError(f"job {job.id} is already {job.state}", field="job", value=job.id)
-
-
-def _wrong_state(job: Job, rule: str, hint: str = "") -> ConflictError:
-    return ConflictError(f"job {job.id} is {job.state}: {rule}", field="job", value=job.id, hint=hint)
-
-
-def _check_state(job: Job, expected: ExpectedStates) -> None:
-    """Raise ``ConflictError`` if a job has another state than the user saw."""
-    state = expected.get(job.id, job.state)
-    if state is not job.state:
-        raise ConflictError(
-            f"job {job.id} is {job.state} now, and was {state} when you chose it: it was not changed",
-            field="job",
-            value=job.id,
-            hint="look at it and choose again",
-        )
-
-
-def _make_result(
-    ident: JobId, record: JobRecord | None, caller: Identity, error: KoalaError | None, target: JobState | None
-) -> ActionResult:
-    """Return the outcome of an action on one job: its record, or why it failed or is hidden from the caller."""
-    if record is None:
-        return ActionResult(ident, error=_no_job(ident))
-    try:
-        check_job_access(caller, record.job)
-    except ForbiddenError as forbidden:
-        error = forbidden
-    if error is None and record.job.state.is_final and record.job.state is not target:
-        error = _already_ended(record.job)
-    return ActionResult(ident, error=error) if error else ActionResult(ident, record)

@@ -12,7 +12,7 @@ from pydantic import Field
 from koalapy.api import fields
 from koalapy.api.access import Caller
 from koalapy.daemon.jobs.job_finder import JobFinder
-from koalapy.daemon.jobs.jobs import ActionResult
+from koalapy.daemon.jobs.job_records import ActionResult
 from koalapy.daemon.services import Services
 from koalapy.dashboard.dashboard import Dashboard, Form, SentForm
 from koalapy.dashboard.rendering import with_query

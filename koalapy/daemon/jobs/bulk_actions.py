@@ -1,0 +1,178 @@
+"""Actions on several jobs at once."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from koalapy.daemon.engine.engine import WorkItem
+from koalapy.daemon.jobs.job_records import (
+    NO_EXPECTED_STATES,
+    ActionResult,
+    ExpectedStates,
+    JobRecord,
+    already_ended_error,
+    no_job_error,
+    wrong_state_error,
+)
+from koalapy.daemon.observability.audit import describe_request
+from koalapy.model.errors import ConflictError, ForbiddenError, KoalaError
+from koalapy.model.identity import Identity
+from koalapy.model.job import Job, JobId, JobState
+from koalapy.model.job_spec import Priority
+from koalapy.scheduler.events import Event, JobCancelled, JobHeld, JobPriorityChanged, JobReleased
+from koalapy.scheduler.queries import Queries
+from koalapy.validation.permissions import SubmissionRules, check_job_access, may_see_all_of
+
+
+class BulkActions:
+    """Actions on several jobs, each with a separate result: an error of one job does not affect the others.
+
+    A job that is already as requested is a success. With ``expected`` states, a job in another state is not changed.
+    """
+
+    def __init__(
+        self,
+        queries: Queries,
+        rules: SubmissionRules,
+        commit_item: Callable[[WorkItem], Awaitable[None]],
+        make_record: Callable[[Job], JobRecord],
+        get_many: Callable[[Sequence[JobId]], Awaitable[Mapping[JobId, Job]]],
+    ) -> None:
+        self._queries, self._rules = queries, rules
+        self._commit_item, self._make_record, self._get_many = commit_item, make_record, get_many
+
+    async def cancel_jobs(
+        self,
+        jobs: Sequence[JobId],
+        caller: Identity,
+        reason: str,
+        expected: ExpectedStates = NO_EXPECTED_STATES,
+        *,
+        warn: bool = False,
+    ) -> Sequence[ActionResult]:
+        """Cancel jobs; with ``warn`` their programs get the warning signal and grace time that they asked for."""
+
+        def make_event(job: Job) -> Event:
+            return JobCancelled(job.id, reason or f"cancelled by {caller.user}", caller.user, warn)
+
+        return await self._act_on_jobs(jobs, caller, make_event, expected, JobState.CANCELLED)
+
+    async def hold_jobs(
+        self, jobs: Sequence[JobId], caller: Identity, reason: str, expected: ExpectedStates = NO_EXPECTED_STATES
+    ) -> Sequence[ActionResult]:
+        """Hold queued jobs: do not schedule them until released. Report an error for each job that cannot be held."""
+
+        def make_event(job: Job) -> Event | None:
+            if not job.state.is_waiting:
+                raise wrong_state_error(job, "only queued jobs can be held", "cancel it instead")
+            is_queued = job.state is JobState.QUEUED
+            return JobHeld(job.id, reason or f"held by {caller.user}", caller.user) if is_queued else None
+
+        return await self._act_on_jobs(jobs, caller, make_event, expected)
+
+    async def release_jobs(
+        self, jobs: Sequence[JobId], caller: Identity, expected: ExpectedStates = NO_EXPECTED_STATES
+    ) -> Sequence[ActionResult]:
+        """Return held jobs to the queue. Report an error for each job that cannot be released."""
+
+        def make_event(job: Job) -> Event | None:
+            if not job.state.is_waiting:
+                raise wrong_state_error(job, "only held jobs can be released")
+            return JobReleased(job.id, caller.user) if job.state is JobState.HELD else None
+
+        return await self._act_on_jobs(jobs, caller, make_event, expected)
+
+    async def set_priority(
+        self,
+        jobs: Sequence[JobId],
+        priority: Priority,
+        caller: Identity,
+        reason: str,
+        expected: ExpectedStates = NO_EXPECTED_STATES,
+    ) -> Sequence[ActionResult]:
+        """Change the priority of waiting jobs. Raise ``ForbiddenError`` if the caller may not give this priority."""
+        self._rules.check_priority(priority, caller, "leave it low")
+
+        def make_event(job: Job) -> Event | None:
+            if not job.state.is_waiting:
+                raise wrong_state_error(job, "only jobs that wait can be given another priority")
+            is_new = job.spec.priority is not priority
+            return JobPriorityChanged(job.id, priority, reason, caller.user) if is_new else None
+
+        return await self._act_on_jobs(jobs, caller, make_event, expected)
+
+    async def _act_on_jobs(
+        self,
+        jobs: Sequence[JobId],
+        caller: Identity,
+        make_event: Callable[[Job], Event | None],
+        expected: ExpectedStates,
+        target: JobState | None = None,
+    ) -> Sequence[ActionResult]:
+        """Act on the caller's unfinished jobs. A job that ended in the state ``target`` is a success.
+
+        ``make_event`` returns None if a job is already as requested, and raises ``ConflictError`` if it cannot change.
+        """
+        ids, queries = list(dict.fromkeys(jobs)), self._queries
+        errors: dict[JobId, KoalaError] = {}
+
+        def may_change(ident: JobId) -> bool:
+            """Return whether the job is unfinished and the caller's. An array is cancelled with its tasks."""
+            job = queries.unfinished(ident)
+            if job is None or (target is JobState.CANCELLED and job.array_job in ids):
+                return False
+            return may_see_all_of(caller, job)
+
+        def make_events() -> tuple[Event, ...]:
+            """Return the events of jobs that may change. Keep the errors of the others in ``errors``."""
+            events = []
+            for ident in filter(may_change, ids):
+                job = queries.unfinished(ident)
+                assert job is not None
+                try:
+                    _check_state(job, expected)
+                    if target is not JobState.CANCELLED and queries.job(ident) is None:
+                        hint = f"hold, release or change array {job.array_job}"
+                        raise wrong_state_error(job, "it was not started", hint)
+                    event = make_event(job)
+                except ConflictError as error:
+                    errors[ident] = error
+                else:
+                    events += [event] if event is not None else []
+            return tuple(events)
+
+        unfinished = [job for ident in ids if (job := queries.unfinished(ident)) is not None]
+        forbidden_ids = [str(job.id) for job in unfinished if not may_see_all_of(caller, job)]
+        describe_request(
+            f"jobs {', '.join(map(str, ids))}",
+            f"not {caller.user}'s: {', '.join(forbidden_ids)}" if forbidden_ids else "",
+        )
+        if any(map(may_change, ids)):
+            await self._commit_item(WorkItem(prepare=make_events))
+        records = {ident: self._make_record(job) for ident, job in (await self._get_many(ids)).items()}
+        return [_make_result(ident, records.get(ident), caller, errors.get(ident), target) for ident in ids]
+
+
+def _check_state(job: Job, expected: ExpectedStates) -> None:
+    """Raise ``ConflictError`` if a job has another state than the user saw."""
+    state = expected.get(job.id, job.state)
+    if state is not job.state:
+        raise ConflictError(
+            f"job {job.id} is {job.state} now, and was {state} when you chose it: it was not changed",
+            field="job",
+            value=job.id,
+            hint="look at it and choose again",
+        )
+
+
+def _make_result(
+    ident: JobId, record: JobRecord | None, caller: Identity, error: KoalaError | None, target: JobState | None
+) -> ActionResult:
+    """Return the outcome of an action on one job: its record, or why it failed or is hidden from the caller."""
+    if record is None:
+        return ActionResult(ident, error=no_job_error(ident))
+    try:
+        check_job_access(caller, record.job)
+    except ForbiddenError as forbidden:
+        error = forbidden
+    if error is None and record.job.state.is_final and record.job.state is not target:
+        error = already_ended_error(record.job)
+    return ActionResult(ident, error=error) if error else ActionResult(ident, record)

@@ -1,0 +1,63 @@
+"""Jobs as users see them, the results of actions on them, and the errors of actions that are not possible."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from koalapy.model.errors import ConflictError, KoalaError, NotFoundError, ProblemCode
+from koalapy.model.job import Job, JobId, JobState, TimelineEntry
+from koalapy.ports import ClusterRecord, Usage
+
+ExpectedStates = Mapping[JobId, JobState]
+"""The states of jobs that the user saw when choosing an action."""
+NO_EXPECTED_STATES: ExpectedStates = {}
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """A job and the reason why it waits or ended."""
+
+    job: Job
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobChange:
+    """A job after a change, and the new lines of its timeline with their numbers, from 1."""
+
+    record: JobRecord
+    timeline: tuple[tuple[int, TimelineEntry], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ActionResult:
+    """The result of a bulk action for one job: the job, or the error."""
+
+    job: JobId
+    record: JobRecord | None = None
+    error: KoalaError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """The use of the grid from ``start`` to ``end``, which is now; clusters and job counts are those of now."""
+
+    start: float
+    end: float
+    usage: Usage
+    clusters: Sequence[ClusterRecord]
+    queued: int
+    active: int
+
+
+def no_job_error(job: JobId) -> NotFoundError:
+    return NotFoundError(
+        f"there is no job {job}", field="job", value=job, hint="see koala queue --all", code=ProblemCode.JOB_NOT_FOUND
+    )
+
+
+def already_ended_error(job: Job) -> ConflictError:
+    return ConflictError(f"job {job.id} is already {job.state}", field="job", value=job.id)
+
+
+def wrong_state_error(job: Job, rule: str, hint: str = "") -> ConflictError:
+    return ConflictError(f"job {job.id} is {job.state}: {rule}", field="job", value=job.id, hint=hint)

@@ -1,0 +1,97 @@
+"""Encode messages as JSON frames of bounded size."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import TypeAdapter
+from pydantic_core import PydanticSerializationError
+
+from koalapy.protocol.messages import Message
+
+MAX_FRAME_SIZE = 64 * 1024 * 1024
+"""Bytes of a frame that agent and daemon accept from each other; a larger one costs the connection."""
+MAX_BATCH_SIZE = 16 * 1024 * 1024
+"""Characters of a frame with several messages; more are sent in several frames."""
+COMMANDS_FRAME_SIZE = 1024 * 1024
+"""Characters of a frame of commands, small enough that sending one does not delay other tasks."""
+
+
+def encode_frames(
+    messages: Sequence[Any], encode: Callable[[Sequence[Any]], str], max_size: int = MAX_BATCH_SIZE
+) -> Iterator[str]:
+    """Yield messages in frames of at most ``max_size`` characters; a larger message gets a separate frame."""
+    text = encode(messages)
+    if len(text) <= max_size or len(messages) == 1:
+        yield text
+    else:
+        half = len(messages) // 2
+        yield from encode_frames(messages[:half], encode, max_size)
+        yield from encode_frames(messages[half:], encode, max_size)
+
+
+def encode_frame(speaker: TypeAdapter[Any], messages: Sequence[Any]) -> str:
+    """Encode messages as one frame; ``speaker``: ``from_agent`` or ``from_daemon``.
+
+    Replace lone surrogates, which texts of resource managers and file systems may contain, so that they do not break
+    the connection.
+    """
+    try:
+        return speaker.dump_json(messages).decode()
+    except PydanticSerializationError:
+        plain = speaker.dump_python(messages)
+        return json.dumps(plain, ensure_ascii=False, default=list).encode(errors="replace").decode()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The part of an ``Open`` that is the same for all components of an attempt, encoded as JSON once."""
+
+    job: int
+    generation: int
+    text: str = field(repr=False)
+
+    @classmethod
+    def of(cls, content: dict[str, Any]) -> "Plan":
+        return cls(content["job"], content["generation"], _encode_json(content))
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.job, self.generation
+
+
+PLAN = "plan"
+"""The key of a command's ``Plan``, which the frame replaces by the plan's content."""
+
+
+def command_frames(messages: Iterable[dict[str, Any] | Message]) -> Iterator[str]:
+    """Yield the daemon's messages in frames of at most ``COMMANDS_FRAME_SIZE``.
+
+    A larger message gets a separate frame.
+
+    Stored messages are dictionaries, which are not validated again.
+    """
+    texts: list[str] = []
+    size = 0
+    for text in map(_command_text, messages):
+        if texts and size + len(text) > COMMANDS_FRAME_SIZE:
+            yield f"[{','.join(texts)}]"
+            texts, size = [], 0
+        texts.append(text)
+        size += len(text) + 1
+    if texts:
+        yield f"[{','.join(texts)}]"
+
+
+def _command_text(message: dict[str, Any] | Message) -> str:
+    plan = message.get(PLAN) if isinstance(message, dict) else None
+    if not isinstance(plan, Plan):
+        return _encode_json(message)
+    fields = {name: value for name, value in message.items() if name != PLAN}  # type: ignore[union-attr]
+    return f"{_encode_json(fields)[:-1]},{plan.text[1:]}"
+
+
+def _encode_json(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=Message.model_dump)
+    return text.encode(errors="replace").decode()
