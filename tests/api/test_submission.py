@@ -25,7 +25,8 @@ def remove_nul(value: Any) -> Any:
     if isinstance(value, str):
         return value.replace("\0", "")
     if isinstance(value, tuple):
-        return tuple(remove_nul(item) for item in value)
+        items = map(remove_nul, value)
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
     if is_dataclass(value) and not isinstance(value, type):
         return replace(value, **{field.name: remove_nul(getattr(value, field.name)) for field in fields(value)})
     return value

@@ -1,7 +1,8 @@
 """The WebSockets of terminals and of standard input."""
 
+import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from koalapy.daemon.auth.identities import Identities
 from koalapy.daemon.jobs.job_records import JobRecord
 from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.daemon.observability.audit import Audit
-from koalapy.model.audit import AuditFilter
+from koalapy.model.audit import AuditEntry, AuditFilter
 from koalapy.model.job import Job
 from koalapy.protocol import messages as wire
 from koalapy.validation.permissions import check_job_access
@@ -111,6 +112,13 @@ def test_input_of_a_job_that_reads_none_is_rejected() -> None:
         assert "reads no input of clients" in rejection.value.json()["detail"]
 
 
+async def _read_audit(daemon: Daemon, count: int) -> Sequence[AuditEntry]:
+    """Return the audit entries once there are ``count``."""
+    while len(entries := await daemon.audit.read_entries(AuditFilter())) < count:  # noqa: ASYNC110 - nothing signals an entry
+        await asyncio.sleep(0)
+    return entries
+
+
 @pytest.mark.parametrize("path", [f"{TERMINAL}?rows=24&columns=80&term=xterm&command=top&command=-d1", INPUT])
 def test_stream_passes_bytes_and_messages_both_ways(daemon: Daemon, client: TestClient, path: str) -> None:
     grid = daemon.grid
@@ -133,9 +141,9 @@ def test_stream_passes_bytes_and_messages_both_ways(daemon: Daemon, client: Test
         assert socket.receive()["type"] == "websocket.close"
     kinds = [message.type for message in grid.sent[1:5]]
     assert kinds == ["stream_data", "stream_resize", "stream_data", "stream_credit"]
-    entries = client.portal.call(daemon.audit.read_entries, AuditFilter())
+    # The end is recorded after the client has been told.
+    entries = client.portal.call(_read_audit, daemon, 0 if path == INPUT else 2)
     details = [entry.detail for entry in entries]
-    assert len(details) == (0 if path == INPUT else 2)
     assert all(detail.startswith("node n1 of north, ") for detail in details)
     assert "file" not in str(entries), "the content is not recorded"
 

@@ -105,6 +105,7 @@ def test_spool_of_previous_agent_is_read(tmp_path: Path) -> None:
     assert not any(status.pop("warned") or status.pop("exceeded") for status in statuses), (
         "neither was told at that time"
     )
+    assert not any(status.pop("use") for status in statuses), "their runners measured no use of processors and memory"
     assert not any(status.pop("lease") for status in statuses), "their runners count no silence of the daemon"
     assert statuses == read_recorded("recalled.json")
     (daemon,) = Daemons(directory).known_daemons()

@@ -45,7 +45,14 @@ def test_spec_to_json_format_is_stable() -> None:
         bundle=Bundle("x", 1, 2),
     )
     stored_file = {"name": "f", "size": 3, "sites": ["north"], "distribution": "whole", "part": None, "target": ""}
-    component = {"size": 2, "cluster": None, "command": None, "environment": [["A", "b"]], "output": None}
+    component = {
+        "size": 2,
+        "cluster": None,
+        "command": None,
+        "environment": [["A", "b"]],
+        "output": None,
+        "error": None,
+    }
     component |= {"cores": None, "memory": None, "gpus": None, "features": [], "partition": "", "account": ""}
     component |= {"qos": "", "exclude": [], "inputs": [stored_file]}
     stored = {
