@@ -24,7 +24,7 @@ def run(grid: Grid, *arguments: str) -> str:
 def test_tasks_get_their_indices_and_lines(grid: Grid, tmp_path: Path) -> None:
     file = tmp_path / "lines"
     file.write_bytes(b"first\r\n\nthe third, with blanks\n")
-    options = ["--flexible", "1", "--launcher", "processes", "--each-line", str(file)]
+    options = ["--flexible", "1", "--launcher", "processes", "--chdir", "/tmp", "--each-line", str(file)]
     array = int(run(grid, "submit", "-q", *options, "--", *SHOW))
     run(grid, "wait", str(array))
     outputs = [run(grid, "logs", f"{array}[{index}]") for index in (1, 2, 3)]
