@@ -20,7 +20,7 @@ OF_JOBS = (
     "ARRAY_JOB",
     "ARRAY_LINE",
     "CLUSTER",
-    "CLUSTERS",
+    "CLUSTER_LIST",
     "CLUSTER_INDEX",
     "CLUSTER_NODES",
     "COMPONENT",

@@ -114,7 +114,7 @@ def add_framework_variables(environment: dict[str, str], plan: Plan, port: int |
         "KOALA_LOCAL_RANK": 0,
         "KOALA_LOCAL_SIZE": 1,
         "KOALA_CLUSTER_INDEX": clusters.index(plan.me["cluster"]),
-        "KOALA_CLUSTERS": ",".join(clusters),
+        "KOALA_CLUSTER_LIST": ",".join(clusters),
         "KOALA_HEAD_HOST": plan.nodes[0]["host"],
         **({} if port is None else {"KOALA_HEAD_PORT": port}),
     }

@@ -102,7 +102,7 @@ class ScriptHead(Role):
             "KOALA_HOSTFILE": host_file,
             "KOALA_PPN": str(self._plan.me["slots"]),
             "KOALA_SLOTS": str(sum(node["slots"] for node in nodes)),
-            "KOALA_CLUSTERS": ",".join(clusters),
+            "KOALA_CLUSTER_LIST": ",".join(clusters),
             "KOALA_CLUSTER_NODES": ",".join(map(str, sizes)),
         }
 

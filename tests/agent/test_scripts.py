@@ -10,7 +10,7 @@ from tests.agent.conftest import FakeDaemon, Site
 pytestmark = pytest.mark.processes
 
 T = "7.1.0"
-SCRIPT = '#!/bin/sh\necho "$0 on $KOALA_NODE of $KOALA_NODES in $KOALA_CLUSTERS" | sed "s|.*/||"\nexit 3\n'
+SCRIPT = '#!/bin/sh\necho "$0 on $KOALA_NODE of $KOALA_NODES in $KOALA_CLUSTER_LIST" | sed "s|.*/||"\nexit 3\n'
 
 
 def make_open(daemon: FakeDaemon, *others: str, head: str = T, script: str = SCRIPT) -> dict[str, Any]:

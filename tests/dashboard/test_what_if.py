@@ -72,7 +72,7 @@ def test_what_if_page_simulates_changes(visit: Visit, grid: EmbeddedGrid) -> Non
     page.get_by_label("Look ahead").select_option("7 days")
     page.get_by_role("button", name="Simulate").click()
     row.filter(has_text="not in 7 days").wait_for()
-    assert page.get_by_label("Look ahead").input_value() == "604800"
+    assert page.get_by_label("Look ahead").input_value() == "604800s"
     gate.open()
     assert grid.wait_for_end(waits)["state"] == "succeeded"
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from koalapy.config.variables import OF_JOBS
 from tests.grid.embedded import EmbeddedGrid, close_grid
 from tests.grid.grid import wait_until
 from tests.needs import IPV6, needs
@@ -101,22 +102,8 @@ def test_program_environment_has_named_variables_only(grid_with_secrets: Embedde
     assert environment.keys() & SECRETS.keys() == {"TMPDIR", "LC_NUMERIC"}
     assert environment["MODEL"] == "coarse"
     assert {"HOME", "PATH", "KOALA_JOB", "KOALA_CLUSTER"} <= environment.keys()
-    job_variables = {
-        "KOALA_JOB",
-        "KOALA_GENERATION",
-        "KOALA_COMPONENT",
-        "KOALA_CLUSTER",
-        "KOALA_NODE",
-        "KOALA_HOST",
-        "KOALA_NODE_INDEX",
-        "KOALA_NODES",
-        "KOALA_COMPONENT_NODES",
-        "KOALA_HOSTS",
-        "KOALA_COMPONENT_TOKEN",
-        "KOALA_MPI_SERIES",
-        "KOALA_STAGE",
-    }
-    assert {name for name in environment if name.startswith("KOALA_")} <= job_variables
+    names = {name.removeprefix("KOALA_") for name in environment if name.startswith("KOALA_")}
+    assert names <= set(OF_JOBS)
 
 
 def test_local_program_environment_lacks_command_token(grid_with_secrets: EmbeddedGrid) -> None:

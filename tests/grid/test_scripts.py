@@ -16,7 +16,7 @@ TWO_STEPS = """\
 #!/bin/bash
 #KOALA --nonfixed 2,2
 #KOALA --walltime 10m
-echo "job $KOALA_JOB_ID on $KOALA_CLUSTERS with $1"
+echo "job $KOALA_JOB_ID on $KOALA_CLUSTER_LIST with $1"
 {wait}
 mpirun sh -c 'echo first $OMPI_COMM_WORLD_RANK $KOALA_CLUSTER'
 koala mpirun -np 3 sh -c 'echo second $OMPI_COMM_WORLD_RANK $KOALA_CLUSTER' > {folder}/out

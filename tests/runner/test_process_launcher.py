@@ -29,7 +29,12 @@ async def run_nodes(agent: FakeAgent, command: list[str], tokens: list[str], **c
 async def test_processes_of_all_clusters_get_ranks_and_port_of_head(agent: FakeAgent) -> None:
     nodes = await run_nodes(agent, SHOW, ["7.1.0", "7.1.1"], environment={"MASTER_PORT": "of the user"})
     first, second = (json.loads(node.output) for node in nodes)
-    expected = {"KOALA_SIZE": "2", "KOALA_CLUSTERS": "north,south", "KOALA_HEAD_HOST": "127.0.1.1", "WORLD_SIZE": "2"}
+    expected = {
+        "KOALA_SIZE": "2",
+        "KOALA_CLUSTER_LIST": "north,south",
+        "KOALA_HEAD_HOST": "127.0.1.1",
+        "WORLD_SIZE": "2",
+    }
     expected |= {"KOALA_LOCAL_RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.1.1", "MASTER_PORT": "of the user"}
     for rank, variables in enumerate((first, second)):
         own = {"KOALA_RANK": str(rank), "RANK": str(rank), "KOALA_CLUSTER_INDEX": str(rank)}
