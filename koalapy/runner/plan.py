@@ -50,6 +50,15 @@ PLAIN = re.compile(r"[A-Za-z0-9_:][A-Za-z0-9_.:%-]{0,254}", re.ASCII)
 """Pattern of an address: those that other nodes send are used in file names and on mpirun's command line."""
 
 
+def folder_fault(node: Node) -> int | None:
+    """Return the exit code if no folder below ``TMPDIR`` can be used; None if that is a fault of the infrastructure.
+
+    A folder that the job has chosen is not a fault of its cluster.
+    """
+    is_of_job = node.environment.get("TMPDIR") != node.settings.program_environment.get("TMPDIR")
+    return 126 if is_of_job else None
+
+
 def separates_streams(context: Mapping[str, Any]) -> bool:
     """Return whether the error stream of a component is kept apart from its output."""
     return bool(context.get("error") or context.get("label"))

@@ -23,7 +23,7 @@ from koalapy.runner.lease import SilenceClock, boot_time, renewal_interval
 from koalapy.runner.link import MAX_LAG, Link, Loop, encode
 from koalapy.runner.openmpi import Follower
 from koalapy.runner.output import Output
-from koalapy.runner.plan import Plan, Role
+from koalapy.runner.plan import Plan, Role, folder_fault
 from koalapy.runner.processes import Processes, check_node, forbid_dumps, require_program
 from koalapy.runner.program_output import ProgramOutput
 from koalapy.runner.roles import make_role
@@ -169,7 +169,8 @@ class Runner:
         try:
             self._folder, self._mark = make_folder(base, self.settings.token, self.settings.node)
         except OSError as error:
-            raise Failure(f"cannot make a folder in {base} on {self.settings.name}: {error.strerror}") from error
+            text = f"cannot make a folder in {base} on {self.settings.name}: {error.strerror}"
+            raise Failure(text, folder_fault(self)) from error
         return self._folder
 
     def report_running(self) -> None:
@@ -403,7 +404,7 @@ class Runner:
                 self._role.relayed(sender, payload)
             except Failure as failure:
                 self._report_failure(Failure(failure.message))
-            except (KeyError, TypeError, ValueError, IndexError) as error:
+            except (KeyError, TypeError, ValueError, IndexError, OSError) as error:
                 print(f"koala runner: {sender} sent an invalid message: {error!r}", file=sys.stderr)
 
     def _start_program(self, message: dict[str, Any]) -> None:

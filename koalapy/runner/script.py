@@ -13,7 +13,7 @@ import sys
 from koalapy.runner.openmpi import RESEND_INTERVAL, is_open_mpis
 from koalapy.runner.output_filter import remove_noise
 from koalapy.runner.parameters import MAX_STEPS
-from koalapy.runner.plan import Plan, Role
+from koalapy.runner.plan import Plan, Role, folder_fault
 from koalapy.runner.processes import command_of, require_program
 from koalapy.runner.settings import Failure
 from koalapy.runner.step_calls import Call, Calls
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from koalapy.runner.output_streams import RankedBytes
     from koalapy.runner.plan import Node
 
+MAX_NAME_BYTES = 200
+"""Bytes of the name of a script's file; longer names become ``script``."""
+MAX_STEP_NUMBER = 2**31
 MAX_ENDED = 1000
 """Ended steps whose late messages a node recognizes."""
 CLIENT = f"{os.path.dirname(os.path.abspath(__file__))}/mpirun.py"
@@ -68,7 +71,8 @@ class ScriptHead(Role):
         if not os.access(f"{bin_folder}/mpirun", os.X_OK):
             raise Failure(
                 f"no program in {self._folder} can be executed on {runner.settings.name}: name a folder that allows it "
-                f"as TMPDIR in clusters.{plan.me['cluster']}.environment"
+                f"as TMPDIR in clusters.{plan.me['cluster']}.environment",
+                folder_fault(runner),
             )
         with open(f"{self._folder}/folder", "w", encoding="utf-8", errors="surrogateescape") as file:
             file.write(os.getcwd())
@@ -83,9 +87,11 @@ class ScriptHead(Role):
 
     def _write_script(self) -> str:
         """Write the script under its name into the runner's folder and return its path."""
-        name = os.path.basename(self._plan.context["command"][0])[:200]
+        name = os.path.basename(self._plan.context["command"][0])
+        if name in ("", ".", "..") or len(os.fsencode(name)) > MAX_NAME_BYTES:
+            name = "script"
         os.mkdir(f"{self._folder}/script")
-        path = f"{self._folder}/script/{name or 'script'}"
+        path = f"{self._folder}/script/{name}"
         write_program(path, self._plan.message["script"])
         return path
 
@@ -252,7 +258,7 @@ class ScriptFollower(Role):
 
     def _begin_step(self, number: int, payload: dict[str, Any]) -> None:
         """Prepare this node for a step. Raise ``ValueError`` if the head node may not begin it."""
-        if len(self._steps) >= MAX_ENDED:
+        if len(self._steps) >= MAX_ENDED or not 0 < number <= MAX_STEP_NUMBER:
             raise ValueError("the head node begins more programs than it may")
         order = Order(payload, len(self._plan.nodes))
         if not order.slots[self._plan.index]:
