@@ -7,6 +7,8 @@ from pydantic import ValidationError
 
 from koalapy.agent.components.component import Component
 from koalapy.agent.core.spool import JournalFolder
+from koalapy.agent.lrm.node_classes import NodeGroups
+from koalapy.model.errors import SiteFault, SiteRejected
 from koalapy.model.node_requirement import Gpus, NodeRequirement
 from koalapy.protocol.messages import Submit
 
@@ -20,6 +22,13 @@ def make_message(requirement: object) -> Submit:
     return Submit.model_validate(
         {"id": 1, "epoch": 1, "token": TOKEN, "size": 2, "name": "x", "requirement": requirement}
     )
+
+
+def test_exclusion_of_too_many_nodes_is_rejected_without_listing_them() -> None:
+    requirement = NodeRequirement(exclude=tuple(f"{prefix}[0-99999]" for prefix in ("a", "b", "c")))
+    with pytest.raises(SiteRejected, match="more than 100000 nodes") as rejection:
+        NodeGroups(()).admitted_nodes("", requirement, 1, ["n1"])
+    assert rejection.value.fault is SiteFault.JOB
 
 
 def test_requirement_survives_message_and_agent_restart(tmp_path: Path) -> None:

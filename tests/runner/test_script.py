@@ -66,7 +66,7 @@ async def test_script_runs_once_and_starts_programs_on_all_nodes(agent: FakeAgen
 
 
 async def test_allocation_is_in_the_environment_of_the_script(agent: FakeAgent) -> None:
-    names = "JOB_ID NODELIST NODES PPN SLOTS CLUSTERS CLUSTER_NODES CLUSTER"
+    names = "JOB_ID NODELIST NODES PPN SLOTS CLUSTER_LIST CLUSTER_NODES CLUSTER"
     text = f'for name in {names}; do v=KOALA_$name; echo "$name=${{!v}}"; done; cat "$KOALA_HOSTFILE"'
     nodes = await start_script(agent, text, north=1, south=2, slots=3)
     await end_of(nodes)
@@ -76,7 +76,7 @@ async def test_allocation_is_in_the_environment_of_the_script(agent: FakeAgent) 
         "NODES=3",
         "PPN=3",
         "SLOTS=9",
-        "CLUSTERS=north,south",
+        "CLUSTER_LIST=north,south",
         "CLUSTER_NODES=1,2",
         "CLUSTER=north",
         "127.0.1.1 slots=3",

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from koalapy.agent import main as agent_main
 from koalapy.daemon.agents import wire
 from koalapy.model.errors import UsageError
 from koalapy.model.job_spec import JobSpec, Launcher
@@ -44,6 +45,20 @@ WRONG_OPTIONS = [
         0,
         " is 0",
         "give at least 1, or leave it out",
+    ),
+    (
+        make_spec(one_component(), exclude=("n1", "n[3-1]")),
+        "exclude[1]",
+        "n[3-1]",
+        " is 'n[3-1]', and 3-1 is not a range",
+        "give numbers in ascending order, as n[1-3]",
+    ),
+    (
+        make_spec(one_component(), exclude=("a[1-50000]", "b[1-50001]", "c", "d")),
+        "exclude",
+        ["a[1-50000]", "b[1-50001]", "c"],
+        " stands for 100003 nodes; at most 100000 can be excluded",
+        "name fewer nodes, or the clusters to use",
     ),
     (make_spec(one_component(), max_restarts=-1), "max_restarts", -1, " is -1", "give at least 0, or leave it out"),
     (
@@ -374,11 +389,15 @@ def test_variable_that_runner_sets_is_refused(name: str) -> None:
     check_spec(make_spec(one_component(), environment=((f"{name}_OF_MINE", "5"),)), GRID)
 
 
+OF_AGENTS = {"KOALA_AGENT_TOKEN", "KOALA_CONFIG", "KOALA_SCRATCH"}
+"""Variables of an agent that its jobs do not get, or get from its site."""
+
+
 def test_reserved_variables_are_those_of_the_runner() -> None:
-    sources = (Plan.environment, ScriptHead, process_launcher, runtime_settings, wire)
+    sources = (Plan.environment, ScriptHead, process_launcher, runtime_settings, wire, agent_main)
     source = "".join(map(inspect.getsource, sources))
     variables = set(re.findall(r"\bKOALA_[A-Z_]+", source))
-    assert {name for name in variables if not name.startswith("KOALA_MPI_")} == RESERVED_VARIABLES
+    assert variables - OF_AGENTS == RESERVED_VARIABLES
 
 
 def test_several_processes_per_node_without_mpi_are_refused() -> None:

@@ -12,7 +12,16 @@ from typing import Annotated, NamedTuple
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from koalapy.model.errors import SiteFault, SiteRejected
-from koalapy.model.node_requirement import MAX_CORES, MAX_FEATURES, MAX_GPUS, WORD, Gpus, NodeRequirement
+from koalapy.model.node_requirement import (
+    MAX_CORES,
+    MAX_EXCLUDED_NODES,
+    MAX_FEATURES,
+    MAX_GPUS,
+    WORD,
+    Gpus,
+    NodeRequirement,
+    count_excluded,
+)
 from koalapy.model.reports import NodeClassReport
 from koalapy.model.wording import format_bytes, parse_bytes
 
@@ -207,6 +216,8 @@ class NodeGroups:
             matching = [group.nodes for group in groups if of_nodes.is_met_by(group)]
             admitted &= frozenset().union(*matching)
         try:
+            if sum(map(count_excluded, requirement.exclude)) > MAX_EXCLUDED_NODES:
+                raise ValueError(f"it stands for more than {MAX_EXCLUDED_NODES} nodes")
             excluded = {host for text in requirement.exclude for host in expand_host_list(text)}
         except ValueError as error:
             raise SiteRejected(f"exclude cannot be understood: {error}", field="exclude", fault=SiteFault.JOB) from None
