@@ -86,8 +86,8 @@ torchrun --nproc-per-node 4 train.py --epochs 90
 #SBATCH --export=ALL
 python merge.py
 """,
-        unclear=(2, 4),
-        remarks=("numbers of Slurm's jobs mean nothing here", "koalapy passes no environment: name the variables"),
+        unclear=(2,),
+        remarks=("numbers of Slurm's jobs mean nothing here", "line 4: #SBATCH --export ALL → --export ALL\n"),
     ),
     ForeignScript(
         "serial",
@@ -170,8 +170,14 @@ echo "job $JOB_ID"
 #$ -l h_rt=3600,mem_free=4G
 mpirun -np $NSLOTS -machinefile $PE_HOSTFILE ./solve
 """,
-        unclear=(2, 3, 4),
-        remarks=("slots do not say how many nodes", "koalapy has no resource mem_free=4G", "use KOALA_HOSTFILE"),
+        unclear=(2, 4),
+        remarks=(
+            "slots do not say how many nodes",
+            "line 3: #$ -V → --export ALL\n",
+            "line 4: #$ -l h_rt=3600 → --walltime 1h\n",
+            "line 4: #$ -l mem_free=4G → NOT UNDERSTOOD: koalapy has no resource mem_free=4G",
+            "use KOALA_HOSTFILE",
+        ),
     ),
     ForeignScript(
         "Grid Engine, for both systems",

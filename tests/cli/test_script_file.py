@@ -140,8 +140,11 @@ def test_translated_script(koala: Koala, write_script: Any, script: ForeignScrip
     if script.unclear:
         assert ended.code == Exit.USAGE
         lines = ", ".join(map(str, script.unclear))
-        numbers = f"line {lines} is" if len(script.unclear) == 1 else f"lines {lines} are"
-        assert f"job.sh: {numbers} not understood; remove them, or write what they mean as #KOALA lines" in ended.err
+        is_one = len(script.unclear) == 1
+        problem = (
+            f"line {lines} is not understood; remove it" if is_one else f"lines {lines} are not understood; remove them"
+        )
+        assert f"job.sh: {problem}, or write" in ended.err
         assert koala("queue", "--all", "--json").out.count('"id"') == 0
         return
     assert ended.code == 0, ended.err
@@ -157,3 +160,72 @@ def test_translated_and_own_lines_that_differ_use_own(koala: Koala, write_script
     path = write_script(f"{HEAD}#SBATCH -N 4 --time=10\n#KOALA --flexible 2\ntrue\n")
     job = read_job(koala, "--translate", path)
     assert (job["request"]["total_size"], job["walltime"]) == (2, 600)
+
+
+@pytest.mark.parametrize(
+    ("line", "meaning"),
+    [
+        ("#SBATCH --mincpus=4", "--cores 4"),
+        ("#SBATCH -p large", "--partition large"),
+        ("#SBATCH --switches=1", "--coallocation never"),
+        ("#SBATCH --kill-on-invalid-dep=yes", "as koalapy does"),
+        ("#SBATCH --open-mode=append", "as koalapy does"),
+        ("#SBATCH --gpus-per-node=a100", "--gpus a100:1 (on each node)"),
+        ("#SBATCH --gpus-per-node=2", "--gpus 2 (on each node)"),
+        ("#SBATCH --gres=gpu", "--gpus 1 (on each node)"),
+        ("#SBATCH --gres=gpu:a100:2", "--gpus a100:2 (on each node)"),
+        ("#SBATCH --export=NONE", "as koalapy does"),
+        ("#SBATCH --export=A=1,ALL", "--export ALL,A=1"),
+        ("#SBATCH --export=A=1,B=2", "--export A=1,B=2"),
+        ("#$ -t 1-9 -tc 3", "--array 1-9%3"),
+        ("#$ -tc 3 -t 1-9", "--array 1-9%3"),
+        ("#$ -l s_rt=50,h_rt=60", "--walltime 1m"),
+    ],
+)
+def test_translated_line_with_meaning_is_listed(koala: Koala, write_script: Any, line: str, meaning: str) -> None:
+    ended = koala("submit", "--translate", "--flexible", "1", write_script(f"{HEAD}{line}\n"))
+    assert f"→ {meaning}\n" in ended.err
+    assert "NOT UNDERSTOOD" not in ended.err
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("#SBATCH --input=in.txt", "jobs have no standard input: use koala run < file"),
+        ("#SBATCH -i in.txt", "jobs have no standard input: use koala run < file"),
+        ("#SBATCH --policy=worst-fit", "koalapy has no such option"),
+        ("#SBATCH --switches=2", "koalapy counts no switches"),
+        ("#SBATCH --kill-on-invalid-dep=no", "a job that waits for an end that cannot come always fails"),
+        ("#SBATCH --open-mode=truncate", "koalapy appends to files for output"),
+        ("#SBATCH --gres=tmp:2", "koalapy has no such resource"),
+        ("#SBATCH --dependency=singleton", "koalapy has no singleton"),
+        ("#$ -tc 3", "it needs an array: -t"),
+        ("#PBS -l nodes=2:ppn=8", "koalapy translates no lines of PBS; write #KOALA lines instead"),
+    ],
+)
+def test_translated_line_without_meaning_is_rejected(koala: Koala, write_script: Any, line: str, reason: str) -> None:
+    ended = koala("submit", "--translate", "--flexible", "1", write_script(f"{HEAD}\n{line}\n"))
+    assert ended.code == Exit.USAGE
+    assert f"→ NOT UNDERSTOOD: {reason}" in ended.err
+    assert "job.sh: line 3 is not understood; remove it, or write what it means as a #KOALA line\n" in ended.err
+
+
+def test_export_of_script_passes_variables_of_submission(
+    koala: Koala, write_script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEED", "7")
+    slurm = write_script(f"{HEAD}#SBATCH --export=ALL,A=1\n")
+    assert (
+        read_job(koala, "--translate", "--flexible", "1", slurm)["environment"].items()
+        >= {"SEED": "7", "A": "1"}.items()
+    )
+    assert read_job(koala, "--translate", "--flexible", "1", "--export", "NONE", slurm)["environment"] == {}
+    own = write_script(f"{HEAD}#KOALA --export SEED --env A=2\n#SBATCH --export=ALL\n")
+    assert read_job(koala, "--translate", "--flexible", "1", own)["environment"] == {"SEED": "7", "A": "2"}
+    ended = koala("submit", "--flexible", "1", write_script(f"{HEAD}#KOALA --export MISSING_HERE\n"))
+    assert "job.sh:2: --export is 'MISSING_HERE': 'MISSING_HERE' is not set" in ended.err
+
+
+def test_lines_of_pbs_are_reported(koala: Koala, write_script: Any) -> None:
+    ended = koala("submit", "--flexible", "1", write_script(f"{HEAD}#PBS -N a\n"))
+    assert "job.sh has 1 lines #PBS for PBS, which have no effect: koalapy translates no lines of PBS" in ended.err

@@ -73,6 +73,11 @@ NOT_EXPORTED = re.compile(
 """Names of variables that ``--export ALL`` omits, since they describe this machine, session or allocation."""
 
 
+Export = Annotated[
+    str | None, Option(help="variables to pass on: NONE (default), ALL, or NAME,NAME=VALUE; --env overrides them")
+]
+
+
 def exported_variables(text: str | None) -> dict[str, str]:
     """Parse ``--export``: ``NONE``, ``ALL``, or names and values such as ``ALL,NAME,NAME=VALUE``."""
     if text is None or text == "NONE":

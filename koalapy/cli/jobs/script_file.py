@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import click
 from click.core import ParameterSource
 
-from koalapy.cli.jobs.job_options import JOB_FIELDS, JOB_OPTIONS, form_of
+from koalapy.cli.jobs.job_options import JOB_FIELDS, JOB_OPTIONS, Export, exported_variables, form_of
 from koalapy.cli.jobs.submission import Lines, RequestOptions
 from koalapy.cli.terminal.arguments import Options, click_command
 from koalapy.client.answers import Json
@@ -31,6 +31,7 @@ class ScriptOptions:
     request: RequestOptions = field(default_factory=RequestOptions)
     job: Json = field(default_factory=dict)
     """Values as ``koala submit`` reads them, by field."""
+    export: str | None = None
     lines: Mapping[str, str] = field(default_factory=dict)
     """File and line of each field, and of ``request``."""
 
@@ -130,14 +131,17 @@ def add_words(options: ScriptOptions, words: list[str], position: str, refused: 
             raise CliError(f"{position}: {name} is an option of the command, not of the job", Exit.USAGE, hint)
     values = _parse_words(words, position)
     request, job, lines = asdict(options.request), dict(options.job), dict(options.lines)
+    export = values.get("export", options.export)
     for name, value in values.items():
         is_list = isinstance(value, list)
         if name in lines and not is_list:
             raise CliError(f"{position}: it repeats {lines[name]}", Exit.USAGE, "leave one out")
         lines.setdefault(name, position)
+        if name == "export":
+            continue
         target = job if name in JOB_FIELDS else request
         target[name] = [*(target.get(name) or []), *value] if is_list else value
-    return ScriptOptions(RequestOptions(**request), job, lines)
+    return ScriptOptions(RequestOptions(**request), job, export, lines)
 
 
 def _parse_words(words: list[str], position: str) -> Json:
@@ -152,21 +156,23 @@ def _parse_words(words: list[str], position: str) -> Json:
     except click.UsageError as error:
         message = error.format_message().removesuffix(".")
         raise CliError(f"{position}: {message}", Exit.USAGE, "see koala submit --help") from error
-    values = {
+    values: Json = {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in context.params.items()
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
     }
     for name, value in values.items():
-        if name in JOB_FIELDS:
-            try:
+        try:
+            if name in JOB_FIELDS:
                 form_of(JOB_FIELDS[name].type).read(value)
-            except CliError as error:
-                raise CliError(f"{position}: {error.message}", error.code, error.hint) from error
+            elif name == "export":
+                exported_variables(value)
+        except CliError as error:
+            raise CliError(f"{position}: {error.message}", error.code, error.hint) from error
     return values
 
 
-def _take_options(request: RequestOptions, job: Annotated[Json, Options(JOB_OPTIONS)]) -> None:
+def _take_options(request: RequestOptions, job: Annotated[Json, Options(JOB_OPTIONS)], export: Export = None) -> None:
     """Take the options that a script may have."""
 
 
@@ -228,7 +234,8 @@ def load_script(path: str, names: set[str], *, translate: bool) -> LoadedScript:
         merge_job(translated.job, options.job),
     )
     lines = {**translated.lines, **options.lines}
-    return LoadedScript(script.name, script.text, ScriptOptions(merged_request, merged_job, lines))
+    export = translated.export if options.export is None else options.export
+    return LoadedScript(script.name, script.text, ScriptOptions(merged_request, merged_job, export, lines))
 
 
 def print_note(text: str) -> None:

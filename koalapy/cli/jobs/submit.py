@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import click
 
 from koalapy.cli.jobs import submission
-from koalapy.cli.jobs.job_options import JOB_OPTIONS, exported_variables, read_options
+from koalapy.cli.jobs.job_options import JOB_OPTIONS, Export, exported_variables, read_options
 from koalapy.cli.terminal.arguments import AFTER_DASHES, Argument, Option, Options
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Timeout, refuse_together, show_json
 from koalapy.client.answers import Job as SubmittedJob
@@ -33,9 +33,7 @@ def submit_job(
     file: Annotated[
         Path | None, Option("-f", "--file", help="job file in YAML or JSON, - for standard input; options override it")
     ] = None,
-    export: Annotated[
-        str | None, Option(help="variables to pass on: NONE (default), ALL, or NAME,NAME=VALUE; --env overrides them")
-    ] = None,
+    export: Export = None,
     translate: Annotated[bool, Option("--translate", help="translate #SBATCH and #$ lines of the script")] = False,
     idempotency_key: Annotated[str | None, Option(help="submissions with the same key create one job")] = None,
     dry_run: Annotated[
@@ -59,6 +57,7 @@ def submit_job(
     script, lines = _find_script(command, file, translate=translate), submission.NO_LINES
     if script is not None:
         request, job, lines = script.apply_options(request, job)
+        export = script.options.export if export is None else export
         command = [script.name, *(command or [])[1:]]
     options = {"request": submission.request_of(request), "command": command, **read_options(job)}
     environment = exported_variables(export) | (options.pop("environment") or {})

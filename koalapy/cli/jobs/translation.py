@@ -4,14 +4,11 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from koalapy.cli.jobs.job_options import JOB_FIELDS
 from koalapy.cli.jobs.script_file import Script, ScriptOptions, add_words, print_note, split_words
 from koalapy.client.errors import CliError, Exit
 from koalapy.model.output import find_unknown_pattern
 
-SLURM, GRID_ENGINE = "#SBATCH", "#$"
-OPTIONS = {each.option for each in JOB_FIELDS.values()}
-"""Options of ``koala submit`` for fields of a job."""
+SLURM, GRID_ENGINE, PBS = "#SBATCH", "#$", "#PBS"
 
 
 @dataclass
@@ -40,6 +37,8 @@ class Nodes:
     per_node: int | None = None
     cpus: int | None = None
     """Processors of each task."""
+    at_once: int | None = None
+    """Tasks of an array that may run at once."""
 
     def words(self) -> list[str]:
         """Return the options for these sizes. Raise ``Unclear`` if they say neither nodes nor ranks on each."""
@@ -69,6 +68,7 @@ def translate(script: Script, refused: frozenset[str]) -> ScriptOptions:
             of_sizes[0].words, of_sizes[0].remark = sizes.words(), ""
         except Unclear as reason:
             of_sizes[0].is_understood, of_sizes[0].remark = False, str(reason)
+    _join_lines(lines, sizes)
     options = ScriptOptions()
     print_note(f"{script.name} is translated:")
     for line in lines:
@@ -82,33 +82,46 @@ def translate(script: Script, refused: frozenset[str]) -> ScriptOptions:
         print_note(f"  line {number}: {text}")
     _note_late_lines(script, {number for number, _ in script.head})
     if unclear := sorted({line.number for line in lines if not line.is_understood}):
-        numbers = ", ".join(map(str, unclear))
-        subject = f"line {numbers} is" if len(unclear) == 1 else f"lines {numbers} are"
-        raise CliError(
-            f"{script.name}: {subject} not understood",
-            Exit.USAGE,
-            "remove them, or write what they mean as #KOALA lines",
-        )
+        if len(unclear) == 1:
+            subject, hint = f"line {unclear[0]} is", "remove it, or write what it means as a #KOALA line"
+        else:
+            subject, hint = f"lines {', '.join(map(str, unclear))} are", "remove them, or write #KOALA lines instead"
+        raise CliError(f"{script.name}: {subject} not understood", Exit.USAGE, hint)
     return options
 
 
+def _join_lines(lines: list[Line], sizes: Nodes) -> None:
+    """Join the tasks at once of Grid Engine to its array, and drop its soft time limit beside a hard one."""
+    arrays = [line for line in lines if line.words[:1] == ["--array"]]
+    has_limit = any(line.text.startswith(f"{GRID_ENGINE} -l h_rt=") for line in lines)
+    for line in lines:
+        if line.remark == AT_ONCE and arrays:
+            arrays[0].words[1] += f"%{sizes.at_once}"
+        elif line.remark == AT_ONCE:
+            line.is_understood, line.remark = False, "it needs an array: -t"
+        elif has_limit and line.text.startswith(f"{GRID_ENGINE} -l s_rt="):
+            line.words, line.remark = [], "h_rt is the limit; for a signal before it write #KOALA --signal"
+
+
 def note_foreign_lines(script: Script) -> None:
-    """Print a hint if a script has lines of Slurm or Grid Engine that have no effect without ``--translate``."""
-    for prefix, system in ((SLURM, "Slurm"), (GRID_ENGINE, "Grid Engine")):
+    """Print a hint if a script has lines of other systems, which have no effect without ``--translate``."""
+    use = "add --translate to use them"
+    for prefix, system, hint in ((SLURM, "Slurm", use), (GRID_ENGINE, "Grid Engine", use), (PBS, "PBS", NO_PBS)):
         if count := len([line for _, line in script.head if line.startswith(f"{prefix} ")]):
-            print_note(
-                f"{script.name} has {count} lines {prefix} for {system}, which have no effect: "
-                "add --translate to use them"
-            )
+            print_note(f"{script.name} has {count} lines {prefix} for {system}, which have no effect: {hint}")
 
 
 SIZES = "together with the other sizes"
+AT_ONCE = "together with -t"
 DEFAULT = "as koalapy does"
+NO_PBS = "koalapy translates no lines of PBS; write #KOALA lines instead"
 
 
 def _read_line(number: int, text: str, sizes: Nodes, name: str) -> list[Line]:
-    """Return the options of a line of Slurm or Grid Engine; nothing for another line."""
+    """Return the options of a line of Slurm or Grid Engine; nothing for a line of no system."""
     prefix = text.split(None, 1)[0] if text else ""
+    if prefix == PBS:
+        return [Line(number, text, remark=NO_PBS, is_understood=False)]
     if prefix not in (SLURM, GRID_ENGINE):
         return []
     words = split_words(text[len(prefix) :], f"{name}:{number}")
@@ -118,12 +131,9 @@ def _read_line(number: int, text: str, sizes: Nodes, name: str) -> list[Line]:
         line = Line(number, f"{prefix} {option} {value}".rstrip())
         meaning = (SLURM_OPTIONS if prefix == SLURM else GRID_ENGINE_OPTIONS).get(option)
         try:
-            if meaning is None and prefix == SLURM and option in OPTIONS and value:
-                line.words = [option, value]
-            elif meaning is None:
+            if meaning is None:
                 raise Unclear("koalapy has no such option")
-            else:
-                line.words, line.remark = meaning(value, sizes)
+            line.words, line.remark = meaning(value, sizes)
         except Unclear as reason:
             line.is_understood, line.remark = False, str(reason)
         lines.append(line)
@@ -151,6 +161,7 @@ SHORT = {
     "-a": "--array",
     "-M": "--clusters",
     "-b": "--begin",
+    "-i": "--input",
 }
 FLAGS = ("--exclusive", "--requeue", "--no-requeue", "--hold", "--wait", "--parsable", "--contiguous", "--overcommit")
 SHORT_FLAGS = {"-H": "--hold", "-W": "--wait", "-O": "--overcommit"}
@@ -185,7 +196,7 @@ def _split_grid_engine(words: list[str]) -> list[tuple[str, str]]:
         else:
             option, value = pairs[-1]
             pairs[-1] = option, f"{value} {word}".strip()
-    return pairs
+    return [(option, part) for option, value in pairs for part in (value.split(",") if option == "-l" else [value])]
 
 
 def _number(text: str) -> int:
@@ -246,13 +257,17 @@ def _file(option: str) -> Meaning:
     return meaning
 
 
+def _gres(value: str, sizes: Nodes) -> tuple[list[str], str]:
+    if value != "gpu" and not value.startswith("gpu:"):
+        raise Unclear("koalapy has no such resource: write #KOALA --gpus with the GPUs of each node")
+    return _gpus(value.removeprefix("gpu").removeprefix(":") or "1", sizes)
+
+
 def _gpus(value: str, _: Nodes) -> tuple[list[str], str]:
-    if not re.fullmatch(r"(\w+:)?\d+|gpu(:\w+)?(:\d+)?", value):
+    match = re.fullmatch(r"(\d+)|([A-Za-z]\w*)(?::(\d+))?", value)
+    if match is None:
         raise Unclear("write #KOALA --gpus with the GPUs of each node")
-    kind, _colon, count = value.removeprefix("gpu").removeprefix(":").rpartition(":")
-    if not count.isdecimal():
-        kind, count = count, "1"
-    return ["--gpus", f"{kind}:{count}" if kind else count], "on each node"
+    return ["--gpus", match[1] or f"{match[2]}:{match[3] or 1}"], "on each node"
 
 
 def _features(value: str, _: Nodes) -> tuple[list[str], str]:
@@ -287,14 +302,36 @@ def _memory(value: str, _: Nodes) -> tuple[list[str], str]:
 
 
 def _export(value: str, _: Nodes) -> tuple[list[str], str]:
-    if value.upper() == "NONE":
+    if not value:
+        raise Unclear("its value is missing")
+    names = [name for name in value.split(",") if name.upper() not in ("NONE", "NIL")]
+    others = [name for name in names if name.upper() != "ALL"]
+    if not names:
         return [], DEFAULT
-    if value.upper() == "ALL":
-        raise Unclear("koalapy passes no environment: name the variables, as #KOALA --env NAME")
-    names = value.removeprefix("NONE,").split(",")
-    if "ALL" in names:
-        raise Unclear("koalapy passes no environment: name the variables, as #KOALA --env NAME")
-    return [word for name in names for word in ("--env", name)], ""
+    return ["--export", ",".join(others if len(others) == len(names) else ["ALL", *others])], ""
+
+
+def _switches(value: str, _: Nodes) -> tuple[list[str], str]:
+    if value != "1":
+        raise Unclear("koalapy counts no switches: write #KOALA --coallocation never for nodes of one cluster")
+    return ["--coallocation", "never"], ""
+
+
+def _dependency(value: str, _: Nodes) -> tuple[list[str], str]:
+    if "singleton" in value:
+        raise Unclear("koalapy has no singleton")
+    raise Unclear("numbers of Slurm's jobs mean nothing here")
+
+
+def _only(supported: str, instead: str) -> Meaning:
+    """Return the meaning of an option of which koalapy always does what one value says."""
+
+    def meaning(value: str, _: Nodes) -> tuple[list[str], str]:
+        if value != supported:
+            raise Unclear(instead)
+        return [], DEFAULT
+
+    return meaning
 
 
 def _simple(option: str) -> Meaning:
@@ -317,8 +354,11 @@ def _unclear(instead: str) -> Meaning:
     return meaning
 
 
+SAME = ("--account", "--array", "--begin", "--deadline", "--exclude", "--mail-user", "--partition", "--qos")
+"""Options of Slurm that have the same name and meaning here."""
 COMMAND_LINE = "it is an option of the command: give koala submit {} in its place"
 SLURM_OPTIONS: Mapping[str, Meaning] = {
+    **{option: _simple(option) for option in SAME},
     "--nodes": _nodes,
     "--ntasks": _tasks,
     "--ntasks-per-node": _per_node,
@@ -330,7 +370,6 @@ SLURM_OPTIONS: Mapping[str, Meaning] = {
     "--chdir": _simple("--chdir"),
     "--workdir": _simple("--chdir"),
     "--mail-type": _mail_type,
-    "--mail-user": _simple("--mail-user"),
     "--signal": _signal,
     "--requeue": _fixed(remark=DEFAULT),
     "--no-requeue": _fixed("--max-restarts", "0"),
@@ -338,13 +377,18 @@ SLURM_OPTIONS: Mapping[str, Meaning] = {
     "--mem": _memory,
     "--export": _export,
     "--gpus-per-node": _gpus,
-    "--gres": _gpus,
+    "--gres": _gres,
+    "--mincpus": _simple("--cores"),
+    "--switches": _switches,
+    "--kill-on-invalid-dep": _only("yes", "a job that waits for an end that cannot come always fails"),
+    "--open-mode": _only("append", "koalapy appends to files for output: put %j into their names"),
+    "--input": _unclear("jobs have no standard input: use koala run < file"),
     "--constraint": _features,
     "--gpus": _unclear("it counts the GPUs of all nodes: write #KOALA --gpus with those of each node"),
     "--priority": _unclear("koalapy has --priority high and low only"),
     "--nodelist": _unclear("name clusters by #KOALA --fixed CLUSTER:NODES"),
     "--cpus-per-task": _cpus,
-    "--dependency": _unclear("numbers of Slurm's jobs mean nothing here"),
+    "--dependency": _dependency,
     "--wait": _unclear(COMMAND_LINE.format("--wait")),
     "--parsable": _unclear(COMMAND_LINE.format("--quiet")),
     "--hold": _unclear("use koala hold after the submission"),
@@ -354,15 +398,17 @@ SLURM_OPTIONS: Mapping[str, Meaning] = {
 
 def _resources(value: str, _: Nodes) -> tuple[list[str], str]:
     """Convert the requested run time of Grid Engine, in seconds or as hours:minutes:seconds."""
-    words = []
-    for part in value.split(","):
-        name, _equals, amount = part.partition("=")
-        if name not in ("h_rt", "s_rt") or not re.fullmatch(r"\d+(:\d+){0,2}", amount):
-            raise Unclear(f"koalapy has no resource {part}: choose nodes by its options")
-        numbers = [int(number) for number in amount.split(":")]
-        seconds = sum(number * unit for number, unit in zip(reversed(numbers), (1, 60, 3600), strict=False))
-        words += ["--walltime", _duration(seconds)]
-    return words, ""
+    name, _equals, amount = value.partition("=")
+    if name not in ("h_rt", "s_rt") or not re.fullmatch(r"\d+(:\d+){0,2}", amount):
+        raise Unclear(f"koalapy has no resource {value}: choose nodes by its options")
+    numbers = [int(number) for number in amount.split(":")]
+    seconds = sum(number * unit for number, unit in zip(reversed(numbers), (1, 60, 3600), strict=False))
+    return ["--walltime", _duration(seconds)], ""
+
+
+def _at_once(value: str, sizes: Nodes) -> tuple[list[str], str]:
+    sizes.at_once = _number(value)
+    return [], AT_ONCE
 
 
 def _grid_engine_mail(value: str, _: Nodes) -> tuple[list[str], str]:
@@ -404,13 +450,14 @@ GRID_ENGINE_OPTIONS: Mapping[str, Meaning] = {
     "-e": _file("--error"),
     "-j": _join,
     "-v": _variables,
-    "-V": _unclear("koalapy passes no environment: name the variables, as #KOALA --env NAME"),
+    "-V": _fixed("--export", "ALL"),
     "-m": _grid_engine_mail,
     "-M": _simple("--mail-user"),
     "-S": _shell,
     "-r": _rerun,
     "-pe": _unclear(SLOTS),
     "-t": _simple("--array"),
+    "-tc": _at_once,
     "-hold_jid": _unclear("names of Grid Engine's jobs mean nothing here"),
     "-sync": _unclear(COMMAND_LINE.format("--wait")),
     "-terse": _unclear(COMMAND_LINE.format("--quiet")),
