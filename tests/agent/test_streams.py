@@ -1,5 +1,6 @@
 """Streams through the agent: the site's setting, limits, and the ends of runners and daemon."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -7,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from koalapy.agent.components.component import Component
-from koalapy.agent.components.streams import Interactive, Streams
+from koalapy.agent.components.streams import MAX_UNSENT, Interactive, Streams
 from koalapy.agent.core.reporter import Reporter
 from koalapy.agent.core.spool import Spool
 from koalapy.agent.runners.runners import RunnerConnection
@@ -19,9 +20,13 @@ TOKEN = "7.1.0.a"
 class Runner:
     def __init__(self) -> None:
         self.sent: list[dict[str, Any]] = []
+        self.reads = True
+        self.unsent_bytes = 0
 
     def send_message(self, message: dict[str, Any]) -> None:
         self.sent.append(message["message"])
+        if not self.reads:
+            self.unsent_bytes += len(json.dumps(message))
 
 
 class Site:
@@ -124,3 +129,21 @@ def test_agent_ends_the_streams_of_a_lost_runner_and_of_a_lost_daemon(tmp_path: 
     site.streams.on_daemon_lost()
     assert site.runners[1].sent[-1] == {"type": "stream_end", "stream": "b", "code": None, "error": ""}
     assert site.open("b") == "", "its name is free again"
+
+
+@pytest.mark.evidence("U19")
+def test_stream_to_a_runner_that_does_not_read_ends(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.open()
+    runner = site.runners[0]
+    runner.reads = False
+    for index in range(10_000):
+        site.streams.receive_from_daemon(wire.StreamData(stream="s", offset=index * 1500, data="eHh4" * 500))
+    (end,) = site.reported
+    assert (end.type, end.error) == ("stream_end", "node n0 does not read what it is sent")
+    assert runner.sent[-1]["type"] == "stream_end"
+    assert MAX_UNSENT < runner.unsent_bytes < MAX_UNSENT + 10_000
+    assert "does not read what it is sent: try again later" in site.open("t")
+    assert site.open("u", node="1") == "", "other nodes have streams"
+    runner.unsent_bytes = 0
+    assert site.open("t") == ""

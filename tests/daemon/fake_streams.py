@@ -41,12 +41,14 @@ class Grid:
     answers: bool = True
     """Whether nodes open every stream at once."""
     sent: list[Any] = field(default_factory=list)
+    now: float = 0.0
+    """Time of the clock, in seconds."""
 
     def __post_init__(self) -> None:
         self.sessions = {name: self._session(name) for name in ("north", "south")}
         sessions = SimpleNamespace(get=self.sessions.get, offer_message=lambda cluster, message: self._offer(message))
         queries = SimpleNamespace(job=lambda ident: self.job if self.job and ident == self.job.id else None)
-        self.streams = Streams(cast(Queries, queries), cast(Sessions, sessions))
+        self.streams = Streams(cast(Queries, queries), cast(Sessions, sessions), clock=lambda: self.now)
 
     def _session(self, cluster: str) -> Session:
         hello = SimpleNamespace(interactive=self.interactive, version="0.1")

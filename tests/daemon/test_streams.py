@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from koalapy.daemon.agents.streams import MAX_USER_STREAMS, StreamRequest, StreamViolation
+from koalapy.daemon.agents.streams import MAX_RESIZES, MAX_USER_STREAMS, StreamRequest, StreamViolation
 from koalapy.model.errors import (
     BusyError,
     ConflictError,
@@ -163,3 +163,88 @@ async def test_stream_to_an_agent_that_does_not_read_ends() -> None:
     stream.send_input(b"x")
     assert stream.end is not None
     assert "does not answer" in stream.end.error
+
+
+FLOOD = 10_000
+"""Messages of a flood."""
+
+
+@pytest.mark.evidence("U19")
+async def test_flood_of_a_client_that_changes_nothing_is_not_sent_on() -> None:
+    grid = Grid()
+    stream = await grid.open()
+    grid.receive("north", output(stream, 0, b"output"))
+    stream.confirm_output(6)
+    stream.resize(24, 80)
+    stream.send_input(b"input", is_last=True)
+    expected = ["stream_open", "stream_credit", "stream_resize", "stream_data"]
+    for _ in range(FLOOD):
+        stream.confirm_output(6)
+        stream.resize(24, 80)
+        stream.send_input(b"")
+        stream.send_input(b"more")
+        stream.send_input(b"", is_last=True)
+    assert [message.type for message in grid.sent] == expected
+    assert stream.input_sent == 5
+
+
+@pytest.mark.evidence("U19")
+async def test_empty_input_of_a_client_is_not_sent_on() -> None:
+    grid = Grid()
+    stream = await grid.open()
+    for _ in range(FLOOD):
+        stream.send_input(b"")
+    assert len(grid.sent) == 1, "the order to open it"
+    stream.send_input(b"", is_last=True)
+    assert grid.sent[-1].is_last
+
+
+@pytest.mark.evidence("U19")
+async def test_resizes_of_a_client_are_limited_in_each_second() -> None:
+    grid = Grid()
+    stream = await grid.open()
+    for second in range(3):
+        grid.now = float(second)
+        for rows in range(MAX_RESIZES):
+            stream.resize(rows, 80)
+    with pytest.raises(StreamViolation, match="more than 100 times in a second"):
+        stream.resize(1, 1)
+    assert len(grid.sent) == 1 + 3 * MAX_RESIZES
+
+
+@pytest.mark.evidence("U19")
+@pytest.mark.parametrize(
+    "message",
+    [
+        wire.StreamData(stream="?", offset=0, data=""),
+        wire.StreamData(stream="?", offset=0, data="", is_last=True),
+        wire.StreamOpened(stream="?", node="n1"),
+    ],
+)
+async def test_flood_of_an_agent_ends_the_stream(message: Any) -> None:
+    grid = Grid()
+    stream = await grid.open()
+    for _ in range(FLOOD):
+        grid.receive("north", message.model_copy(update={"stream": stream.name}))
+    assert stream.end is not None
+    assert "broke the rules" in stream.end.error
+    assert len(stream._queue) <= 2
+
+
+@pytest.mark.evidence("U19")
+async def test_stream_keeps_only_the_newest_credit_of_an_agent() -> None:
+    grid = Grid()
+    stream = await grid.open()
+    stream.send_input(bytes(FLOOD))
+    for offset in range(1, FLOOD + 1):
+        grid.receive("north", wire.StreamCredit(stream=stream.name, offset=offset))
+        grid.receive("north", wire.StreamCredit(stream=stream.name, offset=offset - 1))
+    assert len(stream._queue) == 0
+    grid.receive("north", output(stream, 0, b"x"))
+    credit = await stream.next_item()
+    assert isinstance(credit, wire.StreamCredit)
+    assert credit.offset == FLOOD
+    assert await stream.next_item() == b"x"
+    stream.send_input(bytes(STREAM_WINDOW))
+    with pytest.raises(StreamViolation):
+        stream.send_input(b"x")

@@ -18,6 +18,8 @@ Interactive = Literal["owner", "administrators", "none"]
 """Users who may open terminals on a site's nodes: owners of jobs, administrators of the grid as well, or no user."""
 MAX_STREAMS = 1000
 """Streams of one agent."""
+MAX_UNSENT = 4 * 1024 * 1024
+"""Bytes that may wait for a runner that does not read, before a stream to it ends."""
 _from_node: TypeAdapter[wire.StreamFromNode] = TypeAdapter(wire.StreamFromNode)
 
 
@@ -54,9 +56,16 @@ class Streams:
             if error:
                 self._reporter.uplink.send_soon(wire.StreamEnd(stream=message.stream, error=error), urgent=True)
         elif (stream := self._open.get(message.stream)) is not None:
-            self._send_to_runner(stream.runner, message)
             if isinstance(message, wire.StreamEnd):
+                self._send_to_runner(stream.runner, message)
                 self._forget_stream(message.stream, "the client has ended it")
+            elif stream.runner.unsent_bytes > MAX_UNSENT:
+                error = f"node {stream.component.nodes[stream.node].name} does not read what it is sent"
+                self._reporter.uplink.send_soon(wire.StreamEnd(stream=message.stream, error=error), urgent=True)
+                self._send_to_runner(stream.runner, wire.StreamEnd(stream=message.stream))
+                self._forget_stream(message.stream, error)
+            else:
+                self._send_to_runner(stream.runner, message)
 
     def receive_from_runner(self, runner: RunnerConnection, content: dict[str, Any]) -> None:
         """Pass a message of a stream's own node on to the daemon."""
@@ -102,6 +111,8 @@ class Streams:
             return f"node {node.name or index} is not connected to its agent"
         if not node.has_streams:
             return f"the job was started on {node.name} by a version of koalapy without terminals: submit it again"
+        if node.runner.unsent_bytes > MAX_UNSENT:
+            return f"node {node.name or index} does not read what it is sent: try again later"
         self._open[order.stream] = OpenStream(component, index, node.runner, order, self._clock.monotonic())
         self._send_to_runner(node.runner, order)
         log.info("stream opened", action="stream-opened", **self._describe(self._open[order.stream]))

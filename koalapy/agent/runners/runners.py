@@ -191,6 +191,11 @@ class RunnerConnection(asyncio.Protocol):
         if self.is_authenticated:
             self._handler.on_disconnect(self)
 
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes that wait since the runner does not read."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
     def send_message(self, message: dict[str, Any]) -> None:
         self.send_line(encode_line(message))
 

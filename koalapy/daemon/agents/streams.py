@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import time
 import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -37,6 +38,8 @@ MAX_STREAMS = 1000
 """Clients of all users at a time."""
 OPEN_TIMEOUT = 20.0
 """Seconds that a node has to open a stream."""
+MAX_RESIZES = 100
+"""Changes of a terminal's size within one second."""
 StreamKind = Literal["terminal", "input"]
 
 
@@ -64,13 +67,27 @@ class StreamRequest:
 class Stream:
     """One open stream: the messages that its client has not received yet, and the bytes that each side may send."""
 
-    def __init__(self, name: str, job: JobId, cluster: ClusterName, send: Callable[[wire.StreamToNode], bool]) -> None:
-        self.name, self.job, self.cluster, self._send = name, job, cluster, send
+    def __init__(
+        self,
+        name: str,
+        job: JobId,
+        cluster: ClusterName,
+        send: Callable[[wire.StreamToNode], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name, self.job, self.cluster, self._send, self._clock = name, job, cluster, send, clock
         self.node = ""
         self._queue: deque[StreamItem] = deque()
         self._arrived = asyncio.Event()
-        self._sent = self._sendable = 0
+        self._credit: wire.StreamCredit | None = None
+        """The newest credit that the client has not received."""
+        self._sent, self._sendable = 0, STREAM_WINDOW
         self._received, self._used = 0, 0
+        self._is_opened = self._has_all_output = self._has_all_input = False
+        self._size: tuple[int, int] | None = None
+        """Rows and columns that the client has set last."""
+        self._resizes, self._resizes_since = 0, 0.0
+        """Changes of the size since a time, which is at most a second ago at the last of them."""
         self.end: wire.StreamEnd | None = None
         """The last message; None while the stream is open."""
 
@@ -79,30 +96,40 @@ class Stream:
         if self.end is not None:
             return True
         item: StreamItem
-        if isinstance(message, wire.StreamData):
-            item = base64.b64decode(message.data)
-            if message.offset != self._received or self._received + len(item) > self._used + STREAM_WINDOW:
-                return False
-            self._received += len(item)
-        else:
-            item = message
         if isinstance(message, wire.StreamCredit):
             if message.offset > self._sent:
                 return False
-            self._sendable = max(self._sendable, message.offset + STREAM_WINDOW)
-            if self._queue and isinstance(self._queue[-1], wire.StreamCredit):
-                self._queue.pop()
-        elif isinstance(message, wire.StreamEnd):
-            self.end = message
+            if message.offset + STREAM_WINDOW > self._sendable:
+                self._sendable = message.offset + STREAM_WINDOW
+                self._credit = message
+                self._arrived.set()
+            return True
+        if isinstance(message, wire.StreamData):
+            item = base64.b64decode(message.data)
+            if self._has_all_output or not (item or message.is_last):
+                return False
+            if message.offset != self._received or self._received + len(item) > self._used + STREAM_WINDOW:
+                return False
+            self._received += len(item)
+            self._has_all_output = message.is_last
+        elif isinstance(message, wire.StreamOpened):
+            if self._is_opened:
+                return False
+            self._is_opened, item = True, message
+        else:
+            self.end = item = message
         self._queue.append(item)
         self._arrived.set()
         return True
 
     async def next_item(self) -> StreamItem:
         """Wait for the next output or message of the node and return it; the last one is a ``StreamEnd``."""
-        while not self._queue:
+        while not self._queue and self._credit is None:
             self._arrived.clear()
             await self._arrived.wait()
+        if self._credit is not None:
+            credit, self._credit = self._credit, None
+            return credit
         return self._queue.popleft()
 
     def begin(self, opened: wire.StreamOpened) -> None:
@@ -116,9 +143,15 @@ class Stream:
         return self._sent
 
     def send_input(self, data: bytes, *, is_last: bool = False) -> None:
-        """Send input of the client to the node. Raise ``StreamViolation`` for more than the node can take."""
+        """Send input of the client to the node. Raise ``StreamViolation`` for more than the node can take.
+
+        Ignore input after the last one.
+        """
+        if self._has_all_input or not (data or is_last):
+            return
         if self._sent + len(data) > self._sendable:
             raise StreamViolation(f"more than {STREAM_WINDOW} bytes were sent without a credit for them")
+        self._has_all_input = is_last
         for start in range(0, max(1, len(data)), STREAM_PIECE):
             piece = data[start : start + STREAM_PIECE]
             is_end = is_last and start + STREAM_PIECE >= len(data)
@@ -130,11 +163,22 @@ class Stream:
         """Note that the client has used output up to ``offset``, and let the node send more."""
         if not self._used <= offset <= self._received:
             raise StreamViolation(f"the credit {offset} is not between {self._used} and {self._received}")
+        if offset == self._used:
+            return
         self._used = offset
         self._send_or_end(wire.StreamCredit(stream=self.name, offset=offset))
 
     def resize(self, rows: int, columns: int) -> None:
-        """Set the size of the terminal."""
+        """Set the size of the terminal. Raise ``StreamViolation`` if it changes too often."""
+        if (rows, columns) == self._size:
+            return
+        now = self._clock()
+        if now - self._resizes_since >= 1.0:
+            self._resizes, self._resizes_since = 0, now
+        if self._resizes >= MAX_RESIZES:
+            raise StreamViolation(f"the size of the terminal was changed more than {MAX_RESIZES} times in a second")
+        self._resizes += 1
+        self._size = (rows, columns)
         self._send_or_end(wire.StreamResize(stream=self.name, rows=rows, columns=columns))
 
     def _send_or_end(self, message: wire.StreamToNode) -> None:
@@ -146,8 +190,14 @@ class Stream:
 class Streams:
     """All open streams by name. Only the agent of a stream's cluster may send on it."""
 
-    def __init__(self, queries: Queries, sessions: Sessions, open_timeout: float = OPEN_TIMEOUT) -> None:
-        self._queries, self._sessions, self._open_timeout = queries, sessions, open_timeout
+    def __init__(
+        self,
+        queries: Queries,
+        sessions: Sessions,
+        open_timeout: float = OPEN_TIMEOUT,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._queries, self._sessions, self._open_timeout, self._clock = queries, sessions, open_timeout, clock
         self._streams: dict[str, Stream] = {}
         self._of_users: Counter[str] = Counter()
         self._closing = ""
@@ -185,7 +235,7 @@ class Streams:
             user=caller.user,
             is_owner=is_owner,
         )
-        stream = Stream(order.stream, job, component.cluster, session.offer_message)
+        stream = Stream(order.stream, job, component.cluster, session.offer_message, self._clock)
         self._streams[stream.name] = stream
         try:
             if not session.offer_message(order):
