@@ -118,6 +118,19 @@ def test_script_and_job_file_are_rejected(koala: Koala, write_script: Any) -> No
     assert (ended.code, "cannot be given together" in ended.err) == (Exit.USAGE, True)
 
 
+def test_options_after_script_are_noted_as_its_arguments(koala: Koala, write_script: Any) -> None:
+    path = write_script(HEAD)
+    note = "after the script is its argument; write koala's options before the script\n"
+    ended = koala("submit", "--flexible", "1", path, "--dry-run", "-o", "--case=a")
+    assert (ended.code, ended.err) == (0, f"koala: --dry-run {note}")
+    ended = koala("submit", path, "--flexible=2")
+    assert ended.code == Exit.USAGE
+    assert ended.err.startswith(f"koala: --flexible {note}koala: the request has no nodes; give --flexible N")
+    ended = koala("submit", "--flexible", "1", path, "--name", "--wait")
+    assert "koala: --name, --wait after the script are its arguments; write" in ended.err
+    assert koala("submit", "--flexible", "1", path, "--", "--wait").err == ""
+
+
 def test_command_after_dashes_is_no_script(koala: Koala, write_script: Any) -> None:
     job = read_job(koala, "--flexible", "2", "--", write_script(HEAD))
     assert (job["script"], len(job["command"])) == ("", 1)

@@ -1,5 +1,6 @@
 """``koala submit``."""
 
+import itertools
 import os
 import sys
 import time
@@ -115,7 +116,21 @@ def _find_script(command: list[str] | None, file: Path | None, *, translate: boo
     from koalapy.cli.jobs.script_file import load_script
 
     names = {name for parameter in context.command.params for name in parameter.opts if name.startswith("-")}
+    _note_late_options(command or [], names)
     return load_script(word, names, translate=translate)
+
+
+def _note_late_options(command: list[str], names: set[str]) -> None:
+    """Print a note about arguments of a script that are long options of ``koala submit``."""
+    before_dashes = itertools.takewhile(lambda word: word != "--", command[1:])
+    words = dict.fromkeys(word.partition("=")[0] for word in before_dashes if word.startswith("--"))
+    if late := [name for name in words if name in names]:
+        are = "is its argument" if len(late) == 1 else "are its arguments"
+        print(
+            f"koala: {', '.join(late)} after the script {are}; write koala's options before the script",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def submit_with_files(
