@@ -271,6 +271,8 @@ def _usage_error(errors: Sequence[Mapping[str, Any]], model: type[BaseModel]) ->
     if kind == "bare_duration":
         number = f"{float(str(value)):.15g}"
         wrong, hint = "which may mean seconds or minutes", f"give {number}s or {number}m"
+        if float(str(value)) == 0:
+            wrong, hint = "", "give more than 0 seconds, with a unit: 90s, 90m"
     if kind in ("string_too_long", "string_too_short", "too_long") and isinstance(value, list | dict):
         return _error(f"{field} has {len(value)} entries", field, len(value), hint)
     if kind == "array":

@@ -103,9 +103,11 @@ def _check_requirement(
         return
     never_met = set.intersection(*unmet)
     names = [field.name for field in fields(NodeRequirement) if field.name in (never_met or set.union(*unmet))]
-    where = f"{allowed[0].name} has no node" if len(allowed) == 1 else "no cluster has nodes"
+    no_cluster = "no other cluster" if len(allowed) < len(clusters) else "no cluster"
+    where = f"{allowed[0].name} has no node" if len(allowed) == 1 else f"{no_cluster} has nodes"
+    no_gpus = f"{allowed[0].name} reports no GPUs" if len(clusters) == 1 else f"{no_cluster} reports GPUs"
     if len(names) == 1 or never_met:
-        _reject_property(names[0], requirement, nodes, where, field_names[names[0]])
+        _reject_property(names[0], requirement, nodes, where, no_gpus, field_names[names[0]])
     nearest = min(zip(unmet, nodes, strict=True), key=lambda pair: (len(pair[0]), -pair[1][1].total))
     cluster, node_class = nearest[1]
     has = format_list([_describe_property(name, node_class, requirement) for name in names if name in nearest[0]])
@@ -115,7 +117,7 @@ def _check_requirement(
 
 
 def _reject_property(
-    name: str, requirement: NodeRequirement, nodes: Sequence[NodesOf], where: str, field_name: str
+    name: str, requirement: NodeRequirement, nodes: Sequence[NodesOf], where: str, no_gpus: str, field_name: str
 ) -> NoReturn:
     """Reject a property that no node has, with the nearest nodes, or all names that exist."""
     only = NodeRequirement(**{name: getattr(requirement, name)})
@@ -135,7 +137,7 @@ def _reject_property(
     hint = f"nearest: {cluster.name} has {has} on {format_nodes(total)}"
     if requirement.gpus and name == "gpus" and not _amount(name, node_class, requirement):
         types = {gpus.type for _, other in nodes for gpus in other.gpus} - {""}
-        hint = "no cluster reports GPUs; koala clusters NAME shows what its nodes have"
+        hint = f"{no_gpus}; koala clusters show NAME shows what its nodes have"
         hint = suggest_names(requirement.gpus.type, types) if types else hint
     reject(field_name, value, problem, hint)
 

@@ -441,6 +441,11 @@ def test_local_run_on_unknown_cluster_exits_with_3(koala: Koala) -> None:
         (("submit", "--nonfixed", "1,5", "x"), 2, "koala: --nonfixed: size of component 1 is 5"),
         (("submit", "--nonfixed", "4,4,4", "x"), 2, "koala: --nonfixed: the components need 12 nodes"),
         (("submit", "--flexible", "6", "--ppn", "0", "x"), 2, "koala: --ppn is 0"),
+        (
+            ("submit", "--flexible", "6", "--walltime", "0", "x"),
+            2,
+            "koala: --walltime is '0'; give more than 0 seconds",
+        ),
         (("submit", "--flexible", "6", "--walltime", "soon", "x"), 2, "koala: --walltime is 'soon', not a duration"),
         (("submit", "--flexible", "6", "--policy-option", "metric", "x"), 2, "koala: --policy-option is 'metric'"),
         (("submit", "--flexible", "6", "--coallocation", "no", "x"), 2, "koala: --coallocation is 'no'"),

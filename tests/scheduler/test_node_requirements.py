@@ -271,6 +271,11 @@ def rejection_of(world: NodesWorld, request: Request, **required: Any) -> str:
             "gpus gpus is h100:1, but no cluster has nodes with 1 GPU h100 | did you mean a100? known: a100",
         ),
         (
+            {"gpus": Gpus(1), "exclude": ("south",)},
+            "gpus gpus is 1, but north has no node with 1 GPU | "
+            "no other cluster reports GPUs; koala clusters show NAME shows what its nodes have",
+        ),
+        (
             {"cores": 128},
             "cores cores is 128, but no cluster has nodes with 128 cores | nearest: north has 64 cores on 3 nodes",
         ),
@@ -313,7 +318,7 @@ def test_more_nodes_than_match_are_rejected(world: NodesWorld) -> None:
     assert text.startswith("request.components[0].size request.components[0].size is 4, but north has 3 nodes")
     request = FixedRequest((ComponentRequest(1, "north", gpus=Gpus(1)),))
     assert rejection_of(world, request).startswith("request.components[0].gpus"), "the component sets it"
-    assert "north has no node with 1 GPU" in rejection_of(world, request)
+    assert "north has no node with 1 GPU | north reports no GPUs; koala clusters show" in rejection_of(world, request)
 
 
 def test_requirement_is_accepted_until_nodes_are_known() -> None:

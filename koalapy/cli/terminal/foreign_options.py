@@ -11,16 +11,21 @@ MAX_VALUE_LENGTH = 60
 
 @dataclass(frozen=True, slots=True)
 class ForeignOption:
-    """Spellings of one option. ``{value}`` in ``answer`` stands for its value, ``example`` if it has none."""
+    """Spellings of one option. ``{value}`` in ``answer`` stands for its value, ``example`` if it has none.
+
+    ``unit``: appended to a value that is a number alone.
+    """
 
     names: tuple[str, ...]
     answer: str
     example: str = ""
+    unit: str = ""
 
     def explain(self, value: str) -> str:
         """Return the answer for a value of the option."""
         is_usable = value and value.isprintable() and len(value) <= MAX_VALUE_LENGTH
-        return self.answer.replace("{value}", value if is_usable else self.example)
+        unit = self.unit if value.isdecimal() else ""
+        return self.answer.replace("{value}", f"{value}{unit}" if is_usable else self.example)
 
 
 SUBMIT = (
@@ -33,7 +38,7 @@ SUBMIT = (
     ForeignOption(("-pe",), "use `--flexible` with the number of nodes, and `--ppn` for processes per node"),
     ForeignOption(("-w", "--nodelist"), "use `--fixed CLUSTER:NODES`; the cluster chooses the nodes"),
     ForeignOption(("-M", "--clusters"), "use `--fixed CLUSTER:NODES`, with several clusters separated by commas"),
-    ForeignOption(("-t", "--time"), "use `--walltime {value}`; a number needs a unit", "90m"),
+    ForeignOption(("-t", "--time"), "use `--walltime {value}`", "90m", unit="m"),
     ForeignOption(("-l",), "for h_rt use `--walltime`, for nodes use `--flexible`"),
     ForeignOption(("-J", "--job-name"), "use `--name {value}`", "NAME"),
     ForeignOption(("-D", "-wd", "-cwd"), "use `--chdir`; by default the job starts in the current directory"),
@@ -45,7 +50,7 @@ SUBMIT = (
     ForeignOption(("-H", "--hold"), "submit the job, then use `koala hold`"),
     ForeignOption(("--requeue",), "use `--max-restarts 3`"),
     ForeignOption(("--no-requeue",), "use `--max-restarts 0`"),
-    ForeignOption(("--nice",), "use `--priority`, which is high or low"),
+    ForeignOption(("--nice",), "leave it out: it has no counterpart"),
     ForeignOption(("-p",), "for a partition of Slurm use `--partition`; for a priority use `--priority`, high or low"),
     ForeignOption(("-A",), "use `--account {value}`", "ACCOUNT"),
     ForeignOption(("-C", "--constraint"), "use `--feature {value}`, once for each feature", "FEATURE"),
