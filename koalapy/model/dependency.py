@@ -4,7 +4,7 @@ A job waits until each of its clauses holds. A clause lists alternatives, of whi
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, NamedTuple
@@ -13,7 +13,9 @@ from koalapy.model.field import Length, TextForm
 from koalapy.model.wording import format_list, shorten
 
 MAX_DEPENDENCIES = 1000
-"""Maximum number of jobs that one job may wait for."""
+"""Maximum number of dependencies of one job: the alternatives of all of its clauses."""
+MAX_BATCH_DEPENDENCIES = 5000
+"""Maximum number of different jobs that the jobs of one batch may wait for."""
 MAX_NUMBER = 2**63 - 1
 OR = "?"
 """The sign between alternatives, as in Slurm."""
@@ -86,23 +88,31 @@ def describe_clauses(clauses: Iterable[Clause]) -> str:
     return format_list(texts, separator=", and ")
 
 
+class End(NamedTuple):
+    """The end of a job: its final state, as text for reasons, and whether it succeeded; None: it is not known."""
+
+    state: str
+    succeeded: bool | None
+
+
 class Resolution(NamedTuple):
     """The clauses that do not hold yet, and the reason why one can never hold; empty if each still can."""
 
     remaining: tuple[Clause, ...]
     failure: str = ""
+    failed_job: int | None = None
+    """The job that the reason names."""
 
 
-def resolve_end(clauses: tuple[Clause, ...], job: int, state: str, *, succeeded: bool | None) -> Resolution:
-    """Apply the end of a job to clauses. ``state``: the final state of the job, as text for the reason."""
+def resolve_ends(clauses: tuple[Clause, ...], ends: Mapping[int, End]) -> Resolution:
+    """Apply the ends of jobs to clauses, in one pass."""
     remaining: list[Clause] = []
     for clause in clauses:
-        concerned = [dependency for dependency in clause if dependency.job == job]
-        if any(dependency.condition.holds_after(succeeded=succeeded) for dependency in concerned):
+        if any(d.job in ends and d.condition.holds_after(succeeded=ends[d.job].succeeded) for d in clause):
             continue
-        if others := tuple(dependency for dependency in clause if dependency.job != job):
+        if others := tuple(dependency for dependency in clause if dependency.job not in ends):
             remaining.append(others)
             continue
-        requirement = f"it had to {_VERBS[concerned[0].condition]}"
-        return Resolution(clauses, f"job {job} {state}, and {requirement}")
+        job, condition = clause[0].job, clause[0].condition
+        return Resolution(clauses, f"job {job} {ends[job].state}, and it had to {_VERBS[condition]}", job)
     return Resolution(tuple(remaining))

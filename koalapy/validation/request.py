@@ -7,6 +7,7 @@ from typing import Any
 
 from koalapy.model.array import ArrayFail, IndexRange, TaskIndices
 from koalapy.model.cluster import check_cluster
+from koalapy.model.dependency import MAX_DEPENDENCIES
 from koalapy.model.errors import reject
 from koalapy.model.field import find_out_of_bounds
 from koalapy.model.job_spec import JobSpec, Launcher
@@ -25,8 +26,11 @@ ENTRY_BYTES = 4
 
 
 def check_size(spec: JobSpec, limits: Limits) -> None:
-    """Reject a job with too many components, inputs or bytes, before any work is done for it."""
+    """Reject a job with too many components, inputs, dependencies or bytes, before any work is done for it."""
     _check_bytes(spec, limits.max_bytes)
+    if (count := sum(map(len, spec.after))) > MAX_DEPENDENCIES:
+        hint = "wait for fewer jobs, or for an array instead of many jobs"
+        reject("after", count, f"has {count} dependencies, more than {MAX_DEPENDENCIES}", hint)
     request, maximum = spec.request, limits.max_components
     bound = f"more than max_components_per_job, {maximum}"
     way_out = f"give at most {maximum}, or have the daemon's operator raise rules.max_components_per_job"

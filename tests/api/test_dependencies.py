@@ -45,6 +45,7 @@ async def test_dependent_job_waits_and_fails_with_its_dependency(open_api: Open,
         ({"after": [True]}, "after[0] is True, not a dependency", "JOB:failed"),
         ({"after": "1"}, "after is '1', not a list", "give a list"),
         ({"after": ["2"] * 1001}, "after has 1001 entries", "at most 1000"),
+        ({"after": ["2?2:any"] * 501}, "after has 1002 dependencies", "wait for fewer jobs"),
         ({"begin": 90}, "begin is 90, a number alone", "now+90m or now+90s"),
         ({"begin": "90"}, "begin is '90', a number alone", "now+90m or now+90s"),
         ({"begin": "soon"}, "begin is 'soon', not a point in time", "now+90m"),
@@ -107,6 +108,10 @@ async def test_jobs_of_a_batch_depend_on_earlier_jobs_and_errors_name_the_job(op
         answer = await api.post("/api/v1/jobs:batch", json={"jobs": [body, body | {"after": after}]})
         assert (answer.status_code, answer.json()["field"]) == (422, "jobs[1].after")
         assert detail in answer.json()["detail"]
+    many = [body | {"after": list(range(first, first + 1000))} for first in range(10, 5010, 1000)]
+    answer = await api.post("/api/v1/jobs:batch", json={"jobs": [*many, body | {"after": [1]}]})
+    assert (answer.status_code, answer.json()["field"]) == (422, "jobs[5].after")
+    assert "more than 5000 different jobs" in answer.json()["detail"]
     answer = await api.post("/api/v1/jobs:batch", json={"jobs": [body | {"after": [1]}, body | {"after": ["1?2:any"]}]})
     assert answer.status_code == 201
     waiting = [job for job in (await api.get("/api/v1/jobs")).json()["jobs"] if "waits for job 1" in job["reason"]]

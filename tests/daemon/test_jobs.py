@@ -10,7 +10,7 @@ import pytest
 
 from koalapy.daemon.engine.engine import WorkItem
 from koalapy.daemon.jobs.job_records import JobRecord
-from koalapy.daemon.jobs.jobs import Jobs
+from koalapy.daemon.jobs.jobs import MAX_IDS_PER_QUERY, Jobs
 from koalapy.model.errors import NotFoundError, StoreUnavailable
 from koalapy.model.job import ComponentState, Job, JobState, TimelineEntry
 from koalapy.model.job_spec import JobSpec
@@ -165,3 +165,14 @@ async def test_follow_job_reads_long_timeline_in_pages(tmp_path: Path, monkeypat
         assert (sum(read), max(read)) == (len(lines), 10)
         assert [change.timeline async for change in jobs.follow_job(waits, line_number=2**63)] == [()]
         assert waiting_job != waits
+
+
+async def test_get_many_beyond_ids_of_one_query_returns_all_ended_jobs(tmp_path: Path) -> None:
+    async with running_daemon(tmp_path / "koala.db") as daemon:
+        for job in (1, 2):
+            await daemon.jobs.submit(SPEC, ADA)
+            await daemon.jobs.cancel(job, ADA, "")
+        await daemon.engine.commit(WorkItem())
+        ids = [1, *range(3, 3 + MAX_IDS_PER_QUERY), 2]
+        states = {ident: job.state for ident, job in (await daemon.jobs.get_many(ids)).items()}
+        assert states == {1: JobState.CANCELLED, 2: JobState.CANCELLED}

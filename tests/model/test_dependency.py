@@ -7,11 +7,13 @@ from hypothesis import strategies as st
 from koalapy.model.dependency import (
     MAX_NUMBER,
     Dependency,
+    End,
     EndCondition,
+    Resolution,
     describe_clauses,
     format_clause,
     parse_clause,
-    resolve_end,
+    resolve_ends,
 )
 
 dependencies = st.builds(Dependency, st.integers(1, MAX_NUMBER), st.sampled_from(EndCondition))
@@ -41,7 +43,7 @@ def test_resolved_clauses_agree_with_evaluation_of_all_ends(
     remaining, failure = all_clauses, ""
     for job, succeeded in zip(order, successes, strict=True):
         ended[job] = succeeded
-        remaining, failure = resolve_end(remaining, job, "ended", succeeded=succeeded)
+        remaining, failure, _ = resolve_ends(remaining, {job: End("ended", succeeded)})
         can_hold = [
             any(d.job not in ended or d.condition.holds_after(succeeded=ended[d.job]) for d in clause)
             for clause in all_clauses
@@ -51,6 +53,23 @@ def test_resolved_clauses_agree_with_evaluation_of_all_ends(
             return
         assert all(d.job not in ended for clause in remaining for d in clause)
     assert not remaining
+
+
+@given(clauses, st.dictionaries(st.integers(1, 4), st.sampled_from([True, False, None])))
+def test_resolve_ends_of_all_jobs_equals_ends_one_after_another(
+    all_clauses: tuple[tuple[Dependency, ...], ...], successes: dict[int, bool | None]
+) -> None:
+    ends = {job: End("ended", succeeded) for job, succeeded in successes.items()}
+    expected = Resolution(all_clauses)
+    for job, end in ends.items():
+        if not expected.failure:
+            expected = resolve_ends(expected.remaining, {job: end})
+    resolution = resolve_ends(all_clauses, ends)
+    assert bool(resolution.failure) == bool(expected.failure)
+    if resolution.failure:
+        assert resolution.failed_job in ends
+    else:
+        assert resolution.remaining == expected.remaining
 
 
 def test_describe_clauses_names_alternatives_and_all_entries() -> None:

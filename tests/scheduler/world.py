@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
-from koalapy.model.dependency import Clause, Resolution, resolve_end
+from koalapy.model.dependency import Clause, End, Resolution, resolve_ends
 from koalapy.model.job import (
     DEFAULT_LEASE,
     ComponentState,
@@ -197,12 +197,10 @@ class World:
 
     def unmet_clauses(self, clauses: tuple[Clause, ...]) -> Resolution:
         """Return the clauses that do not hold yet, or the reason why one never will, as the daemon decides."""
-        resolution = Resolution(clauses)
-        for job in (self.jobs[dependency.job] for clause in clauses for dependency in clause):
-            if job.state.is_final and not resolution.failure:
-                succeeded = job.state is JobState.SUCCEEDED
-                resolution = resolve_end(resolution.remaining, job.id, job.state, succeeded=succeeded)
-        return resolution
+        jobs = {dependency.job: self.jobs[dependency.job] for clause in clauses for dependency in clause}
+        ended = {ident: job for ident, job in jobs.items() if job.state.is_final}
+        ends = {ident: End(job.state, job.state is JobState.SUCCEEDED) for ident, job in ended.items()}
+        return resolve_ends(clauses, ends)
 
     def cancel(self, job: JobId, *, warn: bool = False) -> None:
         self.step([JobCancelled(job, warn=warn)])

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from koalapy.daemon.engine.engine import Engine, WorkItem
-from koalapy.daemon.jobs.dependencies import FinalStates
+from koalapy.daemon.jobs.dependencies import FinalStates, find_fields
 from koalapy.daemon.jobs.idempotency import IdempotencyKeys, check_same_submission
 from koalapy.daemon.observability.audit import describe_request
 from koalapy.model.errors import naming_item
@@ -70,14 +70,19 @@ class BatchSubmission:
         ``key``: hash of the key, and of the specifications.
         """
         engine, queries = self._engine, self._queries
+        dependencies = self._jobs.dependencies
+        find_fields(specs, is_batch=True)  # rejects too many dependencies before anything is read
         complete: list[JobSpec] = []
-        final_states: FinalStates = {}
         for index, spec in enumerate(specs):
             with naming_item(f"jobs[{index}]"):
                 complete.append(await self._jobs.complete_and_check(spec, caller))
-                final_states |= await self._jobs.dependencies.read_final_states(spec, caller)
             if index % JOBS_PER_TURN == JOBS_PER_TURN - 1:
                 await asyncio.sleep(0)
+
+        async def read_states() -> FinalStates:
+            return await dependencies.read_final_states(complete, caller, is_batch=True)
+
+        final_states = await read_states()
         numbers = self._jobs.take_numbers(complete)
 
         def make_item(final_states: FinalStates) -> WorkItem:
@@ -86,14 +91,14 @@ class BatchSubmission:
                 now, events = engine.clock(), []
                 for index, (number, spec) in enumerate(zip(numbers, complete, strict=True)):
                     with naming_item(f"jobs[{index}]"):
-                        awaits = self._jobs.dependencies.find_unmet(spec, final_states) if spec.after else ()
+                        awaits = dependencies.find_unmet(spec, final_states) if spec.after else ()
                     events.append(JobSubmitted(new_job(number, spec, now, awaits), caller.user))
                 return tuple(events)
 
             return WorkItem(prepare=make_events, submitted=Submitted(key[0], numbers[0], key[1]) if key else None)
 
         describe_request(_format_numbers(numbers))
-        await self._jobs.dependencies.commit(engine, make_item, complete, caller, final_states)
+        await dependencies.commit(engine, make_item, read_states, final_states)
         return numbers
 
 

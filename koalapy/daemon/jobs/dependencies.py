@@ -4,8 +4,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from koalapy.daemon.engine.engine import Engine, WorkItem
-from koalapy.model.dependency import MAX_DEPENDENCIES, Clause, EndCondition, resolve_end
-from koalapy.model.errors import KoalaError, NotFoundError, reject
+from koalapy.model.dependency import MAX_BATCH_DEPENDENCIES, Clause, End, EndCondition, resolve_ends
+from koalapy.model.errors import KoalaError, reject
 from koalapy.model.identity import Identity
 from koalapy.model.job import END_TEXTS, Job, JobId, JobState
 from koalapy.model.job_spec import JobSpec
@@ -40,30 +40,30 @@ RelatedJobs = tuple[Sequence[RelatedJob], Sequence[RelatedJob]]
 class Dependencies:
     """The dependencies of submissions on stored and unfinished jobs."""
 
-    def __init__(self, queries: Queries, read_job: Callable[[JobId], Awaitable[Job]]) -> None:
-        """``read_job`` returns any job, or raises ``NotFoundError``."""
-        self._queries, self._read_job = queries, read_job
+    def __init__(self, queries: Queries, get_many: Callable[[Sequence[JobId]], Awaitable[Mapping[JobId, Job]]]) -> None:
+        """``get_many`` returns those of the jobs that exist."""
+        self._queries, self._get_many = queries, get_many
 
-    async def read_final_states(self, spec: JobSpec, caller: Identity) -> FinalStates:
-        """Return the final states of the ended jobs that a submission names.
+    async def read_final_states(
+        self, specs: Sequence[JobSpec], caller: Identity, *, is_batch: bool = False
+    ) -> FinalStates:
+        """Return the final states of the ended jobs that submissions name.
 
-        Raise ``UsageError`` for jobs that do not exist or that the caller may not see.
+        Raise ``UsageError`` for jobs that do not exist or that the caller may not see, and for too many jobs.
         """
+        fields = find_fields(specs, is_batch=is_batch)
+        jobs = await self._get_many(list(fields)) if fields else {}
         states: FinalStates = {}
-        idents = _jobs_of(spec.after)
-        if len(idents) > MAX_DEPENDENCIES:
-            reject("after", len(idents), f"names {len(idents)} jobs", f"name at most {MAX_DEPENDENCIES}")
-        for ident in idents:
-            try:
-                job = await self._read_job(ident)
-            except NotFoundError:
+        for ident, field in fields.items():
+            job = jobs.get(ident)
+            if job is None:
                 hint = "name a job that koala queue --all shows; jobs are removed some time after their end"
-                reject("after", ident, f"names job {ident}, which does not exist", hint)
+                reject(field, ident, f"names job {ident}, which does not exist", hint)
             if not may_see_all_of(caller, job):
-                reject("after", ident, f"names job {ident}, which is not yours", "name your own jobs only")
+                reject(field, ident, f"names job {ident}, which is not yours", "name your own jobs only")
             if job.array_job is not None:
                 hint = f"name the array, {job.array_job}"
-                reject("after", ident, f"names task {job.display_name} of an array", hint)
+                reject(field, ident, f"names task {job.display_name} of an array", hint)
             if job.state.is_final:
                 states[ident] = job.state
         return states
@@ -72,8 +72,7 @@ class Dependencies:
         self,
         engine: Engine,
         make_item: Callable[[FinalStates], WorkItem],
-        specs: Sequence[JobSpec],
-        caller: Identity,
+        read_states: Callable[[], Awaitable[FinalStates]],
         final_states: FinalStates,
     ) -> None:
         """Commit submissions. Read the final states again if a job that they name has ended in between."""
@@ -83,9 +82,7 @@ class Dependencies:
                 return
             except EndedMeanwhile:
                 await engine.commit(WorkItem())  # wait until the end of that job is written
-            final_states = {}
-            for spec in specs:
-                final_states |= await self.read_final_states(spec, caller)
+            final_states = await read_states()
 
     def find_unmet(self, spec: JobSpec, final_states: FinalStates) -> tuple[Clause, ...]:
         """Return the clauses of a submission that do not hold yet. To be called in the engine's loop.
@@ -93,18 +90,19 @@ class Dependencies:
         Raise ``UsageError`` if one can never hold, and ``EndedMeanwhile`` if a job is neither unfinished nor among the
         final states.
         """
-        clauses = spec.after
+        ends: dict[JobId, End] = {}
         for ident in _jobs_of(spec.after):
             if self._queries.job(ident) is not None:
                 continue
             if ident not in final_states:
                 raise EndedMeanwhile(f"job {ident} has just ended")
             state = final_states[ident]
-            resolution = resolve_end(clauses, ident, END_TEXTS[state], succeeded=state is JobState.SUCCEEDED)
-            if resolution.failure:
-                reject("after", ident, f"can never hold: {resolution.failure}", "name another job, or JOB:any")
-            clauses = resolution.remaining
-        return clauses
+            ends[ident] = End(END_TEXTS[state], state is JobState.SUCCEEDED)
+        resolution = resolve_ends(spec.after, ends)
+        if resolution.failure:
+            problem = f"can never hold: {resolution.failure}"
+            reject("after", resolution.failed_job, problem, "name another job, or JOB:any")
+        return resolution.remaining
 
     def list_related(self, job: Job, known: Mapping[JobId, Job]) -> RelatedJobs:
         """Return the jobs that a job depends on, and those that depend on it. ``known``: those of them that exist."""
@@ -123,6 +121,22 @@ class Dependencies:
             if dependency.job == job.id
         ]
         return dependencies, dependents
+
+
+def find_fields(specs: Sequence[JobSpec], *, is_batch: bool) -> dict[JobId, str]:
+    """Return the jobs that submissions name, with the first field that names each, such as ``jobs[3].after``.
+
+    Raise ``UsageError`` if a batch names too many jobs.
+    """
+    fields: dict[JobId, str] = {}
+    for index, spec in enumerate(specs):
+        field = f"jobs[{index}].after" if is_batch else "after"
+        for ident in _jobs_of(spec.after):
+            fields.setdefault(ident, field)
+        if is_batch and (count := len(fields)) > MAX_BATCH_DEPENDENCIES:
+            problem = f"is the first with which the batch names more than {MAX_BATCH_DEPENDENCIES} different jobs"
+            reject(field, count, problem, "submit it as several batches, or name an array instead of many jobs")
+    return fields
 
 
 def _jobs_of(clauses: Iterable[Clause]) -> list[JobId]:

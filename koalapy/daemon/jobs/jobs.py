@@ -57,6 +57,7 @@ T = TypeVar("T")
 TIMELINE_PAGE_SIZE = 500
 """Lines of a timeline that one query reads for a client that follows a job."""
 MAX_LINE_NUMBER = 2**31
+MAX_IDS_PER_QUERY = 500
 MAX_JOBS_AHEAD = 1_000_000
 """The most by which all agents together may raise the number of the next job during one daemon run."""
 MAX_EXACT_SPAN_S = 2 * DAY
@@ -92,7 +93,7 @@ class Jobs:
         self._max_claimed_number = next_number - 1 + MAX_JOBS_AHEAD
         self._describe = describe
         self._keys = IdempotencyKeys(store)
-        self.dependencies = Dependencies(queries, self._read_job)
+        self.dependencies = Dependencies(queries, self.get_many)
         self.batches = BatchSubmission(self, engine, queries, self._keys)
         self._submitting: set[asyncio.Task[object]] = set()
 
@@ -137,7 +138,11 @@ class Jobs:
         """Check a specification, and store it as a job with a new number. ``key``: hash of the key, and of the spec."""
         engine, queries = self._engine, self._queries
         spec = await self.complete_and_check(spec, caller)
-        final_states = await self.dependencies.read_final_states(spec, caller)
+
+        async def read_states() -> FinalStates:
+            return await self.dependencies.read_final_states([spec], caller)
+
+        final_states = await read_states()
         (number,) = self.take_numbers([spec])
 
         def make_item(final_states: FinalStates) -> WorkItem:
@@ -149,7 +154,7 @@ class Jobs:
             return WorkItem(prepare=make_events, submitted=Submitted(key[0], number, key[1]) if key else None)
 
         describe_request(f"job {number}")
-        await self.dependencies.commit(engine, make_item, [spec], caller, final_states)
+        await self.dependencies.commit(engine, make_item, read_states, final_states)
         return await self.get(number)
 
     def take_numbers(self, specs: Sequence[JobSpec]) -> list[JobId]:
@@ -261,9 +266,6 @@ class Jobs:
             raise no_job_error(job)
         return self.make_record(stored)
 
-    async def _read_job(self, job: JobId) -> Job:
-        return (await self.get(job)).job
-
     async def list_related(self, job: Job) -> RelatedJobs:
         """Return the jobs that a job depends on, and the unfinished ones that depend on it."""
         named = [dependency.job for clause in job.spec.after for dependency in clause]
@@ -300,12 +302,13 @@ class Jobs:
         ids, queries = tuple(dict.fromkeys(jobs)), self._queries
         by_id = {ident: job for ident in ids if (job := queries.unfinished(ident)) is not None}
         ended_ids = tuple(ident for ident in ids if ident not in by_id)
-        below: JobId | None = None
-        while ended_ids:
-            ended, below = await self.list_page(JobFilter(limit=len(ended_ids), ids=ended_ids, before=below))
-            by_id |= {record.job.id: summarize_job(record.job) for record in ended}
-            if below is None:
-                break
+        for start in range(0, len(ended_ids), MAX_IDS_PER_QUERY):
+            chunk, below = ended_ids[start : start + MAX_IDS_PER_QUERY], None
+            while True:
+                ended, below = await self.list_page(JobFilter(limit=len(chunk), ids=chunk, before=below))
+                by_id |= {record.job.id: summarize_job(record.job) for record in ended}
+                if below is None:
+                    break
         return {ident: by_id[ident] for ident in ids if ident in by_id}
 
     def make_record(self, job: Job) -> JobRecord:
@@ -351,7 +354,7 @@ class Jobs:
         Raise ``UsageError`` as a submission does.
         """
         while True:
-            final_states = await self.dependencies.read_final_states(spec, caller)
+            final_states = await self.dependencies.read_final_states([spec], caller)
             try:
                 return self.dependencies.find_unmet(spec, final_states)
             except EndedMeanwhile:

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from koalapy.model.dependency import Clause, describe_clauses, resolve_end
+from koalapy.model.dependency import Clause, End, describe_clauses, resolve_ends
 from koalapy.model.errors import reject
 from koalapy.model.job import END_TEXTS, Job, JobId, JobState
 from koalapy.model.job_spec import JobSpec
@@ -149,7 +149,7 @@ class StartConditions:
             return
         succeeded = None if state is None else state is JobState.SUCCEEDED
         end = "is not known any more" if state is None else END_TEXTS[state]
-        resolution = resolve_end(job.awaits, ended, end, succeeded=succeeded)
+        resolution = resolve_ends(job.awaits, {ended: End(end, succeeded)})
         if resolution.failure:
             self._fail(job, f"dependency: {resolution.failure}", now)
         elif resolution.remaining != job.awaits:

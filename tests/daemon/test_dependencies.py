@@ -1,0 +1,89 @@
+"""The numbers of dependencies that submissions may have, and the reads of the jobs that they name."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from koalapy.daemon.jobs.dependencies import Dependencies
+from koalapy.model.dependency import MAX_BATCH_DEPENDENCIES, MAX_DEPENDENCIES, Clause, Dependency, EndCondition
+from koalapy.model.errors import UsageError
+from koalapy.model.identity import Identity, Role
+from koalapy.model.job import Job, JobId, JobState
+from koalapy.model.job_spec import JobSpec
+from koalapy.model.tasks import new_job
+from tests.validation.submissions import GRID, check_spec, make_spec, one_component, rejection_of
+
+CALLER = Identity("alice", Role.OPERATOR, "a test")
+PAIR = (Dependency(7), Dependency(8))
+
+
+class StoredJobs:
+    """Succeeded jobs of all numbers but 9, and the reads of them."""
+
+    def __init__(self) -> None:
+        self.reads: list[Sequence[JobId]] = []
+        self.dependencies = Dependencies(NO_UNFINISHED, self.get_many)
+
+    async def get_many(self, jobs: Sequence[JobId]) -> dict[JobId, Job]:
+        self.reads.append(jobs)
+        ended = replace(new_job(1, depend_on([]), 0.0), state=JobState.SUCCEEDED)
+        return {ident: replace(ended, id=ident) for ident in jobs if ident != 9}
+
+
+NO_UNFINISHED: Any = SimpleNamespace(job=lambda ident: None)
+
+
+def depend_on(clauses: Iterable[Clause]) -> JobSpec:
+    return make_spec(one_component(), after=tuple(clauses))
+
+
+def batch_of(first: JobId, count: int) -> list[JobSpec]:
+    """Return jobs that name ``count`` jobs from ``first`` on, 1,000 each, and all of them job ``first``."""
+    numbers = range(first, first + count)
+    return [
+        depend_on([(Dependency(first), Dependency(number, EndCondition.ANY)) for number in numbers[start:][:1000]])
+        for start in range(0, count, 1000)
+    ]
+
+
+def test_check_submission_with_dependencies_at_limit_passes() -> None:
+    check_spec(depend_on([PAIR] * (MAX_DEPENDENCIES // 2)), GRID)
+
+
+def test_check_submission_with_one_dependency_above_limit_is_rejected() -> None:
+    error = rejection_of(depend_on([*[PAIR] * (MAX_DEPENDENCIES // 2), (Dependency(7),)]))
+    assert (error.field, error.value) == ("after", MAX_DEPENDENCIES + 1)
+    assert "has 1001 dependencies, more than 1000" in str(error)
+
+
+async def test_read_final_states_of_batch_at_limit_reads_each_job_once() -> None:
+    stored = StoredJobs()
+    specs = batch_of(10, MAX_BATCH_DEPENDENCIES)
+    states = await stored.dependencies.read_final_states([*specs, *specs], CALLER, is_batch=True)
+    assert states == dict.fromkeys(range(10, 10 + MAX_BATCH_DEPENDENCIES), JobState.SUCCEEDED)
+    assert stored.reads == [list(states)]
+
+
+async def test_read_final_states_of_batch_above_limit_reads_nothing() -> None:
+    stored = StoredJobs()
+    specs = [depend_on([]), *batch_of(10, MAX_BATCH_DEPENDENCIES + 1)]
+    with pytest.raises(UsageError, match=r"^jobs\[6\]\.after .* more than 5000 different jobs") as refused:
+        await stored.dependencies.read_final_states(specs, CALLER, is_batch=True)
+    assert (refused.value.field, stored.reads) == ("jobs[6].after", [])
+
+
+@pytest.mark.parametrize(("is_batch", "field"), [(True, "jobs[1].after"), (False, "after")])
+async def test_read_final_states_of_unknown_job_names_field(is_batch: bool, field: str) -> None:
+    specs = [depend_on([PAIR]), depend_on([(Dependency(8), Dependency(9))])]
+    with pytest.raises(UsageError, match="names job 9, which does not exist") as refused:
+        await StoredJobs().dependencies.read_final_states(specs, CALLER, is_batch=is_batch)
+    assert refused.value.field == field
+
+
+async def test_find_unmet_of_ended_jobs_returns_no_clauses() -> None:
+    stored, spec = StoredJobs(), depend_on([PAIR])
+    states = await stored.dependencies.read_final_states([spec], CALLER)
+    assert stored.dependencies.find_unmet(spec, states) == ()
