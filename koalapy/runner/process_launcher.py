@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from koalapy.runner.plan import Node
 
 ASK_INTERVAL = 2.0
-PORT_TIMEOUT = 30.0
+PORT_TIMEOUT = 600.0
 """Seconds to wait for the first node's port. Most programs need none, so they start without it then."""
 MAX_PORT_TRIES = 64
 

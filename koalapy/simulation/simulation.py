@@ -524,7 +524,12 @@ class Simulation:
         self._schedule_after(seconds, ENDS, lambda: self._events.append(status))
 
     def _record_outcome(self, job: Job) -> None:
-        """Add an ended job with its times and placement to the outcome, and drop its plan."""
+        """Add an ended job with its times and placement to the outcome, and drop its plan.
+
+        Held jobs have no plan: they start in no simulation, but their deadline or a dependency may end them.
+        """
+        if job.id not in self._planned:
+            return
         attempt = job.attempt
         assert job.ended_at is not None, "it is over"
         first, last = job.first_start_estimate, attempt.start_estimate if attempt is not None else None

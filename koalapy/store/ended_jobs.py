@@ -65,6 +65,7 @@ def _to_row(job: Job, earlier_node_seconds: float) -> dict[str, Any]:
     """Return the row of an ended job."""
     gang = job.attempt.gang if job.attempt is not None else ()
     started, ended = job.started_at, job.submitted_at if job.ended_at is None else job.ended_at
+    run_end = job.attempt.ended_at if job.attempt is not None and job.attempt.ended_at is not None else ended
     measured = [component for component in gang if component.cpu_time is not None]
     return {
         "job_id": job.id,
@@ -75,7 +76,7 @@ def _to_row(job: Job, earlier_node_seconds: float) -> dict[str, Any]:
         "clusters": sorted({component.cluster for component in gang}),
         "nodes": sum(component.size for component in gang),
         "wait_time": None if started is None else max(0.0, started - job.submitted_at),
-        "run_time": None if started is None else max(0.0, ended - started),
+        "run_time": None if started is None else max(0.0, run_end - started),
         "node_seconds": earlier_node_seconds + (node_seconds_of(job.attempt) if job.attempt is not None else 0.0),
         "measured_nodes": sum(component.measured_nodes for component in gang),
         "cpu_time": sum(component.cpu_time or 0.0 for component in measured) if measured else None,

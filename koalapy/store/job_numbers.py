@@ -17,7 +17,7 @@ NUMBERS_FILE = "job-numbers"
 """File name in the data directory."""
 BLOCK = 1000
 """Numbers that are reserved on the disk at once."""
-UNKNOWN_PAST = 10_000
+UNKNOWN_PAST = 10_000_000
 """Numbers that are skipped if a database with jobs has no such file, as on a new machine."""
 _RECORD = re.compile(rb"(\d{20}) (\d{20}) ([0-9a-f-]{36})\n", re.ASCII)
 _FOLDER = re.compile(r"[1-9]\d{0,17}", re.ASCII)

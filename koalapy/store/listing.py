@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Select, Text, cast, func, select, text, union_all
+from sqlalchemy import ColumnElement, Connection, Row, Select, Text, cast, func, select, text, union_all
 
 from koalapy.model.job import JobId, JobState
 from koalapy.ports import JobFilter
@@ -77,6 +77,8 @@ class _Bounds(NamedTuple):
 def _bounds_of(connection: Connection, job_filter: JobFilter) -> _Bounds:
     """Return the bounds of a filter's page. Jobs have ids in the order of their submission."""
     first, before = 1, job_filter.before
+    if job_filter.array is not None:
+        return _Bounds(first, before)  # the tasks of an array are submitted at their turns
     if job_filter.since is not None:
         first = _first_id_since(connection, job_filter.since)
     if job_filter.until is not None:
@@ -86,26 +88,39 @@ def _bounds_of(connection: Connection, job_filter: JobFilter) -> _Bounds:
 
 
 def _first_id_since(connection: Connection, time_s: float) -> JobId:
-    """Return the smallest id from which on jobs were submitted at or after a time, by a binary search."""
+    """Return the smallest id from which on jobs were submitted at or after a time, by a binary search.
+
+    The tasks of an array count as submitted with it, since their numbers follow its own.
+    """
     low, high = connection.execute(select(func.min(jobs.c.id), func.max(jobs.c.id))).one()
     if low is None:
         return 1
     end: int = high + 1
     while low < end:
         middle = (low + end) // 2
-        query = select(jobs.c.id, jobs.c.submitted_at).where(jobs.c.id >= middle).order_by(jobs.c.id).limit(1)
-        row = connection.execute(query).first()
-        if row is not None and row.submitted_at < time_s:
+        columns = jobs.c.id, jobs.c.submitted_at, jobs.c.array_job
+        row = connection.execute(select(*columns).where(jobs.c.id >= middle).order_by(jobs.c.id).limit(1)).first()
+        if row is not None and _submission_time(connection, row) < time_s:
             low = row.id + 1
         else:
             end = middle
     return int(low)
 
 
+def _submission_time(connection: Connection, row: Row[Any, Any, Any]) -> float:
+    """Return when a job, or the array of a task, was submitted, in seconds."""
+    of_array = select(jobs.c.submitted_at).where(jobs.c.id == row.array_job)
+    array_time = None if row.array_job is None else connection.execute(of_array).scalar()
+    return float(row.submitted_at if array_time is None else array_time)
+
+
 def _has_conditions(job_filter: JobFilter) -> bool:
     """Return whether jobs of the only source must still be checked against the filter."""
     is_bounded_above_only = job_filter.max_restarts is not None and job_filter.min_restarts <= 0
-    is_one_field = job_filter.array is None or not (job_filter.states or job_filter.owner or job_filter.name)
+    has_times = job_filter.since is not None or job_filter.until is not None
+    is_one_field = job_filter.array is None or not (
+        has_times or job_filter.states or job_filter.owner or job_filter.name
+    )
     return bool(job_filter.cluster) or is_bounded_above_only or not is_one_field
 
 

@@ -59,7 +59,7 @@ PREPARED = {
     "docs/rest.md:0": "mkdir -p ~/.local/share/koala; cp $KOALA_DATA/token ~/.local/share/koala",
 }
 """Commands that prepare a block, by its page and number from 0."""
-INTERACTIVE = {"--watch", "top"}
+INTERACTIVE = {"--watch", "top", "shell"}
 """Options and commands that run until they are interrupted; tests/cli plays them on terminals."""
 FINISHED_JOB = """
     printf '#!/bin/sh\\nhostname\\n' >job.sh
@@ -141,8 +141,9 @@ def test_commands_for_slurm_users_succeed(grid: EmbeddedGrid, folder: Path) -> N
     with open_session(grid, folder / "slurm") as session:
         session.run(FINISHED_JOB)
         nodes_are_taken = False
-        for command in sorted(commands, key=lambda command: "--wait" not in command):
-            if "--wait" not in command and not nodes_are_taken:
+        waiting = {command for command in commands if "--wait" in command or command.startswith("koala run ")}
+        for command in sorted(commands, key=lambda command: command not in waiting):
+            if command not in waiting and not nodes_are_taken:
                 session.run(ALL_NODES_TAKEN)
                 nodes_are_taken = True
             if "JOB" in command:

@@ -192,6 +192,18 @@ def test_forecast_excludes_held_job() -> None:
     assert prediction.of(last.id) is None
 
 
+def test_forecast_continues_when_a_held_job_misses_its_deadline() -> None:
+    moment = create_snapshot(crowd_of_jobs(20), 250.0)
+    last = max((expected for expected in moment.jobs if expected.is_in_queue), key=lambda expected: expected.id)
+    jobs = tuple(
+        replace(job, state=JobState.HELD, spec=replace(job.spec, deadline=255.0)) if job.id == last.id else job
+        for job in moment.beginning.jobs
+    )
+    prediction = forecast_jobs(replace(moment, beginning=replace(moment.beginning, jobs=jobs)), draws=1)
+    assert prediction.of(last.id) is None
+    assert len(prediction.jobs) > 1
+
+
 def test_forecast_with_unreachable_cluster_starts_nothing_there() -> None:
     moment = create_snapshot(crowd_of_jobs(20), 250.0)
     alone = replace(moment, nodes={"north": moment.nodes["north"]})

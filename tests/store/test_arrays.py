@@ -55,3 +55,18 @@ def test_lists_have_tasks_only_of_a_named_array(open_stores: OpenAll) -> None:
     assert listed(array=5) == [7]
     assert listed(array=9) == []
     assert listed(ids=(2, 10)) == [10, 2]
+
+
+def test_jobs_are_found_by_time_past_tasks_that_started_later(open_stores: OpenAll) -> None:
+    jobs = open_stores().jobs
+    array = make_array(1, "1-9")
+    tasks = [replace(start_task(array, position), submitted_at=100.0 * position) for position in range(9)]
+    later = [replace(make_job(number), submitted_at=float(number)) for number in range(11, 20)]
+    jobs.write(make_batch(array, *tasks, *later))
+
+    def listed(**fields: object) -> list[int]:
+        return [job.id for job in jobs.page(JobFilter(**fields)).jobs]  # type: ignore[arg-type]
+
+    assert listed(until=15.0) == [14, 13, 12, 11, 1]
+    assert listed(since=13.0, until=15.0) == [14, 13]
+    assert listed(array=1, since=750.0) == [10]

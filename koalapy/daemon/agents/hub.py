@@ -247,8 +247,8 @@ class AgentMemory:
         """
         daemon = next((daemon for daemon in known_daemons if daemon.instance == self._instance), None)
         is_first = cluster not in self._seen_clusters
-        self._seen_clusters.add(cluster)
         if daemon is None:
+            self._seen_clusters.add(cluster)
             return
         if daemon.epoch > self._engine.epoch or (daemon.epoch == self._engine.epoch and daemon.life != self._run_id):
             await self._raise_epoch(cluster, daemon.epoch)
@@ -257,6 +257,7 @@ class AgentMemory:
             raise UsageError(
                 f"the agent of {cluster} knows job {daemon.job}, far above all jobs of the daemon: {MEMORY_HINT}"
             )
+        self._seen_clusters.add(cluster)
 
     async def _raise_epoch(self, cluster: ClusterName, epoch: int) -> None:
         """Raise the daemon's epoch, the number of its run, above the ``epoch`` that a cluster's agent knows.

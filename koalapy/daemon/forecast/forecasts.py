@@ -13,6 +13,7 @@ from koalapy.model.errors import BusyError
 from koalapy.model.job import Job, JobId
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.prediction import PredictionSource
+from koalapy.model.tasks import new_job
 from koalapy.policies.registry import Registry
 from koalapy.record.beginning import People
 from koalapy.scheduler.explain.dry_run import DryRun
@@ -157,10 +158,10 @@ class Forecasts:
         async with self._one_at_a_time, asyncio.timeout(SUBMISSION_TIMEOUT_S):
             moment = moment_of(self._queries, self._people, self._clock())
             jobs = moment.beginning.jobs
-            ident = 1 + max((job.id for job in jobs), default=0)
+            ident = 1 + max((job.last_number for job in jobs), default=0)
             last = 1 + max((job.queue_seq for job in jobs), default=0)
             spec, awaits = submission
-            submitted = Job(ident, spec, moment.now, queue_seq=last, awaits=awaits)
+            submitted = replace(new_job(ident, spec, moment.now, awaits), queue_seq=last)
             moment = replace(moment, beginning=replace(moment.beginning, jobs=(*jobs, submitted)))
             answer = await self._work(Question(moment, Change(), self._policies))
         expected = answer.as_it_is.of(ident)

@@ -58,7 +58,7 @@ TIMELINE_PAGE_SIZE = 500
 """Lines of a timeline that one query reads for a client that follows a job."""
 MAX_LINE_NUMBER = 2**31
 MAX_IDS_PER_QUERY = 500
-MAX_JOBS_AHEAD = 1_000_000
+MAX_JOBS_AHEAD = 10**12
 """The most by which all agents together may raise the number of the next job during one daemon run."""
 MAX_EXACT_SPAN_S = 2 * DAY
 """Spans up to this long are measured to the second; longer ones by the daily sums of whole days."""
