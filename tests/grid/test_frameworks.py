@@ -18,8 +18,8 @@ TWO_CLUSTERS = {"type": "fixed", "components": [{"size": 1, "cluster": "north"},
     ("module", "expected"),
     [
         ("multiprocessing", "sum of 3 processes on north,south: 3"),
-        ("distributed", "sum of squares: 328350"),
-        ("jax", "[3.]"),
+        pytest.param("distributed", "sum of squares: 328350", marks=pytest.mark.nightly),
+        pytest.param("jax", "[3.]", marks=pytest.mark.nightly),
     ],
 )
 def test_recipe_of_page_runs_over_two_clusters(grid: Grid, module: str, expected: str) -> None:
