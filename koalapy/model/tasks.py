@@ -25,7 +25,7 @@ def task_of(array: Job, position: int, spec: JobSpec) -> Job:
         spec,
         array.waits_since,
         JobState.HELD if array.state is JobState.HELD else JobState.QUEUED,
-        queue_seq=array.queue_seq,
+        queue_seq=array.queue_seq - 1,  # a task that returns to the queue is tried before the rest of its array
         refusals=array.refusals,
         array_job=array.id,
         array_index=array.spec.array.index_at(position),

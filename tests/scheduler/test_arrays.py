@@ -303,3 +303,17 @@ def test_explanation_of_a_waiting_task_is_that_of_its_array() -> None:
     explanation = explain(world.queries, task, (), world.now)
     assert explanation.job == array + 2
     assert explanation.headline.startswith(f"waits for its turn in array {array}: 1 of its tasks run at once")
+
+
+def test_requeued_task_is_placed_before_the_rest_of_its_array() -> None:
+    world = World({"north": 1})
+    array = submit(world, "1-9", run_time=10.0)
+    world.advance(3)
+    world.submit(flexible(1), run_time=5.0, priority=Priority.HIGH)
+    world.advance(4)
+    (task,) = [job for job in world.jobs.values() if job.array_job == array]
+    assert task.state is QUEUED
+    world.advance(5)
+    assert world.state(task.id) is RUNNING
+    world.advance(200)
+    assert counts(world, array) == (0, 0, 9, 0, 0)
