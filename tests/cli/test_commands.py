@@ -467,7 +467,11 @@ def test_local_run_on_unknown_cluster_exits_with_3(koala: Koala) -> None:
         (("submit", "x"), 2, "koala: the request has no nodes"),
         (("submit", "-f", "/nowhere.yaml"), 2, "koala: cannot read /nowhere.yaml"),
         (("show", "9"), 3, "koala: there is no job 9"),
-        (("show", "nine"), 2, "koala: Invalid value for 'JOB': 'nine' is not a valid whole number"),
+        (
+            ("show", "nine"),
+            2,
+            "koala: Invalid value for 'JOB': 'nine' is not a job; give 7, or 7[3-9] for tasks of an array",
+        ),
         (("logs", "9", "-f"), 3, "koala: there is no job 9"),
         (("wait", "9"), 3, "koala: there is no job 9"),
         (("queue", "--state", "runing"), 2, "koala: Invalid value for '--state': 'runing'; did you mean running? "),

@@ -174,7 +174,7 @@ def test_input_of_a_pipe_is_typed_and_ended(grid: EmbeddedGrid, job: int) -> Non
         (["{job}", "--cluster", "west"], 3, "has no nodes on west; it runs on north, south"),
         (["{job}", "--node", "9"], 1, "'9' is no node of the job on north"),
         (["{job}", "--", "no-such-program"], 1, "command not found: no-such-program"),
-        (["x"], 2, "'x' is not a valid whole number"),
+        (["x"], 2, "'x' is not a job"),
         ([], 2, "no job is given"),
         (["--flexible", "0"], 2, "--flexible"),
     ],

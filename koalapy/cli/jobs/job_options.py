@@ -12,6 +12,7 @@ from types import GenericAlias
 from typing import Annotated, Any, get_args, get_origin
 
 from koalapy.cli.terminal.arguments import Option
+from koalapy.cli.terminal.whole_numbers import parse_int
 from koalapy.client.answers import Json
 from koalapy.client.errors import CliError, Exit
 from koalapy.model.array import TaskIndices
@@ -46,13 +47,6 @@ class Form:
     @property
     def is_repeated(self) -> bool:
         return get_origin(self.type) is list
-
-
-def parse_int(text: str) -> int | None:
-    try:
-        return int(text)
-    except ValueError:
-        return None
 
 
 def environment_of(pairs: list[str]) -> dict[str, str]:

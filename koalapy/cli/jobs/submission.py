@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from koalapy.cli.jobs.job_options import JOB_FIELDS, form_of, parse_int, with_time_zone
+from koalapy.cli.jobs.job_options import JOB_FIELDS, form_of, with_time_zone
 from koalapy.cli.terminal.arguments import Option
+from koalapy.cli.terminal.whole_numbers import parse_int
 from koalapy.client.answers import Json
 from koalapy.client.errors import CliError, Exit
 from koalapy.model.job_spec import PointInTime

@@ -23,6 +23,7 @@ import click
 from click.core import ParameterSource
 
 from koalapy.cli.terminal.job_reference import JobReference, JobReferenceType
+from koalapy.cli.terminal.whole_numbers import parse_int
 from koalapy.client.errors import CliError, Exit
 from koalapy.model.wording import suggest_names
 
@@ -123,6 +124,11 @@ class _Float(click.FloatRange):
 
 class _Int(click.IntRange):
     name = "whole number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str) and parse_int(value) is None:
+            self.fail(f"{value!r} is not a valid whole number.", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 class _Option(click.Option):

@@ -14,7 +14,8 @@ from koalapy.model.array import TaskIndices
 if TYPE_CHECKING:
     from koalapy.client.client import Client
 
-_REFERENCE = re.compile(r"([^\[\]]*)\[([^\[\]]*)\]")
+_REFERENCE = re.compile(r"([0-9]{1,100})(?:\[([^\[\]]*)\])?")
+_SLURM_TASK = re.compile(r"([0-9]+)_\[?([0-9][0-9,-]*)\]?")
 MAX_TASKS = 1000
 """Tasks that one argument of a command that needs their numbers may name."""
 
@@ -62,12 +63,13 @@ class JobReferenceType(click.ParamType[JobReference]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> JobReference:
         if isinstance(value, JobReference):
             return value
+        if task := _SLURM_TASK.fullmatch(value):
+            self.fail(f"{value!r} is not a job; name a task as {task[1]}[{task[2]}].", param, ctx)
         match = _REFERENCE.fullmatch(value)
-        try:
-            job = int(match[1] if match else value)
-        except ValueError:
-            self.fail(f"{value!r} is not a valid whole number.", param, ctx)
         if match is None:
+            self.fail(f"{value!r} is not a job; give 7, or 7[3-9] for tasks of an array.", param, ctx)
+        job = int(match[1])
+        if match[2] is None:
             return JobReference(job)
         try:
             tasks = TaskIndices.parse(match[2])

@@ -12,6 +12,7 @@ import yaml
 from koalapy.cli.terminal.arguments import Option
 from koalapy.cli.terminal.options import DAEMON, Daemon
 from koalapy.cli.terminal.progress import waiting_for
+from koalapy.cli.terminal.whole_numbers import parse_int
 from koalapy.cli.workload.report import write_file
 from koalapy.client.errors import CliError, Exit
 from koalapy.config.strict_yaml import DuplicateKey, load_yaml
@@ -144,17 +145,17 @@ def clusters_of(text: str) -> dict[str, int]:
     sizes = {}
     for part in text.split(","):
         name, colon, nodes = part.strip().rpartition(":")
-        if not colon or not name or not nodes.isdecimal() or int(nodes) < 1:
+        if not colon or not name or (size := parse_int(nodes) or 0) < 1:
             raise CliError(f"--clusters is {text!r}", Exit.USAGE, "give names and nodes: --clusters north:4,south:4")
-        sizes[name] = int(nodes)
+        sizes[name] = size
     return sizes
 
 
 def _parse_numbers(option: str, text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise CliError(f"{option} is {text!r}", Exit.USAGE, f"give numbers: {option} 2,4") from None
+    numbers = tuple(number for part in text.split(",") if (number := parse_int(part)) is not None)
+    if len(numbers) < len(text.split(",")):
+        raise CliError(f"{option} is {text!r}", Exit.USAGE, f"give numbers: {option} 2,4")
+    return numbers
 
 
 def _parse_weights(option: str, text: str) -> tuple[tuple[str, float], ...]:
