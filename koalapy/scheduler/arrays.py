@@ -276,7 +276,8 @@ def select_positions(array: JobId, indices: TaskIndices, selected: TaskIndices) 
         reject("tasks", str(selected), problem, "give ranges without a step")
     positions = list(indices.positions_of(selected))
     if not positions:
-        problem = f"is {selected}, and array {array} has the indices {indices}"
+        shown = TaskIndices(indices.ranges)
+        problem = f"is {selected}, but array {array} has no task {selected}; its indices are {shown}"
         reject("tasks", str(selected), problem, f"give some of these, as in {format_task(array, indices.index_at(0))}")
     return positions
 

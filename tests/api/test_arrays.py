@@ -71,7 +71,7 @@ async def test_wrong_arrays_are_refused(
 @pytest.mark.parametrize(
     ("tasks", "status", "detail"),
     [
-        ("0", 422, "tasks is 0, and array 1 has the indices 1-5"),
+        ("0", 422, "array 1 has no task 0; its indices are 1-5"),
         ("x", 422, "tasks has the part 'x'"),
         ("1-5:0", 422, "with the step 0"),
     ],

@@ -176,7 +176,7 @@ def test_cancelling_unknown_or_ended_tasks_is_refused() -> None:
     world = World({"north": 1})
     array, job = submit(world, "1-3", run_time=1.0), world.submit(flexible(1))
     world.advance(1.5)
-    with pytest.raises(UsageError, match=r"has the indices 1-3"):
+    with pytest.raises(UsageError, match=r"its indices are 1-3"):
         world.step([JobCancelled(array, tasks=TaskIndices.parse("4-9"))])
     with pytest.raises(ConflictError, match=r"no task 1 of array 1 is left"):
         world.step([JobCancelled(array, tasks=TaskIndices.parse("1"))])

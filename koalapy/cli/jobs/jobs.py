@@ -25,8 +25,8 @@ from koalapy.client.client import FINAL, Client, problem_to_error
 from koalapy.client.errors import CliError, Exit, printable
 from koalapy.model.job_spec import Priority
 
-QueuedJobs = Annotated[list[int] | None, Argument(help="ids of jobs", completes="queued jobs")]
-HeldJobs = Annotated[list[int] | None, Argument(help="ids of jobs", completes="held jobs")]
+QueuedJobs = Annotated[list[JobReference] | None, Argument(help="ids of jobs", completes="queued jobs")]
+HeldJobs = Annotated[list[JobReference] | None, Argument(help="ids of jobs", completes="held jobs")]
 FORECAST_TIMEOUT_S = 3.0
 
 
@@ -125,6 +125,15 @@ def _cancel_tasks(client: Client, parts: Iterable[JobReference], orders: Json) -
             yield result | {"state": answer["state"]}
 
 
+def _whole_jobs(action: str, jobs: list[JobReference] | None, words: str = "") -> list[int]:
+    """Return the numbers of jobs. Raise ``CliError`` for tasks. ``words``: the command's words before the job."""
+    for job in jobs or ():
+        if job.tasks is not None:
+            hint = f"koala {words or action} {job.job}"
+            raise CliError(f"{job} is a part of an array, and {action} acts on whole arrays", Exit.USAGE, hint)
+    return [job.job for job in jobs or ()]
+
+
 def hold_jobs(
     jobs: QueuedJobs = None,
     selection: Selection = NO_SELECTION,
@@ -134,7 +143,7 @@ def hold_jobs(
 ) -> int:
     """Hold queued jobs: they are not placed until they are released."""
     client = daemon.client()
-    chosen = select_jobs(client, "hold", jobs, selection)
+    chosen = select_jobs(client, "hold", _whole_jobs("hold", jobs), selection)
     return _act(client, "hold", chosen, {"reason": reason}, selection, as_json, lambda result: str(result["state"]))
 
 
@@ -143,7 +152,7 @@ def release_jobs(
 ) -> int:
     """Release held jobs."""
     client = daemon.client()
-    chosen = select_jobs(client, "release", jobs, selection)
+    chosen = select_jobs(client, "release", _whole_jobs("release", jobs), selection)
     return _act(client, "release", chosen, {}, selection, as_json, lambda result: str(result["state"]))
 
 
@@ -157,7 +166,7 @@ def change_priority(
 ) -> int:
     """Change the priority of waiting jobs; their order by submission time stays."""
     client, orders = daemon.client(), {"priority": priority, "reason": reason}
-    chosen = select_jobs(client, "priority", jobs, selection)
+    chosen = select_jobs(client, "priority", _whole_jobs("priority", jobs, f"priority {priority}"), selection)
     return _act(client, "priority", chosen, orders, selection, as_json, _priority_text)
 
 

@@ -41,7 +41,7 @@ class JobReference:
         ranges = list(indices.positions_of(self.tasks))
         count = sum(last - first + 1 for first, last in ranges)
         if not count:
-            hint = f"its indices are {indices}"
+            hint = f"its indices are {TaskIndices(indices.ranges)}"
             raise CliError(f"array {self.job} has no task {self.tasks}", Exit.NOT_FOUND, hint)
         if count > MAX_TASKS:
             raise CliError(f"{self} names {count} tasks", Exit.USAGE, f"name at most {MAX_TASKS}, or the array")
