@@ -215,7 +215,7 @@ class MemoryService:
             self.failing_reads -= 1
             raise StoreUnavailable("the database does not answer")
         if job not in self.records:
-            raise NotFoundError(f"there is no job {job}", field="job", value=job, hint="see koala queue --all")
+            raise NotFoundError(f"there is no job {job}", field="job", value=job, hint="see koala history")
         return self.make_record(job)
 
     async def get_owned(self, job: JobId, caller: Identity) -> JobRecord:

@@ -34,7 +34,7 @@ def test_process_exits_with_code_of_job_or_error(server: Server) -> None:
     assert (submitted.returncode, submitted.stdout) == (7, "so far\n")
     missing = run_koala(server.url, "show", "9")
     assert (missing.returncode, missing.stdout) == (3, "")
-    assert missing.stderr == "koala: there is no job 9; see koala queue --all\n"
+    assert missing.stderr == "koala: there is no job 9; see koala history\n"
 
 
 def test_proxy_is_not_used_for_this_machine(server: Server) -> None:

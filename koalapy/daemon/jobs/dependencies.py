@@ -57,7 +57,7 @@ class Dependencies:
         for ident, field in fields.items():
             job = jobs.get(ident)
             if job is None:
-                hint = "name a job that koala queue --all shows; jobs are removed some time after their end"
+                hint = "name a job that koala queue or koala history shows; jobs are removed some time after their end"
                 reject(field, ident, f"names job {ident}, which does not exist", hint)
             if not may_see_all_of(caller, job):
                 reject(field, ident, f"names job {ident}, which is not yours", "name your own jobs only")

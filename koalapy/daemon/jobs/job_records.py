@@ -51,7 +51,7 @@ class Metrics:
 
 def no_job_error(job: JobId) -> NotFoundError:
     return NotFoundError(
-        f"there is no job {job}", field="job", value=job, hint="see koala queue --all", code=ProblemCode.JOB_NOT_FOUND
+        f"there is no job {job}", field="job", value=job, hint="see koala history", code=ProblemCode.JOB_NOT_FOUND
     )
 
 
