@@ -56,6 +56,7 @@ def test_selection_by_name_and_state_acts_on_matching_jobs(koala: Koala) -> None
         Exit.NOT_FOUND,
         "koala: no job that koala cancel can change matches --mine\n",
     )
+    assert koala("wait", "--name", "x").err == "koala: no unfinished job matches --name x\n"
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,8 @@ def select_jobs(client: Client, action: str, ids: list[int] | None, selection: S
         raise CliError(f"koala {action} is given no job", Exit.USAGE, hint)
     jobs = _list_matching(client, action, selection)
     if not jobs:
-        raise CliError(f"no job that koala {action} can change matches {' '.join(filters)}", Exit.NOT_FOUND)
+        kind = "unfinished job" if action == "wait" else f"job that koala {action} can change"
+        raise CliError(f"no {kind} matches {' '.join(filters)}", Exit.NOT_FOUND)
     return [job["id"] for job in jobs]
 
 
