@@ -13,6 +13,7 @@ from typing import Any
 import httpx2
 import uvicorn
 
+from koalapy.daemon.engine.daemon import WebSockets
 from koalapy.daemon.engine.engine import Engine
 from koalapy.scheduler.rules import Rules
 from tests.daemon.sites import Sites
@@ -46,7 +47,9 @@ def daemon_in_thread(path: Path, sites: Sites | None = None, *, has_dashboard: b
                 assert isinstance(client._transport, httpx2.ASGITransport)
                 app = client._transport.app
                 server = uvicorn.Server(
-                    uvicorn.Config(app, lifespan="off", log_level="critical", timeout_graceful_shutdown=1)
+                    uvicorn.Config(
+                        app, ws=WebSockets, lifespan="off", log_level="critical", timeout_graceful_shutdown=1
+                    )
                 )
                 ready.set_result((server, app.state.engine))  # type: ignore[attr-defined]
                 await server.serve([listener])

@@ -134,16 +134,14 @@ async def _koala_error(request: Request | WebSocket, error: Exception) -> Respon
     response = problem(
         error.code, error.message, field=error.field, value=error.value, hint=error.hint, headers=headers
     )
-    if isinstance(request, WebSocket):
-        await request.send_denial_response(response)
-        return response
-    return _for_browser(request, response)
+    # The caller sends the response, also to a WebSocket: one sent here would be sent twice.
+    return response if isinstance(request, WebSocket) else _for_browser(request, response)
 
 
-async def _socket_validation_error(socket: WebSocket, error: Exception) -> None:
+async def _socket_validation_error(socket: Request | WebSocket, error: Exception) -> Response:
     """Answer a WebSocket whose parameters are invalid with the problem of the first one."""
     assert isinstance(error, WebSocketRequestValidationError)
-    await _koala_error(socket, _usage_error(error.errors(), BaseModel))
+    return await _koala_error(socket, _usage_error(error.errors(), BaseModel))
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

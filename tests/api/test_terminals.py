@@ -1,6 +1,8 @@
 """The WebSockets of terminals and of standard input."""
 
 import asyncio
+import logging
+import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -9,11 +11,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import uvicorn
 from starlette.testclient import TestClient, WebSocketDenialResponse
 
 from koalapy.api.app import create_app
 from koalapy.api.terminals import terminals_router
 from koalapy.daemon.auth.identities import Identities
+from koalapy.daemon.engine.daemon import WebSockets
 from koalapy.daemon.jobs.job_records import JobRecord
 from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.daemon.observability.audit import Audit
@@ -110,6 +114,40 @@ def test_input_of_a_job_that_reads_none_is_rejected() -> None:
             pass
         assert rejection.value.status_code == 409
         assert "reads no input of clients" in rejection.value.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("path", "token", "status"),
+    [
+        (TERMINAL, "wrong", 401),
+        (TERMINAL, "bob", 403),
+        (f"{TERMINAL}?cluster=west", "ada", 404),
+        (f"{TERMINAL}?rows=x", "ada", 422),
+    ],
+)
+async def test_rejected_stream_is_answered_once_and_logs_no_error(
+    daemon: Daemon, caplog: pytest.LogCaptureFixture, path: str, token: str, status: int
+) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(daemon.app, ws=WebSockets, lifespan="off", log_config=None, timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve([listener]))
+    try:
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        request = (
+            f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+            "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+            f"Authorization: Bearer {token}\r\n\r\n"
+        )
+        writer.write(request.encode())
+        answer = await reader.read()
+        writer.close()
+    finally:
+        server.should_exit = True
+        await serving
+    assert answer.startswith(f"HTTP/1.1 {status} ".encode())
+    assert answer.count(b"HTTP/1.1") == 1
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 async def _read_audit(daemon: Daemon, count: int) -> Sequence[AuditEntry]:

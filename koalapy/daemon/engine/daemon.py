@@ -11,6 +11,8 @@ from typing import Any
 
 import structlog
 import uvicorn
+from uvicorn._types import ASGISendEvent
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from koalapy import __version__
 from koalapy.daemon.agents.embedded import EmbeddedAgents
@@ -34,6 +36,18 @@ SHUTDOWN_GRACE = 3
 """Seconds that open requests have to end when the daemon stops."""
 
 
+class WebSockets(WebSocketsSansIOProtocol):
+    """Uvicorn's WebSockets, for which a complete rejection completes the handshake.
+
+    Uvicorn itself logs an error after each rejection with a body.
+    """
+
+    async def send(self, message: ASGISendEvent) -> None:
+        """Send a message of the application."""
+        await super().send(message)
+        self.handshake_complete = self.handshake_complete or self.close_sent
+
+
 class HttpServer(uvicorn.Server):
     """Uvicorn without its signal handling, which calls ``started`` once it listens."""
 
@@ -43,6 +57,7 @@ class HttpServer(uvicorn.Server):
         config = uvicorn.Config(
             app,
             http=connections.protocol_class(),
+            ws=WebSockets,
             lifespan="off",
             access_log=False,
             log_config=None,  # the daemon's own logging is used
