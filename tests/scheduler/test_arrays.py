@@ -317,3 +317,21 @@ def test_requeued_task_is_placed_before_the_rest_of_its_array() -> None:
     assert world.state(task.id) is RUNNING
     world.advance(200)
     assert counts(world, array) == (0, 0, 9, 0, 0)
+
+
+def test_explanation_of_an_array_at_its_own_limit_offers_no_change() -> None:
+    world = World({"north": 4})
+    array = submit(world, "1-100%2")
+    world.settle()
+    explanation = explain(world.queries, world.job(array), (), world.now)
+    assert explanation.state is QUEUED
+    assert explanation.smallest_change is None
+    assert not [note for note in explanation.notes if "there is room" in note]
+
+
+def test_explanation_of_an_array_wider_than_the_grid_offers_no_new_submission() -> None:
+    world = World({"north": 4})
+    array = submit(world, "1-3", 9)
+    assert explain(world.queries, world.job(array), (), world.now).smallest_change is None
+    single = world.submit(flexible(9))
+    assert explain(world.queries, world.job(single), (), world.now).smallest_change is not None

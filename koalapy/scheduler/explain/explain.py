@@ -452,7 +452,8 @@ def _waiting(dry_run: DryRun, spec: JobSpec, answer: Placement | Refusal, headli
     refused = [dry_run.reasons(spec, source.view) for source in node_sources]
     lacking = _lacking(node_sources, refused, queries.grid.clusters())
     clusters, notes = _clusters(dry_run, spec, placement, refused[0] if refused else (), lacking, now)
-    if placement is not None:
+    is_at_own_limit = job is not None and job.tasks is not None and not job.may_start_task
+    if placement is not None and not is_at_own_limit:
         notes = (f"there is room for it on {listed_where(placement)}", *notes)
         if job is not None and not queries.rules.event_driven:
             notes = (*notes, f"scans come every {queries.rules.scan_interval:g} s: event_driven is off")
@@ -467,7 +468,9 @@ def _waiting(dry_run: DryRun, spec: JobSpec, answer: Placement | Refusal, headli
         suffices.append(f"job {reserved}, for which nodes are kept, out of its way (koala hold {reserved})")
     elif (first := _must_be_placed_first(dry_run, spec)) is not None:
         suffices.append(f"job {first} placed before it")
-    instead = dry_run.instead() if queries.over_limit(spec) is None else None
+    # To submit an array again would end its running tasks, and repeat those that have ended.
+    is_of_array = job is not None and (job.tasks is not None or job.array_job is not None)
+    instead = dry_run.instead() if queries.over_limit(spec) is None and not is_of_array else None
     return Explanation(
         job.id if job is not None else None,
         job.state if job is not None else JobState.QUEUED,
