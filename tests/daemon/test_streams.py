@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from koalapy.daemon.agents.streams import MAX_RESIZES, MAX_USER_STREAMS, StreamRequest, StreamViolation
+from koalapy.model.array import ArrayTasks, TaskIndices
 from koalapy.model.errors import (
     BusyError,
     ConflictError,
@@ -52,6 +53,17 @@ async def test_stream_is_opened_for_allowed_callers_only(caller: Identity, inter
             StreamRequest(),
             ConflictError,
             "its component is claimed",
+        ),
+        (
+            replace(
+                RUNNING,
+                attempt=None,
+                spec=replace(RUNNING.spec, array=TaskIndices.parse("3-4")),
+                tasks=ArrayTasks(2, ((1, 1),), 0.0, 1),
+            ),
+            StreamRequest(),
+            ConflictError,
+            r"job 7 is an array: name a task, as in koala shell '7\[3\]'",
         ),
         (RUNNING, StreamRequest(cluster="west"), NotFoundError, "has no nodes on west"),
     ],

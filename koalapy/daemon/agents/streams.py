@@ -332,6 +332,11 @@ def _find_component(job: Job, request: StreamRequest) -> Component:
     """Return the running component of the requested cluster, else of the node's name, else the one that starts the
     program. Raise ``NotFoundError`` or ``ConflictError``."""
     attempt = job.attempt
+    if job.tasks is not None:
+        first = job.spec.array.index_at(0) if job.spec.array else 1
+        raise ConflictError(
+            f"job {job.id} is an array: name a task, as in koala shell '{job.id}[{first}]'", field="job", value=job.id
+        )
     if attempt is None or not job.state.is_active:
         raise ConflictError(
             f"job {job.id} is {job.state}: it has no nodes",
