@@ -45,7 +45,9 @@ def test_array_is_submitted_listed_shown_and_cancelled(command: Command) -> None
     listed = command("queue").out.splitlines()
     assert len(listed) == 2
     assert "200 waiting; " in listed[1]
-    assert "array  1-200%16: 200 waiting" in command("show", "1").out
+    page = command("show", "1").out
+    assert "array  1-200%16: 200 waiting" in page
+    assert not [row for row in ("queued  ", "start-up  ", "tries  ", "CPU used  ") if f" {row}" in page]
     shown = command("show", "1[3]").out
     assert "job  4\n" in shown
     assert "task  1[3]\n" in shown

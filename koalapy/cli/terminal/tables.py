@@ -270,13 +270,7 @@ def job_page(
         *([("script", f"{len(job['script'].splitlines())} lines, once on the first node")] if job["script"] else []),
         ("submitted", job["submitted_at"]),
         *((name, moment) for name, moment in times if moment),
-        ("queued", _format_seconds(job["queue_time"])),
-        ("start-up", _format_seconds(job["startup_overhead"])),
-        ("start delay", _format_seconds(job["start_delay"], " later than first estimated")),
-        ("in all", _format_seconds(job["response_time"])),
-        ("tries", f"{job['placement_tries']} placement, {job['claiming_tries']} claiming, {job['restarts']} restarts"),
-        ("exit code", "-" if job["exit_code"] is None else str(job["exit_code"])),
-        *_use_facts(job),
+        *(_run_facts(job) if job["tasks"] is None else [("in all", _format_seconds(job["response_time"]))]),
     ]
     width = max(len(name) for name, _ in facts)
     parts = ["\n".join(f"{name.rjust(width)}  {printable(value)}" for name, value in facts)]
@@ -304,6 +298,19 @@ def job_page(
         parts.append(draw_chart(job, attempts, width=width, now=now, limit=limit, unicode=unicode))
     parts.append(timeline_table(job))
     return "\n\n".join(parts)
+
+
+def _run_facts(job: Job) -> list[tuple[str, str]]:
+    """Return the times, tries and use of a job as lines of its page. An array has none: each of its tasks has them."""
+    return [
+        ("queued", _format_seconds(job["queue_time"])),
+        ("start-up", _format_seconds(job["startup_overhead"])),
+        ("start delay", _format_seconds(job["start_delay"], " later than first estimated")),
+        ("in all", _format_seconds(job["response_time"])),
+        ("tries", f"{job['placement_tries']} placement, {job['claiming_tries']} claiming, {job['restarts']} restarts"),
+        ("exit code", "-" if job["exit_code"] is None else str(job["exit_code"])),
+        *_use_facts(job),
+    ]
 
 
 def _use_facts(job: Job) -> list[tuple[str, str]]:
