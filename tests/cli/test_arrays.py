@@ -51,6 +51,7 @@ def test_array_is_submitted_listed_shown_and_cancelled(command: Command) -> None
     shown = command("show", "1[3]").out
     assert "job  4\n" in shown
     assert "task  1[3]\n" in shown
+    assert command("queue", "--tasks", "1").err == "koala: no task of array 1 has started; 200 wait\n"
     assert command("cancel", "1[3-9]", "1[20]").out == "job 1[3-9] is being cancelled\njob 1[20] is being cancelled\n"
     assert "192 waiting, 8 cancelled" in command("queue").out
     assert command("cancel", "1").out == "job 1 cancelled\n"

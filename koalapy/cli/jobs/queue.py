@@ -88,6 +88,9 @@ def list_jobs(
     else:
         print(tables.queue_table(jobs, wide=form is Format.WIDE))
         if not jobs:
+            array = client.job(tasks)["tasks"] if tasks else None
+            if array is not None and array["waiting"] == array["size"]:
+                nothing = f"no task of array {tasks} has started; {array['waiting']} wait"
             print(f"koala: {nothing}", file=sys.stderr)
     if listing.has_more:
         print(f"koala: {_describe_cut(listing)}", file=sys.stderr)
