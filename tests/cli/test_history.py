@@ -82,6 +82,7 @@ def test_history_lists_own_jobs_of_last_week(koala: Koala) -> None:
         ("--user bob", [3]),
         ("--state failed", [2]),
         ("--state failed --state succeeded --since 3h", [1, 2]),
+        ("--state failed,succeeded --since 3h", [1, 2]),
         ("--since 2h30m --until 90m", [2]),
         ("--since 2023-11-01", [1, 2, 4, 216]),
         ("--name wave*", [2]),

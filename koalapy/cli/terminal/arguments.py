@@ -146,6 +146,8 @@ class _Option(click.Option):
 
     def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, ParameterSource]:
         value, source = super().consume_value(ctx, opts)
+        if self.multiple and isinstance(self.type, _Choice) and source is ParameterSource.COMMANDLINE:
+            value = tuple(part.strip() for text in value for part in text.split(","))
         is_empty = "" in (value if isinstance(value, (list, tuple)) else (value,))
         if is_empty and source is ParameterSource.COMMANDLINE and not self._may_be_empty:
             raise click.BadParameter("it is empty: give a value, or leave the option out.", ctx, self)
