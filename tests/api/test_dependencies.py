@@ -36,8 +36,8 @@ async def test_dependent_job_waits_and_fails_with_its_dependency(open_api: Open,
 @pytest.mark.parametrize(
     ("fields", "detail", "hint"),
     [
-        ({"after": [9]}, "after names job 9, which does not exist", "koala queue --all"),
-        ({"after": [3]}, "after names job 3, which does not exist", "koala queue --all"),
+        ({"after": [9]}, "after names job 9, which does not exist", "koala queue or koala history"),
+        ({"after": [3]}, "after names job 3, which does not exist", "koala queue or koala history"),
         ({"after": ["1"]}, "after can never hold: job 1 was cancelled, and it had to succeed", "JOB:any"),
         ({"after": ["1?1"]}, "after can never hold: job 1 was cancelled", "JOB:any"),
         ({"after": ["afterok:1"]}, "after[0] is 'afterok:1', not a dependency", "JOB:failed"),
