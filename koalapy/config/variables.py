@@ -1,5 +1,7 @@
 """Environment variables with the prefix ``KOALA_`` that are no settings."""
 
+from koalapy.model.job_variables import SET_BY_RUNNERS
+
 OF_COMMANDS = (
     "AGENT_DIRECTORY",
     "AGENT_TOKEN",
@@ -14,43 +16,5 @@ OF_COMMANDS = (
     "URL",
 )
 """Variables, without ``KOALA_``, that commands and units read and that are no settings."""
-OF_JOBS = (
-    "ARRAY_COUNT",
-    "ARRAY_INDEX",
-    "ARRAY_JOB",
-    "ARRAY_LINE",
-    "CLUSTER",
-    "CLUSTER_LIST",
-    "CLUSTER_INDEX",
-    "CLUSTER_NODES",
-    "COMPONENT",
-    "COMPONENT_NODES",
-    "COMPONENT_TOKEN",
-    "GENERATION",
-    "HEAD_HOST",
-    "HEAD_PORT",
-    "HOST",
-    "HOSTFILE",
-    "HOSTS",
-    "JOB",
-    "JOB_ID",
-    "LOCAL_RANK",
-    "LOCAL_SIZE",
-    "MPIRUN",
-    "MPI_INTERFACE",
-    "MPI_PARAMETERS",
-    "MPI_PORTS",
-    "MPI_PREFIX",
-    "MPI_SERIES",
-    "NODE",
-    "NODELIST",
-    "NODES",
-    "NODE_INDEX",
-    "PPN",
-    "RANK",
-    "SCRATCH",
-    "SIZE",
-    "SLOTS",
-    "STAGE",
-)
+OF_JOBS = (*SET_BY_RUNNERS, "SCRATCH")
 """Variables, without ``KOALA_``, that programs of jobs and their child processes inherit."""

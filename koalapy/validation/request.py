@@ -11,6 +11,7 @@ from koalapy.model.dependency import MAX_DEPENDENCIES
 from koalapy.model.errors import reject
 from koalapy.model.field import find_out_of_bounds
 from koalapy.model.job_spec import JobSpec, Launcher
+from koalapy.model.job_variables import OF_RUNNERS, SET_BY_RUNNERS
 from koalapy.model.output import describe_patterns, find_unknown_pattern
 from koalapy.model.request import ComponentRequest, Environment, FlexibleRequest, NonFixedRequest
 from koalapy.model.script import find_script_error
@@ -131,53 +132,7 @@ def check_times(spec: JobSpec, now: float) -> None:
     reject("deadline", spec.deadline, f"is {deadline} UTC, which {problem}", hint)
 
 
-RESERVED_VARIABLES = frozenset(
-    f"KOALA_{name}"
-    for name in (
-        "AGENT_FILE",
-        "ARRAY_COUNT",
-        "ARRAY_INDEX",
-        "ARRAY_JOB",
-        "ARRAY_LINE",
-        "CLUSTER",
-        "CLUSTER_LIST",
-        "CLUSTER_INDEX",
-        "CLUSTER_NODES",
-        "COMPONENT",
-        "COMPONENT_NAME",
-        "COMPONENT_NODES",
-        "COMPONENT_TOKEN",
-        "GENERATION",
-        "HEAD_HOST",
-        "HEAD_PORT",
-        "HOST",
-        "HOSTFILE",
-        "HOSTS",
-        "JOB",
-        "JOB_ID",
-        "LEASE",
-        "LOCAL_RANK",
-        "LOCAL_SIZE",
-        "MPIRUN",
-        "MPI_INTERFACE",
-        "MPI_PARAMETERS",
-        "MPI_PORTS",
-        "MPI_PREFIX",
-        "MPI_SERIES",
-        "NODE",
-        "NODELIST",
-        "NODES",
-        "NODE_INDEX",
-        "PPN",
-        "RANK",
-        "SECRET_PIPE",
-        "SLOTS",
-        "LRM_PIPE",
-        "SIZE",
-        "SPOOL",
-        "STAGE",
-    )
-)
+RESERVED_VARIABLES = frozenset(f"KOALA_{name}" for name in (*SET_BY_RUNNERS, *OF_RUNNERS))
 """Environment variables that the runner sets or reads on each node."""
 UNSUITED_PLACEHOLDERS = {"{job}": "%j", "{cluster}": "%c"}
 """Placeholders of commands that output files do not have, and the pattern that replaces each."""

@@ -1,0 +1,43 @@
+"""Environment variables of jobs with the prefix ``KOALA_``, which the names here omit."""
+
+SET_BY_RUNNERS = (
+    "ARRAY_COUNT",
+    "ARRAY_INDEX",
+    "ARRAY_JOB",
+    "ARRAY_LINE",
+    "CLUSTER",
+    "CLUSTER_INDEX",
+    "CLUSTER_LIST",
+    "CLUSTER_NODES",
+    "COMPONENT",
+    "COMPONENT_NODES",
+    "COMPONENT_TOKEN",
+    "GENERATION",
+    "HEAD_HOST",
+    "HEAD_PORT",
+    "HOST",
+    "HOSTFILE",
+    "HOSTS",
+    "JOB",
+    "JOB_ID",
+    "LOCAL_RANK",
+    "LOCAL_SIZE",
+    "MPIRUN",
+    "MPI_INTERFACE",
+    "MPI_PARAMETERS",
+    "MPI_PORTS",
+    "MPI_PREFIX",
+    "MPI_SERIES",
+    "NODE",
+    "NODELIST",
+    "NODES",
+    "NODE_INDEX",
+    "PPN",
+    "RANK",
+    "SIZE",
+    "SLOTS",
+    "STAGE",
+)
+"""Variables that runners set or read on each node and programs inherit."""
+OF_RUNNERS = ("AGENT_FILE", "COMPONENT_NAME", "LEASE", "LRM_PIPE", "SECRET_PIPE", "SPOOL")
+"""Variables that runners read and programs do not inherit."""
