@@ -71,9 +71,11 @@ def select_jobs(client: Client, action: str, ids: list[int] | None, selection: S
     Raise ``CliError`` if none is selected.
     """
     filters = selection.filters
-    given = [*(["JOB"] if ids else []), *(["--last"] if selection.last else []), *filters[:1]]
-    if len(given) > 1:
-        raise CliError(f"{given[1].split()[0]} and {given[0]} cannot be given together", Exit.USAGE, "drop one")
+    given_options = [*(["JOB"] if ids else []), *(["--last"] if selection.last else []), *filters[:1]]
+    if len(given_options) > 1:
+        raise CliError(
+            f"{given_options[1].split()[0]} and {given_options[0]} cannot be given together", Exit.USAGE, "drop one"
+        )
     if ids:
         return ids
     if selection.last:
@@ -120,8 +122,8 @@ def report_selection(selection: Selection, ids: list[int]) -> None:
 
 def describe_jobs(ids: Sequence[int | str]) -> str:
     """Return the number of jobs and their first ids."""
-    shown = " ".join(map(str, ids[:MAX_SHOWN_IDS])) + (" …" if len(ids) > MAX_SHOWN_IDS else "")
-    return f"job {shown}" if len(ids) == 1 else f"{len(ids)} jobs: {shown}"
+    id_list = " ".join(map(str, ids[:MAX_SHOWN_IDS])) + (" …" if len(ids) > MAX_SHOWN_IDS else "")
+    return f"job {id_list}" if len(ids) == 1 else f"{len(ids)} jobs: {id_list}"
 
 
 def print_dry_run(action: str, ids: Sequence[int | str], *, as_json: bool) -> None:

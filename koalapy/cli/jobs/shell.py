@@ -185,8 +185,8 @@ def _interrupt_twice(job: int) -> Iterator[None]:
         text = f"koala: job {job} goes on; interrupt again within {INTERRUPT_INTERVAL_S:g} s to cancel it\n"
         os.write(2, text.encode())  # a buffered stream may be in use by the interrupted code
 
-    before = signal.signal(signal.SIGINT, on_interrupt)
+    previous_handler = signal.signal(signal.SIGINT, on_interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous_handler)

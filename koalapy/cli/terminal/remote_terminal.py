@@ -42,21 +42,21 @@ class EscapeFilter:
 
     def filter_input(self, data: bytes) -> bytes:
         """Return the typed bytes without escapes. Set ``is_detached`` and drop the rest when the user detaches."""
-        kept = bytearray()
+        forwarded = bytearray()
         for byte in (data[index : index + 1] for index in range(len(data))):
             if self._has_tilde:
                 self._has_tilde = False
                 if byte == DETACH:
                     self.is_detached = True
-                    return bytes(kept)
-                kept += ESCAPE if byte == ESCAPE else ESCAPE + byte
+                    return bytes(forwarded)
+                forwarded += ESCAPE if byte == ESCAPE else ESCAPE + byte
             elif self._is_line_start and byte == ESCAPE:
                 self._has_tilde = True
                 continue
             else:
-                kept += byte
+                forwarded += byte
             self._is_line_start = byte in LINE_ENDS
-        return bytes(kept)
+        return bytes(forwarded)
 
 
 def terminal_size() -> tuple[int, int]:
@@ -74,13 +74,13 @@ def raw_mode(file: int) -> Iterator[None]:
     if not os.isatty(file):
         yield
         return
-    before = termios.tcgetattr(file)
+    previous_attributes = termios.tcgetattr(file)
     try:
         tty.setraw(file, termios.TCSADRAIN)  # what was typed already is kept
         yield
     finally:
         with suppress(termios.error):  # the terminal may be gone
-            termios.tcsetattr(file, termios.TCSADRAIN, before)
+            termios.tcsetattr(file, termios.TCSADRAIN, previous_attributes)
 
 
 class RemoteTerminal:
@@ -97,7 +97,7 @@ class RemoteTerminal:
         """Pass bytes until the stream ends, the user detaches, or a signal ends this command."""
         receiver = threading.Thread(target=self._receive, daemon=True)
         handlers = {signal.SIGWINCH: self._on_resize, signal.SIGTERM: self._on_end, signal.SIGHUP: self._on_end}
-        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        previous_handlers = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         try:
             with raw_mode(0):
                 receiver.start()
@@ -108,7 +108,7 @@ class RemoteTerminal:
             receiver.join(JOIN_TIMEOUT_S)  # the end of the stream may have arrived
             self._result = self._result or StreamResult(error=str(error), is_lost=True)
         finally:
-            for number, handler in before.items():
+            for number, handler in previous_handlers.items():
                 signal.signal(number, handler)
             self._stream.close()
             receiver.join(JOIN_TIMEOUT_S)  # it may be writing to a terminal that takes nothing
