@@ -7,6 +7,7 @@ from typing import Literal
 
 from koalapy.model.job import ComponentState, Token
 from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory, StageFault, StageState, StageStatus
+from koalapy.runner.runner import WALLTIME_CODE
 from koalapy.scheduler.effects import (
     Command,
     ForgetComponent,
@@ -55,6 +56,7 @@ class Runner:
     """Maximum boot time of its nodes in seconds; 0 when they are up."""
     warned: bool = False
     lease: float | None = None
+    launched_at: float | None = None
     is_killed: bool = False
     """Whether its runners have ended its program, even if the agent is not informed."""
 
@@ -105,6 +107,8 @@ class Site:
         self.stuck_components: set[Token] = set()
         """Components that keep their nodes after a stop."""
         self.supports_warnings = True
+        self.enforces_walltime = True
+        """Whether runners end programs at their walltime when the daemon does not."""
         self.graces: list[tuple[Token, float]] = []
         """Warned programs with their grace in seconds that the world has not processed."""
         self.is_black_hole = False
@@ -268,6 +272,7 @@ class Site:
                 self._submit(token)
             case OpenBarrier(token=token):
                 if (runner := self.runners.get(token)) and runner.phase == "claimed" and not runner.stopped:
+                    runner.launched_at = self._clock()
                     self._enter(token, "running")
                     self.opened.append(token)
             case StopComponent(token=token, warning=warning) if warning is not None and self._may_warn(token):
@@ -321,6 +326,15 @@ class Site:
         """End a component because its lease has expired."""
         self.runners[token].is_killed = True
         self.fail_component(token, "its lease is over")
+        self.end_component(token)
+
+    def expire_walltime(self, token: Token) -> None:
+        """End a component whose runners have counted its walltime down, without the daemon."""
+        if not self.enforces_walltime:
+            return
+        self.runners[token].is_killed = True
+        if self.runners[token].exit_code is None:
+            self.exit_program(token, WALLTIME_CODE)
         self.end_component(token)
 
     def end_grace(self, token: Token) -> None:

@@ -141,6 +141,7 @@ def test_confirmation_missing_waits_until_cluster_is_lost(reconnects: bool) -> N
 @pytest.mark.parametrize("flaps", [False, True])
 def test_confirmation_never_sent_times_out(flaps: bool) -> None:
     world, job = submit_running_job(Launcher.PROCESSES)
+    world.sites["south"].enforces_walltime = False
     run_cycles(world)
     while world.job(job).ending is None and world.now < 1000:
         world.now += 5

@@ -1,7 +1,7 @@
 """Leases: the next attempt of a job starts only when the earlier one has certainly ended."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from koalapy.model.errors import ConflictError
@@ -189,6 +189,7 @@ drawn_events = st.lists(
     st.sampled_from([None, 50.0, 1000.0]),
     st.sampled_from(list(Launcher)),
 )
+@example([("disconnect", "north", 0.0), ("wait", "", 141.0)], 100.0, 30.0, 50.0, Launcher.OPENMPI)  # walltime first
 def test_attempts_never_overlap_under_random_disconnects(
     events: list[tuple[str, str, float]], lease: float, grace: float | None, walltime: float | None, launcher: Launcher
 ) -> None:

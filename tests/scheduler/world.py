@@ -13,6 +13,7 @@ from typing import Any
 from koalapy.model.dependency import Clause, End, Resolution, resolve_ends
 from koalapy.model.job import (
     DEFAULT_LEASE,
+    WALLTIME_ALLOWANCE,
     ComponentState,
     Job,
     JobId,
@@ -252,7 +253,7 @@ class World:
     def step(self, events: Sequence[Event] = ()) -> Effects:
         """Run one scheduler step and apply its effects."""
         self.reserved_jobs.add(self.queries.reservation)
-        self.expire_leases()
+        self.end_expired_components()
         invariants.check_live_attempts(self)
         return self.apply_effects(self.scheduler.step(events, self.now))
 
@@ -315,17 +316,27 @@ class World:
     def _lease_of(self, token: Token) -> float | None:
         return self._leases[token]
 
-    def expire_leases(self) -> None:
-        """End components with an expired lease, as late as slow clocks permit."""
+    def end_expired_components(self) -> None:
+        """End the components of disconnected clusters that exceed their lease or walltime, as late as permitted."""
         for name, site in self.sites.items():
             if name in self._ready:
                 self.renewed_at[name] = self.now
-            for token, runner in list(site.runners.items()) if name not in self._ready else ():
-                warning = self.jobs[parse_token(token).job].spec.warning
-                if runner.lease is not None and not runner.is_killed and runner.phase not in ("delivering", "ended"):
-                    latest = with_margin(runner.lease + (warning.grace if warning is not None else 0.0))
-                    if self.now >= self.renewed_at[name] + latest - 0.001:
-                        site.expire_lease(token)
+                continue
+            for token, runner in list(site.runners.items()):
+                spec = self.jobs[parse_token(token).job].spec
+                if runner.is_killed or runner.phase in ("delivering", "ended"):
+                    continue
+                grace = spec.warning.grace if spec.warning is not None else 0.0
+                if self._is_over(self.renewed_at[name], runner.lease, grace):
+                    site.expire_lease(token)
+                elif self._is_over(runner.launched_at, spec.walltime, WALLTIME_ALLOWANCE):
+                    site.expire_walltime(token)
+
+    def _is_over(self, since: float | None, seconds: float | None, extra: float) -> bool:
+        """Return whether a limit of ``seconds`` and ``extra`` seconds is over even by a slow clock."""
+        if since is None or seconds is None:
+            return False
+        return self.now >= since + with_margin(seconds + extra) - 0.001
 
     def loss_delay(self, name: str) -> float:
         """Return the seconds of silence after which components without a warning count as lost."""
@@ -385,7 +396,7 @@ class World:
         self.step([ClusterDisconnected(name, reason, heard)])
 
     def _disconnect_site(self, site: Site) -> None:
-        self.expire_leases()
+        self.end_expired_components()
         site.disconnect()
 
     def deliver(self, name: str, limit: int | None = None) -> None:
