@@ -31,6 +31,9 @@ MAX_LISTED = 30
 """Tests over their budget that the summary lists."""
 FAST_EXAMPLES, THOROUGH_EXAMPLES = 25, 1000
 """Examples of a property in rings 1 to 3, and in ring 4."""
+FIXED_SEED = 1
+"""Seed of the examples in rings 1 to 3, so that a change is tested by the same examples as its parent. Ring 4 draws
+new ones."""
 
 UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """Property tests check results, not the time of an example."""
@@ -68,7 +71,7 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("thorough" if 4 in chosen else "fast")
     is_worker = hasattr(config, "workerinput")
     if not is_worker and config.getoption("hypothesis_seed", None) is None:
-        config.option.hypothesis_seed = random.SystemRandom().getrandbits(32)
+        config.option.hypothesis_seed = random.SystemRandom().getrandbits(32) if 4 in chosen else FIXED_SEED
     config.pluginmanager.register(_Selection(chosen), "ring-selection")
     config.pluginmanager.register(_Budgets(), "ring-budgets")
     if not is_worker:

@@ -67,15 +67,18 @@ def test_ring_1_rejects_processes_sleeps_and_connections(pytester: pytest.Pytest
 
 
 @pytest.mark.processes
-def test_failed_property_prints_the_command_that_repeats_it(pytester: pytest.Pytester) -> None:
+@pytest.mark.parametrize(("options", "seed"), [((), "1"), (("--hypothesis-seed", "7"), "7")])
+def test_failed_property_prints_the_command_that_repeats_it(
+    pytester: pytest.Pytester, options: tuple[str, ...], seed: str
+) -> None:
     source = """
         from hypothesis import given, strategies
 
         @given(strategies.integers())
         def test_small(n): assert n < 1000
     """
-    result = run_pytest(pytester, source, "--hypothesis-seed", "7")
-    result.stdout.fnmatch_lines(["*-m pytest --hypothesis-seed=7 *::test_small"])
+    result = run_pytest(pytester, source, *options)
+    result.stdout.fnmatch_lines([f"*-m pytest --hypothesis-seed={seed} *::test_small"])
 
 
 @pytest.mark.parametrize(
