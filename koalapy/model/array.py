@@ -123,6 +123,15 @@ def _consecutive(ranges: Iterable[IndexRange]) -> "Iterator[Positions]":
             yield from ((index, index) for index in range(indices.first, indices.last + 1, indices.step))
 
 
+def join_indices(indices: Iterable[int]) -> tuple[IndexRange, ...]:
+    """Return ascending indices as ranges."""
+    ranges: list[IndexRange] = []
+    for index in indices:
+        first = ranges.pop().first if ranges and ranges[-1].last == index - 1 else index
+        ranges.append(IndexRange(first, index))
+    return tuple(ranges)
+
+
 def _parse_range(text: str) -> IndexRange:
     """Parse an index, or a range of indices with or without a step. Raise ``ValueError`` with the problem."""
     match, part = _PART.fullmatch(text.strip()), shorten(text.strip(), MAX_SHOWN_LENGTH)

@@ -4,7 +4,7 @@ An array is one job record and one entry of a placement queue, with the shape of
 own when it is placed. From then on it is like any other job, and its array only counts it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from sortedcontainers import SortedList
@@ -19,6 +19,7 @@ from koalapy.model.array import (
     TaskIndices,
     format_task,
     is_selected,
+    join_indices,
     without_first,
     without_positions,
 )
@@ -72,6 +73,19 @@ class Arrays:
         if array.tasks is None or array.spec.array is None or not array.tasks.is_pending(position):
             return None
         return array, array.spec.array.index_at(position)
+
+    def select_pending(self, array: JobId, tasks: Sequence[JobId]) -> TaskIndices:
+        """Return the indices of an array's tasks that were never started.
+
+        Raise ``ConflictError`` if they cannot be cancelled together.
+        """
+        job = self._ledger.jobs[array]
+        assert job.tasks is not None
+        assert job.spec.array is not None
+        positions = [(task - array - 1, task - array - 1) for task in sorted(tasks)]
+        indices = TaskIndices(join_indices(job.spec.array.index_at(first) for first, _ in positions))
+        remove_pending(array, job.tasks, indices, positions)
+        return indices
 
     def pending_task(self, task: JobId) -> Job | None:
         """Return a task that was never started, as a job; None if there is no such task."""
@@ -220,15 +234,7 @@ class Arrays:
         assert tasks is not None
         assert indices is not None
         positions = select_positions(array.id, indices, event.tasks)
-        pending = without_positions(tasks.pending, positions)
-        if len(pending) > MAX_PENDING_RANGES:
-            raise ConflictError(
-                f"the waiting tasks of array {array.id} would be in {len(pending)} ranges of indices; at most "
-                f"{MAX_PENDING_RANGES} are possible",
-                field="tasks",
-                value=str(event.tasks),
-                hint="cancel whole ranges of indices, or the array",
-            )
+        pending = remove_pending(array.id, tasks, event.tasks, positions)
         live = [task for task in self.live_tasks(array.id) if is_selected(task - array.id - 1, positions)]
         cancelled = tasks.waiting - sum(last - first + 1 for first, last in pending)
         if not cancelled and not live:
@@ -280,6 +286,25 @@ def select_positions(array: JobId, indices: TaskIndices, selected: TaskIndices) 
         problem = f"is {selected}, but array {array} has no task {selected}; its indices are {shown}"
         reject("tasks", str(selected), problem, f"give some of these, as in {format_task(array, indices.index_at(0))}")
     return positions
+
+
+def remove_pending(
+    array: JobId, tasks: ArrayTasks, selected: TaskIndices, positions: Sequence[Positions]
+) -> tuple[Positions, ...]:
+    """Return the pending positions of an array without the selected ones.
+
+    Raise ``ConflictError`` if they would be in too many ranges.
+    """
+    pending = without_positions(tasks.pending, positions)
+    if len(pending) > MAX_PENDING_RANGES:
+        raise ConflictError(
+            f"the waiting tasks of array {array} would be in {len(pending)} ranges of indices; at most "
+            f"{MAX_PENDING_RANGES} are possible",
+            field="tasks",
+            value=str(selected),
+            hint="cancel whole ranges of indices, or the array",
+        )
+    return pending
 
 
 def single(index: int) -> TaskIndices:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from koalapy.model.array import TaskIndices
 from koalapy.model.cluster import GridView
 from koalapy.model.errors import BusyError, NotFoundError, ProblemCode, naming_item
 from koalapy.model.job import Component, Job, JobId, Token
@@ -60,6 +61,11 @@ class Queries:
     def unfinished(self, job: JobId) -> Job | None:
         """Return a snapshot of an unfinished job, or a task that waits in its array; None if there is none."""
         return self.job(job) or self._arrays.pending_task(job)
+
+    def select_pending(self, array: JobId, tasks: Sequence[JobId]) -> TaskIndices:
+        """Return the indices of an array's tasks that wait in it. Raise ``ConflictError`` if they cannot be cancelled
+        together."""
+        return self._arrays.select_pending(array, tasks)
 
     def tasks_of(self, array: JobId) -> list[Job]:
         """Return snapshots of the started and unfinished tasks of an array."""

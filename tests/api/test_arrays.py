@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from koalapy.model.array import MAX_PENDING_RANGES
 from tests.serving import Open
 
 Body = dict[str, Any]
@@ -113,3 +114,36 @@ async def test_bulk_actions_on_an_array_and_its_tasks(open_api: Open, body: Body
     cancelled = (await api.post("/api/v1/jobs/cancel", json={"jobs": [3, 1, 4]})).json()["jobs"]
     assert [one["state"] for one in cancelled] == [None, "cancelled", None]
     assert (await api.get("/api/v1/jobs/1")).json()["tasks"]["cancelled"] == 5
+
+
+def split_array_text() -> str:
+    """Return the indices to cancel of tasks 1 to 5000, so that the others wait in as many ranges as are possible."""
+    return ",".join(str(index) for index in range(2, 2 * MAX_PENDING_RANGES, 2))
+
+
+async def test_bulk_cancel_with_too_many_ranges_cancels_the_other_jobs_and_is_audited(
+    open_api: Open, body: Body
+) -> None:
+    api = await open_api()
+    await api.post("/api/v1/jobs", json=body)
+    await api.post("/api/v1/jobs", json=body | {"array": "1-5000"})
+    split = await api.post("/api/v1/jobs/2/cancel", json={"tasks": split_array_text()})
+    assert split.json()["tasks"]["cancelled"] == MAX_PENDING_RANGES - 1
+    order = {"jobs": [1, 2 + 4000, 2 + 4500]}
+    results = (await api.post("/api/v1/jobs/cancel", json=order)).json()["jobs"]
+    assert [result["state"] for result in results] == ["cancelled", None, None]
+    detail = "the waiting tasks of array 2 would be in 1002 ranges of indices; at most 1000 are possible"
+    assert [result["problem"]["detail"] for result in results[1:]] == [detail, detail]
+    assert (await api.get("/api/v1/jobs/2")).json()["tasks"]["cancelled"] == MAX_PENDING_RANGES - 1
+    entry = (await api.get("/api/v1/audit")).json()["entries"][-1]
+    assert (entry["action"], entry["outcome"], entry["target"]) == ("cancel_jobs", "done", "jobs 1, 4002, 4502")
+
+
+async def test_bulk_cancel_of_adjacent_tasks_needs_no_ranges_between_them(open_api: Open, body: Body) -> None:
+    api = await open_api()
+    await api.post("/api/v1/jobs", json=body | {"array": "1-5000"})
+    await api.post("/api/v1/jobs/1/cancel", json={"tasks": split_array_text()})
+    first = 1 + 2 * MAX_PENDING_RANGES - 1
+    await api.post("/api/v1/jobs/cancel", json={"jobs": [first + 2, first, first + 1]})
+    tasks = (await api.get("/api/v1/jobs/1")).json()["tasks"]
+    assert (tasks["waiting"], tasks["cancelled"]) == (5000 - 1002, 1002)

@@ -49,11 +49,16 @@ class BulkActions:
         warn: bool = False,
     ) -> Sequence[ActionResult]:
         """Cancel jobs; with ``warn`` their programs get the warning signal and grace time that they asked for."""
+        reason = reason or f"cancelled by {caller.user}"
 
         def make_event(job: Job) -> Event:
-            return JobCancelled(job.id, reason or f"cancelled by {caller.user}", caller.user, warn)
+            return JobCancelled(job.id, reason, caller.user, warn)
 
-        return await self._act_on_jobs(jobs, caller, make_event, expected, JobState.CANCELLED)
+        def cancel_pending(array: JobId, tasks: Sequence[JobId]) -> Event:
+            indices = self._queries.select_pending(array, tasks)
+            return JobCancelled(array, reason, caller.user, warn, indices)
+
+        return await self._act_on_jobs(jobs, caller, make_event, expected, JobState.CANCELLED, cancel_pending)
 
     async def hold_jobs(
         self, jobs: Sequence[JobId], caller: Identity, reason: str, expected: ExpectedStates = NO_EXPECTED_STATES
@@ -106,10 +111,12 @@ class BulkActions:
         make_event: Callable[[Job], Event | None],
         expected: ExpectedStates,
         target: JobState | None = None,
+        change_pending: Callable[[JobId, Sequence[JobId]], Event] | None = None,
     ) -> Sequence[ActionResult]:
         """Act on the caller's unfinished jobs. A job that ended in the state ``target`` is a success.
 
         ``make_event`` returns None if a job is already as requested, and raises ``ConflictError`` if it cannot change.
+        ``change_pending`` makes one event for all tasks of an array that were not started, or raises it too.
         """
         ids, queries = list(dict.fromkeys(jobs)), self._queries
         errors: dict[JobId, KoalaError] = {}
@@ -122,21 +129,32 @@ class BulkActions:
             return may_see_all_of(caller, job)
 
         def make_events() -> tuple[Event, ...]:
-            """Return the events of jobs that may change. Keep the errors of the others in ``errors``."""
-            events = []
+            """Return the events of jobs that may change. Keep the errors of the others in ``errors``.
+
+            The scheduler rejects none of these events, since it would keep the effects of those before.
+            """
+            events: list[Event] = []
+            pending: dict[JobId, list[JobId]] = {}
             for ident in filter(may_change, ids):
                 job = queries.unfinished(ident)
                 assert job is not None
                 try:
                     _check_state(job, expected)
-                    if target is not JobState.CANCELLED and queries.job(ident) is None:
-                        hint = f"hold, release or change array {job.array_job}"
-                        raise wrong_state_error(job, "it was not started", hint)
-                    event = make_event(job)
+                    if job.array_job is not None and queries.job(ident) is None:
+                        if change_pending is None:
+                            hint = f"hold, release or change array {job.array_job}"
+                            raise wrong_state_error(job, "it was not started", hint)
+                        pending.setdefault(job.array_job, []).append(ident)
+                    elif (event := make_event(job)) is not None:
+                        events.append(event)
                 except ConflictError as error:
                     errors[ident] = error
-                else:
-                    events += [event] if event is not None else []
+            for array, tasks in pending.items():
+                assert change_pending is not None
+                try:
+                    events.append(change_pending(array, tasks))
+                except ConflictError as error:
+                    errors |= dict.fromkeys(tasks, error)
             return tuple(events)
 
         unfinished = [job for ident in ids if (job := queries.unfinished(ident)) is not None]
