@@ -31,7 +31,7 @@ from koalapy.model.wording import is_utf8
 from koalapy.policies.registry import builtin_policies
 from koalapy.ports import ClusterRecord
 from koalapy.protocol import messages as wire
-from koalapy.protocol.frames import encode_frame
+from koalapy.protocol.frames import COMMANDS_FRAME_SIZE, encode_frame
 from koalapy.scheduler.clusters import NO_REPORT_YET, ClusterStatus
 from koalapy.scheduler.effects import MAX_STRAYS
 from koalapy.scheduler.events import JobCancelled, JobSubmitted
@@ -304,6 +304,57 @@ async def test_hub_with_unread_frames_does_not_count_silence() -> None:
     async with asyncio.timeout(DEADLINE):
         await silent
     listening.cancel()
+
+
+def make_session(agent: Agent, max_unread: int) -> Session:
+    hello = wire.Hello(cluster="north", version="1", lrm="slurm", host="head", pid=1)
+    return Session("north", agent, hello, max_unread)
+
+
+async def test_session_with_full_queue_sends_renewal_before_queued_messages() -> None:
+    agent = Agent()
+    session = make_session(agent, max_unread=500)
+    session.start_sending([])
+    while session.offer_message(wire.StreamEnd(stream="s")):
+        pass
+    session.renew_lease(1)
+    session.renew_lease(2)
+    sending = asyncio.create_task(session.send_queued())
+    await signals.until(lambda: agent.heard)
+    sending.cancel()
+    assert agent.heard[0] == {"type": "lease_renewed", "number": 2}
+    assert [message["type"] for message in agent.heard].count("lease_renewed") == 1
+
+
+async def test_session_sends_renewal_between_frames_of_a_flood() -> None:
+    frames: list[str] = []
+
+    class Flooded(Agent):
+        async def send(self, frame: str) -> None:
+            frames.append(frame)
+            if len(frames) == 1:
+                session.renew_lease(7)
+
+    session = make_session(Flooded(), max_unread=10 * COMMANDS_FRAME_SIZE)
+    session.start_sending([{"type": "stop", "reason": "x" * COMMANDS_FRAME_SIZE}] * 4)
+    sending = asyncio.create_task(session.send_queued())
+    await signals.until(lambda: len(frames) == 5)
+    sending.cancel()
+    assert json.loads(frames[1]) == [{"type": "lease_renewed", "number": 7}]
+
+
+async def test_session_sends_renewal_only_once_the_inventory_is_applied() -> None:
+    agent = Agent()
+    session = make_session(agent, max_unread=500)
+    session.renew_lease(3)
+    sending = asyncio.create_task(session.send_queued())
+    session.queue_messages([wire.Probe(sequence=1, look=False)])
+    await signals.until(lambda: agent.heard)
+    assert [message["type"] for message in agent.heard] == ["probe"]
+    session.start_sending([])
+    await signals.until(lambda: agent.heard[1:])
+    sending.cancel()
+    assert agent.heard[1] == {"type": "lease_renewed", "number": 3}
 
 
 async def test_hub_confirmation_has_time_of_request(tmp_path: Path) -> None:

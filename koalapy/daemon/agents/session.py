@@ -47,7 +47,7 @@ class Session:
         self._awaited = False
         """Whether jobs wait for nodes of the cluster."""
         self._renewal: int | None = None
-        """A lease renewal to confirm once the agent's inventory is applied."""
+        """The newest lease renewal, which is to be confirmed once the agent's inventory is applied."""
         self._heard = asyncio.Event()
         self._busy = False
         self._confirmation_times: dict[int, float] = {}
@@ -64,8 +64,6 @@ class Session:
     def start_sending(self, messages: Iterable[Any]) -> None:
         """Send ``messages`` and further commands, since the agent's inventory is applied."""
         self.ready = True
-        if self._renewal is not None:
-            self.renew_lease(self._renewal)
         if self._awaited:
             self._send_probe(look=False)
         self.queue_messages(messages)
@@ -86,12 +84,11 @@ class Session:
     def renew_lease(self, number: int) -> None:
         """Confirm a renewal of the lease, the time for which components run without the daemon.
 
-        Wait until the scheduler counts the cluster as reachable: before, it may restart the components elsewhere.
+        Wait until the scheduler counts the cluster as reachable: before, it may restart the components elsewhere. The
+        confirmation is sent before queued messages, and is never dropped. It replaces that of an earlier renewal.
         """
-        if self.ready:
-            self.offer_message(wire.LeaseRenewed(number=number))
-        else:
-            self._renewal = number
+        self._renewal = number
+        self._wake.set()
 
     async def send_queued(self) -> None:
         """Send queued messages until cancelled."""
@@ -100,10 +97,17 @@ class Session:
             self._wake.clear()
             messages, self._queue = self._queue, []
             self._sending, self._offered = self._offered, 0
+            await self._send_renewal()
             for frame in command_frames(messages):
                 await self.connection.send(frame)
+                await self._send_renewal()
                 await asyncio.sleep(0)  # other tasks run, though the frame was taken at once
             self._sending = 0
+
+    async def _send_renewal(self) -> None:
+        if self.ready and self._renewal is not None:
+            renewed, self._renewal = wire.LeaseRenewed(number=self._renewal), None
+            await self.connection.send(encode_frame(wire.from_daemon, [renewed]))
 
     async def receive_frames(self, frames: AsyncIterator[str]) -> AsyncIterator[str]:
         """Yield received frames, and note that the agent is not silent."""
