@@ -259,6 +259,10 @@ class Store(Protocol):
 
     def job(self, job: JobId) -> Job | None: ...
 
+    def array_of(self, task: JobId) -> Job | None:
+        """Return the array with a task of this number, which may have no record; None if there is none."""
+        ...
+
     def page(self, which: JobFilter) -> JobPage: ...
 
     def count(self, which: JobFilter) -> tuple[int, bool]:

@@ -30,17 +30,9 @@ from koalapy.api.job_views import (
 from koalapy.api.problems import describe_error, problem_responses
 from koalapy.api.routes import api_router, render_json_list
 from koalapy.daemon.jobs.changes import TOPICS, Changes, Topic
-from koalapy.daemon.jobs.job_records import ActionResult, JobChange, JobRecord
+from koalapy.daemon.jobs.job_records import ActionResult, JobChange, JobRecord, array_error
 from koalapy.daemon.jobs.jobs import Jobs
-from koalapy.model.errors import (
-    ConflictError,
-    ForbiddenError,
-    NotFoundError,
-    ProblemCode,
-    StoreUnavailable,
-    UsageError,
-    reject,
-)
+from koalapy.model.errors import ForbiddenError, NotFoundError, ProblemCode, StoreUnavailable, UsageError, reject
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import FINAL_STATES, Job, JobState
 from koalapy.model.job_search import JobSort
@@ -268,12 +260,7 @@ def _add_views(router: APIRouter, service: Jobs) -> None:
         """
         shown = (await service.get(job)).job
         if shown.tasks is not None:
-            raise ConflictError(
-                f"job {job} is an array: each of its tasks has an output",
-                field="job",
-                value=job,
-                hint=f"name a task, as in koala logs {job}[{shown.spec.array.index_at(0) if shown.spec.array else 1}]",
-            )
+            raise array_error(shown, "each of its tasks has an output", "logs")
         _check_component(shown, component, follow=follow)
         if stream is not None:
             _check_streams(shown)

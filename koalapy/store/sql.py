@@ -169,6 +169,15 @@ class SqlStore:
             jobs = jobs_of(connection, select(tables.jobs).where(tables.jobs.c.id == job))
             return jobs[0] if jobs else None
 
+    def array_of(self, task: JobId) -> Job | None:
+        """Return the array with a task of this number, which may have no record; None if there is none."""
+        jobs = tables.jobs.c
+        arrays = select(tables.jobs).where(text("array_size > 0"), jobs.id < task)
+        with self.database.reading() as connection:
+            nearest = jobs_of(connection, arrays.order_by(jobs.id.desc()).limit(1))
+        has_task = bool(nearest) and nearest[0].tasks is not None and task - nearest[0].id <= nearest[0].tasks.size
+        return nearest[0] if has_task else None
+
     def page(self, job_filter: JobFilter) -> JobPage:
         """Return a page of the jobs that match a filter, newest first, limited in number and bytes."""
         with self.database.reading() as connection:

@@ -32,7 +32,10 @@ async def test_waiting_tasks_are_cancelled_by_index_and_by_number(open_api: Open
     assert (await api.get("/api/v1/jobs/4")).status_code == 404
     assert (await api.post("/api/v1/jobs/2/cancel")).json()["tasks"]["cancelled"] == 5
     results = (await api.post("/api/v1/jobs/cancel", json={"jobs": [3, 4]})).json()["jobs"]
-    assert [result["problem"] and result["problem"]["status"] for result in results] == [404, 404]
+    assert [(result["state"], result["problem"] and result["problem"]["status"]) for result in results] == [
+        ("cancelled", None),
+        (None, 404),
+    ]
     assert (await api.get("/api/v1/jobs/1")).json()["tasks"]["cancelled"] == 6
     assert (await api.post("/api/v1/jobs/5/hold")).status_code == 404
     held = await api.post("/api/v1/jobs/7/hold")
@@ -99,7 +102,7 @@ async def test_logs_of_an_array_name_its_tasks(open_api: Open, body: Body) -> No
     api = await open_api()
     await api.post("/api/v1/jobs", json=body | {"array": "3-5"})
     answer = await api.get("/api/v1/jobs/1/logs")
-    assert (answer.status_code, answer.json()["hint"]) == (409, "name a task, as in koala logs 1[3]")
+    assert (answer.status_code, answer.json()["hint"]) == (409, "name a task, as in koala logs '1[3]'")
     assert (await api.get("/api/v1/jobs/2/logs")).text == ""
 
 
@@ -112,8 +115,37 @@ async def test_bulk_actions_on_an_array_and_its_tasks(open_api: Open, body: Body
         ("held", None),
     ]
     cancelled = (await api.post("/api/v1/jobs/cancel", json={"jobs": [3, 1, 4]})).json()["jobs"]
-    assert [one["state"] for one in cancelled] == [None, "cancelled", None]
+    assert [one["state"] for one in cancelled] == ["cancelled", "cancelled", "cancelled"]
     assert (await api.get("/api/v1/jobs/1")).json()["tasks"]["cancelled"] == 5
+
+
+async def test_task_that_never_started_is_named_with_its_state(open_api: Open, body: Body) -> None:
+    api = await open_api()
+    await api.post("/api/v1/jobs", json=body | {"array": "10-14"})
+    await api.post("/api/v1/jobs/1/cancel", json={"tasks": "12"})
+    answer = await api.get("/api/v1/jobs/4")
+    assert (answer.status_code, answer.json()["detail"], answer.json()["hint"]) == (
+        404,
+        "task 1[12] was cancelled before it started",
+        "see koala show 1",
+    )
+    assert (await api.get("/api/v1/jobs/5")).json()["state"] == "queued"
+    await api.post("/api/v1/jobs/1/cancel")
+    for path in ("", "/explain", "/logs", "/timeline"):
+        answer = await api.get(f"/api/v1/jobs/6{path}")
+        assert (answer.status_code, answer.json()["detail"]) == (404, "task 1[14] was cancelled before it started")
+    assert (await api.get("/api/v1/jobs/7")).json()["detail"] == "there is no job 7"
+
+
+async def test_results_of_an_array_are_those_of_its_tasks(open_api: Open, body: Body) -> None:
+    api = await open_api()
+    await api.post("/api/v1/jobs", json=body | {"array": "10-14", "collect": ["out"]})
+    answer = await api.get("/api/v1/jobs/1/results")
+    assert (answer.status_code, answer.json()["detail"], answer.json()["hint"]) == (
+        409,
+        "job 1 is an array: the files are those of its tasks",
+        "name a task, as in koala fetch '1[10]'",
+    )
 
 
 def split_array_text() -> str:

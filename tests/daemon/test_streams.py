@@ -63,7 +63,7 @@ async def test_stream_is_opened_for_allowed_callers_only(caller: Identity, inter
             ),
             StreamRequest(),
             ConflictError,
-            r"job 7 is an array: name a task, as in koala shell '7\[3\]'",
+            r"job 7 is an array: each of its tasks has nodes",
         ),
         (RUNNING, StreamRequest(cluster="west"), NotFoundError, "has no nodes on west"),
     ],

@@ -13,6 +13,7 @@ from typing import Literal
 import structlog
 
 from koalapy.daemon.agents.session import Session, Sessions
+from koalapy.daemon.jobs.job_records import array_error
 from koalapy.model.errors import (
     BusyError,
     ConflictError,
@@ -333,10 +334,7 @@ def _find_component(job: Job, request: StreamRequest) -> Component:
     program. Raise ``NotFoundError`` or ``ConflictError``."""
     attempt = job.attempt
     if job.tasks is not None:
-        first = job.spec.array.index_at(0) if job.spec.array else 1
-        raise ConflictError(
-            f"job {job.id} is an array: name a task, as in koala shell '{job.id}[{first}]'", field="job", value=job.id
-        )
+        raise array_error(job, "each of its tasks has nodes of its own", "shell")
     if attempt is None or not job.state.is_active:
         raise ConflictError(
             f"job {job.id} is {job.state}: it has no nodes",

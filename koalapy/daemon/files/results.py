@@ -17,7 +17,7 @@ from koalapy.daemon.files.archives import (
     receive_archive,
     remove_unregistered,
 )
-from koalapy.daemon.jobs.job_records import JobRecord
+from koalapy.daemon.jobs.job_records import JobRecord, array_error
 from koalapy.daemon.jobs.quota import Excess, Quota, StorageLimits, StorageUse
 from koalapy.model.errors import ConflictError, FullError, NotFoundError, ProblemCode
 from koalapy.model.job import Attempt, JobId, JobState, parse_token
@@ -144,10 +144,12 @@ class Results:
     async def open_archive(self, job: JobId) -> Iterator[bytes]:
         """Return the bytes of one archive of the last attempt's results, with a folder ``RANK-CLUSTER`` by component.
 
-        Raise ``NotFoundError`` with the reason if there are none.
+        Raise ``NotFoundError`` with the reason if there are none, ``ConflictError`` for an array.
         """
         record, _ = await self._attempts(job)
         spec, state = record.job.spec, record.job.state
+        if record.job.tasks is not None:
+            raise array_error(record.job, "the files are those of its tasks", "fetch")
         results = await query(self._store.results, job, record.job.generation)
         readable = [result for result in results if self._path_of(result).is_file()]
         # While the job waits for another attempt, the files of a failed attempt are not its results.

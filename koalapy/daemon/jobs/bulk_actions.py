@@ -1,6 +1,7 @@
 """Actions on several jobs at once."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 
 from koalapy.daemon.engine.engine import WorkItem
 from koalapy.daemon.jobs.job_records import (
@@ -154,7 +155,7 @@ class BulkActions:
                 try:
                     events.append(change_pending(array, tasks))
                 except ConflictError as error:
-                    errors |= dict.fromkeys(tasks, error)
+                    errors.update(dict.fromkeys(tasks, error))
             return tuple(events)
 
         unfinished = [job for ident in ids if (job := queries.unfinished(ident)) is not None]
@@ -165,7 +166,11 @@ class BulkActions:
         )
         if any(map(may_change, ids)):
             await self._commit_item(WorkItem(prepare=make_events))
-        records = {ident: self._make_record(job) for ident, job in (await self._get_many(ids)).items()}
+        jobs_after = await self._get_many(ids)
+        if target is JobState.CANCELLED:  # a task that was never started has no stored record
+            unstarted = [replace(job, state=target) for job in unfinished if job.array_job is not None]
+            jobs_after = {job.id: job for job in unstarted} | dict(jobs_after)
+        records = {ident: self._make_record(job) for ident, job in jobs_after.items()}
         return [_make_result(ident, records.get(ident), caller, errors.get(ident), target) for ident in ids]
 
 

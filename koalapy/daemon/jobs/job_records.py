@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from koalapy.model.array import format_task
 from koalapy.model.errors import ConflictError, KoalaError, NotFoundError, ProblemCode
 from koalapy.model.job import Job, JobId, JobState, TimelineEntry
 from koalapy.ports import ClusterRecord, Usage
@@ -61,3 +62,25 @@ def already_ended_error(job: Job) -> ConflictError:
 
 def wrong_state_error(job: Job, rule: str, hint: str = "") -> ConflictError:
     return ConflictError(f"job {job.id} is {job.state}: {rule}", field="job", value=job.id, hint=hint)
+
+
+def array_error(array: Job, rule: str, command: str) -> ConflictError:
+    """Return the error of an action on an array that is possible for one of its tasks only."""
+    task = format_task(array.id, array.spec.array.index_at(0) if array.spec.array else 1)
+    hint = f"name a task, as in koala {command} '{task}'"
+    return ConflictError(f"job {array.id} is an array: {rule}", field="job", value=array.id, hint=hint)
+
+
+def unstarted_task_error(array: Job, task: JobId) -> NotFoundError:
+    """Return the error for a task that has no record, since it was cancelled or its array failed before its start."""
+    assert array.spec.array is not None
+    name = format_task(array.id, array.spec.array.index_at(task - array.id - 1))
+    has_failed = JobState.FAILED in (array.state, array.ending)
+    problem = f"was never started: array {array.id} failed" if has_failed else "was cancelled before it started"
+    return NotFoundError(
+        f"task {name} {problem}",
+        field="job",
+        value=task,
+        hint=f"see koala show {array.id}",
+        code=ProblemCode.JOB_NOT_FOUND,
+    )

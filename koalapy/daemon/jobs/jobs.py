@@ -14,7 +14,14 @@ from koalapy.daemon.jobs.batches import BatchSubmission, number_jobs
 from koalapy.daemon.jobs.bulk_actions import BulkActions
 from koalapy.daemon.jobs.dependencies import Dependencies, EndedMeanwhile, FinalStates, RelatedJobs
 from koalapy.daemon.jobs.idempotency import IdempotencyKeys, check_same_submission
-from koalapy.daemon.jobs.job_records import JobChange, JobRecord, Metrics, already_ended_error, no_job_error
+from koalapy.daemon.jobs.job_records import (
+    JobChange,
+    JobRecord,
+    Metrics,
+    already_ended_error,
+    no_job_error,
+    unstarted_task_error,
+)
 from koalapy.daemon.jobs.output import Outputs, OutputTail
 from koalapy.daemon.jobs.unfinished import list_unfinished
 from koalapy.daemon.observability.audit import describe_request
@@ -260,11 +267,15 @@ class Jobs:
     # Reading
 
     async def get(self, job: JobId) -> JobRecord:
-        """Return a job. Raise ``NotFoundError`` if it does not exist."""
+        """Return a job. Raise ``NotFoundError`` if it does not exist, also for a task that will never start."""
         stored = self._queries.unfinished(job) or await query(self._store.job, job)
-        if stored is None:
-            raise no_job_error(job)
-        return self.make_record(stored)
+        if stored is not None:
+            return self.make_record(stored)
+        array = await query(self._store.array_of, job)
+        if array is not None:
+            array = self._queries.job(array.id) or array
+        has_unstarted = array is not None and array.tasks is not None and array.tasks.cancelled + array.tasks.failed > 0
+        raise unstarted_task_error(array, job) if array is not None and has_unstarted else no_job_error(job)
 
     async def list_related(self, job: Job) -> RelatedJobs:
         """Return the jobs that a job depends on, and the unfinished ones that depend on it."""
