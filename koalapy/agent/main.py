@@ -23,6 +23,7 @@ from koalapy.agent.core.settings import NO_SOCKET, AgentSettings, SiteSettings
 from koalapy.agent.core.spool import Spool
 from koalapy.agent.lrm.local.adapter import LocalLrm
 from koalapy.agent.lrm.port import Finding, Lrm
+from koalapy.config.installed import INSTALLED_CONFIGURATIONS, installed_configuration
 from koalapy.config.logs import configure_logging, warn_of_unknown_variables, watch_out_for_crashes
 from koalapy.config.settings import ClusterSection, Settings, load_settings
 from koalapy.model.errors import UsageError
@@ -35,8 +36,6 @@ from koalapy.system.tls import SYSTEM_TRUST, Trust, check_encrypted
 
 PREDECESSOR_TIMEOUT = 10.0
 """Seconds that an embedded agent waits for an earlier one, which its daemon may have left running."""
-INSTALLED_CONFIGURATIONS = ("~/.config/koala/koala.yaml", "/etc/koala/koala.yaml")
-"""Configuration files of installed agents: of an account's own agent, and of the site's."""
 MAX_OPEN_FILES = 65_536
 """Maximum open files to request: one per runner, and those of transfers and commands."""
 
@@ -91,23 +90,6 @@ def make_lrm(settings: AgentSettings) -> Lrm:
     """Return the adapter of a cluster's resource manager. Raise ``SiteRejected`` if a package is missing."""
     make: Callable[[AgentSettings], Lrm] = import_module(f"koalapy.agent.lrm.{settings.kind}.adapter").make_lrm
     return make(settings)
-
-
-def installed_configuration(places: Sequence[str] = INSTALLED_CONFIGURATIONS) -> Path | None:
-    """Return the configuration file of this host's agents, None if there is none.
-
-    The account's own file precedes the site's. Return an unreadable file as well, so that reading it reports the error.
-    """
-    for name in places:
-        path = Path(name).expanduser()
-        try:
-            path.stat()
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except OSError:
-            pass  # reading it reports the error
-        return path
-    return None
 
 
 def _section(cluster: str, settings: Settings, config: Path | None) -> ClusterSection:

@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from koalapy import __version__
-from koalapy.agent.main import installed_configuration
+from koalapy.config.installed import installed_configuration
 from koalapy.config.settings import load_settings
 from koalapy.model.errors import ConflictError, DatabaseDamaged, NotFoundError, StoreUnavailable, UsageError
 from koalapy.store.engine import file_of, make_engine

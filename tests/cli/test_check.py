@@ -3,11 +3,13 @@
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from koalapy.agent import main as agents
 from koalapy.agent.lrm.local.cluster import LocalCluster
+from koalapy.config.installed import installed_configuration
 from koalapy.model.errors import UsageError
 from tests.cli.conftest import Koala, Server
 from tests.needs import RSYNC, needs
@@ -173,12 +175,35 @@ def test_check_without_config_option_reads_installed_configuration(koala: Koala,
 def test_installed_configuration_is_of_account_then_of_site(
     empty_home: Path, configuration_paths: tuple[str, str]
 ) -> None:
-    assert agents.installed_configuration(configuration_paths) is None
+    assert installed_configuration(configuration_paths) is None
     for place in reversed(configuration_paths):
         path = Path(place).expanduser()
         path.parent.mkdir(parents=True)
         path.touch()
-        assert agents.installed_configuration(configuration_paths) == path
+        assert installed_configuration(configuration_paths) == path
+
+
+def test_serve_reads_installed_configuration_unless_one_is_given(
+    koala: Koala, empty_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configurations: list[Path | None] = []
+
+    def serve(host: str, port: int, data: Path, config: Path | None, options: Any, announce: Any) -> None:
+        configurations.append(config)
+        announce("http://127.0.0.1:1")
+
+    monkeypatch.setattr("koalapy.daemon.main.serve", serve)
+    monkeypatch.setattr("koalapy.cli.daemon.processes.scrub_environment", lambda: None)
+    path = empty_home / ".config/koala/koala.yaml"
+    path.parent.mkdir(parents=True)
+    path.touch()
+    started = koala("serve", "--data-dir", "data")
+    assert started.out == f"koala serves http://127.0.0.1:1 (data in data, configuration {path})\n"
+    assert (
+        koala("serve", "--data-dir", "data", "--config", "other").out
+        == "koala serves http://127.0.0.1:1 (data in data)\n"
+    )
+    assert configurations == [path, Path("other")]
 
 
 def test_check_with_unreadable_installed_configuration_is_rejected(

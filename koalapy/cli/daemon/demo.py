@@ -70,8 +70,10 @@ def _run_daemon(directory: Path, keep: bool) -> Iterator[str]:
     started = time.monotonic()
     log = (directory / "daemon.log").open("w")
     environment = {k: v for k, v in os.environ.items() if not k.startswith("KOALA_")}
+    data = str(directory / "data")
+    # An empty configuration: not the installed one.
     daemon = subprocess.Popen(
-        [sys.executable, "-m", "koalapy.cli.main", "serve", "--port", "0", "--data-dir", str(directory / "data")],
+        [sys.executable, "-m", "koalapy.cli.main", "serve", "--port", "0", "--data-dir", data, "--config", os.devnull],
         stdout=subprocess.PIPE,
         stderr=log,
         text=True,

@@ -14,9 +14,8 @@ from koalapy.client.errors import CliError, Exit, printable
 from koalapy.system.process import VARIABLE_PREFIX, scrub_environment
 from koalapy.system.tls import CA_FILE
 
-Config = Annotated[Path | None, Option("--config", help="configuration file in YAML", envvar="KOALA_CONFIG")]
 ABOUT_CONFIG = "configuration file in YAML; default: the installed one"
-AgentConfig = Annotated[Path | None, Option("--config", help=ABOUT_CONFIG, envvar="KOALA_CONFIG")]
+Config = Annotated[Path | None, Option("--config", help=ABOUT_CONFIG, envvar="KOALA_CONFIG")]
 DATA = Path("~/.local/share/koala")
 AGENT_TOKEN, AGENT_DIRECTORY = "KOALA_AGENT_TOKEN", "KOALA_AGENT_DIRECTORY"
 ABOUT_DIRECTORY = "directory of the agent, which must survive a restart; default: in the data directory"
@@ -29,7 +28,7 @@ class AgentOptions:
 
     url: Annotated[str, Option(envvar="KOALA_URL", help="URL of the daemon")] = DEFAULT_URL
     directory: Annotated[Path | None, Option(envvar=AGENT_DIRECTORY, help=ABOUT_DIRECTORY)] = None
-    config: AgentConfig = None
+    config: Config = None
     ca_file: Annotated[Path | None, Option("--ca-file", envvar=CA_FILE, help=ABOUT_CA_FILE)] = None
 
     def directory_of(self, cluster: str) -> Path:
@@ -59,13 +58,17 @@ def start_daemon(
     if not host:
         raise CliError("--host is empty", Exit.USAGE, "give 127.0.0.1, or 0.0.0.0 for every address of this machine")
     scrub_environment()
+    from koalapy.config.installed import installed_configuration
     from koalapy.daemon.main import serve as run_daemon
     from koalapy.daemon.web_server import ServerOptions
 
-    def announce(url: str) -> None:
-        print(f"koala serves {url} (data in {directory})", flush=True)
+    installed = None if config else installed_configuration()
 
-    run_daemon(host, port, directory, config, ServerOptions(tls_cert, tls_key, behind_proxy), announce)
+    def announce(url: str) -> None:
+        configuration = f", configuration {installed}" if installed else ""
+        print(printable(f"koala serves {url} (data in {directory}{configuration})"), flush=True)
+
+    run_daemon(host, port, directory, config or installed, ServerOptions(tls_cert, tls_key, behind_proxy), announce)
 
 
 def start_agent(
@@ -146,7 +149,7 @@ DataDir = Annotated[Path, Option("--data-dir", envvar="KOALA_DATA_DIR", help="da
 def back_up(
     directory: Annotated[Path, Argument(help="new or empty directory")],
     data_dir: DataDir = DATA,
-    config: AgentConfig = None,
+    config: Config = None,
     files_only: Annotated[bool, Option("--files-only", help="without the database, for PostgreSQL")] = False,
 ) -> None:
     """Back up a daemon's database, files and configuration, also while it runs: koala backup DIR
@@ -165,7 +168,7 @@ def back_up(
 def restore_data(
     directory: Annotated[Path, Argument(help="backup directory")],
     data_dir: DataDir = DATA,
-    config: AgentConfig = None,
+    config: Config = None,
     replace: Annotated[
         bool, Option("--replace", help="replace existing data, which is moved to a directory next to it")
     ] = False,
