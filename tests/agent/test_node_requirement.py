@@ -31,6 +31,13 @@ def test_exclusion_of_too_many_nodes_is_rejected_without_listing_them() -> None:
     assert rejection.value.fault is SiteFault.JOB
 
 
+def test_excluded_nodes_are_known_by_name_short_name_and_alias() -> None:
+    requirement = NodeRequirement(exclude=("n[1-2]", "m3.site"))
+    nodes = ["n1.site", "m3.site", "m3", "127.0.1.2", "127.0.1.3"]
+    aliases = {"127.0.1.2": "n2", "127.0.1.3": "n3"}
+    assert NodeGroups(()).admitted_nodes("", requirement, 1, nodes, aliases) == {"m3", "127.0.1.3"}
+
+
 def test_requirement_survives_message_and_agent_restart(tmp_path: Path) -> None:
     message = Submit.model_validate_json(make_message(REQUIREMENT).model_dump_json())
     assert message.requirement == REQUIREMENT

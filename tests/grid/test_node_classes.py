@@ -118,5 +118,9 @@ def test_required_nodes_are_used_under_several_policies(make_grid: Callable[...,
     page = grid.http.get(f"/jobs/{job}").text
     assert "component 0: feature big; component 1: 2 GPUs; component 2: not on south" in page
     assert "component 1: 2 GPUs" in grid.run_koala("show", str(job)).stdout
+    grid.run_koala("cancel", str(job))
+    job = grid.submit({"type": "flexible", "total_size": 1}, *SLEEPING, exclude=["south", "north-[1-2]", "127.0.1.3"])
+    wait_until_running(grid, job)
+    assert read_placement(grid, job)[0][3] == ["127.0.1.4"]
     refused = grid.run_koala("submit", "--flexible", "1", "--gpus", "a100:4", "--", "true")
     assert "nearest: north has 2 GPUs a100 on 1 node" in refused.stderr

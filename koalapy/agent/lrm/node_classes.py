@@ -33,6 +33,7 @@ _LIST = re.compile(rf"{_PART.pattern}(?:,{_PART.pattern})*")
 _PIECE = re.compile(r"\[([^\[\]]+)\]|([^\[\]]+)")
 _RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 _MAX_HOSTS = 100_000
+NO_ALIASES: Mapping[str, str] = {}
 
 
 def expand_host_list(text: str) -> list[str]:
@@ -202,11 +203,17 @@ class NodeGroups:
         return group
 
     def admitted_nodes(
-        self, node_class: str, requirement: NodeRequirement, size: int, nodes: Iterable[str]
+        self,
+        node_class: str,
+        requirement: NodeRequirement,
+        size: int,
+        nodes: Iterable[str],
+        aliases: Mapping[str, str] = NO_ALIASES,
     ) -> frozenset[str] | None:
         """Return which of a cluster's ``nodes`` a job of ``size`` nodes may get; None if it may get all.
 
-        They are of its class, meet its requirement and are not excluded. Raise ``SiteRejected`` if they are too few.
+        They are of its class, meet its requirement and are not excluded by their names or ``aliases``. Raise
+        ``SiteRejected`` if they are too few.
         """
         if not node_class and requirement.matching_part is None:
             return None
@@ -221,7 +228,9 @@ class NodeGroups:
             excluded = {host for text in requirement.exclude for host in expand_host_list(text)}
         except ValueError as error:
             raise SiteRejected(f"exclude cannot be understood: {error}", field="exclude", fault=SiteFault.JOB) from None
-        admitted = frozenset(name for name in admitted if excluded.isdisjoint((name, name.partition(".")[0])))
+        admitted = frozenset(
+            name for name in admitted if excluded.isdisjoint((name, aliases.get(name, name.partition(".")[0])))
+        )
         if len(admitted) < size:
             suffix = f" with {requirement}" if of_nodes is not None else " that are not excluded"
             raise SiteRejected(

@@ -113,8 +113,10 @@ class LocalLrm:
                 )
         link = await self._connect()
         _reject_charges(submission.requirement)
+        addresses = self.cluster.addresses
+        names = {address: f"{self.cluster.name}-{number}" for number, address in enumerate(addresses, 1)}
         eligible = self._classes.admitted_nodes(
-            submission.node_class, submission.requirement, submission.nodes, self.cluster.addresses
+            submission.node_class, submission.requirement, submission.nodes, addresses, names
         )
         if submission.user:
             files = {} if self._key else secret_files(submission.secrets)
