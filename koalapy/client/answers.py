@@ -26,6 +26,7 @@ class Component(ListedComponent):
     staged: int
     staged_at: str | None
     measured_nodes: int
+    accounted_nodes: int
     cpu_time: float | None
     cpu_available: float | None
     peak_memory: int | None

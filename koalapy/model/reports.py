@@ -56,15 +56,17 @@ StageFault = Literal["site", "source", "file"]
 
 @dataclass(frozen=True, slots=True)
 class ProgramUse:
-    """The use of the nodes of an ended component by its program, over the ``nodes`` that reported it."""
+    """The use of the nodes of an ended component by its program, over the ``nodes`` of which it is known."""
 
     nodes: Nodes
     cpu_time: ProcessorSeconds
     """Processor seconds of the program."""
     cpu_available: ProcessorSeconds
     """Processor seconds that these nodes had while the program ran."""
-    peak_memory: Bytes
-    """Largest memory of the program on one node."""
+    peak_memory: Bytes | None
+    """Largest memory of the program on one node; None: unknown."""
+    accounted: bool = False
+    """Whether it is from the resource manager's accounting, which counts the whole job and its runners."""
 
 
 @dataclass(frozen=True, slots=True)

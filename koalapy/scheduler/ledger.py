@@ -108,6 +108,7 @@ class ComponentChanges(TypedDict, total=False):
     unknown_since: float | None
     lost_at: float | None
     measured_nodes: int
+    accounted_nodes: int
     cpu_time: float | None
     cpu_available: float | None
     peak_memory: int | None

@@ -79,9 +79,10 @@ def _to_row(job: Job, earlier_node_seconds: float) -> dict[str, Any]:
         "run_time": None if started is None else max(0.0, run_end - started),
         "node_seconds": earlier_node_seconds + (node_seconds_of(job.attempt) if job.attempt is not None else 0.0),
         "measured_nodes": sum(component.measured_nodes for component in gang),
+        "accounted_nodes": sum(component.accounted_nodes for component in gang),
         "cpu_time": sum(component.cpu_time or 0.0 for component in measured) if measured else None,
         "cpu_available": sum(component.cpu_available or 0.0 for component in measured) if measured else None,
-        "peak_memory": max((component.peak_memory or 0 for component in measured), default=None),
+        "peak_memory": max((c.peak_memory for c in gang if c.peak_memory is not None), default=None),
     }
 
 
@@ -246,7 +247,7 @@ def _read_entries(connection: Connection, ids: list[JobId]) -> list[HistoryEntry
     of_jobs = ("id", "array_job", "array_index", "application", "priority", "reason", "exit_code", "restarts")
     times = ("submitted_at", "started_at")
     of_history = ("name", "owner", "state", "clusters", "nodes", "ended_at", "wait_time", "run_time", "node_seconds")
-    measured = ("measured_nodes", "cpu_time", "cpu_available", "peak_memory")
+    measured = ("measured_nodes", "accounted_nodes", "cpu_time", "cpu_available", "peak_memory")
     memory = jobs.c.spec["memory"].as_float().label("memory")
     columns = [*(jobs.c[name] for name in (*of_jobs, *times)), *(history.c[name] for name in (*of_history, *measured))]
     entries: dict[JobId, HistoryEntry] = {}

@@ -8,8 +8,9 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 
 from koalapy.agent.components.outputlog import DEFAULT_OUTPUT_LIMIT, OutputLog
+from koalapy.agent.components.program_use import select_use, sum_usages
 from koalapy.agent.core.spool import RUNNER_LOG, JournalFolder
-from koalapy.agent.lrm.port import Fault, LrmJob, LrmJobState
+from koalapy.agent.lrm.port import Fault, JobUse, LrmJob, LrmJobState
 from koalapy.agent.runners.runners import RunnerConnection, encode_line, lrm_name
 from koalapy.model.job import ComponentState
 from koalapy.model.node_requirement import NodeRequirement
@@ -121,6 +122,8 @@ class Component:
     refused: Refusal = ""
     exceeded: Literal["", "memory"] = ""
     """Limit for which its resource manager ended it, except the walltime."""
+    accounted_use: JobUse | None = None
+    """Use of processors and memory by its job, as its resource manager accounts it."""
     exit_code: int | None = None
     ended: bool = False
     collected: bool = False
@@ -175,6 +178,7 @@ class Component:
             component.ended, component.exit_code = True, end["exit_code"]
             component.error, component.infrastructure = end["error"], end["infrastructure"]
             component.refused, component.exceeded = end.get("refused", ""), end.get("exceeded", "")
+            component.accounted_use = JobUse(**use) if (use := end.get("use")) else None
             for node, host in zip(component.nodes, end["hosts"], strict=False):
                 node.host = host
         return component
@@ -278,16 +282,11 @@ class Component:
         )
 
     def _node_use(self) -> ProgramUse | None:
-        """Return the use of the nodes whose runners reported it; None without any, and before the end."""
-        usages = [usage for node in self.nodes if node.result and (usage := node.result.get("usage"))]
-        if not usages or not self.ended:
+        """Return the use of the nodes, by the runners or the accounting; None if unknown, and before the end."""
+        if not self.ended:
             return None
-        return ProgramUse(
-            nodes=len(usages),
-            cpu_time=sum(usage["cpu"] for usage in usages),
-            cpu_available=sum(usage["processors"] * usage["seconds"] for usage in usages),
-            peak_memory=max(usage["memory"] for usage in usages),
-        )
+        usages = (usage for node in self.nodes if node.result and (usage := node.result.get("usage")))
+        return select_use(sum_usages(usages), self.accounted_use if self.plan is not None else None, self.size)
 
     @property
     def may_fail(self) -> bool:
@@ -356,6 +355,7 @@ class Component:
             self.output.recover_unsent(index, unsent.get(index, []), total, self.folder.read_runner_file)
         results = [n.result for n in self.nodes]
         reason = job.reason if job else ""
+        self.accounted_use = job.use if job else None
         if job is None and not all(results):
             self.fail("the local resource manager no longer knows it")
         elif job is not None and job.exceeded == "memory" and self.exit_code != 0:
@@ -382,7 +382,8 @@ class Component:
         self.output.close()
         hosts = [n.host for n in self.nodes]
         facts = {"exit_code": self.exit_code, "error": self.error, "infrastructure": self.infrastructure}
-        self.folder.note_entry(end={**facts, "refused": self.refused, "exceeded": self.exceeded, "hosts": hosts})
+        facts |= {"refused": self.refused, "exceeded": self.exceeded, "hosts": hosts}
+        self.folder.note_entry(end=facts | ({"use": asdict(self.accounted_use)} if self.accounted_use else {}))
 
     def mark_collected(self, problem: str) -> None:
         """Record that the results were sent or are lost; ``problem`` is reported, but is not a failure."""

@@ -37,8 +37,8 @@ CSV_COLUMNS = (
         "clusters",
         "nodes",
     ),
-    *("submitted_at", "started_at", "ended_at", "wait_time", "run_time", "node_seconds"),
-    *("measured_nodes", "cpu_time", "cpu_available", "efficiency", "peak_memory", "memory", "reason"),
+    *("submitted_at", "started_at", "ended_at", "wait_time", "run_time", "node_seconds", "measured_nodes"),
+    *("accounted_nodes", "cpu_time", "cpu_available", "efficiency", "peak_memory", "memory", "reason"),
 )
 
 

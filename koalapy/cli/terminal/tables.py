@@ -309,11 +309,11 @@ def _run_facts(job: Job) -> list[tuple[str, str]]:
         ("in all", _format_seconds(job["response_time"])),
         ("tries", f"{job['placement_tries']} placement, {job['claiming_tries']} claiming, {job['restarts']} restarts"),
         ("exit code", "-" if job["exit_code"] is None else str(job["exit_code"])),
-        *_use_facts(job),
+        *use_facts(job),
     ]
 
 
-def _use_facts(job: Job) -> list[tuple[str, str]]:
+def use_facts(job: Job) -> list[tuple[str, str]]:
     """Return the program's use of processors and memory as lines of the page, once a component's program has ended."""
     components = job["components"]
     nodes, measured = sum(c["size"] for c in components), sum(c["measured_nodes"] for c in components)
@@ -322,11 +322,15 @@ def _use_facts(job: Job) -> list[tuple[str, str]]:
     known = [c for c in components if c["cpu_time"] is not None]
     used = sum(c["cpu_time"] or 0.0 for c in known) if known else None
     available = sum(c["cpu_available"] or 0.0 for c in known) if known else None
-    peak = max((c["peak_memory"] or 0 for c in known), default=None)
-    return [
+    peak = max((c["peak_memory"] for c in components if c["peak_memory"] is not None), default=None)
+    facts = [
         ("CPU used", format_cpu_use(used, available, measured, nodes)),
         ("memory used", format_memory_use(peak, job["memory"], measured, nodes)),
     ]
+    if accounted := sum(c["accounted_nodes"] for c in components):
+        others = f" for {accounted} of {measured} nodes, runners for the others" if accounted < measured else ""
+        facts.append(("measured by", f"accounting of the resource manager{others}"))
+    return facts
 
 
 MAX_EDGES = 20

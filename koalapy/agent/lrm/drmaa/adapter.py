@@ -3,14 +3,23 @@
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from koalapy.agent.components.job_folders import JobFolders
 from koalapy.agent.core.settings import AgentSettings, SiteSettings
 from koalapy.agent.lrm.drmaa.control import DrmaaAccounts, DrmaaControl, drmaa_control
 from koalapy.agent.lrm.drmaa.process import NO_SUCH_JOB, Unanswered
-from koalapy.agent.lrm.port import DrmaaEnding, Finding, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission, PolledLrm
+from koalapy.agent.lrm.port import (
+    DrmaaEnding,
+    Finding,
+    JobUse,
+    LrmJob,
+    LrmJobState,
+    LrmSnapshot,
+    LrmSubmission,
+    PolledLrm,
+)
 from koalapy.agent.lrm.rejections import (
     reject_other_job,
     reject_qsub_options,
@@ -239,7 +248,11 @@ class DrmaaLrm(PolledLrm):
         if ended:
             await asyncio.to_thread(self._table.record_ended, ended)
         limit = self._clock.now() - ENDED_RETENTION_S
-        ended_before = [entry.as_ended_job() for entry in self._table.entries.values() if entry.ended > limit]
+        ended_before = [
+            replace(entry.as_ended_job(), use=use_of(self._control.reported_ending(entry.job or "")))
+            for entry in self._table.entries.values()
+            if entry.ended > limit
+        ]
         by_id = {job.id: job for job in (*ended_before, *jobs)}
         total = self._settings.nodes
         submit_error = await self._control.submit_error()
@@ -305,4 +318,10 @@ def _convert_ended_job(entry: SubmittedJob, drmaa_state: str, ending: DrmaaEndin
         reason = "failed; the DRMAA library gives no reason"
     else:
         lost, reason = False, "the resource manager no longer knows how it ended"
-    return LrmJob(entry.job, entry.name, LrmJobState.ENDED, exit_code=code, lost=lost, reason=reason, user=entry.user)
+    job = LrmJob(entry.job, entry.name, LrmJobState.ENDED, exit_code=code, lost=lost, reason=reason, user=entry.user)
+    return replace(job, use=use_of(ending))
+
+
+def use_of(ending: DrmaaEnding | None) -> JobUse | None:
+    """Return the use of processors that a library reported with the end of a job; None without such a report."""
+    return ending.use if ending is not None else None

@@ -26,6 +26,8 @@ POLL_INTERVAL_S = 0.1
 """Time between two queries of ended jobs, while there are jobs."""
 POLL_COST_FACTOR = 10
 """Minimum time between two queries, as a multiple of the time that the last one took."""
+MAX_RESOURCES = 100
+MAX_RESOURCE_LENGTH = 100
 _PR_SET_PDEATHSIG = 1
 
 
@@ -149,9 +151,23 @@ class Worker:
                     "exit_code": info.exitStatus if info.hasExited else None,
                     "signal": info.terminatedSignal if info.hasSignal else "",
                     "aborted": info.wasAborted,
+                    "usage": decode_usage(getattr(info, "resourceUsage", None)),
                 }
             self._jobs.discard(job)
             self.send({"ended": ended})
+
+
+def decode_usage(usage: Any) -> dict[str, str]:
+    """Return the resources that a library reports as used, as texts; empty for anything but names and values."""
+    if not isinstance(usage, dict):
+        return {}
+    texts = ((_decode(name), _decode(value)) for name, value in list(usage.items())[:MAX_RESOURCES])
+    return {name: value for name, value in texts if name and value}
+
+
+def _decode(value: object) -> str:
+    text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    return text[:MAX_RESOURCE_LENGTH].encode(errors="replace").decode()
 
 
 def load_drmaa() -> Any:
@@ -162,7 +178,7 @@ def load_drmaa() -> Any:
     # The package raises a plain Exception for "no usage".
     errors = getattr(drmaa.errors, "_ERRORS", [])
     drmaa.errors._ERRORS = [NoUsage if error is Exception else error for error in errors]
-    # The usage is not needed, and an invalid one would hide the exit code.
+    # An invalid usage would hide the exit code.
     session = sys.modules.get("drmaa.session")
     if (read_usage := getattr(session, "adapt_rusage", None)) is not None:
 

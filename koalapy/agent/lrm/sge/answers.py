@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 from xml.etree import ElementTree as Xml
 
-from koalapy.agent.lrm.port import JOB_PREFIX, JobEnd, LrmJobState
+from koalapy.agent.lrm.port import JOB_PREFIX, JobEnd, JobUse, LrmJobState
 from koalapy.model.errors import SiteUnavailable
 from koalapy.model.node_requirement import WORD
 
@@ -23,7 +23,7 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 _UNITS = {"": 1, "k": 1000, "K": 1 << 10, "m": 10**6, "M": 1 << 20, "g": 10**9, "G": 1 << 30, "t": 10**12, "T": 1 << 40}
 """Units of Grid Engine: small letters are decimal."""
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT]?)B?")
+_SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)([kKmMgGtT]?)B?")
 
 NodeState = Literal["idle", "busy", "down"]
 
@@ -103,6 +103,11 @@ class AccountingRecord:
     """Maximum bytes of virtual memory."""
     memory_limit: float | None = None
     """Bytes allowed in all its slots."""
+    slots: int = 1
+    cpu_time: float | None = None
+    """Processor seconds; None if the record has none."""
+    resident_memory: int | None = None
+    """Maximum bytes of resident memory, which older versions do not record."""
 
 
 def queue_state(states: str) -> NodeState:
@@ -280,11 +285,12 @@ def _read_record(fields: Mapping[str, str]) -> AccountingRecord | None:
     status = re.match(r"\d+", fields.get("exit_status", ""))
     if failed is None or status is None or not fields.get("jobnumber", "").isdecimal():
         return None
-    wallclock = re.match(r"[\d.]+", fields.get("ru_wallclock", ""))
+    wallclock = re.match(r"[0-9]{1,12}(?:\.[0-9]{1,9})?", fields.get("ru_wallclock", ""))
     limit = re.search(r"h_rt=(\d+)", fields.get("category", ""))
     vmem = re.search(r"h_vmem=([^,\s]+)", fields.get("category", ""))
     per_slot = _read_size(vmem[1]) if vmem else None
-    slots = fields.get("slots", "1")
+    slots = re.fullmatch(r"[1-9][0-9]{0,6}", fields.get("slots", "1"), re.ASCII)
+    cpu_time = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)s?", fields.get("cpu", ""), re.ASCII)
     return AccountingRecord(
         job=fields["jobnumber"],
         host=fields.get("hostname", ""),
@@ -296,7 +302,26 @@ def _read_record(fields: Mapping[str, str]) -> AccountingRecord | None:
         wallclock=float(wallclock[0]) if wallclock else 0.0,
         limit=float(limit[1]) if limit else None,
         memory=_read_size(fields.get("maxvmem", "")) or 0.0,
-        memory_limit=per_slot * int(slots) if per_slot and slots.isdecimal() else None,
+        memory_limit=per_slot * int(slots[0]) if per_slot and slots else None,
+        slots=int(slots[0]) if slots else 1,
+        cpu_time=float(cpu_time[1]) if cpu_time else None,
+        resident_memory=_read_size(fields.get("maxrss", "")),
+    )
+
+
+def use_of(records: Sequence[AccountingRecord]) -> JobUse | None:
+    """Return the use by a job of its records, of which each is of one host; None if they have no processor time.
+
+    Further hosts have records where the parallel environment's ``accounting_summary`` is false.
+    """
+    counted = [record for record in records if record.cpu_time is not None]
+    if not counted:
+        return None
+    return JobUse(
+        cpu_time=sum(record.cpu_time or 0.0 for record in counted),
+        cpu_available=max(record.slots * record.wallclock for record in counted),
+        peak_memory=max((r.resident_memory for r in counted if r.resident_memory is not None), default=None),
+        nodes=len({record.host for record in counted}),
     )
 
 

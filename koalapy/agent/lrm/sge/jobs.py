@@ -5,7 +5,7 @@ How a job ended is read from the accounting concurrently, since that is written 
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -21,6 +21,7 @@ from koalapy.agent.lrm.sge.answers import (
     end_of,
     is_broken,
     job_state,
+    use_of,
 )
 from koalapy.agent.lrm.sge.commands import SgeCommands
 from koalapy.model.errors import SiteError
@@ -186,7 +187,7 @@ class EndResolver:
                 # Of a killed job the library reports "aborted" at best; the accounting has the cause.
                 unresolved.append(job)
             else:
-                self._jobs.record_end(job, JobEnd(ending.exit_code))
+                self._jobs.record_end(job, JobEnd(ending.exit_code, use=ending.use))
         due = [
             job for job in unresolved if job.id not in self._queries and now >= job.queried_at + ACCOUNTING_INTERVAL_S
         ]
@@ -221,9 +222,11 @@ class EndResolver:
             self._queries.pop(job.id, None)
         job.unanswered_since = None
         # Processes on further hosts have separate records; the job's is that of the host where it was started.
-        records = [r for r in records if r.name == job.name and (not job.nodes or r.host == job.nodes[0])]
+        of_job = [record for record in records if record.name == job.name]
+        records = [record for record in of_job if not job.nodes or record.host == job.nodes[0]]
         if records and job.id in self._jobs.by_id:
-            self._jobs.record_end(job, end_of(records[-1], cancelled=job.cancelled))
+            end = end_of(records[-1], cancelled=job.cancelled)
+            self._jobs.record_end(job, replace(end, use=use_of(of_job)))
             self._poll_soon(0.0)
 
     def _give_up_late(self, job: TrackedJob, now: float) -> None:

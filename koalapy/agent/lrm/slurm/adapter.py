@@ -32,6 +32,7 @@ from koalapy.agent.lrm.rejections import (
     split_options,
 )
 from koalapy.agent.lrm.script import place_script
+from koalapy.agent.lrm.slurm.accounting import SlurmAccounting
 from koalapy.agent.lrm.slurm.answers import (
     COLUMNS,
     SlurmJob,
@@ -119,6 +120,7 @@ class SlurmLrm(PolledLrm):
         """The same by class."""
         self._total = self._max_job_nodes = 0
         """Nodes of the last snapshot, and how many of them one job may have."""
+        self._accounting = SlurmAccounting(self._commands, clock)
         self._max_start_s: float | None = None
         self._cancelled: set[str] = set()
         self._ended: frozenset[str] = frozenset()
@@ -220,6 +222,7 @@ class SlurmLrm(PolledLrm):
             is_consistent, self._ended = ended <= self._ended, ended
             if is_consistent:
                 break
+        jobs = await self._accounting.add_uses(jobs)
         if len(self._cancelled) > _MAX_RETAINED_CANCELLED:
             self._cancelled &= {job.id for job in jobs}
         if any(job.reason.startswith("Partition") for job in slurm_jobs):
