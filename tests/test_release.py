@@ -69,9 +69,17 @@ def test_release_packages_hold_committed_files_only(release_folder: Path) -> Non
     assert inside - set(tree) <= {"PKG-INFO"}
     assert {"SECURITY.md", "requirements/install.txt", "deploy/systemd/koala-serve.service"} <= inside
     with zipfile.ZipFile(find_file(release_folder, "*.whl")) as wheel:
-        names = {name for name in wheel.namelist() if ".dist-info/" not in name}
+        names = {name for name in wheel.namelist() if ".dist-info/" not in name and ".data/" not in name}
     ours = {name for name in tree if name.startswith(("koalapy/", "migrations/"))}
     assert names == {name.replace("migrations/", "koalapy/store/migrations/", 1) for name in ours}
+
+
+def test_wheel_installs_manual_pages(release_folder: Path) -> None:
+    with zipfile.ZipFile(find_file(release_folder, "*.whl")) as wheel:
+        data = {name: wheel.read(name) for name in wheel.namelist() if ".data/" in name}
+    pages = {name.partition(".data/data/share/man/man1/")[2]: page for name, page in data.items()}
+    assert {"koala.1", "koala-submit.1", "koala-clusters.1"} <= pages.keys()
+    assert all(page.startswith(b".TH KOALA") for page in pages.values())
 
 
 @pytest.mark.evidence("S2", "C18")

@@ -11,7 +11,7 @@ from koalapy import __version__
 from koalapy.cli.main import KOALA
 from koalapy.cli.terminal.arguments import root_of
 from koalapy.cli.terminal.foreign_options import FOREIGN_OPTIONS, options_page
-from koalapy.cli.terminal.manual import format_manual
+from koalapy.cli.terminal.manual import format_manual, format_pages
 from koalapy.client.errors import Exit
 from tests.cli.conftest import Koala
 
@@ -63,6 +63,16 @@ def test_manual_has_every_command_and_option() -> None:
         for parameter in command.params:
             if isinstance(parameter, click.Option) and not parameter.hidden:
                 assert parameter.opts[0].replace("-", "\\-") in page
+
+
+def test_manual_pages_are_one_for_each_command_and_the_whole() -> None:
+    pages = format_pages("koala", root_of("koala", KOALA, __version__), __version__)
+    names = {"-".join(path.split()[:2]) for path in commands()}
+    assert pages.keys() == {f"{name}.1" for name in names}
+    page = pages["koala-clusters.1"]
+    assert f'.TH KOALA-CLUSTERS 1 "" "koala {__version__}" "User Commands"\n' in page
+    assert "koala\\-clusters \\- List clusters" in page
+    assert {".SS koala clusters\n", ".SS koala clusters drain\n", ".BR koala (1)\n"} <= set(page.splitlines(True))
 
 
 @pytest.mark.processes

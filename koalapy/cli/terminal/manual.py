@@ -52,6 +52,33 @@ def format_manual(name: str, root: click.Command, version: str) -> str:
     return "\n".join(parts) + "\n"
 
 
+def format_pages(name: str, root: click.Command, version: str) -> dict[str, str]:
+    """Return the manual pages by the names of their files: the whole one, and one for each command."""
+    pages = {f"{name}.1": format_manual(name, root, version)}
+    if isinstance(root, Commands):
+        context = click.Context(root, info_name=name)
+        for word in root.list_commands(context):
+            command = root.get_command(context, word)
+            assert command is not None
+            pages[f"{name}-{word}.1"] = _format_command_page(f"{name} {word}", command, version)
+    return pages
+
+
+def _format_command_page(path: str, command: click.Command, version: str) -> str:
+    """Return the page of one command with its subcommands, as source for ``man``."""
+    title, name = path.replace(" ", "-"), path.partition(" ")[0]
+    summary = command.get_short_help_str(limit=200).rstrip(".")
+    parts = [
+        f'.TH {title.upper()} 1 "" "{name} {version}" "User Commands"',
+        ".SH NAME",
+        f"{_escape(title)} \\- {_escape(summary)}",
+        ".SH DESCRIPTION",
+    ]
+    for command_path, subcommand in list_commands(path, command):
+        parts += _format_command(command_path, subcommand)
+    return "\n".join([*parts, ".SH SEE ALSO", f".BR {name} (1)"]) + "\n"
+
+
 def _format_command(path: str, command: click.Command) -> Iterator[str]:
     """Yield the section of a command: usage, help text, arguments and options."""
     context = click.Context(command, info_name=path)
