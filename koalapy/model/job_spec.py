@@ -1,6 +1,6 @@
 """The specification of a job: each of its fields is defined here once."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Annotated
 
@@ -8,6 +8,7 @@ from koalapy.model.array import MAX_LINE_LENGTH, MAX_LINES, ArrayFail, TaskIndic
 from koalapy.model.dependency import NO_DEPENDENCIES, Dependencies
 from koalapy.model.field import Bounds, Field, Length, TextForm
 from koalapy.model.node_requirement import (
+    NO_REQUIREMENT,
     Excluded,
     Gpus,
     NodeCores,
@@ -133,6 +134,9 @@ class JobSpec:
     """T: the fraction of components that must be startable before an incremental claim starts any."""
     priority: Annotated[Priority, Field("default: low")] = Priority.LOW
     processes_per_node: Annotated[ProcessCount | None, Field("MPI processes on each node", "--ppn")] = None
+    cpus_per_rank: Annotated[
+        NodeCores | None, Field("processors of each MPI process; it is bound to them, and OMP_NUM_THREADS is set")
+    ] = None
     name: Annotated[Name, Field("name of the job")] = ""
     owner: Annotated[Name, Field("owner of the job, for operators; default: you")] = ""
     home_site: Annotated[Name, Field("cluster that the job is accounted to")] = ""
@@ -254,7 +258,23 @@ class JobSpec:
 
     def node_requirement(self, request_index: int | None) -> NodeRequirement | None:
         """Return what each node of a component must have, and its account; None if nothing is required."""
-        return combine_requirements(self, self.component(request_index))
+        requirement = combine_requirements(self, self.component(request_index))
+        if not self.cores_of_ranks:
+            return requirement
+        requirement = requirement or NO_REQUIREMENT
+        return replace(requirement, cores=max(self.cores_of_ranks, requirement.cores or 0))
+
+    @property
+    def cores_of_ranks(self) -> int:
+        """Return how many processors the ranks of a node request together; 0 if they request none of their own.
+
+        Without ``processes_per_node`` a site has as many ranks as fit, but at least one.
+        """
+        return (self.cpus_per_rank or 0) * (self.processes_per_node or 1)
+
+    def ranks_per_node(self, default: int) -> int:
+        """Return the MPI processes on each node; ``default``: the number at its site for one processor each."""
+        return self.processes_per_node or max(1, default // (self.cpus_per_rank or 1))
 
     @property
     def node_requirements(self) -> tuple[NodeRequirement | None, ...]:

@@ -28,7 +28,7 @@ from koalapy.model.bounds import (
     TruncatedText,
 )
 from koalapy.model.errors import SiteFault
-from koalapy.model.node_requirement import NodeRequirement
+from koalapy.model.node_requirement import MAX_CORES, NodeRequirement
 from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory, StageStatus
 
 PROTOCOL = 3
@@ -419,6 +419,8 @@ class Open(Command):
     """Whether node 0 of the head component runs a script, and starts programs on all nodes as the script asks."""
     script: str = ""
     """The text of the script; only the head component gets it."""
+    cpus_per_rank: Annotated[int, Field(ge=1, le=MAX_CORES)] | None = None
+    """Processors to which each rank is bound; None: ranks are not bound."""
 
     def runner_message(self) -> dict[str, Any]:
         """Return the message for the runners. Share the lists with this one."""

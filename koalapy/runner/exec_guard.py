@@ -63,20 +63,30 @@ REFUSAL = "koala: this node starts only the command of the job: MPI_Comm_spawn a
 
 
 def write_rank_script(
-    folder: str, command: Sequence[str], environment: Mapping[str, str], prefix: str, workdir: str, fifo: str = ""
+    folder: str,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    prefix: str,
+    workdir: str,
+    fifo: str = "",
+    binding: Sequence[str] = (),
 ) -> str:
     """Write the script into a folder of this run and return its path.
 
     ``prefix``: the folder of this node's Open MPI, which ranks need if that of ``mpirun`` was moved. An MPI daemon
     passes the script the command that it was asked to start. The script rejects any but ``LAUNCHER``, and runs the
-    job's command in ``workdir``. ``fifo``: the standard input of rank 0, if this node has it.
+    job's command in ``workdir``. ``fifo``: the standard input of rank 0, if this node has it. ``binding``: lines that
+    bind a rank to its processors.
     """
     path = f"{folder}/{SCRIPT_NAME}"
-    replace_file(path, os.fsencode(_format_script(command, environment, prefix, workdir, fifo)), sync=False)
+    text = _format_script(command, environment, prefix, workdir, fifo, binding)
+    replace_file(path, os.fsencode(text), sync=False)
     return path
 
 
-def _format_script(command: Sequence[str], environment: Mapping[str, str], prefix: str, folder: str, fifo: str) -> str:
+def _format_script(
+    command: Sequence[str], environment: Mapping[str, str], prefix: str, folder: str, fifo: str, binding: Sequence[str]
+) -> str:
     """Return the shell script that runs a rank in ``folder``, with this environment and the rank's variables."""
     opened = " && ".join(f'[ "${{{i}-}}" = {shlex.quote(argument)} ]' for i, argument in enumerate(LAUNCHER, 1))
     # env takes a word with = in it for a variable. Of two values for one variable it uses the last.
@@ -89,6 +99,7 @@ def _format_script(command: Sequence[str], environment: Mapping[str, str], prefi
         f"set -- {shlex.join([*variables, *arguments])}",
         f"not_plain={shlex.quote(NOT_PLAIN)}",
         *(_copy_line(name) for name in RANK_VARIABLES),
+        *binding,
     ]
     if "OPAL_PREFIX" not in environment:
         lines.append(f'[ -z "${{OPAL_PREFIX-}}" ] || set -- {shlex.quote(f"OPAL_PREFIX={prefix}")} "$@"')

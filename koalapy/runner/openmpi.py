@@ -16,6 +16,7 @@ from koalapy.runner.parameters import REFUSE_MPICH, check_parameters, prepare, r
 from koalapy.runner.plan import Plan, Role, separates_streams
 from koalapy.runner.preflight import MAX_CONCURRENT_PROBES, MAX_PEERS, READY_TIMEOUT, Preflight, Prober
 from koalapy.runner.processes import command_of, raise_file_limit, require_program
+from koalapy.runner.rank_processors import binding_lines
 from koalapy.runner.settings import Failure
 
 TYPE_CHECKING = False
@@ -128,7 +129,8 @@ def fit_environment(node: Node, plan: Plan, installation: Installation, folder: 
         ranks.update(REFUSE_MPICH)
     command, workdir = plan.context["command"], plan.rank_folder or os.getcwd()
     fifo = f"{folder}/{INPUT_NAME}" if plan.reads_input else ""
-    script = write_rank_script(folder, command, ranks, installation.prefix, workdir, fifo)
+    binding = binding_lines(plan, node.settings)
+    script = write_rank_script(folder, command, ranks, installation.prefix, workdir, fifo, binding)
     node.environment[SCRIPT_VARIABLE] = script
 
 

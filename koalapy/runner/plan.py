@@ -111,6 +111,11 @@ class Plan:
         return sum(node["slots"] for node in self.nodes[: self.index])
 
     @property
+    def cpus_per_rank(self) -> int | None:
+        """Return the processors that each rank requests; None if it requests none of its own."""
+        return self.message.get("cpus_per_rank")
+
+    @property
     def size(self) -> int:
         return sum(node["slots"] for node in self.nodes)
 
@@ -138,8 +143,10 @@ class Plan:
             "KOALA_COMPONENT_NODES": len(self.context["nodes"]),
             "KOALA_HOSTS": ",".join(n["host"] for n in self.nodes),
         }
+        threads = {} if self.cpus_per_rank is None else {"OMP_NUM_THREADS": str(self.cpus_per_rank)}
         return {
             **settings.program_environment,
+            **threads,
             **{k: str(v) for k, v in variables.items()},
             **self.context["environment"],
         }

@@ -26,6 +26,7 @@ from koalapy.runner.output import Output
 from koalapy.runner.plan import Plan, Role, folder_fault
 from koalapy.runner.processes import Processes, check_node, forbid_dumps, require_program
 from koalapy.runner.program_output import ProgramOutput
+from koalapy.runner.rank_processors import check_processors
 from koalapy.runner.roles import make_role
 from koalapy.runner.session import seal_file
 from koalapy.runner.settings import Failure, SecretGone, Settings
@@ -415,6 +416,7 @@ class Runner:
         self._role = make_role(self, plan)
         self._program_output.role = self._role
         try:
+            check_processors(plan, self.settings)
             self._enter_workdir(plan.context)
             self._program_output.prepare(plan.context)
             if (rank := self._role.first_rank) is not None:

@@ -58,6 +58,8 @@ class Settings:
         index, host, name = next((v for v in NODE_VARIABLES if v[0] in environment), NODE_VARIABLES[-1])
         self.node = int(environment.get(index, "0"))
         self.name = environment.get(name) or socket.gethostname()
+        self.shares_processors = host == "LOCALD_NODE"
+        """Whether other nodes of the cluster are on the same machine: it is embedded."""
         self.host = environment.get(host, "")
         """Address of this node for the job's other nodes; empty: the one by which it reaches its agent."""
         self.secret = self._take_secret(environment.get("KOALA_SECRET_PIPE"))

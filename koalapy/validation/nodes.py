@@ -9,6 +9,7 @@ from koalapy.model.errors import reject
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.node_requirement import (
     EXCLUDED,
+    MAX_CORES,
     MAX_EXCLUDED_NODES,
     WORD,
     NodeRequirement,
@@ -66,6 +67,7 @@ def check_nodes(spec: JobSpec, limits: Limits) -> None:
     requirements = spec.node_requirements
     if not requirements:
         return
+    _check_ranks(spec, limits)
     for index, component in enumerate(_components(spec)) if _components(spec) else [(None, None)]:
         whole = spec.node_requirement(index)
         if whole is not None and (requirement := whole.matching_part) is not None:
@@ -75,6 +77,19 @@ def check_nodes(spec: JobSpec, limits: Limits) -> None:
             _check_requirement(requirement, clusters, _field_names(spec, component, index))
         if len(requirements) == 1 and not isinstance(spec.request, FixedRequest):
             return
+
+
+def _check_ranks(spec: JobSpec, limits: Limits) -> None:
+    """Reject ranks that request together more processors than any node has, if those of all nodes are known."""
+    known = [node_class.cores for cluster in limits.clusters for node_class in cluster.known_classes]
+    if not spec.cores_of_ranks or not known or any(cluster.node_classes is None for cluster in limits.clusters):
+        return
+    largest, ranks = max(cores or MAX_CORES for cores in known), spec.processes_per_node or 1
+    if spec.cores_of_ranks > largest:
+        needed = f", so {ranks} ranks need {spec.cores_of_ranks} cores of a node" if ranks > 1 else ""
+        problem = f"is {spec.cpus_per_rank}{needed}, but no node has more than {largest} cores"
+        hint = f"give at most {largest // ranks}" if ranks <= largest else f"give fewer than {ranks} ranks with --ppn"
+        reject("cpus_per_rank", spec.cpus_per_rank, problem, hint)
 
 
 def _field_names(spec: JobSpec, component: ComponentRequest | None, index: int | None) -> dict[str, str]:

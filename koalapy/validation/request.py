@@ -12,6 +12,7 @@ from koalapy.model.errors import reject
 from koalapy.model.field import find_out_of_bounds
 from koalapy.model.job_spec import JobSpec, Launcher
 from koalapy.model.job_variables import OF_RUNNERS, SET_BY_RUNNERS
+from koalapy.model.node_requirement import MAX_CORES
 from koalapy.model.output import describe_patterns, find_unknown_pattern
 from koalapy.model.request import ComponentRequest, Environment, FlexibleRequest, NonFixedRequest
 from koalapy.model.script import find_script_error
@@ -145,6 +146,10 @@ def check_program(spec: JobSpec, limits: Limits) -> None:
     if spec.launcher is Launcher.PROCESSES and (count := spec.processes_per_node or 1) > 1:
         problem = f"is {count}, but the launcher processes starts the command once on each node"
         reject("processes_per_node", count, problem, "leave it out, or use the launcher openmpi")
+    if spec.cores_of_ranks > MAX_CORES:
+        problem = f"is {spec.cpus_per_rank}, for {spec.processes_per_node} processes on each node"
+        hint = f"give at most {MAX_CORES // (spec.processes_per_node or 1)}"
+        reject("cpus_per_rank", spec.cpus_per_rank, f"{problem}: more than any node has processors", hint)
     if spec.workdir and not spec.workdir.startswith(("/", "{")):
         problem = f"is {spec.workdir!r}, which is not the same folder on every node"
         reject("workdir", spec.workdir, problem, "give an absolute path, or one that begins with {scratch} or {home}")

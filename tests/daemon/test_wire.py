@@ -95,6 +95,14 @@ def test_processes_per_node_default_to_those_of_cluster() -> None:
 
     assert slots(spec) == [2, 1, 1]
     assert slots(replace(spec, processes_per_node=8)) == [8, 8, 8]
+    assert slots(replace(spec, cpus_per_rank=2)) == [1, 1, 1], "as many as fit, but at least one"
+    assert slots(replace(spec, processes_per_node=8, cpus_per_rank=2)) == [8, 8, 8]
+
+
+@pytest.mark.parametrize(("cpus_per_rank", "plan"), [(None, {}), (4, {"cpus_per_rank": 4})])
+def test_plan_has_processors_only_of_jobs_that_request_them(cpus_per_rank: int | None, plan: dict[str, int]) -> None:
+    message = open_message(JobSpec(FlexibleRequest(3), ("true",), cpus_per_rank=cpus_per_rank))
+    assert {name: value for name, value in message.items() if name == "cpus_per_rank"} == plan
 
 
 def test_plan_is_built_once_for_all_components() -> None:

@@ -280,6 +280,15 @@ def rejection_of(world: NodesWorld, request: Request, **required: Any) -> str:
             "cores cores is 128, but no cluster has nodes with 128 cores | nearest: north has 64 cores on 3 nodes",
         ),
         (
+            {"cpus_per_rank": 128},
+            "cpus_per_rank cpus_per_rank is 128, but no node has more than 64 cores | give at most 64",
+        ),
+        (
+            {"cpus_per_rank": 16, "processes_per_node": 8},
+            "cpus_per_rank cpus_per_rank is 16, so 8 ranks need 128 cores of a node, "
+            "but no node has more than 64 cores | give at most 8",
+        ),
+        (
             {"memory": 1000 * GB},
             "memory memory is 1000000000000, but no cluster has nodes with 1 TB of memory | "
             "nearest: north has 512 GB of memory on 3 nodes",

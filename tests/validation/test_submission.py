@@ -33,6 +33,14 @@ from tests.validation.submissions import (
 
 WRONG_OPTIONS = [
     (
+        make_spec(one_component(), processes_per_node=8192, cpus_per_rank=16),
+        "cpus_per_rank",
+        16,
+        " is 16, for 8192 processes on each node: more than any node has processors",
+        "give at most 8",
+    ),
+    (make_spec(one_component(), cpus_per_rank=0), "cpus_per_rank", 0, " is 0", "give at least 1 core, or leave it out"),
+    (
         make_spec(one_component(), processes_per_node=10_000),
         "processes_per_node",
         10_000,

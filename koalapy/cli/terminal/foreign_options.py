@@ -55,7 +55,7 @@ SUBMIT = (
     ForeignOption(("-A",), "use `--account {value}`", "ACCOUNT"),
     ForeignOption(("-C", "--constraint"), "use `--feature {value}`, once for each feature", "FEATURE"),
     ForeignOption(("--mem",), "use `--memory {value}`, which is that of each node", "16GB"),
-    ForeignOption(("-c", "--cpus-per-task"), "use `--cores` with the cores of each node; jobs get whole nodes"),
+    ForeignOption(("-c", "--cpus-per-task"), "use `--cpus-per-rank {value}`", "4"),
     ForeignOption(
         ("-G", "--gres", "--gpus-per-node"), "use `--gpus` with the GPUs of each node: `--gpus 2` or `--gpus a100:2`"
     ),

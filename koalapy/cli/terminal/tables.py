@@ -265,6 +265,7 @@ def job_page(
         ("request", f"{request['type']}, {format_nodes(nodes_of(request))}, {job['priority']} priority"),
         *([("home site", job["home_site"])] if job.get("home_site") else []),
         *([("each node", nodes)] if (nodes := _requirement_text(job)) else []),
+        *([("cpus per rank", str(job["cpus_per_rank"]))] if job.get("cpus_per_rank") else []),
         ("policy", job["policy"]),
         ("command", " ".join(job["command"]) or "(one for each component)"),
         *([("script", f"{len(job['script'].splitlines())} lines, once on the first node")] if job["script"] else []),

@@ -197,7 +197,7 @@ def _build_plan(job: Job, profiles: Mapping[ClusterName, ClusterProfile], array:
         first = len(nodes)
         token = job.token(component.index)
         profile = profiles[component.cluster]
-        per_node = job.spec.processes_per_node or profile.processes_per_node
+        per_node = job.spec.ranks_per_node(profile.processes_per_node)
         nodes += [
             PlanNode(host=host, cluster=component.cluster, token=token, node=index, slots=per_node)
             for index, host in enumerate(component.hosts)
@@ -213,6 +213,7 @@ def _build_plan(job: Job, profiles: Mapping[ClusterName, ClusterProfile], array:
         "interactive": job.spec.interactive,
         "walltime": _enforced_walltime(job.spec),
         **({"is_script": True} if job.spec.script else {}),
+        **({"cpus_per_rank": job.spec.cpus_per_rank} if job.spec.cpus_per_rank else {}),
         **_build_warnings(job.spec),
     }
 
