@@ -62,7 +62,7 @@ PREPARED = {
 INTERACTIVE = {"--watch", "top", "shell"}
 """Options and commands that run until they are interrupted; tests/cli plays them on terminals."""
 OF_OTHER_GRIDS = {
-    *("--account", "--after", "--begin", "--cores", "--deadline"),
+    *("--account", "--after", "--begin", "--cores", "--cpus-per-rank", "--deadline"),
     *("--feature", "--gpus", "--memory", "--partition", "--qos"),
 }
 """Options with values that this grid does not have, or of a certain time; the tests of their features use them."""
