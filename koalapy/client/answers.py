@@ -113,6 +113,7 @@ class Job(_JobState):
     placement_tries: int
     claiming_tries: int
     memory: int | None
+    cpus_per_rank: int | None
     components: list[Component]
     begin: str | None
     deadline: str | None

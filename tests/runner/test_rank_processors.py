@@ -14,8 +14,7 @@ from koalapy.runner.exec_guard import write_rank_script
 from koalapy.runner.plan import Plan
 from koalapy.runner.rank_processors import binding_lines, check_processors, sort_by_core
 from koalapy.runner.settings import Failure
-from tests.runner.conftest import FakeAgent, make_plan
-from tests.runner.test_openmpi import MPI_ENVIRONMENT
+from tests.runner.conftest import MPI_ENVIRONMENT, FakeAgent, make_plan
 from tests.runner.test_series_4 import SERIES
 
 PROCESSORS = sorted(os.sched_getaffinity(0))

@@ -381,7 +381,11 @@ class Component:
         self.ended = True
         self.output.close()
         hosts = [n.host for n in self.nodes]
-        facts = {"exit_code": self.exit_code, "error": self.error, "infrastructure": self.infrastructure}
+        facts: dict[str, Any] = {
+            "exit_code": self.exit_code,
+            "error": self.error,
+            "infrastructure": self.infrastructure,
+        }
         facts |= {"refused": self.refused, "exceeded": self.exceeded, "hosts": hosts}
         self.folder.note_entry(end=facts | ({"use": asdict(self.accounted_use)} if self.accounted_use else {}))
 

@@ -45,8 +45,8 @@ def select_use(measured: ProgramUse | None, accounted: JobUse | None, nodes: int
         if counted < measured.nodes or not (counts_more_nodes or accounted.cpu_time > explained):
             return measured
     available = accounted.cpu_available if measured is None else accounted.cpu_available or measured.cpu_available
-    peaks = [accounted.peak_memory, measured.peak_memory if measured is not None else None]
-    peaks = [peak for peak in peaks if peak is not None and peak <= MAX_BYTES]
+    known = (accounted.peak_memory, measured.peak_memory if measured is not None else None)
+    peaks = [peak for peak in known if peak is not None and peak <= MAX_BYTES]
     return ProgramUse(
         nodes=counted,
         cpu_time=accounted.cpu_time,
