@@ -91,7 +91,7 @@ WIRE_FORMATS = {
         Annotated[list[fields.Clause], Field(max_length=MAX_DEPENDENCIES)],
         list[Annotated[str, BeforeValidator(format_clause)]],
     ),
-    NodeMemory: WireFormat(fields.Bytes, None, int),
+    NodeMemory: WireFormat(fields.Memory, None, int),
     Gpus: WireFormat(fields.GpusText, Annotated[str, BeforeValidator(str)], lambda gpus: gpus),
     PerNodeBandwidth: WireFormat(fields.Bandwidth, None, float),
     Pattern: WireFormat(fields.Pattern, None, str),

@@ -28,7 +28,7 @@ from koalapy.model.request import (
     WarningSignal,
 )
 from koalapy.model.times import MAX_TIME, parse_time
-from koalapy.model.wording import parse_bandwidth, parse_bytes
+from koalapy.model.wording import MIN_MEMORY, is_bare_memory, parse_bandwidth, parse_memory
 
 MAX_ID = 2**63 - 1
 MAX_EXACT_INTEGER = 2**53
@@ -190,12 +190,13 @@ def format_lease(value: object) -> object:
     return "none" if value == NO_LEASE else value
 
 
-def _parse_bytes(value: Any) -> int:
+def _parse_memory(value: Any) -> int:
     """Return the bytes of a size such as ``10GB``; raise the error that pydantic reports for other values."""
     try:
-        return parse_bytes(value)
-    except ValueError:
-        raise PydanticCustomError("bytes", "is not a number of bytes") from None
+        return parse_memory(value)
+    except ValueError as error:
+        problem = "which has no unit" if is_bare_memory(value) else "not an amount of memory"
+        raise PydanticCustomError("memory", "{problem}", {"problem": problem, "hint": str(error)}) from None
 
 
 def _parse_bandwidth(value: Any) -> float:
@@ -207,16 +208,16 @@ def _parse_bandwidth(value: Any) -> float:
 
 
 _UNITS = "(k|M|G|T|Ki|Mi|Gi|Ti)?B"
-Bytes = Annotated[
+Memory = Annotated[
     int,
-    BeforeValidator(_parse_bytes),
+    BeforeValidator(_parse_memory),
     WithJsonSchema(
         {
             "anyOf": [
-                {"type": "integer", "minimum": 1, "maximum": MAX_MEMORY},
-                {"type": "string", "pattern": f"^[1-9][0-9]{{0,2}}{_UNITS}$"},
+                {"type": "integer", "minimum": MIN_MEMORY, "maximum": MAX_MEMORY},
+                {"type": "string", "pattern": "^[1-9][0-9]{0,2}(M|G|T|Mi|Gi|Ti)B$"},
             ],
-            "description": "bytes, or a size such as 16GB or 512MiB",
+            "description": "a size such as 16GB or 512MiB, or bytes",
             "examples": [16_000_000_000, "16GB"],
         }
     ),

@@ -224,7 +224,6 @@ _CORRECTIONS = {
     ),
     "dependency": ("not a dependency", "give JOB, JOB:ok, JOB:failed or JOB:any; alternatives as 7?8:any"),
     "lease": ("not a lease", "give more than 0 seconds, 40m, 1h30m, or none"),
-    "bytes": ("not a number of bytes", "give bytes, or a number with a unit: 16GB, 512MiB"),
     "bandwidth": ("not a bandwidth", "give bytes per second, or a number with a unit: 1Gbit, 100MB"),
     "warning_scope": ("with a colon", "leave out the prefix: all processes of the program get the signal"),
     "warning_signal": (
@@ -271,6 +270,8 @@ def _usage_error(errors: Sequence[Mapping[str, Any]], model: type[BaseModel]) ->
         wrong, hint = "which may mean seconds or minutes", f"give {number}s or {number}m"
         if float(str(value)) == 0:
             wrong, hint = "", "give more than 0 seconds, with a unit: 90s, 90m"
+    if kind == "memory":
+        wrong, hint = error["ctx"]["problem"], error["ctx"]["hint"]
     if kind in ("string_too_long", "string_too_short", "too_long") and isinstance(value, list | dict):
         return _error(f"{field} has {len(value)} entries", field, len(value), hint)
     if kind == "array":

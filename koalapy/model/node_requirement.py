@@ -44,7 +44,7 @@ def count_excluded(name: str) -> int:
 
 NodeCores = Annotated[int, Bounds(minimum=1, maximum=MAX_CORES, hint="give at least 1 core")]
 NodeMemory = Annotated[
-    int, Bounds(minimum=1, maximum=MAX_MEMORY, hint="give at least 1 byte"), TextForm("bytes, 16GB, 512MiB")
+    int, Bounds(minimum=1, maximum=MAX_MEMORY, hint="give at least 1 byte"), TextForm("16GB, 512MiB")
 ]
 NodeWord = Annotated[str, Length(MAX_WORD_LENGTH)]
 OptionalNodeWord = Annotated[str, Length(MAX_WORD_LENGTH)]

@@ -154,13 +154,30 @@ def parse_seconds(value: float | str) -> float:
     return _parse_quantity(value, SECONDS, "give seconds, or a number with ms or us: 0.5ms")
 
 
-def parse_bytes(value: float | str) -> int:
-    """Return the bytes of a number, or of a text with a unit. Raise ``ValueError`` with a hint for other values."""
-    hint = "give bytes, or a number with a unit: 16GB, 512MiB"
+MIN_MEMORY = 10**6
+"""Bytes; a smaller number is taken for one without its unit, since no node has so little memory."""
+
+
+def parse_memory(value: float | str) -> int:
+    """Return the bytes of a text with a unit, or of a number of bytes.
+
+    Raise ``ValueError`` with a hint for other values, and for a number that lacks its unit.
+    """
+    hint = "give a number with a unit: 16GB, 512MiB"
     size = _parse_quantity(value, BYTES, hint)
     if not isfinite(size):
         raise ValueError(hint)
+    if is_bare_memory(value):
+        number = f"{size:.15g}"
+        raise ValueError(f"give {number}GB or {number}MB" if size < MIN_MEMORY else f"give {number}B for bytes")
     return round(size)
+
+
+def is_bare_memory(value: object) -> bool:
+    """Return whether an amount of memory lacks its unit: a text without one, or a number of very few bytes."""
+    if isinstance(value, str):
+        return re.fullmatch(r"\s*\d+(?:\.\d*)?(?:[eE][-+]?\d+)?\s*", value, re.ASCII) is not None
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < MIN_MEMORY
 
 
 def parse_bandwidth(value: float | str) -> float:

@@ -1,5 +1,6 @@
 """Commands on arrays and their tasks, against a daemon without nodes."""
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -54,6 +55,13 @@ def test_array_is_submitted_listed_shown_and_cancelled(command: Command) -> None
     assert command("queue", "--tasks", "1").err == "koala: no task of array 1 has started; 200 wait\n"
     assert command("cancel", "1[3-9]", "1[20]").out == "job 1[3-9] is being cancelled\njob 1[20] is being cancelled\n"
     assert "192 waiting, 8 cancelled" in command("queue").out
+    answer = command("queue", "--tasks", "1")
+    assert answer.err == (
+        "koala: no task of array 1 runs; it has 192 waiting, 8 cancelled; --state lists ended tasks, as in "
+        "--state succeeded\n"
+    )
+    answer = command("queue", "--tasks", "1", "--state", "failed")
+    assert answer.err == "koala: no started task of array 1 is failed; it has 192 waiting, 8 cancelled\n"
     assert command("cancel", "1").out == "job 1 cancelled\n"
     waited = command("wait", "1")
     assert waited.code == 1
@@ -75,6 +83,44 @@ def test_each_line_of_a_file_becomes_a_task(command: Command, tmp_path: Path) ->
         in command("submit", *ONE_NODE, "--each-line", str(file), "--", "true").err
     )
     assert "cannot read" in command("submit", *ONE_NODE, "--each-line", str(tmp_path / "none"), "--", "true").err
+
+
+def test_tasks_of_a_job_that_is_no_array_are_refused(command: Command) -> None:
+    command("submit", *ONE_NODE, "--", "true")
+    listed = command("queue", "--tasks", "1")
+    assert (listed.code, listed.err) == (2, "koala: job 1 is not an array; see koala show 1\n")
+    assert command("queue", "--tasks", "2").code == 3
+
+
+MANY_LINES = "give --array 1-N, and let each task read its line of the file"
+
+
+def test_submit_with_endless_or_large_lines_names_the_option_and_the_limit(command: Command, tmp_path: Path) -> None:
+    endless = command("submit", *ONE_NODE, "--each-line", "/dev/zero", "--", "true")
+    assert (endless.code, endless.err) == (
+        2,
+        f"koala: --each-line: /dev/zero is larger than 1048576 bytes; {MANY_LINES}\n",
+    )
+    file = tmp_path / "lines"
+    file.write_text("\n" * 600_000)
+    many = command("submit", *ONE_NODE, "--each-line", str(file), "--", "true")
+    assert (many.code, many.err) == (
+        2,
+        f"koala: --each-line is 2400000 bytes, and a request has at most 1048576; {MANY_LINES}\n",
+    )
+
+
+def test_submit_with_too_large_request_names_the_largest_part(command: Command, tmp_path: Path) -> None:
+    words = ["x" * 100_000] * 11
+    large = command("submit", *ONE_NODE, "--", "true", *words)
+    hint = "put large data into files that the job reads"
+    problem = "the command is 1100052 bytes, and a request has at most 1048576"
+    assert (large.code, large.err) == (2, f"koala: {problem}; {hint}\n")
+    file = tmp_path / "job.json"
+    file.write_text(json.dumps({"each_line": ["x" * 100_000] * 10, "command": ["true"]}))
+    large = command("submit", *ONE_NODE, "-f", str(file), "--export", f"A={'x' * 60_000}", "--env", "B=1")
+    problem = "each_line in the job file is 1000040 bytes, and a request has at most 1048576"
+    assert (large.code, large.err) == (2, f"koala: {problem}; {MANY_LINES}\n")
 
 
 @pytest.mark.parametrize(

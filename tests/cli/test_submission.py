@@ -128,6 +128,25 @@ def test_invalid_job_file_is_one_line(tmp_path: Path, content: str) -> None:
     assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("", "contains no job"),
+        ("# nothing\n---\n", "contains no job"),
+        ("- 1", "is not a job: it has no names of fields"),
+    ],
+)
+def test_job_file_without_job_shows_what_to_write(tmp_path: Path, content: str, problem: str) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(content)
+    with pytest.raises(CliError) as refusal:
+        read_job_file(file)
+    assert refusal.value.message == f"{file} {problem}"
+    example = refusal.value.hint.removeprefix("give fields and values: ")
+    file.write_text(example)
+    assert read_job_file(file) == [{"request": {"type": "flexible", "total_size": 2}, "command": ["hostname"]}]
+
+
 def test_job_file_is_read_up_to_its_limit() -> None:
     with pytest.raises(CliError) as refusal:
         body_of(read_job_file(Path("/dev/zero"))[0], {}, {})
@@ -282,7 +301,7 @@ def test_job_file_with_document_of_other_type_is_rejected(tmp_path: Path) -> Non
     file.write_text(f"{JOBS}[1]\n")
     with pytest.raises(CliError) as refusal:
         read_job_file(file)
-    assert refusal.value.message == f"document 3 of {file} contains no job"
+    assert refusal.value.message == f"document 3 of {file} is not a job: it has no names of fields"
 
 
 @pytest.fixture

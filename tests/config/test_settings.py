@@ -22,7 +22,7 @@ from koalapy.model.errors import UsageError
 from koalapy.model.identity import Role
 from koalapy.model.job_spec import ClaimingMode
 from koalapy.model.measurement import MeasurementSettings
-from koalapy.model.wording import parse_bandwidth, parse_bytes, parse_seconds
+from koalapy.model.wording import parse_bandwidth, parse_memory, parse_seconds
 
 
 @pytest.fixture
@@ -194,16 +194,30 @@ def test_bandwidth_with_unit_is_parsed(text: float | str, amount: float) -> None
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [(16, 16), ("7", 7), ("16GB", 16 * 10**9), ("1.5 kB", 1500), ("512MiB", 2**29), ("2B", 2)]
+    ("text", "size"), [(2**30, 2**30), (0, 0), ("16GB", 16 * 10**9), ("1.5 kB", 1500), ("512MiB", 2**29), ("2B", 2)]
 )
-def test_size_with_unit_is_parsed(text: float | str, size: int) -> None:
-    assert parse_bytes(text) == size
+def test_memory_with_unit_is_parsed(text: float | str, size: int) -> None:
+    assert parse_memory(text) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "readings"),
+    [
+        ("64", "give 64GB or 64MB"),
+        (64, "give 64GB or 64MB"),
+        (" 1.5 ", "give 1.5GB or 1.5MB"),
+        ("64000000000", "give 64"),
+    ],
+)
+def test_memory_without_unit_is_rejected_with_its_readings(text: float | str, readings: str) -> None:
+    with pytest.raises(ValueError, match=readings):
+        parse_memory(text)
 
 
 @pytest.mark.parametrize("text", ["", "GB", "16G", "8bit", "1GB/s", "-1", True, float("inf"), float("nan"), "9e999"])
-def test_invalid_size_is_rejected(text: Any) -> None:
-    with pytest.raises(ValueError, match="give bytes"):
-        parse_bytes(text)
+def test_invalid_memory_is_rejected(text: Any) -> None:
+    with pytest.raises(ValueError, match="give a number with a unit"):
+        parse_memory(text)
 
 
 @pytest.mark.parametrize("text", ["", "ms", "1h", "1 0ms", "nan", "-1s", "1ms/s", True])

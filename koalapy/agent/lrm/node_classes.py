@@ -23,7 +23,7 @@ from koalapy.model.node_requirement import (
     count_excluded,
 )
 from koalapy.model.reports import NodeClassReport
-from koalapy.model.wording import format_bytes, parse_bytes
+from koalapy.model.wording import format_bytes, parse_memory
 
 MAX_CLASSES = 64
 """Classes beyond which nodes outside of configured classes form only one."""
@@ -94,8 +94,8 @@ class NodeClassSettings:
     """Slurm, Grid Engine: these nodes, as ``node[01-16],big1``."""
     power: Annotated[float, Field(gt=0, le=1e6)] | None = None
     """Speed of a node relative to nodes of other clusters; by default the cluster's ``speed``."""
-    memory: Annotated[int, BeforeValidator(parse_bytes), Field(gt=0, le=2**53)] | None = None
-    """Bytes of a node, or with a unit (``64GB``); by default as the resource manager reports."""
+    memory: Annotated[int, BeforeValidator(parse_memory), Field(gt=0, le=2**53)] | None = None
+    """Memory of a node (``64GB``); by default as the resource manager reports."""
     cores: Annotated[int, Field(ge=1, le=MAX_CORES)] | None = None
     """Cores of a node; by default as the resource manager reports."""
     gpus: Annotated[dict[PropertyName, Annotated[int, Field(ge=1, le=MAX_GPUS)]], Field(max_length=MAX_FEATURES)] = (

@@ -5,6 +5,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -32,6 +33,9 @@ from koalapy.model.node_requirement import Excluded, Gpus, NodeMemory
 from koalapy.model.request import Bundle, Environment, Inputs, StopWarning
 from koalapy.model.times import parse_time
 
+MAX_REQUEST_SIZE = 1024 * 1024
+"""Bytes of a request that the daemon takes, and so of a job file and of the lines of an array."""
+HINT_MANY_LINES = "give --array 1-N, and let each task read its line of the file"
 INPUT_OPTION = re.compile("whole|partitioned|as=(.*)", re.DOTALL)
 
 
@@ -177,9 +181,15 @@ def format_texts(value: Any) -> list[str]:
 
 
 def read_lines(name: str) -> list[str]:
-    """Read the lines of a file, or of standard input if the name is ``-``. Raise ``CliError`` if it has none."""
+    """Read the lines of a file, or of standard input if the name is ``-``.
+
+    Raise ``CliError`` if it has none, or is larger than a request may be.
+    """
     try:
-        content = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        with nullcontext(sys.stdin.buffer) if name == "-" else Path(name).open("rb") as file:
+            content = file.read(MAX_REQUEST_SIZE + 1)
+        if len(content) > MAX_REQUEST_SIZE:
+            raise CliError(f"--each-line: {name} is larger than {MAX_REQUEST_SIZE} bytes", Exit.USAGE, HINT_MANY_LINES)
         text = content.decode()
     except OSError as error:
         raise CliError(f"--each-line: cannot read {name}: {error.strerror}", Exit.USAGE, "give a file") from error
@@ -189,6 +199,11 @@ def read_lines(name: str) -> list[str]:
     if not lines:
         raise CliError(f"--each-line: {name} is empty", Exit.USAGE, "give a file with a line for each task")
     return lines
+
+
+def format_memory(value: Any) -> list[str]:
+    """Convert bytes of the API to a text with a unit, since options accept no number alone."""
+    return [f"{value}B" if isinstance(value, int) else str(value)]
 
 
 def format_seconds(value: Any) -> list[str]:
@@ -204,7 +219,7 @@ FORMS = {
     Lease: Form(str, str, format_seconds),
     PointInTime: Form(str, with_time_zone, format_texts),
     Dependencies: Form(list[str], clauses_of, format_texts),
-    NodeMemory: Form(str, str, format_texts),
+    NodeMemory: Form(str, str, format_memory),
     Gpus: Form(str, str, format_texts),
     Excluded: Form(list[str], split_names, format_texts),
     PerNodeBandwidth: Form(str, str, format_texts),

@@ -10,7 +10,7 @@ from koalapy.cli.terminal import tables
 from koalapy.cli.terminal.arguments import Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Watch, refuse_together, show_json
 from koalapy.client.client import Client, JobListing
-from koalapy.client.errors import printable
+from koalapy.client.errors import CliError, Exit, printable
 from koalapy.model.job import JobState
 from koalapy.model.job_search import JobSort
 from koalapy.model.moment import EXAMPLES
@@ -30,7 +30,7 @@ def list_jobs(
     name: Annotated[str | None, Option(help="jobs with this name")] = None,
     cluster: Annotated[str | None, Option(help="jobs with a component on this cluster", completes="clusters")] = None,
     home_site: Annotated[str | None, Option(help="jobs with this home site", completes="clusters")] = None,
-    tasks: Annotated[int | None, Option(help="started tasks of this array", min=1)] = None,
+    tasks: Annotated[int | None, Option(help="started tasks of this array, ended ones with --state", min=1)] = None,
     since: Annotated[str, Option(help=f"jobs submitted since then: {EXAMPLES}")] = "",
     until: Annotated[str, Option(help="jobs submitted before then")] = "",
     sort: Annotated[JobSort | None, Option(help="order; default: queue, and newest for ended jobs")] = None,
@@ -88,12 +88,22 @@ def list_jobs(
     else:
         print(tables.queue_table(jobs, wide=form is Format.WIDE))
         if not jobs:
-            array = client.job(tasks)["tasks"] if tasks else None
-            if array is not None and array["waiting"] == array["size"]:
-                nothing = f"no task of array {tasks} has started; {array['waiting']} wait"
-            print(f"koala: {nothing}", file=sys.stderr)
+            print(f"koala: {_describe_no_tasks(client, tasks, state) if tasks else nothing}", file=sys.stderr)
     if listing.has_more:
         print(f"koala: {_describe_cut(listing)}", file=sys.stderr)
+
+
+def _describe_no_tasks(client: Client, array: int, states: list[JobState] | None) -> str:
+    """Return how many tasks an array has by state, since none is listed. Raise ``CliError`` if it is no array."""
+    tasks = client.job(array)["tasks"]
+    if tasks is None:
+        raise CliError(f"job {array} is not an array", Exit.USAGE, f"see koala show {array}")
+    if tasks["waiting"] == tasks["size"]:
+        return f"no task of array {array} has started; {tasks['waiting']} wait"
+    counts = tables.tasks_text(tasks)
+    if states:
+        return f"no started task of array {array} is {' or '.join(states)}; it has {counts}"
+    return f"no task of array {array} runs; it has {counts}; --state lists ended tasks, as in --state succeeded"
 
 
 def _describe_cut(listing: JobListing) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from koalapy.cli.jobs.job_options import JOB_FIELDS, form_of, with_time_zone
+from koalapy.cli.jobs.job_options import HINT_MANY_LINES, JOB_FIELDS, MAX_REQUEST_SIZE, form_of, with_time_zone
 from koalapy.cli.terminal.arguments import Option
 from koalapy.cli.terminal.whole_numbers import parse_int
 from koalapy.client.answers import Json
@@ -18,10 +18,9 @@ from koalapy.client.errors import CliError, Exit
 from koalapy.model.job_spec import PointInTime
 from koalapy.model.wording import is_utf8
 
+HINT_JOB_FILE = "give fields and values: {request: {type: flexible, total_size: 2}, command: [hostname]}"
 STANDARD_INPUT = "-"
 """File name that selects standard input."""
-MAX_SIZE = 1024 * 1024
-"""Maximum size of a job file in bytes: the limit of the daemon for a request."""
 
 
 def name_of(file: Path) -> str:
@@ -37,7 +36,8 @@ def read_job_file(file: Path) -> list[Json]:
     for number, body in enumerate(documents or [None], 1):
         source = f"document {number} of {name}" if len(documents) > 1 else name
         if not isinstance(body, dict):
-            raise CliError(f"{source} contains no job", Exit.USAGE, "give fields and values as in docs/cli.md")
+            problem = "contains no job" if body is None else "is not a job: it has no names of fields"
+            raise CliError(f"{source} {problem}", Exit.USAGE, HINT_JOB_FILE)
         try:
             json.dumps(body, allow_nan=False)
         except (TypeError, ValueError) as error:
@@ -54,15 +54,15 @@ def _read_content(name: str, file: Path) -> bytes:
     """
     try:
         if str(file) == STANDARD_INPUT:
-            content = sys.stdin.buffer.read(MAX_SIZE + 1)
+            content = sys.stdin.buffer.read(MAX_REQUEST_SIZE + 1)
         else:
             with file.open("rb") as opened:
-                content = opened.read(MAX_SIZE + 1)
+                content = opened.read(MAX_REQUEST_SIZE + 1)
     except OSError as error:
         raise CliError(f"cannot read {name}: {error.strerror}", Exit.USAGE, "give a file with -f") from error
-    if len(content) > MAX_SIZE:
+    if len(content) > MAX_REQUEST_SIZE:
         hint = "put large data into files that the job reads"
-        raise CliError(f"{name} is larger than {MAX_SIZE} bytes", Exit.USAGE, hint)
+        raise CliError(f"{name} is larger than {MAX_REQUEST_SIZE} bytes", Exit.USAGE, hint)
     return content
 
 
@@ -189,7 +189,25 @@ def body_of(fields: Json, options: Json, environment: dict[str, str]) -> Json:
         body |= {"workdir": here, "workdir_optional": True}
     if "request" not in body:
         raise CliError("the request has no nodes", Exit.USAGE, "give --flexible N, --nonfixed N,N or --fixed CLUSTER:N")
+    _check_size(body, options)
     return body
+
+
+SOURCES = {"command": "the command", "environment": "the environment (--env, --export)"}
+"""Names of fields in messages that are no single option."""
+
+
+def _check_size(body: Json, options: Json) -> None:
+    """Raise ``CliError``, which names the largest option or field, if a request is larger than the daemon takes."""
+    sizes = {name: len(json.dumps(value, ensure_ascii=False).encode(errors="replace")) for name, value in body.items()}
+    if sum(sizes.values()) > MAX_REQUEST_SIZE:
+        name = max(sizes, key=lambda name: sizes[name])
+        is_option = options.get(name) not in (None, []) and name in JOB_FIELDS
+        in_file = f"{name} in the job file"
+        source = SOURCES.get(name) or (JOB_FIELDS[name].option if is_option else in_file)
+        problem = f"{source} is {sizes[name]} bytes, and a request has at most {MAX_REQUEST_SIZE}"
+        hint = HINT_MANY_LINES if name == "each_line" else "put large data into files that the job reads"
+        raise CliError(problem, Exit.USAGE, hint, name)
 
 
 def checked_key(key: str) -> str:

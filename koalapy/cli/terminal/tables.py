@@ -86,7 +86,7 @@ def _parse_time(text: str) -> datetime:
     return datetime.fromisoformat(text.replace("Z", "+00:00"))
 
 
-def _tasks_text(tasks: Tasks) -> str:
+def tasks_text(tasks: Tasks) -> str:
     """Return the numbers of an array's tasks: ``16 running, 184 waiting``."""
     counts: Mapping[str, object] = tasks
     states = ("running", "waiting", "succeeded", "failed", "cancelled")
@@ -97,7 +97,7 @@ def _job_reason(job: Job | ListedJob) -> str:
     """Return why a job waits or how it ended; for an array the numbers of its tasks first."""
     if (tasks := job["tasks"]) is not None:
         reason = job["reason"] if job["state"] in ("queued", "held") and not tasks["running"] else ""
-        return _tasks_text(tasks) + (f"; {reason}" if reason else "")
+        return tasks_text(tasks) + (f"; {reason}" if reason else "")
     return "-" if job["state"] in ("running", "succeeded") else job["reason"] or "-"
 
 
@@ -259,7 +259,7 @@ def job_page(
     facts = [
         ("job", f"{job['id']}" + (f" ({job['name']})" if job["name"] else "")),
         *([("task", name_of(job))] if job["array_job"] is not None else []),
-        *([("array", f"{job['array']}: {_tasks_text(job['tasks'])}")] if job["tasks"] is not None else []),
+        *([("array", f"{job['array']}: {tasks_text(job['tasks'])}")] if job["tasks"] is not None else []),
         ("user", job["owner"]),
         ("state", job["state"] + (f": {job['reason']}" if job["reason"] else "")),
         ("request", f"{request['type']}, {format_nodes(nodes_of(request))}, {job['priority']} priority"),
