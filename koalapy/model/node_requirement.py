@@ -42,7 +42,7 @@ def count_excluded(name: str) -> int:
     return count
 
 
-NodeCores = Annotated[int, Bounds(minimum=1, maximum=MAX_CORES, hint="give at least 1 core")]
+NodeCores = Annotated[int, Bounds(minimum=1, maximum=MAX_CORES, excess_note="more than any node has")]
 NodeMemory = Annotated[
     int, Bounds(minimum=1, maximum=MAX_MEMORY, hint="give at least 1 byte"), TextForm("16GB, 512MiB")
 ]

@@ -39,7 +39,14 @@ WRONG_OPTIONS = [
         " is 16, for 8192 processes on each node: more than any node has processors",
         "give at most 8",
     ),
-    (make_spec(one_component(), cpus_per_rank=0), "cpus_per_rank", 0, " is 0", "give at least 1 core, or leave it out"),
+    (make_spec(one_component(), cpus_per_rank=0), "cpus_per_rank", 0, " is 0", "give at least 1, or leave it out"),
+    (
+        make_spec(one_component(), cores=100_000),
+        "cores",
+        100_000,
+        " is 100000, more than any node has",
+        "give at most 65536, or leave it out",
+    ),
     (
         make_spec(one_component(), processes_per_node=10_000),
         "processes_per_node",
