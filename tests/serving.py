@@ -30,6 +30,7 @@ from koalapy.daemon.auth.pace import Pace
 from koalapy.daemon.engine.engine import Engine, Outbox
 from koalapy.daemon.files.bundles import Bundles
 from koalapy.daemon.files.files import Files
+from koalapy.daemon.files.result_inputs import ResultInputs
 from koalapy.daemon.files.results import Results
 from koalapy.daemon.forecast.forecasts import Forecasts
 from koalapy.daemon.forecast.sharing import Sharing
@@ -50,6 +51,7 @@ from koalapy.model.alert import AlertRules
 from koalapy.model.cluster import Link
 from koalapy.model.disk import DiskLimits
 from koalapy.model.identity import Identity
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.limits import Limits
 from koalapy.model.measurement import MeasurementSettings
 from koalapy.model.users import Accounts
@@ -146,7 +148,9 @@ class SharedApplication:
         routers = [
             network_router(self._defer("network")),
             files_router(self._defer("files"), bundles, results),
-            agent_files_router(bundles, results, AGENT_TOKENS, lambda cluster, _: cluster == "north"),
+            agent_files_router(
+                bundles, results, self._defer("result_inputs"), AGENT_TOKENS, lambda cluster, _: cluster == "north"
+            ),
             advisor_router(self._defer("advisor")),
             limits_router(self._defer("limits")),
             history_router(history),
@@ -261,7 +265,11 @@ async def serving(
     )
     files = Files(engine, file_store, sites or Sites(), bundles)
     outputs = Outputs(engine, queries, store, FileOutput(path.parent / "output", 1000))
-    jobs = Jobs(engine, queries, store, outputs, saved.next_job, describe, files.resolve_spec, submission_rules)
+
+    async def resolve_spec(spec: JobSpec, caller: Identity) -> JobSpec:
+        return await files.resolve_spec(await result_inputs.resolve_spec(spec, caller), caller)
+
+    jobs = Jobs(engine, queries, store, outputs, saved.next_job, describe, resolve_spec, submission_rules)
     results = Results(
         file_store,
         path.parent / "results",
@@ -269,7 +277,9 @@ async def serving(
         clock=engine.clock,
         attempts=jobs.list_attempts,
         owners=limits,
+        needed=queries.result_sources,
     )
+    result_inputs = ResultInputs(results, jobs.get)
     measurements = SqlMeasurements(database)
     network = Network(engine, queries, jobs, measurements, LinkTable(("north", "south"), LINKS), MeasurementSettings())
     history = History(SqlHistory(database), engine.clock, queries.jobs)
@@ -297,6 +307,7 @@ async def serving(
         "network": network,
         "record": record,
         "results": results,
+        "result_inputs": result_inputs,
         "sharing": Sharing(SqlHistory(database), queries, engine.clock, _answer_sharing_here),
     }
     loop = asyncio.create_task(engine.run())

@@ -17,7 +17,8 @@ from koalapy.model.dependency import MAX_DEPENDENCIES, Dependencies, format_clau
 from koalapy.model.field import Bounds, FieldDescription, Length, describe_fields, split_annotation
 from koalapy.model.job_spec import Coallocation, Duration, Lease, Pattern, PerNodeBandwidth, PointInTime, PolicyOptions
 from koalapy.model.node_requirement import Gpus, NodeMemory
-from koalapy.model.request import Bundle, Command, Environment, OwnCommand, StopWarning
+from koalapy.model.request import MAX_ENTRIES, Bundle, Command, Environment, OwnCommand, StopWarning
+from koalapy.model.result_input import ResultInputs
 
 TIME = re.compile(r"(\w+_)?(at|since|heard|start_estimate)")
 """Names of fields in seconds since the epoch."""
@@ -90,6 +91,10 @@ WIRE_FORMATS = {
     Dependencies: WireFormat(
         Annotated[list[fields.Clause], Field(max_length=MAX_DEPENDENCIES)],
         list[Annotated[str, BeforeValidator(format_clause)]],
+    ),
+    ResultInputs: WireFormat(
+        Annotated[list[fields.ResultInputText], Field(max_length=MAX_ENTRIES)],
+        list[Annotated[str, BeforeValidator(str)]],
     ),
     NodeMemory: WireFormat(fields.Memory, None, int),
     Gpus: WireFormat(fields.GpusText, Annotated[str, BeforeValidator(str)], lambda gpus: gpus),

@@ -27,6 +27,7 @@ from koalapy.model.request import (
     StopWarning,
     WarningSignal,
 )
+from koalapy.model.result_input import FORM, ResultInput, parse_result_input
 from koalapy.model.times import MAX_TIME, parse_time
 from koalapy.model.wording import MIN_MEMORY, is_bare_memory, parse_bandwidth, parse_memory
 
@@ -165,6 +166,29 @@ Clause = Annotated[
     ),
 ]
 """Alternatives, of which one must hold before a job may start."""
+
+
+def _parse_result_input(value: object) -> ResultInput:
+    """Return the result of another job that a text names; raise the error that pydantic reports for other values."""
+    try:
+        return parse_result_input(value if isinstance(value, str) else "")
+    except ValueError:
+        raise PydanticCustomError("result_input", "is not a result of a job") from None
+
+
+ResultInputText = Annotated[
+    ResultInput,
+    BeforeValidator(_parse_result_input),
+    WithJsonSchema(
+        {
+            "type": "string",
+            "pattern": r"^[1-9][0-9]{0,8}(\[[0-9]{1,4}\])?(\.[0-9])?:[a-z]{1,9}(:as=[a-z]{1,9})?$",
+            "description": f"{FORM}; with :as=NAME under another name",
+            "examples": ["7:out.csv", "7[3]:out.csv", "7.1:out.csv:as=in.csv"],
+        }
+    ),
+]
+"""A collected file of another job."""
 
 Lease = Annotated[
     float,

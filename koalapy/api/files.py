@@ -21,6 +21,7 @@ from koalapy.api.routes import api_router
 from koalapy.daemon.auth.pace import AgentAttempts
 from koalapy.daemon.files.bundles import Bundles
 from koalapy.daemon.files.files import Files
+from koalapy.daemon.files.result_inputs import ResultInputs
 from koalapy.daemon.files.results import Results
 from koalapy.daemon.observability.audit import describe_request
 from koalapy.model.errors import NotFoundError, ProblemCode
@@ -192,11 +193,12 @@ def _add_bundles(router: APIRouter, bundles: Bundles) -> None:
 def agent_files_router(
     bundles: Bundles,
     results: Results,
+    result_inputs: ResultInputs,
     tokens: Tokens,
     is_sent_to: Callable[[str, str], bool],
     attempts: AgentAttempts | None = None,
 ) -> APIRouter:
-    """Return the routes by which agents download bundles and upload results, with the tokens of their clusters.
+    """Return the routes by which agents download files and upload results, with the tokens of their clusters.
 
     ``is_sent_to``: returns whether a cluster (first argument) may download a bundle (second argument).
     """
@@ -221,6 +223,13 @@ def agent_files_router(
             )
         bundles.get_bundle(bundle)
         return FileResponse(bundles.path_of(bundle), media_type=TAR)
+
+    @router.get("/inputs/{token}")
+    async def download_inputs(request: Request, cluster: str, token: str) -> Response:
+        """Download the results of other jobs that a component needs as one tar archive."""
+        if rejection := reject(request, cluster):
+            return rejection
+        return StreamingResponse(await result_inputs.open_archive(cluster, token), media_type=TAR)
 
     @router.put("/results/{token}", response_model=ResultView)
     async def put(request: Request, cluster: str, token: str) -> Any:

@@ -223,6 +223,10 @@ _CORRECTIONS = {
         'give now+90m or now+90s for a time from now, or a text as "16:00" or "2026-12-01T16:00"',
     ),
     "dependency": ("not a dependency", "give JOB, JOB:ok, JOB:failed or JOB:any; alternatives as 7?8:any"),
+    "result_input": (
+        "not a result of a job",
+        "give JOB:FILE, JOB[INDEX]:FILE for a task of an array, or JOB.RANK:FILE for one component",
+    ),
     "lease": ("not a lease", "give more than 0 seconds, 40m, 1h30m, or none"),
     "bandwidth": ("not a bandwidth", "give bytes per second, or a number with a unit: 1Gbit, 100MB"),
     "warning_scope": ("with a colon", "leave out the prefix: all processes of the program get the signal"),

@@ -23,6 +23,7 @@ from koalapy.daemon.core import Core
 from koalapy.daemon.engine.duties import Duty
 from koalapy.daemon.files.bundles import Bundles
 from koalapy.daemon.files.files import Files
+from koalapy.daemon.files.result_inputs import ResultInputs
 from koalapy.daemon.files.results import Results
 from koalapy.daemon.forecast.forecasts import Forecasts
 from koalapy.daemon.forecast.sharing import Sharing
@@ -39,6 +40,8 @@ from koalapy.daemon.listener.certificate import LOOK_INTERVAL, Certificate
 from koalapy.daemon.network.network import DUE_CHECK_INTERVAL, Network
 from koalapy.daemon.observability.audit import MERGE_INTERVAL, Audit
 from koalapy.daemon.observability.instruments import SIZE_INTERVAL
+from koalapy.model.identity import Identity
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import ClusterName
 from koalapy.policies.installed import load_policies as installed
 from koalapy.store.engine import file_of
@@ -53,6 +56,7 @@ class Services:
     bundles: Bundles
     files: Files
     results: Results
+    result_inputs: ResultInputs
     network: Network
     advisor: Advisor
     health: HealthMonitor
@@ -99,11 +103,22 @@ def build_services(
     rules = SubmissionRules(settings.high_priority, identities.role_of, reserved_names())
     next_job, reachable = stores.saved.next_job, settings.notifications.reachable
     attendance = Attendance(engine, queries, monotonic)
-    jobs = Jobs(engine, queries, stores.jobs, outputs, next_job, core.describe, files.resolve_spec, rules, reachable)
+
+    async def resolve_spec(spec: JobSpec, caller: Identity) -> JobSpec:
+        return await files.resolve_spec(await result_inputs.resolve_spec(spec, caller), caller)
+
+    jobs = Jobs(engine, queries, stores.jobs, outputs, next_job, core.describe, resolve_spec, rules, reachable)
     result_limits = StorageLimits(settings.collect_limit, settings.results_quota)
     results = Results(
-        stores.files, data_dir / "results", result_limits, clock=clock, attempts=jobs.list_attempts, owners=owners
+        stores.files,
+        data_dir / "results",
+        result_limits,
+        clock=clock,
+        attempts=jobs.list_attempts,
+        owners=owners,
+        needed=queries.result_sources,
     )
+    result_inputs = ResultInputs(results, jobs.get)
     network = Network(engine, queries, jobs, stores.measurements, core.links, settings.network)
     feedback = TransferFeedback(network.record_transfer, files.mark_spoiled, engine.instruments.count_transfer)
     hub = Hub(
@@ -145,10 +160,19 @@ def build_services(
         bundles,
         files,
         results,
+        result_inputs,
         network,
         Advisor(queries.experience, stores.advice, track_record),
         health,
-        Retention(stores.history, outputs, results, times, removal_clock(clock), lambda: engine.draining),
+        Retention(
+            stores.history,
+            outputs,
+            results,
+            times,
+            removal_clock(clock),
+            lambda: engine.draining,
+            queries.result_sources,
+        ),
         LimitsInUse(queries.owner_use, bundles.size_of, results.size_of, clock),
         alerts,
         History(stores.history, clock, queries.jobs, settings.jobs_keep),

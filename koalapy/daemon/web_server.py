@@ -128,7 +128,7 @@ def build_application(
         agents_router(services.hub, agent_tokens, attempts),
         background_router(services.jobs, services.questions, settings.background_load),
         files_router(services.files, bundles, results),
-        agent_files_router(bundles, results, agent_tokens, core.queries.is_sent_to, attempts),
+        agent_files_router(bundles, results, services.result_inputs, agent_tokens, core.queries.is_sent_to, attempts),
         network_router(services.network),
         advisor_router(services.advisor),
         limits_router(services.limits),

@@ -37,6 +37,7 @@ from koalapy.model.request import (
     Request,
     StopWarning,
 )
+from koalapy.model.result_input import ResultInputs
 from koalapy.model.script import MAX_SCRIPT_BYTES
 from koalapy.model.times import MAX_TIME
 
@@ -178,6 +179,11 @@ class JobSpec:
     ] = ()
     inputs: Annotated[Inputs, Field("logical input file, NAME[:partitioned][:as=FILE]; repeatable", "--input")] = ()
     """Inputs of every component of a flexible request; components of other requests have their own."""
+    result_inputs: Annotated[
+        ResultInputs,
+        Field("result file of another job, JOB:FILE[:as=NAME] or JOB[INDEX]:FILE; repeatable", "--input-from"),
+    ] = ()
+    """Collected files of other jobs for every component. The job starts when those jobs have succeeded."""
     bundle: Annotated[Bundle | None, Field("local file or folder to upload; repeatable", "--stage")] = None
     """Uploaded files of the submitter for every component."""
     collect: Annotated[
@@ -254,7 +260,7 @@ class JobSpec:
     def has_stage(self, request_index: int | None) -> bool:
         """Return whether a component needs its own folder, for files that are transferred to it or collected from
         it."""
-        return bool(self.bundle or self.collect or self.inputs_of(request_index))
+        return bool(self.bundle or self.collect or self.result_inputs or self.inputs_of(request_index))
 
     def node_requirement(self, request_index: int | None) -> NodeRequirement | None:
         """Return what each node of a component must have, and its account; None if nothing is required."""

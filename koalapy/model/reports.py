@@ -51,7 +51,8 @@ Refusal = Literal["", "job", "unsuitable", "limit", "unknown"]
 ``limit``: a limit that may be lifted later. ``unknown``: the scope is not known.
 """
 StageState = Literal["running", "done", "failed"]
-StageFault = Literal["site", "source", "file"]
+StageFault = Literal["site", "source", "file", "job"]
+"""The responsible side: the execution site, the source of a file, the replica, or the job, which then fails."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -480,6 +480,8 @@ class Stage(Command):
     type: Literal["stage"] = "stage"
     files: list[StageFile]
     bundle: StageBundle | None = None
+    result_names: list[Path] = []
+    """Names of the results of other jobs, which the agent fetches from the daemon as one archive."""
     local_user: Name = ""
 
 

@@ -40,19 +40,23 @@ class Patterns:
 
     def matches(self, path: Sequence[str]) -> bool:
         """Return whether a path, given as the names of its folders and its file, matches one of the patterns."""
-        return any(_matches(pattern, path) for pattern in self._patterns)
+        return any(len(pattern) in _follow(pattern, path) for pattern in self._patterns)
+
+    def may_match(self, path: Sequence[str]) -> bool:
+        """Return whether a path, or a path below it, can match one of the patterns."""
+        return any(_follow(pattern, path) for pattern in self._patterns)
 
 
-def _matches(pattern: Sequence[re.Pattern[str] | None], path: Sequence[str]) -> bool:
-    """Follow all positions in the pattern that the names so far can have led to."""
+def _follow(pattern: Sequence[re.Pattern[str] | None], path: Sequence[str]) -> set[int]:
+    """Return the positions in a pattern that the names of a path can lead to; its length if the path matches."""
     positions = _skip_folders(pattern, {0})
     for name in path:
         if len(pattern) in positions:
-            return True  # the folder above matched
+            return {len(pattern)}  # the folder above matched
         following = {i for i in positions if pattern[i] is None}
         following |= {i + 1 for i in positions if (part := pattern[i]) is not None and part.match(name)}
         positions = _skip_folders(pattern, following)
-    return len(pattern) in positions
+    return positions
 
 
 def _skip_folders(pattern: Sequence[re.Pattern[str] | None], positions: set[int]) -> set[int]:

@@ -75,6 +75,11 @@ class Queries:
         """Return snapshots of all unfinished jobs."""
         return list(self._ledger.share_all())
 
+    def result_sources(self) -> set[JobId]:
+        """Return the jobs with results that unfinished jobs need, and the arrays of those that are tasks."""
+        inputs = (each for job in self.jobs() for each in job.spec.result_inputs)
+        return {ident for each in inputs for ident in (each.job, each.source)}
+
     def is_sent_to(self, cluster: ClusterName, bundle: str) -> bool:
         """Return whether a component on a cluster needs a bundle of its submitter's files."""
         matching_jobs = (job for job in self.jobs() if job.spec.bundle is not None and job.spec.bundle.id == bundle)

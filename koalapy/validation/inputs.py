@@ -106,6 +106,23 @@ def _check_names(inputs: Mapping[str, InputFile]) -> None:
         files_by_name[name] = file
 
 
+def check_result_inputs(spec: JobSpec) -> None:
+    """Reject results of other jobs with an invalid path, or with an invalid or duplicate name in the folder."""
+    names = {file.file_name: file.name for file in spec.all_inputs}
+    for index, result in enumerate(spec.result_inputs):
+        field, name = f"result_inputs[{index}]", result.file_name
+        if result.path.startswith("/") or ".." in result.path.split("/"):
+            hint = f"give a path below the folder that job {result.job_name} ran in"
+            reject(field, str(result), f"is {str(result)!r}, with a path that leads out of a folder", hint)
+        if problem := name_problem(name):
+            hint = "give another name with :as=NAME, a plain file name"
+            reject(field, str(result), f"is named {name!r}, {problem}", hint)
+        if name in names:
+            problem = f"would make {result} {name} in the component's folder, as {names[name]} is"
+            reject(field, str(result), problem, "give one of them another name with :as=NAME")
+        names[name] = str(result)
+
+
 def near_names(wrong: str, names: Iterable[str]) -> str:
     """Return a hint for an unknown logical name: all names if they are few, otherwise the most similar one."""
     ordered = sorted(names)

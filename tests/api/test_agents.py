@@ -60,7 +60,7 @@ async def serve_agent_routes(path: Path) -> AsyncIterator[str]:
     await asyncio.to_thread(path.write_text, "files")
     app = FastAPI()
     app.include_router(agents_router(Hub(), TOKENS))
-    app.include_router(agent_files_router(Bundles(path), MemoryResults(), TOKENS, lambda *_: True))  # type: ignore[arg-type]
+    app.include_router(agent_files_router(Bundles(path), MemoryResults(), None, TOKENS, lambda *_: True))  # type: ignore[arg-type]
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_level="critical"))
     serving = asyncio.create_task(server.serve([listener]))
@@ -177,7 +177,7 @@ async def test_wrong_agent_tokens_beyond_limit_are_rate_limited(tmp_path: Path) 
     tokens = {"north": "of north, thought of", "south": "5d1c9e0f7a6b4832915f0c7e6d3b2a48"}
     app = FastAPI()
     app.include_router(agents_router(Hub(), tokens, attempts := AgentAttempts(lambda: 0.0)))
-    app.include_router(agent_files_router(Bundles(tmp_path), MemoryResults(), tokens, lambda *_: True, attempts))  # type: ignore[arg-type]
+    app.include_router(agent_files_router(Bundles(tmp_path), MemoryResults(), None, tokens, lambda *_: True, attempts))  # type: ignore[arg-type]
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://localhost") as http:
         routes = ("/connect", "/bundles/abc", "/results/1.1.0")
         answers = []

@@ -13,6 +13,7 @@ from koalapy.daemon.jobs.job_records import JobRecord
 from koalapy.model.job import Attempt, Component, Job, JobState
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import Bundle, ComponentRequest, FixedRequest, FlexibleRequest, InputFile
+from koalapy.model.result_input import ResultInput
 from tests.model.specs import specs
 
 
@@ -49,6 +50,7 @@ def make_acceptable(generated: JobSpec) -> JobSpec:
         environment=tuple(sorted(dict(spec.environment).items())),
         policy_options=tuple(sorted(dict(spec.policy_options).items())),
         inputs=tuple(make_acceptable_input(file, may_be_partitioned=True) for file in spec.inputs),
+        result_inputs=tuple(map(make_acceptable_result, spec.result_inputs)),
         bundle=spec.bundle and Bundle(remove_unprintable(spec.bundle.id), 0, 0),
         application=remove_unprintable(spec.application),
         mail_user=remove_unprintable(spec.mail_user),
@@ -70,6 +72,14 @@ def make_acceptable_input(file: InputFile, *, may_be_partitioned: bool) -> Input
         part=part,
         target=remove_unprintable(file.target),
     )
+
+
+def make_acceptable_result(result: ResultInput) -> ResultInput:
+    """Return a result of another job as a user gives it; its source is set at submission."""
+    path, target = (remove_unprintable(text).replace(":", "") for text in (result.path, result.target))
+    rank = result.rank and result.rank % 100
+    index = result.index and result.index % 100
+    return ResultInput(result.job % 1000 + 1, path or "x", index, rank, target)
 
 
 def make_acceptable_component(component: ComponentRequest, is_fixed: bool) -> ComponentRequest:

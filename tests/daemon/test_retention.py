@@ -124,6 +124,16 @@ async def test_retention_of_internal_jobs_is_shorter(tmp_path: Path) -> None:
         assert world.stored_files()["books"] == {2}
 
 
+async def test_retention_keeps_jobs_with_results_that_other_jobs_need(tmp_path: Path) -> None:
+    async with opened_world(tmp_path) as world:
+        for ident in (1, 2, 3):
+            await world.add_job(ident, 20 * DAY)
+        tidying = world.make_retention(needed=lambda: {2})
+        tidying._batch_size = 1
+        assert await tidying.remove_expired() == 2
+        assert world.stored_files() == {"books": {2}, "output": {2}, "results": {2}}
+
+
 async def test_retention_keeps_row_until_files_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened_world(tmp_path) as world:
         for ident in (1, 2, 3):

@@ -19,6 +19,7 @@ from koalapy.model.request import (
     StopWarning,
     WarningSignal,
 )
+from koalapy.model.result_input import parse_result_input
 from koalapy.model.users import Accounts, Domain, User, Users
 from koalapy.protocol.frames import command_frames
 from koalapy.protocol.messages import Open, Probe, from_daemon
@@ -153,6 +154,7 @@ def test_stage_message_has_sources_and_checksums() -> None:
         ("true",),
         bundle=Bundle("f" * 64, 9, 1),
         collect=("*.out",),
+        result_inputs=(parse_result_input("3:log/err"), parse_result_input("3:out:as=in")),
     )
     placed = (
         replace(PLACED[0], staging_since=1.0),
@@ -163,6 +165,7 @@ def test_stage_message_has_sources_and_checksums() -> None:
     commands = CommandMessages(1, PROFILES, catalogue, Accounts())
     message = commands.build_message(StageComponent("south", "7.1.1"), job, 3)
     assert message["bundle"] == {"id": "f" * 64, "size": 9}
+    assert message["result_names"] == ["err", "in"]
     survey, world = message["files"]
     assert (survey["source"], survey["path"], survey["part"]) == ("files", "/data/survey", "b")
     assert (survey["target"], survey["size"], survey["checksum"]) == ("survey", 40, "sum-b")

@@ -1,5 +1,6 @@
 """Jobs after other jobs on a real grid: a pipeline, a deadline, and a daemon that is killed while jobs are deferred."""
 
+import shlex
 from collections.abc import Callable
 
 import pytest
@@ -48,6 +49,40 @@ def test_deferred_jobs_survive_a_killed_daemon(make_grid: Callable[..., Embedded
     assert grid.get_job(second)["awaits"] == [f"{first}:ok"]
     gate.open()
     assert [grid.wait_for_end(job)["state"] for job in (first, second, by_time)] == ["succeeded"] * 3
+
+
+def test_results_of_jobs_and_tasks_are_inputs_of_a_later_job(make_grid: Callable[..., EmbeddedGrid]) -> None:
+    grid = make_grid()
+    gate = grid.make_gate()
+    script = f"{shlex.join(gate.hold)}; echo $KOALA_CLUSTER > out; mkdir res; echo $KOALA_RANK > res/rank"
+    first = grid.submit(FIRST_TWO, "sh", "-c", script, launcher="processes", collect=["out", "res"])
+    sweep = submit(grid, "--flexible", "1", "--array", "3-4", "--collect", "out", "--", "sh", "-c", "echo 4 > out")
+    inputs = (f"{first}.1:res", f"{first}.0:out:as=first", f"{sweep}[4]:out:as=task")
+    options = [word for each in inputs for word in ("--input-from", each)]
+    last = submit(grid, "--nonfixed", "1,1", *options, "--", "sh", "-c", "cat res/rank first task")
+    unclear = submit(grid, "--flexible", "1", "--input-from", f"{first}:out", "--", "true")
+    assert sorted(grid.get_job(last)["awaits"]) == [f"{first}:ok", f"{sweep}:ok"]
+    grid.kill_daemon()
+    grid.start()
+    gate.open()
+    ends = [grid.wait_for_end(job) for job in (first, sweep, last, unclear)]
+    assert [end["state"] for end in ends] == ["succeeded", "succeeded", "succeeded", "failed"]
+    assert sorted(grid.read_output(last).split()) == ["1", "1", "4", "4", "north", "north"]
+    assert f"components 0 (north) and 1 (south) of job {first} each have out" in ends[3]["reason"]
+
+
+def test_absent_results_fail_the_job_and_not_its_cluster(make_grid: Callable[..., EmbeddedGrid]) -> None:
+    grid = make_grid()
+    gate = grid.make_gate()
+    first = grid.submit(ONE_NODE, *gate.hold, launcher="processes", collect=["out*"])
+    second = submit(grid, "--flexible", "1", "--input-from", f"{first}:out.csv", "--", "cat", "out.csv")
+    third = submit(grid, "--flexible", "1", "--after", str(second), "--", "true")
+    gate.open()
+    end = grid.wait_for_end(second)
+    expected = f"its inputs from other jobs: job {first} succeeded and brought no files"
+    assert (end["state"], end["restarts"], end["reason"]) == ("failed", 0, expected)
+    assert grid.wait_for_end(third)["reason"] == f"dependency: job {second} failed, and it had to succeed"
+    assert [cluster["errors"] for cluster in grid.list_clusters()] == [0, 0]
 
 
 def test_program_is_ended_at_its_deadline_after_its_warning(grid: Grid) -> None:

@@ -9,6 +9,7 @@ from koalapy.model.job import ComponentState, JobState
 from koalapy.model.job_spec import ClaimingMode, Priority
 from koalapy.model.reports import ComponentStatus, StageFault, StageStatus
 from koalapy.model.request import Bundle, ComponentRequest, FixedRequest, FlexibleRequest, InputFile, NonFixedRequest
+from koalapy.model.result_input import parse_result_input
 from koalapy.scheduler.claims.staging import MAX_REMEMBERED_STRAYS
 from koalapy.scheduler.effects import UnstageComponent
 from koalapy.scheduler.event_handler import MAX_MISSING_FILES
@@ -331,6 +332,17 @@ def test_transfer_of_bundle_does_not_delay_claim() -> None:
             world.finish_staging(world.sites[name], token)
         world.deliver(name)
     assert world.state(job) is JobState.STARTING
+
+
+def test_job_with_absent_results_of_another_job_fails_without_a_retry() -> None:
+    world = create_manual_world()
+    job = world.submit(fixed(north=2), result_inputs=(parse_result_input("7:out"),))
+    world.run_commands("north")
+    (token,) = world.sites["north"].stages
+    world.sites["north"].update_stage(token, 0, "job 7 collected no out", "job")
+    world.deliver("north")
+    assert (world.state(job), world.job(job).reason) == (JobState.FAILED, "job 7 collected no out")
+    assert world.queries.grid["north"].health.errors == 0
 
 
 def test_barrier_timeout_ignores_slow_transfer() -> None:

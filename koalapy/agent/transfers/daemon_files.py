@@ -8,8 +8,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import quote, urlsplit
 
 from koalapy.model.errors import SiteRejected, SiteUnavailable
@@ -52,17 +53,17 @@ class DaemonFiles:
             _check(answer)
             if answer.status != 206 and received:
                 file.truncate(0)
-                received = 0
-            while not stop.is_set():
-                with _errors("sends no more data", connection):
-                    data = answer.read(CHUNK_SIZE)
-                if not data:
-                    break
-                file.write(data)
-                received += len(data)
-                progress(received)
-            if answer.length:
-                raise SiteUnavailable("the daemon closed the connection within a bundle")
+                file.seek(0)
+            _copy_body(answer, connection, file, stop, progress)
+
+    def fetch_results(self, token: str, path: Path, stop: threading.Event, progress: Callable[[int], None]) -> None:
+        """Download the results of other jobs that a stage needs; call ``progress`` with the size so far."""
+        with open(path, "wb", opener=open_owner_only) as file, closing(self._connection()) as connection:
+            with _errors("cannot be reached", connection):
+                connection.request("GET", self._path("inputs", token), headers=self._headers({}))
+            answer = _answer(connection)
+            _check(answer)
+            _copy_body(answer, connection, file, stop, progress)
 
     def put_results(self, token: str, write: Callable[[tarfile.TarFile], None], stop: threading.Event) -> None:
         """Upload an archive while ``write`` creates it, until ``stop`` is set."""
@@ -143,6 +144,28 @@ def _answer(connection: http.client.HTTPConnection) -> http.client.HTTPResponse:
         return connection.getresponse()
 
 
+def _copy_body(
+    answer: http.client.HTTPResponse,
+    connection: http.client.HTTPConnection,
+    file: BinaryIO,
+    stop: threading.Event,
+    progress: Callable[[int], None],
+) -> None:
+    """Append the body of an answer to a file until ``stop`` is set; call ``progress`` with the file's size so far.
+
+    Raise ``SiteUnavailable`` if the connection breaks.
+    """
+    while not stop.is_set():
+        with _errors("sends no more data", connection):
+            data = answer.read(CHUNK_SIZE)
+        if not data:
+            break
+        file.write(data)
+        progress(file.tell())
+    if answer.length:
+        raise SiteUnavailable("the daemon closed the connection within a file")
+
+
 def _check(answer: http.client.HTTPResponse) -> None:
     """Raise ``DaemonBusy`` if the daemon may accept a retry, ``SiteRejected`` for other errors in its answer."""
     if answer.status < 300:
@@ -150,7 +173,9 @@ def _check(answer: http.client.HTTPResponse) -> None:
     text = _error_text(answer)
     if answer.status >= 500 or answer.status in (408, 425, 429):
         raise DaemonBusy(f"the daemon answers: {text}")
-    raise SiteRejected(f"the daemon rejects it: {text}", value=answer.status)
+    raise SiteRejected(
+        text if answer.status == HTTPStatus.NOT_FOUND else f"the daemon rejects it: {text}", value=answer.status
+    )
 
 
 def _error_text(answer: http.client.HTTPResponse) -> str:

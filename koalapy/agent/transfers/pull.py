@@ -23,8 +23,9 @@ from koalapy.agent.transfers.daemon_files import DaemonFiles
 from koalapy.agent.transfers.digest import Content, GrowingDigest, measure_content
 from koalapy.agent.transfers.exports import RSYNC, RequiresEncryption, Route, always_required, tunnel_environment
 from koalapy.agent.transfers.replicas import Replicas
-from koalapy.agent.transfers.sharing import Fault, SharedTasks, StageError, Turns, site_error
+from koalapy.agent.transfers.sharing import SharedTasks, StageError, Turns, site_error
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
+from koalapy.model.reports import StageFault
 from koalapy.protocol.messages import StageFile
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
@@ -431,7 +432,7 @@ class Pull:
             return self._error("its checksum differs from the catalogue's: it was changed", "file")
         return self._error(f"it arrives on {self._cluster} with a wrong checksum, though its own is right", "site")
 
-    def _error(self, reason: str, fault: Fault) -> StageError:
+    def _error(self, reason: str, fault: StageFault) -> StageError:
         """Return the error of this transfer; ``fault`` is the responsible side."""
         message = f"{self._file.name} from {self._file.source}: {reason}"
         return StageError(message, fault, source=self._file.source, file=self._file.name)

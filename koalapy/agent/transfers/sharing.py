@@ -6,11 +6,10 @@ import itertools
 from bisect import insort
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Literal
 
+from koalapy.model.reports import StageFault
 from koalapy.protocol.messages import StageFile
 
-Fault = Literal["site", "source", "file"]
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 ContentKey = tuple[str, str, str | None, str, int]
 """Identifies a replica, or an entry of one, in the catalogue. A checksum is not enough: empty files and empty folders
@@ -20,10 +19,10 @@ share one."""
 class StageError(Exception):
     """A stage has failed; ``fault`` names the responsible side, ``source`` and ``file`` where and which file."""
 
-    def __init__(self, message: str, fault: Fault, *, source: str = "", file: str = "") -> None:
+    def __init__(self, message: str, fault: StageFault, *, source: str = "", file: str = "") -> None:
         super().__init__(message)
         self.message = message
-        self.fault: Fault = fault
+        self.fault: StageFault = fault
         self.source = source
         self.file = file
 

@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import structlog
 
@@ -25,7 +26,7 @@ from koalapy.agent.transfers.seals import make_read_only
 from koalapy.agent.transfers.sharing import StageError, content_key, site_error
 from koalapy.agent.transfers.trees import BadBundle, copy_tree, remove_tree, unpack_bundle
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
-from koalapy.model.reports import StageState, StageStatus, TransferMeasurement
+from koalapy.model.reports import StageFault, StageState, StageStatus, TransferMeasurement
 from koalapy.protocol.messages import Stage, StageBundle, StageFile
 
 log = structlog.get_logger()
@@ -35,6 +36,8 @@ ORPHANS_TIMEOUT = 30.0
 """Seconds for a killed rsync to end; a hanging file system may block it."""
 BUSY_TIMEOUT = 60.0
 """Seconds of retries while the daemon answers without a bundle; an unreachable daemon is awaited without limit."""
+
+RESULTS = "its inputs from other jobs"
 
 USERS_FAULTS = (SiteFault.JOB, SiteFault.UNSUITABLE, SiteFault.UNKNOWN)
 """Rejections by an account for which the job's user is responsible."""
@@ -82,7 +85,7 @@ class StageRun:
         self.token = order.token
         self.folder = folder
         self._work_folder, self._journal = work_folder, JournalFolder(work_folder, means.disk_sync)
-        self._files, self._bundle = order.files, order.bundle
+        self._files, self._bundle, self._result_names = order.files, order.bundle, order.result_names
         self._means, self._changed = means, changed
         self._place = means.turns.next_position()
         self._state: StageState = "running"
@@ -91,6 +94,9 @@ class StageRun:
         self._moving: int | None = None
         self._recalled = False
         self._unpacked = False
+        self._results: Literal["", "unpacking", "ready"] = ""
+        """State of the results of other jobs."""
+        self._result_bytes = 0
         self._pull: Pull | None = None
         self._fetched = 0
         self._moved: list[TransferMeasurement] = []
@@ -106,7 +112,7 @@ class StageRun:
         """Restore what an earlier agent had prepared, from the journal in the work folder."""
         self._recalled = True
         entries = self._journal.load_entries()
-        self._unpacked = entries.get("unpacked", False)
+        self._unpacked, self._results = entries.get("unpacked", False), entries.get("results", "")
         self._ready, self._moving = set(entries.get("ready", [])), entries.get("moving")
         if entries.get("done"):
             self._state = "done"
@@ -132,7 +138,7 @@ class StageRun:
 
     @property
     def input_names(self) -> frozenset[str]:
-        return frozenset(file.target for file in self._files)
+        return frozenset((*(file.target for file in self._files), *self._result_names))
 
     async def stop_task(self) -> None:
         """Stop the preparation; keep partial files."""
@@ -158,10 +164,10 @@ class StageRun:
     def current_status(self) -> StageStatus:
         """Return the state, progress and failure of the stage, as the agent reports them to the daemon."""
         failure = self._failure or StageError("", "site")
-        bundle = self._bundle.size if self._bundle else 0
+        bundle = (self._bundle.size if self._bundle else 0) + self._result_bytes
         sizes = {i: file.size for i, file in enumerate(self._files) if file.source != self._means.cluster}
         staged = sum(size for index, size in sizes.items() if index in self._ready)
-        staged += bundle if self._unpacked else self._fetched
+        staged += bundle if self._unpacked else self._fetched + self._result_bytes
         is_done = self._state == "done"
         return StageStatus(
             token=self.token,
@@ -185,6 +191,8 @@ class StageRun:
             await self._run_in_thread(_make_private_folder, self.folder)
             if self._bundle is not None and not self._unpacked:
                 await self._place_bundle(self._bundle)
+            if self._result_names and self._results != "ready":
+                await self._place_results()
             for index, file in enumerate(self._files):
                 if index not in self._ready:
                     await self._place_input(index, file)
@@ -229,6 +237,10 @@ class StageRun:
             if not is_plain_name(Path(file.path).name) or not file.checksum:
                 raise _bad(file, f"the catalogue has no such replica on {file.source}")
             targets.add(file.target)
+        for name in self._result_names:
+            if not is_plain_name(name) or name in targets:
+                raise StageError(f"a result of another job cannot be named {name!r}", "job")
+            targets.add(name)
 
     def _end_orphans(self) -> None:
         """End rsync processes that an earlier agent left. Block. Raise ``StageError`` if one does not end."""
@@ -349,31 +361,72 @@ class StageRun:
         def note_progress(size: int) -> None:
             self._fetched = size
 
-        pause, waited = self._means.timeouts.transfer_retry_s, 0.0
+        fetch = partial(self._means.daemon_files.fetch_bundle, bundle.id, path, self._given_up, note_progress)
         digest = GrowingDigest(path)
         digesting = asyncio.get_running_loop().run_in_executor(self._means.digest_threads, digest.compute_content)
         try:
-            while True:
-                try:
-                    fetch = partial(
-                        self._means.daemon_files.fetch_bundle, bundle.id, path, self._given_up, note_progress
-                    )
-                    await asyncio.get_running_loop().run_in_executor(self._means.bundle_threads, fetch)
-                    break
-                except SiteRejected as error:
-                    raise StageError(f"the submitter's own files: {error.message}", "source") from error
-                except SiteUnavailable as error:
-                    if isinstance(error, DaemonBusy) and waited >= BUSY_TIMEOUT:
-                        raise StageError(f"the submitter's own files: {error.message}", "source") from error
-                    log.info("bundle cut", action="transfer-cut", token=self.token, reason=error.message)
-                await asyncio.sleep(pause)
-                waited += pause
-                pause = min(self._means.timeouts.max_transfer_retry_s, 2 * pause)
+            await self._download(fetch, "the submitter's own files", "source")
             digest.mark_complete()
             return (await asyncio.shield(digesting)).checksum == bundle.id
         finally:
             digest.cancel()
             digesting.add_done_callback(lambda done: done.cancelled() or done.exception())  # it is not awaited
+
+    async def _download(self, fetch: Callable[[], object], files: str, absence_fault: StageFault) -> None:
+        """Download files from the daemon with retries.
+
+        ``files`` names them in errors; ``absence_fault``: the responsible side if the daemon does not have them.
+        """
+        pause, waited = self._means.timeouts.transfer_retry_s, 0.0
+        while True:
+            try:
+                await asyncio.get_running_loop().run_in_executor(self._means.bundle_threads, fetch)
+                return
+            except SiteRejected as error:
+                fault = absence_fault if error.value == HTTPStatus.NOT_FOUND else "source"
+                raise StageError(f"{files}: {error.message}", fault) from error
+            except SiteUnavailable as error:
+                if isinstance(error, DaemonBusy) and waited >= BUSY_TIMEOUT:
+                    raise StageError(f"{files}: {error.message}", "source") from error
+                log.info("download cut", action="transfer-cut", token=self.token, reason=error.message)
+            await asyncio.sleep(pause)
+            waited += pause
+            pause = min(self._means.timeouts.max_transfer_retry_s, 2 * pause)
+
+    # Results of other jobs
+
+    async def _place_results(self) -> None:
+        """Fetch the results of other jobs and unpack them into the stage folder, which contains no links yet."""
+        path = self._work_folder / "results.tar"
+
+        def note_progress(size: int) -> None:
+            self._result_bytes = size
+
+        fetch = partial(self._means.daemon_files.fetch_results, self.token, path, self._given_up, note_progress)
+        await self._download(fetch, RESULTS, "job")
+        try:
+            await self._run_in_thread(self._unpack_results, path)
+        except BadBundle as error:
+            raise StageError(f"{RESULTS}: {error}", "source") from error
+        await asyncio.to_thread(path.unlink)
+
+    def _unpack_results(self, path: Path) -> None:
+        """Unpack results into the stage folder, in place of what an interrupted agent has unpacked of them."""
+        for name in self._result_names:
+            target = self.folder / name
+            if self._results == "unpacking":
+                remove_tree(target)
+                target.unlink(missing_ok=True)
+            elif os.path.lexists(target):
+                raise StageError(f"{RESULTS}: the submitter's own files also contain {name!r}", "job")
+        self._set_results("unpacking")
+        unpack_bundle(path, self.folder, self._given_up)
+        if not self._given_up.is_set():
+            self._set_results("ready")
+
+    def _set_results(self, state: Literal["unpacking", "ready"]) -> None:
+        self._results = state
+        self._journal.write_entry(results=state)
 
     def _unpack(self, path: Path) -> None:
         """Unpack a bundle into the work folder, and replace the stage folder by the result."""

@@ -31,6 +31,7 @@ from koalapy.model.job_spec import (
 )
 from koalapy.model.node_requirement import Excluded, Gpus, NodeMemory
 from koalapy.model.request import Bundle, Environment, Inputs, StopWarning
+from koalapy.model.result_input import ResultInputs
 from koalapy.model.times import parse_time
 
 MAX_REQUEST_SIZE = 1024 * 1024
@@ -227,6 +228,7 @@ FORMS = {
     TaskIndices: Form(str, str, format_texts),
     Lines: Form(str, read_lines, list),
     Inputs: Form(list[str], inputs_of, format_inputs),
+    ResultInputs: Form(list[str], list, format_texts),
     Bundle: Form(list[str], list, format_texts),
     bool: Form(bool, lambda is_given: is_given or None, lambda _: ()),
 }

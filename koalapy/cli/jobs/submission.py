@@ -154,7 +154,8 @@ def brings_files(body: Json) -> bool:
     component_inputs = (
         [c.get("inputs") for c in components if isinstance(c, dict)] if isinstance(components, list) else []
     )
-    return any([body.get("inputs"), body.get("bundle"), body.get("stage"), body.get("collect"), *component_inputs])
+    fields = ("inputs", "result_inputs", "bundle", "stage", "collect")
+    return any([*map(body.get, fields), *component_inputs])
 
 
 def paths_to_stage(body: Json, file: Path | None, option_paths: list[str]) -> list[str]:

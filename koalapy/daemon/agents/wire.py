@@ -137,6 +137,7 @@ def _build_stage(
         **header,
         files=[_build_stage_file(file, source, catalogue) for file, source in zip(files, sources, strict=True)],
         bundle=StageBundle(id=bundle.id, size=bundle.size) if bundle else None,
+        result_names=[result.file_name for result in job.spec.result_inputs],
         local_user=local_user,
     )
 

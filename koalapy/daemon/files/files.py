@@ -332,7 +332,8 @@ class Files:
             raise UsageError(f"bundle: {error.message}", field="bundle", value=error.value, hint=error.hint) from error
         tops = await self._bundles.top_names(bundle.id)
         spec = self._resolve_inputs(spec)
-        if clashes := {file.file_name for file in spec.all_inputs} & tops:
+        names = {file.file_name for file in spec.all_inputs} | {result.file_name for result in spec.result_inputs}
+        if clashes := names & tops:
             name = min(clashes)
             raise UsageError(
                 f"the bundle contains {name}, which is also the name of an input",

@@ -2,21 +2,13 @@
 
 import asyncio
 import shutil
-import tarfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from math import isfinite
 from pathlib import Path
 
 from koalapy.daemon.engine.database import query, run_in_database
-from koalapy.daemon.files.archives import (
-    PIECE_SIZE,
-    converted_errors,
-    incoming_file,
-    plain_name,
-    receive_archive,
-    remove_unregistered,
-)
+from koalapy.daemon.files.archives import converted_errors, incoming_file, receive_archive, remove_unregistered
+from koalapy.daemon.files.joined_archives import ArchivePart, join_archives
 from koalapy.daemon.jobs.job_records import JobRecord, array_error
 from koalapy.daemon.jobs.quota import Excess, Quota, StorageLimits, StorageUse
 from koalapy.model.errors import ConflictError, FullError, NotFoundError, ProblemCode
@@ -29,8 +21,6 @@ MIN_RETENTION = 86400.0
 """Seconds after a job's end for which its results are kept even if the quota is exceeded."""
 MAX_STUCK = 100
 """Maximum number of jobs with unremovable files that one pass skips; more mean a fault of the disk."""
-MAX_MTIME = 2**33
-"""Latest modification time of a file in seconds since the epoch, since file systems support no later one."""
 Attempts = Callable[[JobId], Awaitable[tuple[JobRecord, Sequence[Attempt]]]]
 """Returns a job and all its attempts; raises ``NotFoundError`` if there is no such job."""
 
@@ -46,8 +36,13 @@ class Results:
         clock: Callable[[], float],
         attempts: Attempts,
         owners: Limits | None = None,
+        needed: Callable[[], Collection[JobId]] = frozenset,
     ) -> None:
-        """``owners``: the limits of users and groups on stored results."""
+        """``owners``: the limits of users and groups on stored results.
+
+        ``needed`` returns the jobs with results that other jobs still need.
+        """
+        self._needed = needed
         self._owners = owners or Limits()
         self._store = store
         self._directory = directory
@@ -67,12 +62,15 @@ class Results:
 
         ``token`` names its folder on the cluster.
         """
-        job, generation, rank, owner = await self._find_component(cluster, token)
+        record, generation, rank = await self.find_component(cluster, token)
+        job, spec = record.job.id, record.job.spec
+        if not spec.collect:
+            raise ConflictError(f"nothing is collected of job {job}", field="token", value=token)
         with incoming_file(self._directory) as path, self._quota.hold_space() as hold:
             archive = await receive_archive(content, path, self._limit, hold)
             result = StoredResult(job, generation, rank, cluster, archive.size, archive.files, self._clock())
             async with self._changing:
-                await self._free_owner_space(owner, archive.size)
+                await self._free_owner_space(spec.owner, archive.size)
                 # Store the entry first: a file without an entry would never be removed.
                 hold.keep_bytes(replaced_size=await run_in_database(self._store.save_result, result))
                 await asyncio.to_thread(_move_archive, path, self._path_of(result), generation)
@@ -113,10 +111,10 @@ class Results:
             if excess := self._owners.find_excess(scope, "result_bytes", limit + excess_bytes - size, size):
                 raise FullError(excess.text, field="limits.result_bytes", value=excess.value, hint=excess.hint)
 
-    async def _find_component(self, cluster: ClusterName, token: str) -> tuple[JobId, int, int, str]:
-        """Return a component's job, attempt number, number in the attempt and owner, by the token of its folder.
+    async def find_component(self, cluster: ClusterName, token: str) -> tuple[JobRecord, int, int]:
+        """Return a component's job, attempt number and number in the attempt, by the token of its folder.
 
-        Raise ``NotFoundError`` if there is no such component, and ``ConflictError`` if its job collects no files.
+        Raise ``NotFoundError`` if there is no such component.
         """
         try:
             job, generation, rank, nonce = parse_token(token)
@@ -137,12 +135,18 @@ class Results:
                 value=token,
                 code=ProblemCode.COMPONENT_NOT_FOUND,
             )
-        if not record.job.spec.collect:
-            raise ConflictError(f"nothing is collected of job {job}", field="token", value=token)
-        return job, generation, rank, record.job.spec.owner
+        return record, generation, rank
 
     async def open_archive(self, job: JobId) -> Iterator[bytes]:
         """Return the bytes of one archive of the last attempt's results, with a folder ``RANK-CLUSTER`` by component.
+
+        Raise ``NotFoundError`` with the reason if there are none, ``ConflictError`` for an array.
+        """
+        archives = await self.list_archives(job)
+        return join_archives([ArchivePart(path, f"{result.rank}-{result.cluster}") for result, path in archives])
+
+    async def list_archives(self, job: JobId) -> list[tuple[StoredResult, Path]]:
+        """Return the results of a job's last attempt with their archives, in order of rank.
 
         Raise ``NotFoundError`` with the reason if there are none, ``ConflictError`` for an array.
         """
@@ -151,12 +155,10 @@ class Results:
         if record.job.tasks is not None:
             raise array_error(record.job, "the files are those of its tasks", "fetch")
         results = await query(self._store.results, job, record.job.generation)
-        readable = [result for result in results if self._path_of(result).is_file()]
+        readable = [(result, path) for result in results if (path := self._path_of(result)).is_file()]
         # While the job waits for another attempt, the files of a failed attempt are not its results.
         if readable and state not in (JobState.QUEUED, JobState.HELD):
-            return _join_pieces(
-                _join_archives([(self._path_of(result), f"{result.rank}-{result.cluster}") for result in readable])
-            )
+            return readable
         if not spec.collect:
             hint = "name the files at submission: koala submit --collect PATTERN"
             raise NotFoundError(
@@ -214,7 +216,9 @@ class Results:
 
         Return the bytes removed by job, and the error of files that could not be removed.
         """
-        old = await run_in_database(self._store.old_results, horizon, owners)
+        sizes = await run_in_database(self._store.old_results, horizon, owners)
+        needed = self._needed()
+        old = {job: size for job, size in sizes.items() if job not in needed}
         # Remove files first: a file without an entry would neither be removed later nor count against the quota.
         removed, failure = await asyncio.to_thread(self._remove_oldest, old, enough)
         self._quota.used -= await run_in_database(self._store.clear_results, removed)
@@ -249,47 +253,3 @@ def _move_archive(path: Path, target: Path, generation: int) -> None:
             if int(earlier.name.partition(".")[0]) < generation:
                 earlier.unlink(missing_ok=True)
         path.rename(target)
-
-
-def _join_pieces(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield the same bytes in larger pieces, since sending each costs a change of threads."""
-    buffer = bytearray()
-    for piece in pieces:
-        buffer += piece
-        if len(buffer) >= PIECE_SIZE:
-            yield bytes(buffer)
-            buffer.clear()
-    yield bytes(buffer)
-
-
-def _join_archives(archives: Sequence[tuple[Path, str]]) -> Iterator[bytes]:
-    """Yield an archive of the members of several archives, those of each below a separate folder."""
-    for path, folder in archives:
-        yield _build_header(tarfile.TarInfo(folder), tarfile.DIRTYPE, 0o755)
-        with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as archive:
-            for member in archive:
-                archive.members.clear()  # type: ignore[attr-defined] # tarfile keeps all members otherwise
-                name = plain_name(member.name)
-                if not name:
-                    continue
-                member.name = f"{folder}/{name}"
-                yield _build_header(member, tarfile.DIRTYPE if member.isdir() else tarfile.REGTYPE, member.mode & 0o755)
-                yield from _read_content(archive, member)
-    yield bytes(2 * tarfile.BLOCKSIZE)
-
-
-def _build_header(member: tarfile.TarInfo, kind: bytes, mode: int) -> bytes:
-    """Return the tar header of an archive member with only its name, kind, mode, size and time."""
-    plain = tarfile.TarInfo(member.name)
-    plain.type, plain.mode, plain.size = kind, mode, member.size if kind == tarfile.REGTYPE else 0
-    plain.mtime = int(min(max(member.mtime, 0), MAX_MTIME)) if isfinite(member.mtime) else 0
-    return plain.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
-
-
-def _read_content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> Iterator[bytes]:
-    """Yield a member's content in pieces, padded to whole tar blocks; nothing if it is not a regular file."""
-    content = archive.extractfile(member) if member.isreg() else None
-    while content is not None and (piece := content.read(PIECE_SIZE)):
-        yield piece
-    if content is not None and (remainder := member.size % tarfile.BLOCKSIZE):
-        yield bytes(tarfile.BLOCKSIZE - remainder)

@@ -12,6 +12,7 @@ from koalapy.model.job_spec import JobSpec
 from koalapy.scheduler.queries import Queries
 from koalapy.validation.permissions import may_see_all_of
 
+NO_JOB_HINT = "name a job that koala queue or koala history shows; jobs are removed some time after their end"
 FinalStates = dict[JobId, JobState]
 """The final states of ended jobs, as stored."""
 
@@ -57,8 +58,7 @@ class Dependencies:
         for ident, field in fields.items():
             job = jobs.get(ident)
             if job is None:
-                hint = "name a job that koala queue or koala history shows; jobs are removed some time after their end"
-                reject(field, ident, f"names job {ident}, which does not exist", hint)
+                reject(field, ident, f"names job {ident}, which does not exist", NO_JOB_HINT)
             if not may_see_all_of(caller, job):
                 reject(field, ident, f"names job {ident}, which is not yours", "name your own jobs only")
             if job.array_job is not None:

@@ -189,7 +189,7 @@ class Jobs:
         """
         queries, spec = self._queries, with_all_indices(spec)
         limits = queries.limits()
-        if spec.all_inputs or spec.bundle is not None:
+        if spec.all_inputs or spec.result_inputs or spec.bundle is not None:
             check_size(spec, limits)  # before files are looked up
         check_notifications(spec, self._reachable)
         if self._resolve is not None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -52,10 +52,15 @@ class Retention:
         times: RetentionTimes,
         clock: Callable[[], float],
         is_ending: Callable[[], bool] = lambda: False,
+        needed: Callable[[], Collection[JobId]] = frozenset,
         max_stuck: int = MAX_STUCK,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``max_stuck``: jobs with files that cannot be removed after which a run is aborted."""
+        """``needed`` returns the jobs with results that other jobs still need.
+
+        ``max_stuck``: jobs with files that cannot be removed after which a run is aborted.
+        """
+        self._needed = needed
         self._max_stuck, self._monotonic = max_stuck, monotonic
         self._store, self._outputs, self._results = store, outputs, results
         self._times, self._clock = times, clock
@@ -83,9 +88,10 @@ class Retention:
         """Remove the jobs that ended before ``horizon``, batch by batch, and return their number."""
         removed = 0
         while not self._is_ending():
-            limit = self._batch_size + len(self._stuck)
+            kept = {*self._stuck, *self._needed()}
+            limit = self._batch_size + len(kept)
             expired = await run_in_database(self._store.expired_jobs, horizon, limit, internal=internal)
-            jobs = [job for job in expired if job not in self._stuck]
+            jobs = [job for job in expired if job not in kept]
             if not jobs:
                 break
             removed += await self._remove_jobs(jobs)

@@ -7,7 +7,7 @@ finds its files.
 
 from collections import OrderedDict, defaultdict
 
-from koalapy.model.job import Component, Job, Token
+from koalapy.model.job import Component, Job, JobState, Token
 from koalapy.model.reports import StageStatus
 from koalapy.model.request import ClusterName
 from koalapy.model.wording import format_bytes
@@ -90,12 +90,18 @@ class Transfers:
         self._attempts.open_barrier_if_complete(job, now)
 
     def _failed(self, job: Job, component: Component, status: StageStatus, now: float) -> None:
-        """Retry the job of a failed transfer. Only problems of the execution site count as its error."""
+        """Retry the job of a failed transfer, or fail it if the files that it names do not exist.
+
+        Only problems of the execution site count as its error.
+        """
         if status.fault == "site":
             self._failures.handle_infrastructure_failure(job, component, AttemptFailure.FILES, status.error, now)
             return
         self._ledger.count_failed_attempt(component.cluster, AttemptFailure.FILES)
         self._ledger.record_event(job, now, "error", status.error, component)
+        if status.fault == "job":
+            self._attempts.end_attempt(job, JobState.FAILED, status.error, now)
+            return
         self._failures.restart_job(job, f"transfer-failure: {status.error}", now)
 
     def _reject_stray(self, cluster: ClusterName, status: StageStatus) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -173,9 +173,11 @@ class FileSite:
         fields = {"size": content[0], "checksum": content[1], **changes}
         return StageFile(name="/logical", source=self.name, path=str(path), part=part, target=target, **fields)
 
-    def start_stage(self, *files: StageFile, token: str = T, bundle: StageBundle | None = None) -> Path:
-        """Start a stage and return its folder."""
-        order = Stage(id=1, epoch=1, token=token, files=list(files), bundle=bundle)
+    def start_stage(
+        self, *files: StageFile, token: str = T, bundle: StageBundle | None = None, results: Sequence[str] = ()
+    ) -> Path:
+        """Start a stage and return its folder. ``results``: names of the results of other jobs."""
+        order = Stage(id=1, epoch=1, token=token, files=list(files), bundle=bundle, result_names=list(results))
         assert self.stages.start_stage(INSTANCE, order) == ""
         return self.stages.folder_path(INSTANCE, token)
 

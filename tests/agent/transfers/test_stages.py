@@ -195,7 +195,57 @@ async def test_missing_bundle_fails_stage(north: FileSite) -> None:
     north.start_stage(bundle=StageBundle(id="0" * 64, size=1))
     failed = await north.wait_for_state("failed")
     assert (failed.fault, failed.source) == ("source", "")
-    assert failed.error == "the submitter's own files: the daemon rejects it: there is no such bundle"
+    assert failed.error == "the submitter's own files: there is no such bundle"
+
+
+async def test_results_of_other_jobs_are_unpacked_beside_bundle_and_inputs(
+    north: FileSite, daemon_files: FakeDaemonFiles
+) -> None:
+    daemon_files.bundles[T] = make_archive(make_member("out", b"1"), make_member("res/a", b"2"))
+    folder = north.start_stage(
+        north.make_input(north.make_replica("data")),
+        bundle=add_bundle(daemon_files, make_archive(make_member("mine"))),
+        results=["out", "res"],
+    )
+    status = await north.wait_for_state("done")
+    assert sorted(os.listdir(folder)) == ["input", "mine", "out", "res"]
+    assert (folder / "res" / "a").read_bytes() == b"2"
+    assert status.staged == status.size == daemon_files.sent
+    assert north.stages.input_names(INSTANCE, T) == {"input", "out", "res"}, "inputs are not results"
+
+
+async def test_results_that_do_not_exist_are_the_fault_of_the_job(north: FileSite) -> None:
+    north.start_stage(results=["out"])
+    failed = await north.wait_for_state("failed")
+    assert (failed.fault, failed.error) == ("job", "its inputs from other jobs: there is no such bundle")
+
+
+@pytest.mark.parametrize(("names", "problem"), [(["../x"], "cannot be named"), (["mine"], "also contain 'mine'")])
+async def test_results_with_a_used_or_invalid_name_fail_stage(
+    north: FileSite, daemon_files: FakeDaemonFiles, names: list[str], problem: str
+) -> None:
+    daemon_files.bundles[T] = make_archive(make_member("mine", b"1"))
+    north.start_stage(bundle=add_bundle(daemon_files, make_archive(make_member("mine"))), results=names)
+    failed = await north.wait_for_state("failed")
+    assert failed.fault == "job"
+    assert problem in failed.error
+
+
+async def test_results_are_fetched_again_after_a_cut_and_by_the_next_agent(
+    north: FileSite, daemon_files: FakeDaemonFiles
+) -> None:
+    content = make_archive(make_member("out", b"x" * 5000))
+    daemon_files.away = True
+    folder = north.start_stage(results=["out"])
+    await north.wait_until(lambda: daemon_files.requests)
+    await north.restart()
+    (folder / "out").mkdir(parents=True)  # an interrupted agent had begun to unpack
+    journal = next(path.parent for path in folder.parent.glob(".*/journal"))
+    JournalFolder(journal).write_entry(results="unpacking")
+    daemon_files.bundles[T], daemon_files.cut_after, daemon_files.away = content, 1000, False
+    north.stages.load_stages()
+    await north.wait_for_state("done")
+    assert (folder / "out").read_bytes() == b"x" * 5000
 
 
 async def test_bundle_with_wrong_checksum_fails_stage(north: FileSite, daemon_files: FakeDaemonFiles) -> None:

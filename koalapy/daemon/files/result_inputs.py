@@ -1,0 +1,139 @@
+"""Results of jobs as inputs of other jobs (``--input-from``): checked at submission, and sent to agents."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from itertools import islice
+
+from koalapy.daemon.files.joined_archives import ArchivePart, join_archives, list_names
+from koalapy.daemon.files.results import Results
+from koalapy.daemon.jobs.dependencies import NO_JOB_HINT
+from koalapy.daemon.jobs.job_records import JobRecord
+from koalapy.model.errors import NotFoundError, ProblemCode, reject
+from koalapy.model.identity import Identity
+from koalapy.model.job import Job, JobId
+from koalapy.model.job_spec import JobSpec
+from koalapy.model.request import ClusterName
+from koalapy.model.result_input import ResultInput, with_dependencies
+from koalapy.model.wording import format_list
+from koalapy.runner.result_archive import Patterns
+from koalapy.validation.inputs import check_result_inputs
+from koalapy.validation.permissions import may_see_all_of
+
+MAX_SHOWN = 5
+"""Collected files that a message names."""
+
+
+class ResultInputs:
+    """The results that jobs get from other jobs."""
+
+    def __init__(self, results: Results, get_job: Callable[[JobId], Awaitable[JobRecord]]) -> None:
+        """``get_job`` raises ``NotFoundError`` if a job does not exist."""
+        self._results, self._get_job = results, get_job
+
+    async def resolve_spec(self, spec: JobSpec, caller: Identity) -> JobSpec:
+        """Return a submission with the sources of its result inputs and the dependencies on them.
+
+        Raise ``UsageError`` for a result that the caller cannot get.
+        """
+        if not spec.result_inputs:
+            return spec
+        check_result_inputs(spec)
+        jobs: dict[JobId, Job | None] = {}
+        for ident in {wanted.job for wanted in spec.result_inputs}:
+            jobs[ident] = None
+            with suppress(NotFoundError):
+                jobs[ident] = (await self._get_job(ident)).job
+        resolved = []
+        for index, wanted in enumerate(spec.result_inputs):
+            field = f"result_inputs[{index}]"
+            job = _check_job(field, wanted, jobs[wanted.job], caller)
+            resolved.append(_resolve_source(field, wanted, job))
+            if job.state.is_final:
+                try:
+                    await self._find_part(resolved[-1])
+                except NotFoundError as error:
+                    reject(field, str(wanted), f"is {wanted}, but {error.message}", error.hint)
+        inputs = tuple(resolved)
+        return replace(spec, result_inputs=inputs, after=with_dependencies(spec.after, inputs))
+
+    async def open_archive(self, cluster: ClusterName, token: str) -> Iterator[bytes]:
+        """Return the bytes of one archive of the result inputs of a component, by the token of its folder.
+
+        Raise ``NotFoundError`` if there is no such component, or if one of the results does not exist.
+        """
+        record, _, _ = await self._results.find_component(cluster, token)
+        return join_archives([await self._find_part(each) for each in record.job.spec.result_inputs])
+
+    async def _find_part(self, wanted: ResultInput) -> ArchivePart:
+        """Return the part of an archive that holds a result. Raise ``NotFoundError`` if none does, or several do."""
+        archives = await self._results.list_archives(wanted.source)
+        selected, parts, ranks = _plain_path(wanted), [], []
+        for result, path in archives:
+            part = ArchivePart(path, wanted.file_name, selected)
+            if wanted.rank in (None, result.rank) and await asyncio.to_thread(_has_entry, part):
+                parts.append(part)
+                ranks.append(f"{result.rank} ({result.cluster})")
+        if len(parts) == 1:
+            return parts[0]
+        if parts:
+            components = f"components {format_list(ranks, separator=' and ')} of job {wanted.job_name}"
+            example = replace(wanted, rank=0)
+            problem = f"{components} each have {wanted.path}: name one by its number, as {example}"
+            raise _no_result(problem, wanted, f"submit it again with {example}")
+        names = await asyncio.to_thread(lambda: [*islice((n for _, p in archives for n in list_names(p)), MAX_SHOWN)])
+        component = "" if wanted.rank is None else f"component {wanted.rank} of "
+        hint = f"name a file that it collected, such as {format_list(names)}" if names else "see its output: koala logs"
+        raise _no_result(f"{component}job {wanted.job_name} collected no {wanted.path}", wanted, hint)
+
+
+def _no_result(problem: str, wanted: ResultInput, hint: str) -> NotFoundError:
+    return NotFoundError(problem, field="token", value=str(wanted), hint=hint, code=ProblemCode.RESULTS_NOT_FOUND)
+
+
+def _has_entry(part: ArchivePart) -> bool:
+    """Return whether an archive has entries of a part. Raise ``OSError`` if it cannot be read."""
+    return any(part.target_of(name) is not None for name in list_names(part.path))
+
+
+def _plain_path(wanted: ResultInput) -> str:
+    return "/".join(_names_of(wanted))
+
+
+def _names_of(wanted: ResultInput) -> list[str]:
+    return [name for name in wanted.path.split("/") if name not in ("", ".")]
+
+
+def _check_job(field: str, wanted: ResultInput, job: Job | None, caller: Identity) -> Job:
+    """Return the job that an input names. Reject one that does not exist, or that the caller may not see."""
+    if job is None:
+        reject(field, str(wanted), f"names job {wanted.job}, which does not exist", NO_JOB_HINT)
+    if not may_see_all_of(caller, job):
+        reject(field, str(wanted), f"names job {wanted.job}, which is not yours", "name your own jobs only")
+    if job.array_job is not None:
+        hint = f"name it {replace(wanted, job=job.array_job, index=job.array_index)}"
+        reject(field, str(wanted), f"names task {job.display_name} of an array by the number {job.id}", hint)
+    return job
+
+
+def _resolve_source(field: str, wanted: ResultInput, job: Job) -> ResultInput:
+    """Return an input with the number of the job or task that produces it. Reject one that can never exist."""
+    name, array, position = wanted.job_name, job.spec.array, None
+    if array is None and wanted.index is not None:
+        hint = f"name it {replace(wanted, index=None)}"
+        reject(field, str(wanted), f"names task {name}, but job {job.id} is no array", hint)
+    if array is not None:
+        if wanted.index is None:
+            hint = f"name one of its tasks, as {replace(wanted, index=array.index_at(0))}"
+            reject(field, str(wanted), f"names job {name}, which is an array", hint)
+        position = array.position_of(wanted.index)
+        if position is None:
+            reject(
+                field, str(wanted), f"names task {name}, but array {job.id} has the tasks {array}", "name one of them"
+            )
+    if not Patterns(job.spec.collect).may_match(_names_of(wanted)):
+        patterns = format_list([repr(pattern) for pattern in job.spec.collect], separator=" and ")
+        problem = f"is {wanted}, but job {name} collects {f'only {patterns}' if patterns else 'nothing'}"
+        reject(field, str(wanted), problem, f"submit job {name} with --collect {wanted.path}")
+    return replace(wanted, source=job.id if position is None else job.id + 1 + position)
