@@ -105,6 +105,7 @@ class Job(_JobState):
     command: list[str]
     script: str
     inputs: list[Json]
+    result_inputs: list[str]
     bundle: str | None
     queue_time: float | None
     startup_overhead: float | None

@@ -26,7 +26,7 @@ UNDER_WAY = ("queued", "held", "placed", "claiming", "unknown")
 def has_transfers(job: Job) -> bool:
     """Return whether files may be transferred to a component of the job."""
     has_inputs = any(component.get("inputs") for component in job["request"].get("components", ()))
-    return bool(has_inputs or job["inputs"] or job["bundle"])
+    return bool(has_inputs or job["inputs"] or job["result_inputs"] or job["bundle"])
 
 
 def transfer_lines(job: Job, *, unicode: bool) -> list[str]:
