@@ -54,9 +54,12 @@ def test_deferred_jobs_survive_a_killed_daemon(make_grid: Callable[..., Embedded
 def test_results_of_jobs_and_tasks_are_inputs_of_a_later_job(make_grid: Callable[..., EmbeddedGrid]) -> None:
     grid = make_grid()
     gate = grid.make_gate()
-    script = f"{shlex.join(gate.hold)}; echo $KOALA_CLUSTER > out; mkdir res; echo $KOALA_RANK > res/rank"
+    wait = shlex.join(gate.hold)
+    script = f"{wait}; echo $KOALA_CLUSTER > out; mkdir res; echo $KOALA_RANK > res/rank"
     first = grid.submit(FIRST_TWO, "sh", "-c", script, launcher="processes", collect=["out", "res"])
-    sweep = submit(grid, "--flexible", "1", "--array", "3-4", "--collect", "out", "--", "sh", "-c", "echo 4 > out")
+    sweep = submit(
+        grid, "--flexible", "1", "--array", "3-4", "--collect", "out", "--", "sh", "-c", f"{wait}; echo 4 > out"
+    )
     inputs = (f"{first}.1:res", f"{first}.0:out:as=first", f"{sweep}[4]:out:as=task")
     options = [word for each in inputs for word in ("--input-from", each)]
     last = submit(grid, "--nonfixed", "1,1", *options, "--", "sh", "-c", "cat res/rank first task")
@@ -79,7 +82,7 @@ def test_absent_results_fail_the_job_and_not_its_cluster(make_grid: Callable[...
     third = submit(grid, "--flexible", "1", "--after", str(second), "--", "true")
     gate.open()
     end = grid.wait_for_end(second)
-    expected = f"its inputs from other jobs: job {first} succeeded and brought no files"
+    expected = f"its inputs from other jobs: job {first} collected no out.csv"
     assert (end["state"], end["restarts"], end["reason"]) == ("failed", 0, expected)
     assert grid.wait_for_end(third)["reason"] == f"dependency: job {second} failed, and it had to succeed"
     assert [cluster["errors"] for cluster in grid.list_clusters()] == [0, 0]

@@ -115,4 +115,4 @@ def test_spool_of_previous_agent_is_read(tmp_path: Path) -> None:
 def test_stage_journal_of_previous_agent_is_read() -> None:
     order = Stage.model_validate(JournalFolder(PREVIOUS / "stages" / f".{INSTANCE}-{TOKEN}").load_entries()["order"])
     (sent,) = (message for message in read_recorded("from_daemon.json") if message["type"] == "stage")
-    assert json.loads(encode_frame(from_daemon, [order])) == [sent | {"local_user": ""}]
+    assert json.loads(encode_frame(from_daemon, [order])) == [sent | {"local_user": "", "result_names": []}]
