@@ -28,7 +28,6 @@ from koalapy.model.job_spec import MAX_DURATION, JobSpec
 from koalapy.model.placement import PlacedComponent, Placement
 from koalapy.model.prediction import Coverage
 from koalapy.model.request import MAX_NAME_LENGTH
-from koalapy.model.wording import format_days
 from koalapy.policies.log_normal import LogNormal
 from koalapy.policies.registry import DEFAULTS
 from koalapy.simulation.twin import HORIZON, Change, Expected, Forecast, Interval
@@ -249,9 +248,8 @@ def _if_submitted_view(forecast: IfSubmitted) -> dict[str, Any]:
         starts = Interval(0.0, 0.0, 0.0) if forecast.at_once else None
         view = {"at_once": forecast.at_once, "why": forecast.reason}
         return {**view, "starts": starts, "ends": None, "not_run": None, "basis": ""}
-    reason = "" if expected.starts else f"it started in no simulation of the next {format_days(HORIZON)}"
     fields = {name: getattr(expected, name) for name in ("starts", "ends", "not_run", "basis")}
-    return {"at_once": False, "why": reason, **fields}
+    return {"at_once": False, "why": forecast.reason, **fields}
 
 
 def forecasts_router(service: Forecasts, jobs: Jobs) -> APIRouter:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import count
 
 from koalapy.model.job import ComponentState, Job, JobState
 from koalapy.model.request import ClusterName
@@ -65,10 +64,24 @@ class Moment:
         nodes = self.nodes.get(cluster.name)
         return 0.0 if nodes is None else nodes.startup
 
-    def create_scheduler(self, policies: Registry, *, keeps_effects: bool) -> Scheduler:
-        """Return a scheduler with all jobs of the snapshot. Its clusters are unreachable until they report."""
-        nonces = (f"twin{number:012x}" for number in count())
-        return self.beginning.make_scheduler(policies, lambda: next(nonces), None, keeps_effects=keeps_effects)
+    def create_scheduler(self, policies: Registry, *, keeps_effects: bool, max_starts: int | None = None) -> Scheduler:
+        """Return a scheduler with all jobs of the snapshot. Its clusters are unreachable until they report.
+
+        ``max_starts``: number of attempts after which a step leaves the remaining jobs to the next one; None: no limit.
+        """
+        attempts = 0
+
+        def create_nonce() -> str:
+            nonlocal attempts
+            attempts += 1
+            return f"twin{attempts:012x}"
+
+        def clock() -> float:
+            return attempts / (max_starts or 1) * self.beginning.rules.step_budget
+
+        return self.beginning.make_scheduler(
+            policies, create_nonce, None if max_starts is None else clock, keeps_effects=keeps_effects
+        )
 
 
 def moment_of(queries: Queries, people: People, now: float) -> Moment:

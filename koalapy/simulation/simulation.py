@@ -22,6 +22,7 @@ from koalapy.policies.registry import Registry, builtin_policies
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.effects import Command, Effects, OpenBarrier, StageComponent, StopComponent, SubmitComponent
 from koalapy.scheduler.events import ClusterConfirmed, Event, JobSubmitted, PeriodicScan, Reported
+from koalapy.scheduler.queue.start_conditions import latest_start
 from koalapy.scheduler.rules import Rules
 from koalapy.scheduler.scheduler import Scheduler
 from koalapy.scheduler.state import SchedulerState
@@ -103,6 +104,7 @@ class Simulation:
         watch: Watcher | None = None,
         moment: Moment | None = None,
         known: Mapping[JobId, PlannedJob] | None = None,
+        max_tasks: int | None = None,
     ) -> None:
         """Prepare a run.
 
@@ -110,9 +112,10 @@ class Simulation:
         left; None: it ends with the last job. ``watch`` is called with the time and the effects of each step.
 
         ``moment``: the snapshot to start from, instead of an empty grid. It also supplies the rules; ``known`` has the
-        plan of each of its jobs.
+        plan of each of its jobs. ``max_tasks``: the simulation ends once so many tasks of its arrays have started.
         """
         self.grid, self._run_time, self._until, self._watch = grid, run_time, until, watch
+        self._max_tasks, self._started_tasks = max_tasks, 0
         self.rules = rules or Rules() if moment is None else moment.beginning.rules
         self.scheduler = self._new_scheduler(policies or builtin_policies(), moment)
         self.now = self._began = 0.0 if moment is None else moment.now
@@ -160,7 +163,7 @@ class Simulation:
         """Create the scheduler, with the jobs and clusters of the snapshot, or without jobs if there is none."""
         keeps_effects = self._watch is not None
         if moment is not None:
-            return moment.create_scheduler(policies, keeps_effects=keeps_effects)
+            return moment.create_scheduler(policies, keeps_effects=keeps_effects, max_starts=self._max_tasks)
         statuses = [ClusterStatus(name, cluster.speed, cluster.profile) for name, cluster in self.grid.clusters.items()]
         nonces = (f"{number:016x}" for number in count())
         state = SchedulerState(self.rules, policies, statuses, self.grid.links)
@@ -171,6 +174,8 @@ class Simulation:
         self._unreachable = set(self._sites) - set(moment.nodes)
         for name, nodes in moment.nodes.items():
             self._sites[name].take_up(nodes.background, nodes.down)
+        for job in moment.beginning.jobs:
+            self._expect_start_conditions(job.spec)
         for job in moment.jobs:
             self._planned[job.id] = plans[job.id]
             if job.state is JobState.QUEUED:
@@ -206,6 +211,11 @@ class Simulation:
         """Return the number of nodes of each cluster that jobs or local users have now."""
         return {name: site.nodes - site.idle for name, site in self._sites.items()}
 
+    @property
+    def has_started_max_tasks(self) -> bool:
+        """Return whether the maximum number of tasks of arrays has started, so that the simulation ends."""
+        return self._max_tasks is not None and self._started_tasks >= self._max_tasks
+
     # Clock
 
     def run(self, jobs: Iterable[PlannedJob]) -> Outcome:
@@ -218,7 +228,7 @@ class Simulation:
                 self._events += site.connect()
         self._run_steps()
         scans = RegularScans(self.rules, self.now)
-        while self._expected or self._planned or self._unqueued:
+        while (self._expected or self._planned or self._unqueued) and not self.has_started_max_tasks:
             scans.skip_those_before(self.now)
             now = self._next_event_time(scans.at)
             if self._until is not None and now > self._until:
@@ -252,8 +262,11 @@ class Simulation:
     def _are_tries_counted(self) -> bool:
         """Return whether a waiting job gives up after a number of scans."""
         limit = self.rules.max_placement_tries
-        return limit is not None or any(
-            self._planned[ident].spec.max_placement_tries is not None for ident in self._waiting
+        specs = (self._planned[ident].spec for ident in self._waiting)
+        return any(
+            (limit is not None or spec.max_placement_tries is not None)
+            and (spec.begin is None or spec.begin <= self.now)
+            for spec in specs
         )
 
     def _schedule_after(self, seconds: float, kind: int, action: Callable[[], None]) -> None:
@@ -276,7 +289,8 @@ class Simulation:
             if self._watch is not None:
                 self._watch(self.now, effects)
             self._apply_effects(effects)
-            if not (self._events or self._starting or self._reporting or self.scheduler.is_unfinished):
+            is_settled = not (self._events or self._starting or self._reporting or self.scheduler.is_unfinished)
+            if is_settled or self.has_started_max_tasks:
                 return
 
     def _report_nodes(self) -> None:
@@ -339,7 +353,14 @@ class Simulation:
                 self._planned[ident] = planned
                 self._waiting.add(ident)
                 self._events.append(JobSubmitted(job))
+                self._expect_start_conditions(planned.spec)
             self._unqueued.popleft()
+
+    def _expect_start_conditions(self, spec: JobSpec) -> None:
+        """Schedule the begin and the latest start of a job as events, so that no scan before them is the last one."""
+        for time in (spec.begin, latest_start(spec, self.rules)):
+            if time is not None and time > self.now:
+                self._schedule_at(time, ARRIVES, _do_nothing)
 
     def _rejection_reason(self, spec: JobSpec) -> str:
         """Return the reason why such a job could never run; empty if it could."""
@@ -451,6 +472,7 @@ class Simulation:
         for ident, job in effects.jobs.items():
             if job.array_job is not None and ident not in self._planned:
                 self._planned[ident] = self._planned[job.array_job]
+                self._started_tasks += 1
             if job.state is JobState.QUEUED:
                 self._waiting.add(ident)
             else:
@@ -551,6 +573,10 @@ class Simulation:
                 last - first if last is not None and first is not None else 0.0,
             )
         )
+
+
+def _do_nothing() -> None:
+    """Do nothing: the scheduler handles an event by its own deadlines."""
 
 
 def _exit_code(planned: PlannedJob, job: Job, attempt: Attempt, token: Token) -> int | None:

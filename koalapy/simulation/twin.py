@@ -35,6 +35,8 @@ HORIZON = 30 * 86_400.0
 """Default number of simulated seconds."""
 ALONE = 4_000
 """Number of simulated jobs up to which one process is used."""
+MAX_TASKS = 1_000
+"""Number of waiting tasks of arrays that a simulation starts before it ends."""
 
 
 @dataclass(frozen=True)
@@ -152,10 +154,11 @@ class Expected:
     starts: Interval | None
     """Start time; None if the job has started, or starts in no simulation.
 
-    A simulation in which it does not start counts as a start at the horizon.
+    A simulation in which it does not start counts as a start at the horizon. If that simulation ended before, with the
+    maximum number of tasks, the start is None.
     """
     ends: Interval | None
-    """End time; None if the job ends in no simulation, which otherwise counts as an end at the horizon."""
+    """End time, with the same exceptions. The end of an array is extrapolated if a simulation ends before it."""
     runs: Interval | None
     """Run time; None if the job has started, or starts and ends in no simulation."""
     not_run: float
@@ -170,7 +173,7 @@ class Forecast:
 
     at: float
     horizon: float
-    """Number of simulated seconds."""
+    """Number of simulated seconds: the least of all simulations."""
     draws: int
     jobs: tuple[Expected, ...]
     mean_wait: Interval | None
@@ -180,6 +183,8 @@ class Forecast:
     started: Interval | None
     """Number of waiting jobs that start before the horizon."""
     utilisation: float
+    note: str = ""
+    """Why simulations ended early; empty if none did."""
 
     def of(self, ident: JobId) -> Expected | None:
         return next((expected for expected in self.jobs if expected.job == ident), None)
@@ -209,7 +214,7 @@ def answer_what_if(question: Question) -> Answer:
     plans = [_create_plan(moment, Change(), policies, horizon=question.horizon)]
     if question.change:
         plans.append(_create_plan(moment, question.change, policies, horizon=question.horizon))
-    work = sum(len(plan.moment.jobs) * plan.draws for plan in plans)
+    work = sum(plan.count_runs() * plan.draws for plan in plans)
     forecasts = _run_simulations(plans, count_processors() if work > ALONE else 1)
     return Answer(forecasts[0], forecasts[1] if question.change else None)
 
@@ -222,15 +227,16 @@ def forecast_jobs(
     horizon: float = HORIZON,
     seed: int = 0,
     policies: Registry | None = None,
+    max_tasks: int = MAX_TASKS,
 ) -> Forecast:
     """Return the forecast of ``draws`` simulations of ``horizon`` seconds each.
 
+    A simulation ends early once ``max_tasks`` waiting tasks of arrays have started.
     By default there are fewer draws with more jobs. Raise ``UsageError`` for an impossible change. Equal arguments give
     equal results; with and without a change the same run times are drawn.
     """
-    return _run_simulations(
-        [_create_plan(moment, change or Change(), policies or builtin_policies(), draws, horizon, seed)], 1
-    )[0]
+    plan = _create_plan(moment, change or Change(), policies or builtin_policies(), draws, horizon, seed, max_tasks)
+    return _run_simulations([plan], 1)[0]
 
 
 @dataclass(frozen=True)
@@ -244,22 +250,47 @@ class _Plan:
     draws: int
     horizon: float
     seed: int
+    max_tasks: int
+    """Number of waiting tasks of arrays that a simulation starts before it ends."""
 
-    def interval(self, times: Sequence[float | None]) -> Interval | None:
-        """Return the interval of one event time per simulation, in seconds from now; None if it never occurs."""
-        if all(moment is None for moment in times):
+    def is_within_horizon(self, at: float | None) -> bool:
+        """Return whether an event occurs in a simulation, and at most at the horizon."""
+        return at is not None and at <= self.moment.now + self.horizon
+
+    def interval(self, courses: "Sequence[_Course]", times: Sequence[float | None]) -> Interval | None:
+        """Return the interval of one event time per simulation, in seconds from now.
+
+        None if it occurs in no simulation before the horizon, or may occur after the end of one that ended early.
+        """
+        is_unknown = any(at is None and course.is_cut for course, at in zip(courses, times, strict=True))
+        if is_unknown or not any(map(self.is_within_horizon, times)):
             return None
-        return _percentile_interval(self.horizon if at is None else max(0.0, at - self.moment.now) for at in times)
+        return _percentile_interval(
+            self.horizon if at is None else min(self.horizon, max(0.0, at - self.moment.now)) for at in times
+        )
+
+    @property
+    def waiting_tasks(self) -> int:
+        """Return the number of tasks of arrays that were never started."""
+        return sum(job.tasks.waiting for job in self.moment.jobs if job.tasks is not None)
+
+    def count_runs(self) -> int:
+        """Return the number of jobs and tasks that one simulation runs at most."""
+        return len(self.moment.jobs) + min(self.waiting_tasks, self.max_tasks)
 
 
 @dataclass(frozen=True, slots=True)
 class _Course:
     """The result of one simulation."""
 
+    simulated_s: float
+    """Number of simulated seconds."""
+    is_cut: bool
+    """Whether the simulation ended before the horizon, with the maximum number of tasks."""
     starts: dict[JobId, float]
     """Start times of the jobs that started."""
     ends: dict[JobId, float]
-    """End times of the jobs that ended."""
+    """End times of the jobs that ended, and extrapolated ones of arrays."""
     utilisation: float
 
 
@@ -270,6 +301,7 @@ def _create_plan(
     draws: int | None = None,
     horizon: float = HORIZON,
     seed: int = 0,
+    max_tasks: int = MAX_TASKS,
 ) -> _Plan:
     """Prepare the simulations of a forecast for a snapshot with a change. Raise ``UsageError`` if either is invalid.
 
@@ -283,9 +315,9 @@ def _create_plan(
     estimates = RunTimeEstimates(
         moment.beginning.runs, {cluster.name: cluster.speed for cluster in changed.beginning.clusters}
     )
-    runs = sum(1 + (job.tasks.waiting if job.tasks else 0) for job in changed.jobs)
-    number = draws or max(MIN_DRAWS, min(MAX_DRAWS, JOB_RUNS // max(1, runs)))
-    return _Plan(changed, estimates, policies, number, horizon, seed)
+    plan = _Plan(changed, estimates, policies, draws or MAX_DRAWS, horizon, seed, max_tasks)
+    number = max(MIN_DRAWS, min(MAX_DRAWS, JOB_RUNS // max(1, plan.count_runs())))
+    return plan if draws else replace(plan, draws=number)
 
 
 def _without_node_properties(moment: Moment) -> Moment:
@@ -338,11 +370,36 @@ def _run_simulation(planned: tuple[_Plan, int]) -> _Course:
         until=moment.now + plan.horizon,
         moment=moment,
         known=plans,
+        max_tasks=plan.max_tasks if plan.waiting_tasks > plan.max_tasks else None,
     )
     outcome = simulation.run(())
-    starts = {job.id: job.started_at for job in simulation.scheduler.queries.jobs() if job.started_at is not None}
+    unfinished = list(simulation.scheduler.queries.jobs())
+    starts = {job.id: job.started_at for job in unfinished if job.started_at is not None}
     starts |= {each.ident: each.started for each in outcome.jobs if each.started is not None}
-    return _Course(starts, {each.ident: each.ended for each in outcome.jobs}, outcome.utilisation)
+    ends = {each.ident: each.ended for each in outcome.jobs}
+    is_cut = simulation.has_started_max_tasks
+    if is_cut:
+        ends |= _extrapolate_ends(moment, unfinished, simulation.now)
+    simulated_s = simulation.now - moment.now if is_cut else plan.horizon
+    return _Course(simulated_s, is_cut, starts, ends, outcome.utilisation)
+
+
+def _extrapolate_ends(moment: Moment, unfinished: Iterable[Job], until: float) -> dict[JobId, float]:
+    """Return the end times of unfinished arrays if their tasks go on to end at the rate of the simulation.
+
+    ``until``: the time at which the simulation ended. Arrays of which no task has ended are left out.
+    """
+    before = {job.id: job.tasks for job in moment.jobs}
+    ends = {}
+    for job in unfinished:
+        tasks, tasks_before = job.tasks, before.get(job.id)
+        if tasks is None or tasks_before is None:
+            continue
+        remaining = tasks.waiting + tasks.live
+        if (ended := tasks_before.waiting + tasks_before.live - remaining) > 0:
+            end = until + remaining * (until - moment.now) / ended
+            ends[job.id] = end if job.spec.deadline is None else max(until, min(end, job.spec.deadline))
+    return ends
 
 
 def _summarize_courses(plan: _Plan, courses: Sequence[_Course]) -> Forecast:
@@ -358,24 +415,36 @@ def _summarize_courses(plan: _Plan, courses: Sequence[_Course]) -> Forecast:
             Expected(
                 job.id,
                 job.state,
-                plan.interval(starts) if job.awaits_start else None,
-                plan.interval(ends),
+                plan.interval(courses, starts) if job.awaits_start else None,
+                plan.interval(courses, ends),
                 _percentile_interval(end - start for start, end in ran) if job.awaits_start else None,
-                ends.count(None) / len(courses),
+                sum(not plan.is_within_horizon(end) for end in ends) / len(courses),
                 plan.estimates.describe_basis(job.spec),
             )
         )
     starts_of_waiting = [[course.starts[ident] for ident in waiting if ident in course.starts] for course in courses]
-    ends_of_waiting = [[course.ends[ident] for ident in waiting if ident in course.ends] for course in courses]
+    ends_of_waiting = [
+        [course.ends[ident] for ident in waiting if plan.is_within_horizon(course.ends.get(ident))]
+        for course in courses
+    ]
     return Forecast(
         now,
-        plan.horizon,
+        min(course.simulated_s for course in courses),
         len(courses),
         tuple(expected),
         _percentile_interval(fmean(times) - now for times in starts_of_waiting if times),
         _percentile_interval(fmean(times) - now for times in ends_of_waiting if times),
         _percentile_interval(len(times) for times in starts_of_waiting) if waiting else None,
         fmean(course.utilisation for course in courses),
+        _describe_cut(plan) if any(course.is_cut for course in courses) else "",
+    )
+
+
+def _describe_cut(plan: _Plan) -> str:
+    """Return the text that says which tasks were simulated."""
+    return (
+        f"only the first {plan.max_tasks:,} of {plan.waiting_tasks:,} waiting tasks of arrays are simulated; the ends "
+        "of arrays are extrapolated"
     )
 
 

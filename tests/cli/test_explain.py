@@ -108,8 +108,8 @@ SPAN = Interval(60.0, 90.0, 300.0)
             "in 1:30 (1:00 to 5:00), by 4 runs of wave",
         ),
         (
-            IfSubmitted(False, Expected(9, JobState.QUEUED, None, None, None, 1.0, "its walltime")),
-            "not known: it started in no simulation of the next 30 days",
+            IfSubmitted(False, Expected(9, JobState.QUEUED, None, None, None, 1.0, "its walltime"), "it never started"),
+            "not known: it never started",
         ),
         (IfSubmitted(False, reason="it takes longer than 10 s"), "not known: it takes longer than 10 s"),
     ],

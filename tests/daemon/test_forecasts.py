@@ -16,7 +16,7 @@ from koalapy.ports import Batch
 from koalapy.record.beginning import People
 from koalapy.scheduler.queries import Queries
 from koalapy.simulation.simulation import Simulation
-from koalapy.simulation.twin import Answer, Change, Question, answer_what_if
+from koalapy.simulation.twin import Answer, Change, Question, answer_what_if, forecast_jobs
 from koalapy.store.opening import Stores
 from tests.memory_stores import memory_stores
 from tests.simulation.test_simulation import create_grid
@@ -146,6 +146,21 @@ async def test_forecast_submission_shares_equal_requests() -> None:
     assert answers[0].expected.basis == "its walltime"
     assert calls[0] not in {job.id for job in queries.jobs()}
     assert await forecasts.forecast_submission(replace(WIDE, request=FlexibleRequest(1000)), 60.0) != answers[0]
+
+
+@pytest.mark.parametrize(
+    ("note", "reason"),
+    [
+        ("", "it started in no simulation of the next 0:10"),
+        ("only some are simulated", "it does not surely start in the next 0:10, and only some are simulated"),
+    ],
+)
+async def test_forecast_submission_without_start_gives_the_reason(note: str, reason: str) -> None:
+    async def work(question: Question) -> Answer:
+        return Answer(replace(forecast_jobs(question.moment, horizon=10.0), note=note), None)
+
+    forecasts = Forecasts(queries_at(50.0), People(), Clock(), load_policies, work)
+    assert (await forecasts.forecast_submission(WIDE, 60.0)).reason == reason
 
 
 async def test_forecast_submission_timeout_and_limit_give_reasons() -> None:

@@ -8,10 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from koalapy.model.advice import Run, Size
 from koalapy.model.array import TaskIndices
+from koalapy.model.dependency import Dependency, EndCondition
 from koalapy.model.errors import NotFoundError, UsageError
 from koalapy.model.job import JobState
-from koalapy.model.job_spec import Launcher
+from koalapy.model.job_spec import Launcher, Priority
+from koalapy.model.tasks import new_job
 from koalapy.policies.registry import builtin_policies
 from koalapy.record.beginning import People
 from koalapy.scheduler.effects import Effects
@@ -20,7 +23,7 @@ from koalapy.simulation import twin
 from koalapy.simulation.jobs import PlannedJob
 from koalapy.simulation.moment import Moment, moment_of
 from koalapy.simulation.simulation import Simulation
-from koalapy.simulation.twin import Change, Question, answer_what_if, forecast_jobs
+from koalapy.simulation.twin import Change, Interval, Question, answer_what_if, forecast_jobs
 from tests.simulation.test_simulation import create_grid, make_job
 
 ALIKE = 100.0
@@ -259,3 +262,100 @@ def test_forecast_of_an_array_ends_with_its_last_task(now: float) -> None:
     assert expected.ends is not None
     assert 0 < expected.ends.high <= 400.0 - now + 1e-6
     assert expected.not_run == 0.0
+
+
+def known_times(interval: Interval | None) -> float | None:
+    """Return the time of a forecast with one simulation; None if it is unknown."""
+    return None if interval is None else interval.middle
+
+
+@given(
+    now=st.floats(1, 400),
+    size=st.integers(10, 30),
+    limit=st.sampled_from(["", "%2", "%5"]),
+    nodes=st.integers(1, 4),
+    others=st.lists(st.tuples(st.floats(0, 300), st.integers(1, 12), st.booleans()), max_size=5),
+    max_tasks=st.integers(1, 25),
+    queue=st.sampled_from(["scan", "head", "fcfs"]),
+)
+def test_forecast_with_max_tasks_has_the_times_of_the_whole_simulation(
+    now: float, size: int, limit: str, nodes: int, others: Any, max_tasks: int, queue: Any
+) -> None:
+    jobs = [make_job(0.0, nodes, 37.0, array=TaskIndices.parse(f"1-{size}{limit}"))]
+    jobs += [make_job(at, wide, 50.0, priority=list(Priority)[is_low]) for at, wide, is_low in sorted(others)]
+    moment = create_snapshot(jobs, now, Rules(queue=queue))
+    whole = forecast_jobs(moment, draws=1, seed=3)
+    cut = forecast_jobs(moment, draws=1, seed=3, max_tasks=max_tasks)
+    assert cut.horizon <= whole.horizon
+    assert bool(cut.note) == (cut.horizon < whole.horizon)
+    for expected, complete in zip(cut.jobs, whole.jobs, strict=True):
+        assert expected.job == complete.job
+        times = [(expected.starts, complete.starts)]
+        if not any(job.id == expected.job and job.tasks for job in moment.jobs):
+            times.append((expected.ends, complete.ends))
+        for interval, whole_interval in times:
+            predicted, actual = known_times(interval), known_times(whole_interval)
+            if predicted is None and actual is not None:
+                assert actual >= cut.horizon - 1e-6, "times before the end of the simulation are known"
+            else:
+                assert predicted == actual
+
+
+@pytest.mark.parametrize("tasks", ["1-400%3", "1-1000000"])
+def test_forecast_of_large_array_extrapolates_its_end(tasks: str) -> None:
+    indices = TaskIndices.parse(tasks)
+    moment = create_snapshot([make_job(0.0, 4, ALIKE, array=indices), make_job(1.0, 12, ALIKE)], 350.0)
+    history = (Run("program", Size(4, 0), ("north",), ALIKE),) * 3
+    moment = replace(moment, beginning=replace(moment.beginning, runs=history))
+    forecast = forecast_jobs(moment, horizon=1e9, max_tasks=30)
+    array, wide = forecast.jobs[0], forecast.jobs[-1]
+    assert array.ends is not None
+    assert array.ends.middle == pytest.approx(indices.size / 3 * ALIKE, rel=0.1)
+    assert wide.starts is None
+    assert forecast.note.startswith("only the first 30 of ")
+
+
+@given(max_tasks=st.integers(1, 30), nodes=st.integers(1, 12), width=st.integers(1, 3))
+def test_simulation_with_max_tasks_starts_less_than_twice_as_many(max_tasks: int, nodes: int, width: int) -> None:
+    arrays = [make_job(0.0, nodes, ALIKE, array=TaskIndices.parse("1-1000000")) for _ in range(width)]
+    moment = create_snapshot(arrays, 50.0)
+    wider = Change(add={"new": 100}).of(moment, builtin_policies())
+    plans = {job.id: PlannedJob(0.0, job.spec, ALIKE) for job in wider.jobs}
+    simulation = Simulation(wider.create_grid(), moment=wider, known=plans, max_tasks=max_tasks)
+    simulation.run(())
+    before = sum(job.tasks.waiting for job in moment.jobs if job.tasks)
+    started = before - sum(job.tasks.waiting for job in simulation.scheduler.queries.jobs() if job.tasks)
+    assert max_tasks <= started < 2 * max_tasks
+
+
+def add_dependent(moment: Moment, planned: PlannedJob, dependency: Dependency) -> Moment:
+    """Return the snapshot with another job, which waits for the end of the first one."""
+    clauses = ((dependency,),)
+    ident = 1 + max(job.id for job in moment.beginning.jobs)
+    job = new_job(ident, replace(planned.spec, after=clauses), moment.now, clauses)
+    jobs = (*moment.beginning.jobs, replace(job, queue_seq=ident))
+    return replace(moment, beginning=replace(moment.beginning, jobs=jobs))
+
+
+@given(begin=st.floats(10.0, 20 * 86_400.0), tries=st.sampled_from([None, 10]), has_dependent=st.booleans())
+def test_forecast_of_job_with_begin_starts_then(begin: float, tries: int | None, has_dependent: bool) -> None:
+    jobs = [make_job(0.0, 12, ALIKE, begin=begin, max_placement_tries=tries)]
+    moment = create_snapshot(jobs, 5.0)
+    if has_dependent:
+        moment = add_dependent(moment, make_job(5.0, 12, ALIKE), Dependency(1, EndCondition.FAILED))
+    expected = forecast_jobs(moment, draws=1).of(1)
+    assert expected is not None
+    assert expected.starts is not None
+    assert expected.starts.middle == pytest.approx(begin - 5.0, abs=1.0), "start-up takes up to a second"
+    assert expected.not_run == 0.0
+
+
+@given(deadline=st.floats(1000.0, 20 * 86_400.0))
+def test_forecast_of_job_after_a_missed_deadline_starts_at_latest_start(deadline: float) -> None:
+    never = make_job(0.0, 12, ALIKE, deadline=deadline, walltime=600.0)
+    moment = create_snapshot([make_job(0.0, 12, ALIKE), never], 0.5)
+    moment = add_dependent(moment, make_job(0.5, 4, ALIKE), Dependency(2, EndCondition.ANY))
+    expected = forecast_jobs(replace(moment, nodes={"north": moment.nodes["north"]}), draws=1).of(3)
+    assert expected is not None
+    assert expected.starts is not None
+    assert expected.starts.middle == pytest.approx(deadline - 600.5, abs=1.0), "start-up takes up to a second"

@@ -71,7 +71,8 @@ def _format_forecast(forecast: Json) -> str:
         for label, outcome in outcomes
     ]
     parts = [format_table(("", "START", "MEAN WAIT", "UNTIL THEY END", "SIMULATIONS"), rows)]
-    horizon = forecast["as_it_is"]["horizon"]
+    horizon = min(outcome["horizon"] for _, outcome in outcomes)
+    parts += dict.fromkeys(f"Note: {outcome['note']}." for _, outcome in outcomes if outcome["note"])
     waiting = [job for job in forecast["as_it_is"]["jobs"] if job["state"] == "queued"]
     if not waiting:
         return "\n\n".join(["No job waits.", *parts[1:]])

@@ -14,6 +14,7 @@ from koalapy.model.job import Job, JobId
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.prediction import PredictionSource
 from koalapy.model.tasks import new_job
+from koalapy.model.wording import format_days
 from koalapy.policies.registry import Registry
 from koalapy.record.beginning import People
 from koalapy.scheduler.explain.dry_run import DryRun
@@ -54,7 +55,7 @@ class IfSubmitted:
     expected: Expected | None = None
     """None if the job would start at once, or if no forecast is known."""
     reason: str = ""
-    """The reason why no forecast is known."""
+    """The reason why no start is known."""
 
 
 class Forecasts:
@@ -76,9 +77,9 @@ class Forecasts:
         self._one_at_a_time = asyncio.Lock()
         self._latest: _StoredForecast | None = None
         self._under_way: asyncio.Task[None] | None = None
-        self._submission_tasks: dict[Submission, asyncio.Task[Expected | None]] = {}
+        self._submission_tasks: dict[Submission, asyncio.Task[IfSubmitted]] = {}
         """Running forecasts of submissions."""
-        self._submission_results: dict[Submission, tuple[float, Expected | None]] = {}
+        self._submission_results: dict[Submission, tuple[float, IfSubmitted]] = {}
         """Recent forecasts of submissions, with their time."""
         self._rests_until = 0.0
 
@@ -120,7 +121,7 @@ class Forecasts:
         }
         submission = spec, awaits
         if submission in self._submission_results:
-            return _if_waiting(self._submission_results[submission][1])
+            return self._submission_results[submission][1]
         if submission not in self._submission_tasks:
             if len(self._submission_tasks) >= MAX_SUBMISSIONS:
                 return IfSubmitted(False, reason="too many predictions are requested; retry in a minute")
@@ -132,7 +133,7 @@ class Forecasts:
         if not asking.done():
             return IfSubmitted(False, reason=f"to work it out takes longer than {patience:g} s: ask again in a while")
         try:
-            return _if_waiting(asking.result())
+            return asking.result()
         except (TimeoutError, BusyError):
             reason = f"to work it out takes longer than {SUBMISSION_TIMEOUT_S:g} s, for there is so much on this grid"
         except RuntimeError:
@@ -153,8 +154,8 @@ class Forecasts:
         ended = self._clock()
         self._rests_until = ended + REST_FACTOR * (ended - began)
 
-    async def _forecast_submission(self, submission: Submission) -> Expected | None:
-        """Forecast a job as the last of the queue, and keep the result. None if the forecast does not contain it."""
+    async def _forecast_submission(self, submission: Submission) -> IfSubmitted:
+        """Forecast a job as the last of the queue, and keep the result."""
         async with self._one_at_a_time, asyncio.timeout(SUBMISSION_TIMEOUT_S):
             moment = moment_of(self._queries, self._people, self._clock())
             jobs = moment.beginning.jobs
@@ -164,9 +165,14 @@ class Forecasts:
             submitted = replace(new_job(ident, spec, moment.now, awaits), queue_seq=last)
             moment = replace(moment, beginning=replace(moment.beginning, jobs=(*jobs, submitted)))
             answer = await self._work(Question(moment, Change(), self._policies))
-        expected = answer.as_it_is.of(ident)
-        self._submission_results[submission] = (moment.now, expected)
-        return expected
+        forecast = answer.as_it_is
+        expected = forecast.of(ident)
+        if expected is None:
+            result = IfSubmitted(False, reason="nothing came of it in the simulation")
+        else:
+            result = IfSubmitted(False, expected, "" if expected.starts else _describe_no_start(forecast))
+        self._submission_results[submission] = (moment.now, result)
+        return result
 
     def _is_fresh(self) -> bool:
         return self._latest is not None and self._is_recent(self._latest.made_at)
@@ -194,15 +200,19 @@ class Forecasts:
         return answer
 
 
-def _if_waiting(expected: Expected | None) -> IfSubmitted:
-    return IfSubmitted(False, expected, "" if expected else "nothing came of it in the simulation")
+def _describe_no_start(forecast: Forecast) -> str:
+    """Return why a forecast does not contain the start of a job."""
+    span = format_days(forecast.horizon)
+    if forecast.note:
+        return f"it does not surely start in the next {span}, and {forecast.note}"
+    return f"it started in no simulation of the next {span}"
 
 
 async def _answer_in_subprocess(question: Question) -> Answer:
     return read_answer(await run_in_subprocess(answer_question, write_question(question), question.policies))
 
 
-def _retrieve_error(task: "asyncio.Task[None] | asyncio.Task[Expected | None]") -> None:
+def _retrieve_error(task: "asyncio.Task[None] | asyncio.Task[IfSubmitted]") -> None:
     """Retrieve the error of a task that no client may be waiting for, so that asyncio does not log it."""
     if not task.cancelled():
         task.exception()

@@ -48,6 +48,9 @@ class SimulatedOutcome:
     draws: int
     never: int
     """Waiting jobs that start in no simulation before the horizon."""
+    horizon: float
+    note: str
+    """Why simulations ended early; empty if none did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +92,9 @@ def outcomes_of(answer: Answer) -> list[SimulatedOutcome]:
     for name, forecast in (("current", answer.as_it_is), ("changed", answer.changed)):
         if forecast is not None:
             never = sum(job.state is JobState.QUEUED and job.starts is None for job in forecast.jobs)
-            means = forecast.mean_wait, forecast.mean_response
-            outcomes.append(SimulatedOutcome(name, *means, forecast.utilisation, forecast.draws, never))
+            means, use = (forecast.mean_wait, forecast.mean_response), forecast.utilisation
+            note = forecast.note
+            outcomes.append(SimulatedOutcome(name, *means, use, forecast.draws, never, forecast.horizon, note))
     return outcomes
 
 
