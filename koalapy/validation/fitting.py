@@ -26,7 +26,7 @@ def check_fits(spec: JobSpec, limits: Limits) -> None:
     request is also rejected if its policy can never place it.
     """
     with able_clusters(spec, limits) as able:
-        check_on(totals_of(able), spec.request, spec.policy, limits.policies)
+        check_on(totals_of(able), spec, spec.request, limits.policies)
 
 
 def check_fits_together(spec: JobSpec, limits: Limits) -> None:
@@ -40,7 +40,7 @@ def check_fits_together(spec: JobSpec, limits: Limits) -> None:
         refused: UsageError | None = None
         for group in sorted(groups, key=lambda group: -sum(total or 0 for total in group.values())):
             try:
-                check_on(group, spec.request, spec.policy, limits.policies)
+                check_on(group, spec, spec.request, limits.policies)
                 return
             except UsageError as error:
                 refused = refused or error
@@ -55,8 +55,11 @@ def check_fits_together(spec: JobSpec, limits: Limits) -> None:
         reject(refused.field, refused.value, problem, hint)
 
 
-def check_on(totals: Totals, request: Request, policy: str, policies: Registry) -> None:
-    """Raise ``UsageError`` for a request that would not fit on these clusters if all of their nodes were idle."""
+def check_on(totals: Totals, spec: JobSpec, request: Request, policies: Registry) -> None:
+    """Raise ``UsageError`` for a request that would not fit on these clusters if all of their nodes were idle.
+
+    ``request``: that of the job ``spec``, or one with fewer components.
+    """
     if isinstance(request, FixedRequest):
         _check_fixed(request, totals)
         return
@@ -67,7 +70,9 @@ def check_on(totals: Totals, request: Request, policy: str, policies: Registry) 
         _check_flexible(request, sizes_by_name)
         return
     _check_components(request, sizes_by_name)
-    sizes, name = [component.size for component in request.components], policy or DEFAULTS[request.type]
+    if len(spec.node_requirements) > 1:  # not placed by size alone
+        return
+    sizes, name = [component.size for component in request.components], spec.policy or DEFAULTS[request.type]
     if not policies.fits_empty_grid(name, sizes, list(sizes_by_name.values())):
         sum_text = format_list([str(size) for size in sizes], separator="+")
         grid = sizes_text(sizes_by_name)
@@ -230,7 +235,7 @@ def _fits_within(
             # More nodes never make a request fit worse, so the largest clusters decide for all.
             inside = sorted((c for c in group if c.name in names), key=lambda cluster: -(cluster.total or 0))
             try:
-                check_on(totals_of(inside[:fewer]), request, spec.policy, policies)
+                check_on(totals_of(inside[:fewer]), spec, request, policies)
             except UsageError:
                 continue
             return True

@@ -1,57 +1,24 @@
 """Call policies on the nodes that have what a job requires. Policies are unaware of the requirements.
 
 A policy gets a view in which each cluster has only the nodes that meet the requirement. Components with different
-requirements are placed one group after another, each on the nodes that the groups before leave.
+requirements are placed one group after another, each on the nodes that the groups before leave. If that fails, other
+clusters are searched for each component.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from koalapy.model.cluster import ClusterView, GridView
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.node_requirement import NodeRequirement
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal, RefusalKind
-from koalapy.model.request import FixedRequest, FlexibleRequest
+from koalapy.model.request import FixedRequest
 from koalapy.model.wording import format_list
 from koalapy.policies.policy import Policy
 from koalapy.policies.reasons import not_usable
+from koalapy.scheduler.queue.component_group import component_groups, single_components
+from koalapy.scheduler.queue.component_search import ComponentSearch
 from koalapy.scheduler.queue.eligibility import Demands, Eligibility
 from koalapy.scheduler.queue.policy_calls import PolicyCalls
-
-
-@dataclass(frozen=True, slots=True)
-class ComponentGroup:
-    """The components of a job with equal requirements, as a job of its own."""
-
-    spec: JobSpec
-    indices: tuple[int, ...]
-    """Their indices in the whole request."""
-    requirement: NodeRequirement | None
-
-    def of_whole_request(self, placement: Placement) -> list[PlacedComponent]:
-        """Return the placed components with their indices in the whole request."""
-        return [replace(c, request_index=self.indices[c.request_index or 0]) for c in placement.components]
-
-    def take_nodes(self, view: GridView, placement: Placement) -> GridView:
-        """Return the view without the nodes of the placed components."""
-        used = [c for c in view if placement.nodes_on(c.name)]
-        return view.with_clusters([c.without(self.requirement, placement.nodes_on(c.name)) for c in used])
-
-
-def component_groups(spec: JobSpec, demands: Demands, view: GridView) -> list[ComponentGroup]:
-    """Return the components by requirement, first those that the fewest nodes meet."""
-    request = spec.request
-    assert not isinstance(request, FlexibleRequest)
-    groups = []
-    for requirement in dict.fromkeys(demands.nodes):
-        indices = tuple(index for index, other in enumerate(demands.nodes) if other == requirement)
-        part = replace(request, components=tuple(request.components[index] for index in indices))
-        groups.append(ComponentGroup(replace(spec, request=part), indices, requirement))
-
-    def count_nodes(group: ComponentGroup) -> int:
-        matching = view.matching(group.requirement) if group.requirement is not None else view
-        return sum(cluster.total for cluster in matching)
-
-    return sorted(groups, key=count_nodes)
 
 
 def lacking_text(cluster: ClusterView, requirement: NodeRequirement) -> str:
@@ -89,6 +56,20 @@ class NodeMatching:
             return self._calls.evaluate(policy, spec, view)
         if len(demands.nodes) == 1:
             return self._evaluate_group(policy, spec, view, demands.nodes[0])
+        answer = self._place_groups(policy, spec, demands, view)
+        if isinstance(answer, Placement) or answer.kind is RefusalKind.ADVICE:
+            return answer
+        search = ComponentSearch(
+            single_components(spec, demands, view),
+            view,
+            lambda component, part: self._calls.evaluate(policy, component.spec, part),
+            lambda names: self._eligibility.may_run_on(spec, names, view),
+        )
+        placed = search.find_placement()
+        return answer if placed is None else _placement_of(placed, ["components with the fewest nodes first"])
+
+    def _place_groups(self, policy: Policy, spec: JobSpec, demands: Demands, view: GridView) -> Placement | Refusal:
+        """Place the components of each requirement in turn, on the nodes that those before leave."""
         placed: list[PlacedComponent] = []
         reasons: list[str] = []
         remaining = view
@@ -103,8 +84,7 @@ class NodeMatching:
         if not self._eligibility.may_run_on(spec, names, view):
             text = f"its components fit on {format_list(sorted(names))}, which may not run it together"
             return Refusal(text, RefusalKind.ELIGIBILITY)
-        placed.sort(key=lambda component: component.request_index or 0)
-        return Placement(tuple(placed), "; ".join(filter(None, reasons)))
+        return _placement_of(placed, reasons)
 
     def _evaluate_group(
         self, policy: Policy, spec: JobSpec, view: GridView, requirement: NodeRequirement | None
@@ -131,13 +111,15 @@ class NodeMatching:
             return self._calls.explain(policy, spec, view)
         if len(demands.nodes) == 1:
             return self._explain_group(policy, spec, view, demands.nodes[0])
-        for group in component_groups(spec, demands, view):
-            answer = self._evaluate_group(policy, group.spec, view, group.requirement)
-            if isinstance(answer, Refusal):
-                return self._explain_group(policy, group.spec, view, group.requirement)
-            view = group.take_nodes(view, answer)
         answer = self.evaluate(policy, spec, view)
-        return () if isinstance(answer, Placement) else tuple(ClusterReason(c.name, answer.summary) for c in view)
+        if isinstance(answer, Placement):
+            return ()
+        for group in component_groups(spec, demands, view):
+            group_answer = self._evaluate_group(policy, group.spec, view, group.requirement)
+            if isinstance(group_answer, Refusal):
+                return self._explain_group(policy, group.spec, view, group.requirement)
+            view = group.take_nodes(view, group_answer)
+        return tuple(ClusterReason(cluster.name, answer.summary) for cluster in view)
 
     def _explain_group(
         self, policy: Policy, spec: JobSpec, view: GridView, requirement: NodeRequirement | None
@@ -154,6 +136,12 @@ class NodeMatching:
                 return ()
             reasons += [_with_requirement(reason, view, matching, requirement) for reason in found]
         return tuple(sorted(reasons, key=lambda reason: reason.cluster))
+
+
+def _placement_of(placed: list[PlacedComponent], reasons: list[str]) -> Placement:
+    """Return the placement of components, in the order of the request."""
+    placed.sort(key=lambda component: component.request_index or 0)
+    return Placement(tuple(placed), "; ".join(filter(None, reasons)))
 
 
 def _with_requirement(
