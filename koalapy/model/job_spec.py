@@ -104,8 +104,15 @@ Pattern = Annotated[str, Length(MAX_PATH_LENGTH), TextForm("as out/*.csv")]
 Lines = Annotated[tuple[Annotated[str, Length(MAX_LINE_LENGTH)], ...], Length(MAX_LINES), TextForm("lines of a file")]
 
 
+class _RequirementCache:
+    """A slot for what the nodes of a job must have, which is no field of the job."""
+
+    __slots__ = ("_requirements",)
+    _requirements: tuple[NodeRequirement | None, ...]
+
+
 @dataclass(frozen=True, slots=True)
-class JobSpec:
+class JobSpec(_RequirementCache):
     """A submission. Nothing of it changes while the job exists, except the priority of a waiting job.
 
     The fields define the REST API, the stored form, job files and the options of ``koala submit``, in this order. Their
@@ -264,7 +271,27 @@ class JobSpec:
 
     def node_requirement(self, request_index: int | None) -> NodeRequirement | None:
         """Return what each node of a component must have, and its account; None if nothing is required."""
-        requirement = combine_requirements(self, self.component(request_index))
+        requirements = self._find_requirements()
+        if not requirements:
+            return None
+        return requirements[0 if request_index is None or len(requirements) == 1 else request_index + 1]
+
+    def _find_requirements(self) -> tuple[NodeRequirement | None, ...]:
+        """Return the requirement of the job, then that of each component; empty if nothing is required.
+
+        It is computed once, since the scheduler asks for it several times for each placement.
+        """
+        try:
+            return self._requirements
+        except AttributeError:
+            components = () if isinstance(self.request, FlexibleRequest) else self.request.components
+            found = tuple(map(self._requirement_of, (None, *components)))
+            requirements = found if any(found) else ()
+            object.__setattr__(self, "_requirements", requirements)
+            return requirements
+
+    def _requirement_of(self, component: ComponentRequest | None) -> NodeRequirement | None:
+        requirement = combine_requirements(self, component)
         if not self.cores_of_ranks:
             return requirement
         requirement = requirement or NO_REQUIREMENT
@@ -286,8 +313,10 @@ class JobSpec:
     def node_requirements(self) -> tuple[NodeRequirement | None, ...]:
         """Return what decides which nodes serve each component: one entry if that is the same for all, none if all
         nodes serve."""
-        indices = [None] if isinstance(self.request, FlexibleRequest) else range(len(self.request.components))
-        requirements = [self.node_requirement(index) for index in indices]
+        found = self._find_requirements()
+        if not found:
+            return ()
+        requirements = found[1:] or found
         parts = tuple(requirement and requirement.matching_part for requirement in requirements)
         if len(set(parts)) > 1:
             return parts

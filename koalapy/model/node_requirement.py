@@ -205,7 +205,7 @@ def combine_requirements(job: RequirementSource, component: RequirementSource | 
     The component's values replace those of the job; features and excluded names are added.
     """
     values = (job.cores, job.memory, job.gpus, job.features, job.partition, job.exclude, job.account, job.qos)
-    if component is not None:
+    if component is not None and (job.features or job.exclude or _has_requirement(component)):
         values = (
             component.cores or job.cores,
             component.memory or job.memory,
@@ -217,6 +217,19 @@ def combine_requirements(job: RequirementSource, component: RequirementSource | 
             component.qos or job.qos,
         )
     return NodeRequirement(*values) if any(values) else None
+
+
+def _has_requirement(source: RequirementSource) -> bool:
+    return bool(
+        source.cores
+        or source.memory
+        or source.gpus
+        or source.features
+        or source.partition
+        or source.exclude
+        or source.account
+        or source.qos
+    )
 
 
 def count_gpus(gpus: Sequence[Gpus], gpu_type: str) -> int:

@@ -136,9 +136,10 @@ class Arrays:
 
         An array whose limit was reached may then start another task. One of which a task failed may be stopped.
         """
-        had_any = bool(self._ledger.ended_tasks)
-        while self._ledger.ended_tasks:
-            task = self._ledger.ended_tasks.pop(0)
+        ended_tasks = self._ledger.ended_tasks
+        had_any = bool(ended_tasks)
+        while ended_tasks:
+            task = ended_tasks.pop(0)
             assert task.array_job is not None
             self._live.get(task.array_job, set()).discard(task.id)
             array = self._ledger.get(task.array_job)

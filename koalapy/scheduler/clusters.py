@@ -143,7 +143,8 @@ class ClusterStatus:
         self.total, self._idle = report.total, min(report.idle, report.total)
         self.down = min(report.down, self.total - self._idle)
         self.background = min(report.background, self.total - self._idle - self.down)
-        self.classes.report(report.node_classes, self.speed)
+        if report.node_classes or self.classes.reported:
+            self.classes.report(report.node_classes, self.speed)
         self.reported = True
         if self.doubt is not None and self._idle < self.doubt.nodes:
             # Some of the doubted idle nodes are in use now, so these existed.
@@ -151,7 +152,9 @@ class ClusterStatus:
         self._take_holding(report.holding)
         for token in [token for token in self._leaving if token not in self.live and not self.holds(token)]:
             del self._leaving[token]
-        self.capacity_gained |= self.available > available_before or has_more_nodes(self.node_classes, classes_before)
+        self.capacity_gained |= self.available > available_before
+        if self.classes.reported:
+            self.capacity_gained |= has_more_nodes(self.node_classes, classes_before)
         self.capacity_expected |= self.expected > expected
 
     def _take_holding(self, holding: frozenset[Token]) -> None:
@@ -519,6 +522,8 @@ class ClusterStatus:
         return ClusterView(self.name, self.total, idle, state, self.speed, note, classes)
 
     def _of_classes(self, idle: int) -> tuple[NodeClass, ...]:
+        if not self.classes.reported:
+            return ()
         doubted = (self.doubt.filter, self.doubted) if self.doubt is not None else None
         available = None if self.classes.kept.admits_all else self.available
         return self.classes.idle(idle, self._awaiting, doubted, available)

@@ -85,8 +85,8 @@ class Cycle:
             else:
                 self._count_refusal(candidate, answer, now)
             if self._budget.is_spent:
+                self._follow_ends(now)
                 break
-        self._follow_ends(now)
         # 7. Return the changes, and the commands to clusters.
         self._end_placing()
         return self._ledger.take_effects(share=self._keeps_effects)
@@ -200,7 +200,8 @@ class Cycle:
 
     def _next_candidate(self, now: float) -> Candidate | None:
         """Return the next candidate, also among jobs and tasks that may start since others have ended."""
-        self._arrays.count_ended_tasks(now)
+        if self._ledger.ended_tasks:
+            self._arrays.count_ended_tasks(now)
         candidate = self._candidates.next_candidate()
         while candidate is None and self._follow_ends(now):
             self._candidates.is_unfinished = True
@@ -212,6 +213,8 @@ class Cycle:
 
         Return whether there were any.
         """
+        if not (self._ledger.ended_tasks or self._conditions.ended):  # asked in each cycle, so it must be fast
+            return False
         had_any = False
         while self._arrays.count_ended_tasks(now) or self._conditions.settle(now):
             had_any = True

@@ -15,7 +15,8 @@ UNKNOWN_NODES = (NodeClass("", 0),)
 class NodeClasses:
     """The node classes of a cluster as reported by its agent; empty if all nodes are equal."""
 
-    _classes: tuple[NodeClass, ...] = ()
+    reported: tuple[NodeClass, ...] = ()
+    """The classes with the nodes that the agent reports as idle."""
     _filters: dict[Token, NodeFilter] = field(default_factory=dict)
     """The nodes that each component may get, if these are not all."""
     kept: NodeFilter = ANY_NODE
@@ -26,7 +27,7 @@ class NodeClasses:
         unique = {
             node_class.name: node_class for node_class in classes
         }.values()  # an agent may report a name twice: keep the last report
-        self._classes = tuple(
+        self.reported = tuple(
             NodeClass(
                 node_class.name,
                 min(node_class.idle, node_class.total),
@@ -43,28 +44,23 @@ class NodeClasses:
 
     def promise(self, token: Token, nodes: NodeFilter) -> None:
         """Record which nodes a component may get."""
-        if not nodes.admits_all:
+        if nodes is not ANY_NODE and not nodes.admits_all:
             self._filters[token] = nodes
 
     def release(self, token: Token) -> None:
         """Remove a component that has ended."""
         self._filters.pop(token, None)
 
-    @property
-    def reported(self) -> tuple[NodeClass, ...]:
-        """Return the classes with the nodes that the agent reports as idle."""
-        return self._classes
-
     def filter_of(self, token: Token) -> NodeFilter:
         """Return which nodes a component may get."""
         return self._filters.get(token, ANY_NODE)
 
     def reported_idle(self, nodes: NodeFilter) -> int:
-        return count_idle(self._classes, nodes)
+        return count_idle(self.reported, nodes)
 
     def admits_all(self, nodes: NodeFilter) -> bool:
         """Return whether a filter admits the nodes of all classes, or unknown nodes if there are no classes."""
-        return nodes.admits_all or all(map(nodes.admits, self._classes or UNKNOWN_NODES))
+        return nodes.admits_all or all(map(nodes.admits, self.reported or UNKNOWN_NODES))
 
     def idle(
         self,
@@ -79,13 +75,13 @@ class NodeClasses:
         smallest choice come first. Of ``available`` nodes, those that are not idle are kept for the job with reserved
         nodes.
         """
-        if not self._classes:
+        if not self.reported:
             return ()
         promised = dict[NodeFilter, int]((doubted,) if doubted else ())
         for token, nodes in self._filters.items():
             if size := awaiting.get(token, 0):
                 promised[nodes] = promised.get(nodes, 0) + size
-        remaining = self._classes
+        remaining = self.reported
         for nodes in sorted(promised, key=self._count_admitted) if len(promised) > 1 else promised:
             if not nodes.admits_all:
                 remaining = take_nodes(remaining, nodes, promised[nodes])
@@ -94,7 +90,7 @@ class NodeClasses:
         return resize_classes(remaining, idle)
 
     def _count_admitted(self, nodes: NodeFilter) -> int:
-        return sum(node_class.total for node_class in self._classes if nodes.admits(node_class))
+        return sum(node_class.total for node_class in self.reported if nodes.admits(node_class))
 
 
 def has_more_nodes(now: tuple[NodeClass, ...], previous: tuple[NodeClass, ...]) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from koalapy.model.cluster import GridView, NodeClass, count_idle, take_nodes
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState, Nonce
 from koalapy.model.job_spec import ClaimingMode, Priority
+from koalapy.model.node_requirement import ANY_NODE
 from koalapy.model.placement import PlacedComponent, Placement
 from koalapy.model.request import ClusterName, FixedRequest
 from koalapy.model.transfer import Transfer, estimate_transfer
@@ -46,12 +47,14 @@ class ClaimTry:
         self._closed = {c.cluster for c in unclaimed(job) if not state.grid[c.cluster].is_open}
         """Clusters closed when the try begins. A cluster on probation closes once a component of the try has started
         there."""
-        self._has_particular = any(map(self._is_particular, unclaimed(job)))
-        for component in sorted(unclaimed(job), key=lambda c: (not self._is_particular(c), -c.size, c.rank)):
+        placed = unclaimed(job)
+        self._particular = {component.index for component in placed if self._needs_particular_nodes(component)}
+        """The components that may get only some nodes of their cluster. Preemption may not free these."""
+        for component in sorted(placed, key=lambda c: (c.index not in self._particular, -c.size, c.rank)):
             name, size, free = component.cluster, component.size, self._free_for(component)
             if free is not None and size <= free:
                 self._take(component)
-            elif free is None or preemption is None or self._is_particular(component):
+            elif free is None or preemption is None or component.index in self._particular:
                 self.blocked.append(component)
             elif size + self._taken[name] <= preemption.available(state.grid[name]):
                 self.preempting.append(component)
@@ -87,15 +90,15 @@ class ClaimTry:
     def _free_for(self, component: Component) -> int | None:
         """Return the nodes left that a component may get where it was placed."""
         free = self._free_nodes(component.cluster)
-        if free is None or not self._is_particular(component):
+        if free is None or component.index not in self._particular:
             return free
         classes = self._classes.get(component.cluster, self._grid[component.cluster].node_classes)
         return min(free, count_idle(classes, filter_of(self._spec, component)))
 
-    def _is_particular(self, component: Component) -> bool:
-        """Return whether a component may get only some nodes of its cluster. Preemption may not free these."""
+    def _needs_particular_nodes(self, component: Component) -> bool:
+        """Return whether a component may get only some nodes of its cluster."""
         nodes = filter_of(self._spec, component)
-        return not (nodes.admits_all or self._grid[component.cluster].classes.admits_all(nodes))
+        return nodes is not ANY_NODE and not self._grid[component.cluster].classes.admits_all(nodes)
 
     @property
     def view(self) -> GridView:
@@ -123,7 +126,7 @@ class ClaimTry:
     def _take(self, component: Component) -> None:
         """Count a component as startable, and its nodes as taken from its cluster."""
         self._taken[component.cluster] += component.size
-        if self._has_particular:
+        if self._particular:
             name = component.cluster
             classes = self._classes.get(name, self._grid[name].node_classes)
             self._classes[name] = take_nodes(classes, filter_of(self._spec, component), component.size)

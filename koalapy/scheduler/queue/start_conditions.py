@@ -64,7 +64,7 @@ class StartConditions:
         self._rules, self._ledger, self._timers, self._queues = state.rules, state.ledger, state.timers, queues
         self._dependents: defaultdict[JobId, set[JobId]] = defaultdict(set)
         """The unfinished jobs that name an unfinished job in ``after``, by that job."""
-        self._ended: list[tuple[JobId, JobState | None]] = []
+        self.ended: list[tuple[JobId, JobState | None]] = []
         """Ended jobs with dependents that have not been considered yet; None: it is not known how they ended."""
         state.ledger.on_job_removed.append(self._note_end)
 
@@ -76,6 +76,9 @@ class StartConditions:
 
     def admit(self, job: Job, now: float) -> None:
         """Add a new job to its queue, or defer it. Raise ``UsageError`` if it waits for a job that has ended."""
+        if not _has_conditions(job.spec):
+            self._queues.add_new(job)
+            return
         for clause in job.awaits:
             for dependency in clause:
                 if self._ledger.get(dependency.job) is None:
@@ -104,7 +107,7 @@ class StartConditions:
         self._watch(job)
         for ident in sorted({d.job for clause in job.awaits for d in clause if self._ledger.get(d.job) is None}):
             self._dependents[ident].add(job.id)
-            self._ended.append((ident, None))
+            self.ended.append((ident, None))
 
     def _watch(self, job: Job) -> None:
         """Watch the jobs that a job waits for, its begin and its latest start."""
@@ -134,8 +137,8 @@ class StartConditions:
         Return whether there were any.
         """
         has_settled = False
-        while self._ended:
-            ended, state = self._ended.pop(0)
+        while self.ended:
+            ended, state = self.ended.pop(0)
             for dependent in self.dependents_of(ended):
                 has_settled = True
                 self._resolve(dependent, ended, state, now)
@@ -186,13 +189,19 @@ class StartConditions:
     def _note_end(self, job: Job) -> None:
         """Note the end of a job that others wait for, and forget what this one waited for."""
         if job.id in self._dependents:
-            self._ended.append((job.id, job.state))
+            self.ended.append((job.id, job.state))
+        if not _has_conditions(job.spec):
+            return
         self._timers.cancel(job.id, 0, Deadline.BEGIN, Deadline.LATEST_START)
         for dependency in _dependencies_of(job):
             if (dependents := self._dependents.get(dependency)) is not None:
                 dependents.discard(job.id)
                 if not dependents:
                     del self._dependents[dependency]
+
+
+def _has_conditions(spec: JobSpec) -> bool:
+    return bool(spec.after) or spec.begin is not None or spec.deadline is not None
 
 
 def _dependencies_of(job: Job) -> Iterator[JobId]:
