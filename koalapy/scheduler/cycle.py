@@ -52,6 +52,8 @@ class Cycle:
         self._policies, self._knowledge, self._reasons = policies, knowledge, reasons
         self._claiming, self._attempts, self._budget = claiming, attempts, budget
         self._arrays, self._conditions = arrays, conditions
+        self._ends = state.ledger.ended_tasks, conditions.ended
+        """The ended tasks and jobs to follow, which are looked at in each cycle."""
         self._keeps_effects = keeps_effects
         self._being_placed: set[JobId] = set()
         """Guest jobs that are placed only after a job of the home site has been placed."""
@@ -72,7 +74,8 @@ class Cycle:
         # 2. Handle the deadlines that are due.
         for timer in self._state.timers.pop_due(now):
             self._deadlines.handle(timer, now)
-        self._follow_ends(now)
+        if any(self._ends):
+            self._follow_ends(now)
         # 3. Wake the jobs that may be placed after these changes.
         self._begin_placing()
         # 4. Choose candidates: by priority, and by their places in the queues.
@@ -203,7 +206,7 @@ class Cycle:
         if self._ledger.ended_tasks:
             self._arrays.count_ended_tasks(now)
         candidate = self._candidates.next_candidate()
-        while candidate is None and self._follow_ends(now):
+        while candidate is None and any(self._ends) and self._follow_ends(now):
             self._candidates.is_unfinished = True
             candidate = self._candidates.next_candidate()
         return candidate
@@ -213,8 +216,6 @@ class Cycle:
 
         Return whether there were any.
         """
-        if not (self._ledger.ended_tasks or self._conditions.ended):  # asked in each cycle, so it must be fast
-            return False
         had_any = False
         while self._arrays.count_ended_tasks(now) or self._conditions.settle(now):
             had_any = True
