@@ -76,7 +76,8 @@ class Runner:
         self._phase = "waiting"
         self._run_id = os.urandom(16).hex()
         """Distinguishes this process from another one with the same secret."""
-        self.processes, self._usage = Processes(), UsageMeter(self.loop)
+        self.processes = Processes()
+        self._usage = UsageMeter(self.loop, self.processes)
         self._output = Output(f"{settings.spool}/output.{settings.node}", settings.secret)
         self._program_output = ProgramOutput(self.loop, settings.name, self._keep_output)
         self._folder, self._mark = "", -1
