@@ -154,7 +154,7 @@ class Runs:
 
     def collect_reports(self) -> None:
         """End the runs whose workers have reported the end. Keep the workers for other jobs, except signalled ones."""
-        reporting = self.workers.take_reports()
+        reporting = [pid for pid in self.workers.take_reports() if pid in self._by_pid]
         for pid in reporting:
             run = self._by_pid.pop(pid)
             self._end_main_process(run, 0, "")
