@@ -46,24 +46,27 @@ class Body(Input):
 
     def to_model(self) -> Any:
         """Return the dataclass; ``validation`` checks its values later."""
-        values = ((name, convert, getattr(self, name)) for name, convert in _field_converters(type(self)))
-        return self.kind(**{name: value if value is None else convert(value) for name, convert, value in values})
+        converters, given = _field_converters(type(self)), {}
+        for name in self.model_fields_set:  # the others have the defaults of the dataclass
+            value, convert = getattr(self, name), converters[name]
+            given[name] = value if value is None or convert is None else convert(value)
+        return self.kind(**given)
 
 
 @cache
-def _field_converters(body: type[Body]) -> list[tuple[str, Callable[[Any], Any]]]:
-    return [(name, _converter(describe_fields(body.kind)[name].type)) for name in body.model_fields]
+def _field_converters(body: type[Body]) -> dict[str, Callable[[Any], Any] | None]:
+    return {name: _converter(describe_fields(body.kind)[name].type) for name in body.model_fields}
 
 
-def _converter(kind: Any) -> Callable[[Any], Any]:
-    """Return the function that converts a body value of this type to the value of the model."""
+def _converter(kind: Any) -> Callable[[Any], Any] | None:
+    """Return the function that converts a body value of this type to the value of the model; None if they are equal."""
     if kind in WIRE_FORMATS:
         return WIRE_FORMATS[kind].to_model
     base, _ = split_annotation(kind)
     if get_origin(base) is tuple:
         convert = _converter(get_args(base)[0])
-        return lambda values: tuple(convert(value) for value in values)
-    return methodcaller("to_model") if is_dataclass(base) or get_origin(base) is UnionType else lambda value: value
+        return tuple if convert is None else lambda values: tuple(map(convert, values))
+    return methodcaller("to_model") if is_dataclass(base) or get_origin(base) is UnionType else None
 
 
 def _sort_pairs(values: dict[str, str]) -> Environment:
@@ -131,7 +134,7 @@ def body_model(
             field_type = _body_type(field.type, elements.get(field.name))
             types[field.name] = (
                 field_type if default is ... else _allow_none(field, field_type),
-                Field(default, alias=alias),
+                _field_with_default(default, alias),
             )
     model = create_model(name, __base__=Body, __doc__=about, **types)
     model.kind = kind
@@ -168,6 +171,13 @@ def view_model(
             else:
                 types[field.name] = (_allow_none(field, field_type), Field(..., alias=alias))
     return create_model(name, __base__=base, __doc__=kind.__doc__ if about is None else about, **types)
+
+
+def _field_with_default(default: Any, alias: str | None) -> Any:
+    """Return the field of a body. Pydantic would copy an empty list or object deeply for each request."""
+    if default == [] or default == {}:
+        return Field(default_factory=type(default), alias=alias, json_schema_extra={"default": default})
+    return Field(default, alias=alias)
 
 
 def _json_default(field: FieldDescription) -> Any:

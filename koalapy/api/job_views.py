@@ -1,8 +1,10 @@
 """Jobs as clients submit them, and as responses show them to owners, operators and other users."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields as fields_of
 from dataclasses import is_dataclass, replace
+from functools import cache
+from operator import attrgetter
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
@@ -327,7 +329,15 @@ def attempt_view(job: Job, attempt: Attempt) -> AttemptView:
 
 def _attributes(view: type[Output], value: Any) -> dict[str, Any]:
     """Return the attributes of a value that the view has as fields."""
-    return {name: getattr(value, name) for name in view.model_fields if hasattr(value, name)}
+    names, values_of = _shared_attributes(view, value.__class__)
+    return dict(zip(names, values_of(value), strict=True))
+
+
+@cache
+def _shared_attributes(view: type[Output], kind: type[Any]) -> tuple[list[str], Callable[[Any], Any]]:
+    """Return the attributes of a dataclass that the view has as fields, and the function that reads all of them."""
+    names = [name for name in view.model_fields if hasattr(kind, name)]
+    return names, attrgetter(*names)
 
 
 def _spans(

@@ -16,10 +16,10 @@ NO_APPLICATION = "-"
 """Application name that excludes a job from the learning of run times."""
 
 
-def name_application(spec: JobSpec) -> JobSpec:
-    """Set the application name of a submission; leave it empty if it has unprintable characters."""
+def printable_application_of(spec: JobSpec) -> str:
+    """Return the application name that a submission gives or has by its program; empty if it cannot be printed."""
     name = spec.application or application_of(spec)
-    return replace(spec, application=name if name.isprintable() else "")
+    return name if name.isprintable() else ""
 
 
 def application_of(spec: JobSpec) -> str:

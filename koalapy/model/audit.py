@@ -3,6 +3,7 @@
 import hashlib
 import json
 from dataclasses import dataclass, fields
+from operator import attrgetter
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +74,11 @@ class AuditCheck:
 
 def chain_hash(previous: str, entry: AuditEntry) -> str:
     """Return the hash of an entry in the hash chain, given the hash of the previous entry."""
-    values = [getattr(entry, field.name) for field in fields(entry)]
-    return hashlib.sha256(json.dumps([previous, *values], separators=(",", ":")).encode()).hexdigest()
+    return hashlib.sha256(_encode_json([previous, *_VALUES(entry)]).encode()).hexdigest()
+
+
+_VALUES = attrgetter(*(field.name for field in fields(AuditEntry)))
+_encode_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class ChainChecker:

@@ -20,7 +20,7 @@ KoalaError
     └── SiteRejected      the same call will fail again
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import ClassVar, NoReturn, Self
@@ -112,12 +112,16 @@ class UsageError(KoalaError):
 
 
 @contextmanager
-def naming_item(item: str) -> Iterator[None]:
-    """Name an item of a list, such as ``jobs[3]``, in the field and message of an error raised within the context."""
+def naming_item(name: Callable[[], str]) -> Iterator[None]:
+    """Name an item of a list in the field and message of an error raised within the context.
+
+    ``name`` returns the item at that time, such as ``jobs[3]``.
+    """
     try:
         yield
     except KoalaError as error:
         if error.code.status < 500:
+            item = name()
             separator = "." if error.field and error.message.startswith(error.field) else ": "
             error.message = f"{item}{separator}{error.message}"
             error.field = f"{item}.{error.field}" if error.field else item

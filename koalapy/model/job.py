@@ -369,6 +369,8 @@ class Job:
 
     def barred_clusters(self, now: float) -> frozenset[ClusterName]:
         """Return the clusters that rejected the job and where it may not be placed now."""
+        if not self.refusals:
+            return frozenset()
         return frozenset(refusal.cluster for refusal in self.refusals if refusal.bars(now))
 
     def token(self, index: int) -> Token:

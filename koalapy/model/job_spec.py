@@ -1,8 +1,9 @@
 """The specification of a job: each of its fields is defined here once."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
-from typing import Annotated
+from operator import attrgetter
+from typing import Annotated, Any
 
 from koalapy.model.array import MAX_LINE_LENGTH, MAX_LINES, ArrayFail, TaskIndices
 from koalapy.model.dependency import NO_DEPENDENCIES, Dependencies
@@ -253,6 +254,13 @@ class JobSpec(_RequirementCache):
     """Whether it is the daemon's own job, such as a network measurement, which is excluded from statistics of users'
     jobs."""
 
+    def with_fields(self, **changes: Any) -> "JobSpec":
+        """Return a copy with other values of some fields. ``dataclasses.replace`` takes three times as long."""
+        values = list(_VALUES(self))
+        for name, value in changes.items():
+            values[_PLACES[name]] = value
+        return JobSpec(*values)
+
     def inputs_of(self, request_index: int | None) -> tuple[InputFile, ...]:
         """Return the inputs of a component."""
         component = self.component(request_index)
@@ -336,3 +344,7 @@ class JobSpec(_RequirementCache):
         if request_index is None or isinstance(self.request, FlexibleRequest):
             return None
         return self.request.components[request_index]
+
+
+_VALUES = attrgetter(*(field.name for field in fields(JobSpec)))
+_PLACES = {field.name: place for place, field in enumerate(fields(JobSpec))}

@@ -6,9 +6,10 @@ is recorded.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, fields, replace
 from functools import cache
+from operator import attrgetter
 from typing import Any, get_args
 
 from pydantic import TypeAdapter
@@ -32,7 +33,10 @@ OF_AGENTS = ("calls", "disks", "versions")
 
 
 def encode_line(content: Json) -> bytes:
-    return json.dumps(content, separators=(",", ":")).encode() + b"\n"
+    return _encode_json(content).encode() + b"\n"
+
+
+_encode_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 # Initial state
@@ -118,13 +122,19 @@ def _adapter_for(kind: Kind) -> TypeAdapter[Any]:
 
 def _fields_to_json(value: Any, *leave_out: str) -> Json:
     """Return the fields of a value as JSON, without those that have their default values."""
-    changed_fields = {
-        value_field.name
-        for value_field in fields(value)
-        if getattr(value, value_field.name) != _default_of(value_field)
-    }
-    data: Json = _adapter_for(value.__class__).dump_python(value, mode="json", include=changed_fields - set(leave_out))
+    names, defaults, values_of = _fields_of(value.__class__)
+    given = zip(names, values_of(value), defaults, strict=True)
+    changed = {name for name, field_value, default in given if field_value != default}
+    data: Json = _adapter_for(value.__class__).dump_python(value, mode="json", include=changed.difference(leave_out))
     return data
+
+
+@cache
+def _fields_of(kind: Kind) -> tuple[tuple[str, ...], tuple[Any, ...], Callable[[Any], Any]]:
+    """Return the names of a dataclass's fields, their defaults, and the function that reads all of them."""
+    names = tuple(field.name for field in fields(kind))
+    values_of = attrgetter(*names) if len(names) > 1 else lambda value: (getattr(value, names[0]),) if names else ()
+    return names, tuple(_default_of(field) for field in fields(kind)), values_of
 
 
 def _default_of(value_field: Field[Any]) -> Any:

@@ -45,6 +45,9 @@ class Queries:
         self.experience, self.lrm_waits = state.experience, state.lrm_waits
         self.queues, self.policy_calls, self._offers, self._reasons = queues, policy_calls, offers, reasons
         self._state, self._ledger, self._arrays, self._conditions = state, state.ledger, arrays, conditions
+        self._limits: Limits | None = None
+        self._empty_grid: GridView | None = None
+        """The grid for which ``_limits`` were made."""
 
     @property
     def now(self) -> float:
@@ -112,9 +115,9 @@ class Queries:
 
     def admit_batch(self, specs: Sequence[JobSpec]) -> None:
         """Raise the error of ``admit`` for the first of several submissions that cannot be accepted together now."""
-        ahead = Counter[ScopeKey]()
-        for index, spec in enumerate(specs):
-            with naming_item(f"jobs[{index}]"):
+        ahead, index = Counter[ScopeKey](), 0
+        with naming_item(lambda: f"jobs[{index}]"):
+            for index, spec in enumerate(specs):
                 self.owner_use.check(spec, ahead)
                 self._check_queue(index)
 
@@ -178,22 +181,26 @@ class Queries:
     # Offered nodes and answers of policies
 
     def limits(self) -> Limits:
-        """Return the limits that submissions are checked against."""
-        rules = self.rules
-        return Limits(
-            [
-                ClusterLimits(c.name, c.total or None, c.profile, c.speed, c.classes.reported if c.reported else None)
-                for c in self.grid.clusters()
-            ],
-            self.policies,
-            rules.max_components_per_job,
-            rules.warning_max,
-            self.accounts,
-            self.sharing,
-            rules.max_array_size,
-            rules.max_bytes_per_job,
-            self.policy_calls.refusal_on_empty_grid,
-        )
+        """Return the limits that submissions are checked against; the same object until the empty grid changes."""
+        clusters = [
+            ClusterLimits(c.name, c.total or None, c.profile, c.speed, c.classes.reported if c.reported else None)
+            for c in self.grid.clusters()
+        ]
+        empty_grid = self.policy_calls.empty_grid()
+        if self._limits is None or empty_grid is not self._empty_grid or clusters != self._limits.clusters:
+            rules, self._empty_grid = self.rules, empty_grid
+            self._limits = Limits(
+                clusters,
+                self.policies,
+                rules.max_components_per_job,
+                rules.warning_max,
+                self.accounts,
+                self.sharing,
+                rules.max_array_size,
+                rules.max_bytes_per_job,
+                self.policy_calls.refusal_on_empty_grid,
+            )
+        return self._limits
 
     def view(self, priority: Priority) -> GridView:
         """Return the grid as offered to jobs of a priority now."""

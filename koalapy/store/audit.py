@@ -4,14 +4,14 @@ Old rows are deleted from the first on, with the trigger disabled. The hash of t
 the remaining chain can be checked.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Float, Row, Select, delete, func, insert, select, update
+from sqlalchemy import Connection, Dialect, Float, Row, Select, bindparam, delete, func, select, update
 from sqlalchemy.types import TypeDecorator
 
 from koalapy.model.audit import AuditCheck, AuditEntry, AuditFilter, AuditHead, ChainChecker, chain_hash
-from koalapy.store.database import Database
+from koalapy.store.database import Database, insert_rows
 from koalapy.store.tables import audit as table
 from koalapy.store.tables import audit_chain as chain
 
@@ -98,12 +98,30 @@ class SqlAudit:
             return checker.result(head, is_end=len(rows) < limit)
 
 
+def _stored_form(kind: object) -> Callable[[Any, Dialect], Any]:
+    """Return the function that converts a value to what a column of this type returns later.
+
+    Texts are truncated to their columns, with invalid characters replaced.
+    """
+    if isinstance(kind, TypeDecorator):
+        return kind.process_bind_param
+    return _as_float if isinstance(kind, Float) else lambda value, _: value
+
+
+def _as_float(value: Any, _: Dialect) -> Any:
+    return float(value) if isinstance(value, int) else value
+
+
 NAMES = [column.name for column in ENTRY]
+_TO_STORED = [(column.name, _stored_form(column.type)) for column in ENTRY]
+_CHAIN_ENDS, _CHAIN_ENDS_TO_CHANGE = select(chain), select(chain).with_for_update()
+_LAST_ID = select(func.max(table.c.id))
+_NOTE_HEAD = update(chain).values(head_id=bindparam("last"), head_hash=bindparam("hashed"))
+"""Statements of each transaction. To build one takes longer than to run it."""
 
 
 def _read_chain_ends(connection: Connection, *, to_change: bool = False) -> Row[tuple[int, int, str, int, str]]:
-    query = select(chain)
-    return connection.execute(query.with_for_update() if to_change else query).one()
+    return connection.execute(_CHAIN_ENDS_TO_CHANGE if to_change else _CHAIN_ENDS).one()
 
 
 def _first_of(since: float) -> Select[int]:
@@ -120,20 +138,13 @@ def write_audit(connection: Connection, entries: Sequence[AuditEntry]) -> None:
     if not entries:
         return
     noted = _read_chain_ends(connection, to_change=True)
-    last: int = connection.execute(select(func.max(table.c.id))).scalar() or 0
+    last: int = connection.execute(_LAST_ID).scalar() or 0
     first, hashed = max(noted.head_id, last) + 1, noted.head_hash
     rows: list[dict[str, Any]] = []
     for number, entry in enumerate(entries, first):
-        row = {column.name: _as_stored(connection, column.type, getattr(entry, column.name)) for column in ENTRY}
+        row = {name: convert(getattr(entry, name), connection.dialect) for name, convert in _TO_STORED}
         row["id"] = number
         hashed = chain_hash(hashed, AuditEntry(**row))
         rows.append(row | {"hash": hashed})
-    connection.execute(insert(table), rows)
-    connection.execute(update(chain).values(head_id=rows[-1]["id"], head_hash=hashed))
-
-
-def _as_stored(connection: Connection, kind: object, value: Any) -> Any:
-    """Return a value as the database will return it: truncated to its column, with invalid characters replaced."""
-    if isinstance(kind, TypeDecorator):
-        return kind.process_bind_param(value, connection.dialect)
-    return float(value) if isinstance(kind, Float) and isinstance(value, int) else value
+    insert_rows(connection, table, rows)
+    connection.execute(_NOTE_HEAD, {"last": rows[-1]["id"], "hashed": hashed})

@@ -4,9 +4,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
+from operator import itemgetter
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, RowMapping, Table
+from sqlalchemy import Connection, Dialect, Engine, RowMapping, Table, insert
 from sqlalchemy.dialects import postgresql, sqlite
 
 from koalapy.store.engine import open_files_of, reading, unavailable_is_known, writing
@@ -16,6 +17,8 @@ Id = TypeVar("Id", int, str)
 
 MAX_IDS = 500
 """Maximum ids in one query."""
+MAX_INSERTIONS = 1000
+"""Maximum compiled insertions that are kept."""
 
 
 class Database:
@@ -62,6 +65,53 @@ class Database:
     def writing(self) -> AbstractContextManager[Connection]:
         """Begin a writing transaction, which checks the lease."""
         return self.lease.writing()
+
+
+class Insertion:
+    """A compiled statement that inserts rows with certain columns into a table.
+
+    It converts values as SQLAlchemy does, which compiles and converts anew in each ``execute``.
+    """
+
+    def __init__(self, dialect: Dialect, table: Table, names: tuple[str, ...]) -> None:
+        compiled: Any = insert(table).inline().compile(dialect=dialect, column_keys=names)
+        self._text: str = compiled.string
+        self._is_positional: bool = compiled.positional
+        self._names: tuple[str, ...] = tuple(compiled.positiontup) if compiled.positional else names
+        self._converters = [
+            (index, convert)
+            for index, name in enumerate(self._names)
+            if (convert := table.c[name].type.dialect_impl(dialect).bind_processor(dialect)) is not None
+        ]
+
+    def execute(self, connection: Connection, rows: Iterable[dict[str, Any]]) -> None:
+        """Insert rows, which may have more columns."""
+        select_values: Any = itemgetter(*self._names, *self._names[:1])  # two names at least, for a tuple
+        parameters: list[Any] = []
+        for row in rows:
+            values = list(select_values(row))
+            del values[-1]
+            for index, convert in self._converters:
+                values[index] = convert(values[index])
+            parameters.append(tuple(values) if self._is_positional else dict(zip(self._names, values, strict=True)))
+        connection.exec_driver_sql(self._text, parameters)
+
+
+_insertions: dict[tuple[str, Table, tuple[str, ...]], Insertion] = {}
+
+
+def insert_rows(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
+    """Insert rows of the same columns. A column that is None in all of them becomes NULL, or its server's default."""
+    if not rows:
+        return
+    names = tuple(name for name in rows[0] if any(row[name] is not None for row in rows))
+    key = connection.dialect.name, table, names
+    insertion = _insertions.get(key)
+    if insertion is None:
+        if len(_insertions) >= MAX_INSERTIONS:
+            _insertions.clear()
+        insertion = _insertions[key] = Insertion(connection.dialect, table, names)
+    insertion.execute(connection, rows)
 
 
 def upsert(connection: Connection, table: Table, values: Sequence[dict[str, Any]], *, replace: bool = True) -> None:

@@ -146,13 +146,14 @@ def _no_database(url: str) -> UsageError:
 
 def _encode_json(value: Any) -> str:
     """Return a value as JSON without lone surrogates, which no message can contain."""
-    text = json.dumps(value, separators=(",", ":"))
+    text = _to_json(value)
     if not SURROGATE.search(text):
         return text
     encodable = json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
-    return json.dumps(encodable, separators=(",", ":"))
+    return _to_json(encodable)
 
 
+_to_json = json.JSONEncoder(separators=(",", ":")).encode
 JSON = {"json_serializer": _encode_json}
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import structlog
-from sqlalchemy import Connection, Engine, insert, inspect, select, update
+from sqlalchemy import Connection, Engine, bindparam, insert, inspect, select, update
 from sqlalchemy.exc import IntegrityError
 
 from koalapy.model.errors import ConflictError, LeaseLost, StoreUnavailable
@@ -20,6 +20,10 @@ log = structlog.get_logger()
 LEASE_SECONDS = 30.0
 POLL_INTERVAL = 1.0
 """Seconds between two reads of a lease that is watched."""
+_NOTE_BATCH = update(lease).values(batch=bindparam("number"))
+_READ_LEASE = select(lease.c.epoch, lease.c.holder, lease.c.batch).with_for_update(read=True)
+_LOCK_LEASE = select(lease.c.epoch, lease.c.holder, lease.c.batch).with_for_update()
+"""Statements of each transaction. To build one takes longer than to run it."""
 
 
 class Lease:
@@ -122,7 +126,7 @@ class Lease:
             if last_number >= number:
                 yield None
             else:
-                connection.execute(update(lease).values(batch=number))
+                connection.execute(_NOTE_BATCH, {"number": number})
                 yield connection
         self._batch = max(self._batch, number)
 
@@ -132,8 +136,7 @@ class Lease:
         Raise ``LeaseLost`` if another daemon has taken the lease. Raise ``StoreUnavailable`` if the content is older
         than the last commit, as after a copy was restored.
         """
-        query = select(lease.c.epoch, lease.c.holder, lease.c.batch).with_for_update(read=not to_change)
-        row = connection.execute(query).one()
+        row = connection.execute(_LOCK_LEASE if to_change else _READ_LEASE).one()
         if row.epoch < self.epoch or (row.epoch == self.epoch and row.batch < self._batch):
             raise StoreUnavailable(
                 "the database was replaced by an older copy while the daemon used it", hint=RESTART_HINT

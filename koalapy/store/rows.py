@@ -1,8 +1,9 @@
 """Convert jobs to rows and back. A column has the name of the field that it holds."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import cache
+from operator import attrgetter
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -22,15 +23,17 @@ Row = RowMapping
 _SPEC, _JOB, _CLUSTER = TypeAdapter(JobSpec), TypeAdapter(Job), TypeAdapter(ClusterRecord)
 _REFUSALS, _CLAUSES = TypeAdapter(tuple[ClusterRefusal, ...]), TypeAdapter(tuple[Clause, ...])
 _TASKS = TypeAdapter(ArrayTasks)
+_NAMES = tuple(field.name for field in fields(JobSpec))
+_DEFAULTS = tuple(field.default for field in fields(JobSpec))
+_VALUES = attrgetter(*_NAMES)
 _ATTEMPT, _COMPONENT, _ENTRY = TypeAdapter(Attempt), TypeAdapter(Component), TypeAdapter(Entry)
 
 
 def spec_to_json(spec: JobSpec) -> dict[str, Any]:
     """Return a submission as JSON. It omits fields with default values, so that the rows of queued jobs are short."""
-    changed_fields = {
-        spec_field.name for spec_field in fields(spec) if getattr(spec, spec_field.name) != spec_field.default
-    } | {"command"}
-    data: dict[str, Any] = _SPEC.dump_python(spec, mode="json", include=changed_fields)
+    changed = {name for name, value, default in zip(_NAMES, _VALUES(spec), _DEFAULTS, strict=True) if value != default}
+    changed.add("command")
+    data: dict[str, Any] = _SPEC.dump_python(spec, mode="json", include=changed)
     return data
 
 
@@ -40,12 +43,15 @@ def spec_from_json(data: Mapping[str, Any]) -> JobSpec:
 
 def _to_row(table: Table, value: Any) -> dict[str, Any]:
     """Return the fields of a value that a table has columns for."""
-    return {column: getattr(value, column) for column in _columns_of(table, value.__class__)}
+    names, values_of = _columns_of(table, value.__class__)
+    return dict(zip(names, values_of(value), strict=True))
 
 
 @cache
-def _columns_of(table: Table, kind: type[Any]) -> list[str]:
-    return [column.name for column in table.columns if hasattr(kind, column.name) and column.name != "spec"]
+def _columns_of(table: Table, kind: type[Any]) -> tuple[list[str], Callable[[Any], Any]]:
+    """Return the fields that a table has columns for, and the function that reads all of them."""
+    names = [column.name for column in table.columns if hasattr(kind, column.name) and column.name != "spec"]
+    return names, attrgetter(*names)
 
 
 def job_to_row(job: Job) -> dict[str, Any]:

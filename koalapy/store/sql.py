@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import count, groupby
 from typing import Any
 
-from sqlalchemy import Connection, Table, delete, func, insert, select, text, update
+from sqlalchemy import Connection, delete, func, select, text, update
 from sqlalchemy.sql import bindparam
 
 from koalapy.model.job import FINAL_STATES, Attempt, Component, Job, JobId, TimelineEntry
@@ -15,7 +15,7 @@ from koalapy.store import rows, tables
 from koalapy.store.advice import complete_advised, write_advised
 from koalapy.store.audit import write_audit
 from koalapy.store.commands import PlansInUse, commands_of, remove_plans, write_commands
-from koalapy.store.database import Database, chunks, upsert
+from koalapy.store.database import Database, chunks, insert_rows, upsert
 from koalapy.store.job_numbers import JobNumbers
 from koalapy.store.listing import MAX_PAGE_BYTES, count_jobs, page_of_ids, within_page_bytes
 from koalapy.store.service_tables import write_notifications
@@ -83,7 +83,7 @@ class SqlStore:
         """Write all records of a batch in an open transaction, and delete acknowledged commands."""
         self._write_jobs(connection, batch.jobs.values())
         self._write_attempts(connection, batch.attempts)
-        _insert_rows(connection, tables.timeline, [rows.entry_to_row(entry) for entry in batch.timeline])
+        insert_rows(connection, tables.timeline, [rows.entry_to_row(entry) for entry in batch.timeline])
         write_commands(connection, batch)
         if batch.acknowledged:
             statement = delete(tables.outbox).where(tables.outbox.c.id == bindparam("done"))
@@ -107,7 +107,7 @@ class SqlStore:
         old: list[Job] = []
         for job in jobs:
             (old if job.id in self._known else new).append(job)
-        _insert_rows(connection, tables.jobs, [rows.new_job_to_row(job) for job in new])
+        insert_rows(connection, tables.jobs, [rows.new_job_to_row(job) for job in new])
         if old:
             statement = update(tables.jobs).where(tables.jobs.c.id == bindparam("key"))
             connection.execute(statement, [rows.job_to_row(job) | {"key": job.id} for job in old])
@@ -214,11 +214,6 @@ class SqlStore:
     def usage(self, start: float, end: float) -> Usage:
         with self.database.reading() as connection:
             return usage_between(connection, start, end)
-
-
-def _insert_rows(connection: Connection, table: Table, values: list[dict[str, Any]]) -> None:
-    if values:
-        connection.execute(insert(table), values)
 
 
 def changed_components(attempt: Attempt, written: Attempt | None) -> Iterator[Component]:

@@ -1,7 +1,7 @@
 """Check permissions of callers: jobs, owners, priorities, home sites and notifications."""
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from koalapy.model.errors import ForbiddenError, ProblemCode, reject
 from koalapy.model.identity import HighPriority, Identity, Role
@@ -52,7 +52,7 @@ class SubmissionRules:
         if owner != caller.user:
             self._check_owner(owner, caller)
         self.check_priority(spec.priority, caller, "submit with priority low")
-        return replace(spec, owner=owner)
+        return spec.with_fields(owner=owner) if owner != spec.owner else spec
 
     def _check_owner(self, owner: str, caller: Identity) -> None:
         """Raise ``ForbiddenError`` if the caller may not submit jobs for another user, the ``owner``."""
@@ -88,7 +88,7 @@ def with_home_site(spec: JobSpec, caller: Identity, accounts: Accounts) -> JobSp
         login_site = ""
     if not spec.home_site:
         home_site = login_site or accounts.home_of(spec.owner)
-        return replace(spec, home_site=home_site) if home_site else spec
+        return spec.with_fields(home_site=home_site) if home_site else spec
     sites = [*accounts.sites_of(spec.owner), *([login_site] if login_site else [])]
     if spec.home_site not in sites and not caller.has_role(Role.OPERATOR):
         membership = "not known to be a user of any cluster"

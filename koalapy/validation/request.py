@@ -30,6 +30,11 @@ ENTRY_BYTES = 4
 def check_size(spec: JobSpec, limits: Limits) -> None:
     """Reject a job with too many components, inputs, dependencies or bytes, before any work is done for it."""
     _check_bytes(spec, limits.max_bytes)
+    check_counts(spec, limits)
+
+
+def check_counts(spec: JobSpec, limits: Limits) -> None:
+    """Reject a job with too many components, inputs or dependencies, or with long texts for many components."""
     if (count := sum(map(len, spec.after))) > MAX_DEPENDENCIES:
         hint = "wait for fewer jobs, or for an array instead of many jobs"
         reject("after", count, f"has {count} dependencies, more than {MAX_DEPENDENCIES}", hint)
@@ -61,8 +66,7 @@ def _check_bytes(spec: JobSpec, max_bytes: int | None) -> None:
     """Reject a job with more than ``max_bytes`` bytes, by its largest field; None: unlimited."""
     if max_bytes is None:
         return
-    kind: Any = spec.__class__
-    sizes = {name: _bytes_of(getattr(spec, name)) for name in _field_names(kind)}
+    sizes = measure_fields(spec)
     total = sum(sizes.values())
     if total > max_bytes:
         largest = max(sizes, key=lambda name: sizes[name])
@@ -75,15 +79,21 @@ def _check_bytes(spec: JobSpec, max_bytes: int | None) -> None:
         )
 
 
-def _bytes_of(value: Any) -> int:
+def measure_fields(spec: JobSpec) -> dict[str, int]:
+    """Return the bytes of each field of a submission."""
+    kind: Any = spec.__class__
+    return {name: bytes_of(getattr(spec, name)) for name in _field_names(kind)}
+
+
+def bytes_of(value: Any) -> int:
     """Return the bytes of all texts in a value, plus ``ENTRY_BYTES`` for each text and dataclass in it."""
     if isinstance(value, str):
         return len(value.encode(errors="replace")) + ENTRY_BYTES
     if isinstance(value, tuple):
-        return sum(map(_bytes_of, value))
+        return sum(map(bytes_of, value))
     if value is not None and not isinstance(value, int | float) and is_dataclass(value):
         kind: Any = value.__class__
-        return ENTRY_BYTES + sum(_bytes_of(getattr(value, name)) for name in _field_names(kind))
+        return ENTRY_BYTES + sum(bytes_of(getattr(value, name)) for name in _field_names(kind))
     return 0
 
 
@@ -141,7 +151,7 @@ UNSUITED_PLACEHOLDERS = {"{job}": "%j", "{cluster}": "%c"}
 
 def check_program(spec: JobSpec, limits: Limits) -> None:
     """Reject a job with a component without a command, or with commands, variables or files that no process can get."""
-    _check_command("command", spec.command)
+    check_command("command", spec.command)
     _check_script(spec)
     if spec.launcher is Launcher.PROCESSES and (count := spec.processes_per_node or 1) > 1:
         problem = f"is {count}, but the launcher processes starts the command once on each node"
@@ -167,7 +177,7 @@ def check_program(spec: JobSpec, limits: Limits) -> None:
         _check_output_file(f"{field}.error", component.error)
         if component.command is not None and not component.command:
             reject(f"{field}.command", [], "is empty", "leave it out to run the job's own command")
-        _check_command(f"{field}.command", component.command or ())
+        check_command(f"{field}.command", component.command or ())
         if component.command is None and not spec.command:
             reject("command", [], f"is empty, and component {index} has none of its own", "give the program to run")
 
@@ -258,7 +268,7 @@ def _check_output_file(field: str, name: str | None) -> None:
             reject(field, name, problem, f"write {replacement} in its place")
 
 
-def _check_command(field: str, command: Sequence[str]) -> None:
+def check_command(field: str, command: Sequence[str]) -> None:
     """Reject a command without a program, or with a NUL character."""
     if command and not command[0]:
         reject(f"{field}[0]", "", "is empty", "begin with the program to run")

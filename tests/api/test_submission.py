@@ -14,6 +14,7 @@ from koalapy.model.job import Attempt, Component, Job, JobState
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import Bundle, ComponentRequest, FixedRequest, FlexibleRequest, InputFile
 from koalapy.model.result_input import ResultInput
+from koalapy.model.wording import MIN_MEMORY
 from tests.model.specs import specs
 
 
@@ -53,6 +54,7 @@ def make_acceptable(generated: JobSpec) -> JobSpec:
         result_inputs=tuple(map(make_acceptable_result, spec.result_inputs)),
         bundle=spec.bundle and Bundle(remove_unprintable(spec.bundle.id), 0, 0),
         application=remove_unprintable(spec.application),
+        memory=spec.memory and max(spec.memory, MIN_MEMORY),
         mail_user=remove_unprintable(spec.mail_user),
         webhook=remove_unprintable(spec.webhook),
         internal=False,
@@ -87,6 +89,7 @@ def make_acceptable_component(component: ComponentRequest, is_fixed: bool) -> Co
         component,
         cluster=(component.cluster or "north") if is_fixed else None,
         environment=tuple(sorted(dict(component.environment).items())),
+        memory=component.memory and max(component.memory, MIN_MEMORY),
         inputs=tuple(make_acceptable_input(file, may_be_partitioned=False) for file in component.inputs),
     )
 

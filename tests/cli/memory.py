@@ -82,7 +82,7 @@ class MemoryBatches:
         self, specs: Sequence[JobSpec], caller: Identity, idempotency_key: str | None = None
     ) -> tuple[range, bool]:
         for index, spec in enumerate(specs):
-            with naming_item(f"jobs[{index}]"):
+            with naming_item(lambda index=index: f"jobs[{index}]"):
                 check_submission(replace(spec, policy="", policy_options=()), LIMITS)
         records = [(await self._service.submit(spec, caller))[0] for spec in specs]
         return range(records[0].job.id, records[-1].job.id + 1), True

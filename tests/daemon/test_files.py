@@ -301,7 +301,6 @@ async def test_resolve_spec_fills_in_inputs(world: World) -> None:
     resolved = await world.files.resolve_spec(spec, DIRECTOR)
     assert resolved.inputs == (InputFile("m", 4, ("north",)),)
     assert resolved.bundle == Bundle(bundle.id, bundle.size, 3)
-    assert resolved.application == "wave"
     with pytest.raises(UsageError, match="the bundle contains data, which is also the name of an input"):
         await world.files.resolve_spec(replace(spec, inputs=(InputFile("m", target="data"),)), DIRECTOR)
     with pytest.raises(UsageError, match="there is no bundle") as refused:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from koalapy.model.application import application_of, name_application
+from koalapy.model.application import application_of, printable_application_of
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import ComponentRequest, FlexibleRequest, NonFixedRequest
 
@@ -54,14 +54,13 @@ def test_application_of_dash_is_empty() -> None:
     ("command", "application"),
     [(("python", "-m", "koalapy.apps.poisson"), "koalapy.apps.poisson"), (("sh", "-c", "x"), ""), (("a\x1bb",), "")],
 )
-def test_name_application_sets_program_name(command: tuple[str, ...], application: str) -> None:
-    assert name_application(JobSpec(FlexibleRequest(6), command)).application == application
+def test_printable_application_is_program_name(command: tuple[str, ...], application: str) -> None:
+    assert printable_application_of(JobSpec(FlexibleRequest(6), command)) == application
 
 
-def test_name_application_keeps_explicit_name() -> None:
-    assert name_application(JobSpec(FlexibleRequest(6), ("true",), application="sea")).application == "sea"
+def test_printable_application_is_explicit_name() -> None:
+    assert printable_application_of(JobSpec(FlexibleRequest(6), ("true",), application="sea")) == "sea"
 
 
-def test_name_application_keeps_dash() -> None:
-    spec = name_application(JobSpec(FlexibleRequest(6), ("wave",), application="-"))
-    assert application_of(spec) == ""
+def test_printable_application_is_explicit_dash() -> None:
+    assert printable_application_of(JobSpec(FlexibleRequest(6), ("wave",), application="-")) == "-"

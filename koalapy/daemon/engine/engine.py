@@ -197,6 +197,8 @@ class Engine:
         self.epoch = epoch
         self.clock = clock or steady_clock()
         self.draining = False
+        self.cycle_time = 0.0
+        """The time of the current cycle, at which its events happen; that of the last one while the engine is idle."""
         self.cycle_started_at: float | None = None
         """Monotonic time at which the current cycle started; None while the engine is idle."""
         self.database = DatabaseMonitor()
@@ -326,6 +328,7 @@ class Engine:
         """Run one cycle: apply work items, run the scheduler, store the outcome, and act on it."""
         transaction, began, rounds = Transaction(now=self.clock()), time.monotonic(), self.instruments.cycles
         rounds.waiting = len(self._items)
+        self.cycle_time = transaction.now
         taken_in_until = time.thread_time() + self._take_in_budget_s
         while self._items:
             item = self._items.popleft()

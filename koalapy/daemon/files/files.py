@@ -13,7 +13,6 @@ from koalapy.daemon.engine.database import run_in_database
 from koalapy.daemon.engine.engine import Engine, WorkItem
 from koalapy.daemon.files.bundles import Bundles
 from koalapy.daemon.observability.audit import describe_request
-from koalapy.model.application import name_application
 from koalapy.model.errors import (
     ConflictError,
     KoalaError,
@@ -344,7 +343,7 @@ class Files:
         return replace(spec, bundle=Bundle(bundle.id, bundle.size, bundle.files))
 
     def _resolve_inputs(self, spec: JobSpec) -> JobSpec:
-        return resolve_inputs(name_application(spec), self._catalogue)
+        return resolve_inputs(spec, self._catalogue)
 
 
 def _check_name(name: str) -> None:

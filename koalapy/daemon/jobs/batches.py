@@ -22,7 +22,7 @@ from koalapy.validation.submission import hash_batch, hash_key
 if TYPE_CHECKING:
     from koalapy.daemon.jobs.jobs import Jobs
 
-JOBS_PER_TURN = 20
+JOBS_PER_TURN = 50
 """Jobs that are checked before other tasks run."""
 HINT_UNKNOWN_OUTCOME = "look for the jobs with koala queue --all before you submit them again"
 
@@ -41,9 +41,9 @@ class BatchSubmission:
         If the user submitted the same batch with the same key before, return those numbers and False. The errors are
         those of ``Jobs.submit``.
         """
-        owned = []
-        for index, spec in enumerate(specs):
-            with naming_item(f"jobs[{index}]"):
+        owned: list[JobSpec] = []
+        with naming_item(lambda: f"jobs[{len(owned)}]"):
+            for spec in specs:
                 owned.append(self._jobs.rules.with_owner(spec, caller))
         if idempotency_key is None:
             storing = self._store_new(owned, caller, None)
@@ -73,10 +73,11 @@ class BatchSubmission:
         dependencies = self._jobs.dependencies
         find_fields(specs, is_batch=True)  # rejects too many dependencies before anything is read
         complete: list[JobSpec] = []
-        for index, spec in enumerate(specs):
-            with naming_item(f"jobs[{index}]"):
-                complete.append(await self._jobs.complete_and_check(spec, caller))
-            if index % JOBS_PER_TURN == JOBS_PER_TURN - 1:
+        with naming_item(lambda: f"jobs[{len(complete)}]"):
+            for start in range(0, len(specs), JOBS_PER_TURN):
+                limits = queries.limits()
+                for spec in specs[start : start + JOBS_PER_TURN]:
+                    complete.append(await self._jobs.complete_and_check(spec, caller, limits))
                 await asyncio.sleep(0)
 
         async def read_states() -> FinalStates:
@@ -88,11 +89,12 @@ class BatchSubmission:
         def make_item(final_states: FinalStates) -> WorkItem:
             def make_events() -> tuple[Event, ...]:
                 queries.admit_batch(complete)
-                now, events = engine.clock(), []
-                for index, (number, spec) in enumerate(zip(numbers, complete, strict=True)):
-                    with naming_item(f"jobs[{index}]"):
+                now = engine.cycle_time
+                events: list[Event] = []
+                with naming_item(lambda: f"jobs[{len(events)}]"):
+                    for number, spec in zip(numbers, complete, strict=True):
                         awaits = dependencies.find_unmet(spec, final_states) if spec.after else ()
-                    events.append(JobSubmitted(new_job(number, spec, now, awaits), caller.user))
+                        events.append(JobSubmitted(new_job(number, spec, now, awaits), caller.user))
                 return tuple(events)
 
             return WorkItem(prepare=make_events, submitted=Submitted(key[0], numbers[0], key[1]) if key else None)

@@ -25,7 +25,7 @@ from koalapy.daemon.jobs.job_records import (
 from koalapy.daemon.jobs.output import Outputs, OutputTail
 from koalapy.daemon.jobs.unfinished import list_unfinished
 from koalapy.daemon.observability.audit import describe_request
-from koalapy.model.application import summarize_job
+from koalapy.model.application import printable_application_of, summarize_job
 from koalapy.model.array import TaskIndices
 from koalapy.model.dependency import Clause
 from koalapy.model.errors import ConflictError, NotFoundError, StoreUnavailable
@@ -54,9 +54,11 @@ from koalapy.scheduler.events import (
 )
 from koalapy.scheduler.explain.explain import explain, explain_submission
 from koalapy.scheduler.queries import Queries
+from koalapy.validation.limits import Limits
 from koalapy.validation.permissions import SubmissionRules, check_job_access, check_notifications, with_home_site
+from koalapy.validation.repeated import SubmissionChecks
 from koalapy.validation.request import check_size, check_times, with_all_indices
-from koalapy.validation.submission import check_submission, hash_key, hash_spec
+from koalapy.validation.submission import hash_key, hash_spec
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -99,7 +101,7 @@ class Jobs:
         self._next_number = next_number
         self._max_claimed_number = next_number - 1 + MAX_JOBS_AHEAD
         self._describe = describe
-        self._keys = IdempotencyKeys(store)
+        self._keys, self._checks = IdempotencyKeys(store), SubmissionChecks()
         self.dependencies = Dependencies(queries, self.get_many)
         self.batches = BatchSubmission(self, engine, queries, self._keys)
         self._submitting: set[asyncio.Task[object]] = set()
@@ -144,7 +146,7 @@ class Jobs:
     async def _store_new(self, spec: JobSpec, caller: Identity, key: tuple[str, str] | None) -> JobRecord:
         """Check a specification, and store it as a job with a new number. ``key``: hash of the key, and of the spec."""
         engine, queries = self._engine, self._queries
-        spec = await self.complete_and_check(spec, caller)
+        spec = await self.complete_and_check(spec, caller, queries.limits())
 
         async def read_states() -> FinalStates:
             return await self.dependencies.read_final_states([spec], caller)
@@ -156,7 +158,7 @@ class Jobs:
             def make_events() -> tuple[Event, ...]:
                 queries.admit(spec)
                 awaits = self.dependencies.find_unmet(spec, final_states)
-                return (JobSubmitted(new_job(number, spec, engine.clock(), awaits), caller.user),)
+                return (JobSubmitted(new_job(number, spec, engine.cycle_time, awaits), caller.user),)
 
             return WorkItem(prepare=make_events, submitted=Submitted(key[0], number, key[1]) if key else None)
 
@@ -182,22 +184,22 @@ class Jobs:
         """Pass a work item to the engine and wait until it is written."""
         await self._engine.database.await_outcome(self._engine.commit(item))
 
-    async def complete_and_check(self, spec: JobSpec, caller: Identity) -> JobSpec:
-        """Return the spec with its policy, its home site and the catalogued inputs.
+    async def complete_and_check(self, spec: JobSpec, caller: Identity, limits: Limits) -> JobSpec:
+        """Return the spec with its policy, application, home site and the catalogued inputs.
 
-        Raise ``UsageError`` if it can never run.
+        Raise ``UsageError`` if it can never run. ``limits``: those of the scheduler now.
         """
-        queries, spec = self._queries, with_all_indices(spec)
-        limits = queries.limits()
+        spec = with_all_indices(spec)
         if spec.all_inputs or spec.result_inputs or spec.bundle is not None:
             check_size(spec, limits)  # before files are looked up
         check_notifications(spec, self._reachable)
         if self._resolve is not None:
             spec = await self._resolve(spec, caller)
-        spec = with_home_site(spec, caller, queries.accounts)
-        check_submission(spec, limits)
+        spec = with_home_site(spec, caller, self._queries.accounts)
+        self._checks.check(spec, limits)
         check_times(spec, self._engine.clock())
-        return replace(spec, policy=spec.policy or DEFAULTS[spec.request.type])
+        policy = spec.policy or DEFAULTS[spec.request.type]
+        return spec.with_fields(policy=policy, application=printable_application_of(spec))
 
     async def cancel(
         self, job: JobId, caller: Identity, reason: str, *, warn: bool = False, tasks: TaskIndices | None = None
@@ -373,7 +375,7 @@ class Jobs:
 
     async def complete_spec(self, spec: JobSpec, caller: Identity) -> JobSpec:
         """Return the spec of the job that a submission would become. Check it like a real one; store nothing."""
-        spec = await self.complete_and_check(self.rules.with_owner(spec, caller), caller)
+        spec = await self.complete_and_check(self.rules.with_owner(spec, caller), caller, self._queries.limits())
         self._queries.admit(spec)
         return spec
 
