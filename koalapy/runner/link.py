@@ -28,6 +28,7 @@ KEEPALIVE = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
 )
 """Options that detect a lost host within half a minute, whether or not anything is sent to it."""
+RECEIVE_SIZE = 64 * 1024
 MAX_CHALLENGE_LENGTH = 1000
 """Bytes to read from a peer that is not authenticated."""
 encode = json.JSONEncoder(separators=(",", ":")).encode
@@ -192,7 +193,7 @@ class Link:
             self._flush_outgoing()
         if events & selectors.EVENT_READ and self._socket is not None:
             try:
-                data = self._socket.recv(256 * 1024)
+                data = self._socket.recv(RECEIVE_SIZE)
             except BlockingIOError:
                 return
             except OSError:

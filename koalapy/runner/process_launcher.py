@@ -40,7 +40,8 @@ class Single(Role):
         return self._plan.index
 
     def start(self) -> None:
-        require_program(self._plan.context["command"][0], self._runner.environment)
+        if len(self._plan.nodes) > 1:  # before another node starts the program
+            require_program(self._plan.context["command"][0], self._runner.environment)
         if self._plan.index > 0:
             self._deadline = self._runner.loop.time() + PORT_TIMEOUT
             self._runner.loop.set_alarm("port", ASK_INTERVAL, self._ask_for_port)

@@ -43,6 +43,10 @@ class Processes:
         self._terminated: set[int] = set()
         self._guards: dict[int, ExecGuard] = {}
         """The guard of each traced process and its descendants."""
+        self.cpu_time = 0.0
+        """Processor seconds of all reaped processes and of those that they had reaped."""
+        self.peak_memory = 0
+        """Bytes of the largest of these processes."""
         if prctl is None or prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
             print("koala runner: not a subreaper; detached processes may escape", file=sys.stderr)
 
@@ -92,7 +96,7 @@ class Processes:
         ended: list[tuple[int, int]] = []
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG | WAIT_FOR_THREADS)
+                pid, status, used = os.wait4(-1, os.WNOHANG | WAIT_FOR_THREADS)
             except ChildProcessError:
                 return ended, False
             if pid == 0:
@@ -101,6 +105,8 @@ class Processes:
                 if self._guards:  # else the child asked to be traced
                     self._guard_of(pid).handle_stop(pid, status)
                 continue
+            self.cpu_time += used.ru_utime + used.ru_stime
+            self.peak_memory = max(self.peak_memory, used.ru_maxrss * 1024)
             ended.append((pid, os.waitstatus_to_exitcode(status)))
 
     def _guard_of(self, pid: int) -> ExecGuard:

@@ -76,7 +76,8 @@ class Runner:
         self._phase = "waiting"
         self._run_id = os.urandom(16).hex()
         """Distinguishes this process from another one with the same secret."""
-        self.processes, self._usage = Processes(), UsageMeter(self.loop)
+        self.processes = Processes()
+        self._usage = UsageMeter(self.loop, self.processes)
         self._output = Output(f"{settings.spool}/output.{settings.node}", settings.secret)
         self._program_output = ProgramOutput(self.loop, settings.name, self._keep_output)
         self._folder, self._mark = "", -1
@@ -106,7 +107,6 @@ class Runner:
         if self.settings.lrm_pipe >= 0:
             self.loop.watch(self.settings.lrm_pipe, self._lrm_ended)
         self._note_agent()
-        self._renew_lease()
         if self.settings.problem:
             self.conclude(None, self.settings.problem, infrastructure=True)
         self._link.connect()
@@ -200,8 +200,6 @@ class Runner:
         how = {"code": code, "error": error, "infrastructure": infrastructure, "stopped": stopped}
         self._result = {**how, "warned": self._warned}
         self._phase = "ending"
-        if self._link.welcomed:  # else the hello says it
-            self._link.send({"t": "ending"})
         self._streams.close("the job's program has ended")
         if self._role is not None:
             self._role.close()
@@ -211,6 +209,8 @@ class Runner:
         if self._halted_until is not None and not stopped:
             self._kill_at = 0.0  # the next attempt may have begun: kill it at once
         self._end_processes()
+        if self._link.welcomed and not self._exit_sent:  # without a connection, the next hello says it
+            self._link.send({"t": "ending"})
 
     def _stop_program(self, message: dict[str, Any]) -> None:
         """Stop the program as the agent orders, after a warning and time to finish (grace) if the order has them."""
@@ -240,7 +240,8 @@ class Runner:
         s = self.settings
         s.host = s.host or self._link.address
         runner = {"host": s.host, "name": s.name, "lrm_job": s.lrm_job, "life": self._run_id, "pid": os.getpid()}
-        return {**runner, "phase": self._phase, "start": self._output.start, "warned": self._warned, "streams": True}
+        state = {"phase": self._phase, "start": self._output.start, "warned": self._warned}
+        return {**runner, **state, "streams": True, "renew": self._silence.start_query()}
 
     def _note_agent(self) -> None:
         """Restart the timeouts of a silent agent."""
@@ -264,7 +265,15 @@ class Runner:
     def _renew_lease(self) -> None:
         """Request a renewal of the lease, the time for which the program may run, now and at intervals."""
         self._link.send({"t": "renew", "number": self._silence.start_query()})
+        self._plan_renewal()
+
+    def _plan_renewal(self) -> None:
         self.loop.set_alarm("renew", renewal_interval(self.settings.lease), self._renew_lease)
+
+    def _record_silence(self, message: dict[str, Any]) -> None:
+        """Renew the lease by the agent's answer to a request, if the agent knows how long the daemon was silent."""
+        if message.get("silence") is not None:
+            self._silence.record_answer(message["number"], message["silence"])
 
     def _lease_left(self) -> float:
         return float("inf") if self.settings.lease is None else self.settings.lease - self._silence.silence
@@ -347,15 +356,15 @@ class Runner:
         kind = message["t"]
         if kind == "welcome":
             self.settings.lease = message["lease"]
-            self._renew_lease()
+            self._record_silence(message)
+            self._plan_renewal()
         self._note_agent()
         if kind == "welcome":
             self._output.acknowledge(message["output"])
             self._output.sent, self._exit_sent = self._output.start, False
             self._send_output()
         elif kind == "lease":
-            if message["silence"] is not None:
-                self._silence.record_answer(message["number"], message["silence"])
+            self._record_silence(message)
         elif kind == "output":
             self._release_output(message["offset"])
         elif kind == "open" and self._phase == "waiting" and self._lease_left() <= 0:

@@ -2,7 +2,7 @@
 
 The kernel counts the processor time of all ended descendants, since this runner adopts and reaps them. The memory of
 all running processes together is read from ``/proc`` at intervals, so that of short programs is that of their largest
-process, which the kernel keeps.
+process, which the kernel reports at its end.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from koalapy.runner.link import Loop
+    from koalapy.runner.processes import Processes
 
 FIRST_INTERVAL_S = 1.0
 MAX_INTERVAL_S = 30.0
@@ -30,8 +31,8 @@ COST_FACTOR = 500.0
 class UsageMeter:
     """The use of this node by the program, from the start of its first process."""
 
-    def __init__(self, loop: Loop, clock: Callable[[], float] = time.monotonic) -> None:
-        self._loop, self._clock = loop, clock
+    def __init__(self, loop: Loop, processes: Processes, clock: Callable[[], float] = time.monotonic) -> None:
+        self._loop, self._processes, self._clock = loop, processes, clock
         self._started_at: float | None = None
         self._peak_memory = 0
 
@@ -48,15 +49,12 @@ class UsageMeter:
         """
         if self._started_at is None:
             return None
-        from resource import RUSAGE_CHILDREN, getrusage
-
         self._loop.cancel_alarm("usage")
-        used = getrusage(RUSAGE_CHILDREN)
         return {
-            "cpu": round(used.ru_utime + used.ru_stime, 6),
+            "cpu": round(self._processes.cpu_time, 6),
             "seconds": round(max(0.0, self._clock() - self._started_at), 6),
             "processors": len(os.sched_getaffinity(0)),
-            "memory": max(self._peak_memory, used.ru_maxrss * 1024),
+            "memory": max(self._peak_memory, self._processes.peak_memory),
         }
 
     def _read_memory(self) -> None:

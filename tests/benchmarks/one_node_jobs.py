@@ -36,8 +36,12 @@ def processor_times(grid: EmbeddedGrid) -> dict[str, float]:
     return times
 
 
-def run_jobs(grid: EmbeddedGrid, count: int) -> None:
-    """Submit jobs of one node and wait until all have ended."""
+def run_jobs(grid: EmbeddedGrid, count: int) -> float:
+    """Submit jobs of one node, and return the seconds until all have ended.
+
+    Wait until their runners are reaped, too: only then are their processor times known.
+    """
+    began = time.monotonic()
     body = job_body(0) | {"request": {"type": "flexible", "total_size": 1}, "command": ["true"]}
     send_all(grid, "/api/v1/jobs", [json.dumps(body).encode()] * count)
 
@@ -47,6 +51,9 @@ def run_jobs(grid: EmbeddedGrid, count: int) -> None:
         return not health["queued"] + health["active"]
 
     wait_until(is_over, "all jobs to end", 600)
+    seconds = time.monotonic() - began
+    wait_until(lambda: not grid.list_all_runners(), "all runners to be reaped", 60)
+    return seconds
 
 
 def measure(source: str) -> dict[str, float]:
@@ -57,9 +64,9 @@ def measure(source: str) -> dict[str, float]:
         grid = EmbeddedGrid(Path(folder, "data"), KOALA_CONFIG=str(config), **environment_of(source)).start()
         try:
             run_jobs(grid, WARM_UP_JOBS)
-            before, began = processor_times(grid), time.monotonic()
-            run_jobs(grid, JOBS)
-            seconds, after = time.monotonic() - began, processor_times(grid)
+            before = processor_times(grid)
+            seconds = run_jobs(grid, JOBS)
+            after = processor_times(grid)
         finally:
             grid.stop_daemon()
     figures = {kind: (after[kind] - before[kind]) / JOBS * 1000 for kind in after}

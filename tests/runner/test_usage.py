@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from koalapy.runner.link import Loop
+from koalapy.runner.processes import Processes
 from koalapy.runner.usage import COST_FACTOR, FIRST_INTERVAL_S, MAX_INTERVAL_S, UsageMeter, resident_pages
 
 pytestmark = pytest.mark.processes
@@ -31,23 +32,42 @@ class ManualLoop(Loop):
 
 def test_usage_has_processor_time_and_memory_of_ended_descendants() -> None:
     pid = os.fork()
-    if pid == 0:  # counts of this process's own earlier children would be included
-        meter = UsageMeter(ManualLoop())
+    if pid == 0:  # it reaps all children of its process
+        processes = Processes()
+        meter = UsageMeter(ManualLoop(), processes)
         meter.start()
-        os.system(f"{sys.executable} -c '{BURN}' & wait")
+        command = ["/bin/sh", "-c", f"{sys.executable} -c '{BURN}' & wait"]
+        processes.start(command, dict(os.environ), os.open(os.devnull, os.O_WRONLY))
+        while processes.reap()[1]:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
         usage = meter.finish()
         os._exit(0 if usage and 0.3 <= usage["cpu"] < 30 and 60e6 <= usage["memory"] < 1e9 and usage["seconds"] else 1)
     assert os.waitpid(pid, 0)[1] == 0
 
 
+def test_usage_after_earlier_program_has_processor_time_of_its_own_program() -> None:
+    pid = os.fork()
+    if pid == 0:
+        os.system(f"{sys.executable} -c '{BURN}'")  # a child of an earlier job of the same runner
+        processes = Processes()
+        meter = UsageMeter(ManualLoop(), processes)
+        meter.start()
+        processes.start(["/bin/sh", "-c", ":"], dict(os.environ), os.open(os.devnull, os.O_WRONLY))
+        while processes.reap()[1]:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+        usage = meter.finish()
+        os._exit(0 if usage and usage["cpu"] < 0.3 else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
 def test_usage_without_program_is_unknown() -> None:
-    assert UsageMeter(ManualLoop()).finish() is None
+    assert UsageMeter(ManualLoop(), Processes()).finish() is None
 
 
 def test_usage_reads_memory_of_running_processes_at_growing_intervals() -> None:
     now = [0.0]
     loop = ManualLoop()
-    meter = UsageMeter(loop, lambda: now[0])
+    meter = UsageMeter(loop, Processes(), lambda: now[0])
     meter.start()
     meter.start()
     assert loop.delays == [FIRST_INTERVAL_S], "it starts once"
@@ -64,7 +84,7 @@ def test_usage_reads_memory_of_running_processes_at_growing_intervals() -> None:
 def test_slow_readings_are_rare() -> None:
     ticks = iter([0.0, 10.0, 10.5])
     loop = ManualLoop()
-    meter = UsageMeter(loop, lambda: next(ticks))
+    meter = UsageMeter(loop, Processes(), lambda: next(ticks))
     meter.start()
     assert loop.callback is not None
     loop.callback()

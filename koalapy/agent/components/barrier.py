@@ -183,7 +183,8 @@ class Barrier:
         node.warned |= message["warned"]
         node.has_streams = message["streams"]
         received = component.output.accept_stream(index, message["start"])
-        runner.send_message({"t": "welcome", "lease": component.lease, "output": received})
+        welcome = {"t": "welcome", "lease": component.lease, "output": received}
+        runner.send_message({**welcome, "number": message["renew"], "silence": self._leases.silence_for(component)})
         if component.stop is not None or component.error:
             runner.send_message(component.stop_message)
         elif component.plan is None and node.phase in PROGRAM_PHASES:

@@ -72,8 +72,11 @@ class Daemons:
         """
         folder = self._directory / instance
         try:
-            folder.mkdir(mode=0o700, exist_ok=True)
-            descriptor = open_regular(folder / JOB_FILE)
+            try:
+                descriptor = open_regular(folder / JOB_FILE)
+            except FileNotFoundError:
+                folder.mkdir(mode=0o700, exist_ok=True)
+                descriptor = open_regular(folder / JOB_FILE)
             try:
                 os.pwrite(descriptor, json.dumps({"job": job}).ljust(JOB_FILE_SIZE).encode(), 0)
                 os.ftruncate(descriptor, JOB_FILE_SIZE)

@@ -34,7 +34,9 @@ log = structlog.get_logger()
 _WRITING = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _CHUNK = 1024 * 1024
 SYNC_THREADS = 3
-"""Maximum number of threads that flush files at the same time. Each start of a thread's work takes processor time."""
+"""Maximum number of threads that flush files at the same time."""
+FILES_PER_THREAD = 8
+"""Files that a thread flushes before another one is used: each start of a thread's work takes processor time."""
 REMOVED_SUFFIX = ".forgotten"
 MAX_JOURNAL = 64 * 1024 * 1024
 """Maximum bytes of a journal. The agent writes none that is larger."""
@@ -113,7 +115,8 @@ class DiskSync:
         """Flush everything written so far to the disk; record which paths failed."""
         upto, paths = self._written_count, list(self._dirty)
         self._dirty = {}
-        shares = [paths[number::SYNC_THREADS] for number in range(min(SYNC_THREADS, len(paths)))]
+        thread_count = min(SYNC_THREADS, -(-len(paths) // FILES_PER_THREAD))
+        shares = [paths[number::thread_count] for number in range(thread_count)]
         for results in await asyncio.gather(*(asyncio.to_thread(_sync_paths, share) for share in shares)):
             for path, error in results:
                 if error is None:
@@ -315,6 +318,8 @@ class Spool:
     def __init__(self, directory: Path, secret_of: Callable[[str, str, int], bytes | None] | None = None) -> None:
         """Create the directory. ``secret_of`` returns a node's secret by instance, token and index."""
         self._directory, self._secret_of = directory, secret_of
+        self._instances: set[str] = set()
+        """Daemons with folders that this process has made or found, and recorded as written."""
         self.disk_sync = DiskSync()
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
@@ -322,7 +327,8 @@ class Spool:
         """Create the folder of a component's journal if it does not exist, and return it. Raise ``OSError``."""
         path = self._directory / instance / token
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.disk_sync.mark_written(path, path.parent, self._directory)
+        self.disk_sync.mark_written(path, path.parent, *(() if instance in self._instances else (self._directory,)))
+        self._instances.add(instance)
         return self._folder(path)
 
     def _folder(self, path: Path) -> JournalFolder:

@@ -52,6 +52,8 @@ class Here(RunnerMessage):
     warned: bool = False
     streams: bool = False
     """Whether it serves streams; runners of earlier versions do not."""
+    renew: Number = 0
+    """Number of its question for the daemon's silence, which the welcome answers; 0 from earlier versions."""
 
 
 class Out(RunnerMessage):

@@ -4,7 +4,8 @@ import os
 import signal
 import time
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import suppress
 
 from koalapy.agent.lrm.local.jobs import WALLTIME_EXCEEDED, JobTable, LocalJob, LocalNode
 from koalapy.agent.lrm.local.processes import MARK, OrphanFinder, process_trees, read_mark, send_signal
@@ -55,7 +56,7 @@ class NodeRun:
         self.pid = 0
         """The main process."""
         self.is_alive = False
-        """Whether the main process runs."""
+        """Whether the main process runs this job."""
         self.sent_signal = 0
         """The last signal that locald has sent: 0, SIGTERM or SIGKILL."""
         self.signalled_pids: set[int] = set()
@@ -73,14 +74,17 @@ class Runs:
         mark_ending: str,
         base_env: Mapping[str, str],
         kill_grace_s: float = 1.0,
+        worker_linger_s: float = 1.0,
     ) -> None:
-        """``kill_grace_s``: seconds between SIGTERM and SIGKILL."""
+        """``kill_grace_s``: seconds between SIGTERM and SIGKILL; ``worker_linger_s``: until an idle worker ends."""
         self._jobs = jobs
         self._spawner = spawner
+        self.workers = spawner.workers
         self._timers = timers
         self._mark_ending = mark_ending
         self._base_env = base_env
         self._kill_grace_s = kill_grace_s
+        self._worker_linger_s = worker_linger_s
         self._orphan_finder = OrphanFinder()
         self._runs: dict[LocalNode, NodeRun] = {}
         self._by_pid: dict[int, NodeRun] = {}
@@ -134,24 +138,39 @@ class Runs:
 
     def reap(self) -> None:
         """Collect all ended child processes, and set exit codes of jobs with main processes among them."""
-        has_ended = False
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                break
-            if pid == 0:
-                break
-            has_ended = True
+        statuses = dict(_reap_children())
+        self.collect_reports()  # a worker may have been killed after the end of its job
+        for pid, status in statuses.items():
             self._orphan_runs.pop(pid, None)
+            self.workers.remove(pid)
             run = self._by_pid.pop(pid, None)
             if run is not None:
                 code = os.waitstatus_to_exitcode(status)
                 is_lost = code < 0 and not run.sent_signal
                 reason = f"node {run.node.name}: runner killed by signal {-code}" if is_lost else ""
                 self._end_main_process(run, code if code >= 0 else 128 - code, reason)
-        if has_ended:
+        if statuses:
             self._sweep()
+
+    def collect_reports(self) -> None:
+        """End the runs whose workers have reported the end. Keep the workers for other jobs, except signalled ones."""
+        reporting = [pid for pid in self.workers.take_reports() if pid in self._by_pid]
+        for pid in reporting:
+            run = self._by_pid.pop(pid)
+            self._end_main_process(run, 0, "")
+            if run.sent_signal:
+                self.workers.retire(pid)
+            else:
+                self.workers.mark_idle(pid)
+        if reporting:
+            if "workers" not in self._timers:
+                self._timers.set("workers", self._worker_linger_s, self._retire_idle_workers)
+            self._sweep()
+
+    def _retire_idle_workers(self) -> None:
+        """Let workers end that were idle for too long, and look again later if others are idle."""
+        if self.workers.retire_idle(self._worker_linger_s):
+            self._timers.set("workers", self._worker_linger_s, self._retire_idle_workers)
 
     def _end_main_process(self, run: NodeRun, code: int, lost_reason: str) -> None:
         """Record the end of a node's main process, and mark the job as lost if there is a reason.
@@ -189,7 +208,7 @@ class Runs:
         if not ending:
             return
         orphans: defaultdict[NodeRun, list[int]] = defaultdict(list)
-        for pid in self._orphan_finder.find_orphans(self._by_pid):
+        for pid in self._orphan_finder.find_orphans({*self._by_pid, *self.workers}):
             orphan_run = self._orphan_runs.get(pid) or self._find_run(pid, ending)
             if orphan_run is not None:
                 orphans[orphan_run].append(pid)
@@ -223,3 +242,10 @@ class Runs:
             return None
         by_session = next((run for run in self._runs.values() if run.pid == session), None)
         return by_session or next((run for run in ending if not run.is_alive), None)
+
+
+def _reap_children() -> Iterator[tuple[int, int]]:
+    """Yield the process id and the wait status of each child that has ended."""
+    with suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
+            yield ended

@@ -138,6 +138,7 @@ class Server:
         signal.signal(signal.SIGTERM, terminate)
         self.listen()
         self._selector.register(self._signal_reader, selectors.EVENT_READ, self._handle_signals)
+        self._selector.register(self._runs.workers.reports, selectors.EVENT_READ, self._runs.collect_reports)
         while True:
             self._advance()
             if self._is_done:

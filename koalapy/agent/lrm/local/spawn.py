@@ -1,4 +1,4 @@
-"""Start processes for locald: by fork alone if the program is the preloaded one, else by fork and exec."""
+"""Start processes for locald: in a worker if the program is the preloaded one, else by fork and exec."""
 
 import importlib.util
 import os
@@ -6,17 +6,18 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
 from koalapy.agent.lrm.local.processes import die_with_parent, redirect_streams
+from koalapy.agent.lrm.local.workers import HANDLED_SIGNALS, MAX_JOBS, Order, OrderReader, Workers
 
 SECRET_PIPE_VARIABLE = "KOALA_SECRET_PIPE"
 END_PIPE_VARIABLE = "KOALA_LRM_PIPE"
 START_FAILED = 127
 """Exit code of a process if its program cannot be started."""
 _ALL_SIGNALS = signal.valid_signals()
-_HANDLED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP)
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 _BARE_OPTIONS = frozenset({"-I", "-S", "-B", "-E", "-s", "-u"})
 
@@ -48,7 +49,10 @@ class EndOfProcess:
 
 
 class Preloaded:
-    """A program kept in memory: a Python file with a ``main(args)`` that returns its exit code."""
+    """A program kept in memory: a Python file with a ``main(args)`` that returns its exit code.
+
+    It returns 0 only when none of its processes is left. It may then be called again in the same process.
+    """
 
     def __init__(self, path: str) -> None:
         """Load the file. Raise ``PreloadError``."""
@@ -75,9 +79,10 @@ class Preloaded:
         if not self.is_run_by(argv):
             return None
         position = argv.index(self._path, 1)
-        if not _BARE_OPTIONS.issuperset(argv[1:position]) or os.stat(self._path).st_mtime_ns != self._loaded_at:
-            return None
-        return list(argv[position + 1 :])
+        with suppress(OSError):
+            if _BARE_OPTIONS.issuperset(argv[1:position]) and os.stat(self._path).st_mtime_ns == self._loaded_at:
+                return list(argv[position + 1 :])
+        return None
 
     def run(self, args: list[str], env: Mapping[str, str]) -> int:
         """Run the program in this process and return its exit code."""
@@ -102,6 +107,7 @@ class Spawner:
         self._release = release
         self._end_pipe, self._end_pipe_writer = os.pipe()
         """The end that the preloaded program reads, and the one that only this process has open."""
+        self.workers = Workers()
 
     def spawn(
         self,
@@ -119,13 +125,27 @@ class Spawner:
         The process finds the number of a pipe with ``secret`` in its environment. A failure after the fork ends it
         with 127 and a line in its output.
         """
-        parent = os.getpid()
-        secret_pipe = -1
-        if secret:
-            secret_pipe, writer = os.pipe()
-            os.write(writer, secret.encode())
+        order = Order([], dict(env), cwd, output, secret)
+        args = self._preloaded.parse_args(argv) if self._preloaded is not None and account is None else None
+        if args is None:
+            parent = os.getpid()
+            return self._fork(lambda: self._execute(argv, order, account, parent))
+        order = replace(order, args=args)
+        if (pid := self.workers.assign(order)) is not None:
+            return pid
+        orders, writer = os.pipe()
+        try:
+            pid = self._fork(lambda: self._serve(order, orders, writer))
+        except OSError:
             os.close(writer)
-        ends_itself = self._preloaded is not None and self._preloaded.is_run_by(argv)
+            raise
+        finally:
+            os.close(orders)
+        self.workers.add(pid, writer)
+        return pid
+
+    def _fork(self, run: Callable[[], int]) -> int:
+        """Start a process that runs a function and ends with the code that it returns. Raise ``OSError``."""
         # A signal must not reach the handlers of this process in the new one.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ALL_SIGNALS)
         try:
@@ -133,45 +153,78 @@ class Spawner:
             if pid == 0:
                 with EndOfProcess() as end:
                     os.close(self._end_pipe_writer)
-                    if ends_itself:
-                        os.set_inheritable(self._end_pipe, True)
-                        env = {**env, END_PIPE_VARIABLE: str(self._end_pipe)}
-                    else:
-                        die_with_parent(parent)
-                        os.close(self._end_pipe)
                     self._release()
-                    if secret:
-                        os.set_inheritable(secret_pipe, True)
-                        env = {**env, SECRET_PIPE_VARIABLE: str(secret_pipe)}
-                    if account is not None:
-                        self._preloaded = None
-                        os.setgroups(account["groups"])
-                        os.setresgid(account["gid"], account["gid"], account["gid"])
-                        os.setresuid(account["uid"], account["uid"], account["uid"])
-                        if not ends_itself:
-                            die_with_parent(parent)  # a change of account clears it
-                    end.code = self._become(argv, env, cwd, output)
+                    self.workers.release()
+                    os.setsid()
+                    for signum in HANDLED_SIGNALS:
+                        signal.signal(signum, signal.SIG_DFL)
+                    end.code = run()
             return pid
         finally:
-            if secret:
-                os.close(secret_pipe)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
-    def _become(self, argv: Sequence[str], env: Mapping[str, str], cwd: str, output: str) -> int:
-        """Run the program in this process; return the exit code of the preloaded one, or 127."""
-        os.setsid()
-        for signum in _HANDLED:
-            signal.signal(signum, signal.SIG_DFL)
+    def _execute(self, argv: Sequence[str], order: Order, account: Mapping[str, Any] | None, parent: int) -> int:
+        """Execute a program in this process, as an account if one is given. Return 127 if that fails."""
+        ends_itself = self._preloaded is not None and self._preloaded.is_run_by(argv)
+        if not ends_itself:
+            die_with_parent(parent)
+        if account is not None:
+            os.setgroups(account["groups"])
+            os.setresgid(account["gid"], account["gid"], account["gid"])
+            os.setresuid(account["uid"], account["uid"], account["uid"])
+            if not ends_itself:
+                die_with_parent(parent)  # a change of account clears it
+        environment = self._add_pipes(order, with_end_pipe=ends_itself)
         try:
-            redirect_streams(output, 0o644)
-            os.chdir(cwd)
-            args = self._preloaded.parse_args(argv) if self._preloaded else None
-            if args is None or self._preloaded is None:
-                for signum in (*_IGNORED_BY_PYTHON, signal.SIGINT):
-                    signal.signal(signum, signal.SIG_DFL)
-                signal.pthread_sigmask(signal.SIG_SETMASK, ())
-                os.execvpe(argv[0], list(argv), dict(env))
+            redirect_streams(order.output, 0o644)
+            os.chdir(order.cwd)
+            for signum in (*_IGNORED_BY_PYTHON, signal.SIGINT):
+                signal.signal(signum, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())
+            os.execvpe(argv[0], list(argv), environment)
         except OSError as error:
-            print(f"locald: cannot start {argv[0]}: {error}", file=sys.stderr)
-            return START_FAILED
-        return self._preloaded.run(args, env)
+            return _report_start_failure(argv[0], error)
+
+    def _serve(self, order: Order, orders: int, writer: int) -> int:
+        """Run the preloaded program for one job after another as long as it returns 0. Return its last code."""
+        os.close(writer)
+        reader = OrderReader(orders, self.workers.report_writer, (self._end_pipe,))
+        code = self._run_preloaded(order)
+        for _ in range(1, MAX_JOBS):
+            if code != 0:
+                break
+            reader.report_end()
+            if (following := reader.next_order()) is None:
+                break
+            code = self._run_preloaded(following)
+        return code
+
+    def _run_preloaded(self, order: Order) -> int:
+        """Run the preloaded program for a job, and return its exit code; 127 if it cannot be started."""
+        assert self._preloaded is not None
+        try:
+            redirect_streams(order.output, 0o644)
+            os.chdir(order.cwd)
+        except OSError as error:
+            return _report_start_failure("the preloaded program", error)
+        return self._preloaded.run(order.args, self._add_pipes(order, with_end_pipe=True))
+
+    def _add_pipes(self, order: Order, *, with_end_pipe: bool) -> dict[str, str]:
+        """Return the environment of a program with the numbers of its pipes, which it inherits."""
+        environment = dict(order.env)
+        if with_end_pipe:
+            os.set_inheritable(self._end_pipe, True)
+            environment[END_PIPE_VARIABLE] = str(self._end_pipe)
+        if order.secret:
+            reading, writing = os.pipe()
+            os.write(writing, order.secret.encode())
+            os.close(writing)
+            os.set_inheritable(reading, True)
+            environment[SECRET_PIPE_VARIABLE] = str(reading)
+        return environment
+
+
+def _report_start_failure(program: str, error: OSError) -> int:
+    """Print why a program cannot be started, and return the exit code for that."""
+    print(f"locald: cannot start {program}: {error}", file=sys.stderr)
+    return START_FAILED

@@ -18,11 +18,19 @@ USE_OF_171 = JobUse(58.412, 480.0, 1_536_000 * 1024, 2)
 
 def test_recorded_answer_has_uses_of_ended_jobs() -> None:
     uses = read_uses((ANSWERS / "sacct-24.11.txt").read_text())
-    assert list(uses) == ["171", "172", "173"], "174 runs, nothing was measured of 175, and 176 never ran"
-    assert uses["171"].cpu_time == pytest.approx(USE_OF_171.cpu_time)
-    assert (uses["171"].cpu_available, uses["171"].peak_memory, uses["171"].nodes) == (480.0, 1_536_000 * 1024, 2)
-    assert uses["172"] == JobUse(2412.0, 7205.0, int(2.5 * 1024**3), 1)
-    assert uses["173"] == JobUse(93_784.0, 3600.0, 1024**3, 3)
+    assert uses.keys() == {"1", "4"}, "2 never ran, and 7 runs"
+    assert uses["1"] == JobUse(pytest.approx(4.133), 48.0, 203_748 * 1024, 1)
+    assert uses["4"] == JobUse(pytest.approx(0.013), 0.0, None, 1)
+
+
+def test_answer_about_long_and_lost_jobs_has_their_uses() -> None:
+    uses = read_uses(
+        "172|TIMEOUT|1|7205|00:40:12|\n172.batch|CANCELLED|1|7207|00:00.180|9388K\n"
+        "172.0|CANCELLED|1|7205|40:11.820|2.50G\n"
+        "173|NODE_FAIL|3|3600|1-02:03:04|\n173.0|NODE_FAIL|3|3600|1-02:03:04|1073741824\n"
+        "175|COMPLETED|1|20|00:00:00|\n175.batch|COMPLETED|1|20|00:00:00|\n"
+    )
+    assert uses == {"172": JobUse(2412.0, 7205.0, int(2.5 * 1024**3), 1), "173": JobUse(93_784.0, 3600.0, 1024**3, 3)}
 
 
 @pytest.mark.parametrize(
