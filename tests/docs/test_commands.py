@@ -154,7 +154,7 @@ def test_commands_for_slurm_users_succeed(grid: EmbeddedGrid, folder: Path) -> N
                 session.run(ALL_NODES_TAKEN)
                 nodes_are_taken = True
             if "JOB" in command:
-                is_of_tasks = "JOB[" in command
+                is_of_tasks = "JOB[" in command or "--tasks" in command
                 submit = f"koala submit -q --flexible 8 {'--array 1-9 ' * is_of_tasks}-- true >id"
                 session.run(submit if is_of_tasks else JOB_FOR.get(command.split()[1], submit))
             code, output = session.run(command.replace("JOB", "$(cat id)"))
