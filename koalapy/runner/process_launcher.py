@@ -56,11 +56,18 @@ class Single(Role):
         index, op = self._plan.index_of(sender), payload["op"]
         if index is not None and op == "ask" and self._plan.index == 0:
             self._send(self._plan.nodes[index], {"op": "port", "port": self._port})
-        elif op == "port" and index == 0 and not self._pid:
+        elif op == "undelivered" and payload.get("ended") is True and self._is_waiting:
+            self._start_later(None)  # the first node has ended: its port leads nowhere
+        elif op == "port" and index == 0 and self._is_waiting:
             port = payload["port"]
             if port is not None and not (isinstance(port, int) and 0 < port < 65536):
                 raise ValueError(f"{str(port)[:100]} is not a port")
             self._start_later(port)
+
+    @property
+    def _is_waiting(self) -> bool:
+        """Whether this node waits for the port of the first node."""
+        return self._plan.index > 0 and not self._pid
 
     def child_ended(self, pid: int, code: int) -> None:
         if pid == self._pid:

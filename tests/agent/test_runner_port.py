@@ -169,6 +169,19 @@ async def wait_for_hang_up(stranger: socket.socket) -> None:
             assert await asyncio.get_running_loop().sock_recv(stranger, 1) == b""
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_undelivered_relay_says_whether_receiver_has_ended(port: Port, is_known: bool) -> None:
+    runner = await port.connect_runner("1.1.0.aa")
+    if is_known:  # its runner has not connected yet
+        await port.daemon.submit_component("1.1.1.aa")
+        await port.daemon.wait_for_state("1.1.1.aa", "waiting")
+    else:
+        port.daemon._clusters["1.1.1.aa"] = "north"
+    runner.send(t="relay", token="1.1.1.aa", node=0, payload={"op": "ask"})
+    payload = (await runner.receive("relay"))["payload"]
+    assert (payload["op"], payload["ended"]) == ("undelivered", not is_known)
+
+
 async def test_long_line_is_joined_once(port: Port) -> None:
     runner = await port.connect_runner("1.1.0.aa")
     runner.writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

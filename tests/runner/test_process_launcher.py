@@ -61,6 +61,29 @@ async def test_node_asks_for_lost_port(agent: FakeAgent) -> None:
     assert nodes[1].output == f"{lost[0]['port']}\n".encode()
 
 
+@pytest.mark.parametrize(("has_ended", "output"), [(True, b"none\n"), (False, b"known\n")])
+async def test_node_without_port_starts_if_first_node_has_ended(
+    agent: FakeAgent, has_ended: bool, output: bytes
+) -> None:
+    """The first node may end before another has its port, for example while the daemon is restarted."""
+    undelivered: list[dict[str, Any]] = []
+
+    def lose_first_port(sender: FakeNode, payload: dict[str, Any]) -> dict[str, Any] | None:
+        if payload["op"] == "port" and not undelivered:
+            undelivered.append({"op": "undelivered", "reason": "it has no runner", "ended": has_ended})
+            nodes[1].send(t="relay", sender="", sender_node=0, payload=undelivered[0])
+            return None
+        return payload
+
+    agent.meddle = lose_first_port
+    command = ["sh", "-c", "[ $KOALA_RANK = 1 ] || exec sleep 1000; [ $KOALA_HEAD_PORT ] && echo known || echo none"]
+    nodes = [await agent.start(f"7.1.{i}", 0, f"127.0.1.{i + 1}") for i in range(2)]
+    for node in reversed(nodes):
+        node.send(**make_plan(nodes, command))
+    await nodes[1].expect("exit")
+    assert nodes[1].output == output
+
+
 @pytest.mark.parametrize("port", ["80", 0, 70000, 1.5])
 async def test_invalid_port_of_head_is_ignored(agent: FakeAgent, port: object) -> None:
     def change_first_port(sender: FakeNode, payload: dict[str, Any]) -> dict[str, Any] | None:

@@ -330,15 +330,20 @@ class Barrier:
         elif elsewhere:
             self._reporter.uplink.send_soon(message, urgent=True)
         elif node is None or node.runner is None:
-            self._report_undelivered(instance, message, f"node {message.node} of {message.token} has no runner")
+            has_ended = node is None or node.result is not None
+            reason = f"node {message.node} of {message.token} has no runner"
+            self._report_undelivered(instance, message, reason, has_ended=has_ended)
         else:
             node.runner.send_message(
                 {"t": "relay", "sender": message.sender, "sender_node": message.sender_node, "payload": message.payload}
             )
 
-    def _report_undelivered(self, instance: str, message: Relay, reason: str) -> None:
-        """Report to the sender of a relay, here or through the daemon, why it was not delivered."""
-        payload = {"op": "undelivered", "reason": reason}
+    def _report_undelivered(self, instance: str, message: Relay, reason: str, *, has_ended: bool = False) -> None:
+        """Report to the sender of a relay, here or through the daemon, why it was not delivered.
+
+        ``has_ended``: the program has ended on the receiver's node, so that the receiver will not return.
+        """
+        payload = {"op": "undelivered", "reason": reason, "ended": has_ended}
         if (sender := self._reporter.find_component(message.sender, instance)) is not None:
             self._tell(sender, message.sender_node, payload)
         elif instance == self._reporter.instance:
