@@ -271,11 +271,11 @@ def known_times(interval: Interval | None) -> float | None:
 
 @given(
     now=st.floats(1, 400),
-    size=st.integers(10, 30),
+    size=st.integers(10, 20),
     limit=st.sampled_from(["", "%2", "%5"]),
     nodes=st.integers(1, 4),
-    others=st.lists(st.tuples(st.floats(0, 300), st.integers(1, 12), st.booleans()), max_size=5),
-    max_tasks=st.integers(1, 25),
+    others=st.lists(st.tuples(st.floats(0, 300), st.integers(1, 12), st.booleans()), max_size=3),
+    max_tasks=st.integers(1, 16),
     queue=st.sampled_from(["scan", "head", "fcfs"]),
 )
 def test_forecast_with_max_tasks_has_the_times_of_the_whole_simulation(
