@@ -263,8 +263,12 @@ class ScriptFollower(Role):
         order = Order(payload, len(self._plan.nodes))
         if not order.slots[self._plan.index]:
             raise ValueError("the head node begins a program that has no ranks here")
-        step = self._steps[number] = FollowerStep(self._runner, number, order, self._plan, self._folder)
-        step.start()
+        for other, step in self._steps.items():
+            if step.lane == order.lane:
+                # The ports of a lane are for one program. The head node repeats its order, so that it may begin later.
+                raise ValueError(f"program {number} of the script needs lane {order.lane}, which program {other} uses")
+        self._steps[number] = FollowerStep(self._runner, number, order, self._plan, self._folder)
+        self._steps[number].start()
 
     def _end_step(self, number: int) -> None:
         if step := self._steps.pop(number, None):

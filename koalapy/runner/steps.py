@@ -318,6 +318,7 @@ class FollowerStep(Step):
     def __init__(self, runner: Node, number: int, order: Order, job: Plan, folder: str) -> None:
         super().__init__(runner, number, order, job, folder)
         self.role = Follower(self, self.plan)
+        self.lane = order.lane
         self._error = ""
 
     def relayed(self, sender: tuple[str, int], payload: dict[str, Any]) -> None:

@@ -337,6 +337,32 @@ async def test_hostile_head_begins_no_invalid_program(agent: FakeAgent, change: 
 
 
 @pytest.mark.evidence("P8")
+async def test_program_on_a_lane_in_use_is_rejected_until_the_other_ends(agent: FakeAgent) -> None:
+    nodes = await start_script(agent, "sleep 1000")
+    await nodes[1].expect("running")
+    order = {"op": "begin", "slots": [1, 1], "command": ["true"], "environment": {}, "folder": "", "must_exist": False}
+
+    def begin(step: int, lane: int) -> None:
+        payload = {**order, "step": step, "lane": lane}
+        nodes[1].send(t="relay", sender="7.1.0", sender_node=0, payload=payload)
+
+    def answered() -> set[int]:
+        return {message["payload"]["step"] for message in nodes[1].said("relay")}
+
+    begin(1, lane=0)
+    await agent.until(lambda: 1 in answered(), "the first program")
+    begin(2, lane=0)
+    begin(3, lane=1)
+    await agent.until(lambda: 3 in answered(), "the program on the other lane")
+    assert 2 not in answered()
+    nodes[1].send(t="relay", sender="7.1.0", sender_node=0, payload={"op": "end", "step": 1})
+    begin(2, lane=0)
+    await agent.until(lambda: 2 in answered(), "the program on the lane that is free again")
+    for node in nodes:
+        node.send(t="stop")
+
+
+@pytest.mark.evidence("P8")
 async def test_node_without_head_begins_no_program(agent: FakeAgent) -> None:
     nodes = await start_script(agent, "sleep 1000", south=2)
     await nodes[1].expect("running")
