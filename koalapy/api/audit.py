@@ -19,7 +19,7 @@ from koalapy.daemon.observability import audit
 from koalapy.daemon.observability.audit import Audit, AuditedRequest
 from koalapy.model.audit import AuditCheck, AuditEntry, AuditFilter, AuditHead
 from koalapy.model.errors import UsageError
-from koalapy.model.job_spec import MAX_DURATION
+from koalapy.model.moment import EXAMPLES, MAX_LENGTH
 
 STARTS = ("http.response.start", "websocket.http.response.start")
 METHODS = {"GET", "POST", "PUT", "DELETE", "other"}
@@ -30,8 +30,9 @@ MAX_TARGET_LENGTH = 200
 """Maximum length in characters of the recorded path of a request that matches no route."""
 
 Since = Annotated[
-    float | None, Query(gt=0, le=MAX_DURATION, allow_inf_nan=False, description="only entries of the last seconds")
+    fields.Text, Query(max_length=MAX_LENGTH, description=f"only entries at or after this time: {EXAMPLES}")
 ]
+Until = Annotated[fields.Text, Query(max_length=MAX_LENGTH, description="only entries before this time")]
 Actor = Annotated[fields.Name, Query(description="only actions of this user")]
 Action = Annotated[fields.Name, Query(description="only this operation")]
 Hash = Annotated[fields.Text, Query(max_length=64, description="the hash of the entry ``after``")]
@@ -97,14 +98,16 @@ def audit_router(audit_log: Audit) -> APIRouter:
     @router.get("", response_model=AuditPage)
     async def list_audit(
         request: Request,
-        since: Since = None,
+        since: Since = "",
+        until: Until = "",
         user: Actor = "",
         action: Action = "",
         after: After = 0,
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     ) -> Any:
         """List recorded actions and rejected requests with their user and address, oldest first."""
-        entries = await audit_log.read_entries(AuditFilter(0.0, user, action, after, limit), since)
+        start, end = audit_log.parse_time(since, "since"), audit_log.parse_time(until, "until")
+        entries = await audit_log.read_entries(AuditFilter(start, user, action, after, limit, until=end))
         if action and not entries and not after:
             _check_action(action, request.app.routes)
         return {"entries": entries, "next": entries[-1].id if entries else after}

@@ -48,6 +48,8 @@ class AuditFilter:
     outcome: str = ""
     newest_first: bool = False
     before: int = 0
+    until: float = 0.0
+    """Only entries before this time; 0: all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,8 @@ class SqlAudit:
         for name in ("actor", "action", "target", "outcome"):
             if value := getattr(audit_filter, name):
                 query = query.where(table.c[name] == value)
+        if audit_filter.until:
+            query = query.where(table.c.at < audit_filter.until)
         if audit_filter.before:
             query = query.where(table.c.id < audit_filter.before)
         with self._database.reading() as connection:

@@ -126,7 +126,7 @@ async def test_audit_filters_by_user_action_and_page(api: Api) -> None:
     assert [entry["target"] for entry in second["entries"]] == ["job 3", "job 1"]
     third = (await api.send_as("root", "GET", "/api/v1/audit", params={"after": second["next"]})).json()
     assert third == {"entries": [], "next": second["next"]}
-    assert len(await list_entries(api, since=3600)) == 4
+    assert len(await list_entries(api, since="1h")) == 4
 
 
 async def test_change_and_audit_entry_are_one_transaction(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

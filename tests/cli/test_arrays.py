@@ -85,6 +85,22 @@ def test_each_line_of_a_file_becomes_a_task(command: Command, tmp_path: Path) ->
     assert "cannot read" in command("submit", *ONE_NODE, "--each-line", str(tmp_path / "none"), "--", "true").err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("queue", "--since", "7"), "--since is '7', which has no unit"),
+        (("queue", "--until", "soon"), "--until is 'soon', which is no time"),
+        (("queue", "--user", "x" * 500), "--user is 'xxx"),
+        (("history", "--until", "soon"), "--until is 'soon', which is no time"),
+        (("history", "--name", "x" * 500), "--name is 'xxx"),
+        (("submit", *ONE_NODE, "--walltime", "90", "--", "true"), "--walltime is '90', which may mean"),
+    ],
+)
+def test_rejected_values_are_named_by_their_options(command: Command, arguments: tuple[str, ...], error: str) -> None:
+    answer = command(*arguments)
+    assert (answer.code, answer.err[: len(error) + 7]) == (2, f"koala: {error}")
+
+
 def test_tasks_of_a_job_that_is_no_array_are_refused(command: Command) -> None:
     command("submit", *ONE_NODE, "--", "true")
     listed = command("queue", "--tasks", "1")

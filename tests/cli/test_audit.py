@@ -31,7 +31,7 @@ def test_audit_log_json_lines_are_filtered(koala: Koala) -> None:
     koala("hold", "1")
     entries = [
         json.loads(line)
-        for line in koala("audit-log", "--json-lines", "--user", "ada", "--since", "60").out.splitlines()
+        for line in koala("audit-log", "--json-lines", "--user", "ada", "--since", "60s").out.splitlines()
     ]
     assert [(entry["actor"], entry["action"], entry["outcome"], entry["times"]) for entry in entries] == [
         ("ada", "submit_job", "done", 1),
@@ -44,10 +44,32 @@ def test_audit_log_json_lines_are_filtered(koala: Koala) -> None:
 def test_audit_log_without_matching_entries_says_so(koala: Koala) -> None:
     ended = koala("audit-log", "--user", "eve", "--action", "hold_job")
     assert (ended.code, ended.out) == (0, "")
-    assert ended.err == "koala: there are no entries of eve with the action hold_job in the last 86400 s\n"
-    assert koala("audit-log", "--json-lines", "--since", "172800").err == ""
+    assert ended.err == "koala: there are no entries of eve with the action hold_job since 1d\n"
+    assert koala("audit-log", "--json-lines", "--since", "2d").err == ""
     for action in ("login", "impersonate-runner", "GET", "list_audit", "submit_job"):
         assert koala("audit-log", "--action", action).code == 0
+
+
+def test_audit_log_is_limited_to_a_span(koala: Koala) -> None:
+    koala("submit", "--flexible", "2", "--", "sleep", "9")
+    assert len(koala("audit-log", "--since", "1h", "--until", "now").out.splitlines()) == 1
+    ended = koala("audit-log", "--since", "2d", "--until", "1d")
+    assert (ended.out, ended.err) == ("", "koala: there are no entries since 2d and before 1d\n")
+    assert koala("audit-log", "--since", "2026-01-01", "--until", "yesterday").code == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (("--since", "3600"), "--since is '3600', which has no unit; give 3600s, 3600m, 3600h or 3600d"),
+        (("--until", "soon"), "--until is 'soon', which is no time; give 7d"),
+        (("--until", "1d", "--follow"), "--follow and --until cannot be given together; choose one of them"),
+    ],
+)
+def test_audit_log_with_wrong_time_names_the_option(koala: Koala, options: tuple[str, ...], error: str) -> None:
+    ended = koala("audit-log", *options)
+    assert (ended.code, ended.out) == (Exit.USAGE, "")
+    assert ended.err.startswith(f"koala: {error}")
 
 
 @pytest.mark.parametrize(
@@ -57,7 +79,7 @@ def test_audit_log_without_matching_entries_says_so(koala: Koala) -> None:
 def test_audit_log_with_unknown_action_is_rejected(koala: Koala, action: str, hint: str) -> None:
     ended = koala("audit-log", "--action", action)
     assert (ended.code, ended.out) == (Exit.USAGE, "")
-    assert ended.err == f"koala: action is '{action}', which is not an operation; {hint}\n"
+    assert ended.err == f"koala: --action is '{action}', which is not an operation; {hint}\n"
 
 
 def test_audit_log_entry_has_no_control_codes() -> None:

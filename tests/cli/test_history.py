@@ -133,8 +133,8 @@ def test_history_sums_cover_all_jobs(koala: Koala) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--since 7", "since is '7', which has no unit; give 7s, 7m, 7h or 7d"),
-        ("--since 1h --until 2h", "since is 1h, which is after until, 2h; give the earlier time as since"),
+        ("--since 7", "--since is '7', which has no unit; give 7s, 7m, 7h or 7d"),
+        ("--since 1h --until 2h", "--since is 1h, which is after until, 2h; give the earlier time as since"),
         ("--state running", "--state is running, and the history has only jobs that ended"),
         ("--all --user bob", "--all and --user cannot be given together"),
     ],

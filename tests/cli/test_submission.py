@@ -31,7 +31,7 @@ def make_request(**options: Any) -> Any:
     [
         (["--", "echo", "caf\udce9"], "command[1] is 'caf\\udce9'"),
         (["--env", "A=\udcff", "--", "true"], "environment.A is '\\udcff'"),
-        (["--env", "\udcff=a", "--", "true"], "environment is '\\udcff'"),
+        (["--env", "\udcff=a", "--", "true"], "--env is '\\udcff'"),
         (["--name", "\udcff", "--", "true"], "--name is '\\udcff'"),
     ],
 )

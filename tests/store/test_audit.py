@@ -39,6 +39,7 @@ def test_audit_entries_are_ordered_and_filtered(stores: Stores) -> None:
     assert ats(actor="bob") == [101.0]
     assert ats(action="submit_job", actor="ada") == [100.0, 103.0]
     assert ats(since=101.5) == [102.0, 103.0]
+    assert ats(since=100.5, until=102.0) == [101.0]
     assert ats(limit=2) == [100.0, 101.0]
     assert ats(after=entries[1].id) == [102.0, 103.0]
     assert ats(newest_first=True, limit=2) == [103.0, 102.0]

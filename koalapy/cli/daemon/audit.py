@@ -9,13 +9,15 @@ from koalapy.cli.terminal.options import DAEMON, Daemon
 from koalapy.client.answers import Json
 from koalapy.client.client import MAX_PAGE_SIZE, Client
 from koalapy.client.errors import CliError, Exit, printable
+from koalapy.model.moment import EXAMPLES
 
 POLL_INTERVAL = 2.0
 """Seconds between two requests for new entries."""
 
 
 def audit_log(
-    since: Annotated[float, Option(help="period in seconds until now")] = 86400.0,
+    since: Annotated[str, Option(help=f"entries since then: {EXAMPLES}")] = "1d",
+    until: Annotated[str, Option(help="entries before then")] = "now",
     user: Annotated[str | None, Option(help="only this user", completes="users")] = None,
     action: Annotated[str | None, Option(help="only this operation, e.g. submit_job")] = None,
     follow: Annotated[bool, Option("--follow", help="follow new entries")] = False,
@@ -31,15 +33,24 @@ def audit_log(
         return _verify_log(daemon.client(), known_head)
     if known_head is not None:
         raise CliError("--known-head needs --verify", Exit.USAGE, "add --verify")
+    if follow and until != "now":
+        raise CliError("--follow and --until cannot be given together", Exit.USAGE, "choose one of them")
     client, last_id = daemon.client(), 0
-    query: Json = {"since": since, "user": user, "action": action, "limit": MAX_PAGE_SIZE}
+    query: Json = {
+        "since": since,
+        "until": "" if until == "now" else until,
+        "user": user,
+        "action": action,
+        "limit": MAX_PAGE_SIZE,
+    }
     while True:
         page = client.get("/api/v1/audit", after=last_id, **query)
         for entry in page["entries"]:
             print(json.dumps(entry) if json_lines else _format_entry(entry))
         if not (page["entries"] or last_id or follow or json_lines):
             filters = (f" of {user}" if user else "") + (f" with the action {action}" if action else "")
-            print(printable(f"koala: there are no entries{filters} in the last {since:g} s"), file=sys.stderr)
+            before = "" if until == "now" else f" and before {until}"
+            print(printable(f"koala: there are no entries{filters} since {since}{before}"), file=sys.stderr)
         last_id = page["next"]
         if len(page["entries"]) < MAX_PAGE_SIZE:
             if not follow:

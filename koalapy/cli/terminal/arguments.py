@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
@@ -188,6 +189,28 @@ class _Refusing(click.Command):
         rest = next((ctx.params[p.name] for p in self.params if p.nargs == -1 and p.name in ctx.params), None) or ()
         ctx.meta[AFTER_DASHES] = bool(rest) and words[: len(words) - len(rest)][-1:] == ["--"]
         return parsed
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except CliError as error:
+            _name_option(error, ctx)
+            raise
+
+
+OPTIONS_OF_FIELDS = {"owner": "user", "array": "tasks"}
+"""Parameters of commands that have another name than the field of a request."""
+
+
+def _name_option(error: CliError, ctx: click.Context) -> None:
+    """Name an option as the user typed it, in an error that begins with the field of the request."""
+    if not error.field or not re.match(rf"{re.escape(error.field)} (is|has|ends|selects|names)\b", error.message):
+        return
+    name = OPTIONS_OF_FIELDS.get(error.field, error.field)
+    for parameter in ctx.command.params:
+        is_given = ctx.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
+        if parameter.name == name and is_given and isinstance(parameter, click.Option):
+            error.message = max(parameter.opts, key=len) + error.message[len(error.field) :]
 
 
 class Commands(_Refusing, click.Group):

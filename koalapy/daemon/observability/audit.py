@@ -17,6 +17,7 @@ from koalapy.daemon.engine.database import Threads, query, run_in_database
 from koalapy.model.audit import AuditCheck, AuditEntry, AuditFilter, AuditHead
 from koalapy.model.errors import KoalaError, StoreUnavailable
 from koalapy.model.identity import Identity
+from koalapy.model.moment import parse_moment
 from koalapy.ports import AuditStore
 
 log = structlog.get_logger()
@@ -172,6 +173,10 @@ class Audit:
         waiting, self._waiting = self._waiting, []
         for entry in (*chain.from_iterable(under_way.values()), *waiting):
             self._log_entry(entry, "the daemon ends")
+
+    def parse_time(self, text: str, field: str) -> float:
+        """Return the time that a user gave, in seconds since the epoch; 0 for an empty text. Raise ``UsageError``."""
+        return parse_moment(text, self._clock(), field) if text else 0.0
 
     async def read_entries(self, entry_filter: AuditFilter, last: float | None = None) -> Sequence[AuditEntry]:
         """Return the entries that match a filter, the oldest first; with ``last``, those of the last seconds only."""
