@@ -65,13 +65,28 @@ def restored_testbed(request: pytest.FixtureRequest) -> Iterator[Testbed]:
     testbed.wait_until_idle()
 
 
+def embedded_grid(folder: Path) -> Iterator[EmbeddedGrid]:
+    embedded = EmbeddedGrid(folder / "data").start()
+    yield embedded
+    embedded.wait_until_idle()
+    close_grid(embedded)
+
+
 @pytest.fixture(scope="module", params=GRID_KINDS)
 def grid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Grid]:
     """Yield one grid for all tests of a module, each of which leaves it idle."""
     if request.param == "testbed":
         yield from restored_testbed(request)
         return
-    embedded = EmbeddedGrid(tmp_path_factory.mktemp("grid") / "data").start()
-    yield embedded
-    embedded.wait_until_idle()
-    close_grid(embedded)
+    yield from embedded_grid(tmp_path_factory.mktemp("grid"))
+
+
+@pytest.fixture(scope="module", params=GRID_KINDS)
+def wide_grid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Grid]:
+    """Yield one grid for all tests of a module, with every resource manager: also with west of the testbed."""
+    if request.param == "testbed":
+        testbed: Testbed = request.getfixturevalue("testbed")
+        with testbed.open_west():
+            yield testbed
+        return
+    yield from embedded_grid(tmp_path_factory.mktemp("wide"))

@@ -42,6 +42,7 @@ class EmbeddedGrid(Grid):
     python = sys.executable
     nodes = {"north": 4, "south": 4}  # noqa: RUF012
     six_nodes = {"type": "flexible", "total_size": 6}  # noqa: RUF012
+    managers = ("north", "south")
 
     def __init__(self, directory: Path, **environment: str) -> None:
         super().__init__()

@@ -86,6 +86,8 @@ class Grid(ABC):
     """Number of nodes by cluster."""
     six_nodes: dict[str, Any]
     """A request for 6 nodes with some in every cluster."""
+    managers: tuple[str, ...]
+    """Clusters that together have each resource manager and release of the grid, with at least two nodes each."""
 
     def __init__(self, url: str = "", token: str = "") -> None:
         self.url, self.token = url, token
@@ -125,17 +127,25 @@ class Grid(ABC):
             if variable not in ("KOALA_URL", "KOALA_TOKEN", "KOALA_DATA_DIR")
         }
 
+    @property
+    def client_environment(self) -> dict[str, str]:
+        """Return the environment of commands that use this daemon."""
+        return self.environment | {"KOALA_URL": self.url} | ({"KOALA_TOKEN": self.token} if self.token else {})
+
+    def request_on_managers(self) -> dict[str, Any]:
+        """Return a request for two nodes of each cluster in ``managers``."""
+        return {"type": "fixed", "components": [{"cluster": name, "size": 2} for name in self.managers]}
+
     def run_koala(
         self, *arguments: str, timeout: float = MAX_WAIT_S, **options: Any
     ) -> "subprocess.CompletedProcess[str]":
         """Run the ``koala`` command with this daemon."""
-        environment = self.environment | {"KOALA_URL": self.url} | ({"KOALA_TOKEN": self.token} if self.token else {})
         return subprocess.run(
             [*self.koala_command, *arguments],
             capture_output=True,
             text=True,
             timeout=timeout,
-            env=environment,
+            env=self.client_environment,
             **options,
         )
 

@@ -21,12 +21,14 @@ def submit(grid: Grid, *arguments: str) -> int:
     return int(done.stdout)
 
 
-def test_pipeline_runs_in_order_and_its_branches_by_the_ends(grid: Grid) -> None:
-    gate = grid.make_gate()
-    first = grid.submit(FIRST_TWO, *gate.hold, launcher="processes")
-    second = submit(grid, "--flexible", "1", "--after", str(first), "--", "sh", "-c", "exit 3")
-    third = submit(grid, "--flexible", "1", "--after", f"{first},{second}:failed", "--", "hostname")
-    never = submit(grid, "--flexible", "1", "--after", str(second), "--", "hostname")
+def test_pipeline_runs_in_order_and_its_branches_by_the_ends(wide_grid: Grid) -> None:
+    """Jobs of the pipeline run under different resource managers."""
+    grid, gate = wide_grid, wide_grid.make_gate()
+    on_first, on_last = (("--fixed", f"{name}:2") for name in (grid.managers[0], grid.managers[-1]))
+    first = grid.submit(grid.request_on_managers(), *gate.hold, launcher="processes")
+    second = submit(grid, *on_first, "--after", str(first), "--", "sh", "-c", "exit 3")
+    third = submit(grid, *on_last, "--after", f"{first},{second}:failed", "--", "hostname")
+    never = submit(grid, *on_last, "--after", str(second), "--", "hostname")
     shown = grid.run_koala("show", str(second)).stdout
     assert f"job {first} (" in shown
     assert f"job {third} (queued)" in shown
@@ -88,9 +90,10 @@ def test_absent_results_fail_the_job_and_not_its_cluster(make_grid: Callable[...
     assert [cluster["errors"] for cluster in grid.list_clusters()] == [0, 0]
 
 
-def test_program_is_ended_at_its_deadline_after_its_warning(grid: Grid) -> None:
+def test_program_is_ended_at_its_deadline_after_its_warning(wide_grid: Grid) -> None:
     script = "trap 'echo warned' TERM; while :; do sleep 0.1; done"
     options = {"launcher": "processes", "deadline": "now+6s", "warning": "TERM@2"}
-    end = grid.wait_for_end(job := grid.submit(ONE_NODE, "sh", "-c", script, **options))
+    job = wide_grid.submit(ONE_NODE, "sh", "-c", script, **options)
+    end = wide_grid.wait_for_end(job)
     assert (end["state"], end["reason"].startswith("deadline ")) == ("failed", True)
-    assert "warned" in grid.read_output(job)
+    assert "warned" in wide_grid.read_output(job)

@@ -8,39 +8,52 @@ from pathlib import Path
 import pytest
 
 from tests.grid.embedded import EmbeddedGrid
-from tests.grid.grid import wait_until
+from tests.grid.grid import Grid, wait_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.mpi]
 
 TWO_STEPS = """\
 #!/bin/bash
-#KOALA --nonfixed 2,2
+#KOALA --fixed {sites}
 #KOALA --walltime 10m
 echo "job $KOALA_JOB_ID on $KOALA_CLUSTER_LIST with $1"
 {wait}
-mpirun sh -c 'echo first $OMPI_COMM_WORLD_RANK $KOALA_CLUSTER'
-koala mpirun -np 3 sh -c 'echo second $OMPI_COMM_WORLD_RANK $KOALA_CLUSTER' > {folder}/out
-cat {folder}/out
+mpirun sh -c 'echo first $OMPI_COMM_WORLD_RANK $KOALA_CLUSTER; echo $KOALA_CLUSTER >rank-$OMPI_COMM_WORLD_RANK'
+koala mpirun -np 3 sh -c 'echo second $OMPI_COMM_WORLD_RANK $KOALA_CLUSTER' >out
+cat out
 exit 5
 """
-EXPECTED = [
-    *(f"first {rank} {cluster}" for rank, cluster in enumerate(["north", "north", "south", "south"])),
-    *(f"second {rank} {cluster}" for rank, cluster in enumerate(["north", "north", "south"])),
-]
 
 
-def test_script_starts_two_programs_over_two_clusters(make_grid: Callable[..., EmbeddedGrid], tmp_path: Path) -> None:
-    grid = make_grid()
-    text = TWO_STEPS.format(wait="", folder=tmp_path)
-    (tmp_path / "job.sh").write_text(text)
-    ended = grid.run_koala("submit", "--wait", str(tmp_path / "job.sh"), "a b")
+def write_script(grid: Grid, path: Path, wait: str = "") -> str:
+    """Write a script that starts programs on two nodes of each resource manager, and return its text."""
+    sites = ",".join(f"{name}:2" for name in grid.managers)
+    path.write_text(text := TWO_STEPS.format(sites=sites, wait=wait))
+    return text
+
+
+def expected_lines(grid: Grid) -> list[str]:
+    sites = [name for name in grid.managers for _ in range(2)]
+    return [
+        f"{step} {rank} {site}"
+        for step, count in (("first", None), ("second", 3))
+        for rank, site in enumerate(sites[:count])
+    ]
+
+
+def test_script_starts_two_programs_on_every_resource_manager(wide_grid: Grid, tmp_path: Path) -> None:
+    folder = wide_grid.make_folder()
+    text = write_script(wide_grid, tmp_path / "job.sh")
+    ended = wide_grid.run_koala("submit", "--wait", "--chdir", folder.path, str(tmp_path / "job.sh"), "a b")
     assert ended.returncode == 5, ended.stderr
     first, *lines = ended.stdout.splitlines()
-    assert first == "job 1 on north,south with a b"
-    assert sorted(lines) == EXPECTED
-    shown = json.loads(grid.run_koala("show", "1", "--json").stdout)
+    shown = json.loads(wide_grid.run_koala("show", "--json").stdout)
+    assert first == f"job {shown['id']} on {','.join(wide_grid.managers)} with a b"
+    assert sorted(lines) == expected_lines(wide_grid)
     assert (shown["script"], shown["command"]) == (text, ["job.sh", "a b"])
-    grid.wait_until_idle()
+    for number, cluster in enumerate(wide_grid.managers):
+        assert [folder.read(f"rank-{rank}", cluster).strip() for rank in (2 * number, 2 * number + 1)] == [cluster] * 2
+    wide_grid.wait_until_idle()
 
 
 def test_script_calls_mpirun_after_restarts_of_daemon_and_agent(
@@ -49,8 +62,8 @@ def test_script_calls_mpirun_after_restarts_of_daemon_and_agent(
     grid = make_grid()
     gate = tmp_path / "gate"
     waiting = f"touch {gate}.begun; until [ -e {gate} ]; do sleep 0.1; done"
-    (tmp_path / "job.sh").write_text(TWO_STEPS.format(wait=waiting, folder=tmp_path))
-    assert grid.run_koala("submit", "-q", str(tmp_path / "job.sh")).returncode == 0
+    write_script(grid, tmp_path / "job.sh", waiting)
+    assert grid.run_koala("submit", "-q", "--chdir", str(tmp_path), str(tmp_path / "job.sh")).returncode == 0
     wait_until(lambda: os.path.exists(f"{gate}.begun"), "the start of the script")
     grid.kill_agent("south")
     grid.kill_daemon()
@@ -58,7 +71,7 @@ def test_script_calls_mpirun_after_restarts_of_daemon_and_agent(
     grid.start()
     job = grid.wait_for_end(1)
     assert (job["state"], job["exit_code"], job["generation"]) == ("failed", 5, 1), grid.read_output(1)
-    assert sorted(grid.read_output(1).splitlines()[1:]) == EXPECTED
+    assert sorted(grid.read_output(1).splitlines()[1:]) == expected_lines(grid)
 
 
 def test_cluster_that_accepts_no_scripts_shares_none(make_grid: Callable[..., EmbeddedGrid], tmp_path: Path) -> None:

@@ -3,12 +3,14 @@
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import pytest
 
 from tests.cli.terminal import Terminal
 from tests.grid.embedded import EmbeddedGrid, close_grid
-from tests.grid.grid import wait_until
+from tests.grid.grid import Grid, wait_until
 
 pytestmark = pytest.mark.processes
 
@@ -34,8 +36,8 @@ def job(grid: EmbeddedGrid) -> Iterator[int]:
     grid.wait_until_idle()
 
 
-def open_terminal(grid: EmbeddedGrid, *arguments: object) -> Terminal:
-    environment = grid.environment | {"KOALA_URL": grid.url, "TERM": "xterm-256color"}
+def open_terminal(grid: Grid, *arguments: object) -> Terminal:
+    environment = grid.client_environment | {"TERM": "xterm-256color"}
     return Terminal([*grid.koala_command, *map(str, arguments)], environment)
 
 
@@ -45,13 +47,45 @@ def send(terminal: Terminal, command: str, pattern: str) -> str:
     return terminal.expect(pattern)
 
 
-def list_shells(grid: EmbeddedGrid, ident: int) -> list[int]:
+def list_shells(grid: Grid, ident: int) -> list[int]:
     """Return the shells and programs on the terminals of a job."""
     return [worker.pid for worker in grid.list_workers(f"{ident}.") if "600" not in worker.command]
 
 
-def wait_for_no_shell(grid: EmbeddedGrid, ident: int) -> None:
+def wait_for_no_shell(grid: Grid, ident: int) -> None:
     wait_until(lambda: not list_shells(grid, ident), "the shells of the job to end")
+
+
+def test_shells_on_nodes_of_every_resource_manager(wide_grid: Grid) -> None:
+    """One shell for each ends with an exit code, at the death of its client, and with the job."""
+    ident = wide_grid.submit(wide_grid.request_on_managers(), "sleep", "600")
+    wide_grid.wait_for_state(ident, "running")
+    with ExitStack() as stack:
+        shells = {
+            cluster: stack.enter_context(open_terminal(wide_grid, "shell", ident, "--cluster", cluster, "--node", "1"))
+            for cluster in wide_grid.managers
+        }
+        for cluster, shell in shells.items():
+            shell.expect(rf"terminal on \S+ of {cluster}")
+            shell.resize(132, 50)
+            shell.send_text("echo on=$KOALA_CLUSTER job=$KOALA_JOB term=$TERM size=$(stty size)\n")
+            shell.expect(rf"on={cluster} job={ident} term=xterm-256color size=50 132")
+            send(shell, "sh -c 'echo st$((40 + 2)); exec sleep 500'", "st42")
+            shell.send_text("\x1a")
+            shell.expect("Stopped")
+        first, *others = shells.values()
+        first.send_text("exit 7\n")
+        first.send_text("exit 7\n")
+        assert first.wait_for_exit() == 7
+        for other in others[1:]:
+            assert other.hang_up() in (0, 128 + signal.SIGHUP)
+        wait_until(lambda: len(list_shells(wide_grid, ident)) == 2, "the other shell and its sleep to remain")
+        assert wide_grid.get_job(ident)["state"] == "running"
+        wide_grid.cancel(ident)
+        others[0].expect("the job's program has ended")
+        assert others[0].wait_for_exit() == 1
+    assert wide_grid.wait_for_end(ident)["state"] == "cancelled"
+    wide_grid.wait_until_idle()
 
 
 def test_shell_on_running_job_has_job_control_and_environment(grid: EmbeddedGrid, job: int) -> None:
@@ -249,13 +283,30 @@ def test_run_passes_input_output_and_exit_code(grid: EmbeddedGrid) -> None:
     assert (result.returncode, result.stdout) == (0, "over\n"), result.stderr[-2000:]
 
 
+def test_run_passes_input_and_exit_code_on_every_resource_manager(wide_grid: Grid) -> None:
+    """Rank 0 reads the input, the other process has none."""
+    text = "".join(f"line {number}\n" for number in range(20_000))
+    program = '[ "$KOALA_RANK" = 0 ] || exec wc -c; cat; exit 9'
+
+    def run_on(cluster: str) -> "subprocess.CompletedProcess[str]":
+        request = ["--fixed", f"{cluster}:2", "--launcher", "processes", "--chdir", "/tmp", "-q"]
+        return wide_grid.run_koala("run", *request, "--", "sh", "-c", program, input=text)
+
+    with ThreadPoolExecutor() as pool:
+        for result in pool.map(run_on, wide_grid.managers):
+            assert (result.returncode, len(result.stdout)) == (9, len(text) + 2), result.stderr[-2000:]
+            assert sorted(result.stdout.splitlines()) == sorted(["0", *text.splitlines()])
+
+
 @pytest.mark.mpi
-def test_run_passes_input_to_rank_0_of_an_mpi_program(grid: EmbeddedGrid) -> None:
+def test_run_passes_input_to_rank_0_of_an_mpi_program(wide_grid: Grid) -> None:
     program = "import sys; from mpi4py.MPI import COMM_WORLD as w; t = sys.stdin.read() if w.rank == 0 else ''; "
     program += "n = w.bcast(len(t)); w.rank or print(n, w.size)"
-    request = ["--fixed", "north:2,south:1", "--ppn", "1", "-q"]
-    result = grid.run_koala("run", *request, "--", grid.python, "-c", program, input="x" * 1_000_000)
-    assert (result.returncode, result.stdout) == (0, "1000000 3\n"), result.stderr[-2000:]
+    sites = ",".join(f"{name}:2" for name in wide_grid.managers)
+    request = ["--fixed", sites, "--ppn", "1", "--chdir", "/tmp", "-q"]
+    result = wide_grid.run_koala("run", *request, "--", wide_grid.python, "-c", program, input="x" * 1_000_000)
+    expected = f"1000000 {2 * len(wide_grid.managers)}\n"
+    assert (result.returncode, result.stdout) == (0, expected), result.stderr[-2000:]
 
 
 def test_interrupting_a_run_twice_cancels_its_job(grid: EmbeddedGrid) -> None:

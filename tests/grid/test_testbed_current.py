@@ -6,34 +6,24 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.grid.grid import wait_until
 from tests.grid.test_testbed import check_command, fixed_request, run_port_suite
 from tests.grid.testbed import WEST, Testbed
-
-THREE_MANAGERS = {
-    "type": "fixed",
-    "components": [{"cluster": "north", "size": 2}, {"cluster": "east", "size": 2}, {"cluster": WEST, "size": 2}],
-}
 
 
 @pytest.fixture
 def bed(testbed: Testbed) -> Iterator[Testbed]:
-    head = testbed.containers[f"{WEST}-head"]
-    wait_until(lambda: head.run("ls", "/run").find("queue-filled") >= 0, "carol's jobs to be submitted", 120)
-    testbed.resume(WEST)
-    wait_until(lambda: testbed.get_cluster(WEST)["state"] == "usable", "west to be usable")
-    yield testbed
-    testbed.cancel_all_jobs()
-    testbed.wait_until_idle()
-    testbed.drain(WEST)
+    with testbed.open_west():
+        yield testbed
 
 
 def test_one_mpi_job_spans_slurm_22_and_24_and_grid_engine(bed: Testbed) -> None:
-    head = bed.containers[f"{WEST}-head"]
+    head = bed.west_head
     assert head.run("sinfo", "--version").startswith("slurm-wlm 24.11")
     assert bed.heads["north"].run("sinfo", "--version").startswith("slurm-wlm 22.05")
     assert len(head.run("squeue", "-h", "-u", "carol", "-o", "%i").split()) == 1000
-    job = bed.wait_for_end(bed.submit(THREE_MANAGERS, "python", "-m", "koalapy.apps.poisson", launcher="openmpi"))
+    job = bed.wait_for_end(
+        bed.submit(bed.request_on_managers(), "python", "-m", "koalapy.apps.poisson", launcher="openmpi")
+    )
     output = bed.read_output(job["id"])
     assert (job["state"], job["exit_code"], job["restarts"]) == ("succeeded", 0, 0), output
     assert "passed" in output
@@ -48,7 +38,7 @@ def test_exit_code_behind_a_full_queue_is_the_programs(bed: Testbed) -> None:
 
 
 def test_check_passes_behind_a_full_queue(bed: Testbed) -> None:
-    report = json.loads(bed.containers[f"{WEST}-head"].run(*check_command(bed, WEST, "--json"), user="koala"))
+    report = json.loads(bed.west_head.run(*check_command(bed, WEST, "--json"), user="koala"))
     assert [finding for finding in report["findings"] if not finding["ok"]] == []
 
 

@@ -17,7 +17,7 @@ import pytest
 from koalapy.system.tls import Trust
 from tests.grid.containers import Container
 from tests.grid.grid import MAX_WAIT_S, Gate, NodeProcess, wait_until
-from tests.grid.testbed import CLUSTERS, WEST, Testbed
+from tests.grid.testbed import CLUSTERS, Testbed
 
 UIDS = {"alice": "1501", "bob": "1502"}
 EACH = pytest.mark.parametrize("cluster", CLUSTERS)
@@ -55,7 +55,7 @@ def _identity(container: Container, identity: str) -> None:
 @pytest.fixture(scope="module")
 def bed(testbed: Testbed) -> Iterator[Testbed]:
     """Yield the testbed in the mode in which jobs run as their owners."""
-    switched = [testbed.containers["daemon"], testbed.containers[f"{WEST}-head"], *testbed.heads.values()]
+    switched = [testbed.containers["daemon"], testbed.west_head, *testbed.heads.values()]
 
     def switch(identity: str) -> None:
         with ThreadPoolExecutor() as pool:

@@ -1,8 +1,9 @@
 """The testbed (``make testbed``) as a grid: Slurm and Grid Engine with one container for each node."""
 
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from tests.grid.grid import Folder, Gate, Grid, Load, NodeProcess, wait_until
 from tests.needs import TESTBED_ENV
 
 CLUSTERS = {"north": ("slurm", 3), "south": ("slurm", 2), "east": ("sge", 3)}
-"""The clusters of the common scenarios. West (Slurm 24.11) is drained except in test_testbed_current.py."""
+"""The clusters of the common scenarios. West (Slurm 24.11) is drained except within ``Testbed.open_west``."""
 WEST = "west"
 ADDRESSES = {"north-head": "198.18.0.10", "south-head": "198.18.0.20", "east-head": "198.18.0.30"}
 
@@ -74,6 +75,7 @@ class Testbed(Grid):
     python = "python"
     nodes = {name: size for name, (_, size) in CLUSTERS.items()}  # noqa: RUF012
     six_nodes = {"type": "fixed", "components": [{"size": 2, "cluster": name} for name in CLUSTERS]}  # noqa: RUF012
+    managers = ("north", "east", WEST)
 
     def __init__(self) -> None:
         settings = dict(line.split("=", 1) for line in TESTBED_ENV.read_text().splitlines() if "=" in line)
@@ -81,8 +83,11 @@ class Testbed(Grid):
         self.ca_file = Path(settings["KOALA_CA_FILE"])
         self.containers = list_containers()
         self.heads = {name: self.containers[f"{name}-head"] for name in CLUSTERS}
+        self.west_head = self.containers[f"{WEST}-head"]
         self.worker_nodes = [
-            self.containers[f"{name}-{number}"] for name, size in self.nodes.items() for number in range(1, size + 1)
+            self.containers[f"{name}-{number}"]
+            for name, size in [*self.nodes.items(), (WEST, 3)]
+            for number in range(1, size + 1)
         ]
         self._pool = ThreadPoolExecutor(len(self.containers))
 
@@ -103,6 +108,17 @@ class Testbed(Grid):
     def resume(self, cluster: str) -> None:
         answer = self.http.post(f"/api/v1/clusters/{cluster}/resume", json={})
         assert answer.is_success, answer.text
+
+    @contextmanager
+    def open_west(self) -> Iterator[None]:
+        """Let west take jobs while the block runs. Its queue is full of other users' jobs by then."""
+        wait_until(lambda: "queue-filled" in self.west_head.run("ls", "/run"), "carol's jobs to be submitted", 120)
+        self.resume(WEST)
+        wait_until(lambda: self.get_cluster(WEST)["state"] == "usable", "west to be usable")
+        yield
+        self.cancel_all_jobs()
+        self.wait_until_idle()
+        self.drain(WEST)
 
     def list_clusters(self) -> list[dict[str, Any]]:
         """Return the clusters of the common scenarios."""
@@ -177,7 +193,7 @@ class Testbed(Grid):
         return NodeGate(self.worker_nodes)
 
     def make_folder(self) -> SharedFolder:
-        return SharedFolder(self.heads)
+        return SharedFolder(self.heads | {WEST: self.west_head})
 
     def start_local_job(self, cluster: str, nodes: int) -> LocalUserJob:
         return LocalUserJob(self.heads[cluster], cluster, nodes)
