@@ -31,6 +31,7 @@ from tests.cli.conftest import Koala
         ("queue -u ada", "koala queue has no -u; use --user ada"),
         ("cancel -u ada", "koala cancel has no -u; use --mine"),
         ("submit --mem=8GB -- x", "koala submit has no --mem; use --memory 8GB, which is that of each node"),
+        ("submit --mem=64 -- x", "koala submit has no --mem; use --memory 64MiB, which is that of each node"),
     ],
 )
 def test_foreign_option_is_answered_with_own_option(koala: Koala, words: str, message: str) -> None:

@@ -141,7 +141,7 @@ def test_lines_without_effect_are_reported(koala: Koala, write_script: Any) -> N
     ended = koala("submit", "--flexible", "1", path)
     assert ended.code == 0
     assert "job.sh has 2 lines #SBATCH for Slurm, which have no effect: add --translate to use them" in ended.err
-    assert "job.sh has 1 lines #$ for Grid Engine" in ended.err
+    assert "job.sh has 1 line #$ for Grid Engine, which has no effect" in ended.err
     assert "job.sh:6: this #KOALA line has no effect, since it follows a command" in ended.err
 
 
@@ -241,4 +241,4 @@ def test_export_of_script_passes_variables_of_submission(
 
 def test_lines_of_pbs_are_reported(koala: Koala, write_script: Any) -> None:
     ended = koala("submit", "--flexible", "1", write_script(f"{HEAD}#PBS -N a\n"))
-    assert "job.sh has 1 lines #PBS for PBS, which have no effect: koalapy translates no lines of PBS" in ended.err
+    assert "job.sh has 1 line #PBS for PBS, which has no effect: koalapy translates no lines of PBS" in ended.err

@@ -108,7 +108,9 @@ def note_foreign_lines(script: Script) -> None:
     use = "add --translate to use them"
     for prefix, system, hint in ((SLURM, "Slurm", use), (GRID_ENGINE, "Grid Engine", use), (PBS, "PBS", NO_PBS)):
         if count := len([line for _, line in script.head if line.startswith(f"{prefix} ")]):
-            print_note(f"{script.name} has {count} lines {prefix} for {system}, which have no effect: {hint}")
+            what = f"{prefix} for {system}"
+            lines = f"1 line {what}, which has" if count == 1 else f"{count} lines {what}, which have"
+            print_note(f"{script.name} has {lines} no effect: {hint}")
 
 
 SIZES = "together with the other sizes"

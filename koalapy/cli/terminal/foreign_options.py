@@ -54,7 +54,7 @@ SUBMIT = (
     ForeignOption(("-p",), "for a partition of Slurm use `--partition`; for a priority use `--priority`, high or low"),
     ForeignOption(("-A",), "use `--account {value}`", "ACCOUNT"),
     ForeignOption(("-C", "--constraint"), "use `--feature {value}`, once for each feature", "FEATURE"),
-    ForeignOption(("--mem",), "use `--memory {value}`, which is that of each node", "16GB"),
+    ForeignOption(("--mem",), "use `--memory {value}`, which is that of each node", "16GB", unit="MiB"),
     ForeignOption(("-c", "--cpus-per-task"), "use `--cpus-per-rank {value}`", "4"),
     ForeignOption(
         ("-G", "--gres", "--gpus-per-node"), "use `--gpus` with the GPUs of each node: `--gpus 2` or `--gpus a100:2`"
