@@ -229,8 +229,8 @@ def test_queue_page_without_scripts_holds_job(visit: Visit, grid: EmbeddedGrid) 
     page.get_by_label(f"select job {job}").check()
     page.get_by_role("button", name="Hold…").click()
     page.get_by_role("button", name="Hold 1 job of 1 user").click()
-    page.get_by_role("link", name=str(job)).click()
-    assert page.get_by_text("held by fred").first.is_visible()
+    page.get_by_role("link", name=str(job), exact=True).click()
+    page.get_by_text("held by fred").first.wait_for()
     assert grid.get_job(job)["state"] == "held"
 
 
@@ -249,10 +249,10 @@ def test_job_page_shows_hostile_output_as_text(visit: Visit, grid: EmbeddedGrid,
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert page.locator("svg.lanes rect.running").count() == 1
     page.get_by_text("As a table").click()
-    assert page.get_by_role("cell", name="claiming").first.is_visible()
+    page.get_by_role("cell", name="claiming").first.wait_for()
     grid.cancel(job)
     page.locator("h1 .state.cancelled").wait_for()
-    assert page.get_by_role("cell", name="claiming").first.is_visible()
+    page.get_by_role("cell", name="claiming").first.wait_for()
 
 
 def test_queue_page_cancels_many_jobs_at_once(visit: Visit, grid: EmbeddedGrid) -> None:

@@ -137,7 +137,7 @@ def test_scheduler_page_numbers_link_to_sections(visit: Visit, grid: EmbeddedGri
 
 def test_scheduler_page_on_phone_without_scripts_is_readable(visit: Visit) -> None:
     page = visit(java_script_enabled=False, viewport={"width": 390, "height": 800}).open("/scheduler", live=False)
-    assert page.get_by_role("heading", name="Rules").is_visible()
+    page.get_by_role("heading", name="Rules").wait_for()
     assert page.locator("#parameters tbody tr").count() == len(Rules.__dataclass_fields__)
 
 
