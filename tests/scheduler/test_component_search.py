@@ -116,6 +116,14 @@ def test_search_avoids_unusable_cluster_and_cluster_that_a_component_excludes() 
     assert isinstance(place(view.with_clusters([away]), spec), Refusal)
 
 
+@pytest.mark.parametrize("policy", ["worst-fit", "close-to-files"])
+def test_job_of_many_unlike_components_is_answered(policy: str) -> None:
+    """The search goes one level deeper for each component, and is left out for so many."""
+    unlike = tuple(ComponentRequest(1, exclude=("east",) if number % 2 else ()) for number in range(1000))
+    view = make_view(((100, 0, 0), (300, 0, 0), (300, 0, 0)))
+    assert isinstance(place(view, JobSpec(NonFixedRequest(unlike), ("true",), policy=policy)), Refusal)
+
+
 @pytest.mark.parametrize(("max_states", "is_found"), [(3, True), (2, False)])
 def test_search_ends_after_its_maximum_of_states(max_states: int, is_found: bool) -> None:
     view = make_view(((0, 0, 2), (0, 2, 2), (3, 3, 0)))

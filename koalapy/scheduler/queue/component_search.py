@@ -15,6 +15,10 @@ from koalapy.scheduler.queue.component_group import ComponentGroup
 
 MAX_STATES = 1000
 """Partial placements that one search examines at most, and policy calls."""
+MAX_COMPONENTS = 100
+"""Maximum components of a job that is searched, since each is one level of recursion."""
+MAX_LOOKS = 100_000
+"""Components on clusters that one search counts at most, so that it does not block the scheduler."""
 
 Promised = tuple[tuple[NodeFilter, int], ...]
 """The components on one cluster: the nodes that each may get, and its size."""
@@ -41,10 +45,13 @@ class ComponentSearch:
         """``components``: those with the fewest nodes to choose from first. ``max_states``: see ``MAX_STATES``."""
         self._components, self._view, self._place, self._may_share = components, view, place, may_share
         self._states_left = self._calls_left = max_states
+        self._looks_left = MAX_LOOKS
         self._fits: dict[tuple[int, frozenset[tuple[ClusterName, Promised]]], bool] = {}
 
     def find_placement(self) -> list[PlacedComponent] | None:
         """Return the placed components of the whole request; None if none was found."""
+        if len(self._components) > MAX_COMPONENTS:
+            return None
         return self._place_from(0, {}) if self._may_fit(0, {}) else None
 
     def _place_from(self, position: int, partial: Partial) -> list[PlacedComponent] | None:
@@ -91,6 +98,9 @@ class ComponentSearch:
             promised = partial.get(cluster.name, ())
             if cluster.state is not ClusterState.USABLE or request.cluster not in (None, cluster.name):
                 continue
+            self._looks_left -= (len(promised) + 1) * len(cluster.known_classes)
+            if self._looks_left < 0:
+                return
             if _take_all(cluster, (*promised, (component.nodes, request.size))) is None:
                 continue
             if not self._may_share(frozenset([*partial, cluster.name])):
