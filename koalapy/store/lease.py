@@ -2,17 +2,19 @@
 
 import os
 import socket
+import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import structlog
 from sqlalchemy import Connection, Engine, bindparam, insert, inspect, select, update
 from sqlalchemy.exc import IntegrityError
 
 from koalapy.model.errors import ConflictError, LeaseLost, StoreUnavailable
-from koalapy.store.engine import RESTART_HINT, unavailable_is_known
+from koalapy.store.engine import RESTART_HINT, RETRY_HINT, unavailable_is_known
 from koalapy.store.tables import lease
 
 log = structlog.get_logger()
@@ -20,10 +22,49 @@ log = structlog.get_logger()
 LEASE_SECONDS = 30.0
 POLL_INTERVAL = 1.0
 """Seconds between two reads of a lease that is watched."""
+TURN_TIMEOUT_S = 3.0
+"""Seconds that a transaction waits for those of this process that came before."""
 _NOTE_BATCH = update(lease).values(batch=bindparam("number"))
 _READ_LEASE = select(lease.c.epoch, lease.c.holder, lease.c.batch).with_for_update(read=True)
 _LOCK_LEASE = select(lease.c.epoch, lease.c.holder, lease.c.batch).with_for_update()
 """Statements of each transaction. To build one takes longer than to run it."""
+
+
+class Turns:
+    """Lets threads write in the order in which they came.
+
+    SQLite itself lets any of those that wait go first, or the last one again.
+    """
+
+    def __init__(self, timeout_s: float = TURN_TIMEOUT_S) -> None:
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._waiting: deque[threading.Lock] = deque()
+        self._taken = False
+
+    @contextmanager
+    def next_turn(self) -> Iterator[None]:
+        """Wait for the turn of this thread. Raise ``StoreUnavailable`` if those before take too long."""
+        gate = threading.Lock()
+        with self._lock:
+            if is_first := not self._taken:
+                self._taken = True
+            else:
+                gate.acquire()
+                self._waiting.append(gate)
+        if not is_first and not gate.acquire(timeout=self._timeout_s):
+            with self._lock:
+                if gate in self._waiting:
+                    self._waiting.remove(gate)
+                    raise StoreUnavailable("the database does not answer: another transaction goes on", hint=RETRY_HINT)
+        try:
+            yield
+        finally:
+            with self._lock:
+                if self._waiting:
+                    self._waiting.popleft().release()
+                else:
+                    self._taken = False
 
 
 class Lease:
@@ -42,6 +83,7 @@ class Lease:
         be lost.
         """
         self._engine, self._clock, self._check_files = engine, clock, check_files
+        self._turns = Turns() if engine.dialect.name == "sqlite" else None
         self._batch = 0
         """Number of the last batch that is known to be stored."""
         self._rising = 0
@@ -111,7 +153,8 @@ class Lease:
     def _checked_transaction(self) -> Iterator[Connection]:
         """Yield a connection in a transaction. Check before and after it that the database files were not replaced."""
         self._check_files()
-        with unavailable_is_known(), self._engine.begin() as connection:
+        turn = nullcontext() if self._turns is None else self._turns.next_turn()
+        with turn, unavailable_is_known(), self._engine.begin() as connection:
             yield connection
         self._check_files()
 
