@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from koalapy.daemon.files.result_inputs import ResultInputs
+from koalapy.daemon.files import result_inputs
+from koalapy.daemon.files.result_inputs import ResultInputs, _find_entries
 from koalapy.daemon.files.results import Results
 from koalapy.daemon.jobs.quota import StorageLimits
 from koalapy.model.array import TaskIndices
@@ -125,6 +126,18 @@ async def test_result_that_a_job_cannot_get_is_rejected(world: World, text: str,
     assert rejected.value.field == "result_inputs[0]"
     assert problem in rejected.value.message
     assert hint in rejected.value.hint
+
+
+async def test_archives_are_searched_once_for_many_inputs(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[Path] = []
+
+    def find_entries(path: Path) -> frozenset[str]:
+        searched.append(path)
+        return _find_entries(path)
+
+    monkeypatch.setattr(result_inputs, "_find_entries", find_entries)
+    await world.resolve(*(f"1.{number % 2}:out:as=out{number}" for number in range(20)))
+    assert len(searched) == len(set(searched)) == 2
 
 
 async def test_inputs_with_the_same_name_are_rejected(world: World) -> None:

@@ -19,6 +19,8 @@ from koalapy.system.tls import SYSTEM_TRUST, Trust, explain_tls_error
 
 IO_TIMEOUT = 60.0
 """Seconds for the daemon to send or accept the next bytes."""
+SCAN_TIMEOUT = 900.0
+"""Seconds for the daemon to find results in its archives."""
 CHUNK_SIZE = 1024 * 1024
 MAX_ERROR_LENGTH = 2000
 
@@ -58,7 +60,7 @@ class DaemonFiles:
 
     def fetch_results(self, token: str, path: Path, stop: threading.Event, progress: Callable[[int], None]) -> None:
         """Download the results of other jobs that a stage needs; call ``progress`` with the size so far."""
-        with open(path, "wb", opener=open_owner_only) as file, closing(self._connection()) as connection:
+        with open(path, "wb", opener=open_owner_only) as file, closing(self._connection(SCAN_TIMEOUT)) as connection:
             with _errors("cannot be reached", connection):
                 connection.request("GET", self._path("inputs", token), headers=self._headers({}))
             answer = _answer(connection)
@@ -82,7 +84,7 @@ class DaemonFiles:
                 body.send(b"0\r\n\r\n")
             _check(_answer(connection))
 
-    def _connection(self) -> http.client.HTTPConnection:
+    def _connection(self, timeout: float = IO_TIMEOUT) -> http.client.HTTPConnection:
         """Return a connection to the daemon that is not yet open; raise ``SiteUnavailable`` without the TLS files."""
         parts = urlsplit(self.url)
         host, port = parts.hostname or "", parts.port
@@ -91,8 +93,8 @@ class DaemonFiles:
                 context = self.trust.create_context()
             except OSError as error:
                 raise SiteUnavailable(f"the daemon cannot be reached: {error}") from error
-            return http.client.HTTPSConnection(host, port, timeout=IO_TIMEOUT, context=context)
-        return http.client.HTTPConnection(host, port, timeout=IO_TIMEOUT)
+            return http.client.HTTPSConnection(host, port, timeout=timeout, context=context)
+        return http.client.HTTPConnection(host, port, timeout=timeout)
 
     def _path(self, resource: str, ident: str) -> str:
         base = urlsplit(self.url).path.rstrip("/")
@@ -170,8 +172,10 @@ def _check(answer: http.client.HTTPResponse) -> None:
     """Raise ``DaemonBusy`` if the daemon may accept a retry, ``SiteRejected`` for other errors in its answer."""
     if answer.status < 300:
         return
-    text = _error_text(answer)
-    if answer.status >= 500 or answer.status in (408, 425, 429):
+    detail = _error_text(answer)
+    text = detail or f"{answer.status} {answer.reason}"
+    # A proxy answers 404 by itself while the daemon restarts.
+    if answer.status >= 500 or answer.status in (408, 425, 429) or (answer.status == 404 and not detail):
         raise DaemonBusy(f"the daemon answers: {text}")
     raise SiteRejected(
         text if answer.status == HTTPStatus.NOT_FOUND else f"the daemon rejects it: {text}", value=answer.status
@@ -179,10 +183,9 @@ def _check(answer: http.client.HTTPResponse) -> None:
 
 
 def _error_text(answer: http.client.HTTPResponse) -> str:
-    """Return the detail of a problem+json body, or else the status."""
-    plain = f"{answer.status} {answer.reason}"
+    """Return the detail of a problem+json body; empty for another body."""
     try:
         problem: Any = json.loads(answer.read(MAX_ERROR_LENGTH))
-        return str(problem.get("detail") or plain)
+        return str(problem.get("detail") or "")
     except (OSError, ValueError, AttributeError, http.client.HTTPException):
-        return plain
+        return ""

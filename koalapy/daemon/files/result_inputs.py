@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 
 from koalapy.daemon.files.joined_archives import ArchivePart, join_archives, list_names
 from koalapy.daemon.files.results import Results
@@ -23,6 +24,10 @@ from koalapy.validation.permissions import may_see_all_of
 
 MAX_SHOWN = 5
 """Collected files that a message names."""
+MAX_SCANNED = 16
+"""Archives of which one request keeps the names in memory."""
+Scanned = dict[Path, frozenset[str]]
+"""The entries of archives, and the folders above them. To read them takes seconds for an archive of many files."""
 
 
 class ResultInputs:
@@ -45,14 +50,15 @@ class ResultInputs:
             jobs[ident] = None
             with suppress(NotFoundError):
                 jobs[ident] = (await self._get_job(ident)).job
-        resolved = []
+        resolved: list[ResultInput] = []
+        scanned: Scanned = {}
         for index, wanted in enumerate(spec.result_inputs):
             field = f"result_inputs[{index}]"
             job = _check_job(field, wanted, jobs[wanted.job], caller)
             resolved.append(_resolve_source(field, wanted, job))
             if job.state.is_final:
                 try:
-                    await self._find_part(resolved[-1])
+                    await self._find_part(resolved[-1], scanned)
                 except NotFoundError as error:
                     reject(field, str(wanted), f"is {wanted}, but {error.message}", error.hint)
         inputs = tuple(resolved)
@@ -64,16 +70,22 @@ class ResultInputs:
         Raise ``NotFoundError`` if there is no such component, or if one of the results does not exist.
         """
         record, _, _ = await self._results.find_component(cluster, token)
-        return join_archives([await self._find_part(each) for each in record.job.spec.result_inputs])
+        scanned: Scanned = {}
+        return join_archives([await self._find_part(each, scanned) for each in record.job.spec.result_inputs])
 
-    async def _find_part(self, wanted: ResultInput) -> ArchivePart:
+    async def _find_part(self, wanted: ResultInput, scanned: Scanned) -> ArchivePart:
         """Return the part of an archive that holds a result. Raise ``NotFoundError`` if none does, or several do."""
         archives = await self._results.list_archives(wanted.source)
         selected, parts, ranks = _plain_path(wanted), [], []
         for result, path in archives:
-            part = ArchivePart(path, wanted.file_name, selected)
-            if wanted.rank in (None, result.rank) and await asyncio.to_thread(_has_entry, part):
-                parts.append(part)
+            if wanted.rank not in (None, result.rank):
+                continue
+            if path not in scanned:
+                if len(scanned) >= MAX_SCANNED:
+                    scanned.clear()
+                scanned[path] = await asyncio.to_thread(_find_entries, path)
+            if selected in scanned[path]:
+                parts.append(ArchivePart(path, wanted.file_name, selected))
                 ranks.append(f"{result.rank} ({result.cluster})")
         if len(parts) == 1:
             return parts[0]
@@ -92,9 +104,14 @@ def _no_result(problem: str, wanted: ResultInput, hint: str) -> NotFoundError:
     return NotFoundError(problem, field="token", value=str(wanted), hint=hint, code=ProblemCode.RESULTS_NOT_FOUND)
 
 
-def _has_entry(part: ArchivePart) -> bool:
-    """Return whether an archive has entries of a part. Raise ``OSError`` if it cannot be read."""
-    return any(part.target_of(name) is not None for name in list_names(part.path))
+def _find_entries(path: Path) -> frozenset[str]:
+    """Return the entries of an archive and the folders above them; "" is the whole. Raise ``OSError``."""
+    entries: set[str] = set()
+    for name in list_names(path):
+        while name not in entries:
+            entries.add(name)
+            name = name.rpartition("/")[0]
+    return frozenset(entries)
 
 
 def _plain_path(wanted: ResultInput) -> str:

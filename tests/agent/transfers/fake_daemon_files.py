@@ -15,6 +15,8 @@ class FakeDaemonFiles:
         """Number of bytes of a bundle after which the connection breaks once."""
         self.sent = 0
         self.refuse: tuple[int, str] | None = None
+        self.missing = "there is no such bundle"
+        """Detail of the answer 404; empty as in that of a proxy."""
         """Status and detail with which results are rejected."""
         self.away = False
         self.answered = threading.Event()
@@ -48,7 +50,7 @@ class FakeDaemonFiles:
             request.send_error(503)
             return
         if content is None:
-            self._refuse(request, 404, "there is no such bundle")
+            self._refuse(request, 404, self.missing)
             return
         first = int(byte_range.removeprefix("bytes=").removesuffix("-") or 0)
         remaining = content[first:]

@@ -116,6 +116,22 @@ def test_put_results_raises_errors_of_daemon() -> None:
         daemon_files.fetch_bundle("0" * 64, Path(os.devnull), threading.Event(), lambda there: None)
 
 
+@pytest.mark.parametrize(
+    ("detail", "error"), [("", SiteUnavailable), ("there is no job 7", SiteRejected)], ids=["proxy", "daemon"]
+)
+def test_not_found_of_a_proxy_is_tried_again(tmp_path: Path, detail: str, error: type[Exception]) -> None:
+    """A proxy may answer 404 by itself while the daemon restarts."""
+    fake = FakeDaemonFiles()
+    fake.missing = detail
+    try:
+        with pytest.raises(error, match=detail or "404 Not Found"):
+            DaemonFiles(fake.url, "north", "s3cret").fetch_results(
+                "7.1.0", tmp_path / "results", threading.Event(), lambda size: None
+            )
+    finally:
+        fake.close()
+
+
 def test_stopping_agent_sends_no_results() -> None:
     fake, ends = FakeDaemonFiles(), threading.Event()
     ends.set()
