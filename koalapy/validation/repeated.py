@@ -8,7 +8,7 @@ from dataclasses import fields
 from operator import attrgetter
 
 from koalapy.model.job_spec import JobSpec
-from koalapy.model.profile import job_folders
+from koalapy.model.profile import find_folder_placeholders
 from koalapy.policies.registry import DEFAULTS
 from koalapy.validation.limits import Limits
 from koalapy.validation.request import bytes_of, check_command, check_counts, measure_fields
@@ -37,7 +37,7 @@ class SubmissionChecks:
         if limits is not self._limits:
             self._limits = limits
             self._accepted.clear()
-        kind = _KIND(spec), bool(spec.command), job_folders(spec)
+        kind = _KIND(spec), bool(spec.command), find_folder_placeholders(spec.command)
         size = self._accepted.get(kind)
         if size is None or self._is_too_large(spec, size, limits):
             check_submission(spec, limits)

@@ -27,6 +27,7 @@ specs = st.builds(
         FlexibleRequest(9),
         NonFixedRequest(COMPONENTS),
         FixedRequest((ComponentRequest(1, "north"), ComponentRequest(1, "nowhere"))),
+        FixedRequest((ComponentRequest(1, "north", command=("{scratch}/own",)), ComponentRequest(1, "south"))),
         FixedRequest((ComponentRequest(3, "south"),)),
     ]),
     commands,
@@ -68,6 +69,14 @@ def test_check_of_several_submissions_has_outcomes_of_single_checks(
     checks, limits = SubmissionChecks(), Limits(GRID_WITH_FOLDER, POLICIES, max_bytes=max_bytes)
     for spec in (*submissions, *(replace(spec, command=submissions[0].command) for spec in submissions)):
         assert outcome_of(checks.check, spec, limits) == outcome_of(check_submission, spec, limits)
+
+
+def test_check_finds_folder_that_the_cluster_of_a_component_lacks() -> None:
+    request = FixedRequest((ComponentRequest(1, "north", command=("{scratch}/own",)), ComponentRequest(1, "south")))
+    checks, limits = SubmissionChecks(), Limits(GRID_WITH_FOLDER, POLICIES)
+    checks.check(JobSpec(request, ("true",)), limits)
+    with pytest.raises(UsageError, match="scratch"):
+        checks.check(JobSpec(request, ("{scratch}/job",)), limits)
 
 
 def test_check_of_another_command_and_name_asks_the_policy_once() -> None:
