@@ -43,8 +43,8 @@ class Processes:
         self._terminated: set[int] = set()
         self._guards: dict[int, ExecGuard] = {}
         """The guard of each traced process and its descendants."""
-        self.cpu_time = 0.0
-        """Processor seconds of all reaped processes and of those that they had reaped."""
+        self._cpu_time_before = _children_cpu_time()
+        """Processor seconds of the children of earlier jobs."""
         self.peak_memory = 0
         """Bytes of the largest of these processes."""
         if prctl is None or prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
@@ -105,9 +105,16 @@ class Processes:
                 if self._guards:  # else the child asked to be traced
                     self._guard_of(pid).handle_stop(pid, status)
                 continue
-            self.cpu_time += used.ru_utime + used.ru_stime
             self.peak_memory = max(self.peak_memory, used.ru_maxrss * 1024)
             ended.append((pid, os.waitstatus_to_exitcode(status)))
+
+    @property
+    def cpu_time(self) -> float:
+        """Processor seconds of all reaped processes and of those that they had reaped.
+
+        ``wait4`` tells those of the whole process, and of its children, for each of its traced threads.
+        """
+        return _children_cpu_time() - self._cpu_time_before
 
     def _guard_of(self, pid: int) -> ExecGuard:
         """Return the guard of a traced process; for one that has lost its parents, one that is running."""
@@ -161,6 +168,14 @@ class Processes:
                 pid = parents[pid]
         for pid in parents.keys() - spared:
             signal_and_continue(pid, number)
+
+
+def _children_cpu_time() -> float:
+    """Return the processor seconds of all children of this process that were reaped, and of theirs."""
+    from resource import RUSAGE_CHILDREN, getrusage
+
+    used = getrusage(RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def signal_and_continue(pid: int, number: int) -> None:

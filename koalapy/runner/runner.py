@@ -209,7 +209,12 @@ class Runner:
         if self._halted_until is not None and not stopped:
             self._kill_at = 0.0  # the next attempt may have begun: kill it at once
         self._end_processes()
-        if self._link.welcomed and not self._exit_sent:  # without a connection, the next hello says it
+        if not self._exit_sent:
+            self._report_ending()
+
+    def _report_ending(self) -> None:
+        """Report that the program has ended, before its result."""
+        if self._link.welcomed:  # without a connection, the next hello says it
             self._link.send({"t": "ending"})
 
     def _stop_program(self, message: dict[str, Any]) -> None:
@@ -357,7 +362,10 @@ class Runner:
         if kind == "welcome":
             self.settings.lease = message["lease"]
             self._record_silence(message)
-            self._plan_renewal()
+            if "silence" in message:
+                self._plan_renewal()
+            else:  # an agent of an earlier version
+                self._renew_lease()
         self._note_agent()
         if kind == "welcome":
             self._output.acknowledge(message["output"])
@@ -529,6 +537,7 @@ class Runner:
         self._phase, self._result = "ended", {**(self._result or {}), "usage": self._usage.finish()}
         self.loop.cancel_alarm("sweep")
         if self._folder:
+            self._report_ending()  # the removal of many files takes long
             remove_tree(self._folder)
         self._write_result()
         self._await_delivery()

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.agent.components.component import Component
+from koalapy.agent.components.outputlog import OutputLog
 from koalapy.agent.core import reporter
 from koalapy.agent.core import spool as spool_module
 from koalapy.agent.core.spool import DamagedJournal, DiskSync, JournalFolder, Spool
@@ -58,6 +59,21 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> FullDisk:
 
 def is_acknowledged(daemon: FakeDaemon, ident: int) -> bool:
     return any(ack["id"] == ident and not ack["error"] for ack in daemon.received("ack"))
+
+
+async def test_ended_program_is_over_while_its_output_cannot_be_stored(
+    monkeypatch: pytest.MonkeyPatch, daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    """Else its walltime or a drain could end a program that has ended."""
+    async with running_agent(MemoryLrm(), daemon, tmp_path):
+        runner = await claim_component(daemon, tmp_path)
+        await daemon.open_barrier(["true"], T)
+        await runner.receive("open")
+        runner.send(t="running")
+        await daemon.wait_for_state(T, "running")
+        monkeypatch.setattr(OutputLog, "_store_lines", lambda *_, **__: False)
+        runner.send(t="exit", code=0, error="", infrastructure=False, stopped=False)
+        await daemon.wait_until(lambda: daemon.status(T)["over"])
 
 
 async def test_unrecorded_component_fails_naming_disk(disk: FullDisk, daemon: FakeDaemon, tmp_path: Path) -> None:

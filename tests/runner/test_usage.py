@@ -3,15 +3,31 @@
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
+from resource import RUSAGE_CHILDREN, getrusage
 
 import pytest
 
+from koalapy.runner.exec_guard import ExecGuard
 from koalapy.runner.link import Loop
 from koalapy.runner.processes import Processes
 from koalapy.runner.usage import COST_FACTOR, FIRST_INTERVAL_S, MAX_INTERVAL_S, UsageMeter, resident_pages
 
 pytestmark = pytest.mark.processes
 BURN = "import time\nx = bytearray(60_000_000)\nwhile time.process_time() < 0.3: pass"
+
+
+THREADED = """
+import subprocess, threading
+ended = threading.Event()
+threads = [threading.Thread(target=ended.wait) for _ in range(4)]
+for thread in threads:
+    thread.start()
+subprocess.run(["/bin/sh", "-c", 'exec /bin/sh "$KOALA_RANK_SCRIPT"'])
+ended.set()
+for thread in threads:
+    thread.join()
+"""
 
 
 class ManualLoop(Loop):
@@ -42,6 +58,25 @@ def test_usage_has_processor_time_and_memory_of_ended_descendants() -> None:
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
         usage = meter.finish()
         os._exit(0 if usage and 0.3 <= usage["cpu"] < 30 and 60e6 <= usage["memory"] < 1e9 and usage["seconds"] else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_usage_of_traced_threads_counts_their_process_once(tmp_path: Path) -> None:
+    """MPI daemons of jobs over several clusters are traced; the system reports the whole process for each thread."""
+    script = tmp_path / "rank.sh"
+    script.write_text("i=0; while [ $i -lt 100000 ]; do i=$((i + 1)); done\n")
+    environment = {"PATH": os.environ["PATH"], "KOALA_RANK_SCRIPT": str(script)}
+    interpreter = os.path.realpath(sys.executable)
+    pid = os.fork()
+    if pid == 0:
+        processes = Processes()
+        guard = ExecGuard((os.path.basename(interpreter),), str(script), environment, lambda program: None)
+        output = os.open(os.devnull, os.O_WRONLY)
+        processes.start_guarded([interpreter, "-I", "-S", "-c", THREADED], environment, output, guard)
+        while processes.reap()[1]:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
+        used = getrusage(RUSAGE_CHILDREN)
+        os._exit(0 if 0 < processes.cpu_time <= used.ru_utime + used.ru_stime else 1)
     assert os.waitpid(pid, 0)[1] == 0
 
 

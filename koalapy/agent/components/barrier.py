@@ -280,9 +280,10 @@ class Barrier:
     def _record_exit(self, component: Component, runner: RunnerConnection, message: dict[str, Any]) -> None:
         """Record a node's result when its output is stored, and stop the other nodes if the program is over."""
         node = component.nodes[runner.node]
-        node.exit = message
+        node.exit, node.has_program_ended = message, True
         if not component.output.finish_node(runner.node):
             self._note_output_error(component)
+            self._reporter.publish_status(component)
             return  # the runner resends its output until it is stored
         result = {k: message[k] for k in ("code", "error", "infrastructure", "stopped", "warned", "usage")}
         component.record_result(runner.node, {**result, "host": node.host, "name": node.name})

@@ -191,7 +191,7 @@ class Spawner:
         reader = OrderReader(orders, self.workers.report_writer, (self._end_pipe,))
         code = self._run_preloaded(order)
         for _ in range(1, MAX_JOBS):
-            if code != 0:
+            if code != 0 or not reader.is_reusable():
                 break
             reader.report_end()
             if (following := reader.next_order()) is None:

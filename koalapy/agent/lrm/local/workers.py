@@ -21,6 +21,9 @@ MAX_JOBS = 100
 """Jobs after which a worker ends, so that what they leave in its memory remains small."""
 HANDLED_SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP)
 """Signals that locald or its preloaded program handles."""
+MEMORY_GROWTH_KB = 4096
+"""Growth of its peak memory with which a worker ends."""
+_LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
 _PID_BYTES = 4
 _MAX_ORDER_BYTES = 65536
 """Capacity of a pipe: a longer order would wait for its worker."""
@@ -57,6 +60,7 @@ class Workers:
 
     def add(self, pid: int, orders: int) -> None:
         """Record a new worker that runs its first job, and the writing end of its pipe."""
+        os.set_blocking(orders, False)  # its worker may be stopped
         self._orders[pid] = orders
 
     def assign(self, order: Order) -> int | None:
@@ -65,6 +69,7 @@ class Workers:
         while self._idle_since and len(line) <= _MAX_ORDER_BYTES:
             pid, _ = self._idle_since.popitem()
             with suppress(OSError):
+                os.kill(pid, signal.SIGCONT)  # it may have been stopped
                 if os.write(self._orders[pid], line) == len(line):
                     return pid
             self.retire(pid)
@@ -117,9 +122,19 @@ class OrderReader:
     def __init__(self, orders: int, reports: int, kept_files: tuple[int, ...]) -> None:
         """``kept_files``: further file descriptors that remain open for the next job."""
         self._orders, self._reports = orders, reports
-        self._kept_files = sorted({0, 1, 2, orders, reports, *kept_files})
+        self._kept_files = {0, 1, 2, orders, reports, *kept_files}
         self._file_limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._state = _read_state()
+        self._max_memory = _peak_memory_kb() + MEMORY_GROWTH_KB
         gc.disable()  # so all garbage of a job is young at its end, and no page of locald's older objects is copied
+
+    def is_reusable(self) -> bool:
+        """Return whether a next job would notice nothing of the last one.
+
+        A program may have changed limits or priorities of its parent. The kernel counts the peak memory of this process
+        for every program that it starts.
+        """
+        return _read_state() == self._state and _peak_memory_kb() <= self._max_memory
 
     def report_end(self) -> None:
         """Undo what the program has changed in this process, and report the end of its job."""
@@ -130,8 +145,10 @@ class OrderReader:
             with suppress(OSError, ValueError):
                 stream.flush()
         gc.collect(0)  # before files are closed, so that no later destructor closes a file of the next job
-        for kept, following in zip(self._kept_files, [*self._kept_files[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
-            os.closerange(kept + 1, following)
+        # Without the system call close_range, os.closerange tries each number up to the limit.
+        for number in set(map(int, os.listdir("/proc/self/fd"))) - self._kept_files:
+            with suppress(OSError):  # that of the listing itself
+                os.close(number)
         resource.setrlimit(resource.RLIMIT_NOFILE, self._file_limits)
         redirect_streams(os.devnull, 0o644)
         os.chdir("/")
@@ -146,3 +163,14 @@ class OrderReader:
                 return None
             line += piece
         return Order(**json.loads(line))
+
+
+def _read_state() -> tuple[object, ...]:
+    """Return what other processes of the account can change in this one; of open files, only the hard limit."""
+    limits = [resource.getrlimit(limit) for limit in _LIMITS if limit != resource.RLIMIT_NOFILE]
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    return limits, hard, os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0), os.sched_getaffinity(0)
+
+
+def _peak_memory_kb() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

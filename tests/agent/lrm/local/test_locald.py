@@ -311,6 +311,9 @@ def main(args):
         signal.set_wakeup_fd(os.pipe2(os.O_NONBLOCK)[1])
         resource.setrlimit(resource.RLIMIT_NOFILE, (400, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
         return 0
+    if args[0] == "nice":
+        os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + 1)
+        return 0
     if args[0] == "patient":
         signal.signal(signal.SIGTERM, lambda *_: print("told", flush=True))
         print(os.getpid(), flush=True)
@@ -374,6 +377,22 @@ def test_worker_begins_each_job_in_the_same_state(make_site: Callable[..., Site]
         mark = rest.replace("'LOCALD_JOB': '1'", f"'LOCALD_JOB': '{number}'").replace("'1.0@", f"'{number}.0@")
         assert states[number - 1] == f"{pid} {number} {mark}"
     assert (count, "LEFT" in after) == ("1", False)
+
+
+def test_worker_that_a_program_has_changed_is_replaced(make_site: Callable[..., Site], preloaded_file: Path) -> None:
+    """A program may change limits and priority of its parent, which must not reach the next job."""
+    preloaded = make_site(preload=preloaded_file, worker_linger=60.0)
+    for args in ("state", "nice", "state"):
+        assert run_preloaded(preloaded, args)["exit_code"] == 0
+    first, _, last, _ = preloaded.output().read_text().splitlines()
+    assert first.split()[0] != last.split()[0]
+
+
+def test_stopped_worker_continues_for_next_job(make_site: Callable[..., Site], preloaded_file: Path) -> None:
+    preloaded = make_site(preload=preloaded_file, worker_linger=60.0)
+    assert run_preloaded(preloaded, "state")["exit_code"] == 0
+    os.kill(int(preloaded.output().read_text().split()[0]), signal.SIGSTOP)
+    assert run_preloaded(preloaded, "state")["exit_code"] == 0
 
 
 def test_idle_workers_end(make_site: Callable[..., Site], preloaded_file: Path) -> None:
