@@ -340,6 +340,8 @@ async def test_hostile_head_begins_no_invalid_program(agent: FakeAgent, change: 
 async def test_program_on_a_lane_in_use_is_rejected_until_the_other_ends(agent: FakeAgent) -> None:
     nodes = await start_script(agent, "sleep 1000")
     await nodes[1].expect("running")
+    # The head node, whose script starts none of these programs, would end them.
+    agent.meddle = lambda sender, payload: None if sender is nodes[0] else payload
     order = {"op": "begin", "slots": [1, 1], "command": ["true"], "environment": {}, "folder": "", "must_exist": False}
 
     def begin(step: int, lane: int) -> None:
