@@ -29,7 +29,7 @@ def bed(testbed: Testbed) -> Iterator[Testbed]:
 
 
 def test_sweep_over_clusters_equals_local_sweep_exactly(bed: Testbed, tmp_path: Path) -> None:
-    nodes = {container.service for container in bed.worker_nodes}
+    nodes = {f"{cluster}-{number}" for cluster, size in bed.nodes.items() for number in range(1, size + 1)}
     everywhere = {"type": "flexible", "total_size": len(nodes)}
     ident = bed.submit(everywhere, *SWEEP, launcher="openmpi", collect=["results/*.parquet"])
     wait_until(
