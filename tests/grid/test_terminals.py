@@ -47,6 +47,11 @@ def send(terminal: Terminal, command: str, pattern: str) -> str:
     return terminal.expect(pattern)
 
 
+def wait_for_size(terminal: Terminal, size: str) -> None:
+    """Ask for the size of a terminal until its change has arrived there."""
+    wait_until(lambda: send(terminal, "echo si''ze=$(stty size)", r"size=\d+ \d+").endswith(size), f"the size {size}")
+
+
 def list_shells(grid: Grid, ident: int) -> list[int]:
     """Return the shells and programs on the terminals of a job."""
     return [worker.pid for worker in grid.list_workers(f"{ident}.") if "600" not in worker.command]
@@ -68,8 +73,9 @@ def test_shells_on_nodes_of_every_resource_manager(wide_grid: Grid) -> None:
         for cluster, shell in shells.items():
             shell.expect(rf"terminal on \S+ of {cluster}")
             shell.resize(132, 50)
-            shell.send_text("echo on=$KOALA_CLUSTER job=$KOALA_JOB term=$TERM size=$(stty size)\n")
-            shell.expect(rf"on={cluster} job={ident} term=xterm-256color size=50 132")
+            wait_for_size(shell, "50 132")
+            shell.send_text("echo on=$KOALA_CLUSTER job=$KOALA_JOB term=$TERM\n")
+            shell.expect(rf"on={cluster} job={ident} term=xterm-256color")
             send(shell, "sh -c 'echo st$((40 + 2)); exec sleep 500'", "st42")
             shell.send_text("\x1a")
             shell.expect("Stopped")
@@ -109,7 +115,7 @@ def test_shell_follows_the_size_of_the_window(grid: EmbeddedGrid, job: int) -> N
         terminal.resize(132, 50)
         terminal.expect("size=50 132")
         terminal.resize(0, 0)
-        terminal.expect("size=24 80")
+        wait_for_size(terminal, "24 80")
         send(terminal, "exit", "exit")
         assert terminal.wait_for_exit() == 0
 

@@ -98,6 +98,8 @@ class RemoteTerminal:
         receiver = threading.Thread(target=self._receive, daemon=True)
         handlers = {signal.SIGWINCH: self._on_resize, signal.SIGTERM: self._on_end, signal.SIGHUP: self._on_end}
         previous_handlers = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        if os.isatty(0):
+            self._on_resize(signal.SIGWINCH, None)  # the size may have changed before the handler was there
         try:
             with raw_mode(0):
                 receiver.start()
