@@ -171,7 +171,7 @@ class Processes:
 
 
 def _children_cpu_time() -> float:
-    """Return the processor seconds of all children of this process that were reaped, and of theirs."""
+    """Return the processor seconds of all reaped children of this process, with those that they had reaped."""
     from resource import RUSAGE_CHILDREN, getrusage
 
     used = getrusage(RUSAGE_CHILDREN)
