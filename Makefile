@@ -16,7 +16,7 @@ EXTRAS := drmaa experiments mpi plots postgresql tracing
 LOCK = $(RELEASE)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes $(UPGRADE) \
 	--custom-compile-command 'make lock'
 
-.PHONY: help demo test test-processes test-testbed test-nightly chaos fuzz machine check format bench bench-core bench-advisor bench-dashboard screenshots experiment experiments experiment-live clean testbed testbed-down lock \
+.PHONY: help demo test test-processes test-testbed test-nightly chaos fuzz machine check format bench bench-core bench-advisor bench-relay bench-dashboard screenshots experiment experiments experiment-live clean testbed testbed-down lock \
 	release docs
 
 help:  ## this list
@@ -113,6 +113,9 @@ bench: bench-core  ## speed: start-up overhead and throughput, as JSON, and the 
 
 bench-core: $(STAMP)  ## the scheduler alone, and AccaSim beside it; ends with a line of JSON
 	$(BIN)/python -m tests.benchmarks.core
+
+bench-relay: $(STAMP)  ## Open MPI over relayed links beside kernel routing, in network namespaces: as root, a minute
+	$(BIN)/python -m tests.benchmarks.relay
 
 bench-dashboard: $(STAMP)  ## what the dashboard costs in a browser (Debian's chromium) and in the daemon, as JSON: two minutes
 	$(BIN)/python -m tests.benchmarks.dashboard

@@ -96,6 +96,9 @@ MPI = Need(
 )
 MPIRUN = shutil.which("mpirun", path=str(Path(sys.executable).parent)) or shutil.which("mpirun") or "mpirun"
 """The mpirun of this environment, activated or not, or else of PATH."""
+MPIRUN_5 = str(Path(sys.executable).parent / "mpirun")
+"""The mpirun of the package openmpi."""
+LIBMPI_5 = Path(sys.prefix) / "lib" / "libmpi.so.40"
 OPEN_MPI_4 = Need(
     "Open MPI 4",
     shutil.which(str(OPEN_MPI_4_PREFIX / "bin" / "orterun")) is not None,

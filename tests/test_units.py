@@ -71,6 +71,8 @@ def read_exposure(unit: Path) -> float:
 @needs(SYSTEMD)
 def test_exposure_of_units_is_below_limits(tmp_path: Path) -> None:
     assert read_exposure(SERVE) <= 1.5
+    for relay in ("koala-relay-hub.service", "koala-relay-head@.service"):
+        assert read_exposure(UNITS / relay) <= 1.5, relay
     # The drop-ins for mapped accounts add rights.
     for drop_in, limit in ((None, 2.5), ("mapped-setuid.conf", 3.5), ("mapped-sudo.conf", 6.0)):
         unit = tmp_path / "koala-agent@.service"

@@ -63,7 +63,8 @@ def _find_calls() -> Iterator[LogCall]:
                 fields = {
                     field for argument in arguments if argument for field in RENDERED_FIELDS.get(argument, (argument,))
                 }
-                process = "agent" if path.is_relative_to(CODE / "agent") else "daemon"
+                folder = path.relative_to(CODE).parts[0]
+                process = folder if folder in ("agent", "relay") else "daemon"
                 yield LogCall(f"{path.name}:{node.lineno}", name, process, level, frozenset(fields))
 
 

@@ -54,6 +54,7 @@ KOALA = Group(
             "audit-log": "koalapy.cli.daemon.audit:audit_log",
             "serve": "koalapy.cli.daemon.processes:start_daemon",
             "agent": "koalapy.cli.daemon.processes:start_agent",
+            "relay": "koalapy.cli.daemon.relay:relay_group",
             "check": "koalapy.cli.daemon.processes:check_host",
             "local-run": "koalapy.cli.daemon.processes:local_run",
             "demo": "koalapy.cli.daemon.processes:show_demo",

@@ -72,8 +72,11 @@ class Loop:
             self._selector.register(file, events, callback)
 
     def forget(self, file: int) -> None:
-        if file in self._selector.get_map():
+        if file >= 0 and file in self._selector.get_map():  # negative: the socket is closed
             self._selector.unregister(file)
+
+    def close(self) -> None:
+        self._selector.close()
 
     def awake(self, at_most: float = float("inf")) -> None:
         """Record that this process runs. Of the time since the last call, count ``at_most`` seconds as running."""

@@ -1,0 +1,122 @@
+"""The live attempts of a relay: their nodes, ports and keys, as the daemon or the agent lists them."""
+
+import ssl
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from typing import Any
+
+from koalapy.relay.limits import Limits
+from koalapy.runner.relay_protocol import Ranges, Refused, TokenBucket, UsedNumbers, derive_pair_key
+from koalapy.system.tls import pinned_context
+
+MAX_NAME_LENGTH = 255
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptNode:
+    """A node of an attempt; ``key`` is known to the head of its cluster only."""
+
+    cluster: str
+    ports: Ranges
+    key: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """The head of another cluster."""
+
+    address: tuple[str, int] | None
+    """Where it can be reached directly; None: by the hub."""
+    context: ssl.SSLContext | None
+    """Accepts the certificate of this head only; None: no TLS between the heads."""
+
+
+class Attempt:
+    """A live attempt and the use of its streams."""
+
+    def __init__(self, entry: dict[str, Any], limits: Limits, now: float) -> None:
+        """Parse an entry of the list. Raise ``ValueError``."""
+        try:
+            self.token = str(entry["attempt"])
+            if not 0 < len(self.token) <= MAX_NAME_LENGTH:
+                raise ValueError("the token of an attempt has 1 to 255 characters")
+            self._key = bytes.fromhex(entry["key"]) if "key" in entry else None
+            self._pair_keys = {str(name): bytes.fromhex(key) for name, key in entry.get("keys", {}).items()}
+            self.nodes = {int(node["index"]): _parse_node(node) for node in entry["nodes"]}
+            self.peers = {str(name): _parse_peer(peer) for name, peer in entry.get("peers", {}).items()}
+            self.max_streams = int(entry.get("streams", limits.attempt_streams))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"the entry of an attempt is incomplete: {error!r}") from error
+        self.content = entry
+        self.stream_count = 0
+        self.total_streams = 0
+        self.bytes_moved: dict[tuple[str, str], list[int]] = {}
+        """Bytes sent, by the clusters of the sending and the receiving node."""
+        self.broken_at: dict[tuple[str, ...], float] = {}
+        """Time at which a stream over a control connection last ended with an error."""
+        self._bucket = TokenBucket(limits.stream_rate, limits.stream_burst, now)
+        self._used: dict[int, UsedNumbers] = {}
+
+    def node(self, index: int) -> AttemptNode:
+        """Return a node. Raise ``Refused`` if the attempt has none with this index."""
+        if index not in self.nodes:
+            raise Refused("unknown-node", f"attempt {self.token} has no node {index}")
+        return self.nodes[index]
+
+    def pair_key(self, one: str, other: str, own: str | None = None) -> bytes:
+        """Return the key that the heads of two clusters share. Raise ``Refused`` if it is not known.
+
+        ``own``: the cluster of this head; None: this is the hub.
+        """
+        if self._key is not None:
+            return derive_pair_key(self._key, one, other)
+        key = self._pair_keys.get(one if other == own else other)
+        if key is None:
+            raise Refused("unknown-cluster", f"attempt {self.token} has no link from {one} to {other}")
+        return key
+
+    def counter(self, source: str, target: str) -> list[int]:
+        """Return the counter of bytes from one cluster to another."""
+        return self.bytes_moved.setdefault((source, target), [0])
+
+    def check_limits(self, now: float) -> None:
+        """Raise ``Refused`` if the attempt may not open another stream now."""
+        if self.stream_count >= self.max_streams:
+            raise Refused("attempt-streams", f"attempt {self.token} has {self.stream_count} streams, its limit")
+        if not self._bucket.take(now):
+            raise Refused("rate", f"attempt {self.token} opens streams too fast")
+
+    def use_number(self, source: int, stream: int) -> None:
+        """Record a stream number of a node. Raise ``Refused`` if it was used before."""
+        if not self._used.setdefault(source, UsedNumbers()).use(stream):
+            raise Refused("replayed", f"stream {stream} of node {source} in attempt {self.token} was opened before")
+
+
+def _parse_node(node: dict[str, Any]) -> AttemptNode:
+    key = bytes.fromhex(node["key"]) if "key" in node else None
+    return AttemptNode(str(node["cluster"]), Ranges(node["ports"]), key)
+
+
+def _parse_peer(peer: dict[str, Any]) -> Peer:
+    try:
+        context = pinned_context(peer["certificate"]) if "certificate" in peer else None
+    except (ssl.SSLError, ValueError) as error:
+        raise ValueError(f"the certificate of a head cannot be read: {error}") from error
+    # A host name would have to be resolved, which blocks all streams.
+    address = (str(ip_address(peer["host"])), int(peer["port"])) if "host" in peer else None
+    return Peer(address, context)
+
+
+@dataclass(slots=True)
+class LiveAttempts:
+    """All live attempts, by token."""
+
+    limits: Limits
+    by_token: dict[str, Attempt] = field(default_factory=dict)
+
+    def get(self, token: str) -> Attempt:
+        """Return a live attempt. Raise ``Refused`` if it is not in the list."""
+        attempt = self.by_token.get(token)
+        if attempt is None:
+            raise Refused("not-live", f"attempt {ascii(token)[:80]} is not live")
+        return attempt

@@ -1,0 +1,124 @@
+"""Control a relay from the daemon or an agent: asyncio's side of the control socket."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+log = structlog.get_logger()
+
+MAX_LINE = 64 * 1024 * 1024
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.2, 5.0
+
+
+class RelayRejected(Exception):
+    """The relay has rejected a request."""
+
+
+class RelayClient:
+    """A connection to a relay's control socket that is established again whenever it breaks."""
+
+    def __init__(
+        self, path: Path, state: Callable[[], dict[str, Any]], on_event: Callable[[dict[str, Any]], None]
+    ) -> None:
+        """``state`` returns keys and all live attempts; it is sent first on each connection.
+
+        ``on_event`` gets the relay's events: ``lost`` (attempt, why), ``removed`` (attempt, streams, bytes), and
+        ``hub`` (connected, why) of a head. Each connection begins with ``state``, the relay's answer: ``lost``, and
+        of a head ``hub_connected`` and ``certificate``. The attempts in it are reported as ``lost``, too.
+        """
+        self._path, self._state, self._on_event = path, state, on_event
+        self._writer: asyncio.StreamWriter | None = None
+        self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._count = 0
+        self.connected = asyncio.Event()
+        """Set while the relay knows the state."""
+
+    async def keep_connected(self) -> None:
+        """Stay connected until cancelled."""
+        pause = FIRST_PAUSE_S
+        is_warned = False
+        while True:
+            try:
+                await self._converse()
+                reason = "it closed the connection"
+                pause = FIRST_PAUSE_S
+            except (OSError, ValueError, RelayRejected) as error:
+                reason = str(error)
+            finally:
+                self._disconnect()
+            if not is_warned or pause == FIRST_PAUSE_S:
+                log.warning("cannot reach the relay", action="relay-away", path=str(self._path), reason=reason)
+                is_warned = True
+            await asyncio.sleep(pause)
+            pause = min(MAX_PAUSE_S, pause * 2)
+
+    async def add(self, entry: dict[str, Any]) -> None:
+        """Add an attempt. Without a connection do nothing: the next state contains it. Raise ``RelayRejected``."""
+        await self._change("add", attempt=entry)
+
+    async def remove(self, attempt: str) -> None:
+        """Remove an attempt, which resets its streams. Without a connection do nothing."""
+        await self._change("remove", attempt=attempt)
+
+    async def metrics(self) -> str:
+        """Return the metrics as Prometheus text; empty without a connection."""
+        with suppress(ConnectionError):
+            return str((await self._request("metrics"))["text"])
+        return ""
+
+    async def _change(self, kind: str, **fields: Any) -> None:
+        if self.connected.is_set():
+            with suppress(ConnectionError):
+                await self._request(kind, **fields)
+
+    async def _converse(self) -> None:
+        """Send the state, and handle what the relay sends until it closes the connection."""
+        reader, self._writer = await asyncio.open_unix_connection(str(self._path), limit=MAX_LINE)
+        receiving = asyncio.ensure_future(self._receive(reader))
+        try:
+            answer = await self._request("state", **self._state())
+            self._on_event({**answer, "t": "state"})
+            for attempt, reason in answer["lost"].items():
+                self._on_event({"t": "lost", "attempt": attempt, "why": reason})
+            self.connected.set()
+            await receiving
+        finally:
+            receiving.cancel()
+
+    async def _receive(self, reader: asyncio.StreamReader) -> None:
+        while line := await reader.readline():
+            message = json.loads(line)
+            if message["t"] not in ("done", "error", "metrics"):
+                self._on_event(message)
+                continue
+            answer = self._answers.pop(message.get("id"), None)
+            if answer is not None and not answer.done():
+                answer.set_result(message)
+        self._disconnect()
+
+    async def _request(self, kind: str, **fields: Any) -> dict[str, Any]:
+        """Return the relay's answer. Raise ``RelayRejected``, or ``ConnectionError`` if the connection breaks."""
+        if self._writer is None:
+            raise ConnectionResetError("the relay is not connected")
+        self._count += 1
+        answer = self._answers[self._count] = asyncio.get_running_loop().create_future()
+        self._writer.write(json.dumps({"t": kind, "id": self._count, **fields}).encode() + b"\n")
+        message: dict[str, Any] = await answer
+        if message["t"] == "error":
+            raise RelayRejected(message["why"])
+        return message
+
+    def _disconnect(self) -> None:
+        self.connected.clear()
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(ConnectionResetError("the relay has closed the connection"))
+        self._answers.clear()

@@ -1,0 +1,125 @@
+"""The Unix socket by which the daemon controls the hub, and an agent its head: lines of JSON.
+
+Each connection that changes something begins with ``state``: the keys and the complete list of live attempts. Then
+``add`` and ``remove`` change the list. ``metrics`` needs no state. Each request may have an ``id``, which its answer
+repeats: ``done``, ``error`` or ``metrics``. The answer to a state has the attempts that have ``lost`` streams, and of a
+head ``hub_connected`` and its ``certificate``. After its state a connection receives events: ``lost``, ``removed``, and
+``hub`` of a head.
+"""
+
+import os
+import socket
+import stat
+import struct
+from pathlib import Path
+from typing import Any
+
+from koalapy.relay.metrics import format_metrics
+from koalapy.relay.relay import Relay
+from koalapy.runner.link import Loop
+from koalapy.runner.relay_protocol import Refused, encode, parse_line
+from koalapy.runner.relay_streams import LineConnection, Listener, PlainSide
+
+MAX_REQUEST = 64 * 1024 * 1024
+MAX_ANSWERS = 64 * 1024 * 1024
+"""Bytes that a connection may leave unread before it is closed."""
+_CREDENTIALS = struct.Struct("3i")
+
+
+class ControlServer:
+    """The control socket of one relay."""
+
+    def __init__(self, loop: Loop, path: Path, relay: Relay) -> None:
+        """Listen at a path, replacing the socket of an earlier process. Raise ``OSError``."""
+        self._loop, self._relay, self._path = loop, relay, path
+        self._connections: dict[LineConnection, bool] = {}
+        """Whether each connection has sent its state."""
+        if path.exists() and stat.S_ISSOCK(path.lstat().st_mode):
+            path.unlink()
+        listener = socket.socket(socket.AF_UNIX)
+        former_mask = os.umask(0o177)
+        try:
+            listener.bind(str(path))
+            listener.listen(16)
+        except BaseException:
+            listener.close()
+            raise
+        finally:
+            os.umask(former_mask)
+        self._listener = Listener(loop, listener, lambda connection, _: self._accept(connection), lambda _: None)
+        self._listener.resume()
+        relay.on_event = self._send_event
+
+    def close(self) -> None:
+        self._listener.close()
+        for connection in self._connections:
+            connection.close()
+        self._path.unlink(missing_ok=True)
+
+    def _accept(self, connection: socket.socket) -> None:
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        if _CREDENTIALS.unpack(credentials)[1] not in (0, os.getuid()):
+            connection.close()
+            return
+        lines = LineConnection(
+            self._loop,
+            PlainSide(connection),
+            self._relay.pool.large,
+            self._receive_request,
+            self._forget,
+            MAX_REQUEST,
+            MAX_ANSWERS,
+        )
+        self._connections[lines] = False
+
+    def _forget(self, connection: LineConnection, _error: OSError | None) -> None:
+        self._connections.pop(connection, None)
+
+    def _receive_request(self, connection: LineConnection, line: bytes) -> None:
+        request_id = None
+        try:
+            request = parse_line(line)
+            request_id = request.get("id")
+            answer = self._handle_request(connection, request)
+        except (Refused, ValueError) as error:
+            answer = {"t": "error", "why": str(error)}
+        connection.send(encode({**answer, "id": request_id}).encode() + b"\n")
+
+    def _handle_request(self, connection: LineConnection, request: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer to a request. Raise ``Refused`` or ``ValueError``."""
+        kind = request["t"]
+        if kind == "metrics":
+            return {"t": "metrics", "text": format_metrics(self._relay)}
+        if kind == "state":
+            self._relay.replace_state(request, _get_list(request, "attempts"))
+            self._connections[connection] = True
+            return {"t": "done", "lost": self._relay.lost, **self._relay.describe()}
+        if not self._connections.get(connection):
+            raise Refused("no-state", f"{kind} came before the state: send all keys and live attempts first")
+        if kind == "add":
+            self._relay.add_attempt(_get_entry(request))
+        elif kind == "remove":
+            self._relay.remove_attempt(str(request.get("attempt")))
+        else:
+            raise Refused("malformed", f"there is no request {kind}; send state, add, remove or metrics")
+        return {"t": "done"}
+
+    def _send_event(self, event: dict[str, Any]) -> None:
+        line = encode(event).encode() + b"\n"
+        for connection, has_state in list(self._connections.items()):
+            if has_state:
+                connection.send(line)
+
+
+def _get_list(request: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    value = request.get(name)
+    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
+        raise ValueError(f"a state needs {name}, a list of objects")
+    return value
+
+
+def _get_entry(request: dict[str, Any]) -> dict[str, Any]:
+    entry = request.get("attempt")
+    if not isinstance(entry, dict):
+        raise ValueError("add needs an attempt, an object")
+    return entry

@@ -1,0 +1,27 @@
+"""The limits of a relay."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Maximum numbers of streams and connections, and durations in seconds."""
+
+    streams: int = 4096
+    """Streams of the relay."""
+    attempt_streams: int = 4096
+    """Streams of one attempt."""
+    stream_rate: float = 2000.0
+    stream_burst: float = 4096.0
+    """New streams of an attempt per second, and at once."""
+    strangers: int = 512
+    """Connections without a first line, from addresses that have authenticated no stream yet. The oldest one of the
+    address with most of them is closed."""
+    first_line_timeout: float = 30.0
+    dial_timeout: float = 60.0
+    """Time in which a dialled stream must be taken."""
+    heartbeat: float = 5.0
+    silence: float = 15.0
+    """Time without a line of the peer, after which a control connection counts as dead."""
+    reconnect: float = 5.0
+    """Maximum pause before a head connects to the hub again."""

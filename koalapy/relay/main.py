@@ -1,0 +1,272 @@
+"""Start a hub or a head from its configuration file."""
+
+import gc
+import os
+import signal
+import ssl
+from pathlib import Path
+from typing import Any, TypeVar
+
+import structlog
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from koalapy.config.errors import configuration_error
+from koalapy.config.logs import configure_logging
+from koalapy.config.settings import LogFormat, LogLevel
+from koalapy.config.strict_yaml import read_file
+from koalapy.model.errors import UsageError
+from koalapy.relay.control import ControlServer
+from koalapy.relay.head import Head, HubAddress
+from koalapy.relay.hub import Hub
+from koalapy.relay.limits import Limits
+from koalapy.runner.link import Loop
+from koalapy.system.process import drop_own_variables, forbid_dumps, raise_file_limit
+from koalapy.system.systemd import ServiceManager
+from koalapy.system.tls import Trust, require_tls_1_2
+
+log = structlog.get_logger()
+
+MAX_OPEN_FILES = 1_048_576
+"""More than any hard limit: a relay takes what it is allowed."""
+DEFAULT_LIMITS = Limits()
+RESERVED_FILES = 128
+"""Files of a relay besides those of streams."""
+BEGIN_OF_CERTIFICATE, END_OF_CERTIFICATE = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+Address = str
+Configuration = TypeVar("Configuration", bound="RelayConfiguration")
+
+
+class TlsFiles(BaseModel):
+    """The PEM files of a relay's certificate and its key."""
+
+    model_config = ConfigDict(extra="forbid")
+    certificate: Path
+    key: Path
+
+
+class LimitSection(BaseModel):
+    """Limits of a relay; see ``Limits``."""
+
+    model_config = ConfigDict(extra="forbid")
+    streams: int = Field(DEFAULT_LIMITS.streams, ge=1, le=100_000)
+    attempt_streams: int = Field(DEFAULT_LIMITS.attempt_streams, ge=1, le=100_000)
+    stream_rate: float = Field(DEFAULT_LIMITS.stream_rate, ge=1, le=1e6)
+    stream_burst: float = Field(DEFAULT_LIMITS.stream_burst, ge=1, le=1e6)
+
+
+class RelayConfiguration(BaseModel):
+    """The settings of a hub or head."""
+
+    model_config = ConfigDict(extra="forbid")
+    listen: Address
+    """Address and port for heads (hub) or nodes (head)."""
+    control: Path
+    """The Unix socket for the daemon or the agent."""
+    limits: LimitSection = LimitSection()
+    log_level: LogLevel = "info"
+    log_format: LogFormat = "console"
+
+
+class HubConfiguration(RelayConfiguration):
+    """The settings of a hub."""
+
+    tls: TlsFiles | None = None
+    without_tls: bool = False
+    """Whether to serve without TLS, on a private network."""
+
+    @model_validator(mode="after")
+    def _require_tls(self) -> "HubConfiguration":
+        if self.tls is None and not self.without_tls:
+            raise ValueError("tls is missing: give certificate and key, or set without_tls on a private network")
+        return self
+
+
+class HeadConfiguration(RelayConfiguration):
+    """The settings of a head."""
+
+    cluster: str
+    hub: Address
+    ca_file: Path | None = None
+    """Certificates of authorities for the hub's; without it, those that this machine trusts."""
+    pinned: Path | None = None
+    """The certificate of the hub, whatever its issuer, host name and validity."""
+    tls: TlsFiles | None = None
+    """The certificate by which heads of other clusters know this one."""
+    without_tls: bool = False
+    """Whether hub and heads do without TLS."""
+    listen_for_heads: Address | None = None
+    """Address and port for heads of other clusters that can reach this one."""
+
+    @model_validator(mode="after")
+    def _require_tls(self) -> "HeadConfiguration":
+        if self.tls is None and (self.listen_for_heads is not None or not self.without_tls):
+            raise ValueError("tls is missing: give certificate and key, which may be self-signed")
+        return self
+
+
+class ServerContext:
+    """The TLS context of a server, which loads renewed files by itself."""
+
+    def __init__(self, files: TlsFiles) -> None:
+        """Load the files. Raise ``UsageError``."""
+        self._files = files
+        self.certificate = ""
+        """The first certificate of the file (PEM)."""
+        try:
+            self._version = self._read_version()
+            self._context = self._load()
+        except (OSError, ValueError) as error:
+            raise UsageError(
+                f"cannot load the certificate {files.certificate} with its key {files.key}: {error}",
+                field="tls",
+                value=str(files.certificate),
+                hint="give PEM files that belong together and that this account may read",
+            ) from error
+
+    def __call__(self) -> ssl.SSLContext:
+        """Return the context of the next connection."""
+        try:
+            version = self._read_version()
+            if version != self._version:
+                self._context, self._version = self._load(), version
+        except (OSError, ValueError) as error:
+            log.warning("cannot load the renewed certificate", action="relay-certificate-refused", reason=str(error))
+        return self._context
+
+    def _read_version(self) -> tuple[int, int]:
+        return self._files.certificate.stat().st_mtime_ns, self._files.key.stat().st_mtime_ns
+
+    def _load(self) -> ssl.SSLContext:
+        # Others pin the certificate itself, and would trust all that an authority after it in the file has signed.
+        text = self._files.certificate.read_text(encoding="ascii")
+        end = text.index(END_OF_CERTIFICATE) + len(END_OF_CERTIFICATE)
+        certificate = text[text.index(BEGIN_OF_CERTIFICATE) : end] + "\n"
+        context = require_tls_1_2(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+        context.load_cert_chain(self._files.certificate, self._files.key, lambda: b"")
+        context.num_tickets = 0  # sessions are not resumed
+        context.options |= ssl.OP_NO_TICKET
+        self.certificate = certificate
+        return context
+
+
+def run_hub(path: Path) -> None:
+    """Run the hub until it is stopped. Raise ``UsageError`` for an invalid configuration."""
+    configuration = _load_configuration(path, HubConfiguration)
+    context = None if configuration.tls is None else ServerContext(configuration.tls)
+    loop, limits = Loop(), _prepare_process(configuration, relay="hub")
+    try:
+        hub = Hub(loop, parse_address(configuration.listen, "listen"), context, limits)
+    except OSError as error:
+        raise _listen_error(configuration.listen, error) from error
+    _run(loop, hub, configuration.control, f"hub at {configuration.listen}")
+
+
+def run_head(path: Path) -> None:
+    """Run a head until it is stopped. Raise ``UsageError`` for an invalid configuration."""
+    configuration = _load_configuration(path, HeadConfiguration)
+    trust = Trust(configuration.ca_file, configuration.pinned)
+    if not configuration.without_tls:
+        trust.check_files()
+    hub_address = HubAddress(
+        *parse_address(configuration.hub, "hub"), None if configuration.without_tls else trust.create_context
+    )
+    for_heads = configuration.listen_for_heads
+    context = None if configuration.tls is None else ServerContext(configuration.tls)
+    loop, limits = Loop(), _prepare_process(configuration, relay="head", cluster=configuration.cluster)
+    try:
+        head = Head(
+            loop,
+            configuration.cluster,
+            parse_address(configuration.listen, "listen"),
+            hub_address,
+            None if for_heads is None else parse_address(for_heads, "listen_for_heads"),
+            context,
+            limits,
+            (lambda: "") if context is None else lambda: context.certificate,
+        )
+    except OSError as error:
+        raise _listen_error(f"{configuration.listen} or {for_heads}", error) from error
+    _run(loop, head, configuration.control, f"head of {configuration.cluster} at {configuration.listen}")
+
+
+def parse_address(text: str, field: str) -> tuple[str, int]:
+    """Return host and port of ``HOST:PORT`` or ``[HOST]:PORT``. Raise ``UsageError``."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 0 <= int(port) < 65536:
+        raise UsageError(
+            f"{text} is not an address with a port", field=field, value=text, hint="write it as 192.0.2.1:8643"
+        )
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _load_configuration(path: Path, kind: type[Configuration]) -> Configuration:
+    values: dict[str, Any] = read_file(path)
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        raise configuration_error(kind, error.errors(), path) from error
+
+
+def _listen_error(address: str, error: OSError) -> UsageError:
+    return UsageError(
+        f"cannot listen at {address}: {error.strerror or error}",
+        field="listen",
+        value=address,
+        hint="give an address of this machine and a port that no other process uses",
+    )
+
+
+def _prepare_process(configuration: RelayConfiguration, **fields: str) -> Limits:
+    """Configure logging, raise the limit of open files and protect this process. Return the limits of the relay."""
+    configure_logging(configuration.log_level, configuration.log_format, **fields)
+    forbid_dumps()
+    allowed = raise_file_limit(MAX_OPEN_FILES)
+    needed = 2 * configuration.limits.streams + RESERVED_FILES
+    if allowed < needed:
+        log.warning(
+            "too few open files for the limit of streams: raise LimitNOFILE in the unit, or ulimit -Hn",
+            action="relay-files-few",
+            allowed=allowed,
+            needed=needed,
+        )
+    return Limits(**configuration.limits.model_dump())
+
+
+def _run(loop: Loop, relay: Hub | Head, control: Path, status: str) -> None:
+    """Serve until SIGTERM or SIGINT, then reset all streams."""
+    manager = ServiceManager.from_environment()
+    drop_own_variables()
+    try:
+        server = ControlServer(loop, control, relay)
+    except OSError as error:
+        raise _listen_error(str(control), error) from error
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+    must_end = False
+    reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def end(_events: int) -> None:
+        nonlocal must_end
+        must_end = True
+
+    signal.set_wakeup_fd(writing)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    loop.watch(reading, end)
+
+    def send_heartbeat() -> None:
+        manager.send_heartbeat(f"{status}: {len(relay.streams)} streams")
+        loop.set_alarm("watchdog", manager.interval or 60.0, send_heartbeat)
+
+    if manager.interval is not None:
+        send_heartbeat()
+    manager.notify_ready(status)
+    log.info("the relay serves", action="relay-serves", status=status)
+    try:
+        while not must_end:
+            loop.turn()
+    finally:
+        manager.notify_stopping()
+        relay.close()
+        server.close()

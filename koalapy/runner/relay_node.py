@@ -1,0 +1,351 @@
+"""Relay the streams of one node: a child of its runner, started as ``python -I -S relay_node.py``.
+
+The runner writes one line of JSON, the settings, to its standard input, and keeps the input open; at its end the relay
+ends. The relay writes a line of JSON for each event to its standard output: ``ready``, ``taken`` (a port that another
+process uses), ``lost`` (the head's relay is gone, so the relay ends) and ``refused``.
+
+A program's connection to a listener is passed to the head, which passes it to the target node. A stream from another
+node becomes a connection to a port of this node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import socket
+import sys
+
+if not __package__:
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+
+from koalapy.runner.link import Loop
+from koalapy.runner.processes import forbid_dumps
+from koalapy.runner.relay_protocol import (
+    HEARTBEAT_INTERVAL_S,
+    MAX_CONTROL_LINE,
+    MAX_NODES,
+    SILENCE_LIMIT_S,
+    ChildHandshake,
+    ControlChannel,
+    Credentials,
+    Ranges,
+    Refused,
+    TokenBucket,
+    encode,
+    get_number,
+    get_stream,
+    seal_line,
+)
+from koalapy.runner.relay_streams import (
+    LineConnection,
+    Listener,
+    Pair,
+    PipePool,
+    PlainSide,
+    connect_side,
+    reset_socket,
+    resolve_host,
+)
+from koalapy.runner.socket_owner import SocketOwners
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+CHECK_INTERVAL_S = 1.0
+ACCEPT_RATE, ACCEPT_BURST = 500.0, 1000.0
+"""New streams per second, and at once. Further ones wait."""
+REFUSAL_INTERVAL_S = 1.0
+"""Seconds between two reports of refused streams."""
+BACKLOG = 1024
+MAX_SETTINGS_LENGTH = 16 * 1024 * 1024
+
+
+class PortTaken(Exception):
+    """Another process listens on a port of this node."""
+
+    def __init__(self, address: str, port: int, reason: str) -> None:
+        super().__init__(f"cannot listen at {address}:{port}: {reason}")
+        self.port = port
+
+
+class NodeSettings:
+    """The settings that a runner gives to its relay. Raise ``KeyError``, ``TypeError`` or ``ValueError``."""
+
+    def __init__(self, message: dict[str, Any]) -> None:
+        self.attempt, self.node = str(message["attempt"]), int(message["node"])
+        self.key = bytes.fromhex(message["key"])
+        host, port = message["head"]
+        self.head = str(host), int(port)
+        self.listeners = [(str(a), int(f), int(t), int(n)) for a, f, t, n in message["listeners"]]
+        """Address, first and last port to listen on, and the target node of the streams."""
+        self.targets = [(Ranges([(f, t)]), str(a), str(s)) for f, t, a, s in message["targets"]]
+        """Ports that streams may reach here, the address to connect to, and the address to connect from or nothing."""
+        self.heartbeat = float(message.get("heartbeat", HEARTBEAT_INTERVAL_S))
+        self.accept_rate = float(message.get("accept_rate", ACCEPT_RATE))
+        self.accept_burst = float(message.get("accept_burst", ACCEPT_BURST))
+
+
+class NodeRelay:
+    """The relay of one node."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        settings: NodeSettings,
+        report: Callable[[dict[str, Any]], None],
+        find_owner: Callable[[tuple[str, int], tuple[str, int]], int | None],
+        account: int,
+    ) -> None:
+        """``report`` sends an event to the runner. ``account``: the one whose processes may use the listeners."""
+        self._loop, self._settings, self._report = loop, settings, report
+        self._find_owner, self._account = find_owner, account
+        self._pool = PipePool()
+        self._listeners: list[Listener] = []
+        self._pairs: set[Pair] = set()
+        self._next_stream = 0
+        self._bucket = TokenBucket(settings.accept_rate, settings.accept_burst, loop.time())
+        self._handshake = ChildHandshake(Credentials(settings.key, settings.attempt, settings.node))
+        self._control: LineConnection | None = None
+        self._channel: ControlChannel | None = None
+        self._stream_key = b""
+        self._deadline = loop.time() + SILENCE_LIMIT_S
+        """Time until which the head must have answered."""
+        self._refusals: dict[str, int] = {}
+        """Refused streams that are not reported yet, by reason."""
+        self.has_ended = False
+
+    @property
+    def stream_count(self) -> int:
+        return len(self._pairs)
+
+    def start(self) -> None:
+        """Listen, and connect to the head. Raise ``PortTaken``."""
+        for address, first, last, target in self._settings.listeners:
+            for port in range(first, last + 1):
+                self._listeners.append(self._listen(address, port, target))
+        try:
+            self._settings.head = resolve_host(*self._settings.head)
+            side = connect_side(*self._settings.head)
+        except OSError as error:
+            self._lose_head(f"cannot connect: {error.strerror}")
+            return
+        self._control = LineConnection(
+            self._loop, side, self._pool.large, self._receive_challenge, self._end_control, MAX_CONTROL_LINE
+        )
+        self._control.send(self._handshake.hello())
+        self._loop.set_alarm(f"relay-check-{id(self)}", CHECK_INTERVAL_S, self._check_control)
+
+    def finish(self) -> None:
+        """End at the runner's request: the head does not count the attempt as lost."""
+        if self._channel is not None:
+            self._channel.send({"t": "bye"})
+        self.close()
+
+    def close(self) -> None:
+        """Reset all streams and close everything."""
+        self.has_ended = True
+        for alarm in ("relay-check", "relay-accept", "relay-refusals"):
+            self._loop.cancel_alarm(f"{alarm}-{id(self)}")
+        for listener in self._listeners:
+            listener.close()
+        for pair in list(self._pairs):
+            pair.close(ConnectionResetError())
+        if self._control is not None:
+            self._control.close()
+        self._pool.close()
+
+    def _listen(self, address: str, port: int, target: int) -> Listener:
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((address, port))
+            listener.listen(BACKLOG)
+        except OSError as error:
+            listener.close()
+            raise PortTaken(address, port, error.strerror or str(error)) from error
+        return Listener(
+            self._loop,
+            listener,
+            lambda connection, peer: self._open_stream(connection, peer, (address, port), target),
+            self._count_refusal,
+            self._may_accept,
+        )
+
+    def _may_accept(self) -> bool:
+        """Return whether a stream may be opened now; if not, pause all listeners until it may."""
+        if self._bucket.take(self._loop.time()):
+            return True
+        for listener in self._listeners:
+            listener.pause()
+        self._loop.set_alarm(f"relay-accept-{id(self)}", self._bucket.wait_time(), self._resume_listeners)
+        return False
+
+    def _resume_listeners(self) -> None:
+        for listener in self._listeners:
+            listener.resume()
+
+    def _open_stream(
+        self, connection: socket.socket, peer: tuple[str, int], local: tuple[str, int], target: int
+    ) -> None:
+        """Pass a connection of a program on this node to the head."""
+        owner = self._find_owner(peer, local)
+        if owner != self._account:
+            reset_socket(connection)
+            account = "another machine" if owner is None else f"account {owner}"
+            self._count_refusal(f"{account} may not use port {local[1]} of the relay")
+            return
+        self._next_stream += 1
+        settings = self._settings
+        line = {"t": "open", "attempt": settings.attempt, "from": settings.node, "stream": self._next_stream}
+        try:
+            up = connect_side(*settings.head)
+        except OSError as error:
+            reset_socket(connection)
+            self._count_refusal(f"cannot connect to the head's relay: {error.strerror}")
+            return
+        self._start_pair(PlainSide(connection), up, {**line, "to": target, "port": local[1]}, lambda _: None)
+
+    def _start_pair(
+        self, local: PlainSide, up: PlainSide, line: dict[str, Any], on_failure: Callable[[OSError], None]
+    ) -> None:
+        """Join a local connection and one to the head, which begins with a line."""
+
+        def forget(error: OSError | None) -> None:
+            self._pairs.discard(pair)
+            if error is not None:
+                on_failure(error)
+
+        pair = Pair(self._loop, self._pool, (local, up), (seal_line(self._stream_key, line), b""), on_end=forget)
+        self._pairs.add(pair)
+        pair.start()
+
+    def _receive_challenge(self, control: LineConnection, challenge: bytes) -> None:
+        """Verify the head, and prove this node's key."""
+        try:
+            session, self._stream_key = self._handshake.accept(challenge)
+        except Refused as error:
+            self._lose_head(str(error))
+            return
+        self._channel = ControlChannel(session, control.send, self._loop.time, self._settings.heartbeat)
+        control.on_line = self._receive_line
+        self._channel.send({"t": "here"})
+
+    def _receive_line(self, _control: LineConnection, line: bytes) -> None:
+        """Handle a line of the authenticated head."""
+        if self._channel is None:
+            return
+        try:
+            message = self._channel.receive(line)
+            if message["t"] == "welcome":
+                self._resume_listeners()
+                self._report({"t": "ready"})
+            elif message["t"] == "dial":
+                self._take_stream(message)
+        except Refused as error:
+            self._lose_head(str(error))
+
+    def _take_stream(self, message: dict[str, Any]) -> None:
+        """Connect a stream of another node to a port of this node. Raise ``Refused`` if the line is malformed."""
+        attempt, source, stream = get_stream(message)
+        port = get_number(message, "port", 1, 65535)
+        name = {"attempt": attempt, "from": source, "stream": stream}
+        target = next(((address, host) for ports, address, host in self._settings.targets if port in ports), None)
+        if target is None or attempt != self._settings.attempt or source > MAX_NODES:
+            self._refuse_dial(name, f"port {port} is not one of this node's ports")
+            return
+        try:
+            local = connect_side(target[0], port, target[1])
+        except OSError as error:
+            self._refuse_dial(name, f"cannot connect to port {port}: {error.strerror}")
+            return
+        try:
+            up = connect_side(*self._settings.head)
+        except OSError as error:
+            local.close(reset=True)
+            self._refuse_dial(name, f"cannot connect to the head's relay: {error.strerror}")
+            return
+
+        def explain_failure(error: OSError) -> None:
+            if local.events():  # it was never established
+                self._refuse_dial(name, f"cannot connect to port {port}: {error.strerror}")
+
+        self._start_pair(local, up, {"t": "take", **name, "node": self._settings.node}, explain_failure)
+
+    def _refuse_dial(self, name: dict[str, Any], reason: str) -> None:
+        if self._channel is not None:
+            self._channel.send({"t": "refused", **name, "why": reason})
+        self._count_refusal(reason)
+
+    def _count_refusal(self, reason: str) -> None:
+        if not self._refusals:
+            self._loop.set_alarm(f"relay-refusals-{id(self)}", REFUSAL_INTERVAL_S, self._report_refusals)
+        self._refusals[reason] = self._refusals.get(reason, 0) + 1
+
+    def _report_refusals(self) -> None:
+        for reason, count in list(self._refusals.items())[:10]:
+            self._report({"t": "refused", "why": reason, "count": count})
+        self._refusals.clear()
+
+    def _check_control(self) -> None:
+        self._loop.set_alarm(f"relay-check-{id(self)}", CHECK_INTERVAL_S, self._check_control)
+        if self._channel is not None:
+            reason = self._channel.check()
+        else:
+            reason = "no answer" if self._loop.time() > self._deadline else ""
+        if reason:
+            self._lose_head(reason)
+
+    def _end_control(self, _control: LineConnection, error: OSError | None) -> None:
+        self._lose_head("it closed the connection" if error is None else error.strerror or str(error))
+
+    def _lose_head(self, reason: str) -> None:
+        """Report that the head's relay is lost, and end all streams."""
+        if not self.has_ended:
+            self._report_refusals()
+            host, port = self._settings.head
+            self._report({"t": "lost", "why": f"the relay of the head at {host}:{port} is lost: {reason}"})
+            self.close()
+
+
+def main() -> int:
+    """Run until the runner ends or the head's relay is lost. Return the exit code."""
+    forbid_dumps()
+    text = sys.stdin.buffer.readline(MAX_SETTINGS_LENGTH)
+    if not text:
+        return 0
+    settings = NodeSettings(json.loads(text))
+    raise_file_limit()
+    gc.freeze()
+
+    def report(event: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # the end of the runner is noticed at the standard input
+            os.write(sys.stdout.fileno(), encode(event).encode() + b"\n")
+
+    loop = Loop()
+    owners = SocketOwners()
+    relay = NodeRelay(loop, settings, report, owners.find_owner, os.getuid())
+    loop.watch(sys.stdin.fileno(), lambda _: relay.finish())
+    try:
+        relay.start()
+    except PortTaken as error:
+        report({"t": "taken", "port": error.port, "why": str(error)})
+        return 1
+    while not relay.has_ended:
+        loop.turn()
+    return 0
+
+
+def raise_file_limit() -> None:
+    """Allow this process as many open files as the hard limit permits."""
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

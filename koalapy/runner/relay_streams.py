@@ -1,0 +1,630 @@
+"""Pass the bytes of streams between pairs of sockets, and exchange lines over sockets, in one thread.
+
+A stream of a program has a connection of its own on each hop. A relay pairs two connections, and passes what it reads
+from one to the other. It reads no more than the other takes, so a slow reader delays its own stream only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import selectors
+import socket
+import struct
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from koalapy.runner.link import Loop
+
+READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+COPY_SIZE = 16 * 1024
+"""Bytes up to which copying is faster than a pipe."""
+TLS_COPY_SIZE = 256 * 1024
+PIPE_SIZE = 1024 * 1024
+"""Bytes, which the kernel may refuse an account that has many pipes."""
+MAX_PIPES = 16
+"""Pipes of one relay. A stream has one only while its bytes are under way."""
+BULK_MOVES = 4
+"""Times to move bytes before other streams get their turn."""
+MAX_PENDING = 64 * 1024
+"""Bytes that a stream copies at once when no pipe is free."""
+F_SETPIPE_SZ = 1031
+SPLICE_FLAGS = 3
+"""SPLICE_F_MOVE and SPLICE_F_NONBLOCK."""
+KEEPALIVE_IDLE_S = 60
+RESET = struct.pack("ii", 1, 0)
+"""Linger for no time: closing the socket resets the connection."""
+IP_BIND_ADDRESS_NO_PORT = 24
+ACCEPTS_PER_TURN = 64
+OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+DRAINED = (errno.EAGAIN, errno.EINTR)
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_splice = _libc.splice
+_splice.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint]
+_splice.restype = ctypes.c_ssize_t
+
+
+def splice(source: int, target: int, size: int) -> int | None:
+    """Move bytes between a pipe and a socket; None if that would block, 0 at the end. Raise ``OSError``."""
+    moved: int = _splice(source, None, target, None, size, SPLICE_FLAGS)
+    if moved >= 0:
+        return moved
+    number = ctypes.get_errno()
+    if number in DRAINED:
+        return None
+    raise OSError(number, os.strerror(number))
+
+
+def tune_stream(connection: socket.socket) -> socket.socket:
+    """Set the options of a stream's connection and return it.
+
+    It has no ``TCP_USER_TIMEOUT``: with that, Linux ends a connection whose reader reads nothing for so long.
+    """
+    connection.setblocking(False)
+    if connection.family != socket.AF_UNIX:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
+    return connection
+
+
+class Side:
+    """One connection of a stream, perhaps not established yet."""
+
+    is_plain = True
+    at_end = False
+    """Whether ``receive`` has returned the last bytes already and will return 0."""
+
+    def settle(self) -> Side:
+        """Return the side to use in a stream, once a line was received."""
+        return self
+
+    def fileno(self) -> int:
+        raise NotImplementedError
+
+    def events(self) -> int:
+        """Return the events to wait for in addition to those of the stream."""
+        raise NotImplementedError
+
+    def progress(self) -> None:
+        """Handle an event: complete the connection, and send what was taken before. Raise ``OSError``."""
+        raise NotImplementedError
+
+    def receive(self, buffer: memoryview) -> int | None:
+        """Read into a buffer; None if there is nothing now, 0 at the end. Raise ``OSError``."""
+        raise NotImplementedError
+
+    def send(self, data: memoryview) -> int:
+        """Return the number of bytes that the connection takes now. Raise ``OSError``."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """Send the end of the data, at once or when the connection is established. Raise ``OSError``."""
+        raise NotImplementedError
+
+    def close(self, *, reset: bool = False) -> None:
+        """Close the connection; ``reset``: so that the other side sees an error instead of an end."""
+        raise NotImplementedError
+
+
+class PlainSide(Side):
+    """A connection without TLS."""
+
+    def __init__(self, connection: socket.socket, *, is_connecting: bool = False) -> None:
+        self._socket, self._is_connecting = connection, is_connecting
+        self._must_end = False
+        self._receive, self._send = connection.recv_into, connection.send
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def events(self) -> int:
+        return WRITE if self._is_connecting else 0
+
+    def progress(self) -> None:
+        if self._is_connecting:
+            self._is_connecting = not finish_connecting(self._socket)
+            if self._must_end and not self._is_connecting:
+                self._socket.shutdown(socket.SHUT_WR)
+
+    def receive(self, buffer: memoryview) -> int | None:
+        if self._is_connecting:
+            return None
+        try:
+            return self._receive(buffer)
+        except BlockingIOError:
+            return None
+
+    def send(self, data: memoryview) -> int:
+        if self._is_connecting:
+            return 0
+        try:
+            return self._send(data)
+        except BlockingIOError:
+            return 0
+
+    def end(self) -> None:
+        self._must_end = True
+        if not self._is_connecting:
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def close(self, *, reset: bool = False) -> None:
+        if reset:
+            reset_socket(self._socket)
+        else:
+            self._socket.close()
+
+
+def finish_connecting(connection: socket.socket) -> bool:
+    """Return whether a connection is established. Raise ``OSError`` if that has failed."""
+    number = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if number:
+        raise OSError(number, os.strerror(number))
+    try:
+        connection.getpeername()
+    except OSError:
+        return False
+    return True
+
+
+def begin_connecting(host: str, port: int, source: str = "") -> tuple[socket.socket, bool]:
+    """Return a connection that is being established, and whether it still is. Raise ``OSError``.
+
+    ``host``: an address, since a resolver would block. ``source``: the address to connect from, or nothing.
+    """
+    connection = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        tune_stream(connection)
+        if source:
+            # The kernel chooses the port when it knows both addresses, so that many streams may share one.
+            connection.setsockopt(socket.IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1)
+            connection.bind((source, 0))
+        number = connection.connect_ex((host, port))
+        if number not in (0, errno.EINPROGRESS):
+            raise OSError(number, os.strerror(number))
+    except BaseException:
+        connection.close()
+        raise
+    return connection, number != 0
+
+
+def connect_side(host: str, port: int, source: str = "") -> PlainSide:
+    """Begin to connect to an address, from another one if ``source`` is given. Raise ``OSError``."""
+    connection, is_connecting = begin_connecting(host, port, source)
+    return PlainSide(connection, is_connecting=is_connecting)
+
+
+class SpareFile:
+    """An open file that a process closes for a moment when it has no other left."""
+
+    def __init__(self) -> None:
+        self._number = -1
+
+    def open(self) -> None:
+        """Open the file, unless it is open or there is no file left."""
+        if self._number < 0:
+            with contextlib.suppress(OSError):
+                self._number = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        if self._number >= 0:
+            os.close(self._number)
+            self._number = -1
+
+
+_spare_file = SpareFile()
+
+
+class Listener:
+    """A socket whose connections are accepted. Without file descriptors it refuses new connections."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        listener: socket.socket,
+        on_accept: Callable[[socket.socket, tuple[str, int]], None],
+        on_refuse: Callable[[str], None],
+        may_accept: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """``on_accept`` gets each connection and the address of its peer. ``on_refuse`` gets the reason of a refusal.
+
+        ``may_accept`` is called before each connection; if it returns False, call ``resume`` later.
+        """
+        self._loop, self._listener = loop, listener
+        self._on_accept, self._on_refuse, self._may_accept = on_accept, on_refuse, may_accept
+        _spare_file.open()
+        listener.setblocking(False)
+
+    @property
+    def port(self) -> int:
+        return int(self._listener.getsockname()[1])
+
+    def resume(self) -> None:
+        """Accept connections from now on. Raise ``OSError``."""
+        self._loop.watch(self._listener.fileno(), self._accept)
+
+    def pause(self) -> None:
+        self._loop.forget(self._listener.fileno())
+
+    def close(self) -> None:
+        self.pause()
+        self._listener.close()
+
+    def _accept(self, _events: int) -> None:
+        for _ in range(ACCEPTS_PER_TURN):
+            if not self._may_accept():
+                return
+            try:
+                connection, peer = self._listener.accept()
+            except OSError as error:
+                if error.errno in OUT_OF_RESOURCES:
+                    self._refuse(error)
+                elif error.errno == errno.ECONNABORTED:
+                    continue
+                return
+            try:
+                tune_stream(connection)
+            except OSError:
+                connection.close()
+                continue
+            self._on_accept(connection, peer)
+
+    def _refuse(self, error: OSError) -> None:
+        """Refuse one connection by means of the spare file, so that it does not wait without an answer."""
+        _spare_file.close()
+        with contextlib.suppress(OSError):
+            connection, _ = self._listener.accept()
+            reset_socket(connection)
+        _spare_file.open()
+        self._on_refuse(error.strerror or str(error))
+
+
+def reset_socket(connection: socket.socket) -> None:
+    """Close a connection so that its peer sees an error instead of an end."""
+    with contextlib.suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+    connection.close()
+
+
+class PipePool:
+    """Empty pipes for the bytes of streams between two plain connections, and buffers for all others."""
+
+    def __init__(self, max_pipes: int = MAX_PIPES) -> None:
+        self._free: list[tuple[int, int]] = []
+        self._max_pipes = max_pipes
+        self.open_pipes = 0
+        self.small = memoryview(bytearray(COPY_SIZE))
+        self.pending = memoryview(bytearray(MAX_PENDING))
+        self.large = memoryview(bytearray(TLS_COPY_SIZE + 32 * 1024))
+
+    def take(self) -> tuple[int, int] | None:
+        """Return the ends of an empty pipe to read from and to write to; None if there is none."""
+        if self._free:
+            return self._free.pop()
+        if self.open_pipes >= self._max_pipes:
+            return None
+        import fcntl
+
+        try:
+            pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return None
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(pipe[1], F_SETPIPE_SZ, PIPE_SIZE)
+        self.open_pipes += 1
+        return pipe
+
+    def give_back(self, pipe: tuple[int, int], *, is_empty: bool) -> None:
+        if is_empty:
+            self._free.append(pipe)
+            return
+        os.close(pipe[0])
+        os.close(pipe[1])
+        self.open_pipes -= 1
+
+    def close(self) -> None:
+        while self._free:
+            self.give_back(self._free.pop(), is_empty=False)
+
+
+class Pump:
+    """One direction of a stream."""
+
+    __slots__ = ("_in_pipe", "_is_bulk", "_pending", "_pipe", "_pool", "_source", "_target", "counter", "is_done")
+
+    def __init__(self, pool: PipePool, source: Side, target: Side, pending: bytes, counter: list[int]) -> None:
+        """``pending``: bytes to send first. ``counter``: its first number counts the bytes sent."""
+        self._pool, self._source, self._target, self.counter = pool, source, target, counter
+        self._pending = memoryview(pending) if pending else None
+        self._pipe: tuple[int, int] | None = None
+        self._in_pipe = 0
+        self._is_bulk = False
+        """Whether the last bytes were many."""
+        self.is_done = False
+
+    @property
+    def has_output(self) -> bool:
+        return self._pending is not None or self._in_pipe > 0
+
+    def move(self) -> None:
+        """Pass bytes until the source has none or the target takes none. Raise ``OSError``."""
+        if self.is_done or ((self._pending is not None or self._in_pipe) and not self._flush()):
+            return
+        if not self._source.is_plain or not self._target.is_plain:
+            if not self._target.events() & WRITE:
+                self._copy(self._pool.large)
+        elif not self._is_bulk:
+            self._is_bulk = self._copy(self._pool.small) == COPY_SIZE
+        else:
+            for _ in range(BULK_MOVES):
+                pipe = self._pool.take()
+                if pipe is None:
+                    self._copy(self._pool.pending)
+                else:
+                    self._pipe = pipe
+                    self._splice(pipe)
+                if self.has_output or not self._is_bulk or self.is_done:
+                    return
+
+    def _copy(self, buffer: memoryview) -> int:
+        """Copy one buffer, and return the number of bytes read."""
+        size = self._source.receive(buffer)
+        if size is None:
+            return 0
+        if size == 0:
+            self._finish()
+            return 0
+        sent = self._target.send(buffer[:size])
+        self.counter[0] += sent
+        if sent < size:
+            self._pending = memoryview(bytes(buffer[sent:size]))
+        elif self._source.at_end:
+            self._finish()
+        return size
+
+    def _splice(self, pipe: tuple[int, int]) -> None:
+        """Move bytes through an empty pipe, and give it back unless bytes are left in it."""
+        size = splice(self._source.fileno(), pipe[1], PIPE_SIZE)
+        if size:
+            self._in_pipe = size
+            self._is_bulk = size >= COPY_SIZE
+            self._flush()
+            return
+        self._is_bulk = False
+        self._release_pipe()
+        if size == 0:
+            self._finish()
+
+    def _flush(self) -> bool:
+        """Send what was read before. Return whether nothing of it is left."""
+        if self._pending is not None:
+            sent = self._target.send(self._pending)
+            self.counter[0] += sent
+            if sent < len(self._pending):
+                self._pending = self._pending[sent:]
+                return False
+            self._pending = None
+        while self._in_pipe and self._pipe is not None:
+            moved = splice(self._pipe[0], self._target.fileno(), self._in_pipe)
+            if not moved:
+                return False
+            self.counter[0] += moved
+            self._in_pipe -= moved
+        self._release_pipe()
+        return True
+
+    def _release_pipe(self) -> None:
+        if self._pipe is not None:
+            self._pool.give_back(self._pipe, is_empty=not self._in_pipe)
+            self._pipe = None
+
+    def _finish(self) -> None:
+        self.is_done = True
+        self._target.end()
+
+    def close(self) -> None:
+        self._release_pipe()
+
+
+class Pair:
+    """Two connections of a stream and the pumps between them. It closes itself at the end or an error."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        pool: PipePool,
+        sides: tuple[Side, Side],
+        pending: tuple[bytes, bytes] = (b"", b""),
+        counters: tuple[list[int], list[int]] | None = None,
+        on_end: Callable[[OSError | None], None] = lambda _: None,
+    ) -> None:
+        """``pending``: bytes to send first, for the second side and for the first.
+
+        ``counters``: count the bytes to the second side and to the first. ``on_end`` is called once, with the error of
+        a stream that did not end by itself. Neither side may be watched. Call ``start`` next.
+        """
+        first, second = sides
+        self._loop, self._sides, self._on_end = loop, sides, on_end
+        counts = counters or ([0], [0])
+        self._pumps = (
+            Pump(pool, first, second, pending[0], counts[0]),
+            Pump(pool, second, first, pending[1], counts[1]),
+        )
+        self._is_plain = first.is_plain and second.is_plain
+        self._watched = [0, 0]
+        self._callbacks = (lambda events: self._handle(0, events), lambda events: self._handle(1, events))
+        self.is_closed = False
+
+    def start(self) -> None:
+        """Send what is pending, and begin to wait for more."""
+        try:
+            for pump in self._pumps:
+                pump.move()
+            self._update()
+        except OSError as error:
+            self.close(error)
+
+    def _handle(self, number: int, events: int) -> None:
+        """Handle the events of one side."""
+        side, pump = self._sides[number], self._pumps[number]
+        try:
+            needs_progress = side.events()
+            if needs_progress:
+                side.progress()
+            if events & WRITE or needs_progress:
+                self._pumps[1 - number].move()
+            if events & READ or needs_progress:
+                pump.move()
+            if self._is_plain and events == READ == self._watched[number] and not (pump.has_output or pump.is_done):
+                return  # nothing has changed: a short message was passed
+            self._update()
+        except OSError as error:
+            self.close(error)
+
+    def _update(self) -> None:
+        """Wait for the events that the pumps need, or close a stream without any. Raise ``OSError``."""
+        ended = True
+        for number in (0, 1):
+            side, pump_from, pump_to = self._sides[number], self._pumps[number], self._pumps[1 - number]
+            events = side.events()
+            if pump_to.has_output:
+                events |= WRITE
+            ended = ended and pump_from.is_done and not events
+            if not pump_from.is_done and not pump_from.has_output and not self._sides[1 - number].events() & WRITE:
+                events |= READ
+            if events != self._watched[number]:
+                self._watched[number] = events
+                if events:
+                    self._loop.watch(side.fileno(), self._callbacks[number], events)
+                else:
+                    self._loop.forget(side.fileno())
+        if ended:
+            self.close(None)
+
+    def close(self, error: OSError | None = None) -> None:
+        """Close both connections; with an error, reset them."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        for side in self._sides:
+            self._loop.forget(side.fileno())
+            side.close(reset=error is not None)
+        for pump in self._pumps:
+            pump.close()
+        self._on_end(error)
+
+
+def resolve_host(host: str, port: int) -> tuple[str, int]:
+    """Return the address of a host, which may take long. Raise ``OSError``."""
+    address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4]
+    return str(address[0]), port
+
+
+class LineTooLong(OSError):
+    """A peer has sent more than it may before the end of a line."""
+
+
+class LineConnection:
+    """A connection that exchanges lines, or begins with one."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        side: Side,
+        buffer: memoryview,
+        on_line: Callable[[LineConnection, bytes], None],
+        on_end: Callable[[LineConnection, OSError | None], None],
+        max_line: int,
+        max_output: int = 1024 * 1024,
+    ) -> None:
+        """``on_line`` may detach the side. ``on_end`` is called once if the peer or an error ends the connection.
+
+        ``max_line``, ``max_output``: bytes to keep of an incomplete line, and of lines that the peer does not read.
+        """
+        self._loop, self.side, self._buffer = loop, side, buffer
+        self.on_line, self.on_end = on_line, on_end
+        self.max_line, self._max_output = max_line, max_output
+        self._incoming, self._outgoing = b"", bytearray()
+        self._watched = 0
+        self.is_open = True
+        self._update()
+
+    def start(self) -> None:
+        """Read what has arrived already."""
+        self._handle(READ)
+
+    def send(self, line: bytes) -> None:
+        """Send a line, with its end."""
+        if self.is_open:
+            self._outgoing += line
+            try:
+                self._flush()
+                if len(self._outgoing) > self._max_output:
+                    raise OSError(errno.ENOBUFS, "the peer does not read")
+            except OSError as error:
+                self._end(error)
+                return
+            self._update()
+
+    def detach(self) -> bytes:
+        """Stop using the side, and return what was received after the last line."""
+        self._loop.forget(self.side.fileno())
+        self.is_open = False
+        return self._incoming
+
+    def close(self, *, reset: bool = False) -> None:
+        """Close the connection without calling ``on_end``."""
+        if self.is_open:
+            self._loop.forget(self.side.fileno())
+            self.is_open = False
+            self.side.close(reset=reset)
+
+    def _handle(self, events: int) -> None:
+        if not self.is_open:
+            return
+        try:
+            self.side.progress()
+            self._flush()
+            size = self.side.receive(self._buffer) if events & READ else None
+            if size == 0:
+                self._end(None)
+                return
+            if size:
+                self._receive(bytes(self._buffer[:size]))
+        except OSError as error:
+            self._end(error)
+            return
+        self._update()
+
+    def _receive(self, data: bytes) -> None:
+        self._incoming += data
+        while self.is_open:
+            line, end, rest = self._incoming.partition(b"\n")
+            if len(line) > self.max_line:
+                raise LineTooLong(errno.EMSGSIZE, f"a line has more than {self.max_line} bytes")
+            if not end:
+                return
+            self._incoming = rest
+            self.on_line(self, line)
+
+    def _flush(self) -> None:
+        if self._outgoing:
+            sent = self.side.send(memoryview(bytes(self._outgoing)))
+            del self._outgoing[:sent]
+
+    def _update(self) -> None:
+        if self.is_open:
+            events = READ | self.side.events() | (WRITE if self._outgoing else 0)
+            if events != self._watched:
+                self._watched = events
+                self._loop.watch(self.side.fileno(), self._handle, events)
+
+    def _end(self, error: OSError | None) -> None:
+        if self.is_open:
+            self.close(reset=error is not None)
+            self.on_end(self, error)

@@ -1,0 +1,69 @@
+"""Measure Open MPI over relayed links in the laboratory of namespaces, beside kernel routing.
+
+``python -m tests.benchmarks.relay [4|5]`` needs root. It prints a table for this series (default: 5): time and
+bandwidth between two sites and within one, and the processor time of the relays.
+"""
+
+import re
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tests.grid.namespaces import laboratory, run_open_mpi
+from tests.needs import LIBMPI_5, MPIRUN_5
+from tests.relay.processes import RelayProcesses, running
+
+EXCHANGE = Path(__file__).parents[1] / "relay" / "exchange.py"
+PROGRAM = ["/usr/bin/python3", str(EXCHANGE)]
+VERSIONS: dict[int, tuple[str, int, list[str]]] = {
+    4: ("/usr/bin/orterun", 4, [*PROGRAM, "libmpi.so.40", "--measure"]),
+    5: (MPIRUN_5, 5, [*PROGRAM, str(LIBMPI_5), "--measure"]),
+}
+"""mpirun, series and program by series."""
+WAYS: dict[str, tuple[dict[str, bool], bool | None]] = {
+    "kernel routing": ({"routed": True}, None),
+    "hub": ({}, False),
+    "hub, TLS": ({}, True),
+    "head to head, TLS": ({"heads_meet": True}, True),
+}
+"""Options of the laboratory, and whether the relays use TLS; None: no relays."""
+ROW = "{:20} {:>9} {:>9} {:>9} {:>9} {:>8}"
+CLOCK_TICKS = 100
+
+
+def main() -> None:
+    series = int(sys.argv[1]) if sys.argv[1:] else 5
+    print(ROW.format("way", "8 B", "16 MB", "8 B site", "16 MB site", "CPU s"))
+    for name, (options, tls) in WAYS.items():
+        with TemporaryDirectory() as folder:
+            path = Path(folder)
+            path.chmod(0o755)
+            print(measure(name, path, options, tls, series), flush=True)
+
+
+def measure(name: str, folder: Path, options: dict[str, bool], tls: bool | None, series: int) -> str:
+    """Return a row of the table."""
+    with laboratory(folder, **options) as lab:
+        layout = lab.layout()
+        with nullcontext() if tls is None else running(folder, layout, tls=tls) as relays:
+            ended = run_open_mpi(lab, folder, layout, *VERSIONS[series])
+            used = "" if relays is None else f"{sum(map(processor_time, pids(relays))):.1f}"
+    if ended.returncode != 0:
+        sys.exit(f"{name}: {ended.stdout}{ended.stderr}")
+    figures = dict(re.findall(r"ranks 0-(\d): (.*)", ended.stdout))
+    across, within = figures["2"].split(", "), figures["1"].split(", ")
+    return ROW.format(name, *across, *within, used)
+
+
+def pids(relays: RelayProcesses) -> list[int]:
+    return [process.pid for process in relays.processes.values()]
+
+
+def processor_time(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""Relays and an MPI program over two sites behind firewalls, in network namespaces."""
+
+import hashlib
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from tests.grid.namespaces import LABORATORY, Laboratory, laboratory, run_open_mpi
+from tests.needs import LIBMPI_5, MPI, MPIRUN_5, OPEN_MPI_4, needs
+from tests.relay.processes import RelayProcesses, running
+
+pytestmark = [pytest.mark.processes, pytest.mark.nightly, needs(LABORATORY)]
+
+LIBMPI_4 = "libmpi.so.40"
+EXCHANGE = Path(__file__).with_name("exchange.py")
+ECHO_SERVER = """import socket, sys
+listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+print("ready", flush=True)
+peer, _ = listener.accept()
+while data := peer.recv(1 << 20):
+    peer.sendall(data)
+"""
+ECHO_CLIENT = """import hashlib, json, os, socket, sys
+connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])), 30)
+sent, received = hashlib.sha256(), hashlib.sha256()
+for _ in range(32):
+    data = os.urandom(1 << 18)
+    sent.update(data)
+    connection.sendall(data)
+    left = len(data)
+    while left:
+        piece = connection.recv(left)
+        received.update(piece)
+        left -= len(piece)
+connection.shutdown(socket.SHUT_WR)
+assert connection.recv(1) == b""
+print(json.dumps([sent.hexdigest(), received.hexdigest()]))
+"""
+REACH = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 2)"
+PYTHON = "/usr/bin/python3"
+
+
+VERSIONS = [
+    pytest.param("/usr/bin/orterun", LIBMPI_4, 4, marks=needs(OPEN_MPI_4), id="4"),
+    pytest.param(MPIRUN_5, str(LIBMPI_5), 5, marks=needs(MPI), id="5"),
+]
+
+
+@pytest.fixture
+def public_folder() -> Iterator[Path]:
+    """Return a folder that every account may read: those of pytest are private."""
+    with TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+def run_on(relays: RelayProcesses, host: str, script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [*relays.layout.command(host), PYTHON, "-c", script, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("options", [{}, {"same_addresses": True}, {"heads_meet": True}], ids=str)
+def test_stream_between_firewalled_sites_arrives_unchanged(tmp_path: Path, options: dict[str, bool]) -> None:
+    with laboratory(tmp_path, **options) as lab, running(tmp_path, lab.layout()) as relays:
+        port = relays.layout.ports(2)[0]
+        far_head = relays.layout.head_addresses["south"]
+        if not lab.same_addresses:
+            assert run_on(relays, "node-0", REACH, lab.node_address(2), port).returncode != 0
+            assert run_on(relays, "node-0", REACH, far_head, 7001).returncode != 0
+        command = [*relays.layout.command("node-2"), PYTHON, "-c", ECHO_SERVER, str(port)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as server:
+            assert server.stdout is not None
+            assert server.stdout.readline() == b"ready\n"
+            echoed = run_on(relays, "node-0", ECHO_CLIENT, port)
+            assert echoed.returncode == 0, echoed.stderr
+            assert server.wait(60) == 0
+        sent, received = json.loads(echoed.stdout)
+        assert sent == received != hashlib.sha256().hexdigest()
+        used_hub = relays.controls["hub"].metric("koala_relay_streams_total")
+        assert used_hub == (0 if options.get("heads_meet") else 1)
+
+
+def test_node_from_outside_the_node_may_not_use_its_listener(tmp_path: Path) -> None:
+    with laboratory(tmp_path) as lab, running(tmp_path, lab.layout()) as relays:
+        # Node 2 listens at its own address for the control port of mpirun on node 0.
+        first = relays.layout.extra_listeners[2][0][1]
+        read = "c = socket.create_connection((sys.argv[1], int(sys.argv[2])), 9); print(c.recv(1))"
+        reached = run_on(relays, "node-3", f"import socket, sys; {read}", lab.node_address(2), first)
+        assert "ConnectionResetError" in reached.stderr
+        event = relays.read_event(2)
+        assert event["why"] == f"another machine may not use port {first} of the relay"
+
+
+@pytest.mark.parametrize("options", [{}, {"same_addresses": True}], ids=str)
+@pytest.mark.parametrize(("mpirun", "library", "series"), VERSIONS)
+def test_open_mpi_over_firewalled_sites_passes_messages(
+    tmp_path: Path, public_folder: Path, mpirun: str, library: str, series: int, options: dict[str, bool]
+) -> None:
+    with laboratory(tmp_path, **options) as lab:
+        layout = lab.layout()
+        with running(tmp_path, layout) as relays:
+            program = [PYTHON, str(EXCHANGE), library]
+            ended = run_open_mpi(lab, public_folder, layout, mpirun, series, program)
+            assert ended.returncode == 0, ended.stderr
+            assert ended.stdout == "ring equal\nend\n"
+            assert relays.controls["hub"].metric("koala_relay_streams_total") >= 4
+            if series == 5 and not lab.same_addresses:
+                assert_native_within_sites(lab, relays)
+
+
+@pytest.mark.parametrize(("mpirun", "library", "series"), VERSIONS)
+@pytest.mark.parametrize("killed", ["hub", "head-south", "node-2"])
+def test_open_mpi_with_killed_relay_ends_and_the_loss_is_reported(
+    tmp_path: Path, public_folder: Path, mpirun: str, library: str, series: int, killed: str
+) -> None:
+    with laboratory(tmp_path) as lab, running(tmp_path, lab.layout()) as relays, ThreadPoolExecutor() as executor:
+        program = [PYTHON, str(EXCHANGE), library, "--endless"]
+        run = executor.submit(run_open_mpi, lab, public_folder, relays.layout, mpirun, series, program)
+        control = relays.controls["head-north"]
+        while not control.metric("koala_relay_streams") >= 3:
+            assert not run.done(), run.result().stderr
+            time.sleep(0.1)
+        relays.processes[killed].kill()
+        witness = {"node-2": "head-south", "head-south": "hub"}.get(killed, "head-north")
+        event = relays.controls[witness].wait_for(lambda event: event["t"] == "lost")
+        assert event["attempt"] == relays.attempt
+        # Series 5 even ends with code 0, so the loss must count more than the code.
+        assert "end" not in run.result().stdout.splitlines()
+
+
+def assert_native_within_sites(lab: Laboratory, relays: RelayProcesses) -> None:
+    """Check that heads passed streams between sites only."""
+    assert lab.networks[0] != lab.networks[1]
+    for cluster in ("north", "south"):
+        text = relays.controls[f"head-{cluster}"].request("metrics")["text"]
+        assert f'from="{cluster}",to="{cluster}"' not in text

@@ -1,0 +1,429 @@
+"""Which streams hub, heads and nodes refuse."""
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from koalapy.relay.entries import HeadIdentity
+from koalapy.relay.head import HubAddress, HubLink
+from koalapy.relay.limits import Limits
+from koalapy.relay.tls_side import TLS_HANDSHAKE, connect_head
+from koalapy.runner.relay_node import NodeRelay, PortTaken
+from koalapy.runner.relay_protocol import (
+    Credentials,
+    Refused,
+    derive_direct_key,
+    derive_pair_key,
+    make_ticket,
+    seal_line,
+)
+from koalapy.runner.relay_streams import LineConnection
+from koalapy.system.tls import pinned_context
+from tests.certificates import CertificateAuthority
+from tests.relay.links import ATTEMPT, ATTEMPT_KEY, Links, RawChild, head_key, node_key
+
+pytestmark = pytest.mark.nightly
+
+PAIR_KEY = derive_pair_key(ATTEMPT_KEY, "north", "south")
+
+
+@pytest.fixture
+def links(tmp_path: Path) -> Iterator[Links]:
+    made = Links(tmp_path)
+    yield made
+    made.close()
+
+
+def offer(links: Links, *, cluster: str = "north", stream: int = 900, **changes: Any) -> dict[str, Any]:
+    """Return the first line of a valid stream from node 0 to node 2, with changes."""
+    message = {"t": "open", "cluster": cluster, "attempt": ATTEMPT, "from": 0, "stream": stream, "to": 2}
+    message |= {"port": links.port(2), **changes}
+    parts = (str(message["attempt"]), message["from"], stream)
+    return {"ticket": make_ticket(PAIR_KEY, parts, message["to"], message["port"]), **message}
+
+
+def expect_refusal(links: Links, relay: Any, reason: str, connection: socket.socket) -> None:
+    """Check that a relay refuses the stream of a connection, for this reason only."""
+    links.turn_until(lambda: relay.refusals)
+    with connection, pytest.raises(ConnectionResetError):
+        links.read(connection, 1)
+    assert dict(relay.refusals) == {reason: 1}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"attempt": "8.1.other"}, "not-live"),
+        ({"port": 22}, "port"),
+        ({"from": 2, "to": 3}, "port"),
+        ({"from": 3}, "foreign-node"),
+        ({"from": 9}, "unknown-node"),
+        ({"to": 9}, "unknown-node"),
+        ({"ticket": "0" * 32}, "ticket"),
+        ({"ticket": "ü"}, "ticket"),
+        ({"ticket": 7}, "malformed"),
+        ({"stream": -1}, "malformed"),
+        ({"to": True}, "malformed"),
+        ({"port": 2.5}, "malformed"),
+        ({"attempt": "x" * 300}, "malformed"),
+    ],
+)
+def test_hub_with_stream_outside_the_attempt_refuses_it(links: Links, changes: dict[str, Any], reason: str) -> None:
+    head = links.replace_head("north")
+    message = {**offer(links), **changes}
+    expect_refusal(links, links.hub, reason, head.send_stream_line(message))
+    assert not links.hub.streams
+
+
+def test_hub_with_used_stream_number_refuses_it(links: Links) -> None:
+    head = links.replace_head("north")
+    with head.send_stream_line(offer(links)):
+        links.turn_until(lambda: links.hub.streams)
+        expect_refusal(links, links.hub, "replayed", head.send_stream_line(offer(links)))
+
+
+def test_hub_with_head_of_third_cluster_refuses_its_streams(links: Links) -> None:
+    keys = {cluster: head_key(cluster).hex() for cluster in ("north", "south", "west")}
+    links.hub.set_keys({"heads": keys})
+    head = RawChild(links, links.hub.server.port, Credentials(head_key("west"), "west"))
+    expect_refusal(links, links.hub, "foreign-node", head.send_stream_line(offer(links, cluster="west")))
+
+
+def test_hub_with_line_of_another_cluster_refuses_it(links: Links) -> None:
+    head = links.replace_head("south")
+    expect_refusal(links, links.hub, "unauthenticated", head.send_stream_line(offer(links)))
+
+
+def test_hub_with_take_of_foreign_stream_refuses_it(links: Links) -> None:
+    links.hub.set_keys({"heads": {cluster: head_key(cluster).hex() for cluster in ("north", "south", "west")}})
+    head = RawChild(links, links.hub.server.port, Credentials(head_key("west"), "west"))
+    take = {"t": "take", "cluster": "west", "attempt": ATTEMPT, "from": 0, "stream": 1}
+    with links.dial(0, 2):
+        links.turn_until(lambda: links.hub.streams)
+        expect_refusal(links, links.hub, "not-dialled", head.send_stream_line(take))
+
+
+def test_hub_with_unknown_cluster_refuses_the_head(links: Links) -> None:
+    head = RawChild(links, links.hub.server.port, Credentials(b"any key", "east"))
+    assert head.is_ended
+    assert dict(links.hub.refusals) == {"unknown-cluster": 1}
+
+
+def test_hub_with_wrong_proof_refuses_the_head_and_keeps_the_former(links: Links) -> None:
+    former = links.hub.children["head", "north"]
+    hello = b'{"t":"hello","name":"north","node":0,"nonce":"00"}\n'
+    with socket.create_connection(("127.0.0.1", links.hub.server.port)) as connection:
+        connection.sendall(hello + b"0" * 32 + b'{"t":"here"}\n')
+        connection.setblocking(False)
+        links.turn_until(lambda: links.hub.refusals)
+    assert dict(links.hub.refusals) == {"unauthenticated": 1}
+    assert links.hub.children["head", "north"] is former
+
+
+def test_child_with_challenge_of_another_parent_refuses_it(links: Links) -> None:
+    with pytest.raises(Refused, match="the parent is not ours"):
+        RawChild(links, links.hub.server.port, Credentials(b"another key", "north"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"ticket": "0" * 32}, "ticket"),
+        ({"port": 22}, "port"),
+        ({"to": 1}, "foreign-node"),
+        ({"from": 2}, "foreign-node"),
+        ({"attempt": "8.1.other"}, "not-live"),
+    ],
+)
+def test_head_with_wrong_offer_of_the_hub_refuses_it(links: Links, changes: dict[str, Any], reason: str) -> None:
+    head = links.heads["south"]
+    head.take_from_hub({**offer(links), **changes, "t": "dial"})
+    assert dict(head.refusals) == {reason: 1}
+    assert not head.streams
+
+
+def test_head_with_another_stream_than_the_hub_has_offered_refuses_it(links: Links) -> None:
+    head, opener = links.heads["south"], links.replace_head("north")
+    key = derive_direct_key(PAIR_KEY, "north", "south")
+    another = seal_line(key, offer(links, stream=901))
+    line = seal_line(opener.stream_key, offer(links))
+    expect_refusal(links, head, "foreign-stream", opener.send_first_line(line + another))
+
+
+def test_head_with_line_forged_by_the_network_refuses_it(links: Links) -> None:
+    head, opener = links.heads["south"], links.replace_head("north")
+    line = seal_line(opener.stream_key, offer(links))
+    forged = seal_line(b"a key of the network", offer(links))
+    expect_refusal(links, head, "unauthenticated", opener.send_first_line(line + forged))
+
+
+def test_head_with_tls_but_without_certificate_of_the_other_refuses_streams(tmp_path: Path) -> None:
+    links = Links(tmp_path, tls=True)
+    links.identities.clear()
+    links.heads["north"].remove_attempt(ATTEMPT)
+    links.heads["north"].add_attempt(links.entry("north"))
+    node = RawChild(links, links.heads["north"].server.port, Credentials(node_key(0), ATTEMPT, 0))
+    message = {"t": "open", "attempt": ATTEMPT, "from": 0, "stream": 900, "to": 2, "port": links.port(2)}
+    expect_refusal(links, links.heads["north"], "no-certificate", node.send_stream_line(message))
+    links.close()
+
+
+def test_head_with_another_certificate_of_the_other_refuses_it(tmp_path: Path) -> None:
+    links = Links(tmp_path, tls=True)
+    certificate = CertificateAuthority(tmp_path / "other").issue().certificate.read_text()
+    links.identities["south"] = HeadIdentity(certificate)
+    links.heads["north"].remove_attempt(ATTEMPT)
+    links.heads["north"].add_attempt(links.entry("north"))
+    node = RawChild(links, links.heads["north"].server.port, Credentials(node_key(0), ATTEMPT, 0))
+    message = {"t": "open", "attempt": ATTEMPT, "from": 0, "stream": 900, "to": 2, "port": links.port(2)}
+    expect_refusal(links, links.heads["north"], "tls", node.send_stream_line(message))
+    links.close()
+
+
+def test_hub_with_tls_refuses_a_hello_without(tmp_path: Path) -> None:
+    links = Links(tmp_path, tls=True)
+    hello = b'{"t":"hello","name":"north","node":0,"nonce":"00"}\n'
+    with socket.create_connection(("127.0.0.1", links.hub.server.port)) as connection:
+        connection.sendall(hello)
+        links.turn_until(lambda: links.hub.refusals)
+    assert dict(links.hub.refusals) == {"tls": 1}
+    links.close()
+
+
+def test_stream_with_tls_is_encrypted_at_the_hub(tmp_path: Path) -> None:
+    links = Links(tmp_path, tls=True)
+    taker = links.replace_head("south")
+    with links.dial(0, 2) as client:
+        client.send(b"a secret of the program")
+        links.turn_until(lambda: [message for message in taker.received if message["t"] == "dial"])
+        dial = next(message for message in taker.received if message["t"] == "dial")
+        name = {key: dial[key] for key in ("attempt", "from", "stream")}
+        with taker.send_stream_line({"t": "take", "cluster": "south", **name}) as stream:
+            assert links.read(stream, 100)[:1] == TLS_HANDSHAKE
+    links.close()
+
+
+def test_head_with_line_of_another_node_refuses_it(links: Links) -> None:
+    head = links.heads["north"]
+    message = {"t": "open", "attempt": ATTEMPT, "from": 0, "stream": 900, "to": 2, "port": links.port(2)}
+    node = RawChild(links, head.server.port, Credentials(node_key(1), ATTEMPT, 1))
+    expect_refusal(links, head, "unauthenticated", node.send_stream_line(message))
+
+
+@pytest.mark.parametrize("port", [22, 1])
+def test_head_with_port_outside_the_plan_refuses_the_stream(links: Links, port: int) -> None:
+    head = links.heads["north"]
+    node = RawChild(links, head.server.port, Credentials(node_key(1), ATTEMPT, 1))
+    message = {"t": "open", "attempt": ATTEMPT, "from": 1, "stream": 900, "to": 0, "port": port}
+    expect_refusal(links, head, "port", node.send_stream_line(message))
+
+
+def test_node_with_dial_to_foreign_port_refuses_it(links: Links) -> None:
+    head = links.heads["south"]
+    dial = {"t": "dial", "attempt": ATTEMPT, "from": 0, "stream": 5, "to": 2, "port": 22}
+    head.children[("node", ATTEMPT, "2")].channel.send(dial)
+    links.turn_until(lambda: head.refusals)
+    assert dict(head.refusals) == {"taker": 1}
+    assert not links.nodes[2].stream_count
+
+
+def test_peer_with_key_of_another_pair_is_refused(tmp_path: Path) -> None:
+    links = Links(tmp_path, tls=True, direct=True)
+    head = links.heads["south"]
+    connection = RawPeer(links, head.peer_server.port)
+    key = derive_direct_key(derive_pair_key(ATTEMPT_KEY, "north", "west"), "north", "south")
+    connection.send(key, offer(links))
+    links.turn_until(lambda: head.refusals)
+    assert dict(head.refusals) == {"unauthenticated": 1}
+    links.close()
+
+
+class RawPeer:
+    """The head of another cluster, with TLS."""
+
+    def __init__(self, links: Links, port: int) -> None:
+        context = pinned_context(links.certificate)
+        side, _ = connect_head("127.0.0.1", port, context, b"")
+        buffer = memoryview(bytearray(400_000))
+        self._connection = LineConnection(links.loop, side, buffer, lambda *_: None, lambda *_: None, 100)
+
+    def send(self, key: bytes, message: dict[str, Any]) -> None:
+        self._connection.send(seal_line(key, message))
+
+
+def test_node_with_connection_of_another_account_resets_it(tmp_path: Path) -> None:
+    links = Links(tmp_path, owner=lambda *_: os.getuid() + 1)
+    with links.program(2) as listener, links.dial(0, 2) as client:
+        assert listener
+        with pytest.raises(ConnectionResetError):
+            links.read(client, 1)
+    links.turn_until(lambda: any(event["t"] == "refused" for event in links.node_events[0]))
+    assert f"account {os.getuid() + 1} may not use port" in str(links.node_events[0][-1]["why"])
+    links.close()
+
+
+def test_node_with_many_streams_at_once_delays_and_refuses_none(tmp_path: Path) -> None:
+    links = Links(tmp_path, node_options={"accept_burst": 2, "accept_rate": 100})
+    with links.program(2) as listener:
+        clients = [links.dial(0, 2) for _ in range(6)]
+        servers = [links.accept(listener) for _ in clients]
+        for connection in (*clients, *servers):
+            connection.close()
+    links.close()
+
+
+def test_node_with_taken_port_names_it(tmp_path: Path, links: Links) -> None:
+    settings = links.node_settings(0)
+    node = NodeRelay(links.loop, settings, lambda _: None, lambda *_: 0, 0)
+    with pytest.raises(PortTaken, match=f"{links.port(1)}: Address already in use"):
+        node.start()
+    node.close()
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        (Limits(streams=2), "streams"),
+        (Limits(attempt_streams=2), "attempt-streams"),
+        (Limits(stream_rate=0.001, stream_burst=2), "rate"),
+    ],
+)
+def test_head_at_its_limit_refuses_new_streams_and_keeps_others(tmp_path: Path, limits: Limits, reason: str) -> None:
+    links = Links(tmp_path, limits=limits)
+    with links.program(2) as listener:
+        clients = [links.dial(0, 2) for _ in range(2)]
+        servers = [links.accept(listener) for _ in clients]
+        expect_refusal(links, links.heads["north"], reason, links.dial(1, 2))
+        for client in clients:
+            client.send(b"still")
+        for server in servers:  # streams may arrive in another order
+            assert links.read(server, 5) == b"still"
+        for connection in (*clients, *servers):
+            connection.close()
+    links.close()
+
+
+def test_list_without_attempt_resets_its_streams(links: Links) -> None:
+    with links.program(2) as listener, links.dial(0, 2) as client, links.accept(listener):
+        links.hub.replace_attempts([])
+        with pytest.raises(ConnectionResetError):
+            links.read(client, 1)
+    assert [event["t"] for event in links.events if event["relay"] == "hub"] == ["removed"]
+
+
+def test_list_with_unchanged_attempt_keeps_its_streams(links: Links) -> None:
+    with links.program(2) as listener, links.dial(0, 2) as client, links.accept(listener) as server:
+        links.hub.replace_attempts([links.entry()])
+        links.heads["north"].replace_attempts([links.entry("north")])
+        client.send(b"ping")
+        assert links.read(server, 4) == b"ping"
+
+
+def test_invalid_list_changes_nothing(links: Links) -> None:
+    with pytest.raises(ValueError, match="incomplete"):
+        links.hub.replace_attempts([{"attempt": "9.1.x"}])
+    assert list(links.hub.live.by_token) == [ATTEMPT]
+
+
+def test_stream_of_slow_reader_delays_no_other(links: Links) -> None:
+    with links.program(2) as listener:
+        slow_client = links.dial(0, 2)
+        slow_server = links.accept(listener)
+        stuck = 0
+        for _ in range(1000):
+            with suppress(BlockingIOError):
+                stuck += slow_client.send(bytes(1 << 20))
+            links.turn()
+            if stuck > 20 << 20:
+                break
+        client = links.dial(1, 2)
+        server = links.accept(listener)
+        for _ in range(20):
+            client.send(b"x" * 30_000)
+            assert len(links.read(server, 30_000)) == 30_000
+        assert stuck > 1 << 20
+        assert len(links.read(slow_server, stuck)) == stuck
+        for connection in (slow_client, slow_server, client, server):
+            connection.close()
+
+
+def test_lost_hub_ends_streams_and_reports_their_attempt(links: Links) -> None:
+    with links.program(2) as listener, links.dial(0, 2) as client, links.accept(listener) as server:
+        links.hub.close()
+        for connection in (client, server):
+            with pytest.raises(ConnectionResetError):
+                links.read(connection, 1)
+        links.turn_until(lambda: {"north", "south"} <= {e["relay"] for e in links.events if e["t"] == "lost"})
+    assert "the hub at 127.0.0.1" in next(event["why"] for event in links.events if event["t"] == "lost")
+    assert all(head.lost.keys() == {ATTEMPT} for head in links.heads.values())
+
+
+def test_lost_node_is_reported_by_its_head_and_ends_streams(links: Links) -> None:
+    with links.program(2) as listener, links.dial(0, 2) as client, links.accept(listener):
+        links.nodes[2].close()
+        with pytest.raises(ConnectionResetError):
+            links.read(client, 1)
+        links.turn_until(lambda: [event for event in links.events if event["t"] == "lost"])
+    event = next(event for event in links.events if event["t"] == "lost")
+    assert (event["relay"], event["attempt"]) == ("south", ATTEMPT)
+    assert "node 7.1.k3 2 is lost" in event["why"]
+
+
+def test_node_ended_by_its_runner_is_no_loss(links: Links) -> None:
+    with links.program(2) as listener, links.dial(0, 2) as client, links.accept(listener):
+        links.nodes[2].finish()
+        with pytest.raises(ConnectionResetError):
+            links.read(client, 1)
+    assert ("node", ATTEMPT, "2") not in links.heads["south"].children
+    assert not [event for event in links.events if event["t"] == "lost"]
+
+
+def test_silent_head_is_lost_and_its_streams_end(tmp_path: Path) -> None:
+    links = Links(tmp_path, limits=Limits(heartbeat=0.1, silence=2.0), node_options={"heartbeat": 0.1})
+    head = links.replace_head("south")
+    with links.dial(0, 2) as client:
+        links.turn_until(lambda: links.hub.streams)
+        links.turn_until(lambda: [event for event in links.events if event["t"] == "lost"])
+        with pytest.raises(ConnectionResetError):
+            links.read(client, 1)
+    event = next(event for event in links.events if event["t"] == "lost" and event["relay"] == "hub")
+    assert event["why"].startswith("head south is lost: no sign of life for ")
+    assert head.is_ended
+    links.close()
+
+
+def test_head_with_name_of_the_hub_resolves_it(tmp_path: Path) -> None:
+    links = Links(tmp_path, hub_host="localhost")
+    with links.program(2) as listener, links.dial(0, 2) as client, links.accept(listener) as server:
+        client.send(b"ping")
+        assert links.read(server, 4) == b"ping"
+    links.close()
+
+
+def test_head_with_unknown_name_of_the_hub_tries_again(tmp_path: Path) -> None:
+    links = Links(tmp_path)
+    address = HubAddress("no-such-host.invalid", 1, None)
+    link = HubLink(links.heads["north"], address, "north", head_key("north"))
+    link.connect()
+    alarm = f"hub-connect-{id(link)}"
+    links.turn_until(lambda: alarm in links.loop._alarms)
+    link.close()
+    links.close()
+
+
+def test_entry_with_host_name_of_a_head_is_rejected(links: Links) -> None:
+    entry = {**links.entry("north"), "peers": {"south": {"host": "south.example.org", "port": 1}}}
+    with pytest.raises(ValueError, match="does not appear to be an IPv4"):
+        links.heads["north"].add_attempt(entry)
+
+
+def test_lost_head_ends_its_nodes_with_a_report(links: Links) -> None:
+    links.heads["north"].close()
+    links.turn_until(lambda: links.nodes[0].has_ended and links.nodes[1].has_ended)
+    assert links.node_events[0][-1]["t"] == "lost"
+    assert "is lost" in links.node_events[0][-1]["why"]
