@@ -294,7 +294,7 @@ async def test_killed_agent_loses_no_component(tmp_path: Path, daemon: FakeDaemo
         lines = daemon.output[T].decode().splitlines()
         assert sorted(lines) == ["north-1 one", "north-1 two", "north-2 one", "north-2 two"]
         assert (await daemon.wait_for_state("8.1.0", "claimed"))["lrm_job"] == "2"
-        assert daemon.report()["holding"] == ["8.1.0"]
+        await daemon.wait_until(lambda: daemon.report()["holding"] == ["8.1.0"])
     finally:
         await site.stop()
         site.cluster.stop()
