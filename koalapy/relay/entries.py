@@ -4,15 +4,12 @@ The daemon makes an ``AttemptPlan`` with a random key for each attempt that need
 ``hub_entry()``. An agent gets ``head_entry()`` of its cluster from the daemon and adds the keys of its nodes.
 """
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from koalapy.runner.relay_protocol import derive_pair_key
-
-SCRYPT_COST = 2**14
-"""Cost of guessing a token from a derived key: 50 ms per attempt."""
+from koalapy.system.token_keys import derive_token_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,5 +77,4 @@ def add_node_keys(entry: Mapping[str, Any], keys: Mapping[int, bytes]) -> dict[s
 
 def derive_head_key(token: str, cluster: str) -> bytes:
     """Derive the key of a cluster's head from the token of its agent. It takes long by design."""
-    salt = f"koala relay of {cluster}".encode()
-    return hashlib.scrypt(token.encode(), salt=salt, n=SCRYPT_COST, r=8, p=1, dklen=32)
+    return derive_token_key(token, f"relay of {cluster}")

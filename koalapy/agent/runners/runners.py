@@ -7,7 +7,6 @@ agent's token, for only the agent knows that.
 
 import asyncio
 import fcntl
-import hashlib
 import json
 import os
 import stat
@@ -28,11 +27,10 @@ from koalapy.runner.session import TAG_LENGTH, Line, Session, derive_key
 from koalapy.runner.settings import SECRET_FILE
 from koalapy.system.event_loop import ACCEPTS_PER_TURN, accept_waiting, raise_backlog
 from koalapy.system.process import count_open_files
+from koalapy.system.token_keys import derive_token_key
 
 log = structlog.get_logger()
 
-SCRYPT_COST = 2**14
-"""Cost of guessing a token from a derived secret: 50 ms per attempt."""
 MAX_HELLO_LENGTH = 8 * 1024
 """Maximum bytes of a line before authentication."""
 MAX_LINE_LENGTH = 4 * 1024 * 1024
@@ -79,8 +77,7 @@ class RunnerSecrets:
     def _key_of_the_token(self) -> bytes:
         """Derive the key for runners' secrets from the agent's token, once, since that takes long by design."""
         if not self._own_key:
-            salt = f"koala runners of {self._cluster}".encode()
-            self._own_key = hashlib.scrypt(self._token.encode(), salt=salt, n=SCRYPT_COST, r=8, p=1, dklen=32)
+            self._own_key = derive_token_key(self._token, f"runners of {self._cluster}")
         return self._own_key
 
 
