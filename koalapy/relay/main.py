@@ -20,9 +20,10 @@ from koalapy.relay.head import Head, HubAddress
 from koalapy.relay.hub import Hub
 from koalapy.relay.limits import Limits
 from koalapy.runner.link import Loop
+from koalapy.system.certificate_files import load_certificate, read_stamps
 from koalapy.system.process import drop_own_variables, forbid_dumps, raise_file_limit
 from koalapy.system.systemd import ServiceManager
-from koalapy.system.tls import Trust, require_tls_1_2
+from koalapy.system.tls import Trust
 
 log = structlog.get_logger()
 
@@ -31,7 +32,6 @@ MAX_OPEN_FILES = 1_048_576
 DEFAULT_LIMITS = Limits()
 RESERVED_FILES = 128
 """Files of a relay besides those of streams."""
-BEGIN_OF_CERTIFICATE, END_OF_CERTIFICATE = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 Address = str
 Configuration = TypeVar("Configuration", bound="RelayConfiguration")
 
@@ -110,43 +110,39 @@ class ServerContext:
     def __init__(self, files: TlsFiles) -> None:
         """Load the files. Raise ``UsageError``."""
         self._files = files
-        self.certificate = ""
-        """The first certificate of the file (PEM)."""
         try:
-            self._version = self._read_version()
-            self._context = self._load()
-        except (OSError, ValueError) as error:
+            self._stamps = self._read_stamps()
+            self._loaded = load_certificate(files.certificate, files.key)
+        except UsageError as error:
             raise UsageError(
-                f"cannot load the certificate {files.certificate} with its key {files.key}: {error}",
+                f"cannot load the certificate {files.certificate} with its key {files.key}: {error.message}",
                 field="tls",
                 value=str(files.certificate),
-                hint="give PEM files that belong together and that this account may read",
+                hint=error.hint,
             ) from error
+
+    @property
+    def certificate(self) -> str:
+        """Return the server's own certificate (PEM).
+
+        Others pin it, and would trust all that an authority after it in the file has signed.
+        """
+        return self._loaded.pem
 
     def __call__(self) -> ssl.SSLContext:
         """Return the context of the next connection."""
-        try:
-            version = self._read_version()
-            if version != self._version:
-                self._context, self._version = self._load(), version
-        except (OSError, ValueError) as error:
-            log.warning("cannot load the renewed certificate", action="relay-certificate-refused", reason=str(error))
-        return self._context
+        stamps = self._read_stamps()
+        if stamps != self._stamps:
+            try:
+                self._loaded, self._stamps = load_certificate(self._files.certificate, self._files.key), stamps
+            except UsageError as error:
+                log.warning(
+                    "cannot load the renewed certificate", action="relay-certificate-refused", reason=error.message
+                )
+        return self._loaded.context
 
-    def _read_version(self) -> tuple[int, int]:
-        return self._files.certificate.stat().st_mtime_ns, self._files.key.stat().st_mtime_ns
-
-    def _load(self) -> ssl.SSLContext:
-        # Others pin the certificate itself, and would trust all that an authority after it in the file has signed.
-        text = self._files.certificate.read_text(encoding="ascii")
-        end = text.index(END_OF_CERTIFICATE) + len(END_OF_CERTIFICATE)
-        certificate = text[text.index(BEGIN_OF_CERTIFICATE) : end] + "\n"
-        context = require_tls_1_2(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
-        context.load_cert_chain(self._files.certificate, self._files.key, lambda: b"")
-        context.num_tickets = 0  # sessions are not resumed
-        context.options |= ssl.OP_NO_TICKET
-        self.certificate = certificate
-        return context
+    def _read_stamps(self) -> list[tuple[int, ...]]:
+        return read_stamps(self._files.certificate, self._files.key)
 
 
 def run_hub(path: Path) -> None:

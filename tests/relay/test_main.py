@@ -89,3 +89,10 @@ def test_server_context_with_foreign_key_names_the_files(tmp_path: Path) -> None
     certificate, key = authority.issue().certificate, authority.issue().key
     with pytest.raises(UsageError, match="cannot load the certificate"):
         load(CertificateFiles(certificate, key))
+
+
+def test_server_context_rejects_key_that_others_may_read(tmp_path: Path) -> None:
+    files = CertificateAuthority(tmp_path).issue()
+    files.key.chmod(0o644)
+    with pytest.raises(UsageError, match="cannot load the certificate .* may be read by others"):
+        load(files)
