@@ -95,7 +95,7 @@ def _provider_uri(uri: str) -> str:
     """Return an https address, or an http address of this machine. Raise ``ValueError`` for any other."""
     parts = urlsplit(uri)
     host = parts.hostname or ""
-    if parts.scheme == "http" and (host == "localhost" or (_is_address(host) and ip_address(host).is_loopback)):
+    if parts.scheme == "http" and (host == "localhost" or (is_address(host) and ip_address(host).is_loopback)):
         return uri
     if parts.scheme != "https" or not host:
         raise ValueError(f"{uri} is not an https address, so its answers could be forged")
@@ -105,7 +105,8 @@ def _provider_uri(uri: str) -> str:
 ProviderUri = Annotated[str, AfterValidator(_provider_uri)]
 
 
-def _is_address(host: str) -> bool:
+def is_address(host: str) -> bool:
+    """Return whether a host is an IP address."""
     try:
         ip_address(host)
     except ValueError:

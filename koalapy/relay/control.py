@@ -16,9 +16,10 @@ from typing import Any
 
 from koalapy.relay.metrics import format_metrics
 from koalapy.relay.relay import Relay
-from koalapy.runner.link import Loop
-from koalapy.runner.relay_protocol import Refused, encode, parse_line
-from koalapy.runner.relay_streams import LineConnection, Listener, PlainSide
+from koalapy.runner.link import Loop, encode
+from koalapy.runner.relay_lines import LineConnection
+from koalapy.runner.relay_protocol import Refused, parse_line
+from koalapy.runner.relay_streams import Listener, PlainSide
 
 MAX_REQUEST = 64 * 1024 * 1024
 MAX_ANSWERS = 64 * 1024 * 1024

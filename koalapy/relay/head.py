@@ -5,17 +5,18 @@ import ssl
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from ipaddress import ip_address
 from typing import Any, NamedTuple
 
 import structlog
 
+from koalapy.config.types import is_address
 from koalapy.relay.attempts import Attempt, AttemptNode, Peer
 from koalapy.relay.limits import Limits
 from koalapy.relay.relay import Child, DialledStream, Relay, Stream, StreamId, Via, park
 from koalapy.relay.server import Server
 from koalapy.relay.tls_side import TlsSide, connect_head, connect_tls
 from koalapy.runner.link import Loop
+from koalapy.runner.relay_lines import LineConnection
 from koalapy.runner.relay_protocol import (
     MAX_CONTROL_LINE,
     MAX_NODES,
@@ -28,12 +29,13 @@ from koalapy.runner.relay_protocol import (
     derive_direct_key,
     get_number,
     get_stream,
+    get_target,
     get_text,
     make_ticket,
     parse_line,
     seal_line,
 )
-from koalapy.runner.relay_streams import LineConnection, PlainSide, Side, connect_side, resolve_host
+from koalapy.runner.relay_streams import PlainSide, Side, connect_side, resolve_host
 
 log = structlog.get_logger()
 
@@ -268,7 +270,7 @@ class Head(Relay):
     def open_stream(self, connection: LineConnection, line: bytes, message: dict[str, Any]) -> None:
         child = self.authenticate_child(line, message)
         stream_id = get_stream(message)
-        target, port = get_number(message, "to", 0, MAX_NODES), get_number(message, "port", 1, 65535)
+        target, port = get_target(message)
         attempt = self.live.get(stream_id[0])
         source_node, target_node = attempt.node(stream_id[1]), self.check_port(attempt, target, port)
         if target_node.cluster == self.cluster:
@@ -345,7 +347,7 @@ class Head(Relay):
         ``cluster``: the one that it must come from; None: any other.
         """
         stream_id = get_stream(message)
-        target, port = get_number(message, "to", 0, MAX_NODES), get_number(message, "port", 1, 65535)
+        target, port = get_target(message)
         attempt = self.live.get(stream_id[0])
         source = attempt.node(stream_id[1]).cluster
         self._own_node(attempt, target)
@@ -399,12 +401,3 @@ class Head(Relay):
 def _name_stream(stream_id: StreamId) -> dict[str, Any]:
     attempt, source, number = stream_id
     return {"attempt": attempt, "from": source, "stream": number}
-
-
-def is_address(host: str) -> bool:
-    """Return whether a host is an IP address."""
-    try:
-        ip_address(host)
-    except ValueError:
-        return False
-    return True

@@ -10,18 +10,18 @@ from koalapy.relay.relay import Child, DialledStream, Relay, Via, park
 from koalapy.relay.server import Server
 from koalapy.relay.tls_side import DetectedSide
 from koalapy.runner.link import Loop
+from koalapy.runner.relay_lines import LineConnection
 from koalapy.runner.relay_protocol import (
-    MAX_NODES,
     Credentials,
     Refused,
     check_seal,
     check_ticket,
-    get_number,
     get_stream,
+    get_target,
     get_text,
     is_sealed,
 )
-from koalapy.runner.relay_streams import LineConnection, PlainSide
+from koalapy.runner.relay_streams import PlainSide
 
 
 class Hub(Relay):
@@ -74,7 +74,7 @@ class Hub(Relay):
     def open_stream(self, connection: LineConnection, line: bytes, message: dict[str, Any]) -> None:
         child = self.authenticate_child(line, message)
         stream_id = get_stream(message)
-        target, port = get_number(message, "to", 0, MAX_NODES), get_number(message, "port", 1, 65535)
+        target, port = get_target(message)
         attempt = self.live.get(stream_id[0])
         source_node, target_node = attempt.node(stream_id[1]), self.check_port(attempt, target, port)
         if source_node.cluster != child.via[1]:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from koalapy.runner.relay_protocol import HEARTBEAT_INTERVAL_S, SILENCE_LIMIT_S
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -20,8 +22,8 @@ class Limits:
     first_line_timeout: float = 30.0
     dial_timeout: float = 60.0
     """Time in which a dialled stream must be taken."""
-    heartbeat: float = 5.0
-    silence: float = 15.0
+    heartbeat: float = HEARTBEAT_INTERVAL_S
+    silence: float = SILENCE_LIMIT_S
     """Time without a line of the peer, after which a control connection counts as dead."""
     reconnect: float = 5.0
     """Maximum pause before a head connects to the hub again."""

@@ -12,6 +12,7 @@ import structlog
 from koalapy.relay.attempts import Attempt, AttemptNode, LiveAttempts
 from koalapy.relay.limits import Limits
 from koalapy.runner.link import Loop
+from koalapy.runner.relay_lines import LineConnection
 from koalapy.runner.relay_protocol import (
     MAX_CONTROL_LINE,
     ControlChannel,
@@ -22,7 +23,7 @@ from koalapy.runner.relay_protocol import (
     get_text,
     parse_line,
 )
-from koalapy.runner.relay_streams import LineConnection, Pair, PipePool, Side
+from koalapy.runner.relay_streams import Pair, PipePool, Side
 
 log = structlog.get_logger()
 
@@ -114,17 +115,21 @@ class Relay:
 
     def replace_state(self, message: Mapping[str, Any], entries: Sequence[dict[str, Any]]) -> None:
         """Replace keys and list. Raise ``ValueError`` and change nothing if anything is invalid."""
-        for entry in entries:
-            Attempt(entry, self.limits, self.loop.time())
+        attempts = self._parse_entries(entries)
         self.set_keys(message)
-        self.replace_attempts(entries)
+        self._replace_attempts(attempts)
 
     def replace_attempts(self, entries: Sequence[dict[str, Any]]) -> None:
         """Replace the complete list. Raise ``ValueError`` and change nothing if an entry is invalid."""
-        parsed = [Attempt(entry, self.limits, self.loop.time()) for entry in entries]
-        for token in self.live.by_token.keys() - {attempt.token for attempt in parsed}:
+        self._replace_attempts(self._parse_entries(entries))
+
+    def _parse_entries(self, entries: Sequence[dict[str, Any]]) -> list[Attempt]:
+        return [Attempt(entry, self.limits, self.loop.time()) for entry in entries]
+
+    def _replace_attempts(self, attempts: Sequence[Attempt]) -> None:
+        for token in self.live.by_token.keys() - {attempt.token for attempt in attempts}:
             self.remove_attempt(token)
-        for attempt in parsed:
+        for attempt in attempts:
             self._install(attempt)
 
     def add_attempt(self, entry: dict[str, Any]) -> None:

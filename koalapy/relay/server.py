@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from koalapy.relay.limits import Limits
 from koalapy.runner.link import Loop
+from koalapy.runner.relay_lines import LineConnection, LineTooLong
 from koalapy.runner.relay_protocol import MAX_FIRST_LINE, Refused, is_sealed
-from koalapy.runner.relay_streams import LineConnection, LineTooLong, Listener, PipePool, Side, reset_socket
+from koalapy.runner.relay_streams import Listener, PipePool, Side, reset_socket
 
 BACKLOG = 4096
 MAX_TRUSTED = 4096

@@ -20,8 +20,9 @@ import sys
 if not __package__:
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
-from koalapy.runner.link import Loop
+from koalapy.runner.link import Loop, encode
 from koalapy.runner.processes import forbid_dumps
+from koalapy.runner.relay_lines import LineConnection
 from koalapy.runner.relay_protocol import (
     HEARTBEAT_INTERVAL_S,
     MAX_CONTROL_LINE,
@@ -33,21 +34,11 @@ from koalapy.runner.relay_protocol import (
     Ranges,
     Refused,
     TokenBucket,
-    encode,
     get_number,
     get_stream,
     seal_line,
 )
-from koalapy.runner.relay_streams import (
-    LineConnection,
-    Listener,
-    Pair,
-    PipePool,
-    PlainSide,
-    connect_side,
-    reset_socket,
-    resolve_host,
-)
+from koalapy.runner.relay_streams import Listener, Pair, PipePool, PlainSide, connect_side, reset_socket, resolve_host
 from koalapy.runner.socket_owner import SocketOwners
 
 TYPE_CHECKING = False

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hmac
 import json
 
+from koalapy.runner.link import encode
 from koalapy.runner.session import TAG_LENGTH, TAG_SIZE, Line, Session, derive_key, make_nonce
 
 TYPE_CHECKING = False
@@ -21,14 +22,10 @@ MAX_CONTROL_LINE = 4096
 HEARTBEAT_INTERVAL_S = 5.0
 SILENCE_LIMIT_S = 15.0
 """Time without a line of the peer, after which a control connection counts as dead."""
-FIRST_LINE_TIMEOUT_S = 10.0
-DIAL_TIMEOUT_S = 15.0
-"""Time in which a dialled stream must be taken."""
 MAX_STREAM = 2**53
 MAX_NODES = 1_000_000
 REPLAY_WINDOW = 65_536
 """Stream numbers of one node that are remembered. Lower numbers are refused."""
-encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Refused(Exception):
@@ -71,7 +68,11 @@ def check_ticket(ticket: str, pair_key: bytes, stream: tuple[str, int, int], tar
 def seal_line(key: bytes, message: dict[str, Any]) -> bytes:
     """Return a first line with its tag and its end."""
     content = encode(message).encode()
-    return hmac.new(key, content, "sha256").digest()[:TAG_SIZE].hex().encode() + content + b"\n"
+    return _make_tag(key, content) + content + b"\n"
+
+
+def _make_tag(key: bytes, content: bytes) -> bytes:
+    return hmac.new(key, content, "sha256").digest()[:TAG_SIZE].hex().encode()
 
 
 def is_sealed(line: bytes) -> bool:
@@ -91,8 +92,7 @@ def parse_line(line: bytes) -> dict[str, Any]:
 
 def check_seal(key: bytes, line: bytes) -> None:
     """Raise ``Refused`` if a first line was not made with this key."""
-    tag = hmac.new(key, line[TAG_LENGTH:], "sha256").digest()[:TAG_SIZE].hex().encode()
-    if not hmac.compare_digest(tag, line[:TAG_LENGTH]):
+    if not hmac.compare_digest(_make_tag(key, line[TAG_LENGTH:]), line[:TAG_LENGTH]):
         raise Refused("unauthenticated", "a peer has sent a line with a wrong tag: it has another key")
 
 
@@ -116,6 +116,11 @@ def get_stream(message: dict[str, Any]) -> tuple[str, int, int]:
     """Return the attempt, opening node and number of a stream. Raise ``Refused``."""
     source = get_number(message, "from", 0, MAX_NODES)
     return get_text(message, "attempt"), source, get_number(message, "stream", 0, MAX_STREAM)
+
+
+def get_target(message: dict[str, Any]) -> tuple[int, int]:
+    """Return the node and the port that a stream goes to. Raise ``Refused``."""
+    return get_number(message, "to", 0, MAX_NODES), get_number(message, "port", 1, 65535)
 
 
 class UsedNumbers:

@@ -14,9 +14,10 @@ from koalapy.relay.hub import Hub
 from koalapy.relay.limits import Limits
 from koalapy.relay.tls_side import connect_tls
 from koalapy.runner.link import Loop
+from koalapy.runner.relay_lines import LineConnection
 from koalapy.runner.relay_node import NodeRelay, NodeSettings
 from koalapy.runner.relay_protocol import ChildHandshake, ControlChannel, Credentials, seal_line
-from koalapy.runner.relay_streams import LineConnection, connect_side
+from koalapy.runner.relay_streams import connect_side
 from tests.certificates import CertificateAuthority
 
 ATTEMPT = "7.1.k3"

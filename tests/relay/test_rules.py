@@ -13,6 +13,7 @@ from koalapy.relay.entries import HeadIdentity
 from koalapy.relay.head import HubAddress, HubLink
 from koalapy.relay.limits import Limits
 from koalapy.relay.tls_side import TLS_HANDSHAKE, connect_head
+from koalapy.runner.relay_lines import LineConnection
 from koalapy.runner.relay_node import NodeRelay, PortTaken
 from koalapy.runner.relay_protocol import (
     Credentials,
@@ -22,7 +23,6 @@ from koalapy.runner.relay_protocol import (
     make_ticket,
     seal_line,
 )
-from koalapy.runner.relay_streams import LineConnection
 from koalapy.system.tls import pinned_context
 from tests.certificates import CertificateAuthority
 from tests.relay.links import ATTEMPT, ATTEMPT_KEY, Links, RawChild, head_key, node_key
