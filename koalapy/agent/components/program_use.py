@@ -19,7 +19,7 @@ RUNNER_CPU_SHARE = 0.05
 
 
 def sum_usages(usages: Iterable[dict[str, Any]]) -> ProgramUse | None:
-    """Return the use of all nodes whose runners reported it; None without any."""
+    """Return the use of all nodes with a report of their runner; None without any."""
     reported = list(usages)
     if not reported:
         return None
@@ -45,8 +45,8 @@ def select_use(measured: ProgramUse | None, accounted: JobUse | None, nodes: int
         if counted < measured.nodes or not (counts_more_nodes or accounted.cpu_time > explained):
             return measured
     available = accounted.cpu_available if measured is None else accounted.cpu_available or measured.cpu_available
-    known = (accounted.peak_memory, measured.peak_memory if measured is not None else None)
-    peaks = [peak for peak in known if peak is not None and peak <= MAX_BYTES]
+    reported_peaks = (accounted.peak_memory, measured.peak_memory if measured is not None else None)
+    peaks = [peak for peak in reported_peaks if peak is not None and peak <= MAX_BYTES]
     return ProgramUse(
         nodes=counted,
         cpu_time=accounted.cpu_time,

@@ -108,8 +108,9 @@ class JobEnd:
 
     def apply_to(self, job: LrmJob) -> LrmJob:
         """Return the job with these fields."""
-        job = replace(job, exit_code=self.exit_code, lost=self.lost, reason=self.reason, exceeded=self.exceeded)
-        return replace(job, use=self.use)
+        return replace(
+            job, exit_code=self.exit_code, lost=self.lost, reason=self.reason, exceeded=self.exceeded, use=self.use
+        )
 
 
 _WALLCLOCK_NAMES = ("ru_wallclock", "walltime", "wallclock")

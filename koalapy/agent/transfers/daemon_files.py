@@ -174,12 +174,11 @@ def _check(answer: http.client.HTTPResponse) -> None:
         return
     detail = _error_text(answer)
     text = detail or f"{answer.status} {answer.reason}"
+    is_missing = answer.status == HTTPStatus.NOT_FOUND
     # A proxy answers 404 by itself while the daemon restarts.
-    if answer.status >= 500 or answer.status in (408, 425, 429) or (answer.status == 404 and not detail):
+    if answer.status >= 500 or answer.status in (408, 425, 429) or (is_missing and not detail):
         raise DaemonBusy(f"the daemon answers: {text}")
-    raise SiteRejected(
-        text if answer.status == HTTPStatus.NOT_FOUND else f"the daemon rejects it: {text}", value=answer.status
-    )
+    raise SiteRejected(text if is_missing else f"the daemon rejects it: {text}", value=answer.status)
 
 
 def _error_text(answer: http.client.HTTPResponse) -> str:

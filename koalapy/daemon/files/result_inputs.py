@@ -46,21 +46,21 @@ class ResultInputs:
             return spec
         check_result_inputs(spec)
         jobs: dict[JobId, Job | None] = {}
-        for ident in {wanted.job for wanted in spec.result_inputs}:
+        for ident in {result_input.job for result_input in spec.result_inputs}:
             jobs[ident] = None
             with suppress(NotFoundError):
                 jobs[ident] = (await self._get_job(ident)).job
         resolved: list[ResultInput] = []
         scanned: Scanned = {}
-        for index, wanted in enumerate(spec.result_inputs):
+        for index, result_input in enumerate(spec.result_inputs):
             field = f"result_inputs[{index}]"
-            job = _check_job(field, wanted, jobs[wanted.job], caller)
-            resolved.append(_resolve_source(field, wanted, job))
+            job = _check_job(field, result_input, jobs[result_input.job], caller)
+            resolved.append(_resolve_source(field, result_input, job))
             if job.state.is_final:
                 try:
                     await self._find_part(resolved[-1], scanned)
                 except NotFoundError as error:
-                    reject(field, str(wanted), f"is {wanted}, but {error.message}", error.hint)
+                    reject(field, str(result_input), f"is {result_input}, but {error.message}", error.hint)
         inputs = tuple(resolved)
         return replace(spec, result_inputs=inputs, after=with_dependencies(spec.after, inputs))
 
@@ -71,37 +71,38 @@ class ResultInputs:
         """
         record, _, _ = await self._results.find_component(cluster, token)
         scanned: Scanned = {}
-        return join_archives([await self._find_part(each, scanned) for each in record.job.spec.result_inputs])
+        result_inputs = record.job.spec.result_inputs
+        return join_archives([await self._find_part(result_input, scanned) for result_input in result_inputs])
 
-    async def _find_part(self, wanted: ResultInput, scanned: Scanned) -> ArchivePart:
+    async def _find_part(self, result_input: ResultInput, scanned: Scanned) -> ArchivePart:
         """Return the part of an archive that holds a result. Raise ``NotFoundError`` if none does, or several do."""
-        archives = await self._results.list_archives(wanted.source)
-        selected, parts, ranks = _plain_path(wanted), [], []
+        archives = await self._results.list_archives(result_input.source)
+        selected, parts, ranks = _plain_path(result_input), [], []
         for result, path in archives:
-            if wanted.rank not in (None, result.rank):
+            if result_input.rank not in (None, result.rank):
                 continue
             if path not in scanned:
                 if len(scanned) >= MAX_SCANNED:
                     scanned.clear()
                 scanned[path] = await asyncio.to_thread(_find_entries, path)
             if selected in scanned[path]:
-                parts.append(ArchivePart(path, wanted.file_name, selected))
+                parts.append(ArchivePart(path, result_input.file_name, selected))
                 ranks.append(f"{result.rank} ({result.cluster})")
         if len(parts) == 1:
             return parts[0]
         if parts:
-            components = f"components {format_list(ranks, separator=' and ')} of job {wanted.job_name}"
-            example = replace(wanted, rank=0)
-            problem = f"{components} each have {wanted.path}: name one by its number, as {example}"
-            raise _no_result(problem, wanted, f"submit it again with {example}")
+            components = f"components {format_list(ranks, separator=' and ')} of job {result_input.job_name}"
+            example = replace(result_input, rank=0)
+            problem = f"{components} each have {result_input.path}: name one by its number, as {example}"
+            raise _no_result(problem, result_input, f"submit it again with {example}")
         names = await asyncio.to_thread(lambda: [*islice((n for _, p in archives for n in list_names(p)), MAX_SHOWN)])
-        component = "" if wanted.rank is None else f"component {wanted.rank} of "
+        component = "" if result_input.rank is None else f"component {result_input.rank} of "
         hint = f"name a file that it collected, such as {format_list(names)}" if names else "see its output: koala logs"
-        raise _no_result(f"{component}job {wanted.job_name} collected no {wanted.path}", wanted, hint)
+        raise _no_result(f"{component}job {result_input.job_name} collected no {result_input.path}", result_input, hint)
 
 
-def _no_result(problem: str, wanted: ResultInput, hint: str) -> NotFoundError:
-    return NotFoundError(problem, field="token", value=str(wanted), hint=hint, code=ProblemCode.RESULTS_NOT_FOUND)
+def _no_result(problem: str, result_input: ResultInput, hint: str) -> NotFoundError:
+    return NotFoundError(problem, field="token", value=str(result_input), hint=hint, code=ProblemCode.RESULTS_NOT_FOUND)
 
 
 def _find_entries(path: Path) -> frozenset[str]:
@@ -114,43 +115,42 @@ def _find_entries(path: Path) -> frozenset[str]:
     return frozenset(entries)
 
 
-def _plain_path(wanted: ResultInput) -> str:
-    return "/".join(_names_of(wanted))
+def _plain_path(result_input: ResultInput) -> str:
+    return "/".join(_names_of(result_input))
 
 
-def _names_of(wanted: ResultInput) -> list[str]:
-    return [name for name in wanted.path.split("/") if name not in ("", ".")]
+def _names_of(result_input: ResultInput) -> list[str]:
+    return [name for name in result_input.path.split("/") if name not in ("", ".")]
 
 
-def _check_job(field: str, wanted: ResultInput, job: Job | None, caller: Identity) -> Job:
+def _check_job(field: str, result_input: ResultInput, job: Job | None, caller: Identity) -> Job:
     """Return the job that an input names. Reject one that does not exist, or that the caller may not see."""
     if job is None:
-        reject(field, str(wanted), f"names job {wanted.job}, which does not exist", NO_JOB_HINT)
+        reject(field, str(result_input), f"names job {result_input.job}, which does not exist", NO_JOB_HINT)
     if not may_see_all_of(caller, job):
-        reject(field, str(wanted), f"names job {wanted.job}, which is not yours", "name your own jobs only")
+        reject(field, str(result_input), f"names job {result_input.job}, which is not yours", "name your own jobs only")
     if job.array_job is not None:
-        hint = f"name it {replace(wanted, job=job.array_job, index=job.array_index)}"
-        reject(field, str(wanted), f"names task {job.display_name} of an array by the number {job.id}", hint)
+        hint = f"name it {replace(result_input, job=job.array_job, index=job.array_index)}"
+        reject(field, str(result_input), f"names task {job.display_name} of an array by the number {job.id}", hint)
     return job
 
 
-def _resolve_source(field: str, wanted: ResultInput, job: Job) -> ResultInput:
+def _resolve_source(field: str, result_input: ResultInput, job: Job) -> ResultInput:
     """Return an input with the number of the job or task that produces it. Reject one that can never exist."""
-    name, array, position = wanted.job_name, job.spec.array, None
-    if array is None and wanted.index is not None:
-        hint = f"name it {replace(wanted, index=None)}"
-        reject(field, str(wanted), f"names task {name}, but job {job.id} is no array", hint)
+    name, array, position = result_input.job_name, job.spec.array, None
+    if array is None and result_input.index is not None:
+        hint = f"name it {replace(result_input, index=None)}"
+        reject(field, str(result_input), f"names task {name}, but job {job.id} is no array", hint)
     if array is not None:
-        if wanted.index is None:
-            hint = f"name one of its tasks, as {replace(wanted, index=array.index_at(0))}"
-            reject(field, str(wanted), f"names job {name}, which is an array", hint)
-        position = array.position_of(wanted.index)
+        if result_input.index is None:
+            hint = f"name one of its tasks, as {replace(result_input, index=array.index_at(0))}"
+            reject(field, str(result_input), f"names job {name}, which is an array", hint)
+        position = array.position_of(result_input.index)
         if position is None:
-            reject(
-                field, str(wanted), f"names task {name}, but array {job.id} has the tasks {array}", "name one of them"
-            )
-    if not Patterns(job.spec.collect).may_match(_names_of(wanted)):
+            problem = f"names task {name}, but array {job.id} has the tasks {array}"
+            reject(field, str(result_input), problem, "name one of them")
+    if not Patterns(job.spec.collect).may_match(_names_of(result_input)):
         patterns = format_list([repr(pattern) for pattern in job.spec.collect], separator=" and ")
-        problem = f"is {wanted}, but job {name} collects {f'only {patterns}' if patterns else 'nothing'}"
-        reject(field, str(wanted), problem, f"submit job {name} with --collect {wanted.path}")
-    return replace(wanted, source=job.id if position is None else job.id + 1 + position)
+        problem = f"is {result_input}, but job {name} collects {f'only {patterns}' if patterns else 'nothing'}"
+        reject(field, str(result_input), problem, f"submit job {name} with --collect {result_input.path}")
+    return replace(result_input, source=job.id if position is None else job.id + 1 + position)
