@@ -94,5 +94,5 @@ def test_server_context_with_foreign_key_names_the_files(tmp_path: Path) -> None
 def test_server_context_rejects_key_that_others_may_read(tmp_path: Path) -> None:
     files = CertificateAuthority(tmp_path).issue()
     files.key.chmod(0o644)
-    with pytest.raises(UsageError, match="cannot load the certificate .* may be read by others"):
+    with pytest.raises(UsageError, match=r"cannot load the certificate .* may be read by others"):
         load(files)
