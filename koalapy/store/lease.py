@@ -22,7 +22,7 @@ log = structlog.get_logger()
 LEASE_SECONDS = 30.0
 POLL_INTERVAL = 1.0
 """Seconds between two reads of a lease that is watched."""
-TURN_TIMEOUT_S = 3.0
+LOCK_TIMEOUT_S = 3.0
 """Seconds that a transaction waits for those of this process that came before."""
 _NOTE_BATCH = update(lease).values(batch=bindparam("number"))
 _READ_LEASE = select(lease.c.epoch, lease.c.holder, lease.c.batch).with_for_update(read=True)
@@ -30,32 +30,32 @@ _LOCK_LEASE = select(lease.c.epoch, lease.c.holder, lease.c.batch).with_for_upda
 """Statements of each transaction. To build one takes longer than to run it."""
 
 
-class Turns:
-    """Lets threads write in the order in which they came.
+class FairLock:
+    """A lock that threads of this process get in the order in which they asked for it. It is not reentrant.
 
-    SQLite itself lets any of those that wait go first, or the last one again.
+    SQLite's own waiting is not fair: a thread that writes again and again can starve another one.
     """
 
-    def __init__(self, timeout_s: float = TURN_TIMEOUT_S) -> None:
+    def __init__(self, timeout_s: float = LOCK_TIMEOUT_S) -> None:
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._waiting: deque[threading.Lock] = deque()
-        self._taken = False
+        self._is_held = False
 
     @contextmanager
-    def next_turn(self) -> Iterator[None]:
-        """Wait for the turn of this thread. Raise ``StoreUnavailable`` if those before take too long."""
-        gate = threading.Lock()
+    def acquire(self) -> Iterator[None]:
+        """Hold the lock. Raise ``StoreUnavailable`` if it is not free within the timeout."""
+        waiter = threading.Lock()
         with self._lock:
-            if is_first := not self._taken:
-                self._taken = True
+            if is_first := not self._is_held:
+                self._is_held = True
             else:
-                gate.acquire()
-                self._waiting.append(gate)
-        if not is_first and not gate.acquire(timeout=self._timeout_s):
+                waiter.acquire()
+                self._waiting.append(waiter)
+        if not is_first and not waiter.acquire(timeout=self._timeout_s):
             with self._lock:
-                if gate in self._waiting:
-                    self._waiting.remove(gate)
+                if waiter in self._waiting:  # else it got the lock just at the timeout
+                    self._waiting.remove(waiter)
                     raise StoreUnavailable("the database does not answer: another transaction goes on", hint=RETRY_HINT)
         try:
             yield
@@ -64,7 +64,7 @@ class Turns:
                 if self._waiting:
                     self._waiting.popleft().release()
                 else:
-                    self._taken = False
+                    self._is_held = False
 
 
 class Lease:
@@ -83,7 +83,7 @@ class Lease:
         be lost.
         """
         self._engine, self._clock, self._check_files = engine, clock, check_files
-        self._turns = Turns() if engine.dialect.name == "sqlite" else None
+        self._write_lock = FairLock() if engine.dialect.name == "sqlite" else None
         self._batch = 0
         """Number of the last batch that is known to be stored."""
         self._rising = 0
@@ -153,8 +153,8 @@ class Lease:
     def _checked_transaction(self) -> Iterator[Connection]:
         """Yield a connection in a transaction. Check before and after it that the database files were not replaced."""
         self._check_files()
-        turn = nullcontext() if self._turns is None else self._turns.next_turn()
-        with turn, unavailable_is_known(), self._engine.begin() as connection:
+        lock = nullcontext() if self._write_lock is None else self._write_lock.acquire()
+        with lock, unavailable_is_known(), self._engine.begin() as connection:
             yield connection
         self._check_files()
 

@@ -32,9 +32,10 @@ def sum_usages(usages: Iterable[dict[str, Any]]) -> ProgramUse | None:
 
 
 def select_use(measured: ProgramUse | None, accounted: JobUse | None, nodes: int) -> ProgramUse | None:
-    """Return the more complete measurement of a component of so many nodes; None without any.
+    """Return the accounting of a component's job if it covers more than the measurement by runners, else the latter.
 
-    The accounting is more complete if it counts more nodes, or more processor time than runners explain.
+    It covers more if it counts more nodes, or more processor time than the program and its runners used. The peak
+    memory is the largest of both. ``nodes``: nodes of the component. Return None if neither is known.
     """
     if accounted is None or (measured is None and accounted.cpu_available is None):
         return measured

@@ -17,8 +17,8 @@ MAX_STATES = 1000
 """Partial placements that one search examines at most, and policy calls."""
 MAX_COMPONENTS = 100
 """Maximum components of a job that is searched, since each is one level of recursion."""
-MAX_LOOKS = 100_000
-"""Components on clusters that one search counts at most, so that it does not block the scheduler."""
+MAX_CHECKS = 100_000
+"""Checks of a component on a cluster in one search, so that it does not block the scheduler."""
 
 Promised = tuple[tuple[NodeFilter, int], ...]
 """The components on one cluster: the nodes that each may get, and its size."""
@@ -45,7 +45,7 @@ class ComponentSearch:
         """``components``: those with the fewest nodes to choose from first. ``max_states``: see ``MAX_STATES``."""
         self._components, self._view, self._place, self._may_share = components, view, place, may_share
         self._states_left = self._calls_left = max_states
-        self._looks_left = MAX_LOOKS
+        self._checks_left = MAX_CHECKS
         self._fits: dict[tuple[int, frozenset[tuple[ClusterName, Promised]]], bool] = {}
 
     def find_placement(self) -> list[PlacedComponent] | None:
@@ -89,17 +89,17 @@ class ComponentSearch:
         return self._fits[key]
 
     def _clusters_for(self, component: ComponentGroup, partial: Partial) -> Iterator[tuple[ClusterName, ClusterView]]:
-        """Yield the clusters that have the nodes of a component beside those of a partial placement, by name.
+        """Yield name and view of each cluster that can run a component in addition to those of a partial placement.
 
-        They have only the nodes that are left and that it may get.
+        A view has only the free nodes that meet the component's requirement. After ``MAX_CHECKS`` none is yielded.
         """
         (request,) = component.components
         for cluster in self._view:
             promised = partial.get(cluster.name, ())
             if cluster.state is not ClusterState.USABLE or request.cluster not in (None, cluster.name):
                 continue
-            self._looks_left -= (len(promised) + 1) * len(cluster.known_classes)
-            if self._looks_left < 0:
+            self._checks_left -= (len(promised) + 1) * len(cluster.known_classes)
+            if self._checks_left < 0:
                 return
             if _take_all(cluster, (*promised, (component.nodes, request.size))) is None:
                 continue
@@ -109,7 +109,7 @@ class ComponentSearch:
             left = replace(cluster, idle=count_idle(classes), node_classes=classes if cluster.node_classes else ())
             matching = left if component.requirement is None else left.restrict_to(component.requirement)
             if matching is not None:
-                # It suffices if those with less choice leave other nodes to the components placed before.
+                # All fit together, as checked above: a component placed before can move to other nodes of the cluster.
                 yield cluster.name, replace(matching, idle=max(matching.idle, request.size))
 
 

@@ -153,7 +153,10 @@ class Runs:
             self._sweep()
 
     def collect_reports(self) -> None:
-        """End the runs whose workers have reported the end. Keep the workers for other jobs, except signalled ones."""
+        """Record the end of the runs with a report of their worker, which reports only exit code 0.
+
+        Keep the workers for other jobs, except signalled ones, which a late signal may still reach.
+        """
         reporting = [pid for pid in self.workers.take_reports() if pid in self._by_pid]
         for pid in reporting:
             run = self._by_pid.pop(pid)

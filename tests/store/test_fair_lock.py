@@ -6,33 +6,33 @@ import threading
 import pytest
 
 from koalapy.model.errors import StoreUnavailable
-from koalapy.store.lease import Turns
+from koalapy.store.lease import FairLock
 
 
 def test_threads_write_in_the_order_in_which_they_came() -> None:
-    turns, order = Turns(), list[int]()
+    lock, order = FairLock(), list[int]()
 
     def write(number: int) -> None:
-        with turns.next_turn():
+        with lock.acquire():
             order.append(number)
 
     threads = []
-    with turns.next_turn():
+    with lock.acquire():
         for number in range(5):
             threads.append(threading.Thread(target=write, args=(number,)))
             threads[-1].start()
-            while len(turns._waiting) <= number:
+            while len(lock._waiting) <= number:
                 os.sched_yield()
     for thread in threads:
         thread.join()
     assert order == list(range(5))
-    with turns.next_turn():
+    with lock.acquire():
         order.append(5)
 
 
-def test_turn_after_an_endless_transaction_is_given_up() -> None:
-    turns = Turns(timeout_s=0.0)
-    with turns.next_turn(), pytest.raises(StoreUnavailable, match="another transaction"), turns.next_turn():
+def test_lock_behind_an_endless_transaction_is_given_up() -> None:
+    lock = FairLock(timeout_s=0.0)
+    with lock.acquire(), pytest.raises(StoreUnavailable, match="another transaction"), lock.acquire():
         pass
-    with turns.next_turn():
+    with lock.acquire():
         pass
