@@ -85,11 +85,22 @@ PICTURES = (bar, distribution, interval, job_lanes, node_grid, series)
 
 
 def render_time(timestamp: float | None) -> Markup:
-    """Return a time to the second in UTC as a ``time`` element, ``–`` for None."""
+    """Return a time to the second as a ``time`` element, ``–`` for None.
+
+    Its text is in UTC until a script converts it to the viewer's zone.
+    """
     if timestamp is None:
         return Markup("–")
-    iso_time = datetime.fromtimestamp(timestamp, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return Markup('<time datetime="{}">{}</time>').format(iso_time, format_time(timestamp, time.time(), exact=True))
+    iso_time, text = _iso_time(timestamp), format_time(timestamp, time.time(), exact=True)
+    return Markup('<time datetime="{}" title="{} UTC">{}</time>').format(iso_time, _utc_text(iso_time), text)
+
+
+def _iso_time(timestamp: float) -> str:
+    return datetime.fromtimestamp(timestamp, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _utc_text(iso_time: str) -> str:
+    return iso_time.replace("T", " ").rstrip("Z")
 
 
 def render_iso_time(text: str | None) -> Markup:
@@ -101,9 +112,9 @@ def render_age(timestamp: float | None, now: float) -> Markup:
     """Return the time since ``timestamp`` as an element that a script keeps up to date."""
     if timestamp is None:
         return Markup("never")
-    iso_time = datetime.fromtimestamp(timestamp, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return Markup('<time class="age" datetime="{}">{}</time>').format(
-        iso_time, format_duration(max(0.0, now - timestamp))
+    iso_time, text = _iso_time(timestamp), format_duration(max(0.0, now - timestamp))
+    return Markup('<time class="age" datetime="{}" title="since {} UTC">{}</time>').format(
+        iso_time, _utc_text(iso_time), text
     )
 
 
@@ -116,6 +127,11 @@ def with_query(path: str, **query: object) -> str:
 def identifier(text: str) -> str:
     """Return a text as the id of an HTML element."""
     return re.sub(r"[^A-Za-z0-9_-]+", "-", text)
+
+
+def format_count(number: float | None) -> str:
+    """Format a number with thousands separators: ``20,000``; ``–`` for None."""
+    return "–" if number is None else f"{number:,}"
 
 
 def format_size(size: float | None) -> str:
@@ -149,6 +165,7 @@ def _make_environment() -> Environment:
     )
     environment.filters |= {
         "age": render_age,
+        "count": format_count,
         "iso_time": render_iso_time,
         "days": format_days,
         "duration": format_duration,

@@ -15,13 +15,31 @@
     if (event.detail.attrName === "open") event.preventDefault();
   });
 
+  const two = (n) => String(n).padStart(2, "0");
   const told = (seconds) => {
-    const whole = Math.max(0, Math.floor(seconds)), two = (n) => String(n).padStart(2, "0");
+    const whole = Math.max(0, Math.floor(seconds));
     const days = Math.floor(whole / 86400), rest = whole % 86400;
     const hours = Math.floor(rest / 3600), minutes = Math.floor(rest / 60) % 60, left = rest % 60;
     const clock = hours || days ? `${hours}:${two(minutes)}:${two(left)}` : `${minutes}:${two(left)}`;
     return days ? `${days}-${clock}` : clock;
   };
+  // Times in the viewer's zone, as the daemon writes those in UTC: the date only on another day than today. A picture's
+  // text has the time in `data-at`, in seconds since the epoch.
+  const date = (at) => `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())}`;
+  const localize = () => {
+    const today = date(new Date());
+    const clock = (at, exact) => {
+      const time = `${two(at.getHours())}:${two(at.getMinutes())}${exact ? `:${two(at.getSeconds())}` : ""}`;
+      return date(at) === today ? time : `${date(at)} ${time}`;
+    };
+    for (const time of document.querySelectorAll("time:not(.age)")) time.textContent = clock(new Date(time.dateTime), true);
+    for (const mark of document.querySelectorAll("text[data-at]")) mark.textContent = clock(new Date(mark.dataset.at * 1000));
+  };
+  const zone = document.getElementById("zone");
+  if (zone) zone.textContent = `times in ${Intl.DateTimeFormat().resolvedOptions().timeZone}`;
+  localize();
+  document.body.addEventListener("htmx:after:swap", localize);
+
   setInterval(() => {
     if (document.hidden) return;
     for (const age of document.querySelectorAll("time.age"))
