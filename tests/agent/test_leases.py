@@ -87,6 +87,13 @@ def test_component_ends_when_daemon_is_silent_for_lease(leased_agent: LeasedAgen
     assert leased_agent.component.infrastructure
 
 
+def test_component_that_is_being_stopped_keeps_its_reason_and_grace(leased_agent: LeasedAgent) -> None:
+    leased_agent.component.stop = "cancelled by alice"
+    leased_agent.now_s += 1000
+    assert not leased_agent.end_expired()
+    assert (leased_agent.component.stop, leased_agent.component.error) == ("cancelled by alice", "")
+
+
 def test_lease_counts_from_its_request(leased_agent: LeasedAgent) -> None:
     leased_agent.leases.on_welcome()
     leased_agent.now_s += 60

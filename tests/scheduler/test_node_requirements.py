@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from koalapy.model.cluster import ClusterView, GridView, NodeClass
 from koalapy.model.errors import UsageError
 from koalapy.model.job import JobId, JobState, Token, parse_token
-from koalapy.model.job_spec import JobSpec, Priority
+from koalapy.model.job_spec import ClaimingMode, JobSpec, Priority
 from koalapy.model.node_requirement import Gpus, NodeFilter, NodeRequirement
 from koalapy.model.reports import ClusterReport, NodeClassReport
-from koalapy.model.request import ComponentRequest, FixedRequest, NonFixedRequest, Request
+from koalapy.model.request import ComponentRequest, FixedRequest, InputFile, NonFixedRequest, Request
 from koalapy.scheduler.explain.explain import explain, explain_submission
 from koalapy.scheduler.rules import Rules
 from koalapy.validation.submission import check_submission
@@ -240,6 +240,21 @@ def test_reservation_keeps_matching_nodes() -> None:
     ], "the free GPU node is kept for the wide job"
     world.advance(15)
     assert world.state(wide) in (JobState.RUNNING, JobState.SUCCEEDED)
+
+
+def test_claim_counts_only_nodes_that_the_component_may_get() -> None:
+    """Between placement and claim another job has got these nodes; other idle nodes of the cluster do not help."""
+    world = NodesWorld(Rules(claiming=ClaimingMode.INCREMENTAL, assumed_bandwidth=100))
+    world.advance(1)
+    component = ComponentRequest(2, "north", features=("big",), inputs=(InputFile("f", 1600, ("south",)),))
+    delayed = world.submit(FixedRequest((component,)))
+    assert world.state(delayed) is JobState.PLACED
+    other = world.submit(fixed(north=3), features=("big",), run_time=30)
+    world.advance(14)
+    assert world.nodes_of(other) == {"north.big": 3}
+    assert world.commands(delayed) == []
+    world.advance(60)
+    assert world.state(delayed) is JobState.SUCCEEDED
 
 
 def test_requirement_of_component_survives_daemon_restart(world: NodesWorld) -> None:

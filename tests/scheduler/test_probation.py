@@ -42,6 +42,23 @@ def test_probation_starts_after_pause_and_ends_with_success() -> None:
     assert world.queries.grid["north"].health.errors == 0
 
 
+def test_probation_counts_its_pause_from_the_last_time_the_cluster_became_unusable() -> None:
+    """An operator has cleared the errors in between: the pause of the first time must not end the second."""
+    world = create_world_with_unusable_north()
+    began = world.now
+    world.advance(30)
+    world.step([ClusterCleared("north")])
+    while world.queries.grid["north"].state is ClusterState.USABLE:
+        world.advance(1)
+        break_component(world, world.tokens(1)[0])
+    again = world.now
+    assert again > began + 30
+    world.advance(began + 60 + 5 - again)
+    assert state_of_north(world) is ClusterState.UNUSABLE
+    world.advance(again + 65 - world.now)
+    assert state_of_north(world) is ClusterState.USABLE
+
+
 def test_probation_admits_one_component_at_a_time() -> None:
     world = create_world_with_unusable_north()
     other_jobs = [world.submit(fixed(north=1), run_time=50) for _ in range(3)]
