@@ -22,7 +22,9 @@ from koalapy.api.fields import Reason
 from koalapy.api.routes import cancel_on_disconnect, reject_unknown_parameters
 from koalapy.daemon.engine.engine import Engine
 from koalapy.daemon.jobs.changes import Changes
+from koalapy.dashboard.job_table import render_jobs
 from koalapy.dashboard.rendering import HEADERS, render, with_query
+from koalapy.dashboard.tables import TableDefinition, render_csv, render_table
 from koalapy.model.errors import ForbiddenError, UsageError
 from koalapy.model.identity import Identity, Role
 
@@ -145,11 +147,14 @@ class Dashboard:
         key: str = "",
         role: Role = Role.USER,
         live: bool = True,
+        table: TableDefinition[Any] | None = None,
     ) -> Callable[[Load], Load]:
         """Register a function as the page at ``path``, with its JSON at ``path.json``.
 
         The function's parameters are those of the query; it returns a dataclass, the template's ``view``. A page with
-        a ``key`` is in the navigation of callers with the ``role``. Only a ``live`` page follows changes.
+        a ``key`` is in the navigation of callers with the ``role``. Only a ``live`` page follows changes. The rows of
+        its ``table`` are also CSV at ``path.csv``: the view's field ``table`` describes them, that of the table's name
+        holds them.
         """
         if key:
             self.links.append(Link(path, title, key, role))
@@ -169,6 +174,7 @@ class Dashboard:
                     context = self._make_context(request, caller) | {
                         "view": view,
                         "title": title,
+                        "definition": table,
                         "now": now,
                         "events": with_query("/events", since=version) if live else "",
                         "layout": "part.html" if is_part else "base.html",
@@ -189,10 +195,19 @@ class Dashboard:
             async def as_json(request: Request, load: Callable[[], Coroutine[Any, Any, Any]] = bound) -> JSONResponse:
                 return JSONResponse(jsonable_encoder(await cancel_on_disconnect(request, load())))
 
+            async def as_csv(request: Request, load: Callable[[], Coroutine[Any, Any, Any]] = bound) -> Response:
+                view = await cancel_on_disconnect(request, load())
+                assert table is not None
+                text = await to_thread(render_csv, table, view.table, getattr(view, table.name))
+                name = f'attachment; filename="{path.strip("/").replace("/", "-")}.csv"'
+                return Response(text, 200, {"Content-Disposition": name}, "text/csv; charset=utf-8")
+
             checks = [Depends(reject_unknown_parameters)]
             json_path = "/now.json" if path == "/" else f"{path}.json"
             # Registered first, since a path parameter of the page would match the suffix.
             self.router.add_api_route(json_path, as_json, operation_id=operation, dependencies=checks)
+            if table is not None:
+                self.router.add_api_route(f"{path}.csv", as_csv, operation_id=operation, dependencies=checks)
             self.router.add_api_route(path, html, operation_id=operation, dependencies=checks)
             return load
 
@@ -210,6 +225,8 @@ class Dashboard:
             "is_operator": caller is not None and caller.has_role(Role.OPERATOR),
             "is_admin": caller is not None and caller.has_role(Role.ADMIN),
             "csrf": csrf_token(request),
+            "render_table": render_table,
+            "render_jobs": render_jobs,
         }
 
     def render_plain(self, request: Request, template: str, status: int = 200, **context: Any) -> HTMLResponse:

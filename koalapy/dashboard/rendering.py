@@ -120,7 +120,8 @@ def render_age(timestamp: float | None, now: float) -> Markup:
 
 def with_query(path: str, **query: object) -> str:
     """Return a path with a query of the values that are not empty."""
-    text = urlencode({name: value for name, value in query.items() if value not in (None, "")})
+    given = {name: value for name, value in query.items() if value not in (None, "", [])}
+    text = urlencode(given, doseq=True)
     return f"{path}?{text}" if text else path
 
 

@@ -14,6 +14,7 @@ from koalapy.daemon.jobs.job_records import JobRecord
 from koalapy.dashboard.pictures import NodeCounts
 from koalapy.dashboard.rendering import with_query
 from koalapy.model.alert import Alert, AlertKind
+from koalapy.model.application import application_of
 from koalapy.model.cluster import ClusterState
 from koalapy.model.identity import Identity
 from koalapy.model.job import ComponentState, Job, JobId, JobState
@@ -54,6 +55,10 @@ class JobRow:
     ran: float | None
     """Run time in seconds; None before the end of the job, and if it never ran."""
     reason: str
+    application: str
+    policy: str
+    restarts: int
+    home_site: str
 
 
 MAX_REASON_LENGTH = 500
@@ -88,6 +93,10 @@ def job_row(record: JobRecord, caller: Identity, position: int | None = None, *,
         started_at=started_at,
         ran=None if started_at is None or job.ended_at is None else max(0.0, job.ended_at - started_at),
         reason=reason if whole_reason else shorten(reason, MAX_REASON_LENGTH),
+        application=application_of(spec) if may_see_all else "",
+        policy=spec.policy,
+        restarts=job.restarts,
+        home_site=spec.home_site,
     )
 
 

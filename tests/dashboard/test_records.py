@@ -59,8 +59,13 @@ def test_audit_page_is_filtered_and_newest_first(daemon: ServedDaemon, root: Per
     (entry,) = root.get_json("/audit.json", target="job 999", outcome="refused", since="3600")["entries"]
     assert entry["action"] == "cancel_job"
     first = root.get_json("/audit.json", limit=1)
-    second = root.get_json(first["next"].replace("/audit?", "/audit.json?"))
+    second = root.get_json(first["table"]["next"].replace("/audit?", "/audit.json?"))
     assert second["entries"][0]["id"] < first["entries"][0]["id"]
+    oldest = root.get_json("/audit.json", sort="time", limit=2)
+    assert oldest["entries"] == root.get_json("/audit.json", sort="time", limit=200)["entries"][:2]
+    following = root.get_json(oldest["table"]["next"].replace("/audit?", "/audit.json?"))["entries"]
+    assert following[0]["id"] > oldest["entries"][1]["id"]
+    assert root.http.get("/audit.csv?columns=action&target=job+999").text == "action\ncancel_job\n"
     assert 'value="job 999"' in root.get_page("/audit?target=job+999")
     assert root.http.get("/audit?outcome=well").status_code == 422
 

@@ -40,6 +40,22 @@ class JobFinder:
         self, search: JobSearch, caller: Identity, *, below: JobId | None = None, limit: int = 100
     ) -> FoundJobs:
         """Return one page. Raise ``ForbiddenError`` for a search for another user's jobs by owner."""
+        is_meant = self._make_test(search, caller)
+        unfinished = await self._find_unfinished(search, is_meant, below)
+        ended, horizon = await self._find_ended(search, caller, is_meant, below, limit)
+        unfinished_ids = {job.id for job in unfinished}
+        jobs = [job for job in (*unfinished, *ended) if horizon is None or job.id >= horizon]
+        jobs = [job for job in jobs if not (job.state in FINAL_STATES and job.id in unfinished_ids)]
+        jobs.sort(key=lambda job: -job.id)
+        next_below = jobs[limit - 1].id if len(jobs) > limit else horizon
+        return FoundJobs(jobs[:limit], next_below, len(unfinished))
+
+    async def find_unfinished(self, search: JobSearch, caller: Identity) -> list[Job]:
+        """Return all unfinished jobs that match, in no particular order. Raise ``ForbiddenError`` as ``find_jobs``."""
+        return await self._find_unfinished(search, self._make_test(search, caller), None)
+
+    def _make_test(self, search: JobSearch, caller: Identity) -> Callable[[Job], bool]:
+        """Return whether a job matches as far as the caller may see it. Raise ``ForbiddenError`` for an owner."""
         owner = search.single_value("user")
         if owner not in ("", caller.user) and not caller.has_role(Role.OPERATOR):
             raise ForbiddenError(
@@ -55,14 +71,7 @@ class JobFinder:
                 return False
             return search.matches(job, now, include_private=sees_all or may_see_all_of(caller, job))
 
-        unfinished = await self._find_unfinished(search, is_meant, below)
-        ended, horizon = await self._find_ended(search, caller, is_meant, below, limit)
-        unfinished_ids = {job.id for job in unfinished}
-        jobs = [job for job in (*unfinished, *ended) if horizon is None or job.id >= horizon]
-        jobs = [job for job in jobs if not (job.state in FINAL_STATES and job.id in unfinished_ids)]
-        jobs.sort(key=lambda job: -job.id)
-        next_below = jobs[limit - 1].id if len(jobs) > limit else horizon
-        return FoundJobs(jobs[:limit], next_below, len(unfinished))
+        return is_meant
 
     async def _find_unfinished(
         self, search: JobSearch, is_meant: Callable[[Job], bool], below: JobId | None

@@ -10,7 +10,21 @@ from koalapy.api import fields
 from koalapy.api.audit import Action, Actor
 from koalapy.daemon.observability.audit import Audit
 from koalapy.dashboard.dashboard import Dashboard
-from koalapy.dashboard.rendering import with_query
+from koalapy.dashboard.rendering import render_time, with_query
+from koalapy.dashboard.tables import (
+    Column,
+    TableDefinition,
+    TableParameters,
+    TableView,
+    invalid_position,
+    iso_time,
+    link,
+    make_view,
+    parse_position,
+    sort_of,
+    state_badge,
+    write_position,
+)
 from koalapy.model.audit import AuditEntry, AuditFilter
 from koalapy.model.identity import Role
 
@@ -19,8 +33,6 @@ SPANS = {"": "", "3600": "the last hour", "86400": "the last day", "604800": "th
 Target = Annotated[fields.Text, Query(max_length=200, description="only actions on this target, such as job 7")]
 Result = Annotated[Literal["", "done", "refused", "failed"], Query(description="only actions with this outcome")]
 Since = Annotated[Literal["", "3600", "86400", "604800"], Query(description="only entries of the last seconds")]
-Before = Annotated[int, Query(ge=0, le=fields.MAX_ID, description="only entries with smaller ids; 0: all")]
-Limit = Annotated[int, Query(ge=1, le=1000)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,43 +40,90 @@ class AuditPageView:
     """A page of audit entries, and the filter."""
 
     entries: Sequence[AuditEntry]
+    table: TableView
     user: str
     action: str
     target: str
     outcome: str
     since: str
     spans: dict[str, str]
-    next: str
-    """Path of the next page; empty on the last."""
+
+
+def _outcome_cell(entry: AuditEntry, now: float) -> str:
+    style = {"done": "succeeded", "failed": "failed"}.get(entry.outcome, "held")
+    return state_badge(entry.outcome, style) + (f" ×{entry.times:,}" if entry.times > 1 else "")
+
+
+def _actor_cell(entry: AuditEntry, now: float) -> str:
+    return link(with_query("/audit", user=entry.actor), entry.actor) if entry.actor else ""
+
+
+AUDIT: TableDefinition[AuditEntry] = TableDefinition(
+    "entries",
+    (
+        Column("time", "Time", lambda entry: iso_time(entry.at), lambda entry, _: render_time(entry.at), "nowrap"),
+        Column("user", "User", lambda entry: entry.actor, _actor_cell, is_sortable=False),
+        Column("role", "Role", lambda entry: entry.role, is_sortable=False),
+        Column(
+            "action",
+            "Action",
+            lambda entry: entry.action,
+            lambda entry, _: link(with_query("/audit", action=entry.action), entry.action),
+            is_sortable=False,
+        ),
+        Column("target", "Target", lambda entry: entry.target, style="said", is_sortable=False),
+        Column("outcome", "Outcome", lambda entry: entry.outcome, _outcome_cell, is_sortable=False),
+        Column("detail", "Detail", lambda entry: entry.detail, style="said", is_sortable=False),
+        Column("address", "Address", lambda entry: entry.address, is_sortable=False),
+        Column("how", "Authenticated by", lambda entry: entry.how, is_sortable=False),
+        Column("times", "Count", lambda entry: entry.times, style="number", is_optional=True, is_sortable=False),
+    ),
+    "-time",
+    ident=lambda entry: f"entry-{entry.id}",
+)
 
 
 def add_audit(dashboard: Dashboard, audit_log: Audit) -> None:
     """Add the page of recorded actions and rejected requests, for administrators."""
 
-    @dashboard.page("/audit", "audit.html", operation="list_audit", title="Audit", key="a", role=Role.ADMIN)
+    @dashboard.page(
+        "/audit", "audit.html", operation="list_audit", title="Audit", key="a", role=Role.ADMIN, table=AUDIT
+    )
     async def audit(
+        table: TableParameters,
         user: Actor = "",
         action: Action = "",
         target: Target = "",
         outcome: Result = "",
         since: Since = "",
-        before: Before = 0,
-        limit: Limit = 100,
     ) -> AuditPageView:
-        """Return the entries that match the filters, newest first, with the path of the next page."""
+        """Return the entries that match the filters, by default newest first."""
+        sort, position = sort_of(AUDIT, table), parse_entry_position(table.after)
+        is_newest_first = sort.startswith("-")
         audit_filter = AuditFilter(
-            0.0, user, action, limit=limit + 1, target=target, outcome=outcome, newest_first=True, before=before
+            0.0,
+            user,
+            action,
+            0 if is_newest_first else position,
+            table.limit + 1,
+            target,
+            outcome,
+            newest_first=is_newest_first,
+            before=position if is_newest_first else 0,
         )
         entries = await audit_log.read_entries(audit_filter, float(since) if since else None)
-        next_page = with_query(
-            "/audit",
-            user=user,
-            action=action,
-            target=target,
-            outcome=outcome,
-            since=since,
-            limit=limit if limit != 100 else None,
-            before=entries[limit - 1].id if len(entries) > limit else None,
-        )
-        next_page = next_page if len(entries) > limit else ""
-        return AuditPageView(entries[:limit], user, action, target, outcome, since, SPANS, next_page)
+        shown = entries[: table.limit]
+        page_filter = {"user": user, "action": action, "target": target, "outcome": outcome, "since": since}
+        after = write_position(shown[-1].id, shown[-1].id) if len(entries) > table.limit else ""
+        view = make_view(AUDIT, table, "/audit", page_filter, shown=len(shown), total=None, next_after=after)
+        return AuditPageView(shown, view, user, action, target, outcome, since, SPANS)
+
+
+def parse_entry_position(text: str) -> int:
+    """Return the id of the last entry of the previous page, 0 on the first page."""
+    if not text:
+        return 0
+    ident = parse_position(text)[1]
+    if not isinstance(ident, int) or not 0 < ident <= fields.MAX_ID:
+        raise invalid_position(text)
+    return ident

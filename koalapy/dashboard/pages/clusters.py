@@ -10,6 +10,7 @@ from koalapy.api.access import Caller
 from koalapy.api.clusters import Name
 from koalapy.daemon.observability.instruments import Instruments
 from koalapy.daemon.services import Services
+from koalapy.dashboard.cluster_table import CLUSTERS, severity
 from koalapy.dashboard.dashboard import Dashboard, SentForm
 from koalapy.dashboard.pictures import NodeCounts
 from koalapy.dashboard.rows import (
@@ -23,6 +24,7 @@ from koalapy.dashboard.rows import (
     cluster_row,
     sort_by_problem,
 )
+from koalapy.dashboard.tables import TableParameters, TableView, Words, matches_text, show_rows
 from koalapy.model.cluster import Drain, NodeClass, Uplink
 from koalapy.model.disk import Disk
 from koalapy.model.identity import Identity, Role
@@ -117,11 +119,13 @@ SHOWN_DETAILS = ("directory", "replica_directories")
 
 @dataclass(frozen=True, slots=True)
 class ClustersView:
-    """All clusters, those with problems first."""
+    """The clusters that match a filter, by default those with problems first."""
 
-    lanes: Sequence[ClusterRow]
+    q: str
+    clusters: Sequence[ClusterRow]
+    table: TableView
     nodes: NodeCounts
-    """Nodes of all clusters."""
+    """Nodes of all clusters that match."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,16 +228,18 @@ def add_clusters(dashboard: Dashboard, services: Services, surveyor: SurveyCache
     """Add the pages of all clusters and of one cluster, and the actions of operators on a cluster."""
     engine, queries = dashboard.engine, dashboard.engine.queries
 
-    @dashboard.page("/clusters", "clusters.html", operation="list_clusters", title="Clusters", key="c")
-    async def clusters() -> ClustersView:
-        """Return all clusters, those with problems first, and the total of their nodes."""
+    @dashboard.page("/clusters", "clusters.html", operation="list_clusters", title="Clusters", key="c", table=CLUSTERS)
+    async def clusters(table: TableParameters, q: Words = "") -> ClustersView:
+        """Return the clusters with all words of a filter in their names, kinds, states or reasons."""
         survey, now = await surveyor.load(), engine.clock()
         records = services.jobs.list_clusters()
         rows = [cluster_row(queries.grid[record.name], record, survey, now) for record in records]
+        rows = [row for row in rows if matches_text(q, (row.cluster, row.kind, row.state, row.reason))]
         total: Counter[str] = Counter()
         for row in rows:
             total.update(asdict(row.nodes))
-        return ClustersView(sort_by_problem(rows), NodeCounts(**total))
+        shown, view = show_rows(CLUSTERS, table, "/clusters", {"q": q}, rows, {"state": severity})
+        return ClustersView(q, shown, view, NodeCounts(**total))
 
     @dashboard.page("/clusters/{name}", "cluster.html", operation="show_cluster", title="Cluster")
     async def cluster(name: Name, caller: Caller) -> ClusterPage:

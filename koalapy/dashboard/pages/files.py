@@ -3,22 +3,35 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
+from urllib.parse import quote
 
 from fastapi import Query
+from markupsafe import escape
 
 from koalapy.api import fields
 from koalapy.api.access import Caller
-from koalapy.api.files import After, AfterCluster, ReplicaView
+from koalapy.api.files import ReplicaView
 from koalapy.daemon.jobs.quota import StorageUse
 from koalapy.daemon.services import Services
 from koalapy.dashboard.dashboard import Dashboard
-from koalapy.dashboard.rendering import with_query
+from koalapy.dashboard.rendering import format_size, identifier, render_iso_time, with_query
+from koalapy.dashboard.tables import (
+    Column,
+    TableDefinition,
+    TableParameters,
+    TableView,
+    invalid_position,
+    link,
+    make_view,
+    parse_position,
+    state_badge,
+    write_position,
+)
 from koalapy.model.identity import Role
 from koalapy.ports import StoredBundle
 
 MAX_BUNDLES = 200
 
-Limit = Annotated[int, Query(ge=1, le=1000)]
 LogicalFile = Annotated[fields.Text, Query(max_length=1000, description="only this logical file")]
 
 
@@ -36,7 +49,7 @@ class FilesView:
 
     name: str
     replicas: Sequence[ReplicaView]
-    next: str
+    table: TableView
     bundles: Sequence[StoredBundle]
     more_bundles: int
     bundle_room: StorageUse
@@ -44,19 +57,83 @@ class FilesView:
     result_room: StorageUse
 
 
+def _verified_at(replica: ReplicaView) -> str:
+    return "" if replica.verified_at is None else str(replica.verified_at)
+
+
+def _size_cell(replica: ReplicaView, now: float) -> str:
+    entries = "" if replica.parts is None else f", {replica.parts:,} entries"
+    return f"{format_size(replica.size)}{entries}"
+
+
+def _page_of(replica: ReplicaView) -> str:
+    return with_query("/files", name=replica.name)
+
+
+REPLICAS: TableDefinition[ReplicaView] = TableDefinition(
+    "replicas",
+    (
+        Column(
+            "name",
+            "Logical file",
+            lambda one: one.name,
+            lambda one, _: link(_page_of(one), one.name),
+            "said",
+            is_sortable=False,
+        ),
+        Column(
+            "cluster",
+            "Cluster",
+            lambda one: one.cluster,
+            lambda one, _: link(f"/clusters/{quote(one.cluster, safe='')}", one.cluster),
+            is_sortable=False,
+        ),
+        Column(
+            "state",
+            "State",
+            lambda one: one.state,
+            lambda one, _: state_badge(one.state, "usable" if one.state == "good" else "failed"),
+            is_sortable=False,
+        ),
+        Column("size", "Size", lambda one: one.size, _size_cell, "number", is_sortable=False),
+        Column(
+            "path",
+            "Path",
+            lambda one: one.path,
+            lambda one, _: f"<code>{escape(one.path)}</code>",
+            "said",
+            is_sortable=False,
+        ),
+        Column(
+            "verified",
+            "Verified",
+            _verified_at,
+            lambda one, _: render_iso_time(one.verified_at),
+            "nowrap",
+            is_sortable=False,
+        ),
+        Column("reason", "Reason", lambda one: one.reason, style="said", is_sortable=False),
+    ),
+    "name",
+    ident=lambda one: f"replica-{identifier(one.name)}-{identifier(one.cluster)}",
+    href=_page_of,
+)
+
+
 def add_files(dashboard: Dashboard, services: Services) -> None:
     """Add the page of replicas, uploaded bundles and stored results."""
     files, bundles, results = services.files, services.bundles, services.results
 
-    @dashboard.page("/files", "files.html", operation="list_replicas", title="Files", key="f")
-    async def show(
-        caller: Caller, name: LogicalFile = "", after: After = "", after_cluster: AfterCluster = "", limit: Limit = 100
-    ) -> FilesView:
-        """Return a page of replicas, and the bundles and results that the caller may see."""
-        replicas = files.list_replicas(name or None, (after, after_cluster), limit + 1)
-        page, next_page = replicas[:limit], ""
-        if len(replicas) > limit:
-            next_page = with_query("/files", name=name, after=page[-1].name, after_cluster=page[-1].cluster)
+    @dashboard.page("/files", "files.html", operation="list_replicas", title="Files", key="f", table=REPLICAS)
+    async def show(caller: Caller, table: TableParameters, name: LogicalFile = "") -> FilesView:
+        """Return a page of replicas by name and cluster, and the bundles and results that the caller may see."""
+        position = parse_position(table.after) if table.after else ("", "")
+        if not all(isinstance(text, str) for text in position):
+            raise invalid_position(table.after)
+        replicas = files.list_replicas(name or None, position, table.limit + 1)
+        page, after = replicas[: table.limit], ""
+        if len(replicas) > table.limit:
+            after = write_position(page[-1].name, page[-1].cluster)
         visible_bundles = bundles.visible_to(caller)
         sizes = await results.sizes_by_owner()
         user_results = [
@@ -67,7 +144,7 @@ def add_files(dashboard: Dashboard, services: Services) -> None:
         return FilesView(
             name=name,
             replicas=[ReplicaView.model_validate(replica) for replica in page],
-            next=next_page,
+            table=make_view(REPLICAS, table, "/files", {"name": name}, shown=len(page), total=None, next_after=after),
             bundles=visible_bundles[:MAX_BUNDLES],
             more_bundles=max(0, len(visible_bundles) - MAX_BUNDLES),
             bundle_room=bundles.storage_use,

@@ -1,9 +1,10 @@
-"""The page Queue: jobs by a filter, and actions on many jobs at once."""
+"""The page Jobs: jobs by a filter, and actions on many jobs at once."""
 
 import secrets
+from asyncio import to_thread
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from fastapi import Query
@@ -15,18 +16,28 @@ from koalapy.daemon.jobs.job_finder import JobFinder
 from koalapy.daemon.jobs.job_records import ActionResult
 from koalapy.daemon.services import Services
 from koalapy.dashboard.dashboard import Dashboard, Form, SentForm
-from koalapy.dashboard.rendering import with_query
+from koalapy.dashboard.job_table import JOBS, job_sort_key
 from koalapy.dashboard.rows import JobRow, job_row
+from koalapy.dashboard.tables import (
+    TableParameters,
+    TableQuery,
+    TableView,
+    Value,
+    cut_page,
+    invalid_position,
+    make_view,
+    parse_position,
+    sort_of,
+    write_position,
+)
 from koalapy.model.errors import NotFoundError, UsageError
 from koalapy.model.identity import Identity
-from koalapy.model.job import Job, JobId, JobState
-from koalapy.model.job_search import KINDS, MAX_LENGTH, format_term, parse_search
+from koalapy.model.job import FINAL_STATES, Job, JobId, JobState
+from koalapy.model.job_search import KINDS, MAX_LENGTH, JobSearch, format_term, parse_search
 from koalapy.model.job_spec import Priority
 from koalapy.system.event_loop import iterate_in_slices
 from koalapy.validation.permissions import may_see_all_of
 
-MAX_ROWS = 200
-"""Maximum number of rows that a browser updates without a noticeable delay."""
 MAX_SELECTED = 1000
 """Maximum number of jobs in one bulk action."""
 ROWS_PER_SLICE = 20
@@ -46,8 +57,6 @@ WORDS: Mapping[Action, tuple[str, str, str]] = {
 Text = Annotated[
     fields.Text, Query(max_length=MAX_LENGTH, description="filter of jobs, such as user:alice state:waiting")
 ]
-Before = Annotated[int | None, Query(ge=1, le=fields.MAX_ID, description="only jobs with smaller ids")]
-Limit = Annotated[int, Query(ge=1, le=MAX_ROWS)]
 JobNumber = Annotated[int, Field(ge=-fields.MAX_ID, le=fields.MAX_ID)]
 SelectedJobs = Annotated[list[JobNumber], Query(max_length=MAX_SELECTED)]
 
@@ -62,17 +71,14 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class QueueView:
-    """One page of jobs, newest first."""
+    """One page of jobs: unfinished jobs in any order, with ended jobs newest first."""
 
     q: str
     problem: str
     """The error in the filter; empty if it is valid. With an error no jobs are listed."""
     hint: str
     jobs: Sequence[JobRow]
-    unfinished: int
-    """Number of unfinished jobs that match the filter, on this and later pages."""
-    next: str
-    """Path of the next page; empty on the last."""
+    table: TableView
     words: Sequence[str]
     """An example of each term of the filter."""
     examples: Sequence[Example]
@@ -172,20 +178,61 @@ def add_queue(dashboard: Dashboard, services: Services) -> None:
             rows += [job_row(jobs.make_record(job), caller, positions.get(job.id)) for job in page]
         return rows
 
-    @dashboard.page("/queue", "queue.html", operation="list_jobs", title="Queue", key="q")
-    async def queue(caller: Caller, q: Text = "", before: Before = None, limit: Limit = 100) -> QueueView:
+    @dashboard.page("/queue", "queue.html", operation="list_jobs", title="Jobs", key="q", table=JOBS)
+    async def queue(caller: Caller, table: TableParameters, q: Text = "") -> QueueView:
         """Return the jobs that a search finds; an invalid search returns its problem instead."""
         examples, allowed = [kind.example for kind in KINDS.values()], jobs.rules.high_priority.is_allowed_to(caller)
-        view = QueueView(q, "", "", (), 0, "", examples, _list_examples(caller), allowed)
+        problem, shown, view = None, list[Job](), None
         try:
-            result = await finder.find_jobs(parse_search(q), caller, below=before, limit=limit)
+            shown, view = await find_page(parse_search(q), caller, table, {"q": q})
         except UsageError as error:
-            return replace(view, problem=error.message, hint=error.hint)
-        next_page = ""
-        if result.next_below:
-            next_page = with_query("/queue", q=q, before=result.next_below, limit=limit if limit != 100 else None)
-        rows = await build_rows(result.jobs, caller)
-        return replace(view, jobs=rows, unfinished=result.unfinished, next=next_page)
+            if error.field != "q":
+                raise
+            problem, view = error, make_view(JOBS, TableQuery(), "/queue", {"q": q}, shown=0, total=0, next_after="")
+        return QueueView(
+            q=q,
+            problem=problem.message if problem else "",
+            hint=problem.hint if problem else "",
+            jobs=await build_rows(shown, caller),
+            table=view,
+            words=examples,
+            examples=_list_examples(caller),
+            high_priority_allowed=allowed,
+        )
+
+    async def find_page(
+        search: JobSearch, caller: Identity, query: TableQuery, page_filter: Mapping[str, str]
+    ) -> tuple[list[Job], TableView]:
+        """Return a page of jobs. Ended jobs, which the database holds, are listed by their numbers only."""
+        if search.states & FINAL_STATES:
+            sort = sort_of(JOBS, query, {"id"}) if query.sort else "-id"
+            if sort != "-id":
+                hint = "exclude ended jobs, as with state:waiting"
+                raise UsageError("ended jobs are listed newest first", field="sort", value=query.sort, hint=hint)
+            below = parse_position(query.after)[1] if query.after else None
+            if below is not None and not (isinstance(below, int) and 0 < below <= fields.MAX_ID):
+                raise invalid_position(query.after)
+            result = await finder.find_jobs(search, caller, below=below, limit=query.limit)
+            found, total, sortable = list(result.jobs), None, ("id",)
+            after = write_position(result.next_below, result.next_below) if result.next_below else ""
+        else:
+            matching, sort, sortable = await finder.find_unfinished(search, caller), sort_of(JOBS, query), None
+            key, keyed = job_sort_key(sort, caller, engine.queries.queues), list[tuple[Value, int, Job]]()
+            async for slice_of_jobs in iterate_in_slices(matching):
+                keyed += [(key(job), job.id, job) for job in slice_of_jobs]
+            found, after = await to_thread(cut_page, keyed, query, sort)
+            total = len(matching)
+        return found, make_view(
+            JOBS,
+            query,
+            "/queue",
+            page_filter,
+            shown=len(found),
+            total=total,
+            next_after=after,
+            sort=sort,
+            sortable=sortable,
+        )
 
     @dashboard.page("/queue/confirm", "queue_confirm.html", operation="list_jobs", title="Act on jobs", live=False)
     async def confirm(

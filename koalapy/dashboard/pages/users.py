@@ -1,7 +1,7 @@
 """The page Users: current use, limits and tokens; users see their own."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -13,13 +13,25 @@ from koalapy.daemon.auth.identities import Identities
 from koalapy.daemon.jobs.quota import ScopeInUse
 from koalapy.daemon.services import Services
 from koalapy.dashboard.dashboard import Dashboard, SentForm
-from koalapy.dashboard.rendering import with_query
+from koalapy.dashboard.rendering import identifier, render_age, with_query
+from koalapy.dashboard.tables import (
+    Column,
+    TableDefinition,
+    TableParameters,
+    TableView,
+    Value,
+    Words,
+    iso_time,
+    link,
+    matches_text,
+    show_rows,
+)
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import Job, JobState
+from koalapy.model.job_search import format_term
 from koalapy.system.event_loop import iterate_in_slices
 
 JOBS_PER_SLICE = 1000
-MAX_USERS = 500
 MAX_TOKENS = 500
 
 IncludeInvalid = Annotated[bool, Query(alias="all", description="include expired and revoked tokens")]
@@ -46,8 +58,9 @@ class UsersView:
 
     user: str
     """The user of the displayed limits and tokens."""
+    q: str
     users: Sequence[UserUse]
-    more_users: int
+    table: TableView
     scopes: Sequence[ScopeInUse]
     contact: str
     """The contact for requests of higher limits."""
@@ -83,12 +96,68 @@ class _Counts:
         return UserUse(user, queued, held_jobs, active, self.nodes, self.requested_nodes, self.oldest)
 
 
+def _jobs_cell(use: UserUse, count: int, state: str) -> str:
+    """Return a number as a link to the jobs that it counts."""
+    return link(with_query("/queue", q=f"{format_term('user', use.user)} state:{state}"), f"{count:,}")
+
+
+def _hold_cell(use: UserUse, now: float) -> str:
+    if not use.queued:
+        return ""
+    words = f"{format_term('user', use.user)} state:queued"
+    return link(with_query("/queue/confirm", action="hold", all="true", q=words), "Hold waiting jobs…")
+
+
+def _page_of(use: UserUse) -> str:
+    return with_query("/users", user=use.user)
+
+
+USERS: TableDefinition[UserUse] = TableDefinition(
+    "users",
+    (
+        Column("user", "User", lambda use: use.user, lambda use, _: link(_page_of(use), use.user)),
+        Column(
+            "waiting", "Waiting", lambda use: use.queued, lambda use, _: _jobs_cell(use, use.queued, "queued"), "number"
+        ),
+        Column("held", "Held", lambda use: use.held, lambda use, _: _jobs_cell(use, use.held, "held"), "number"),
+        Column(
+            "active", "Active", lambda use: use.active, lambda use, _: _jobs_cell(use, use.active, "active"), "number"
+        ),
+        Column("nodes", "Nodes", lambda use: use.nodes, lambda use, _: f"{use.nodes:,}", "number"),
+        Column(
+            "requested",
+            "Nodes requested",
+            lambda use: use.requested_nodes,
+            lambda use, _: f"{use.requested_nodes:,}",
+            "number",
+        ),
+        Column(
+            "longest",
+            "Longest wait",
+            lambda use: iso_time(use.oldest),
+            lambda use, now: render_age(use.oldest, now) if use.oldest else "",
+            "number",
+        ),
+        Column("action", "Action", None, _hold_cell, is_sortable=False),
+    ),
+    "-waiting",
+    ident=lambda use: f"user-{identifier(use.user)}",
+    href=_page_of,
+)
+
+
+SORT_KEYS: dict[str, Callable[[UserUse], Value]] = {
+    "waiting": lambda use: (use.queued + use.active, use.queued),
+    "longest": lambda use: None if use.oldest is None else -use.oldest,
+}
+
+
 def add_users(dashboard: Dashboard, services: Services, identities: Identities) -> None:
     """Add the page of users, their limits and tokens, and the form that revokes a token."""
     engine, limits = dashboard.engine, services.limits
 
     async def visible_uses(caller: Identity) -> list[UserUse]:
-        """Count the unfinished jobs of each user, most jobs first.
+        """Count the unfinished jobs of each user.
 
         Callers that are not operators see only themselves.
         """
@@ -97,21 +166,29 @@ def add_users(dashboard: Dashboard, services: Services, identities: Identities) 
             for job in jobs:
                 if not job.spec.internal and (caller.has_role(Role.OPERATOR) or job.spec.owner == caller.user):
                     counts.setdefault(job.spec.owner, _Counts()).add(job)
-        uses = [count.to_view(user) for user, count in counts.items()]
-        return sorted(uses, key=lambda use: (-use.queued - use.active, use.user))
+        return [count.to_view(user) for user, count in counts.items()]
 
-    @dashboard.page("/users", "users.html", operation="show_limits", title="Users", key="u")
-    async def users(caller: Caller, user: LimitedUser = None, include_invalid: IncludeInvalid = False) -> UsersView:
+    @dashboard.page("/users", "users.html", operation="show_limits", title="Users", key="u", table=USERS)
+    async def users(
+        caller: Caller,
+        table: TableParameters,
+        user: LimitedUser = None,
+        include_invalid: IncludeInvalid = False,
+        q: Words = "",
+    ) -> UsersView:
         """Return the use of each visible user, and the limits and tokens of the chosen user."""
         shown_user = limited_user(caller, user)
-        uses = await visible_uses(caller)
+        uses = [use for use in await visible_uses(caller) if matches_text(q, (use.user,))]
+        kept = {"q": q, "user": user or "", "all": "true" if include_invalid else ""}
+        shown, view = show_rows(USERS, table, "/users", kept, uses, SORT_KEYS)
         # As in the REST API, administrators see all tokens, other users their own.
         token_owner = None if user is None and caller.has_role(Role.ADMIN) else shown_user
         tokens = sorted(identities.list_tokens(caller, token_owner, every=include_invalid), key=lambda token: -token.id)
         return UsersView(
             user=shown_user,
-            users=uses[:MAX_USERS],
-            more_users=max(0, len(uses) - MAX_USERS),
+            q=q,
+            users=shown,
+            table=view,
             scopes=await limits.read_limits(shown_user),
             contact=limits.limits.contact,
             tokens=[TokenView.model_validate(token) for token in tokens[:MAX_TOKENS]],

@@ -1,0 +1,144 @@
+"""The table of jobs: its columns, and the order of jobs in the queue."""
+
+from collections.abc import Callable, Mapping, Sequence
+from urllib.parse import quote
+
+from markupsafe import Markup
+
+from koalapy.dashboard.rendering import render_age, render_time
+from koalapy.dashboard.rows import JobRow
+from koalapy.dashboard.tables import (
+    Column,
+    TableDefinition,
+    TableQuery,
+    Value,
+    iso_time,
+    link,
+    make_view,
+    render_table,
+    state_badge,
+)
+from koalapy.model.application import application_of
+from koalapy.model.identity import Identity
+from koalapy.model.job import Job, JobState
+from koalapy.model.job_search import format_term
+from koalapy.model.job_spec import Priority
+from koalapy.model.wording import format_duration
+from koalapy.scheduler.queue.placement_queues import PRIORITIES, PlacementQueues
+from koalapy.validation.permissions import may_see_all_of
+
+
+def _user_cell(row: JobRow, now: float) -> str:
+    if row.redacted:
+        return '<span class="hint">another user</span>'
+    return link(f"/queue?q={quote(format_term('user', row.user), safe='')}", row.user)
+
+
+def _waited_cell(row: JobRow, now: float) -> str:
+    if row.waits:
+        return render_age(row.submitted_at, now)
+    return "" if row.waited is None else format_duration(row.waited)
+
+
+def _ran_cell(row: JobRow, now: float) -> str:
+    if row.ran is not None:
+        return format_duration(row.ran)
+    return render_age(row.started_at, now) if row.started_at else ""
+
+
+JOBS: TableDefinition[JobRow] = TableDefinition(
+    "jobs",
+    (
+        Column("id", "ID", lambda job: job.label, lambda job, _: link(f"/jobs/{job.id}", job.label), "number"),
+        Column("state", "State", lambda job: job.state, lambda job, _: state_badge(job.state), is_sortable=False),
+        Column("user", "User", lambda job: job.user, _user_cell),
+        Column("name", "Name", lambda job: job.name, style="name"),
+        Column("application", "Program", lambda job: job.application, is_optional=True),
+        Column("policy", "Policy", lambda job: job.policy, is_optional=True),
+        Column("priority", "Priority", lambda job: job.priority),
+        Column("nodes", "Nodes", lambda job: job.nodes, lambda job, _: f"{job.nodes:,}", "number"),
+        Column(
+            "position",
+            "Position",
+            lambda job: job.position,
+            lambda job, _: f"{job.position:,}" if job.position else "",
+            "number",
+        ),
+        Column(
+            "submitted",
+            "Submitted",
+            lambda job: iso_time(job.submitted_at),
+            lambda job, _: render_time(job.submitted_at),
+            "nowrap",
+            is_optional=True,
+        ),
+        Column("waited", "Waited", lambda job: job.waited, _waited_cell, "number"),
+        Column(
+            "started",
+            "Started",
+            lambda job: iso_time(job.started_at),
+            lambda job, _: render_time(job.started_at),
+            "nowrap",
+            is_optional=True,
+        ),
+        Column("ran", "Ran", lambda job: job.ran, _ran_cell, "number"),
+        Column("restarts", "Restarts", lambda job: job.restarts, style="number", is_optional=True),
+        Column("home", "Home site", lambda job: job.home_site, is_optional=True),
+        Column("clusters", "Clusters", lambda job: job.where, is_sortable=False),
+        Column("reason", "Reason", lambda job: job.reason, style="why", is_sortable=False),
+    ),
+    "position",
+    ident=lambda job: f"job-{job.id}",
+    href=lambda job: f"/jobs/{job.id}",
+    selectable=lambda job: "" if job.redacted else str(job.id),
+)
+
+
+def render_jobs(rows: Sequence[JobRow], now: float) -> Markup:
+    """Return jobs as a table with the usual columns, for pages on which it is not the main content."""
+    view = make_view(JOBS, TableQuery(), "/queue", {}, shown=len(rows), total=None, next_after="", sortable=())
+    return render_table(JOBS, view, rows, now)
+
+
+def queue_place(job: Job, queues: PlacementQueues) -> tuple[float, ...]:
+    """Return the sort key of the queue: running jobs, newest first, jobs about to run, waiting jobs by position, held.
+
+    The position is that of the placement queues, those of high priority first.
+    """
+    if job.state.is_active:
+        return (0 if job.state is JobState.RUNNING else 1, -job.id)
+    queue = queues[job.spec.priority]
+    if job.id in queue:
+        return (2, PRIORITIES.index(job.spec.priority), *queue.place(job.id))
+    return (3, job.id)
+
+
+def job_sort_key(sort: str, caller: Identity, queues: PlacementQueues) -> Callable[[Job], Value]:
+    """Return the sort key of unfinished jobs for a column. Private fields of other users' jobs count as missing."""
+    name = sort.removeprefix("-")
+    if name == "position":
+        return lambda job: queue_place(job, queues)
+    if (public := _PUBLIC_KEYS.get(name)) is not None:
+        return public
+    private = _PRIVATE_KEYS[name]
+    return lambda job: private(job) if may_see_all_of(caller, job) else None
+
+
+_PUBLIC_KEYS: Mapping[str, Callable[[Job], Value]] = {
+    "id": lambda job: job.id,
+    "nodes": lambda job: job.spec.request.total_size,
+    "priority": lambda job: 1 if job.spec.priority is Priority.HIGH else 0,
+    "submitted": lambda job: job.submitted_at,
+    "started": lambda job: job.started_at,
+    # The longest wait first in the descending order, as with the oldest submission.
+    "waited": lambda job: -job.submitted_at if job.placed_at is None else None,
+    "ran": lambda job: None if job.started_at is None else -job.started_at,
+    "home": lambda job: job.spec.home_site or None,
+}
+_PRIVATE_KEYS: Mapping[str, Callable[[Job], Value]] = {
+    "user": lambda job: job.spec.owner,
+    "name": lambda job: job.spec.name.casefold() or None,
+    "application": lambda job: application_of(job.spec).casefold() or None,
+    "policy": lambda job: job.spec.policy,
+    "restarts": lambda job: job.restarts,
+}

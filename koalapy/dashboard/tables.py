@@ -1,0 +1,348 @@
+"""Tables of all pages: columns, sorting, pages by keyset, HTML and CSV.
+
+A table's address holds its order, columns and position, so that a view can be shared. The next page begins after the
+last shown row, also if rows before it have gone.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Annotated, Any, Generic, TypeVar
+
+from fastapi import Depends, Query, Request
+from markupsafe import Markup, escape
+
+from koalapy.api import fields
+from koalapy.dashboard.rendering import with_query
+from koalapy.model.errors import UsageError
+from koalapy.model.wording import escape_formula, suggest_names
+
+R = TypeVar("R")
+Value = str | float | tuple[float, ...] | None
+"""A value to sort by. None is last in either direction."""
+Ident = str | int
+
+DEFAULT_ROWS = 100
+MAX_ROWS = 200
+"""Maximum number of rows that a browser updates without a noticeable delay."""
+MAX_CSV_ROWS = 1000
+MAX_COLUMNS = 40
+MAX_POSITION_LENGTH = 2500
+
+
+@dataclass(frozen=True, slots=True)
+class Column(Generic[R]):
+    """A column of a table."""
+
+    name: str
+    title: str
+    value: Callable[[R], object] | None
+    """Return the value for CSV, and for the page unless there is ``html``. None: the column is not in CSV."""
+    html: Callable[[R, float], str] | None = None
+    """Return the cell's content as HTML, given the row and the time. It must escape all texts."""
+    style: str = ""
+    """Classes of the cell: ``number``, ``said`` (a text of any length), ``nowrap``."""
+    is_optional: bool = False
+    """Whether only users who have chosen the column see it."""
+    is_sortable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TableDefinition(Generic[R]):
+    """The columns of a table and what its rows link to."""
+
+    name: str
+    """The noun for the number of rows, and the field of the view that holds them."""
+    columns: Sequence[Column[R]]
+    default_sort: str
+    """A column, with ``-`` before it for the descending order."""
+    ident: Callable[[R], str]
+    """Return the id of the row's element."""
+    href: Callable[[R], str] | None = None
+    """Return the path of the page of a row."""
+    selectable: Callable[[R], str] | None = None
+    """Return the value of the row's checkbox; empty if it cannot be selected."""
+    by_name: Mapping[str, Column[R]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "by_name", {column.name: column for column in self.columns})
+
+
+@dataclass(frozen=True, slots=True)
+class TableQuery:
+    """The order, columns and position that an address requests."""
+
+    sort: str = ""
+    columns: tuple[str, ...] = ()
+    after: str = ""
+    limit: int = DEFAULT_ROWS
+
+
+Sort = Annotated[
+    fields.Text, Query(max_length=60, description="column to sort by, with - before it for the descending order")
+]
+Columns = Annotated[list[fields.Text], Query(max_length=MAX_COLUMNS, description="the columns to show")]
+After = Annotated[
+    fields.Text, Query(max_length=MAX_POSITION_LENGTH, description="position of the last row of the previous page")
+]
+Words = Annotated[fields.Text, Query(max_length=200, description="only rows with all of these words")]
+Limit = Annotated[int, Query(ge=1, le=MAX_CSV_ROWS, description="maximum number of rows")]
+
+
+async def _read_query(
+    request: Request,
+    sort: Sort = "",
+    columns: Columns = [],  # noqa: B006
+    after: After = "",
+    limit: Limit = DEFAULT_ROWS,
+) -> TableQuery:
+    """Return the part of an address that concerns its table. A CSV file has more rows than a page."""
+    is_csv = request.url.path.endswith(".csv")
+    if not is_csv and limit > MAX_ROWS:
+        raise UsageError(
+            f"a page has at most {MAX_ROWS} rows", field="limit", value=limit, hint="request fewer, or the CSV file"
+        )
+    rows = MAX_CSV_ROWS if is_csv and "limit" not in request.query_params else limit
+    return TableQuery(sort, tuple(dict.fromkeys(columns)), after, rows)
+
+
+TableParameters = Annotated[TableQuery, Depends(_read_query)]
+
+
+@dataclass(frozen=True, slots=True)
+class TableView:
+    """A table as shown: its columns, order, size and further pages. The rows are in the view itself."""
+
+    name: str
+    path: str
+    query: Mapping[str, str]
+    """The filter of the page, which all links of the table keep."""
+    columns: Sequence[str]
+    """The shown columns."""
+    chosen: bool
+    """Whether the address names the columns."""
+    sort: str
+    sortable: Sequence[str]
+    shown: int
+    total: int | None
+    """Number of rows on all pages; None if unknown."""
+    limit: int
+    is_first: bool
+    next: str
+    """Path of the next page; empty on the last."""
+    csv: str
+    """Path of the rows from this page on as CSV."""
+
+
+def sort_of(definition: TableDefinition[Any], query: TableQuery, sortable: Collection[str] | None = None) -> str:
+    """Return the requested order, or the default. Raise ``UsageError`` for an unknown column."""
+    names = [c.name for c in definition.columns if c.is_sortable and (sortable is None or c.name in sortable)]
+    if query.sort.removeprefix("-") in names:
+        return query.sort
+    if query.sort:
+        hint = suggest_names(query.sort.removeprefix("-"), names)
+        raise UsageError(f"rows cannot be sorted by {query.sort}", field="sort", value=query.sort, hint=hint)
+    return definition.default_sort
+
+
+def make_view(
+    definition: TableDefinition[Any],
+    query: TableQuery,
+    path: str,
+    page_filter: Mapping[str, str],
+    *,
+    shown: int,
+    total: int | None,
+    next_after: str,
+    sort: str = "",
+    sortable: Collection[str] | None = None,
+) -> TableView:
+    """Return the description of a page of a table. Raise ``UsageError`` for an unknown column.
+
+    ``sortable``: the columns that it can be sorted by, if not all.
+    """
+    for name in query.columns:
+        if name not in definition.by_name:
+            hint = suggest_names(name, definition.by_name)
+            raise UsageError(f"there is no column {name}", field="columns", value=name, hint=hint)
+    columns = [c.name for c in definition.columns if (c.name in query.columns if query.columns else not c.is_optional)]
+    chosen = {"columns": list(query.columns)} if query.columns else {}
+    kept = {**page_filter, "sort": query.sort, **chosen}
+    limit = {"limit": query.limit} if query.limit != DEFAULT_ROWS and not path.endswith(".csv") else {}
+    return TableView(
+        name=definition.name,
+        path=path,
+        query=dict(page_filter),
+        columns=columns,
+        chosen=bool(query.columns),
+        sort=sort or sort_of(definition, query, sortable),
+        sortable=[c.name for c in definition.columns if c.is_sortable and (sortable is None or c.name in sortable)],
+        shown=shown,
+        total=total,
+        limit=query.limit,
+        is_first=not query.after,
+        next=with_query(path, **kept, **limit, after=next_after) if next_after else "",
+        csv=with_query(f"{path}.csv", **kept, after=query.after),
+    )
+
+
+def cut_page(keyed: Sequence[tuple[Value, Ident, R]], query: TableQuery, sort: str) -> tuple[list[R], str]:
+    """Return one page of items, given with sort value and id, and the position after it; empty on the last page."""
+    is_descending = sort.startswith("-")
+    present = [entry for entry in keyed if entry[0] is not None]
+    absent = [entry for entry in keyed if entry[0] is None]
+    try:
+        if query.after:
+            value, last = parse_position(query.after)
+            if value is not None:
+                start = (value, last)
+                present = [e for e in present if ((e[0], e[1]) < start if is_descending else (e[0], e[1]) > start)]
+            else:
+                present, absent = [], [e for e in absent if e[1] > last]
+        present.sort(key=lambda entry: (entry[0], entry[1]), reverse=is_descending)
+        absent.sort(key=lambda entry: entry[1])
+    except TypeError as error:
+        raise invalid_position(query.after) from error
+    ordered = present + absent
+    page = ordered[: query.limit]
+    has_more = len(ordered) > query.limit
+    return [item for _, _, item in page], write_position(page[-1][0], page[-1][1]) if has_more else ""
+
+
+def show_rows(
+    definition: TableDefinition[R],
+    query: TableQuery,
+    path: str,
+    page_filter: Mapping[str, str],
+    rows: Sequence[R],
+    keys: Mapping[str, Callable[[R], Value]] | None = None,
+) -> tuple[list[R], TableView]:
+    """Return a page of rows that are all in memory, and its description.
+
+    ``keys``: sort keys of columns with other values than those to sort by. Texts are sorted in any case.
+    """
+    sort = sort_of(definition, query)
+    name = sort.removeprefix("-")
+    key = (keys or {}).get(name) or definition.by_name[name].value
+    assert key is not None
+    keyed = [(_sort_value(key(row)), definition.ident(row), row) for row in rows]
+    page, after = cut_page(keyed, query, sort)
+    return page, make_view(definition, query, path, page_filter, shown=len(page), total=len(rows), next_after=after)
+
+
+def _sort_value(value: object) -> Value:
+    if isinstance(value, str):
+        return value.casefold() or None
+    return value if isinstance(value, int | float | tuple) else None
+
+
+def write_position(value: Value, ident: Ident) -> str:
+    """Return the position of a row as text for an address."""
+    return json.dumps([value, ident], separators=(",", ":"), ensure_ascii=False)
+
+
+def parse_position(text: str) -> tuple[Any, Any]:
+    """Return the sort value and the id of a position. Raise ``UsageError`` if it is invalid."""
+    try:
+        value, ident = json.loads(text)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise invalid_position(text) from error
+    if not isinstance(ident, Ident) or not isinstance(value, str | int | float | list | None):
+        raise invalid_position(text)
+    return tuple(value) if isinstance(value, list) else value, ident
+
+
+def invalid_position(text: str) -> UsageError:
+    """Return the error for a position of which the table has no row."""
+    return UsageError("the position is not valid", field="after", value=text[:200], hint="open the first page again")
+
+
+def link(href: str, text: str) -> str:
+    """Return a link as HTML."""
+    return f'<a href="{escape(href)}">{escape(text)}</a>'
+
+
+def state_badge(state: str, style: str = "") -> str:
+    """Return a state as HTML; ``style``: the state whose colour it has, by default its own."""
+    return f'<span class="state {escape(style or state)}">{escape(state)}</span>'
+
+
+def iso_time(timestamp: float | None) -> str | None:
+    """Return a time as ISO 8601 in UTC, for CSV."""
+    return None if timestamp is None else datetime.fromtimestamp(timestamp, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def matches_text(words: str, texts: Sequence[str]) -> bool:
+    """Return whether every word occurs in one of the texts, in any case."""
+    lower = [text.casefold() for text in texts]
+    return all(any(word in text for text in lower) for word in words.casefold().split())
+
+
+def render_table(
+    definition: TableDefinition[R], view: TableView, rows: Sequence[R], now: float, *, selectable: bool = False
+) -> Markup:
+    """Return a table as HTML. Cells name their column, since narrow screens show each row as a card."""
+    columns = [definition.by_name[name] for name in view.columns]
+    select = definition.selectable if selectable else None
+    parts = [
+        '<div class="wide" tabindex="0" role="group" aria-label="',
+        str(escape(definition.name)),
+        '"><table class="',
+    ]
+    parts += ["cards dense ", str(escape(definition.name)), '"><thead><tr>']
+    if select:
+        parts.append('<th class="choose"><span class="unseen">Select</span></th>')
+    parts += [_heading(column, view) for column in columns]
+    parts.append("</tr></thead><tbody>\n")
+    cells = [
+        (
+            f'<td class="{column.style}" data-name="{escape(column.title)}">'
+            if column.style
+            else f'<td data-name="{escape(column.title)}">',
+            column.html,
+            column.value,
+        )
+        for column in columns
+    ]
+    for row in rows:
+        href = f' data-href="{escape(definition.href(row))}"' if definition.href else ""
+        parts.append(f'<tr id="{escape(definition.ident(row))}"{href}>')
+        if select:
+            value = escape(select(row))
+            box = f'<input type="checkbox" name="job" value="{value}" aria-label="select job {value}">' if value else ""
+            parts.append(f'<td class="choose">{box}</td>')
+        for start, html, value_of in cells:
+            if html is not None:
+                parts += (start, html(row, now), "</td>")
+            elif value_of is not None:
+                content = value_of(row)
+                parts += (start, "" if content is None else str(escape(content)), "</td>")
+        parts.append("</tr>\n")
+    parts.append("</tbody></table></div>")
+    return Markup("".join(parts))
+
+
+def _heading(column: Column[Any], view: TableView) -> str:
+    """Return the heading of a column, with a link that sorts by it or reverses the order."""
+    title, style = escape(column.title), f' class="{column.style}"' if column.style else ""
+    if column.name not in view.sortable:
+        return f'<th scope="col"{style}>{title}</th>'
+    state = {column.name: ' aria-sort="ascending"', f"-{column.name}": ' aria-sort="descending"'}.get(view.sort, "")
+    order = f"-{column.name}" if view.sort == column.name else column.name
+    columns = {"columns": list(view.columns)} if view.chosen else {}
+    href = escape(with_query(view.path, **view.query, sort=order, **columns))
+    return f'<th scope="col"{style}{state}><a href="{href}">{title}</a></th>'
+
+
+def render_csv(definition: TableDefinition[R], view: TableView, rows: Sequence[R]) -> str:
+    """Return the shown columns of rows as CSV with a header; texts that spreadsheets would run are quoted."""
+    columns = [definition.by_name[name] for name in view.columns]
+    values = [(column.name, column.value) for column in columns if column.value is not None]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([name for name, _ in values])
+    writer.writerows([escape_formula(value(row)) for _, value in values] for row in rows)
+    return text.getvalue()
