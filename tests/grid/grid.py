@@ -77,17 +77,8 @@ class Load(ABC):
     def stop(self) -> None: ...
 
 
-class Grid(ABC):
-    """A grid with the requests of users and operators, its processes, and the faults that tests inject."""
-
-    python: str
-    """The command that starts Python with koalapy on a node."""
-    nodes: dict[str, int]
-    """Number of nodes by cluster."""
-    six_nodes: dict[str, Any]
-    """A request for 6 nodes with some in every cluster."""
-    managers: tuple[str, ...]
-    """Clusters that together have each resource manager and release of the grid, with at least two nodes each."""
+class GridUser:
+    """The requests of users and operators to a daemon."""
 
     def __init__(self, url: str = "", token: str = "") -> None:
         self.url, self.token = url, token
@@ -132,10 +123,6 @@ class Grid(ABC):
         """Return the environment of commands that use this daemon."""
         return self.environment | {"KOALA_URL": self.url} | ({"KOALA_TOKEN": self.token} if self.token else {})
 
-    def request_on_managers(self) -> dict[str, Any]:
-        """Return a request for two nodes of each cluster in ``managers``."""
-        return {"type": "fixed", "components": [{"cluster": name, "size": 2} for name in self.managers]}
-
     def run_koala(
         self, *arguments: str, timeout: float = MAX_WAIT_S, **options: Any
     ) -> "subprocess.CompletedProcess[str]":
@@ -149,7 +136,7 @@ class Grid(ABC):
             **options,
         )
 
-    # Requests of users and operators
+    # Requests
 
     def list_clusters(self) -> list[dict[str, Any]]:
         answer: list[dict[str, Any]] = self.http.get("/api/v1/clusters").json()["clusters"]
@@ -164,25 +151,6 @@ class Grid(ABC):
         answer = self.http.post("/api/v1/jobs", json=body)
         assert answer.status_code == 201, answer.text
         return int(answer.json()["id"])
-
-    def submit_to_stopped_agent(
-        self, cluster: str, request: dict[str, Any], *command: str
-    ) -> tuple[int, Callable[[], None]]:
-        """Place a job on a cluster with a suspended agent. Return the job and a function that resumes the agent."""
-
-        def place() -> tuple[int, Callable[[], None]] | None:
-            resume = self.suspend_agent(cluster)
-            ident = self.submit(request, *command)
-            if self.get_job(ident)["state"] == "claiming":
-                return ident, resume
-            # The daemon has closed the connection of the suspended agent, so it places nothing on its cluster.
-            resume()
-            self.cancel(ident)
-            self.wait_for_end(ident)
-            wait_until(lambda: self.get_cluster(cluster)["state"] == "usable", f"{cluster} to be usable")
-            return None
-
-        return wait_until(place, f"a job to be placed on {cluster}")
 
     def get_job(self, ident: int) -> dict[str, Any]:
         answer: dict[str, Any] = self.http.get(f"/api/v1/jobs/{ident}").json()
@@ -206,6 +174,54 @@ class Grid(ABC):
 
         return wait_until(get_job_in_state, f"job {ident} to be {' or '.join(states)}")
 
+    def read_output(self, ident: int) -> str:
+        return str(self.http.get(f"/api/v1/jobs/{ident}/logs").text)
+
+    def cancel(self, ident: int) -> None:
+        assert self.http.post(f"/api/v1/jobs/{ident}/cancel").status_code == 200
+
+    def cancel_all_jobs(self) -> None:
+        """Cancel every active job, and wait until it has ended."""
+        for job in self.http.get("/api/v1/jobs", params={"active": True}).json()["jobs"]:
+            self.http.post(f"/api/v1/jobs/{job['id']}/cancel")
+            self.wait_for_end(job["id"])
+
+
+class Grid(GridUser, ABC):
+    """A grid with the requests of users and operators, its processes, and the faults that tests inject."""
+
+    python: str
+    """The command that starts Python with koalapy on a node."""
+    nodes: dict[str, int]
+    """Number of nodes by cluster."""
+    six_nodes: dict[str, Any]
+    """A request for 6 nodes with some in every cluster."""
+    managers: tuple[str, ...]
+    """Clusters that together have each resource manager and release of the grid, with at least two nodes each."""
+
+    def request_on_managers(self) -> dict[str, Any]:
+        """Return a request for two nodes of each cluster in ``managers``."""
+        return {"type": "fixed", "components": [{"cluster": name, "size": 2} for name in self.managers]}
+
+    def submit_to_stopped_agent(
+        self, cluster: str, request: dict[str, Any], *command: str
+    ) -> tuple[int, Callable[[], None]]:
+        """Place a job on a cluster with a suspended agent. Return the job and a function that resumes the agent."""
+
+        def place() -> tuple[int, Callable[[], None]] | None:
+            resume = self.suspend_agent(cluster)
+            ident = self.submit(request, *command)
+            if self.get_job(ident)["state"] == "claiming":
+                return ident, resume
+            # The daemon has closed the connection of the suspended agent, so it places nothing on its cluster.
+            resume()
+            self.cancel(ident)
+            self.wait_for_end(ident)
+            wait_until(lambda: self.get_cluster(cluster)["state"] == "usable", f"{cluster} to be usable")
+            return None
+
+        return wait_until(place, f"a job to be placed on {cluster}")
+
     def start_gated_job(self, gate: Gate, request: dict[str, Any], node_count: int, **fields: Any) -> int:
         """Submit a program that waits for the gate, and return when it runs on ``node_count`` nodes."""
         ident = self.submit(request, *gate.hold, **fields)
@@ -222,18 +238,6 @@ class Grid(ABC):
         job = self.wait_for_end(ident, 2 * MAX_WAIT_S)
         assert (job["state"], job["exit_code"], job["restarts"]) == ("succeeded", 0, restarts), job
         assert self.read_output(ident).count("done") == sum(component["size"] for component in job["components"])
-
-    def read_output(self, ident: int) -> str:
-        return str(self.http.get(f"/api/v1/jobs/{ident}/logs").text)
-
-    def cancel(self, ident: int) -> None:
-        assert self.http.post(f"/api/v1/jobs/{ident}/cancel").status_code == 200
-
-    def cancel_all_jobs(self) -> None:
-        """Cancel every active job, and wait until it has ended."""
-        for job in self.http.get("/api/v1/jobs", params={"active": True}).json()["jobs"]:
-            self.http.post(f"/api/v1/jobs/{job['id']}/cancel")
-            self.wait_for_end(job["id"])
 
     # Processes and nodes
 

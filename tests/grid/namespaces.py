@@ -4,6 +4,7 @@ Only root can make it. Programs run in it as an ordinary account without capabil
 firewall of each head drops new connections from outside.
 """
 
+import ctypes
 import json
 import os
 import shlex
@@ -95,22 +96,35 @@ class Laboratory:
 
     def remove(self) -> None:
         for host in self.hosts:
-            name = self._name(host)
-            pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout.split()
-            for pid in pids:
+            for pid in self.list_processes(host):
                 with suppress(ProcessLookupError):
-                    os.kill(int(pid), 9)
-            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+                    os.kill(pid, 9)
+            subprocess.run(["ip", "netns", "del", self._name(host)], capture_output=True)
 
-    def command(self, host: str) -> list[str]:
-        """Return the prefix of a command that runs on a host: of nodes as an ordinary account."""
+    def command(self, host: str, account: int = ACCOUNT) -> list[str]:
+        """Return the prefix of a command that runs on a host: of nodes as an account without capabilities."""
         enter = ["ip", "netns", "exec", self._name(host)]
         if not host.startswith("node-"):
             return enter
-        rights = f"--reuid {ACCOUNT} --regid {ACCOUNT} --clear-groups --inh-caps=-all --bounding-set -all"
+        rights = f"--reuid {account} --regid {account} --clear-groups --inh-caps=-all --bounding-set -all"
         prefix = ["setpriv", *rights.split(), "--no-new-privs", "env", f"HOME={self._folder}"]
         name = NODE_NAMES[int(host.removeprefix("node-"))]
         return [*enter, "unshare", "--uts", "sh", "-c", 'hostname "$0"; exec "$@"', name, *prefix]
+
+    def list_processes(self, host: str) -> list[int]:
+        """Return the process ids on a host."""
+        listing = subprocess.run(["ip", "netns", "pids", self._name(host)], capture_output=True, text=True)
+        return [int(pid) for pid in listing.stdout.split()]
+
+    @contextmanager
+    def entered(self, host: str) -> Iterator[None]:
+        """Put this thread, and the processes that it starts, on a host until the end of the block."""
+        with open("/proc/thread-self/ns/net") as before, open(f"/run/netns/{self._name(host)}") as inside:
+            self._set_namespace(inside.fileno())
+            try:
+                yield
+            finally:
+                self._set_namespace(before.fileno())
 
     def layout(self) -> Layout:
         """Return the layout of relays, with all ranks on loopback and mpirun on the first node."""
@@ -164,6 +178,11 @@ class Laboratory:
 
     def _ip(self, *arguments: str) -> None:
         self._run("ip", *arguments)
+
+    @staticmethod
+    def _set_namespace(file: int) -> None:
+        if ctypes.CDLL(None, use_errno=True).setns(file, 0) != 0:
+            raise OSError(ctypes.get_errno(), "cannot enter a network namespace")
 
     @staticmethod
     def _run(*command: str, text: str = "") -> None:
