@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from koalapy.api.fields import as_json
 from koalapy.api.job_views import JobSubmission, JobView, job_view
-from koalapy.cli.jobs.job_options import JOB_FIELDS, form_of
+from koalapy.cli.jobs.job_options import form_of
 from koalapy.cli.jobs.submit import submit_job
 from koalapy.cli.terminal.arguments import click_command
 from koalapy.daemon.jobs.job_records import JobRecord
+from koalapy.model.command_line import JOB_FIELDS, texts_of
 from koalapy.model.field import describe_fields, split_annotation
 from koalapy.model.job import Job
 from koalapy.model.job_spec import Coallocation, JobSpec, Lease, PointInTime
@@ -44,7 +45,7 @@ def test_submit_option_has_name_and_help_of_field(name: str) -> None:
     option = next(parameter for parameter in click_command("submit", submit_job).params if parameter.name == name)
     assert isinstance(option, click.Option)
     assert (option.opts, option.help) == ([*FIELDS[name].option_names], FIELDS[name].field.help)
-    assert option.multiple == form_of(FIELDS[name].type).is_repeated
+    assert option.multiple == form_of(FIELDS[name].type).is_repeated == texts_of(FIELDS[name].type).is_repeated
 
 
 @pytest.mark.parametrize("name", [name for name in FIELDS if FIELDS[name].default == getattr(DEFAULT_SPEC, name)])

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from koalapy.cli.jobs.submission import command_for
 from koalapy.daemon.forecast.forecasts import IfSubmitted
 from koalapy.model.cluster import ClusterState
+from koalapy.model.command_line import command_for
 from koalapy.model.explanation import Change, ClusterFinding, Explanation, PastReason
 from koalapy.model.job import JobState
 from koalapy.model.job_spec import JobSpec, Launcher, Priority

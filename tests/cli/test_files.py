@@ -19,9 +19,9 @@ from koalapy.cli.files import transfers
 from koalapy.cli.files.unpacking import unpack_results
 from koalapy.cli.jobs.job_options import inputs_of
 from koalapy.cli.jobs.staging import pack_archive
-from koalapy.cli.jobs.submission import command_for
 from koalapy.cli.terminal.screen import Block
 from koalapy.client.errors import CliError, Exit
+from koalapy.model.command_line import command_for
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import Bundle, ComponentRequest, FlexibleRequest, InputFile, NonFixedRequest

@@ -17,8 +17,9 @@ from koalapy.cli.jobs.job_options import (
     read_options,
     with_time_zone,
 )
-from koalapy.cli.jobs.submission import RequestOptions, body_of, command_for, read_job_file, request_of
+from koalapy.cli.jobs.submission import RequestOptions, body_of, read_job_file, request_of
 from koalapy.client.errors import CliError, Exit
+from koalapy.model.command_line import command_for
 from tests.cli.conftest import Koala
 
 

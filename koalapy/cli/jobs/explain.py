@@ -4,7 +4,7 @@ import os
 from typing import Annotated
 
 from koalapy.cli.jobs.selection import LastJob, find_job
-from koalapy.cli.jobs.submission import NO_LINES, Lines, command_for, in_terms_of_options
+from koalapy.cli.jobs.submission import NO_LINES, Lines, in_terms_of_options
 from koalapy.cli.terminal.arguments import Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, print_answer
 from koalapy.cli.terminal.progress import waiting_for
@@ -12,6 +12,7 @@ from koalapy.cli.terminal.tables import format_table, moment_text
 from koalapy.client.answers import Json
 from koalapy.client.client import Client
 from koalapy.client.errors import CliError, printable
+from koalapy.model.command_line import command_for
 from koalapy.model.wording import format_days, format_duration
 
 MAX_LINES = 20

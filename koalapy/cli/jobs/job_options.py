@@ -4,7 +4,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,18 +17,10 @@ from koalapy.cli.terminal.whole_numbers import parse_int
 from koalapy.client.answers import Json
 from koalapy.client.errors import CliError, Exit
 from koalapy.model.array import TaskIndices
+from koalapy.model.command_line import JOB_FIELDS
 from koalapy.model.dependency import Dependencies
-from koalapy.model.field import describe_fields, split_annotation
-from koalapy.model.job_spec import (
-    Coallocation,
-    Duration,
-    JobSpec,
-    Lease,
-    Lines,
-    PerNodeBandwidth,
-    PointInTime,
-    PolicyOptions,
-)
+from koalapy.model.field import split_annotation
+from koalapy.model.job_spec import Coallocation, Duration, Lease, Lines, PerNodeBandwidth, PointInTime, PolicyOptions
 from koalapy.model.node_requirement import Excluded, Gpus, NodeMemory
 from koalapy.model.request import Bundle, Environment, Inputs, StopWarning
 from koalapy.model.result_input import ResultInputs
@@ -42,12 +34,10 @@ INPUT_OPTION = re.compile("whole|partitioned|as=(.*)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The conversion of a type between options and the API: the type for click, and functions in both directions."""
+    """The conversion of an option's type to that of the API: the type for click, and the function."""
 
     type: Any
     read: Callable[[Any], Any]
-    texts: Callable[[Any], Iterable[str]]
-    """Returns one text for each occurrence of the option."""
 
     @property
     def is_repeated(self) -> bool:
@@ -163,24 +153,6 @@ def split_names(texts: list[str]) -> list[str]:
     return [name for text in texts for name in re.split(r",(?![^\[\]]*\])", text)]
 
 
-def format_pairs(values: dict[str, str]) -> list[str]:
-    return [f"{name}={value}" for name, value in values.items()]
-
-
-def format_inputs(inputs: list[Json]) -> list[str]:
-    """Convert input files of the API to texts for ``--input``."""
-    texts = []
-    for item in inputs:
-        distribution = ":partitioned" if item.get("distribution") == "partitioned" else ""
-        texts.append(f"{item['file']}{distribution}{':as=' if item.get('as') else ''}{item.get('as') or ''}")
-    return texts
-
-
-def format_texts(value: Any) -> list[str]:
-    values = value if isinstance(value, list) else [value]
-    return [f"{element:.15g}" if isinstance(element, float) else str(element) for element in values]
-
-
 def read_lines(name: str) -> list[str]:
     """Read the lines of a file, or of standard input if the name is ``-``.
 
@@ -202,35 +174,25 @@ def read_lines(name: str) -> list[str]:
     return lines
 
 
-def format_memory(value: Any) -> list[str]:
-    """Convert bytes of the API to a text with a unit, since options accept no number alone."""
-    return [f"{value}B" if isinstance(value, int) else str(value)]
-
-
-def format_seconds(value: Any) -> list[str]:
-    """Convert a duration of the API to a text with a unit, since options accept no number alone."""
-    return [f"{text}s" if isinstance(value, int | float) else text for text in format_texts(value)]
-
-
 FORMS = {
-    Environment: Form(list[str], environment_of, format_pairs),
-    PolicyOptions: Form(list[str], policy_options_of, format_pairs),
-    Coallocation: Form(str, coallocation_of, format_texts),
-    Duration: Form(str, str, format_seconds),
-    Lease: Form(str, str, format_seconds),
-    PointInTime: Form(str, with_time_zone, format_texts),
-    Dependencies: Form(list[str], clauses_of, format_texts),
-    NodeMemory: Form(str, str, format_memory),
-    Gpus: Form(str, str, format_texts),
-    Excluded: Form(list[str], split_names, format_texts),
-    PerNodeBandwidth: Form(str, str, format_texts),
-    StopWarning: Form(str, str, format_texts),
-    TaskIndices: Form(str, str, format_texts),
-    Lines: Form(str, read_lines, list),
-    Inputs: Form(list[str], inputs_of, format_inputs),
-    ResultInputs: Form(list[str], list, format_texts),
-    Bundle: Form(list[str], list, format_texts),
-    bool: Form(bool, lambda is_given: is_given or None, lambda _: ()),
+    Environment: Form(list[str], environment_of),
+    PolicyOptions: Form(list[str], policy_options_of),
+    Coallocation: Form(str, coallocation_of),
+    Duration: Form(str, str),
+    Lease: Form(str, str),
+    PointInTime: Form(str, with_time_zone),
+    Dependencies: Form(list[str], clauses_of),
+    NodeMemory: Form(str, str),
+    Gpus: Form(str, str),
+    Excluded: Form(list[str], split_names),
+    PerNodeBandwidth: Form(str, str),
+    StopWarning: Form(str, str),
+    TaskIndices: Form(str, str),
+    Lines: Form(str, read_lines),
+    Inputs: Form(list[str], inputs_of),
+    ResultInputs: Form(list[str], list),
+    Bundle: Form(list[str], list),
+    bool: Form(bool, lambda is_given: is_given or None),
 }
 """Conversions of the types that options and the API represent differently."""
 
@@ -241,8 +203,8 @@ def form_of(kind: Any) -> Form:
         return FORMS[kind]
     base, _ = split_annotation(kind)
     if get_origin(base) is tuple:
-        return Form(GenericAlias(list, (form_of(get_args(base)[0]).type,)), lambda value: value, format_texts)
-    return Form(base, lambda value: value, format_texts)
+        return Form(GenericAlias(list, (form_of(get_args(base)[0]).type,)), lambda value: value)
+    return Form(base, lambda value: value)
 
 
 COMPLETED = {
@@ -254,8 +216,6 @@ COMPLETED = {
     "bundle": "files",
 }
 """Kinds of completion for the options of these fields."""
-JOB_FIELDS = {each.name: each for each in describe_fields(JobSpec).values() if each.option}
-"""The fields with an option, by name."""
 JOB_OPTIONS = {
     each.name: Annotated[
         form_of(each.type).type | None,

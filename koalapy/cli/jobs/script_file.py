@@ -11,11 +11,12 @@ from typing import Annotated, Any
 import click
 from click.core import ParameterSource
 
-from koalapy.cli.jobs.job_options import JOB_FIELDS, JOB_OPTIONS, Export, exported_variables, form_of
+from koalapy.cli.jobs.job_options import JOB_OPTIONS, Export, exported_variables, form_of
 from koalapy.cli.jobs.submission import Lines, RequestOptions
 from koalapy.cli.terminal.arguments import Options, click_command
 from koalapy.client.answers import Json
 from koalapy.client.errors import CliError, Exit, printable
+from koalapy.model.command_line import JOB_FIELDS
 from koalapy.model.script import MAX_SCRIPT_BYTES, find_script_error
 
 DIRECTIVE = "#KOALA"

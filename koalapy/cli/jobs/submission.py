@@ -1,20 +1,20 @@
-"""Convert options and job files to the body of a submission, and a body back to a command."""
+"""Convert options and job files to the body of a submission."""
 
 import json
 import os
 import re
-import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from koalapy.cli.jobs.job_options import HINT_MANY_LINES, JOB_FIELDS, MAX_REQUEST_SIZE, form_of, with_time_zone
+from koalapy.cli.jobs.job_options import HINT_MANY_LINES, MAX_REQUEST_SIZE, with_time_zone
 from koalapy.cli.terminal.arguments import Option
 from koalapy.cli.terminal.whole_numbers import parse_int
 from koalapy.client.answers import Json
 from koalapy.client.errors import CliError, Exit
+from koalapy.model.command_line import JOB_FIELDS, brings_files
 from koalapy.model.job_spec import PointInTime
 from koalapy.model.wording import is_utf8
 
@@ -147,17 +147,6 @@ def request_of(options: RequestOptions) -> Json | None:
     return {"type": "fixed", "components": _parse_fixed(options.fixed)} if options.fixed is not None else None
 
 
-def brings_files(body: Json) -> bool:
-    """Return whether the job transfers files, so that programs start in separate folders."""
-    request = body.get("request")
-    components = request.get("components") if isinstance(request, dict) else None
-    component_inputs = (
-        [c.get("inputs") for c in components if isinstance(c, dict)] if isinstance(components, list) else []
-    )
-    fields = ("inputs", "result_inputs", "bundle", "stage", "collect")
-    return any([*map(body.get, fields), *component_inputs])
-
-
 def paths_to_stage(body: Json, file: Path | None, option_paths: list[str]) -> list[str]:
     """Return the paths of files to upload, from the options or the job file. The latter are relative to its folder."""
     file_paths = body.pop("stage", None)
@@ -276,46 +265,3 @@ def in_terms_of_documents(error: CliError, bodies: list[Json], options: Json, fi
     field = error.field.removeprefix(f"jobs[{index}]").removeprefix(".")
     job_error = in_terms_of_options(CliError(message, error.code, error.hint, field), bodies[index], options)
     return CliError(f"document {index + 1} of {file}: {job_error.message}", error.code, job_error.hint, field)
-
-
-def command_for(body: Json, here: str) -> str | None:
-    """Return the command ``koala submit …`` for a body in the folder ``here``, ``koala run …`` if it is interactive.
-
-    Return None if the body needs a job file.
-    """
-    request = _request_options(body["request"])
-    if request is None or not body.get("command") or any(body.get(name) for name in ("bundle", "each_line", "script")):
-        return None
-    once: list[str] = []
-    repeated: list[str] = []
-    for name, field in JOB_FIELDS.items():
-        if name != "workdir" and (value := body.get(name)) not in (None, "", [], {}):
-            form = form_of(field.type)
-            if value is True:
-                once.append(field.option)
-            for text in form.texts(value):
-                (repeated if form.is_repeated else once).extend((field.option, text))
-    # A job with transferred files starts in their folder, not in the current one.
-    goes_by_itself = body.get("workdir_optional") and body.get("workdir") == here and not brings_files(body)
-    if body.get("workdir") is not None and not goes_by_itself:
-        once += ["--chdir", body["workdir"]]
-    command = "run" if body.get("interactive") else "submit"
-    text = shlex.join(["koala", command, *request, *once, *repeated, "--", *body["command"]])
-    return text if text.isprintable() else None
-
-
-def _request_options(request: Json) -> list[str] | None:
-    """Return the options of ``koala submit`` for a request; None if options cannot express it."""
-    if request["type"] == "flexible":
-        options = ["--flexible", str(request["total_size"])]
-        for field, option in (("min_component_size", "--min-component"), ("max_components", "--max-components")):
-            options += [option, str(request[field])] if request.get(field) is not None else []
-        for sizes in request.get("split_options") or []:
-            options += ["--split", ",".join(str(size) for size in sizes)]
-        return options
-    components = request["components"]
-    if any(component.keys() - {"size", "cluster"} for component in components):
-        return None
-    if request["type"] == "nonfixed":
-        return ["--nonfixed", ",".join(str(component["size"]) for component in components)]
-    return ["--fixed", ",".join(f"{component['cluster']}:{component['size']}" for component in components)]

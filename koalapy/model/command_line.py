@@ -1,0 +1,132 @@
+"""The command ``koala submit …`` for the body of a submission."""
+
+import shlex
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, get_origin
+
+from koalapy.model.dependency import Dependencies
+from koalapy.model.field import describe_fields, split_annotation
+from koalapy.model.job_spec import Duration, JobSpec, Lease, Lines, PolicyOptions
+from koalapy.model.node_requirement import Excluded, NodeMemory
+from koalapy.model.request import Bundle, Environment, Inputs
+from koalapy.model.result_input import ResultInputs
+
+Json = dict[str, Any]
+JOB_FIELDS = {each.name: each for each in describe_fields(JobSpec).values() if each.option}
+"""The fields with an option, by name."""
+
+
+def brings_files(body: Json) -> bool:
+    """Return whether the job transfers files, so that programs start in separate folders."""
+    request = body.get("request")
+    components = request.get("components") if isinstance(request, dict) else None
+    component_inputs = (
+        [c.get("inputs") for c in components if isinstance(c, dict)] if isinstance(components, list) else []
+    )
+    fields = ("inputs", "result_inputs", "bundle", "stage", "collect")
+    return any([*map(body.get, fields), *component_inputs])
+
+
+def format_pairs(values: dict[str, str]) -> list[str]:
+    return [f"{name}={value}" for name, value in values.items()]
+
+
+def format_inputs(inputs: list[Json]) -> list[str]:
+    """Convert input files of the API to texts for ``--input``."""
+    texts = []
+    for item in inputs:
+        distribution = ":partitioned" if item.get("distribution") == "partitioned" else ""
+        texts.append(f"{item['file']}{distribution}{':as=' if item.get('as') else ''}{item.get('as') or ''}")
+    return texts
+
+
+def format_texts(value: Any) -> list[str]:
+    values = value if isinstance(value, list) else [value]
+    return [f"{element:.15g}" if isinstance(element, float) else str(element) for element in values]
+
+
+def format_memory(value: Any) -> list[str]:
+    """Convert bytes of the API to a text with a unit, since options accept no number alone."""
+    return [f"{value}B" if isinstance(value, int) else str(value)]
+
+
+def format_seconds(value: Any) -> list[str]:
+    """Convert a duration of the API to a text with a unit, since options accept no number alone."""
+    return [f"{text}s" if isinstance(value, int | float) else text for text in format_texts(value)]
+
+
+@dataclass(frozen=True, slots=True)
+class OptionTexts:
+    """How an option is written."""
+
+    of: Callable[[Any], Iterable[str]]
+    """Return one text for each occurrence of the option."""
+    is_repeated: bool = False
+
+
+TEXTS = {
+    Environment: OptionTexts(format_pairs, True),
+    PolicyOptions: OptionTexts(format_pairs, True),
+    Duration: OptionTexts(format_seconds),
+    Lease: OptionTexts(format_seconds),
+    NodeMemory: OptionTexts(format_memory),
+    Inputs: OptionTexts(format_inputs, True),
+    Dependencies: OptionTexts(format_texts, True),
+    Excluded: OptionTexts(format_texts, True),
+    ResultInputs: OptionTexts(format_texts, True),
+    Bundle: OptionTexts(format_texts, True),
+    Lines: OptionTexts(list),
+    bool: OptionTexts(lambda _: ()),
+}
+"""The types with other texts than their values."""
+
+
+def texts_of(kind: Any) -> OptionTexts:
+    """Return how an option of a field's type is written."""
+    if kind in TEXTS:
+        return TEXTS[kind]
+    return OptionTexts(format_texts, get_origin(split_annotation(kind)[0]) is tuple)
+
+
+def command_for(body: Json, here: str) -> str | None:
+    """Return the command ``koala submit …`` for a body in the folder ``here``, ``koala run …`` if it is interactive.
+
+    Return None if the body needs a job file.
+    """
+    request = _request_options(body["request"])
+    if request is None or not body.get("command") or any(body.get(name) for name in ("bundle", "each_line", "script")):
+        return None
+    once: list[str] = []
+    repeated: list[str] = []
+    for name, field in JOB_FIELDS.items():
+        if name != "workdir" and (value := body.get(name)) not in (None, "", [], {}):
+            texts = texts_of(field.type)
+            if value is True:
+                once.append(field.option)
+            for text in texts.of(value):
+                (repeated if texts.is_repeated else once).extend((field.option, text))
+    # A job with transferred files starts in their folder, not in the current one.
+    goes_by_itself = body.get("workdir_optional") and body.get("workdir") == here and not brings_files(body)
+    if body.get("workdir") is not None and not goes_by_itself:
+        once += ["--chdir", body["workdir"]]
+    command = "run" if body.get("interactive") else "submit"
+    text = shlex.join(["koala", command, *request, *once, *repeated, "--", *body["command"]])
+    return text if text.isprintable() else None
+
+
+def _request_options(request: Json) -> list[str] | None:
+    """Return the options of ``koala submit`` for a request; None if options cannot express it."""
+    if request["type"] == "flexible":
+        options = ["--flexible", str(request["total_size"])]
+        for field, option in (("min_component_size", "--min-component"), ("max_components", "--max-components")):
+            options += [option, str(request[field])] if request.get(field) is not None else []
+        for sizes in request.get("split_options") or []:
+            options += ["--split", ",".join(str(size) for size in sizes)]
+        return options
+    components = request["components"]
+    if any(component.keys() - {"size", "cluster"} for component in components):
+        return None
+    if request["type"] == "nonfixed":
+        return ["--nonfixed", ",".join(str(component["size"]) for component in components)]
+    return ["--fixed", ",".join(f"{component['cluster']}:{component['size']}" for component in components)]
