@@ -33,15 +33,13 @@ from koalapy.policies.registry import DEFAULTS
 from koalapy.simulation.twin import HORIZON, Change, Expected, Forecast, Interval
 
 
-def _submission_of(spec: object) -> object:
+def submission_of(spec: JobSpec) -> dict[str, Any]:
     """Return the submission of a job specification, without fields that have their defaults."""
-    if not isinstance(spec, JobSpec):
-        return spec
     if spec.policy == DEFAULTS[spec.request.type]:
         spec = replace(spec, policy="")
     view = as_json(job_view(JobRecord(Job(0, spec, 0.0), "")))
     submission = JobSubmission.model_validate({name: view[name] for name in JobSubmission.model_fields})
-    return submission.model_dump(mode="json", exclude_defaults=True, by_alias=True)
+    return dict(submission.model_dump(mode="json", exclude_defaults=True, by_alias=True))
 
 
 PlacedComponentView = view_model("PlacedComponentView", PlacedComponent, without={"sources", "transfer_time"})
@@ -55,7 +53,9 @@ class ChangeView(Output):
     """The changed field of the submission; empty if submitting it again unchanged suffices."""
     value: Any
     text: str
-    submission: Annotated[JobSubmission, BeforeValidator(_submission_of)] = Field(validation_alias="spec")
+    submission: Annotated[
+        JobSubmission, BeforeValidator(lambda spec: submission_of(spec) if isinstance(spec, JobSpec) else spec)
+    ] = Field(validation_alias="spec")
     """The changed submission for POST /api/v1/jobs, without fields that have their defaults."""
     placement: PlacementView  # type: ignore[valid-type]
 

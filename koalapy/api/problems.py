@@ -141,7 +141,7 @@ async def _koala_error(request: Request | WebSocket, error: Exception) -> Respon
 async def _socket_validation_error(socket: Request | WebSocket, error: Exception) -> Response:
     """Answer a WebSocket whose parameters are invalid with the problem of the first one."""
     assert isinstance(error, WebSocketRequestValidationError)
-    return await _koala_error(socket, _usage_error(error.errors(), BaseModel))
+    return await _koala_error(socket, usage_error(error.errors(), BaseModel))
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -200,7 +200,7 @@ async def _validation_error(request: Request, error: Exception) -> Response:
     annotation = body and body.field_info.annotation
     types = [kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type)]
     model = next((kind for kind in types if issubclass(kind, BaseModel)), BaseModel)
-    return await _koala_error(request, _usage_error(error.errors(), model))
+    return await _koala_error(request, usage_error(error.errors(), model))
 
 
 _REQUESTS: dict[str, type[BaseModel]] = {"fixed": Fixed, "nonfixed": NonFixed, "flexible": Flexible}
@@ -240,7 +240,7 @@ _DURATIONS = ("walltime", "lease", "horizon", "expires")
 """Fields with a duration, which may be a number with a unit."""
 
 
-def _usage_error(errors: Sequence[Mapping[str, Any]], model: type[BaseModel]) -> UsageError:
+def usage_error(errors: Sequence[Mapping[str, Any]], model: type[BaseModel]) -> UsageError:
     """Convert the most helpful of pydantic's errors; ``model`` is the type of the body."""
     # A misspelt required field is both unknown and missing: the first error is more helpful.
     error = next((error for error in errors if error["type"] == "extra_forbidden"), errors[0])

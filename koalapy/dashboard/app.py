@@ -17,7 +17,9 @@ from koalapy.dashboard.pages.clusters import add_clusters, add_now
 from koalapy.dashboard.pages.files import add_files
 from koalapy.dashboard.pages.history import add_history, add_sharing
 from koalapy.dashboard.pages.job import add_job
+from koalapy.dashboard.pages.mine import add_mine
 from koalapy.dashboard.pages.network import add_network
+from koalapy.dashboard.pages.new_job import add_new_job
 from koalapy.dashboard.pages.queue import add_queue
 from koalapy.dashboard.pages.scheduler import add_scheduler
 from koalapy.dashboard.pages.users import add_users
@@ -34,7 +36,9 @@ def build_dashboard(services: Services, engine: Engine, login: LoginServices, au
     dashboard = Dashboard(engine)
     surveyor = SurveyCache(engine)
     add_now(dashboard, services, surveyor)
+    add_mine(dashboard, services)
     add_queue(dashboard, services)
+    add_new_job(dashboard, services)  # before the pages of jobs, whose paths would match its own
     add_job(dashboard, services)
     add_clusters(dashboard, services, surveyor)
     add_capacity(dashboard, services)

@@ -86,6 +86,8 @@ class PageCache:
 
 Load = Callable[..., Coroutine[Any, Any, Any]]
 Act = Callable[..., Awaitable[str]]
+FormAnswer = str | tuple[Any, int]
+Answer = Callable[..., Awaitable[FormAnswer]]
 MAX_FIELDS = 2000
 """Maximum number of fields in a form."""
 _REASON: TypeAdapter[str] = TypeAdapter(Reason)
@@ -266,6 +268,38 @@ class Dashboard:
                 path, post, methods=["POST"], operation_id=operation, dependencies=[Depends(read_checked_form)]
             )
             return act
+
+        return register
+
+    def form(self, path: str, template: str, *, operation: str, title: str) -> Callable[[Answer], Answer]:
+        """Register a function as the receiver of a form, which it may show again.
+
+        The function returns the path of the page to show next, or a view and the status with which it is rendered.
+        """
+
+        def register(answer: Answer) -> Answer:
+            """Add the route of the form, and return the function unchanged."""
+            bound = Depends(_bound(answer))
+
+            async def post(
+                request: Request, caller: Caller, answer: Callable[[], Awaitable[FormAnswer]] = bound
+            ) -> Response:
+                result = await answer()
+                if isinstance(result, str):
+                    self._cache.clear()
+                    if "hx-request" in request.headers:
+                        return Response(status_code=204, headers={"HX-Redirect": result})
+                    return RedirectResponse(result, 303)
+                view, status = result
+                layout = "part.html" if "hx-request" in request.headers else "base.html"
+                shown = {"view": view, "title": title, "now": self.engine.clock(), "events": "", "layout": layout}
+                context = self._make_context(request, caller) | {"definition": None} | shown
+                return HTMLResponse(await to_thread(render, template, context), status, HEADERS)
+
+            self.router.add_api_route(
+                path, post, methods=["POST"], operation_id=operation, dependencies=[Depends(read_checked_form)]
+            )
+            return answer
 
         return register
 

@@ -135,6 +135,11 @@ def format_count(number: float | None) -> str:
     return "–" if number is None else f"{number:,}"
 
 
+def format_quantity(number: float) -> str:
+    """Format a number with thousands separators, and decimals only if it has any: ``1,250``, ``0.5``."""
+    return f"{int(number):,}" if float(number).is_integer() else f"{number:,.6g}"
+
+
 def format_size(size: float | None) -> str:
     """Format a number of bytes with a unit, ``–`` for None."""
     return "–" if size is None else format_bytes(size)
@@ -167,6 +172,7 @@ def _make_environment() -> Environment:
     environment.filters |= {
         "age": render_age,
         "count": format_count,
+        "quantity": format_quantity,
         "iso_time": render_iso_time,
         "days": format_days,
         "duration": format_duration,

@@ -56,6 +56,8 @@ class IfSubmitted:
     """None if the job would start at once, or if no forecast is known."""
     reason: str = ""
     """The reason why no start is known."""
+    is_pending: bool = False
+    """Whether the forecast is still being computed."""
 
 
 class Forecasts:
@@ -131,7 +133,8 @@ class Forecasts:
         asking = self._submission_tasks[submission]
         await asyncio.wait([asking], timeout=patience)
         if not asking.done():
-            return IfSubmitted(False, reason=f"to work it out takes longer than {patience:g} s: ask again in a while")
+            reason = f"to work it out takes longer than {patience:g} s: ask again in a while"
+            return IfSubmitted(False, reason=reason, is_pending=True)
         try:
             return asking.result()
         except (TimeoutError, BusyError):

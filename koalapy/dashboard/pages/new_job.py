@@ -1,0 +1,308 @@
+"""The form for a new job: where and when it would start, the equivalent command, and its submission."""
+
+import json
+import secrets
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Any
+
+from fastapi import Query
+from pydantic import ValidationError
+
+from koalapy.api import fields
+from koalapy.api.access import Caller
+from koalapy.api.forecasts import submission_of
+from koalapy.api.job_views import JobSubmission
+from koalapy.api.problems import usage_error
+from koalapy.daemon.services import Services
+from koalapy.dashboard.dashboard import Dashboard, Form, FormAnswer, SentForm
+from koalapy.model.command_line import command_for
+from koalapy.model.errors import KoalaError, UsageError
+from koalapy.model.explanation import Explanation
+from koalapy.model.identity import Identity
+from koalapy.model.job import JobState
+from koalapy.model.job_spec import JobSpec, Launcher
+from koalapy.model.placement import Placement
+from koalapy.validation.permissions import check_job_access
+
+FORECAST_PATIENCE_S = 2.0
+"""Time to wait for a forecast. The page asks again for a forecast that takes longer."""
+DROPPED_FIELDS = frozenset({"owner", "after", "begin", "deadline", "interactive", "workdir_optional"})
+"""Fields that "submit again" does not copy: they concern one submission, or need a client."""
+KINDS = {
+    "flexible": ("A total on any clusters", "8"),
+    "nonfixed": ("Components of these sizes on any clusters", "4,2"),
+    "fixed": ("These clusters", "north:4,south:2"),
+}
+"""The kinds of requests: description and example."""
+
+Source = Annotated[int | None, Query(alias="from", ge=1, le=fields.MAX_ID, description="the job to submit again")]
+
+
+@dataclass(frozen=True, slots=True)
+class JobFields:
+    """The fields of the form as typed."""
+
+    kind: str = "flexible"
+    nodes: str = ""
+    command: str = ""
+    script: str = ""
+    name: str = ""
+    walltime: str = ""
+    priority: str = ""
+    policy: str = ""
+    launcher: str = ""
+    processes_per_node: str = ""
+    memory: str = ""
+    workdir: str = ""
+    after: str = ""
+    kept: str = ""
+    """The other fields of the job that is submitted again, as JSON."""
+
+
+TEXT_FIELDS = ("script", "name", "walltime", "priority", "policy", "launcher", "memory", "workdir")
+"""Fields of the form that are fields of a submission with the same text."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubmissionCheck:
+    """What would happen to the job if it were submitted now."""
+
+    problem: str = ""
+    field: str = ""
+    hint: str = ""
+    at_once: bool = False
+    headline: str = ""
+    where: str = ""
+    """Clusters and nodes, such as ``north 4 + south 2``; empty if it would wait."""
+    position: int | None = None
+    starts: float | None = None
+    """Expected start, in seconds since the epoch; with its bounds of 80 %."""
+    earliest: float | None = None
+    latest: float | None = None
+    is_pending: bool = False
+    """Whether the forecast is still being computed."""
+    unknown: str = ""
+    """Why there is no expected start."""
+    suffices: Sequence[str] = ()
+    change: str = ""
+    """The smallest change with which it would start at once."""
+    command: str = ""
+    """The equivalent command line."""
+    document: str = ""
+    """The equivalent job file, if options cannot express the job."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewJobView:
+    """The form, and the result of its last check."""
+
+    fields: JobFields
+    source: int | None
+    """The job that is submitted again."""
+    kept: Sequence[str]
+    """Names of its fields that the form keeps and does not show."""
+    check: SubmissionCheck | None
+    kinds: Mapping[str, tuple[str, str]]
+    policies: Sequence[str]
+    launchers: Sequence[str]
+    high_priority_allowed: bool
+    key: str
+    """A key with which one form creates one job."""
+
+
+def add_new_job(dashboard: Dashboard, services: Services) -> None:
+    """Add the form for a new job, its check and its submission."""
+    engine, jobs, forecasts = dashboard.engine, services.jobs, services.forecasts
+
+    def make_view(job_fields: JobFields, caller: Identity, check: SubmissionCheck | None, key: str = "") -> NewJobView:
+        kept = _read_kept(job_fields)
+        return NewJobView(
+            fields=job_fields,
+            source=kept.get("source"),
+            kept=sorted(kept.get("fields", ())),
+            check=check,
+            kinds=KINDS,
+            policies=sorted(engine.queries.policies.names()),
+            launchers=[str(launcher) for launcher in Launcher],
+            high_priority_allowed=jobs.rules.high_priority.is_allowed_to(caller),
+            key=key or secrets.token_urlsafe(12),
+        )
+
+    @dashboard.page("/jobs/new", "new_job.html", operation="explain_submission", title="New job", live=False)
+    async def new(caller: Caller, source: Source = None) -> NewJobView:
+        """Return an empty form, or one with the fields of an earlier job."""
+        if source is None:
+            return make_view(JobFields(), caller, None)
+        job = (await jobs.get(source)).job
+        check_job_access(caller, job)
+        return make_view(fields_of_job(source, job.spec), caller, None)
+
+    async def check_submission(spec: JobSpec, body: dict[str, Any], caller: Identity) -> SubmissionCheck:
+        """Return the placement or the expected start of a job. It is checked like a real one; nothing is stored."""
+        explanation = await jobs.explain_submission(spec, caller)
+        check = _describe(explanation, body)
+        if check.at_once:
+            return check
+        completed = await jobs.complete_spec(spec, caller)
+        awaits = await jobs.find_unmet_dependencies(completed, caller)
+        forecast = await forecasts.forecast_submission(completed, FORECAST_PATIENCE_S, awaits)
+        expected = forecast.expected.starts if forecast.expected else None
+        if expected is None:
+            return replace(
+                check, is_pending=forecast.is_pending, unknown="" if forecast.is_pending else forecast.reason
+            )
+        now = engine.clock()
+        return replace(check, starts=now + expected.middle, earliest=now + expected.low, latest=now + expected.high)
+
+    @dashboard.form("/jobs/new/check", "new_job.html", operation="explain_submission", title="New job")
+    async def check(caller: Caller, form: SentForm) -> FormAnswer:
+        """Return the form with what would happen to the job."""
+        job_fields = read_fields(form)
+        try:
+            body = body_of(job_fields)
+            result = await check_submission(parse_body(body), body, caller)
+        except KoalaError as error:
+            result = SubmissionCheck(error.message, error.field, error.hint)
+        return make_view(job_fields, caller, result, form.get("key")), 200
+
+    @dashboard.form("/jobs/new", "new_job.html", operation="submit_job", title="New job")
+    async def submit(caller: Caller, form: SentForm) -> FormAnswer:
+        """Submit the job and show its page, or return the form with the reason why it was rejected."""
+        job_fields, key = read_fields(form), form.get("key")
+        try:
+            if not key or len(key) > 100 or not key.isprintable():
+                raise UsageError("the form is incomplete", field="key", hint="reload the page")
+            record, _ = await jobs.submit(parse_body(body_of(job_fields)), caller, key)
+        except KoalaError as error:
+            # A rejected form is another submission when it is corrected.
+            view = make_view(job_fields, caller, SubmissionCheck(error.message, error.field, error.hint))
+            return view, error.code.status
+        return f"/jobs/{record.job.id}"
+
+
+def read_fields(form: Form) -> JobFields:
+    """Return the fields of a form as typed."""
+    names = asdict(JobFields())
+    return JobFields(**{name: form.fields.get(name, "").replace("\r\n", "\n") for name in names})
+
+
+def fields_of_job(number: int, spec: JobSpec) -> JobFields:
+    """Return the form of a job that is to be submitted again."""
+    body = submission_of(spec)
+    request, command = body.pop("request"), body.pop("command", [])
+    texts = {name: str(body.pop(name)) for name in TEXT_FIELDS if isinstance(body.get(name), str)}
+    for name in ("walltime", "memory"):
+        if name in body:
+            texts[name] = f"{body.pop(name):g}s" if name == "walltime" else f"{body.pop(name)}B"
+    if "processes_per_node" in body:
+        texts["processes_per_node"] = str(body.pop("processes_per_node"))
+    kind, nodes = request["type"], _format_nodes(request)
+    others = {name: value for name, value in body.items() if name not in DROPPED_FIELDS}
+    kept = {"source": number, "request": request, "fields": others}
+    return JobFields(kind, nodes, shlex.join(command), **texts, kept=json.dumps(kept))
+
+
+def _format_nodes(request: Mapping[str, Any]) -> str:
+    """Return the nodes of a request as the form's text."""
+    if request["type"] == "flexible":
+        return str(request["total_size"])
+    if request["type"] == "nonfixed":
+        return ",".join(str(component["size"]) for component in request["components"])
+    return ",".join(f"{component['cluster']}:{component['size']}" for component in request["components"])
+
+
+def _read_kept(job_fields: JobFields) -> dict[str, Any]:
+    """Return the fields of the earlier job that the form does not show. Raise ``UsageError`` if they are invalid."""
+    if not job_fields.kept:
+        return {}
+    try:
+        kept = json.loads(job_fields.kept)
+        is_valid = isinstance(kept["source"], int) and isinstance(kept["fields"], dict) and "request" in kept
+    except (ValueError, TypeError, KeyError, RecursionError):
+        is_valid = False
+    if not is_valid:
+        raise UsageError("the form is invalid", field="kept", hint="open it again from the page of the job")
+    return dict(kept)
+
+
+def body_of(job_fields: JobFields) -> dict[str, Any]:
+    """Return the body of the submission. Raise ``UsageError`` for a text that has no value."""
+    kept = _read_kept(job_fields)
+    body: dict[str, Any] = dict(kept.get("fields", {}))
+    earlier = kept.get("request")
+    is_same = isinstance(earlier, dict) and earlier.get("type") == job_fields.kind
+    if is_same and isinstance(earlier, dict) and _format_nodes(earlier) == job_fields.nodes.strip():
+        body["request"] = earlier
+    else:
+        body["request"] = parse_nodes(job_fields.kind, job_fields.nodes)
+    try:
+        body["command"] = shlex.split(job_fields.command)
+    except ValueError as error:
+        hint = "close each quotation mark, and write a backslash before one that is meant literally"
+        raise UsageError(f"the command is not complete: {error}", field="command", hint=hint) from error
+    if job_fields.script.strip():
+        body["command"] = body["command"] or ["job.sh"]
+    body |= {name: text for name in TEXT_FIELDS if (text := getattr(job_fields, name)).strip()}
+    if ranks := job_fields.processes_per_node.strip():
+        body["processes_per_node"] = int(ranks) if ranks.isascii() and ranks.isdecimal() and len(ranks) < 9 else ranks
+    if job_fields.after.strip():
+        body["after"] = [clause.strip() for clause in job_fields.after.split(",")]
+    return body
+
+
+def parse_nodes(kind: str, text: str) -> dict[str, Any]:
+    """Return the request that a text such as ``4,2`` means. Raise ``UsageError`` if it means none."""
+    if kind not in KINDS:
+        raise UsageError(
+            f"there is no request {kind!r}", field="kind", value=kind[:100], hint=f"use {', '.join(KINDS)}"
+        )
+    parts = [part.strip() for part in text.split(",")]
+    names, sizes = [""] * len(parts), parts
+    if kind == "fixed":
+        names = [part.rpartition(":")[0].strip() for part in parts]
+        sizes = [part.rpartition(":")[2].strip() for part in parts]
+    are_numbers = all(size.isascii() and size.isdecimal() and len(size) < 10 for size in sizes)
+    if not are_numbers or (kind == "fixed" and not all(names)) or (kind == "flexible" and len(parts) > 1):
+        example = KINDS[kind][1]
+        raise UsageError(f"nodes is {text[:100]!r}", field="nodes", value=text[:100], hint=f"write it as {example}")
+    numbers = [int(size) for size in sizes]
+    if kind == "flexible":
+        return {"type": kind, "total_size": numbers[0]}
+    if kind == "nonfixed":
+        return {"type": kind, "components": [{"size": size} for size in numbers]}
+    components = [{"cluster": name, "size": size} for name, size in zip(names, numbers, strict=True)]
+    return {"type": kind, "components": components}
+
+
+def parse_body(body: Mapping[str, Any]) -> JobSpec:
+    """Return the specification of a submission. Raise ``UsageError`` about its first invalid field."""
+    try:
+        spec: JobSpec = JobSubmission.model_validate(body).to_model()
+    except ValidationError as error:
+        errors = error.errors(include_url=False)
+        raise usage_error([{**each, "loc": ("body", *each["loc"])} for each in errors], JobSubmission) from error
+    return spec
+
+
+def _describe(explanation: Explanation, body: dict[str, Any]) -> SubmissionCheck:
+    """Return what an explanation of a submission says, with the equivalent command."""
+    at_once = explanation.state is JobState.PLACED and explanation.placement is not None
+    change = explanation.smallest_change
+    command = command_for({**body, "workdir": body.get("workdir")}, "")
+    return SubmissionCheck(
+        at_once=at_once,
+        headline=explanation.headline,
+        where=format_placement(explanation.placement) if at_once and explanation.placement else "",
+        position=explanation.position,
+        suffices=explanation.suffices,
+        change=f"{change.text}: {format_placement(change.placement)}" if change else "",
+        command=command or "",
+        document="" if command else json.dumps(body, indent=1, ensure_ascii=False),
+    )
+
+
+def format_placement(placement: Placement) -> str:
+    """Return clusters and nodes: ``north 4 + south 2``."""
+    return " + ".join(f"{component.cluster} {component.size}" for component in placement.components)
