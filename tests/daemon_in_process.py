@@ -13,6 +13,7 @@ from typing import Any
 import httpx2
 import uvicorn
 
+from koalapy.daemon.alerts.alerts import Alerts
 from koalapy.daemon.engine.daemon import WebSockets
 from koalapy.daemon.engine.engine import Engine
 from koalapy.scheduler.rules import Rules
@@ -28,6 +29,9 @@ class ServedDaemon:
     engine: Engine
     http: httpx2.Client
     """An administrator's client."""
+    alerts: Alerts
+    loop: asyncio.AbstractEventLoop
+    """The loop of the engine, which runs in another thread."""
     admin_token: str = TOKEN
 
     def job(self, ident: int) -> dict[str, Any]:
@@ -36,14 +40,19 @@ class ServedDaemon:
 
 
 @contextmanager
-def daemon_in_thread(path: Path, sites: Sites | None = None, *, has_dashboard: bool = False) -> Iterator[ServedDaemon]:
-    """Serve a daemon with its database at ``path`` from a thread while the block runs."""
+def daemon_in_thread(
+    path: Path, sites: Sites | None = None, *, has_dashboard: bool = False, **options: Any
+) -> Iterator[ServedDaemon]:
+    """Serve a daemon with its database at ``path`` from a thread while the block runs.
+
+    ``options`` are those of ``serving``.
+    """
     listener = socket.create_server(("127.0.0.1", 0))
-    ready: Future[tuple[uvicorn.Server, Engine]] = Future()
+    ready: Future[tuple[uvicorn.Server, Engine, Alerts, asyncio.AbstractEventLoop]] = Future()
 
     async def serve() -> None:
         try:
-            async with serving(path, [], Rules(), sites, has_dashboard=has_dashboard) as client:
+            async with serving(path, [], Rules(), sites, has_dashboard=has_dashboard, **options) as client:
                 assert isinstance(client._transport, httpx2.ASGITransport)
                 app = client._transport.app
                 server = uvicorn.Server(
@@ -51,7 +60,8 @@ def daemon_in_thread(path: Path, sites: Sites | None = None, *, has_dashboard: b
                         app, ws=WebSockets, lifespan="off", log_level="critical", timeout_graceful_shutdown=1
                     )
                 )
-                ready.set_result((server, app.state.engine))  # type: ignore[attr-defined]
+                state: Any = app.state  # type: ignore[attr-defined]
+                ready.set_result((server, state.engine, state.alerts, asyncio.get_running_loop()))
                 await server.serve([listener])
         except BaseException as error:
             if ready.done():
@@ -60,13 +70,13 @@ def daemon_in_thread(path: Path, sites: Sites | None = None, *, has_dashboard: b
 
     thread = threading.Thread(target=asyncio.run, args=(serve(),))
     thread.start()
-    server, engine = ready.result(MAX_WAIT_S)
+    server, engine, alerts, loop = ready.result(MAX_WAIT_S)
     try:
         # Connections that come before the server accepts them wait in the listener's queue.
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         headers = CSRF_HEADER | {"Authorization": f"Bearer {TOKEN}"}
         with httpx2.Client(base_url=url, headers=headers, timeout=MAX_WAIT_S) as http:
-            yield ServedDaemon(url, engine, http)
+            yield ServedDaemon(url, engine, http, alerts, loop)
     finally:
         server.should_exit = True
         thread.join(MAX_WAIT_S)

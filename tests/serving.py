@@ -23,7 +23,9 @@ from koalapy.api.monitoring import add_metrics
 from koalapy.api.network import network_router
 from koalapy.api.tokens import limits_router
 from koalapy.daemon.alerts.alerts import Alerts
+from koalapy.daemon.alerts.cluster_checks import ClusterChecks, DiskCheck
 from koalapy.daemon.alerts.health import HealthMonitor
+from koalapy.daemon.alerts.job_checks import JobChecks
 from koalapy.daemon.auth.identities import Identities
 from koalapy.daemon.auth.login import LoginCodes
 from koalapy.daemon.auth.pace import Pace
@@ -93,6 +95,7 @@ CSRF_HEADER = {"X-Requested-With": "koala"}
 BUNDLE_LIMIT = 2 * 1024 * 1024
 AGENT_TOKENS = {"north": "north's", "south": "south's", "west": None}
 
+CLUSTER_NODES = {"north": 4, "south": 4}
 LINKS = {("north", "north"): Link(2e-5, 1e9), ("north", "south"): Link(latency=5e-4)}
 
 
@@ -212,17 +215,21 @@ async def serving(
     has_agent_routes: bool = False,
     has_dashboard: bool = False,
     busy_timeout_ms: int = SQLITE_BUSY_TIMEOUT,
+    cluster_nodes: Mapping[str, int] = CLUSTER_NODES,
+    links: Mapping[tuple[str, str], Link] = LINKS,
+    alert_rules: AlertRules | None = None,
 ) -> AsyncIterator[httpx2.AsyncClient]:
-    """Yield a client of a daemon with clusters of 4 nodes each and no agents.
+    """Yield a client of a daemon with clusters and no agents.
 
-    ``of_clusters`` adds the routes of agents, without a hub, and of background load, which is not allowed;
-    ``has_dashboard`` adds the pages of the dashboard.
+    ``has_agent_routes`` adds the routes of agents, without a hub, and of background load, which is not allowed;
+    ``has_dashboard`` adds the pages of the dashboard. With ``alert_rules`` the alerts have the checks of clusters and
+    jobs, which the test runs.
     """
     database = Database(open_database(path, busy_timeout_ms))
     store = SqlStore(database)
-    clusters = [ClusterStatus("north"), ClusterStatus("south")]
+    clusters = [ClusterStatus(name) for name in cluster_nodes]
     for cluster in clusters:
-        cluster.total = 4
+        cluster.total = cluster_nodes[cluster.name]
     experience = Experience(runs=[Run("wave", Size(4), ("north",), 10.0)])
     scheduler = Scheduler(
         SchedulerState(
@@ -281,19 +288,27 @@ async def serving(
     )
     result_inputs = ResultInputs(results, jobs.get)
     measurements = SqlMeasurements(database)
-    network = Network(engine, queries, jobs, measurements, LinkTable(("north", "south"), LINKS), MeasurementSettings())
+    network = Network(
+        engine, queries, jobs, measurements, LinkTable(tuple(cluster_nodes), links), MeasurementSettings()
+    )
     history = History(SqlHistory(database), engine.clock, queries.jobs)
-    begun = Beginning(rules, tuple(builtin_policies().names()), (KnownCluster("north"), KnownCluster("south")), now=1.0)
+    begun = Beginning(rules, tuple(builtin_policies().names()), tuple(map(KnownCluster, cluster_nodes)), now=1.0)
     record = Record(path.parent / "record", Recording(), DiskLimits(0, 0), begun)
     advice = SqlAdvice(database)
     track_record = TrackRecord(SqlPredictions(database), advice, engine.clock)
     forecasts = Forecasts(queries, People(), engine.clock, installed, _answer_here, track_record)
     headers = CSRF_HEADER | ({} if tokens or users else {"Authorization": f"Bearer {TOKEN}"})
+    clusters_of = queries.grid.clusters
+    checks = (ClusterChecks(clusters_of, ()), DiskCheck(list, clusters_of, DiskLimits()))
+    if alert_rules is None:
+        alerts = Alerts((), AlertRules(), engine.clock)
+    else:
+        alerts = Alerts((*checks, JobChecks(queries, alert_rules)), alert_rules, engine.clock)
     token_store = SqlTokens(database)
     identities = Identities(users, token_store) if users else administrators(*(tokens or [TOKEN]), store=token_store)
     services = {
         "advisor": Advisor(experience, advice, track_record),
-        "alerts": Alerts((), AlertRules(), engine.clock),
+        "alerts": alerts,
         "audit": Audit(SqlAudit(database), engine.clock),
         "bundles": bundles,
         "engine": engine,
@@ -313,6 +328,7 @@ async def serving(
     loop = asyncio.create_task(engine.run())
     with application(services, open_metrics=open_metrics, has_agent_routes=has_agent_routes) as app:
         app.state.audit, app.state.engine, app.state.jobs = services["audit"], engine, jobs
+        app.state.alerts = alerts
         if has_dashboard:
             login_services = LoginServices(
                 identities, TokenAuthenticator(identities, Pace()), LoginCodes(), None, 3600.0

@@ -1,0 +1,320 @@
+"""Serve the dashboard of a grid without agents at one of four sizes, for pictures, tests and measurements.
+
+``python -m tests.dashboard.scenes large`` serves one until it is interrupted, and prints its address and token.
+"""
+
+import sys
+import time
+from asyncio import run_coroutine_threadsafe
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from threading import Event as ThreadEvent
+
+from koalapy.daemon.engine.engine import WorkItem
+from koalapy.model.alert import AlertRules
+from koalapy.model.cluster import Link
+from koalapy.model.disk import Disk
+from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState, TimelineEntry
+from koalapy.model.job_spec import JobSpec, Launcher, Priority
+from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory, LrmCalls, LrmOperation, Versions
+from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, NonFixedRequest
+from koalapy.ports import Batch
+from koalapy.scheduler.events import (
+    AgentConnected,
+    ClusterDisconnected,
+    ClusterDrained,
+    Event,
+    InventoryReceived,
+    Reported,
+)
+from koalapy.store.database import Database
+from koalapy.store.sql import SqlStore
+from tests.daemon_in_process import ServedDaemon, daemon_in_thread
+from tests.databases import open_database
+
+HISTORY_S = 6 * 3600.0
+"""The time over which the jobs of a scene were submitted."""
+SITES = ("delft", "leiden", "utrecht", "amsterdam", "eindhoven", "groningen", "twente", "nijmegen", "tilburg", "hague")
+USERS = ("alice", "bruno", "chen", "dora", "emil", "farida", "goran", "hana", "ivan", "jelena")
+PROGRAMS = ("poisson", "wave", "lammps", "namd", "gromacs", "openfoam", "wrf", "cp2k")
+POLICIES = {NonFixedRequest: ("worst-fit", "close-to-files"), FlexibleRequest: ("cluster-minimization", "auto")}
+MAX_RUNNING = 40
+"""Maximum number of running jobs per connected cluster."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """The size of a grid: ``away`` of its ``clusters`` have no agent."""
+
+    clusters: int
+    jobs: int
+    away: int = 0
+
+
+SCENES = {
+    "empty": Scene(3, 0),
+    "small": Scene(3, 50),
+    "large": Scene(60, 20_000, away=48),
+    "wide": Scene(500, 2_000, away=20),
+}
+
+
+class SceneMaker:
+    """The clusters and jobs of a scene; the same seed makes the same scene, relative to ``now``."""
+
+    def __init__(self, scene: Scene, now: float) -> None:
+        self.scene, self.now, self._random = scene, now, Random(11)
+        names = [f"{SITES[n % len(SITES)]}-{n // len(SITES) + 1}" for n in range(scene.clusters)]
+        self.nodes = {name: self._random.choice((16, 24, 32, 64, 96, 128)) for name in names}
+        self.away = names[scene.clusters - scene.away :]
+        self.connected = names[: scene.clusters - scene.away]
+        self._unused = dict(self.nodes)
+        self._ids = count(1)
+        self.jobs: list[Job] = []
+        self.timeline: list[TimelineEntry] = []
+        if scene.jobs:
+            self._make_jobs()
+
+    @property
+    def links(self) -> dict[tuple[str, str], Link]:
+        """Return measured links between the first twelve clusters."""
+        draw, names = Random(5), list(self.nodes)[:12]
+        return {
+            (one, other): Link(draw.uniform(2e-4, 1.2e-2), draw.choice((1.2e8, 5e8, 1.2e9)))
+            for index, one in enumerate(names)
+            for other in names[:index]
+        }
+
+    def _make_jobs(self) -> None:
+        """Make the jobs in the order of their submission: most have ended, some run, the last ones wait."""
+        total = self.scene.jobs
+        running = min(total // 4, MAX_RUNNING * len(self.connected) // 2)
+        waiting = min(total // 3, 3000)
+        ended = total - running - waiting
+        for index in range(ended):
+            submitted = self.now - HISTORY_S * (1 - 0.95 * index / max(1, ended))
+            self._add_ended(submitted)
+        for index in range(running):
+            self._add_running(self.now - 3600.0 * (1 - 0.9 * index / running))
+        for index in range(waiting):
+            self._add_waiting(self.now - 5400.0 * (1 - index / waiting), index)
+
+    def _spec(self, size: int, parts: int = 1, priority: Priority = Priority.LOW) -> JobSpec:
+        draw = self._random
+        program = draw.choice(PROGRAMS)
+        request: FlexibleRequest | NonFixedRequest = FlexibleRequest(size)
+        if parts > 1:
+            request = NonFixedRequest(tuple(ComponentRequest(size // parts) for _ in range(parts)))
+        return JobSpec(
+            request,
+            (f"./{program}", f"--case={draw.randrange(900)}"),
+            policy=draw.choice(POLICIES[type(request)]),
+            name=f"{program}-{draw.randrange(40)}",
+            owner=USERS[int(draw.random() ** 2 * len(USERS))],
+            priority=priority,
+            walltime=draw.choice((1800.0, 3600.0, 7200.0, 14400.0)),
+            launcher=Launcher.PROCESSES,
+        )
+
+    def _components(self, state: ComponentState, sizes: list[tuple[str, int]], claimed: float) -> tuple[Component, ...]:
+        return tuple(
+            Component(
+                index,
+                cluster,
+                size,
+                state,
+                index,
+                tuple(f"{cluster}-n{node}" for node in range(size)),
+                f"{self._random.randrange(10**6)}",
+                submitted_at=claimed - 1.5,
+                claimed_at=claimed - index * self._random.uniform(0.1, 3.0),
+                lease=7200.0,
+            )
+            for index, (cluster, size) in enumerate(sizes)
+        )
+
+    def _add(self, job: Job, *events: tuple[float, str, JobState]) -> None:
+        self.jobs.append(job)
+        self.timeline.extend(
+            TimelineEntry(job.id, at, event, state, generation=job.generation) for at, event, state in events
+        )
+
+    def _add_ended(self, submitted: float) -> None:
+        draw = self._random
+        size = draw.choice((1, 2, 4, 4, 8, 12))
+        clusters = draw.sample(list(self.nodes), 2 if size > 4 else 1)
+        placed = submitted + draw.expovariate(1 / 240)
+        started = placed + draw.uniform(1.0, 9.0)
+        ended = min(self.now - 1, started + draw.expovariate(1 / 900))
+        placed, started = min(placed, ended - 0.2), min(started, ended - 0.1)
+        draw_state = draw.random()
+        state = JobState.SUCCEEDED if draw_state < 0.9 else JobState.FAILED if draw_state < 0.97 else JobState.CANCELLED
+        sizes = [(cluster, size // len(clusters)) for cluster in clusters]
+        components = tuple(
+            replace(component, exit_code=0, ended_at=ended)
+            for component in self._components(ComponentState.ENDED, sizes, started - 0.5)
+        )
+        code = {JobState.SUCCEEDED: 0, JobState.FAILED: 1, JobState.CANCELLED: None}[state]
+        attempt = Attempt(
+            1, components, placed, barrier_at=started, launched_at=started, ended_at=ended, exit_code=code, nonce="5eed"
+        )
+        job = Job(
+            next(self._ids),
+            self._spec(size, len(clusters)),
+            submitted,
+            state,
+            "" if code == 0 else "the program ended with exit code 1" if code else "cancelled",
+            1,
+            attempt,
+            placed_at=placed,
+            started_at=started,
+            ended_at=ended,
+            exit_code=code,
+        )
+        self._add(
+            replace(job, queue_seq=job.id),
+            (submitted, "submitted", JobState.QUEUED),
+            (placed, "placed", JobState.PLACED),
+            (started, "started", JobState.RUNNING),
+            (ended, str(state), state),
+        )
+
+    def _add_running(self, started: float) -> None:
+        """Add a running job on one to three connected clusters, and rarely on one that is away."""
+        draw = self._random
+        names = self.connected + self.away[: len(self.away) // 8]
+        clusters = draw.sample(names, min(len(names), draw.choice((1, 1, 1, 2, 2, 3))))
+        sizes = []
+        for cluster in clusters:
+            size = min(draw.choice((1, 2, 2, 4, 8)), self._unused[cluster] - self.nodes[cluster] // 4)
+            if size > 0:
+                self._unused[cluster] -= size
+                sizes.append((cluster, size))
+        if not sizes:
+            return
+        placed = started - draw.uniform(1.0, 9.0)
+        submitted = placed - draw.expovariate(1 / 600)
+        components = self._components(ComponentState.RUNNING, sizes, started - 0.5)
+        job = Job(
+            next(self._ids),
+            replace(
+                self._spec(sum(size for _, size in sizes)),
+                policy="worst-fit",
+                request=NonFixedRequest(tuple(ComponentRequest(size) for _, size in sizes)),
+            ),
+            submitted,
+            JobState.RUNNING,
+            "",
+            1,
+            Attempt(1, components, placed, barrier_at=started, launched_at=started, nonce="5eed"),
+            placed_at=placed,
+            started_at=started,
+        )
+        self._add(
+            replace(job, queue_seq=job.id),
+            (submitted, "submitted", JobState.QUEUED),
+            (placed, "placed", JobState.PLACED),
+            (started, "started", JobState.RUNNING),
+        )
+
+    def _add_waiting(self, submitted: float, index: int) -> None:
+        """Add a job that does not fit on the idle nodes, which are fewer than four on each cluster."""
+        draw = self._random
+        spec = self._spec(draw.choice((1800, 2000, 2400)) if self.scene.clusters > 3 else draw.choice((40, 60)))
+        if index % 3 == 0:
+            cluster = draw.choice(self.connected)
+            spec = replace(
+                spec,
+                policy="fixed",
+                request=FixedRequest((ComponentRequest(max(4, self.nodes[cluster] // 2), cluster),)),
+            )
+        priority = Priority.HIGH if index % 12 == 0 else Priority.LOW
+        job = Job(next(self._ids), replace(spec, priority=priority), submitted)
+        if index % 25 == 24:
+            job = replace(job, state=JobState.HELD, reason="held")
+        self._add(replace(job, queue_seq=job.id), (submitted, "submitted", JobState.QUEUED))
+
+    def batch(self, epoch: int) -> Batch:
+        """Return the transaction that stores all jobs."""
+        return Batch(self.now, epoch, {job.id: job for job in self.jobs}, timeline=self.timeline)
+
+    def events(self) -> Iterator[Event]:
+        """Yield the events by which the scheduler learns the state of all clusters."""
+        held: dict[str, list[tuple[str, Component]]] = {name: [] for name in self.nodes}
+        for job in self.jobs:
+            if job.state is JobState.RUNNING and job.attempt is not None:
+                for component in job.attempt.components:
+                    held[component.cluster].append((job.token(component.index), component))
+        for index, name in enumerate(self.nodes):
+            yield AgentConnected(name)
+            yield InventoryReceived(
+                name,
+                Inventory(
+                    tuple(
+                        ComponentStatus(token, ComponentState.RUNNING, component.hosts, component.lrm_job, lease=7200.0)
+                        for token, component in held[name]
+                    )
+                ),
+            )
+            yield Reported(name, self._report(name, index, held[name]))
+            if name in self.away:
+                yield ClusterDisconnected(name, "its agent is not connected", self.now - 4200.0 - index % 5)
+        if len(self.connected) > 5:
+            yield ClusterDrained(self.connected[4], "olga", "new disks on Monday")
+
+    def _report(self, name: str, index: int, held: list[tuple[str, Component]]) -> ClusterReport:
+        """Return the nodes of a cluster: local users have most of those that no component has."""
+        total, used = self.nodes[name], sum(component.size for _, component in held)
+        down = 1 if index % 7 == 3 else 0
+        idle = total - used - down
+        if self.scene.jobs:
+            idle = min(idle, index % 4)
+        free = 2 * 2**30 if index % 11 == 6 else 300 * 2**30
+        problem = "squeue: error: Unable to contact slurm controller (connect failure)" if index == 7 else ""
+        return ClusterReport(
+            total,
+            idle,
+            total - used - down - idle,
+            down,
+            frozenset(token for token, _ in held),
+            problem,
+            disks=(Disk("spool", "/var/spool/koala", free, 500 * 2**30),),
+            versions=Versions("1.0.0", "Slurm 22.05.8", "4.1.4"),
+            calls=(LrmCalls(LrmOperation.SNAPSHOT, 4000 + index, index % 3, 400.0, 0.9),),
+        )
+
+
+@contextmanager
+def serve_scene(name: str, folder: Path) -> Iterator[ServedDaemon]:
+    """Serve the daemon and dashboard of a scene from a thread, with its database in ``folder``."""
+    path, maker = folder / "koala.db", SceneMaker(SCENES[name], time.time())
+    if maker.jobs:
+        store = SqlStore(Database(open_database(path)))
+        store.write(maker.batch(store.epoch))
+        store.release_lease()
+        store.close()
+    rules = AlertRules(hold=0.0)
+    with daemon_in_thread(
+        path, has_dashboard=True, cluster_nodes=maker.nodes, links=maker.links, alert_rules=rules
+    ) as daemon:
+        written = ThreadEvent()
+        item = WorkItem(events=tuple(maker.events()), after_write=written.set)
+        daemon.loop.call_soon_threadsafe(daemon.engine.post, item)
+        assert written.wait(60), "the clusters of the scene were not stored"
+        run_coroutine_threadsafe(daemon.alerts.run_checks(), daemon.loop).result(60)
+        yield daemon
+
+
+def main() -> None:
+    with TemporaryDirectory() as folder, serve_scene(sys.argv[1], Path(folder)) as daemon:
+        print(daemon.url, daemon.admin_token, flush=True)
+        ThreadEvent().wait()
+
+
+if __name__ == "__main__":
+    main()
