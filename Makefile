@@ -114,7 +114,7 @@ bench: bench-core  ## speed: start-up overhead and throughput, as JSON, and the 
 bench-core: $(STAMP)  ## the scheduler alone, and AccaSim beside it; ends with a line of JSON
 	$(BIN)/python -m tests.benchmarks.core
 
-bench-relay: $(STAMP)  ## Open MPI over relayed links beside kernel routing, in network namespaces: as root, a minute
+bench-relay: $(STAMP)  ## Open MPI over relayed links beside kernel routing, in network namespaces: medians, as root, two minutes
 	$(BIN)/python -m tests.benchmarks.relay
 
 bench-dashboard: $(STAMP)  ## what the dashboard costs in a browser (Debian's chromium) and in the daemon, as JSON: two minutes

@@ -1,10 +1,11 @@
 """Measure Open MPI over relayed links in the laboratory of namespaces, beside kernel routing.
 
-``python -m tests.benchmarks.relay [4|5]`` needs root. It prints a table for this series (default: 5): time and
-bandwidth between two sites and within one, and the processor time of the relays.
+``python -m tests.benchmarks.relay [4|5]`` needs root. It prints a table of medians for this series (default: 5):
+time and bandwidth between two sites and within one, and the processor time of the relays.
 """
 
 import re
+import statistics
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -28,32 +29,35 @@ WAYS: dict[str, tuple[dict[str, bool], bool | None]] = {
     "head to head, TLS": ({"heads_meet": True}, True),
 }
 """Options of the laboratory, and whether the relays use TLS; None: no relays."""
-ROW = "{:20} {:>9} {:>9} {:>9} {:>9} {:>8}"
+COLUMNS = ("8 B us", "16 MB MB/s", "8 B us site", "16 MB MB/s site", "CPU s")
+REPETITIONS = 3
 CLOCK_TICKS = 100
 
 
 def main() -> None:
     series = int(sys.argv[1]) if sys.argv[1:] else 5
-    print(ROW.format("way", "8 B", "16 MB", "8 B site", "16 MB site", "CPU s"))
+    print(f"Open MPI {series}, medians of {REPETITIONS}:")
+    print(f"{'way':20}", *(f"{column:>15}" for column in COLUMNS))
     for name, (options, tls) in WAYS.items():
-        with TemporaryDirectory() as folder:
-            path = Path(folder)
-            path.chmod(0o755)
-            print(measure(name, path, options, tls, series), flush=True)
+        rows = [measure(name, options, tls, series) for _ in range(REPETITIONS)]
+        medians = [statistics.median(values) for values in zip(*rows, strict=True)]
+        print(f"{name:20}", *(f"{median:15.4g}" for median in medians), flush=True)
 
 
-def measure(name: str, folder: Path, options: dict[str, bool], tls: bool | None, series: int) -> str:
-    """Return a row of the table."""
-    with laboratory(folder, **options) as lab:
-        layout = lab.layout()
-        with nullcontext() if tls is None else running(folder, layout, tls=tls) as relays:
-            ended = run_open_mpi(lab, folder, layout, *VERSIONS[series])
-            used = "" if relays is None else f"{sum(map(processor_time, pids(relays))):.1f}"
+def measure(name: str, options: dict[str, bool], tls: bool | None, series: int) -> list[float]:
+    """Run the program once, and return the values of the table's columns."""
+    with TemporaryDirectory() as path:
+        folder = Path(path)
+        folder.chmod(0o755)
+        with laboratory(folder, **options) as lab:
+            layout = lab.layout()
+            with nullcontext() if tls is None else running(folder, layout, tls=tls) as relays:
+                ended = run_open_mpi(lab, folder, layout, *VERSIONS[series])
+                used = 0.0 if relays is None else sum(map(processor_time, pids(relays)))
     if ended.returncode != 0:
         sys.exit(f"{name}: {ended.stdout}{ended.stderr}")
-    figures = dict(re.findall(r"ranks 0-(\d): (.*)", ended.stdout))
-    across, within = figures["2"].split(", "), figures["1"].split(", ")
-    return ROW.format(name, *across, *within, used)
+    figures = {rank: re.findall(r"[0-9]+", values) for rank, values in re.findall(r"ranks 0-(\d): (.*)", ended.stdout)}
+    return [*map(float, figures["2"] + figures["1"]), used]
 
 
 def pids(relays: RelayProcesses) -> list[int]:

@@ -15,7 +15,7 @@ from tests.grid.namespaces import LABORATORY, Laboratory, laboratory, run_open_m
 from tests.needs import LIBMPI_5, MPI, MPIRUN_5, OPEN_MPI_4, needs
 from tests.relay.processes import RelayProcesses, running
 
-pytestmark = [pytest.mark.processes, pytest.mark.nightly, needs(LABORATORY)]
+pytestmark = [pytest.mark.processes, needs(LABORATORY)]
 
 LIBMPI_4 = "libmpi.so.40"
 EXCHANGE = Path(__file__).with_name("exchange.py")
@@ -65,6 +65,7 @@ def run_on(relays: RelayProcesses, host: str, script: str, *arguments: object) -
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("options", [{}, {"same_addresses": True}, {"heads_meet": True}], ids=str)
 def test_stream_between_firewalled_sites_arrives_unchanged(tmp_path: Path, options: dict[str, bool]) -> None:
     with laboratory(tmp_path, **options) as lab, running(tmp_path, lab.layout()) as relays:
@@ -97,6 +98,7 @@ def test_node_from_outside_the_node_may_not_use_its_listener(tmp_path: Path) -> 
         assert event["why"] == f"another machine may not use port {first} of the relay"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("options", [{}, {"same_addresses": True}], ids=str)
 @pytest.mark.parametrize(("mpirun", "library", "series"), VERSIONS)
 def test_open_mpi_over_firewalled_sites_passes_messages(
@@ -114,6 +116,7 @@ def test_open_mpi_over_firewalled_sites_passes_messages(
                 assert_native_within_sites(lab, relays)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("mpirun", "library", "series"), VERSIONS)
 @pytest.mark.parametrize("killed", ["hub", "head-south", "node-2"])
 def test_open_mpi_with_killed_relay_ends_and_the_loss_is_reported(

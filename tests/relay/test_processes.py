@@ -16,7 +16,7 @@ import pytest
 from tests.needs import OLDER_PYTHON, OLDER_PYTHONS, needs
 from tests.relay.processes import TIMEOUT_S, RelayProcesses, loopback_layout, running
 
-pytestmark = [pytest.mark.processes, pytest.mark.nightly]
+pytestmark = pytest.mark.processes
 
 STREAMS = 4096
 FREEZE_S = 5.0
@@ -115,6 +115,7 @@ def more_files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.nightly
 def test_many_streams_at_once_pass_their_bytes_and_leave_nothing(relays: RelayProcesses) -> None:
     names = list(relays.processes)
     before = {name: count_files(relays, name) for name in names}
@@ -142,6 +143,7 @@ def test_many_streams_at_once_pass_their_bytes_and_leave_nothing(relays: RelayPr
         assert relays.processes[f"node-{index}"].wait(TIMEOUT_S) == 0
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("direct", [False, True])
 def test_large_streams_with_tls_arrive_unchanged(tmp_path: Path, direct: bool) -> None:
     peers = {"north": "127.0.0.1", "south": "127.0.0.1"} if direct else {}
@@ -160,6 +162,7 @@ def _exchange_in_pieces(stream: socket.socket, data: bytes) -> Iterator[bytes]:
         yield exchange(stream, data[start : start + (1 << 18)])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["hub", "head-south", "node-2"])
 def test_relay_frozen_for_seconds_resumes_and_ends_no_stream(relays: RelayProcesses, name: str) -> None:
     frozen = relays.processes[name]
@@ -239,6 +242,7 @@ def test_ended_runner_ends_the_relay_of_its_node(relays: RelayProcesses) -> None
     assert not [event for event in control.events if event["t"] == "lost"]
 
 
+@pytest.mark.nightly
 @needs(OLDER_PYTHON)
 @pytest.mark.parametrize("python", ["python3.9", "python3.10"])
 def test_node_relay_with_older_python_passes_bytes(tmp_path: Path, python: str) -> None:
