@@ -39,7 +39,7 @@ from koalapy.config.types import (
 )
 from koalapy.config.variables import OF_COMMANDS, OF_JOBS
 from koalapy.model.alert import AlertRules
-from koalapy.model.cluster import ClusterPair, Link, check_cluster, pair_of
+from koalapy.model.cluster import ClusterPair, Link, LinkUse, check_cluster, pair_of
 from koalapy.model.disk import DiskLimits
 from koalapy.model.errors import UsageError
 from koalapy.model.identity import HighPriority, Provider, Role
@@ -217,6 +217,16 @@ class TracingSection:
 
 
 @dataclass(frozen=True)
+class RelaySection:
+    """The hub of relayed links, which runs beside the daemon (``koala relay hub``)."""
+
+    control: AbsolutePath | None = None
+    """Control socket of the hub. Without one, jobs use no relayed links."""
+    streams: Annotated[int, Field(ge=1, le=100_000)] = 4096
+    """Maximum number of streams over the hub for all jobs together. Jobs that may need more wait."""
+
+
+@dataclass(frozen=True)
 class LinkSection:
     """Configured properties of the network between two clusters, or within one (``between: [north, north]``)."""
 
@@ -228,6 +238,9 @@ class LinkSection:
     """Bandwidth in bytes per second; also as ``1Gbit`` or ``100MB``."""
     encrypted: bool | None = None
     """Whether file transfers over this link are encrypted. By default the setting ``encrypt_transfers``."""
+    mpi: LinkUse = LinkUse.ANY
+    """Path of MPI messages over this link: ``direct``, ``relayed``, or ``any``: relayed if the nodes do not reach each
+    other."""
 
 
 class EnvironmentSource(EnvSettingsSource):
@@ -320,6 +333,7 @@ class Settings(BaseSettings):
     tracing: TracingSection = TracingSection()
     rules: Rules = Rules()
     links: list[LinkSection] = []
+    relay: RelaySection = RelaySection()
     encrypt_transfers: bool = True
     """Whether file transfers between sites use TLS. They are unencrypted only if the settings of both sites say so."""
     network: MeasurementSettings = MeasurementSettings()
@@ -453,6 +467,10 @@ class Settings(BaseSettings):
                 encrypted[second if first == cluster else first] = section.encrypted
         return encrypted
 
+    def link_uses(self) -> dict[ClusterPair, LinkUse]:
+        """Return the path of MPI messages by pair of clusters, for links with the setting."""
+        return {pair_of(*section.between): section.mpi for section in self.links if section.mpi is not LinkUse.ANY}
+
     def known_links(self) -> dict[ClusterPair, Link]:
         """Return the configured links, by their two clusters in alphabetical order.
 
@@ -478,7 +496,8 @@ class Settings(BaseSettings):
                     value=list(section.between),
                     hint="leave one out",
                 )
-            if section.latency is None and section.bandwidth is None and section.encrypted is None:
+            properties = section.latency, section.bandwidth, section.encrypted
+            if properties == (None, None, None) and section.mpi is LinkUse.ANY:
                 raise UsageError(f"{field}: neither latency nor bandwidth is given", field=field, hint="give either")
             pairs.add(pair)
             if (link := Link(section.latency, section.bandwidth)) != Link():

@@ -11,11 +11,13 @@ from koalapy.config.settings import ClusterSection, Settings
 from koalapy.daemon.access import check_reserved_names
 from koalapy.daemon.agents.embedded import agent_directory
 from koalapy.daemon.agents.session import Sessions
+from koalapy.daemon.agents.wire import plan_nodes
 from koalapy.daemon.alerts.notifications import Notifications, build_notifications
 from koalapy.daemon.engine.engine import Engine, Outbox, steady_clock
 from koalapy.daemon.jobs.advisor import MAX_LEARNED_RUNS
 from koalapy.daemon.jobs.record import Record
 from koalapy.daemon.network.links import LinkTable
+from koalapy.daemon.network.relays import Relays
 from koalapy.daemon.observability.spans import log_change
 from koalapy.model.limits import DAY, Limits
 from koalapy.model.profile import ClusterProfile
@@ -32,6 +34,10 @@ from koalapy.scheduler.scheduler import Scheduler
 from koalapy.store.job_numbers import NUMBERS_FILE, JobNumbers
 from koalapy.store.opening import Stores, open_stores
 from koalapy.store.output import FileOutput
+from koalapy.system.local_token import load_or_make_token
+
+RELAY_SECRET_FILE = "relay.key"
+"""File in the data directory with the secret from which the keys of relayed links are derived."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,7 @@ class Core:
     sessions: Sessions
     notifications: Notifications
     engine: Engine
+    relays: Relays
     run_id: str
     """Identifies this daemon run among those of the same database."""
 
@@ -83,6 +90,13 @@ def build_core(settings: Settings, policies: Registry, data_dir: Path) -> Core:
     describe = build_describer(settings, queries.grid, data_dir)
     sessions, epoch = Sessions(clock), stores.jobs.epoch
     notifications = build_notifications(settings.notifications, stores.notifications, clock, queries.jobs)
+    profiles = {cluster.name: cluster.profile for cluster in queries.grid.clusters()}
+    relays = Relays(
+        settings.relay.control,
+        settings.link_uses(),
+        load_or_make_token(data_dir, RELAY_SECRET_FILE)[0].encode() if settings.relay.control is not None else b"",
+        lambda job: plan_nodes(job, profiles),
+    )
     engine = Engine(
         scheduler,
         stores.jobs,
@@ -93,8 +107,10 @@ def build_core(settings: Settings, policies: Registry, data_dir: Path) -> Core:
         catalogue=catalogue,
         dispatcher=sessions,
         notifier=notifications,
+        find_relay=relays.plan_job,
     )
     engine.subscribe(log_change)
+    engine.subscribe(relays.note_job, relays.note_attempt)
     return Core(
         settings,
         data_dir,
@@ -108,6 +124,7 @@ def build_core(settings: Settings, policies: Registry, data_dir: Path) -> Core:
         sessions,
         notifications,
         engine,
+        relays,
         make_nonce(),
     )
 

@@ -1,5 +1,6 @@
 """Start a daemon: read the configuration, build the parts, and run until a signal ends it."""
 
+import asyncio
 import gc
 import os
 import shutil
@@ -119,6 +120,7 @@ async def run(
         app = trust_proxies(app, settings, certificate)
         duties = [*build_duties(core, services, audit, certificate), *token_duties(identities, provider)]
         services.network.start()
+        relaying = asyncio.create_task(core.relays.run({n: t for n, t in tokens.items() if t}, engine.queries.jobs))
         core.notifications.start()
         try:
             await services.health.check_disks()
@@ -139,6 +141,7 @@ async def run(
                 audit.give_up,
             ).run()
         finally:
+            relaying.cancel()
             await services.network.stop()
             await core.notifications.stop()
             await audit.end_writing()

@@ -135,6 +135,7 @@ def build_services(
             feedback,
             logins,
             make_rejected_runner_recorder(audit),
+            core.relays.set_state,
         ),
         questions,
         streams,

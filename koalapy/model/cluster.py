@@ -21,6 +21,15 @@ ClusterPair = tuple[ClusterName, ClusterName]
 """Two clusters, or a cluster and itself: sorted by name, or source and destination where stated."""
 
 
+class LinkUse(StrEnum):
+    """The path of MPI messages between the nodes of two clusters."""
+
+    ANY = "any"
+    """Direct, or relayed if the nodes do not reach each other."""
+    DIRECT = "direct"
+    RELAYED = "relayed"
+
+
 def pair_of(first: ClusterName, second: ClusterName) -> ClusterPair:
     """Return two cluster names as a pair sorted by name."""
     return (first, second) if first <= second else (second, first)

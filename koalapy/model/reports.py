@@ -55,6 +55,11 @@ StageFault = Literal["site", "source", "file", "job"]
 """The responsible side: the execution site, the source of a file, the replica, or the job, which then fails."""
 
 
+MAX_RELAYED_PAIRS = 10_000
+NamedPair = Annotated[tuple[Name, Name], MaxLen(2)]
+"""Two clusters, sorted by name."""
+
+
 @dataclass(frozen=True, slots=True)
 class ProgramUse:
     """The use of the nodes of an ended component by its program, over the ``nodes`` of which it is known."""
@@ -107,6 +112,11 @@ class ComponentStatus:
     """
     use: ProgramUse | None = None
     """None before the end, if no node reported it, and from agents of versions without this field."""
+    relayed: Annotated[tuple[NamedPair, ...], MaxLen(MAX_RELAYED_PAIRS)] = ()
+    """Pairs of clusters, each sorted by name, between which the program's messages go through relays."""
+    relay_lost: bool = False
+    """Whether its infrastructure failure is the loss of relayed links outside its site, so that it is not an error of
+    the cluster."""
     type: Literal["status"] = field(default="status", kw_only=True)
 
 

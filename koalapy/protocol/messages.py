@@ -32,6 +32,7 @@ from koalapy.model.node_requirement import MAX_CORES, NodeRequirement
 from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory, StageStatus
 
 PROTOCOL = 3
+MAX_CERTIFICATE_LENGTH = 65_536
 MAX_TERMINAL_SIZE = 10_000
 """Rows or columns of a terminal."""
 ProbeNumber = Annotated[int, Interval(ge=1, le=2**53)]
@@ -260,6 +261,26 @@ class RejectedRunner(Message):
     times: Count = 1
 
 
+class RelayState(Message):
+    """Whether jobs may use relayed links of this site: sent after each ``Welcome`` and at each change.
+
+    An agent without the setting ``relay``, or of an older version, sends none.
+    """
+
+    type: Literal["relay_state"] = "relay_state"
+    ready: bool
+    """Whether the head, the relay beside the agent, is connected to the hub."""
+    error: TruncatedText = ""
+    """The reason if it is not."""
+    certificate: Annotated[str, Field(max_length=MAX_CERTIFICATE_LENGTH)] | None = None
+    """The certificate of the head (PEM), which heads of other sites accept; None: they do without TLS."""
+    host: Host = ""
+    port: Annotated[int, Interval(ge=0, le=65535)] = 0
+    """Address at which heads of other sites reach this one directly; empty and 0: by the hub."""
+    relayed_only: bool = False
+    """Whether the site demands that MPI messages to and from other sites are relayed, and so encrypted."""
+
+
 class FoundPart(Message):
     """One entry of a folder."""
 
@@ -295,6 +316,8 @@ class Welcome(Message):
     """Bytes of each component's output that the daemon keeps, half at the beginning and half at the end."""
     users_url: Path = ""
     """The daemon's URL for users, if it differs from the agent's."""
+    relays: bool = False
+    """Whether the daemon accepts ``RelayState``, which an older one would take for an invalid message."""
 
 
 class LeaseRenewed(Message):
@@ -398,6 +421,19 @@ class LeaseWarning(TypedDict):
     grace: Seconds
 
 
+class PlanRelay(TypedDict):
+    """The relayed links that a job may use (docs/adr/0034-relayed-links.md)."""
+
+    attempt: Name
+    """Name of the attempt at the relays."""
+    pairs: list[tuple[Name, Name, Literal["any", "relayed"]]]
+    """Pairs of clusters, each sorted by name, that may be relayed. ``any``: only if their nodes do not reach each
+    other directly. Other pairs are direct."""
+    bases: list[int]
+    """First ports of alternative layouts (``runner/relay_layout.py``), to be tried in this order. Empty: relayed links
+    cannot be used, so that a job that needs them fails."""
+
+
 class Open(Command):
     """An order to start, with a plan that is the same for all components. Node 0 of component ``head`` leads."""
 
@@ -421,6 +457,9 @@ class Open(Command):
     """The text of the script; only the head component gets it."""
     cpus_per_rank: Annotated[int, Field(ge=1, le=MAX_CORES)] | None = None
     """Processors to which each rank is bound; None: ranks are not bound."""
+    relay: PlanRelay | None = None
+    relay_entry: dict[str, Any] | None = None
+    """The attempt for the head of this cluster, without the keys of its nodes; runners do not get it."""
 
     def runner_message(self) -> dict[str, Any]:
         """Return the message for the runners. Share the lists with this one."""
@@ -536,6 +575,7 @@ FromAgent = Annotated[
     | Vouch
     | RenewLease
     | RejectedRunner
+    | RelayState
     | StreamFromNode,
     Field(discriminator="type"),
 ]

@@ -27,9 +27,11 @@ class RelayClient:
     ) -> None:
         """``state`` returns keys and all live attempts; it is sent first on each connection.
 
-        ``on_event`` gets the relay's events: ``lost`` (attempt, why), ``removed`` (attempt, streams, bytes), and
-        ``hub`` (connected, why) of a head. Each connection begins with ``state``, the relay's answer: ``lost``, and
-        of a head ``hub_connected`` and ``certificate``. The attempts in it are reported as ``lost``, too.
+        ``on_event`` gets the relay's events: ``lost`` (attempt, why, and by_hub: whether by the loss of the hub),
+        ``removed`` (attempt, streams, bytes), ``away`` when the connection ends, and ``hub`` (connected, why) of a
+        head. Each connection begins with ``state``, the relay's answer: ``lost``, and of a head ``hub_connected``,
+        ``certificate``, and the addresses ``listen`` and ``listen_for_heads``. The attempts in it are reported as
+        ``lost``, too.
         """
         self._path, self._state, self._on_event = path, state, on_event
         self._writer: asyncio.StreamWriter | None = None
@@ -84,7 +86,9 @@ class RelayClient:
             answer = await self._request("state", **self._state())
             self._on_event({**answer, "t": "state"})
             for attempt, reason in answer["lost"].items():
-                self._on_event({"t": "lost", "attempt": attempt, "why": reason})
+                self._on_event(
+                    {"t": "lost", "attempt": attempt, "why": reason, "by_hub": reason.startswith("the hub ")}
+                )
             self.connected.set()
             await receiving
         finally:
@@ -114,7 +118,9 @@ class RelayClient:
         return message
 
     def _disconnect(self) -> None:
-        self.connected.clear()
+        if self.connected.is_set():
+            self.connected.clear()
+            self._on_event({"t": "away"})
         if self._writer is not None:
             self._writer.close()
             self._writer = None

@@ -217,6 +217,7 @@ class Head(Relay):
         """
         super().__init__(loop, limits or Limits())
         self.cluster, self._hub_address, self._certificate = cluster, hub, certificate
+        self._addresses = address, peer_address
         self.hub: HubLink | None = None
         self._key = b""
         self.server = Server(loop, self.pool, address, PlainSide, self.limits, self.handle_first_line, self.refuse)
@@ -247,7 +248,12 @@ class Head(Relay):
             self.hub.connect()
 
     def describe(self) -> dict[str, Any]:
-        return {"hub_connected": self.hub is not None and self.hub.is_welcome, "certificate": self._certificate()}
+        return {
+            "hub_connected": self.hub is not None and self.hub.is_welcome,
+            "certificate": self._certificate(),
+            "listen": self._addresses[0],
+            "listen_for_heads": self._addresses[1],
+        }
 
     def find_credentials(self, hello: dict[str, Any]) -> tuple[Via, Credentials]:
         attempt = self.live.get(get_text(hello, "name"))

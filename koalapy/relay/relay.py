@@ -255,7 +255,7 @@ class Relay:
                 log.warning(
                     "an attempt has lost its relayed links", action="relay-attempt-lost", attempt=token, reason=reason
                 )
-                self.on_event({"t": "lost", "attempt": token, "why": reason})
+                self.on_event({"t": "lost", "attempt": token, "why": reason, "by_hub": via == ("hub",)})
 
     def _end_streams(self, via: Via, reason: str) -> set[str]:
         """End the streams over a control connection, and return their attempts."""

@@ -35,18 +35,18 @@ def check_token(token: str) -> str:
     return token
 
 
-def load_or_make_token(data_dir: Path) -> tuple[str, str]:
-    """Return the token in a daemon's data directory, which is made if there is none.
+def load_or_make_token(data_dir: Path, name: str = TOKEN_FILE) -> tuple[str, str]:
+    """Return the token in a file of a daemon's data directory, which is made if there is none.
 
     The second value says why an unusable token was replaced, and is empty otherwise. Raise ``UsageError`` if a new
     token cannot be written.
     """
-    path, problem = data_dir / TOKEN_FILE, ""
+    path, problem = data_dir / name, ""
     try:
         folder = os.open(data_dir, FOLDER_FLAGS)
         try:
             try:
-                descriptor, text = read_private_file(TOKEN_FILE, folder)
+                descriptor, text = read_private_file(name, folder)
                 os.close(descriptor)
                 return check_token(text.strip()), ""
             except FileNotFoundError:
@@ -54,7 +54,7 @@ def load_or_make_token(data_dir: Path) -> tuple[str, str]:
             except (OSError, ValueError) as error:
                 problem = error.strerror or "" if isinstance(error, OSError) else str(error)
             token = os.urandom(32).hex()
-            os.close(write_private_file(TOKEN_FILE, folder, f"{token}\n"))
+            os.close(write_private_file(name, folder, f"{token}\n"))
             return token, problem
         finally:
             os.close(folder)

@@ -7,9 +7,12 @@ from typing import Any, cast
 
 from koalapy.agent.components.barrier import OPEN_BATCH_SIZE, Barrier, RejectedRunners
 from koalapy.agent.components.component import Component
+from koalapy.agent.components.relays import RelayedLinks
 from koalapy.agent.components.streams import Streams
+from koalapy.agent.core.leases import Leases
 from koalapy.agent.core.lrm_jobs import LrmJobs
 from koalapy.agent.core.reporter import Reporter
+from koalapy.agent.core.settings import AgentSettings
 from koalapy.agent.core.spool import Spool
 from koalapy.agent.runners.runners import RunnerConnection, RunnerConnections, RunnerSecrets
 from koalapy.agent.runners.uplink import Uplink
@@ -45,8 +48,15 @@ async def test_plan_is_encoded_once_for_all_runners(tmp_path: Path) -> None:
     uplink = Uplink("ws://127.0.0.1:1", "", lambda: cast(Hello, None))
     reporter = Reporter(uplink)
     secrets = RunnerSecrets(MemoryLrm(), "north", "")
+    settings = AgentSettings(cluster="north", url="http://127.0.0.1:1", token="", directory=tmp_path)
     barrier = Barrier(
-        reporter, cast(LrmJobs, None), secrets, RejectedRunners(reporter), 60.0, Streams(reporter, "north", "owner")
+        reporter,
+        cast(LrmJobs, None),
+        secrets,
+        RejectedRunners(reporter),
+        cast(Leases, None),
+        Streams(reporter, "north", "owner"),
+        RelayedLinks(settings, reporter, secrets, lambda *_: None),
     )
     component = Component("i", "7.1.0", Spool(tmp_path).make_folder("i", "7.1.0"), NODES)
     wires = add_waiting_runners(component, barrier)

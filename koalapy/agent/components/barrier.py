@@ -9,6 +9,7 @@ from typing import Any, Literal
 import structlog
 
 from koalapy.agent.components.component import Component
+from koalapy.agent.components.relays import RelayedLinks
 from koalapy.agent.components.streams import Streams
 from koalapy.agent.core.leases import Leases
 from koalapy.agent.core.lrm_jobs import LrmJobs, sleep_awake
@@ -87,7 +88,9 @@ class Barrier:
         impostors: RejectedRunners,
         leases: Leases,
         streams: Streams,
+        relays: RelayedLinks,
     ) -> None:
+        self._relays = relays
         self._reporter, self._jobs, self._secrets, self._impostors = reporter, jobs, secrets, impostors
         self._leases, self._streams = leases, streams
         self._absent: dict[tuple[str, int], asyncio.Task[None]] = {}
@@ -110,6 +113,7 @@ class Barrier:
         if component.plan is not None or component.stop is not None or component.ended:
             return
         component.plan = plan
+        await self._relays.open_component(component)
         for index, node in enumerate(component.nodes):
             if node.runner is not None and node.phase == "waiting":
                 node.runner.send_line(component.open_line_for(index))
@@ -121,6 +125,12 @@ class Barrier:
         component.fail(error)
         self._reporter.publish_status(component)
         self._jobs.end_component(component)
+
+    def fail_relayed(self, component: Component, reason: str, is_own_fault: bool) -> None:
+        """Fail a component that has lost relayed links. ``is_own_fault``: a relay of this site was lost."""
+        component.relay_lost = component.may_fail and not is_own_fault
+        component.send_to_runners({"t": "relay_lost", "why": reason})
+        self.fail_component(component, reason)
 
     def deliver_relay(self, message: Relay) -> None:
         """Deliver a relay, a message of a runner on another cluster, to a runner here."""
@@ -233,6 +243,9 @@ class Barrier:
                 runner.send_message({"t": "lease", "number": message["number"], "silence": silence})
             case "stream":
                 self._streams.receive_from_runner(runner, message["message"])
+            case "relay_used":
+                component.relayed = tuple((str(one), str(other)) for one, other in message["pairs"])
+                self._reporter.publish_status(component)
             case "relay":
                 self._pass_on(component, runner, message)
             case "exit":

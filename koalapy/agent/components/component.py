@@ -114,6 +114,12 @@ class Component:
     starting: float = 0.0
     """Maximum seconds of the start of its nodes, while they start."""
     plan: dict[str, Any] | None = None
+    relay_head: list[Any] | None = None
+    """Host and port at which its nodes reach the relay of the site; None: they cannot use relayed links."""
+    relayed: tuple[tuple[str, str], ...] = ()
+    """Pairs of clusters between which its program's messages go through relays."""
+    relay_lost: bool = False
+    """Whether it has failed because relayed links outside this site were lost."""
     stop: str | None = None
     grace: Grace | None = None
     """Grace period of a component that is being stopped."""
@@ -187,14 +193,19 @@ class Component:
     def open_line(self) -> Line:
         """The message that starts the program, with the plan. It is equal for all runners, so it is encoded once."""
         if self._opening is None:
-            plan = {name: value for name, value in (self.plan or {}).items() if name != "script"}
-            self._opening = encode_line({"t": "open", **plan})
+            self._opening = encode_line(self._open_message(has_script=False))
         return self._opening
+
+    def _open_message(self, *, has_script: bool) -> dict[str, Any]:
+        hidden = {"relay_entry"} if has_script else {"relay_entry", "script"}
+        plan = {name: value for name, value in (self.plan or {}).items() if name not in hidden}
+        relay = {} if self.relay_head is None else {"relay_head": self.relay_head}
+        return {"t": "open", **plan, **relay}
 
     def open_line_for(self, node: int) -> Line:
         """Return the message that starts the program on a node; only the node that runs the script gets its text."""
         if node == 0 and self.plan is not None and self.plan.get("script"):
-            return encode_line({"t": "open", **self.plan})
+            return encode_line(self._open_message(has_script=True))
         return self.open_line
 
     @property
@@ -279,6 +290,8 @@ class Component:
             starting=self.starting if waits else 0.0,
             lease=self.lease,
             use=self._node_use(),
+            relayed=self.relayed,
+            relay_lost=self.relay_lost,
         )
 
     def _node_use(self) -> ProgramUse | None:

@@ -17,6 +17,7 @@ from koalapy.agent.components.job_folders import JobFolders
 from koalapy.agent.components.job_places import ComponentFolders
 from koalapy.agent.components.open_mpi import OpenMpi, open_mpi_here
 from koalapy.agent.components.outputlog import DEFAULT_OUTPUT_LIMIT
+from koalapy.agent.components.relays import RelayedLinks
 from koalapy.agent.components.streams import Streams
 from koalapy.agent.core.background import Background
 from koalapy.agent.core.daemons import Daemons, ExpiredDaemons
@@ -107,7 +108,7 @@ class Agent:
             clock,
             Versions(agent=koalapy.__version__),
             stages=lambda instance: self._files.stages.current_statuses(instance),
-            ended=lambda component: self._files.on_component_ended(component),
+            ended=lambda component: self._on_component_ended(component),
             lacks=missing_programs,
             calls=lambda: self._jobs.calls(),
         )
@@ -151,7 +152,10 @@ class Agent:
         self._impostors = RejectedRunners(self._reporter)
         self._leases = Leases(settings.directory, self._reporter, self._jobs.end_component, clock)
         self._streams = Streams(self._reporter, settings.cluster, settings.interactive, clock)
-        self._barrier = Barrier(self._reporter, self._jobs, self._secrets, self._impostors, self._leases, self._streams)
+        self._relays = RelayedLinks(settings, self._reporter, self._secrets, self._on_links_lost)
+        self._barrier = Barrier(
+            self._reporter, self._jobs, self._secrets, self._impostors, self._leases, self._streams, self._relays
+        )
         self._logins = LoginServer(settings, self._uplink, clock)
         silence = settings.forget_after, timeouts.expiry_check_s
         self._expired = ExpiredDaemons(self._spool, self._reporter, self._jobs, self._places, self._files, *silence)
@@ -185,6 +189,7 @@ class Agent:
                 group.create_task(self._jobs.watch_lrm())
                 group.create_task(self._places.remove_leftovers())
                 group.create_task(self._leases.watch_leases())
+                group.create_task(self._relays.run())
                 group.create_task(self._retry_regularly())
                 group.create_task(self._sweep())
                 group.create_task(self._disks.watch_disks())
@@ -227,6 +232,7 @@ class Agent:
             elif component.stop is not None:
                 self._jobs.end_component(component)
             elif component.plan is not None:
+                self._relays.restore_component(component)
                 self._places.fetch_early(component)
                 self._barrier.await_return(component)
         self._files.stages.load_stages()
@@ -289,6 +295,13 @@ class Agent:
             accepts_scripts=bool(self._settings.accepts_scripts),
             known=self._daemons.known_daemons(),
         )
+
+    def _on_links_lost(self, component: Component, reason: str, is_own_fault: bool) -> None:
+        self._barrier.fail_relayed(component, reason, is_own_fault)
+
+    def _on_component_ended(self, component: Component) -> None:
+        self._files.on_component_ended(component)
+        self._relays.forget_ended()
 
     def _make_submission(self, component: Component) -> LrmSubmission:
         """Return the job that starts a component's runners. Raise ``SiteRejected`` if its account may not run jobs."""
@@ -380,6 +393,7 @@ class Agent:
         self._epoch, self._life = message.epoch, message.life
         self._reporter.instance = message.instance
         self._leases.on_welcome()
+        self._relays.on_welcome(is_understood=message.relays)
         self._output_limit = message.output_limit
         self._logins.welcomed(message)
         self._expired.record_contact()

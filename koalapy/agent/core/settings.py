@@ -65,6 +65,12 @@ def _loopback_network(network: str) -> str:
     return ".".join(str(int(byte)) for byte in network.split("."))
 
 
+def _absolute_path(path: str) -> str:
+    if not path.startswith("/"):
+        raise ValueError(f"{path} is not an absolute path: give one")
+    return path
+
+
 def _socket_path(path: str) -> str:
     if path != NO_SOCKET and not path.startswith("/"):
         raise ValueError(f"{path} is not an absolute path: give one, or {NO_SOCKET}")
@@ -138,6 +144,11 @@ class SiteSettings:
     accepts_scripts: bool | None = None
     """Whether a script that runs at another site may choose the programs of its job on this cluster. By default only on
     embedded clusters. Scripts of jobs on this cluster alone are always accepted."""
+    relay: Annotated[str, AfterValidator(_absolute_path)] | None = None
+    """Control socket of the relay beside the agent (``koala relay head``). Without one, the nodes of this cluster use
+    no relayed links."""
+    relayed_only: bool = False
+    """Whether MPI messages between this cluster and others are always relayed, and so encrypted between the sites."""
     forget_after: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 14 * 86400.0
     """Seconds of silence after which the agent removes a daemon's stages and ended components, if it has met another
     daemon since, as after the database was wiped."""

@@ -18,6 +18,7 @@ from koalapy.model.bounds import (
     Seconds,
     TruncatedText,
 )
+from koalapy.model.reports import MAX_RELAYED_PAIRS, NamedPair
 from koalapy.model.wording import escape_surrogates
 from koalapy.protocol.messages import StreamFromNode
 from koalapy.runner.session import NONCE_SIZE
@@ -88,6 +89,13 @@ class Relay(RunnerMessage):
     payload: Payload
 
 
+class RelayUsed(RunnerMessage):
+    """The pairs of clusters between which the program's messages go through relays."""
+
+    t: Literal["relay_used"]
+    pairs: Annotated[list[NamedPair], Field(max_length=MAX_RELAYED_PAIRS)]
+
+
 class NodeUsage(RunnerMessage):
     """The use of a node by the program while it ran."""
 
@@ -138,7 +146,9 @@ class RunnerResult(RunnerMessage):
 
 
 _message: TypeAdapter[RunnerMessage] = TypeAdapter(
-    Annotated[Here | Out | Running | Warned | Ending | Renew | Relay | Stream | Exit, Field(discriminator="t")]
+    Annotated[
+        Here | Out | Running | Warned | Ending | Renew | Relay | RelayUsed | Stream | Exit, Field(discriminator="t")
+    ]
 )
 
 

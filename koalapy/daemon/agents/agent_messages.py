@@ -30,6 +30,7 @@ from koalapy.protocol.messages import (
     RejectedRunner,
     Relay,
     RelayFailed,
+    RelayState,
     RenewLease,
     StreamFromNode,
     Vouch,
@@ -98,7 +99,10 @@ class AgentMessages:
         feedback: TransferFeedback | None = None,
         logins: Logins | None = None,
         record_rejected_runner: RecordRejectedRunner | None = None,
+        note_relay: Callable[[ClusterName, RelayState | None], None] = lambda *_: None,
     ) -> None:
+        """``note_relay``: records whether a site can be reached by relays; None: its agent has not said yet."""
+        self.note_relay = note_relay
         self._engine, self._queries, self._outputs, self._sessions = engine, queries, outputs, sessions
         self._feedback, self._logins, self._record_rejected_runner = feedback, logins, record_rejected_runner
         self._background_tasks: set[asyncio.Task[None]] = set()
@@ -113,6 +117,7 @@ class AgentMessages:
             Vouch: self._handle_vouch,
             RenewLease: lambda session, message: session.renew_lease(message.number),
             RejectedRunner: self._handle_rejected_runner,
+            RelayState: lambda session, message: note_relay(session.cluster, message),
             Ask: lambda session, message: questions.forward_question(session.cluster, message),
             Answer: lambda session, message: questions.deliver_answer(session.cluster, message),
             **dict.fromkeys(get_args(StreamFromNode), streams.receive_message),

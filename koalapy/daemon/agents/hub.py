@@ -37,6 +37,7 @@ class Terms:
     life: str
     output_limit: int
     users_url: str = ""
+    relays: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +223,7 @@ class Hub:
         if self._sessions.remove(session):
             self._questions.fail_questions(session.cluster)
             self._streams.end_streams_of(session.cluster, reason)
+            self._messages.note_relay(session.cluster, None)
             log.info("agent disconnected", action="agent-disconnected", cluster=session.cluster, reason=reason)
             self._engine.post(WorkItem(events=(ClusterDisconnected(session.cluster, reason, heard),)))
 

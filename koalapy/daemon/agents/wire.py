@@ -1,9 +1,10 @@
 """Convert commands of the scheduler to messages for agents, with all data that agents need."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from koalapy.daemon.network.relays import JobRelay
 from koalapy.model.job import WALLTIME_ALLOWANCE, Component, Job, JobId, lease_of, parse_token
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.profile import ClusterProfile
@@ -33,6 +34,9 @@ from koalapy.scheduler.effects import (
 )
 from koalapy.scheduler.ledger import live
 
+FindRelay = Callable[[Job, Sequence[PlanNode]], JobRelay | None]
+"""Returns the relayed links that a job may use, given the nodes of its plan; None if it may use none."""
+
 
 class CommandMessages:
     """The messages of one batch of commands, with paths and accounts as on each cluster."""
@@ -44,11 +48,12 @@ class CommandMessages:
         catalogue: Catalogue,
         accounts: Accounts,
         find_job: Callable[[JobId], Job | None] = lambda _: None,
+        find_relay: FindRelay = lambda *_: None,
     ) -> None:
         """``find_job``: returns an unfinished job, such as the array of a task."""
-        self._find_job = find_job
+        self._find_job, self._find_relay = find_job, find_relay
         self._epoch, self._profiles, self._catalogue, self._accounts = epoch, profiles, catalogue, accounts
-        self._plans: dict[JobId, Plan] = {}
+        self._plans: dict[JobId, tuple[Plan, JobRelay | None]] = {}
         """The plans of jobs with an opening barrier; all components of a job share one."""
 
     def build_message(self, command: Command, job: Job | None, ident: int) -> dict[str, Any]:
@@ -79,12 +84,17 @@ class CommandMessages:
                     _build_stage(job, command.cluster, self._catalogue, header, user) or Unstage(**header)
                 ).model_dump()
             case OpenBarrier() if job is not None:
-                if (plan := self._plans.get(job.id)) is None:
+                if job.id not in self._plans:
                     array = None if job.array_job is None else self._find_job(job.array_job)
-                    plan = self._plans[job.id] = Plan.of(_build_plan(job, self._profiles, array))
+                    nodes = plan_nodes(job, self._profiles)
+                    relay = self._find_relay(job, nodes)
+                    self._plans[job.id] = Plan.of(_build_plan(job, nodes, self._profiles, relay, array)), relay
+                plan, relay = self._plans[job.id]
                 is_head = command.token == job.token(live(job).head.index)
                 script = {"script": job.spec.script} if job.spec.script and is_head else {}
-                return {"type": "open", **header, **script, PLAN: plan}
+                head_entry = None if relay is None else relay.head_entry(command.cluster)
+                entry = {} if head_entry is None else {"relay_entry": head_entry}
+                return {"type": "open", **header, **script, **entry, PLAN: plan}
         raise ValueError(f"{command} is for a job that is unknown here")
 
 
@@ -188,22 +198,36 @@ def _array_variables(task: Job, array: Job | None) -> dict[str, str]:
     return variables
 
 
-def _build_plan(job: Job, profiles: Mapping[ClusterName, ClusterProfile], array: Job | None = None) -> dict[str, Any]:
-    """Return the part of an ``Open`` that is the same for all components. ``array``: that of a task."""
-    variables = _array_variables(job, array)
-    attempt = live(job)
+def plan_nodes(job: Job, profiles: Mapping[ClusterName, ClusterProfile]) -> list[PlanNode]:
+    """Return the nodes of a job's attempt, component by component."""
     nodes: list[PlanNode] = []
-    contexts: list[PlanContext] = []
-    for component in attempt.gang:
-        first = len(nodes)
+    for component in live(job).gang:
         token = job.token(component.index)
-        profile = profiles[component.cluster]
-        per_node = job.spec.ranks_per_node(profile.processes_per_node)
+        per_node = job.spec.ranks_per_node(profiles[component.cluster].processes_per_node)
         nodes += [
             PlanNode(host=host, cluster=component.cluster, token=token, node=index, slots=per_node)
             for index, host in enumerate(component.hosts)
         ]
-        contexts.append(_build_context(job, component, profile, list(range(first, len(nodes))), variables))
+    return nodes
+
+
+def _build_plan(
+    job: Job,
+    nodes: Sequence[PlanNode],
+    profiles: Mapping[ClusterName, ClusterProfile],
+    relay: JobRelay | None,
+    array: Job | None = None,
+) -> dict[str, Any]:
+    """Return the part of an ``Open`` that is the same for all components. ``array``: that of a task."""
+    variables = _array_variables(job, array)
+    attempt = live(job)
+    contexts: list[PlanContext] = []
+    first = 0
+    for component in attempt.gang:
+        last = first + len(component.hosts)
+        profile = profiles[component.cluster]
+        contexts.append(_build_context(job, component, profile, list(range(first, last)), variables))
+        first = last
     return {
         "job": job.id,
         "generation": attempt.generation,
@@ -215,6 +239,7 @@ def _build_plan(job: Job, profiles: Mapping[ClusterName, ClusterProfile], array:
         "walltime": _enforced_walltime(job.spec),
         **({"is_script": True} if job.spec.script else {}),
         **({"cpus_per_rank": job.spec.cpus_per_rank} if job.spec.cpus_per_rank else {}),
+        **({} if relay is None else {"relay": relay.plan}),
         **_build_warnings(job.spec),
     }
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import structlog
 
-from koalapy.daemon.agents.wire import CommandMessages
+from koalapy.daemon.agents.wire import CommandMessages, FindRelay
 from koalapy.daemon.engine.database import SLOW_AFTER_S, DatabaseMonitor
 from koalapy.daemon.jobs.changes import Changes, Topic
 from koalapy.daemon.observability.audit import DONE, AuditedRequest, take_change
@@ -183,9 +183,10 @@ class Engine:
         notifier: Notifier | None = None,
         take_in_budget_s: float = TAKE_IN_BUDGET_S,
         max_strays: int = MAX_STRAYS,
+        find_relay: FindRelay = lambda *_: None,
     ) -> None:
         """``max_strays``: commands about unknown components that one cluster's outbox holds at most."""
-        self._max_strays = max_strays
+        self._max_strays, self._find_relay = max_strays, find_relay
         self._take_in_budget_s = take_in_budget_s
         self.catalogue = catalogue or Catalogue()
         self._scheduler = scheduler
@@ -371,7 +372,9 @@ class Engine:
         """Return the changes to store in one transaction, and the messages to send after it, by cluster."""
         messages: dict[str, list[dict[str, Any]]] = {}
         entries: list[OutboxEntry] = []
-        commands = CommandMessages(self.epoch, self._profiles, self.catalogue, self.queries.accounts, self.queries.job)
+        commands = CommandMessages(
+            self.epoch, self._profiles, self.catalogue, self.queries.accounts, self.queries.job, self._find_relay
+        )
         for command in self._within_bounds(effects.commands):
             ident = self.outbox.new_id()
             job = self._job_of(command, effects)

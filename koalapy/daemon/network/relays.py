@@ -1,0 +1,221 @@
+"""Let jobs use relayed links: tell the hub and the agents which attempts may open streams (docs/adr/0034)."""
+
+import asyncio
+import hmac
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from koalapy.model.cluster import ClusterPair, LinkUse, pair_of
+from koalapy.model.job import Attempt, Job, JobId, JobState
+from koalapy.model.job_spec import Launcher
+from koalapy.model.request import ClusterName
+from koalapy.protocol.messages import PlanNode, PlanRelay, RelayState
+from koalapy.relay.client import RelayClient, RelayRejected
+from koalapy.relay.entries import AttemptPlan, HeadIdentity, NodePlan, derive_head_key
+from koalapy.runner.relay_layout import FIRST_PORT, LAST_PORT, count_ports, node_ports
+from koalapy.scheduler.ledger import live
+from koalapy.system.event_loop import BackgroundTasks
+
+log = structlog.get_logger()
+
+LAYOUTS = 4
+"""Alternative layouts of ports, since programs of other jobs may use some."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobRelay:
+    """The relayed links of an attempt, for its runners and for the heads of its clusters."""
+
+    plan: PlanRelay
+    attempt: AttemptPlan | None
+    """None: the relays are not told of it, so that a job that needs relayed links fails."""
+
+    def head_entry(self, cluster: ClusterName) -> dict[str, Any] | None:
+        return None if self.attempt is None else self.attempt.head_entry(cluster)
+
+
+def attempt_name(job: Job) -> str:
+    """Return the name of a job's attempt at the relays."""
+    attempt = live(job)
+    return f"{job.id}.{attempt.generation}" + (f".{attempt.nonce}" if attempt.nonce else "")
+
+
+def choose_bases(name: str, slots: Sequence[int]) -> list[int]:
+    """Return the first ports of an attempt's layouts; none if it needs more ports than there are.
+
+    They follow from its name, so that they need not be stored.
+    """
+    choices = LAST_PORT - FIRST_PORT + 2 - count_ports(slots)
+    if choices <= 0:
+        return []
+    numbers = (sha256(f"{name} {layout}".encode()).digest() for layout in range(LAYOUTS))
+    return list(dict.fromkeys(FIRST_PORT + int.from_bytes(number[:8], "big") % choices for number in numbers))
+
+
+class Relays:
+    """The daemon's side of relayed links. Without the hub's control socket jobs use none."""
+
+    def __init__(
+        self,
+        control: str | None,
+        uses: Mapping[ClusterPair, LinkUse],
+        secret: bytes,
+        nodes_of: Callable[[Job], Sequence[PlanNode]],
+    ) -> None:
+        """``uses``: the configured path of messages by pair of clusters. ``secret``: from which keys of attempts are
+        derived. ``nodes_of``: returns the nodes of a job's attempt in the order of its plan."""
+        self._control, self._uses, self._secret, self._nodes_of = control, uses, secret, nodes_of
+        self._states: dict[ClusterName, RelayState] = {}
+        self._entries: dict[JobId, tuple[str, dict[str, Any]]] = {}
+        """Name and the hub's entry of each live attempt."""
+        self._keys: dict[ClusterName, str] = {}
+        self._client = None if control is None else RelayClient(Path(control), self._hub_state, self._on_event)
+        self._tasks = BackgroundTasks()
+
+    @property
+    def is_configured(self) -> bool:
+        return self._client is not None
+
+    @property
+    def hub_problem(self) -> str:
+        """Return why the hub cannot be used; empty if it can be, or is not configured."""
+        if self._client is None or self._client.connected.is_set():
+            return ""
+        return f"the daemon cannot reach the hub at {self._control}"
+
+    def state_of(self, cluster: ClusterName) -> RelayState | None:
+        """Return the last state that a connected agent has reported; None if its site allows no relayed links."""
+        return self._states.get(cluster)
+
+    def set_state(self, cluster: ClusterName, state: RelayState | None) -> None:
+        """Record whether a site can be reached by relays; None: its agent has connected anew and reported nothing."""
+        former = self._states.pop(cluster, None)
+        if state is not None:
+            self._states[cluster] = state
+            if former is None or former.ready != state.ready:
+                log.info(
+                    "the relay of a site has changed",
+                    action="relay-site",
+                    cluster=cluster,
+                    ready=state.ready,
+                    error=state.error,
+                )
+
+    def is_ready(self, cluster: ClusterName) -> bool:
+        """Return whether streams can be opened to and from a cluster now."""
+        state = self._states.get(cluster)
+        return state is not None and state.ready and self._client is not None and self._client.connected.is_set()
+
+    def use_of(self, pair: ClusterPair) -> LinkUse:
+        """Return the path of messages that configuration and sites demand between two clusters."""
+        use = self._uses.get(pair, LinkUse.ANY)
+        if use is LinkUse.ANY and any((state := self._states.get(name)) and state.relayed_only for name in pair):
+            return LinkUse.RELAYED
+        return use
+
+    def plan_job(self, job: Job, nodes: Sequence[PlanNode]) -> JobRelay | None:
+        """Return the relayed links that a job may use, and let the hub know; None if it may use none."""
+        if job.spec.launcher is not Launcher.OPENMPI:
+            return None
+        names = sorted({node["cluster"] for node in nodes})
+        pairs: list[tuple[str, str, Any]] = []
+        for pair in combinations(names, 2):
+            use = self.use_of(pair_of(*pair))
+            if use is LinkUse.RELAYED or (use is LinkUse.ANY and all(map(self.is_ready, pair))):
+                pairs.append((*pair, use.value))
+        if not pairs:
+            return None
+        name = attempt_name(job)
+        attempt = None if self._client is None else self._plan_attempt(job, nodes)
+        bases = [] if attempt is None else choose_bases(name, _slots(nodes))
+        if attempt is not None:
+            self._add(job, attempt)
+        return JobRelay(PlanRelay(attempt=name, pairs=pairs, bases=bases), attempt)
+
+    def note_job(self, job: Job, _previous: JobState | None) -> None:
+        """Remove an attempt from the hub once it is over."""
+        entry = self._entries.get(job.id)
+        if entry is not None and (job.state.is_final or job.attempt is None or entry[0] != attempt_name(job)):
+            del self._entries[job.id]
+            if self._client is not None:
+                self._tasks.spawn(self._remove(entry[0]))
+
+    def note_attempt(self, job: Job, _attempt: Attempt) -> None:
+        """Remove an attempt from the hub that another one has followed."""
+        self.note_job(job, None)
+
+    async def run(self, tokens: Mapping[ClusterName, str], jobs: Callable[[], Sequence[Job]]) -> None:
+        """Stay connected with the hub until cancelled. ``tokens``: of the agents. ``jobs``: the unfinished ones."""
+        if self._client is None:
+            return
+        for cluster, token in tokens.items():
+            self._keys[cluster] = (await asyncio.to_thread(derive_head_key, token, cluster)).hex()
+        for job in jobs():
+            if job.attempt is not None and job.attempt.barrier_at is not None:
+                nodes = self._nodes_of(job)
+                if len({node["cluster"] for node in nodes}) > 1 and (attempt := self._plan_attempt(job, nodes)):
+                    self._entries.setdefault(job.id, (attempt.attempt, attempt.hub_entry()))
+        try:
+            await self._client.keep_connected()
+        finally:
+            self._tasks.cancel()
+
+    async def metrics(self) -> str:
+        """Return the hub's metrics as Prometheus text; empty without a hub."""
+        return "" if self._client is None else await self._client.metrics()
+
+    def _plan_attempt(self, job: Job, nodes: Sequence[PlanNode]) -> AttemptPlan | None:
+        """Return the attempt for the relays; None if its nodes need more ports than there are."""
+        name, slots = attempt_name(job), _slots(nodes)
+        layouts = [node_ports(base, slots) for base in choose_bases(name, slots)]
+        if not layouts:
+            return None
+        key = hmac.new(self._secret, name.encode(), sha256).digest()
+        plans = [NodePlan(node["cluster"], [layout[index] for layout in layouts]) for index, node in enumerate(nodes)]
+        heads = {node["cluster"]: self._identity_of(node["cluster"]) for node in nodes}
+        return AttemptPlan(name, key, plans, heads)
+
+    def _identity_of(self, cluster: ClusterName) -> HeadIdentity:
+        state = self._states.get(cluster)
+        if state is None:
+            return HeadIdentity()
+        return HeadIdentity(state.certificate, (state.host, state.port) if state.host else None)
+
+    def _add(self, job: Job, attempt: AttemptPlan) -> None:
+        entry = attempt.hub_entry()
+        self._entries[job.id] = attempt.attempt, entry
+        self._tasks.spawn(self._send_entry(entry))
+
+    async def _send_entry(self, entry: dict[str, Any]) -> None:
+        assert self._client is not None
+        try:
+            await self._client.add(entry)
+        except RelayRejected as error:
+            log.error("the hub has rejected an attempt", action="relay-rejected", reason=str(error))
+
+    async def _remove(self, name: str) -> None:
+        assert self._client is not None
+        try:
+            await self._client.remove(name)
+        except RelayRejected as error:
+            log.error("the hub has rejected an attempt", action="relay-rejected", reason=str(error))
+
+    def _hub_state(self) -> dict[str, Any]:
+        return {"heads": self._keys, "attempts": [entry for _, entry in self._entries.values()]}
+
+    @staticmethod
+    def _on_event(event: dict[str, Any]) -> None:
+        """Log the traffic of an ended attempt. Lost streams are reported by the agents of both sites."""
+        if event["t"] == "removed":
+            fields = {name: value for name, value in event.items() if name != "t"}
+            log.info("an attempt has ended at the hub", action="relay-attempt-over", **fields)
+
+
+def _slots(nodes: Sequence[PlanNode]) -> list[int]:
+    return [node["slots"] for node in nodes]
