@@ -1,10 +1,11 @@
 """The Unix socket by which the daemon controls the hub, and an agent its head: lines of JSON.
 
 Each connection that changes something begins with ``state``: the keys and the complete list of live attempts. Then
-``add`` and ``remove`` change the list. ``metrics`` needs no state. Each request may have an ``id``, which its answer
-repeats: ``done``, ``error`` or ``metrics``. The answer to a state has the attempts that have ``lost`` streams, and of a
-head ``hub_connected`` and its ``certificate``. After its state a connection receives events: ``lost``, ``removed``, and
-``hub`` of a head.
+``add`` and ``remove`` change the list. ``metrics`` and ``describe`` need no state and change nothing. Each request may
+have an ``id``, which its answer repeats: ``done``, ``error`` or ``metrics``. The answers to a state and to ``describe``
+have the attempts that have ``lost`` streams, and of a head ``hub_connected`` and its ``certificate``; that to
+``describe`` also has the numbers of open ``files`` needed and allowed. After its state a connection receives events:
+``lost``, ``removed``, and ``hub`` of a head.
 """
 
 import os
@@ -14,12 +15,14 @@ import struct
 from pathlib import Path
 from typing import Any
 
+from koalapy.relay.limits import files_needed
 from koalapy.relay.metrics import format_metrics
 from koalapy.relay.relay import Relay
 from koalapy.runner.link import Loop, encode
 from koalapy.runner.relay_lines import LineConnection
 from koalapy.runner.relay_protocol import Refused, parse_line
 from koalapy.runner.relay_streams import Listener, PlainSide
+from koalapy.system.process import count_open_files
 
 MAX_REQUEST = 64 * 1024 * 1024
 MAX_ANSWERS = 64 * 1024 * 1024
@@ -91,10 +94,15 @@ class ControlServer:
         kind = request["t"]
         if kind == "metrics":
             return {"t": "metrics", "text": format_metrics(self._relay)}
+        if kind == "describe":
+            return {
+                **self._describe(),
+                "files": {"needed": files_needed(self._relay.limits), "allowed": count_open_files()[1]},
+            }
         if kind == "state":
             self._relay.replace_state(request, _get_list(request, "attempts"))
             self._connections[connection] = True
-            return {"t": "done", "lost": self._relay.lost, **self._relay.describe()}
+            return self._describe()
         if not self._connections.get(connection):
             raise Refused("no-state", f"{kind} came before the state: send all keys and live attempts first")
         if kind == "add":
@@ -102,8 +110,11 @@ class ControlServer:
         elif kind == "remove":
             self._relay.remove_attempt(str(request.get("attempt")))
         else:
-            raise Refused("malformed", f"there is no request {kind}; send state, add, remove or metrics")
+            raise Refused("malformed", f"there is no request {kind}; send state, add, remove, describe or metrics")
         return {"t": "done"}
+
+    def _describe(self) -> dict[str, Any]:
+        return {"t": "done", "lost": self._relay.lost, **self._relay.describe()}
 
     def _send_event(self, event: dict[str, Any]) -> None:
         line = encode(event).encode() + b"\n"

@@ -4,6 +4,9 @@ from dataclasses import dataclass
 
 from koalapy.runner.relay_protocol import HEARTBEAT_INTERVAL_S, SILENCE_LIMIT_S
 
+RESERVED_FILES = 128
+"""Files of a relay besides those of streams."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -27,3 +30,8 @@ class Limits:
     """Time without a line of the peer, after which a control connection counts as dead."""
     reconnect: float = 5.0
     """Maximum pause before a head connects to the hub again."""
+
+
+def files_needed(limits: Limits) -> int:
+    """Return the open files that a relay needs for its maximum number of streams."""
+    return 2 * limits.streams + RESERVED_FILES

@@ -18,7 +18,7 @@ from koalapy.model.errors import UsageError
 from koalapy.relay.control import ControlServer
 from koalapy.relay.head import Head, HubAddress
 from koalapy.relay.hub import Hub
-from koalapy.relay.limits import Limits
+from koalapy.relay.limits import Limits, files_needed
 from koalapy.runner.link import Loop
 from koalapy.system.certificate_files import load_certificate, read_stamps
 from koalapy.system.process import drop_own_variables, forbid_dumps, raise_file_limit
@@ -30,8 +30,6 @@ log = structlog.get_logger()
 MAX_OPEN_FILES = 1_048_576
 """More than any hard limit: a relay takes what it is allowed."""
 DEFAULT_LIMITS = Limits()
-RESERVED_FILES = 128
-"""Files of a relay besides those of streams."""
 Address = str
 Configuration = TypeVar("Configuration", bound="RelayConfiguration")
 
@@ -216,8 +214,8 @@ def _prepare_process(configuration: RelayConfiguration, **fields: str) -> Limits
     """Configure logging, raise the limit of open files and protect this process. Return the limits of the relay."""
     configure_logging(configuration.log_level, configuration.log_format, **fields)
     forbid_dumps()
-    allowed = raise_file_limit(MAX_OPEN_FILES)
-    needed = 2 * configuration.limits.streams + RESERVED_FILES
+    allowed, limits = raise_file_limit(MAX_OPEN_FILES), Limits(**configuration.limits.model_dump())
+    needed = files_needed(limits)
     if allowed < needed:
         log.warning(
             "too few open files for the limit of streams: raise LimitNOFILE in the unit, or ulimit -Hn",
@@ -225,7 +223,7 @@ def _prepare_process(configuration: RelayConfiguration, **fields: str) -> Limits
             allowed=allowed,
             needed=needed,
         )
-    return Limits(**configuration.limits.model_dump())
+    return limits
 
 
 def _run(loop: Loop, relay: Hub | Head, control: Path, status: str) -> None:

@@ -1,57 +1,59 @@
-"""Format the counters of a relay as Prometheus text."""
+"""Report the counters of a relay as Prometheus text."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import generate_latest
 
 from koalapy.relay.relay import Relay
 from koalapy.system.process import count_open_files
 
-Sample = tuple[dict[str, str], float]
+Sample = tuple[tuple[str, ...], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Exposition:
+    """The metrics of a relay."""
+
+    relay: Relay
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all metrics with their samples; the Prometheus client calls this to encode them."""
+        relay, attempts = self.relay, self.relay.live.by_token.values()
+        open_files, max_files = count_open_files()
+        yield _gauge("streams", "Open streams.", [((), len(relay.streams))])
+        yield _counter("streams", "Streams since the start.", [((), relay.total_streams)])
+        yield _gauge("streams_limit", "Maximum open streams.", [((), relay.limits.streams)])
+        yield _gauge("children", "Connected nodes or heads.", [((), len(relay.children))])
+        yield _gauge("pipes", "Open pipes.", [((), relay.pool.open_pipes)])
+        yield _gauge("open_files", "Open files.", [((), open_files)])
+        yield _gauge("open_files_limit", "Maximum open files.", [((), max_files)])
+        refusals = [((reason,), count) for reason, count in sorted(relay.refusals.items())]
+        yield _counter("refused", "Refused streams and connections, by reason.", refusals, "reason")
+        streams = [((attempt.token,), attempt.stream_count) for attempt in attempts]
+        yield _gauge("attempt_streams", "Open streams of a live attempt.", streams, "attempt")
+        moved = [
+            ((attempt.token, *pair), count[0]) for attempt in attempts for pair, count in attempt.bytes_moved.items()
+        ]
+        text = "Bytes that a live attempt has sent from one cluster to another."
+        yield _counter("attempt_bytes", text, moved, "attempt", "from", "to")
 
 
 def format_metrics(relay: Relay) -> str:
-    """Return the metrics of a relay."""
-    attempts = relay.live.by_token.values()
-    open_files, max_files = count_open_files()
-    families: list[tuple[str, str, str, Sequence[Sample]]] = [
-        ("koala_relay_streams", "gauge", "Open streams.", [({}, len(relay.streams))]),
-        ("koala_relay_streams_total", "counter", "Streams since the start.", [({}, relay.total_streams)]),
-        ("koala_relay_streams_limit", "gauge", "Maximum open streams.", [({}, relay.limits.streams)]),
-        ("koala_relay_children", "gauge", "Connected nodes or heads.", [({}, len(relay.children))]),
-        ("koala_relay_pipes", "gauge", "Open pipes.", [({}, relay.pool.open_pipes)]),
-        ("koala_relay_open_files", "gauge", "Open files.", [({}, open_files)]),
-        ("koala_relay_open_files_limit", "gauge", "Maximum open files.", [({}, max_files)]),
-        (
-            "koala_relay_refused_total",
-            "counter",
-            "Refused streams and connections, by reason.",
-            [({"reason": reason}, count) for reason, count in sorted(relay.refusals.items())],
-        ),
-        (
-            "koala_relay_attempt_streams",
-            "gauge",
-            "Open streams of a live attempt.",
-            [({"attempt": attempt.token}, attempt.stream_count) for attempt in attempts],
-        ),
-        (
-            "koala_relay_attempt_bytes_total",
-            "counter",
-            "Bytes that a live attempt has sent from one cluster to another.",
-            [
-                ({"attempt": attempt.token, "from": source, "to": target}, count[0])
-                for attempt in attempts
-                for (source, target), count in attempt.bytes_moved.items()
-            ],
-        ),
-    ]
-    return "".join(line for family in families for line in _format_family(*family))
+    """Return the metrics of a relay as Prometheus text."""
+    return generate_latest(Exposition(relay)).decode()
 
 
-def _format_family(name: str, kind: str, text: str, samples: Sequence[Sample]) -> Iterator[str]:
-    yield f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
-    for labels, value in samples:
-        pairs = ",".join(f'{label}="{_escape(content)}"' for label, content in labels.items())
-        yield f"{name}{{{pairs}}} {value:.0f}\n" if pairs else f"{name} {value:.0f}\n"
+def _gauge(name: str, text: str, samples: Iterable[Sample], *labels: str) -> Metric:
+    return _with(GaugeMetricFamily(f"koala_relay_{name}", text, labels=labels), samples)
 
 
-def _escape(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+def _counter(name: str, text: str, samples: Iterable[Sample], *labels: str) -> Metric:
+    return _with(CounterMetricFamily(f"koala_relay_{name}", text, labels=labels), samples)
+
+
+def _with(family: GaugeMetricFamily | CounterMetricFamily, samples: Iterable[Sample]) -> Metric:
+    for values, value in samples:
+        family.add_metric(values, value)
+    return family

@@ -119,6 +119,15 @@ def test_invalid_request_is_answered_with_an_error(control: Control, line: bytes
     assert reason in answer["why"]
 
 
+def test_describe_needs_no_state_and_changes_nothing(control: Control) -> None:
+    answer = control.request("describe")
+    assert (answer["t"], answer["lost"]) == ("done", {})
+    assert answer["files"]["needed"] > 2 * control.links.hub.limits.streams
+    assert answer["files"]["allowed"] > 0
+    assert ATTEMPT in control.links.hub.live.by_token
+    assert "before the state" in control.request("remove", attempt=ATTEMPT)["why"]
+
+
 def test_metrics_name_streams_bytes_and_refusals(control: Control) -> None:
     links = control.links
     with links.program(2) as listener, links.dial(0, 2) as client:
@@ -128,9 +137,9 @@ def test_metrics_name_streams_bytes_and_refusals(control: Control) -> None:
             links.hub.refusals["port"] = 3
             text = control.request("metrics")["text"]
     lines = text.splitlines()
-    assert "koala_relay_streams 1" in lines
-    assert 'koala_relay_refused_total{reason="port"} 3' in lines
-    assert f'koala_relay_attempt_streams{{attempt="{ATTEMPT}"}} 1' in lines
+    assert "koala_relay_streams 1.0" in lines
+    assert 'koala_relay_refused_total{reason="port"} 3.0' in lines
+    assert f'koala_relay_attempt_streams{{attempt="{ATTEMPT}"}} 1.0' in lines
     assert any(
         line.startswith("koala_relay_attempt_bytes_total") and 'from="north",to="south"' in line for line in lines
     )
