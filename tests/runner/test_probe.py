@@ -55,3 +55,27 @@ def test_probe_of_reached_node_waits_for_reply(answers: bool) -> None:
                 peer.sendall(b"word 127.0.0.1\n")
             turn_after(loop, 2)
     assert results == [{} if answers else {1: "no reply"}]
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (b"word 127.0.0.1\n", ""),
+        (b"word 192.0.2.7\n", "its address is translated to 192.0.2.7, which Open MPI does not support"),
+        (b"sword 127.0.0.1\n", "another program answers there"),
+        (b"w" * preflight.MAX_REPLY_SIZE, "another program answers there"),
+        (b"", "another program answers there"),
+    ],
+)
+def test_probe_checks_who_answers_and_the_address_that_it_saw(reply: bytes, reason: str) -> None:
+    loop, results = Clock(), list[dict[int, str]]()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listeners = {1: ("127.0.0.1", listener.getsockname()[1], "word")}
+        preflight.ProbeRound(loop, "127.0.0.1", listeners, results.append).start()
+        loop.turn()
+        peer, _ = listener.accept()
+        with peer:
+            peer.sendall(reply)
+        while not results:
+            loop.turn()
+    assert results == [{1: reason} if reason else {}]
