@@ -274,7 +274,7 @@ class RelayState(Message):
     """The reason if it is not."""
     certificate: Annotated[str, Field(max_length=MAX_CERTIFICATE_LENGTH)] | None = None
     """The certificate of the head (PEM), which heads of other sites accept; None: they do without TLS."""
-    host: Host = ""
+    host: Host | Literal[""] = ""
     port: Annotated[int, Interval(ge=0, le=65535)] = 0
     """Address at which heads of other sites reach this one directly; empty and 0: by the hub."""
     relayed_only: bool = False
