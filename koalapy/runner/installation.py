@@ -109,6 +109,15 @@ class Installation:
             always += ["--output", "tag"] if self.series >= 5 else ["--tag-output"]
         return [*(argument for k, v in options.items() for argument in (flag, k, v)), *attached, *always]
 
+    def relayed_options(self, nodes: int) -> list[str]:
+        """Return options of mpirun for relayed links: all daemons connect to it, and no name of a node is resolved."""
+        if self.series >= 5:
+            options = {"rml_base_radix": str(nodes), "prte_do_not_resolve": "1"}
+        else:
+            options = {"routed": "radix", "routed_radix": str(nodes), "orte_do_not_resolve": "1"}
+        flag = "--prtemca" if self.series >= 5 else "--mca"
+        return [argument for name, value in options.items() for argument in (flag, name, value)]
+
     def daemon_arguments(self, parameters: Mapping[str, str], rank_script: str, *, is_named: bool) -> list[str]:
         """Return the command line of this node's MPI daemon; ``parameters`` are those that the head node has chosen.
 

@@ -12,7 +12,15 @@ from koalapy.runner.installation import NAMING, TAG_SEPARATORS, Installation
 from koalapy.runner.link import Loop
 from koalapy.runner.output_filter import OutputFilter
 from koalapy.runner.output_streams import TagReader
-from koalapy.runner.parameters import REFUSE_MPICH, check_parameters, prepare, rank_environment, select_parameters
+from koalapy.runner.parameters import (
+    CONTROL_PORTS_PARAMETER,
+    REFUSE_MPICH,
+    check_parameters,
+    localize_parameters,
+    prepare,
+    rank_environment,
+    select_parameters,
+)
 from koalapy.runner.plan import Plan, Role, separates_streams
 from koalapy.runner.preflight import MAX_CONCURRENT_PROBES, MAX_PEERS, READY_TIMEOUT, Preflight, Prober
 from koalapy.runner.processes import command_of, raise_file_limit, require_program
@@ -95,6 +103,8 @@ NOTICE_TIMEOUT = 60.0
 """Seconds in which mpirun must have noticed that one of its daemons has failed."""
 CONNECTION_LOST = (0, 205)
 """Exit codes of mpirun that lost a daemon's connection: 0 in Open MPI 5, ORTE_ERR_COMM_FAILURE (-51) in Open MPI 4."""
+RELAY_VERDICT_TIME = 3.0
+"""Seconds after an error of mpirun in which the loss of a relay may become known."""
 STARTER_NAMES = ("mpirun", "mpiexec", "prterun", "prte", "prted", "orterun", "orted")
 MAX_REASON_LENGTH = 1000
 OWN_FILES = MAX_CONCURRENT_PROBES + MAX_PEERS + 64
@@ -143,7 +153,7 @@ def start_daemon(
     ranks on nodes of one name would share memory with another node's, or not with their neighbours'. So such a daemon
     is named by its address. Raise ``Failure`` if it cannot be named.
     """
-    name = plan.me["host"] if namesakes and installation.series >= 5 else ""
+    name = plan.names[plan.index] if namesakes and installation.series >= 5 else ""
     if name and not installation.can_name():
         raise Failure(
             f"{namesakes}: give them others, or install an Open MPI with {NAMING} below {installation.prefix}"
@@ -151,6 +161,8 @@ def start_daemon(
     script = node.environment[SCRIPT_VARIABLE]
     command = installation.daemon_arguments(parameters, script, is_named=bool(name))
     environment = installation.daemon_environment(rank_environment(node.environment, installation), name)
+    if plan.relayed is not None:  # those ports are for mpirun
+        environment = {k: v for k, v in environment.items() if not k.endswith(f"_MCA_{CONTROL_PORTS_PARAMETER}")}
     return node.spawn(
         command, environment, make_guard(node, plan, [os.path.basename(installation.daemon)], environment)
     )
@@ -207,7 +219,7 @@ class Follower(Role):
     def start(self) -> None:
         self._installation, self._folder = make_ready(self._runner, self._plan)
         self._prober = Prober(self._runner, self._plan, self._installation.series, self._send_to_head)
-        self._prober.send_ready()
+        self._prober.start()
 
     @property
     def first_rank(self) -> None:
@@ -225,9 +237,9 @@ class Follower(Role):
             return  # only the head node may give orders
         op = payload["op"]
         if op == "probe" and self._prober is not None and payload["way"] == self._prober.route:
-            self._prober.probe(payload["doors"])
+            self._prober.probe(payload["doors"], payload.get("skip", ()))
         elif op == "move" and self._prober is not None and payload["way"] > self._prober.route:
-            self._move_addresses(payload["way"], payload["hosts"])
+            self._move_addresses(payload["way"], payload["hosts"], payload.get("relayed"))
         elif op == "unreached":
             self._runner.conclude(None, str(payload["error"])[:MAX_REASON_LENGTH], infrastructure=True)
         elif op == "launch":
@@ -252,20 +264,26 @@ class Follower(Role):
         self._runner.loop.cancel_alarm("unfit")
         self._leave_preflight()
 
-    def _move_addresses(self, route: int, hosts: list[str]) -> None:
-        """Repeat the pre-flight, the check of connections between nodes, with other addresses."""
+    def _move_addresses(self, route: int, hosts: list[str], relayed: dict[str, Any] | None) -> None:
+        """Repeat the pre-flight, the check of connections between nodes, with other addresses or by relays."""
+        links = None
+        if relayed is not None:
+            from koalapy.runner.relay_links import read_links  # few jobs need it
+
+            links = read_links(relayed, self._plan.offer)
         self._leave_preflight()
         self._plan.move(hosts)
+        self._plan.relayed = links
         refit(self._runner, self._plan, self._installation, self._folder)
         self._prober = Prober(self._runner, self._plan, self._installation.series, self._send_to_head, route)
-        self._prober.send_ready()
+        self._prober.start()
 
     def _launch_daemon(self, parameters: object, namesakes: str) -> None:
         """Start this node's MPI daemon unless it was started already, and acknowledge the order."""
         self._leave_preflight()
         if self._pid is None:
             plan, section = self._plan, f"clusters.{self._plan.me['cluster']}.mpi"
-            checked = check_parameters(self._installation.series, parameters, section)
+            checked = localize_parameters(check_parameters(self._installation.series, parameters, section), plan)
             self._pid = start_daemon(self._runner, plan, self._installation, checked, namesakes)
             self._runner.report_running()
         self._send_to_head({"op": "launched"})
@@ -331,7 +349,8 @@ class Head(Role):
             separator = TAG_SEPARATORS[self._installation.series]
             self._tags = {is_error: TagReader(self._plan.size, separator) for is_error in (False, True)}
         raise_file_limit(len(self._plan.nodes) + OWN_FILES, self._runner.settings.name)
-        self._start_mpirun(self._folder)
+        if not (self._plan.offer and self._plan.pairs & self._plan.offer.required):  # else it would be started twice
+            self._start_mpirun(self._folder)
         if self._other_nodes:
             series = self._installation.series
             actions = self._start_launches, self._kill_mpirun
@@ -341,10 +360,12 @@ class Head(Role):
 
     def _start_mpirun(self, folder: str) -> None:
         """Start mpirun with a launch agent in ``folder``, through which it asks this runner to start MPI daemons."""
-        self._by_host = {n["host"]: i for i, n in enumerate(self._plan.nodes)}
+        self._by_host = {name: i for i, name in enumerate(self._plan.names)}
         self._launch_requests = LaunchRequests(self._runner.loop, folder, list(self._by_host), self._launch_requested)
         agent, count = self._launch_requests.agent, len(self._plan.nodes)
         options = self._installation.mpirun_options(agent, count, tags_output=bool(self._tags))
+        if self._plan.relayed is not None:
+            options += self._installation.relayed_options(count)
         agents = [self._launch_requests.command_prefix(host) for host in self._by_host]
         names = self._installation.mpirun_names
         guard = make_guard(self._runner, self._plan, names, self._runner.environment, agents)
@@ -353,6 +374,8 @@ class Head(Role):
 
     def _kill_mpirun(self) -> None:
         """Kill mpirun, which has started nothing yet, since the nodes' addresses change."""
+        if not self.mpirun:
+            return
         os.kill(self.mpirun, signal.SIGKILL)
         self.mpirun = 0
         self._waiting.clear()
@@ -374,7 +397,7 @@ class Head(Role):
             del self._launches[index]
             self._started.add(index)
             self._report_when_all_started()
-        elif op in ("ready", "reached"):
+        elif op in ("ready", "reached", "taken"):
             if self._preflight is not None:
                 self._preflight.receive(payload)
         elif op == "unfit":
@@ -431,6 +454,7 @@ class Head(Role):
             self._runner.loop.cancel_alarm(f"launch-{index}")
         self._runner.loop.cancel_alarm("daemons")
         self._runner.loop.cancel_alarm("notice")
+        self._runner.loop.cancel_alarm("relay-verdict")
 
     def _start_launches(self) -> None:
         """Launch the MPI daemons that mpirun has requested, now that all nodes reach each other.
@@ -490,7 +514,7 @@ class Head(Role):
 
     def _answer_launch(self, index: int, error: str = "") -> None:
         if self._launch_requests is not None:
-            self._launch_requests.answer(self._plan.nodes[index]["host"], error)
+            self._launch_requests.answer(self._plan.names[index], error)
 
     def _report_when_all_started(self) -> None:
         if self._other_nodes <= self._started:
@@ -514,6 +538,13 @@ class Head(Role):
             self._conclude_program()
 
     def _conclude_program(self) -> None:
+        """Conclude now; after an error of a program with relayed links later, since a lost relay may be its cause."""
+        if self._plan.relayed is not None and (self._code or self._infrastructure_error()):
+            self._runner.loop.set_alarm("relay-verdict", RELAY_VERDICT_TIME, self._conclude_now)
+        else:
+            self._conclude_now()
+
+    def _conclude_now(self) -> None:
         error = self._infrastructure_error()
         self._runner.conclude(None if error else self._code, error, infrastructure=bool(error))
 

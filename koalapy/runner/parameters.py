@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from koalapy.runner.installation import Installation
     from koalapy.runner.plan import Plan
+    from koalapy.runner.relay_links import RelayedLinks
 
 DAEMON = re.compile(r"(?:^|(?<=[\s;]))(?:[^\s;]*/)?(?:prted|orted)(?=\s|$)")
 OPTIONS = ("--prtemca", "-prtemca", "--mca", "-mca")
@@ -41,6 +42,8 @@ REQUIRED = {
     },
 }
 """Required parameters by Open MPI's major version: job, number and count of daemons, and addresses of ``mpirun``."""
+HNP_URIS = ("prte_hnp_uri", "orte_hnp_uri")
+MPIRUN_ADDRESS = re.compile(r"tcp://[0-9.,]+:")
 SHARED = {
     5: {"rml_base_radix": _NUMBER, "routed_radix": _NUMBER},
     4: {"routed": "binomial|debruijn|direct|radix", "routed_radix": _NUMBER},
@@ -99,6 +102,15 @@ def check_parameters(series: int, parameters: object, section: str) -> Mapping[s
     return parameters
 
 
+def localize_parameters(parameters: Mapping[str, str], plan: Plan) -> Mapping[str, str]:
+    """Return a daemon's parameters with this node's address for mpirun's, if its relay listens there for mpirun."""
+    clusters = plan.me["cluster"], plan.head["cluster"]
+    if plan.relayed is None or clusters[0] == clusters[1] or not plan.relayed.joins(*clusters):
+        return parameters
+    host = plan.me["host"]
+    return {n: MPIRUN_ADDRESS.sub(f"tcp://{host}:", v) if n in HNP_URIS else v for n, v in parameters.items()}
+
+
 def _shorten_value(value: object) -> str:
     return ascii(value)[:100]
 
@@ -131,6 +143,7 @@ REFUSE_MPICH = {"PMI_PORT": "127.0.0.1:1", "PMI_ID": "0"}
 """Variables that make MPICH and its derivatives (MVAPICH, Intel MPI) look for a process manager and fail. Without them
 each rank would run as a program of one rank, and succeed. Open MPI ignores them."""
 OF_PMIX = ("gds", "pmdl", "pmix", "pnet", "psec", "ptl")
+CONTROL_PORTS_PARAMETER = "oob_tcp_dynamic_ipv4_ports"
 CONTROL_PORTS = 64
 MAX_STEPS = 16
 """Programs of one script that run at the same time; further ones wait."""
@@ -156,7 +169,7 @@ def lane_ports(first: int, last: int, lane: int) -> tuple[int, int]:
     if lane >= lanes:
         raise Failure(
             f"this node has ports for {lanes} programs of a script at once: start fewer, or have more ports set in "
-            "clusters.NAME.mpi.ports",
+            "clusters.NAME.mpi.ports unless the job has relayed links",
             1,
         )
     width = (last - first + 1) // lanes
@@ -177,6 +190,8 @@ def prepare(environment: dict[str, str], installation: Installation, plan: Plan)
         del environment[name]
     for name, value in _derive_parameters(environment, installation.series, plan).items():
         environment.setdefault(name, value)
+    if plan.relayed is not None:
+        environment |= _relayed_parameters(environment, installation.series, plan, plan.relayed)
     if os.geteuid() == 0:
         environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
@@ -198,10 +213,50 @@ def _derive_parameters(environment: dict[str, str], series: int, plan: Plan) -> 
             first, last = int(environment["KOALA_MPI_PORTS"].partition("-")[0]), ports[0] - 1
             if plan.lane is not None:
                 first, last = lane_ports(first, last, plan.lane)
-            parameters[f"{control}oob_tcp_dynamic_ipv4_ports"] = f"{first}-{last}"
+            parameters[control + CONTROL_PORTS_PARAMETER] = f"{first}-{last}"
     return parameters | {
         _variable_name(name, series): value for name, value in _configured_parameters(environment).items()
     }
+
+
+def _relayed_parameters(environment: dict[str, str], series: int, plan: Plan, links: RelayedLinks) -> dict[str, str]:
+    """Return the variables of a node of a job with relayed links, which no setting may replace.
+
+    Ranks reach nodes behind relays by loopback, and all others by another interface. Open MPI never pairs an address of
+    a private network with another one, and the private networks are those that this node reaches.
+    """
+    from koalapy.runner.relay_links import control_range
+
+    network = environment.get("KOALA_MPI_INTERFACE") or _way_out(plan)
+    if network is None or plan.rank_ports is None or plan.offer is None:
+        raise Failure(f"relayed links need another interface beside loopback, which node {plan.me['host']} lacks")
+    first, last = plan.rank_ports
+    values = {
+        "pml": "ob1",
+        "btl": "self,sm,tcp" if series >= 5 else "self,vader,tcp",
+        "btl_tcp_disable_family": "6",
+        "btl_tcp_port_min_v4": str(first),
+        "btl_tcp_port_range_v4": str(last - first + 1),
+        "reachable": "weighted",
+    }
+    has_relay = links.has_relay(plan.me["cluster"])
+    if links.on_loopback:
+        values["btl_tcp_if_include"] = "lo"
+    else:
+        values["btl_tcp_if_include"] = f"{network},lo" if has_relay else network
+        values["opal_net_private_ipv4"] = ";".join(links.reachable_networks(plan.me["cluster"]))
+    if has_relay:
+        values |= {"btl_tcp_bandwidth_lo": "1", "btl_tcp_latency_lo": "1000", "mpi_yield_when_idle": "1"}
+    control = "PRTE_MCA_" if series >= 5 else "OMPI_MCA_"
+    include = "prte_if_include" if series >= 5 else "oob_tcp_if_include"
+    variables = {f"OMPI_MCA_{name}": value for name, value in values.items()}
+    variables |= {control + include: network, f"{control}oob_tcp_disable_ipv6_family": "1"}
+    if plan.me is plan.head:
+        first, last = control_range(plan.offer.layouts[links.layout], plan.me["number"])
+        if plan.lane is not None:
+            first, last = lane_ports(first, last, plan.lane)
+        variables[control + CONTROL_PORTS_PARAMETER] = f"{first}-{last}"
+    return variables
 
 
 def _way_out(plan: Plan) -> str | None:

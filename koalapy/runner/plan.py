@@ -11,13 +11,14 @@ from koalapy.runner.user_files import has_file_per_rank
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Collection, Mapping
     from typing import Any, Protocol
 
     from koalapy.runner.exec_guard import ExecGuard
     from koalapy.runner.link import Loop
     from koalapy.runner.output_streams import RankedBytes
     from koalapy.runner.processes import Processes
+    from koalapy.runner.relay_links import Pair, RelayedLinks, RelayOffer
     from koalapy.runner.settings import Settings
 
     class Node(Protocol):
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
         environment: dict[str, str]
         processes: Processes
 
+        @property
+        def relayed_before(self) -> tuple[set[Pair], int]: ...
         def spawn(
             self,
             command: list[str],
@@ -41,6 +44,8 @@ if TYPE_CHECKING:
         def make_input(self, path: str = "") -> None: ...
         def report_running(self) -> None: ...
         def relay(self, token: str, node: int, payload: dict[str, Any]) -> None: ...
+        def start_relay(self, plan: Plan, on_start: Callable[[bool, str], None]) -> None: ...
+        def report_relayed(self, pairs: Collection[Pair], layout: int) -> None: ...
         def show(self, output: bytes, rank: int | None = None) -> None: ...
         def say(self, line: str) -> None: ...
         def conclude(self, code: int | None, error: str = "", *, infrastructure: bool = False) -> None: ...
@@ -71,15 +76,49 @@ class Plan:
         self.message = message
         self.nodes: list[dict[str, Any]] = message["nodes"]
         self.contexts: list[dict[str, Any]] = message["contexts"]
+        self._offer: RelayOffer | None = None
+        if message.get("relay"):
+            for number, place in enumerate(self.nodes):
+                place.setdefault("number", number)  # a program of a script has fewer nodes than its job
         self._places = {(n["token"], n["node"]): i for i, n in enumerate(self.nodes)}
         self.index = self._places[token, node]
         self.me = self.nodes[self.index]
         self.context = next(c for c in self.contexts if c["token"] == token)
         self.head = next(n for n in self.nodes if n["token"] == message["head"] and n["node"] == 0)
+        self.job = self
+        """The plan of the whole job, if this is one of a script's programs."""
+        self.relayed: RelayedLinks | None = None
+        """The relayed links of this program; None without any."""
         self.lane: int | None = None
         """Which of the programs that a script runs at once it is, from 0; None without a script."""
         self.rank_folder = ""
         """Folder in which ranks start on this node; empty: the runner's."""
+
+    @property
+    def offer(self) -> RelayOffer | None:
+        """Return the relayed links that the job may use; None if it may use none."""
+        if self.job is not self:
+            return self.job.offer
+        if self._offer is None and self.message.get("relay"):
+            from koalapy.runner.relay_links import RelayOffer  # few jobs need it
+
+            self._offer = RelayOffer(self.message["relay"], [node["slots"] for node in self.nodes])
+        return self._offer
+
+    @property
+    def names(self) -> list[str]:
+        """Return a unique name of each node for mpirun: its address, unless clusters have the same addresses."""
+        hosts = [node["host"] for node in self.nodes]
+        return hosts if len({*hosts}) == len(hosts) else [f"koala-node-{i}" for i in range(len(hosts))]
+
+    @property
+    def rank_ports(self) -> tuple[int, int] | None:
+        """Return the first and last port of this node's ranks; None without relayed links."""
+        if self.relayed is None or self.offer is None:
+            return None
+        from koalapy.runner.relay_links import rank_range
+
+        return rank_range(self.offer.layouts[self.relayed.layout], self.me["number"])
 
     @property
     def reads_input(self) -> bool:
@@ -126,6 +165,12 @@ class Plan:
         return bool(self.context.get("label")) or any(has_file_per_rank(name) for name in names)
 
     @property
+    def pairs(self) -> set[Pair]:
+        """Return all pairs of different clusters with nodes of this program, with sorted names."""
+        clusters = sorted({node["cluster"] for node in self.nodes})
+        return {(one, other) for i, one in enumerate(clusters) for other in clusters[i + 1 :]}
+
+    @property
     def spans_clusters(self) -> bool:
         return len({node["cluster"] for node in self.nodes}) > 1
 
@@ -157,11 +202,12 @@ class Plan:
         if all(command == commands[0][0] for command, _ in commands):
             commands = [(commands[0][0], list(range(len(self.nodes))))]
         arguments: list[str] = []
+        names = self.names
         for _, indices in commands:
-            nodes = [self.nodes[i] for i in indices if self.nodes[i]["slots"]]
-            hosts = ",".join(f"{n['host']}:{n['slots']}" for n in nodes)
+            slots = {i: self.nodes[i]["slots"] for i in indices if self.nodes[i]["slots"]}
+            hosts = ",".join(f"{names[i]}:{count}" for i, count in slots.items())
             arguments += [":"] if arguments else []
-            arguments += ["--host", hosts, "-np", str(sum(n["slots"] for n in nodes)), *LAUNCHER]
+            arguments += ["--host", hosts, "-np", str(sum(slots.values())), *LAUNCHER]
         return arguments
 
 

@@ -12,19 +12,23 @@ from collections.abc import Callable
 from itertools import islice, product
 
 from koalapy.runner.link import Loop
-from koalapy.runner.networks import own_networks
+from koalapy.runner.networks import is_ipv4, own_networks
 from koalapy.runner.parameters import rank_ports
 from koalapy.runner.plan import PLAIN, Plan
 from koalapy.runner.settings import Failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from typing import Any
 
     from koalapy.runner.plan import Node
+    from koalapy.runner.relay_links import Pair, RelayedLinks
 
+LOOPBACK = "127.0.0.1"
 CONNECT_TIMEOUT = 3.0
+RETRY_INTERVAL, RETRY_TIME = 0.3, 10.0
+"""Seconds between two probes through relays, and in which head and hub must know the job."""
 REPLY_TIMEOUT = 15.0
 """Seconds to wait for the reply of a node that was reached, which may be busy or stopped for a while."""
 MAX_CONCURRENT_PROBES = 128
@@ -102,9 +106,14 @@ class ProbeRound:
         host: str,
         listeners: dict[int, tuple[str, int, str]],
         on_end: Callable[[dict[int, str]], None],
+        retry_time: float = 0.0,
     ) -> None:
-        """``listeners``: (host, port, nonce) by number. Connections are bound to ``host``, as those of Open MPI are."""
+        """``listeners``: (host, port, nonce) by number. Connections are bound to ``host``, as those of Open MPI are.
+
+        Those to loopback go through relays, which may learn of the job later: repeat them for ``retry_time`` seconds.
+        """
         self._loop, self._host, self._listeners, self._on_end = loop, host, listeners, on_end
+        self._retry_until, self._retrying = loop.time() + retry_time, set[int]()
         self._next = list(listeners)[::-1]
         self._open: dict[int, tuple[socket.socket, bytes]] = {}
         self._failures: dict[int, str] = {}
@@ -114,14 +123,25 @@ class ProbeRound:
 
     def close(self) -> None:
         self._next.clear()
+        for number in self._retrying:
+            self._loop.cancel_alarm(f"retry-{number}")
         for number in list(self._open):
             self._disconnect_peer(number)
 
     def _probe_next(self) -> None:
         while self._next and len(self._open) < MAX_CONCURRENT_PROBES:
             self._start_probe(self._next.pop())
-        if not self._open:
+        if not self._open and not self._retrying:
             self._on_end(self._failures)
+
+    def _source_of(self, number: int) -> str:
+        """Return the address from which a node's listener is probed: relays accept local connections only."""
+        return LOOPBACK if self._listeners[number][0] == LOOPBACK != self._host else self._host
+
+    def _retry_probe(self, number: int) -> None:
+        self._retrying.discard(number)
+        self._next.append(number)
+        self._probe_next()
 
     def _start_probe(self, number: int) -> None:
         """Begin to connect to a node's listener without waiting, or record why that fails at once."""
@@ -131,7 +151,7 @@ class ProbeRound:
         linger = (1).to_bytes(4, sys.byteorder) + bytes(4)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         try:
-            connection.bind((self._host, 0))  # as Open MPI does
+            connection.bind((self._source_of(number), 0))  # as Open MPI does
             code = connection.connect_ex((host, port))
         except OSError as error:
             code = error.errno or errno.EINVAL
@@ -168,15 +188,18 @@ class ProbeRound:
             nonce, _, source = reply.decode("ascii", "replace").rstrip("\n").partition(" ")
             if nonce != self._listeners[number][2]:
                 self._finish_probe(number, "another program answers there")
-            elif source != self._host:
+            elif source != self._source_of(number):
                 self._finish_probe(number, f"its address is translated to {source}, which Open MPI does not support")
             else:
                 self._finish_probe(number, "")
 
     def _finish_probe(self, number: int, reason: str) -> None:
-        if reason:
-            self._failures[number] = reason
         self._disconnect_peer(number)
+        if reason and self._listeners[number][0] == LOOPBACK and self._loop.time() < self._retry_until:
+            self._retrying.add(number)
+            self._loop.set_alarm(f"retry-{number}", RETRY_INTERVAL, lambda: self._retry_probe(number))
+        elif reason:
+            self._failures[number] = reason
         self._probe_next()
 
     def _disconnect_peer(self, number: int) -> None:
@@ -186,6 +209,7 @@ class ProbeRound:
         connection.close()
 
 
+ANY_ADDRESS = "0.0.0.0"
 MAX_ROUTES = 6
 """Routes to try if nodes do not reach each other; each takes seconds to fail."""
 RESEND_INTERVAL = 2.0
@@ -199,7 +223,12 @@ BLAME_TIMEOUT = 10.0
 def is_well_formed(payload: dict[str, Any], nodes: int) -> bool:
     """Return whether a ``ready`` or ``reached`` message is well-formed, since it may come from another site."""
     try:
+        if payload["op"] == "taken":
+            return _are_texts([payload["why"]])
         if payload["op"] == "ready":
+            for network, address in payload.get("networks", []):
+                if not (is_ipv4(address) and is_ipv4(network.partition("/")[0])):
+                    return False
             networks, addresses = [n for n, _ in payload["choices"]], [a for _, a in payload["choices"]]
             texts = [payload["word"], payload["name"], *networks, *addresses]
             plain = _are_texts(texts) and all(map(PLAIN.fullmatch, addresses))
@@ -222,29 +251,58 @@ class Prober:
     ) -> None:
         """``route`` counts the routes that were tried before this one."""
         self._runner, self._plan, self._send, self.route = runner, plan, send, route
-        ports = rank_ports(runner.environment)
-        self._listener = ProbeListener(runner.loop, runner.settings.name, plan.me["host"], ports)
+        self._series, self._is_closed = series, False
+        self._listener: ProbeListener | None = None
         self._probes: ProbeRound | None = None
         self._result: dict[str, Any] | None = None
-        self.ready: dict[str, Any] = {
-            "op": "ready",
-            "index": plan.index,
-            "name": runner.settings.name,
-            "series": series,
-            "port": self._listener.port,
-            "word": self._listener.nonce,
-            "way": route,
-            "choices": own_choices(plan, runner.environment),
-            "host_name": socket.gethostname().partition(".")[0],
-        }
 
-    def send_ready(self) -> None:
+    def start(self) -> None:
+        """Listen, after this node's relay has started if the program has relayed links. Raise ``Failure``."""
+        if self._plan.relayed is not None and self._plan.relayed.has_relay(self._plan.me["cluster"]):
+            self._runner.start_relay(self._plan, self._handle_relay)
+        else:
+            self._listen()
+
+    def _handle_relay(self, is_ready: bool, reason: str) -> None:
+        """Listen now that this node's relay is ready, or report that its ports are taken."""
+        if self._is_closed:
+            return
+        if is_ready:
+            self._listen()
+        else:
+            self._send_ready({"op": "taken", "index": self._plan.index, "way": self.route, "why": reason})
+
+    def _listen(self) -> None:
+        plan, runner = self._plan, self._runner
+        # A relay connects to loopback, other nodes to the host.
+        host = plan.me["host"] if plan.relayed is None else ANY_ADDRESS
+        ports = plan.rank_ports or rank_ports(runner.environment)
+        self._listener = ProbeListener(runner.loop, runner.settings.name, host, ports)
+        self._send_ready(
+            {
+                "op": "ready",
+                "index": plan.index,
+                "name": runner.settings.name,
+                "series": self._series,
+                "port": self._listener.port,
+                "word": self._listener.nonce,
+                "way": self.route,
+                "choices": own_choices(plan, runner.environment),
+                "host_name": socket.gethostname().partition(".")[0],
+                **({} if plan.offer is None else {"networks": own_networks()}),
+            }
+        )
+
+    def _send_ready(self, message: dict[str, Any]) -> None:
         """Report this node's port to the head node until it answers: messages between nodes may get lost."""
-        self._runner.loop.set_alarm("ready", RESEND_INTERVAL, self.send_ready)
-        self._send(self.ready)
+        self._runner.loop.set_alarm("ready", RESEND_INTERVAL, lambda: self._send_ready(message))
+        self._send(message)
 
-    def probe(self, listeners: list[tuple[int, str]]) -> None:
-        """Probe all listeners, given as (port, nonce) in the order of the plan's nodes, and report the result."""
+    def probe(self, listeners: list[tuple[int, str]], skipped: Collection[Sequence[str]] = ()) -> None:
+        """Probe all listeners, given as (port, nonce) in the order of the plan's nodes, and report the result.
+
+        ``skipped``: pairs of clusters between which there is nothing to probe.
+        """
         self._runner.loop.cancel_alarm("ready")
         if self._result is not None:
             self._send(self._result)
@@ -253,14 +311,21 @@ class Prober:
                 isinstance(port, int) and 0 < port < 65536 and isinstance(nonce, str) for port, nonce in listeners
             ):
                 raise ValueError("the listeners of a pre-flight are not those of the plan's nodes")
-            hosts = [node["host"] for node in self._plan.nodes]
-            targets = {i: (hosts[i], port, nonce) for i, (port, nonce) in enumerate(listeners) if i != self._plan.index}
-            self._probes = ProbeRound(self._runner.loop, hosts[self._plan.index], targets, self._report_result)
+            me, links = self._plan.me, self._plan.relayed
+            targets: dict[int, tuple[str, int, str]] = {}
+            for i, (node, (port, nonce)) in enumerate(zip(self._plan.nodes, listeners)):
+                is_relayed = links is not None and links.joins(me["cluster"], node["cluster"])
+                if i != self._plan.index and sorted((me["cluster"], node["cluster"])) not in map(sorted, skipped):
+                    targets[i] = LOOPBACK if is_relayed else node["host"], port, nonce
+            retry_time = 0.0 if links is None else RETRY_TIME
+            self._probes = ProbeRound(self._runner.loop, me["host"], targets, self._report_result, retry_time)
             self._probes.start()
 
     def close(self) -> None:
+        self._is_closed = True
         self._runner.loop.cancel_alarm("ready")
-        self._listener.close()
+        if self._listener is not None:
+            self._listener.close()
         if self._probes is not None:
             self._probes.close()
 
@@ -303,22 +368,36 @@ class Preflight:
         """Of each node that shares its host name with another, a description; known once all are ready."""
         self._prober = Prober(runner, plan, series, self.receive)
         self._deadline = self._runner.loop.time() + self._timeout
+        self._skipped: set[Pair] = set()
+        """Pairs of clusters that are relayed without a try of direct connections."""
+        self._layout = 0
+        if plan.offer is not None:
+            needed, self._layout = runner.relayed_before
+            self._skipped = plan.pairs & (plan.offer.required | needed)
+        self._networks: dict[int, list[Sequence[str]]] = {}
+        """All (network, address) pairs of each node, if the job may use relayed links."""
+        self._relayable: list[tuple[set[Pair], list[str]]] = []
+        """The pairs of clusters that would be relayed, and the addresses, of each route that relays would complete."""
 
     def start(self) -> None:
         self._wait_for_nodes()
-        self.receive(self._prober.ready)
+        self._prober.start()
 
     def receive(self, payload: dict[str, Any]) -> None:
         """Handle the ``ready`` or ``reached`` message of a node."""
         index = payload["index"]
         if payload["way"] != self._route or not is_well_formed(payload, len(self._plan.nodes)):
             return
-        if payload["op"] == "reached":
+        if payload["op"] == "taken":
+            if self._plan.relayed is not None:
+                self._use_next_layout(str(payload["why"]))
+        elif payload["op"] == "reached":
             self._failures[index] = payload["failures"]
             if len(self._failures) == len(self._plan.nodes):
                 self._evaluate_failures()
         elif index not in self._ready:
             self._ready[index] = payload
+            self._networks[index] = payload.get("networks", [])
             if len(self._ready) == len(self._plan.nodes):
                 self._compare_nodes()
                 self._send_probes()
@@ -350,10 +429,12 @@ class Preflight:
         for index, node in enumerate(self._plan.nodes):
             if index in self._failures:
                 continue
+            skipped = [] if self._plan.relayed else sorted(self._skipped)
             if index == self._plan.index:
-                self._prober.probe(listeners)
+                self._prober.probe(listeners, skipped)
             else:
-                self._runner.relay(node["token"], node["node"], {"op": "probe", "way": self._route, "doors": listeners})
+                probe = {"op": "probe", "way": self._route, "doors": listeners}
+                self._runner.relay(node["token"], node["node"], {**probe, "skip": skipped} if skipped else probe)
 
     def _compare_nodes(self) -> None:
         """Raise ``Failure`` if the nodes have different major versions of Open MPI, and find equal host names."""
@@ -378,51 +459,113 @@ class Preflight:
     def _evaluate_failures(self) -> None:
         """Act on the results of all nodes: go on if there is no failure, else try another route or report the error."""
         failed = [(i, int(j), reason) for i, pairs in sorted(self._failures.items()) for j, reason in pairs]
-        if not failed:
+        if not failed and (self._plan.relayed or not self._skipped):
             self.close()
+            if self._plan.relayed is not None:
+                self._runner.report_relayed(self._plan.relayed.pairs, self._layout)
             self._on_success()
             return
+        if not failed:
+            self._try_relays(self._skipped)
+            return
+        pairs = {self._pair_of(i, j) for i, j, _ in failed}
+        if self._plan.relayed is not None:
+            self._extend_relays(self._plan.relayed, pairs, failed)
+            return
+        if self._plan.offer is not None and self._plan.offer.layouts and pairs <= self._plan.offer.pairs.keys():
+            self._relayable.append((pairs | self._skipped, [node["host"] for node in self._plan.nodes]))
         if not self._error:
             self._record_first_failure(failed)
             self._routes = other_routes(self._plan, {i: ready["choices"] for i, ready in self._ready.items()})[::-1]
         if self._routes:
-            self._try_route(*self._routes.pop())
+            networks, hosts = self._routes.pop()
+            self._error += f"; tried too: {', '.join(networks)}"
+            self._try_route(hosts)
+        elif self._relayable:
+            chosen, hosts = min(self._relayable, key=lambda route: len(route[0]))
+            self._try_relays(chosen, hosts)
         else:
             self._deadline = self._runner.loop.time() + BLAME_TIMEOUT
             self._report_error(self._reporter, self._error)
+
+    def _pair_of(self, one: int, other: int) -> Pair:
+        first, last = sorted((self._cluster_of(one), self._cluster_of(other)))
+        return first, last
+
+    def _try_relays(self, pairs: Collection[Pair], hosts: list[str] | None = None) -> None:
+        """Repeat the check of connections with relays between pairs of clusters. Raise ``Failure``."""
+        from koalapy.runner.relay_links import decide_links
+
+        if self._plan.offer is None:
+            return
+        hosts = hosts or [node["host"] for node in self._plan.nodes]
+        by_cluster: dict[str, list[tuple[str, list[Sequence[str]]]]] = {}
+        for index, host in enumerate(hosts):
+            by_cluster.setdefault(self._cluster_of(index), []).append((host, self._networks[index]))
+        self._plan.relayed = decide_links(self._plan.offer, pairs, self._layout, self._series, by_cluster)
+        self._try_route(hosts)
+
+    def _extend_relays(self, links: RelayedLinks, pairs: set[Pair], failed: list[tuple[int, int, str]]) -> None:
+        """Relay pairs of clusters, too, that reach each other no longer with the ports of relayed jobs."""
+        offer = self._plan.offer
+        if offer is not None and not links.on_loopback and pairs <= offer.pairs.keys() - links.pairs:
+            self._try_relays(links.pairs | pairs)
+            return
+        self._error = ""
+        self._record_first_failure(failed)
+        self._deadline = self._runner.loop.time() + BLAME_TIMEOUT
+        self._report_error(self._reporter, self._error)
+
+    def _use_next_layout(self, reason: str) -> None:
+        """Repeat the check of connections with other ports, since a node's relay cannot use its. Raise ``Failure``."""
+        offer, links = self._plan.offer, self._plan.relayed
+        if offer is None or links is None:
+            return
+        self._layout += 1
+        if self._layout >= len(offer.layouts):
+            raise Failure(f"no ports are free for relayed links: {reason[:MAX_REPLY_SIZE]}: submit the job again")
+        self._try_relays(links.pairs)
 
     def _record_first_failure(self, failed: list[tuple[int, int, str]]) -> None:
         """Set the error message and the node that reports it, from the first route, whose addresses users know."""
         faulty_cluster = self._find_faulty_cluster([(i, j) for i, j, _ in failed])
         faulty = {i for i, n in enumerate(self._plan.nodes) if n["cluster"] == faulty_cluster}
         source, target, reason = min(failed, key=lambda f: (f[1] not in faulty, f[0] not in faulty))
-        node, port = self._plan.nodes[target], self._ready[target]["port"]
+        node, port, links = self._plan.nodes[target], self._ready[target]["port"], self._plan.relayed
         self._error = (
             f"node {self._name_of(source)} {CANNOT_REACH} {self._name_of(target)} at {node['host']}:{port} ({reason}): "
             f"name a network that both have in clusters.{node['cluster']}.mpi.interface, "
             f"and ports that are open between them in clusters.{node['cluster']}.mpi.ports"
         )
+        if links is not None and links.joins(self._cluster_of(source), self._cluster_of(target)):
+            self._error = (
+                f"node {self._name_of(source)} {CANNOT_REACH} {self._name_of(target)} by the relays ({reason}): "
+                "see the logs of koala relay hub and koala relay head"
+            )
+        elif self._plan.offer is not None and not self._plan.offer.layouts:
+            self._error += "; relayed links cannot be used, since the job needs more ports than there are"
         self._reporter = target if target in faulty else source
 
-    def _try_route(self, networks: list[str], hosts: list[str]) -> None:
+    def _try_route(self, hosts: list[str]) -> None:
         """Repeat the check of connections with the addresses ``hosts`` of all nodes, in the plan's order."""
         if not self._route:
             self._on_move()
         self._prober.close()
         self._route += 1
-        self._error += f"; tried too: {', '.join(networks)}"
         self._plan.move(hosts)
         self._ready, self._failures = {}, {}
         self._deadline = self._runner.loop.time() + self._timeout
         self._prober = Prober(self._runner, self._plan, self._series, self.receive, self._route)
         self._send_moves()
-        self.receive(self._prober.ready)
+        self._prober.start()
 
     def _send_moves(self) -> None:
-        hosts = [node["host"] for node in self._plan.nodes]
+        move: dict[str, Any] = {"op": "move", "way": self._route, "hosts": [node["host"] for node in self._plan.nodes]}
+        if self._plan.relayed is not None:
+            move["relayed"] = self._plan.relayed.to_message()
         for index, node in enumerate(self._plan.nodes):
             if index not in self._ready and index != self._plan.index:
-                self._runner.relay(node["token"], node["node"], {"op": "move", "way": self._route, "hosts": hosts})
+                self._runner.relay(node["token"], node["node"], move)
 
     def _find_faulty_cluster(self, pairs: list[tuple[int, int]]) -> str:
         """Return the cluster with most failed pairs; in a tie not the head node's, which has most nodes."""

@@ -40,6 +40,12 @@ class Single(Role):
         return self._plan.index
 
     def start(self) -> None:
+        if self._plan.offer is not None and (pairs := sorted(self._plan.pairs & self._plan.offer.required)):
+            raise Failure(
+                f"relayed links carry programs under Open MPI only, and the clusters {pairs[0][0]} and {pairs[0][1]} "
+                "have no other: submit it to clusters whose nodes reach each other, with --links direct",
+                1,
+            )
         if len(self._plan.nodes) > 1:  # before another node starts the program
             require_program(self._plan.context["command"][0], self._runner.environment)
         if self._plan.index > 0:

@@ -14,6 +14,7 @@ import contextlib
 import gc
 import json
 import os
+import signal
 import socket
 import sys
 
@@ -304,6 +305,8 @@ class NodeRelay:
 
 def main() -> int:
     """Run until the runner ends or the head's relay is lost. Return the exit code."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the runner ends it by the standard input
     forbid_dumps()
     text = sys.stdin.buffer.readline(MAX_SETTINGS_LENGTH)
     if not text:

@@ -35,10 +35,12 @@ from koalapy.runner.usage import UsageMeter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
     from typing import Any
 
     from koalapy.runner.exec_guard import ExecGuard
+    from koalapy.runner.relay_child import RelayChild
+    from koalapy.runner.relay_links import Pair
 
 PROGRAM_GRACE = 1.0
 STOP_GRACE = 2.0
@@ -83,6 +85,10 @@ class Runner:
         self._folder, self._mark = "", -1
         """The program's folder below the node's temporary folder, and the descriptor of its locked mark."""
         self._role: Role | None = None
+        self._relay: RelayChild | None = None
+        """This node's relay, if the program has relayed links."""
+        self.relayed_before: tuple[set[Pair], int] = (set(), 0)
+        """Pairs of clusters that programs of this job use relays for, and the layout of their ports."""
         self._early: list[dict[str, Any]] = []
         """Relays that arrived before the plan, which names the job's nodes; senders repeat what is dropped."""
         self._early_size = 0
@@ -191,6 +197,30 @@ class Runner:
         """Send a message to another node of the job by way of the agents. It may get lost."""
         self._link.send({"t": "relay", "token": token, "node": node, "payload": payload})
 
+    def start_relay(self, plan: Plan, on_start: Callable[[bool, str], None]) -> None:
+        """Start this node's relay unless it runs, and call ``on_start`` once it is ready or its ports are taken.
+
+        Raise ``Failure`` if it cannot be used.
+        """
+        from koalapy.runner.relay_child import RelayChild  # few jobs need it
+
+        if self._relay is None or not self._relay.serves(plan):
+            if self._relay is not None and self._relay.is_ready and plan.lane is not None:
+                raise Failure("the programs of the script that run at once need relays with different ports: wait")
+            if self._relay is not None:
+                self._relay.finish()
+            self._relay = RelayChild(self.loop, self.processes, self.settings, plan, self._lose_relay)
+        self._relay.wait(on_start)
+
+    def report_relayed(self, pairs: Collection[Pair], layout: int) -> None:
+        """Report to the agent which pairs of clusters use relays, and remember it for later programs of a script."""
+        self.relayed_before = self.relayed_before[0] | set(pairs), layout
+        self._link.send({"t": "relay_used", "pairs": sorted(self.relayed_before[0])})
+
+    def _lose_relay(self, reason: str) -> None:
+        """End the program, since its relay is lost."""
+        self.conclude(None, f"a relayed link is lost: {reason}", infrastructure=True)
+
     def conclude(
         self, code: int | None, error: str = "", *, infrastructure: bool = False, stopped: bool = False
     ) -> None:
@@ -203,6 +233,8 @@ class Runner:
         self._streams.close("the job's program has ended")
         if self._role is not None:
             self._role.close()
+        if self._relay is not None:
+            self._relay.finish()
         if stopped or infrastructure:
             self._grace_over = 0.0
         self._kill_at = max(self.loop.time(), self._grace_over) + (STOP_GRACE if stopped else PROGRAM_GRACE)
@@ -238,7 +270,8 @@ class Runner:
             return
         self._warned, self._grace_over = True, self.loop.time() + grace
         starts_program, shells = self._role.is_starter, self._streams.shells
-        self.processes.warn(number, lambda pid: starts_program(pid) or pid in shells)
+        relay = 0 if self._relay is None else self._relay.pid
+        self.processes.warn(number, lambda pid: starts_program(pid) or pid in shells or pid == relay)
         self._link.send({"t": "warned"})
 
     def _describe_runner(self) -> dict[str, Any]:
@@ -370,6 +403,8 @@ class Runner:
         if kind == "welcome":
             self._output.acknowledge(message["output"])
             self._output.sent, self._exit_sent = self._output.start, False
+            if self.relayed_before[0]:
+                self._link.send({"t": "relay_used", "pairs": sorted(self.relayed_before[0])})
             self._send_output()
         elif kind == "lease":
             self._record_silence(message)
@@ -392,6 +427,8 @@ class Runner:
             self._status = 1  # another runner serves this node: do not touch its files
         elif kind == "refused":
             self._stop_rejected()
+        elif kind == "relay_lost":
+            self._lose_relay(str(message["why"]))
         elif kind == "stop":
             self._stop_program(message)
         elif kind == "exit_ack" and self._phase == "ended":
@@ -513,7 +550,7 @@ class Runner:
         """Reap ended children, and return whether any process of the program remains."""
         ended, alive = self.processes.reap()
         for pid, code in ended:
-            if self._streams.child_ended(pid, code):
+            if self._streams.child_ended(pid, code) or (self._relay and self._relay.child_ended(pid, code)):
                 continue
             if self._role is not None and self._phase in ("opened", "running"):
                 self._role.child_ended(pid, code)

@@ -19,10 +19,12 @@ from koalapy.runner.step_ranks import MAX_SLOTS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from typing import Any
 
     from koalapy.runner.exec_guard import ExecGuard
     from koalapy.runner.plan import Node
+    from koalapy.runner.relay_links import Pair
     from koalapy.runner.settings import Settings
     from koalapy.runner.step_calls import Call
 
@@ -89,7 +91,7 @@ class Order:
         ]
         nodes = [{**job.nodes[index], "slots": self.slots[index]} for index in chosen]
         plan = Plan({**job.message, "nodes": nodes, "contexts": contexts}, settings.token, settings.node)
-        plan.lane = self.lane
+        plan.lane, plan.job = self.lane, job
         return plan
 
     def find_folder(self) -> str:
@@ -209,6 +211,16 @@ class Step:
 
     def relay(self, token: str, node: int, payload: dict[str, Any]) -> None:
         self._runner.relay(token, node, {"op": "step", "step": self.number, "payload": payload})
+
+    def start_relay(self, plan: Plan, on_start: Callable[[bool, str], None]) -> None:
+        self._runner.start_relay(plan, lambda is_ready, reason: self.run(lambda: on_start(is_ready, reason)))
+
+    @property
+    def relayed_before(self) -> tuple[set[Pair], int]:
+        return self._runner.relayed_before
+
+    def report_relayed(self, pairs: Collection[Pair], layout: int) -> None:
+        self._runner.report_relayed(pairs, layout)
 
     def show(self, output: bytes, rank: int | None = None) -> None:
         self._runner.show(output, rank)

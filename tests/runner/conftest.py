@@ -75,7 +75,8 @@ class FakeNode:
 class FakeAgent:
     """An agent that accepts runners, delivers their relays, and can disconnect and return."""
 
-    def __init__(self, directory: Path, lease: float | None = 60) -> None:
+    def __init__(self, directory: Path, lease: float | None = 60, python: str = sys.executable) -> None:
+        self.python = python
         self.directory, self.lease = directory, lease
         self.silence: float | None = 0.0
         """Silence of the daemon that it reports."""
@@ -114,7 +115,7 @@ class FakeAgent:
         if environment.keys().isdisjoint({"SLURM_NODEID", "KOALA_NODE_INDEX"}):
             settings |= {"LOCALD_NODE_INDEX": str(node), "LOCALD_NODE": host, "LOCALD_NODE_NAME": f"node-{host}"}
         fake.process = await asyncio.create_subprocess_exec(
-            *prefix, sys.executable, "-I", "-S", str(RUNNER), "node", env={**os.environ, **settings, **environment}
+            *prefix, self.python, "-I", "-S", str(RUNNER), "node", env={**os.environ, **settings, **environment}
         )
         await self.until(lambda: bool(fake.hellos), f"hello from {host}")
         return fake

@@ -1,0 +1,160 @@
+"""Decide which clusters of a job are joined by relayed links, and describe that decision to all nodes.
+
+See docs/adr/0034-relayed-links.md. A job that may use relayed links has an offer of the daemon in its plan.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import combinations
+
+from koalapy.runner.networks import is_inside
+from koalapy.runner.relay_layout import node_ports, split_ports
+from koalapy.runner.settings import Failure
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from typing import Any
+
+    Pair = tuple[str, str]
+
+NETWORK = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}/(?:[12]?\d|3[01])", re.ASCII)
+"""Pattern of a network that Open MPI recognizes: never one of a single address."""
+MAX_NETWORKS = 64
+LOOPBACK_SERIES = 4
+"""The series of Open MPI that cannot use loopback between sites and another interface within them."""
+
+
+def sort_pair(one: str, other: str) -> Pair:
+    return (one, other) if one <= other else (other, one)
+
+
+class RelayOffer:
+    """The pairs of clusters that may use relayed links, and the ports for them, as the daemon says."""
+
+    def __init__(self, relay: Mapping[str, Any], slots: Sequence[int]) -> None:
+        """``slots``: the ranks of each node of the job."""
+        self.attempt = str(relay["attempt"])
+        self.pairs = {sort_pair(one, other): str(how) for one, other, how in relay["pairs"]}
+        """By pair: ``any`` to try direct connections first, or ``relayed``."""
+        self.layouts = [node_ports(base, slots) for base in relay["bases"]]
+        """The ports of each node of the job, in alternative layouts; none if relayed links cannot be used."""
+
+    @property
+    def required(self) -> set[Pair]:
+        """Return the pairs whose direct connections are not even tried."""
+        return {pair for pair, how in self.pairs.items() if how == "relayed"}
+
+
+class RelayedLinks:
+    """The decision of a job's head node: which pairs of clusters are relayed, and how."""
+
+    def __init__(
+        self, pairs: Collection[Pair], layout: int, networks: Mapping[str, Sequence[str]], *, on_loopback: bool
+    ) -> None:
+        """``layout``: the index of the offer's layout of ports. ``networks``: those of each cluster's nodes.
+
+        ``on_loopback``: all streams of ranks are relayed, also within a cluster.
+        """
+        self.pairs, self.layout, self.networks, self.on_loopback = frozenset(pairs), layout, networks, on_loopback
+
+    def joins(self, one: str, other: str) -> bool:
+        """Return whether nodes of two clusters reach each other only by relays."""
+        return self.on_loopback or sort_pair(one, other) in self.pairs
+
+    def has_relay(self, cluster: str) -> bool:
+        """Return whether nodes of a cluster have a relay."""
+        return self.on_loopback or any(cluster in pair for pair in self.pairs)
+
+    def reachable_networks(self, cluster: str) -> list[str]:
+        """Return the networks that nodes of a cluster reach without relays, with their own."""
+        visible = [nets for other, nets in self.networks.items() if sort_pair(cluster, other) not in self.pairs]
+        return sorted({network for networks in visible for network in networks})
+
+    def to_message(self) -> dict[str, Any]:
+        return {
+            "pairs": sorted(self.pairs),
+            "layout": self.layout,
+            "networks": self.networks,
+            "on_loopback": self.on_loopback,
+        }
+
+
+def read_links(message: Mapping[str, Any], offer: RelayOffer | None) -> RelayedLinks:
+    """Return the head node's decision. Raise ``ValueError`` if the daemon does not allow it, or it is malformed."""
+    pairs = {sort_pair(str(one), str(other)) for one, other in message["pairs"]}
+    networks = {str(cluster): list(values) for cluster, values in message["networks"].items()}
+    if offer is None or not pairs <= offer.pairs.keys() or message["layout"] not in range(len(offer.layouts)):
+        raise ValueError("the head node decides on relayed links that the job may not use")
+    texts = [network for values in networks.values() for network in values]
+    if len(texts) > MAX_NETWORKS or not all(isinstance(text, str) and NETWORK.fullmatch(text) for text in texts):
+        raise ValueError("the head node names networks of nodes that cannot be")
+    return RelayedLinks(pairs, message["layout"], networks, on_loopback=bool(message["on_loopback"]))
+
+
+def decide_links(
+    offer: RelayOffer,
+    pairs: Collection[Pair],
+    layout: int,
+    series: int,
+    hosts: Mapping[str, Sequence[tuple[str, Sequence[Sequence[str]]]]],
+) -> RelayedLinks:
+    """Return how clusters are joined of which ``pairs`` need relays. Raise ``Failure`` if the daemon does not allow it.
+
+    ``hosts``: by cluster, the address of each node and its (network, address) pairs. Addresses of networks that
+    overlap, and Open MPI 4, allow no other interface beside loopback. Then every stream is relayed.
+    """
+    if not offer.layouts:
+        one, other = min(pairs)
+        raise Failure(
+            f"relayed links cannot be used between clusters {one} and {other}, which the job needs: its nodes need too "
+            "many ports, or the relay of the daemon or of a site is away; see koala network"
+        )
+    found = {
+        cluster: sorted({_network_of(host, networks) for host, networks in nodes}) for cluster, nodes in hosts.items()
+    }
+    networks = {cluster: [n for n in values if NETWORK.fullmatch(n)] for cluster, values in found.items()}
+    links = RelayedLinks(pairs, layout, networks, on_loopback=False)
+    collision = next((pair for pair in sorted(links.pairs) if _collide(links, *pair)), None)
+    unknown = next((c for c, values in found.items() if values != networks[c]), None)
+    if series > LOOPBACK_SERIES and collision is None and unknown is None:
+        return links
+    every = {sort_pair(*pair) for pair in combinations(hosts, 2)}
+    if forbidden := sorted(every - offer.pairs.keys()):
+        cause = f"Open MPI {series}" if series <= LOOPBACK_SERIES else "networks with the same addresses"
+        raise Failure(
+            f"a job with {cause} sends all data by relays if it needs one, but the clusters {forbidden[0][0]} and "
+            f"{forbidden[0][1]} may not use relayed links: name fewer clusters, or allow it in the section links"
+        )
+    return RelayedLinks(every, layout, networks, on_loopback=True)
+
+
+def _collide(links: RelayedLinks, one: str, other: str) -> bool:
+    """Return whether addresses of one cluster mean other nodes to a cluster that reaches it only by relays."""
+    return any(
+        overlap(near, far)
+        for cluster, remote in ((one, other), (other, one))
+        for near in links.reachable_networks(cluster)
+        for far in links.networks[remote]
+    )
+
+
+def overlap(one: str, other: str) -> bool:
+    """Return whether two networks have an address in common."""
+    return is_inside(one.partition("/")[0], other) or is_inside(other.partition("/")[0], one)
+
+
+def _network_of(host: str, networks: Iterable[Sequence[str]]) -> str:
+    """Return the network of an address among a node's (network, address) pairs; empty if there is none."""
+    return next((network for network, address in networks if address == host), "")
+
+
+def rank_range(layout: Sequence[tuple[int, int]], number: int) -> tuple[int, int]:
+    """Return the first and last port of a node's ranks; ``number``: its index among the job's nodes."""
+    return split_ports(layout[number])[1]
+
+
+def control_range(layout: Sequence[tuple[int, int]], number: int) -> tuple[int, int]:
+    """Return the first and last port at which mpirun listens on a node."""
+    return split_ports(layout[number])[0]
