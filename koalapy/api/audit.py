@@ -24,8 +24,8 @@ from koalapy.model.moment import EXAMPLES, MAX_LENGTH
 STARTS = ("http.response.start", "websocket.http.response.start")
 METHODS = {"GET", "POST", "PUT", "DELETE", "other"}
 """Actions of requests that match no route."""
-AGENT_ACTIONS = {"login", "impersonate-runner"}
-"""Actions that agents report."""
+AGENT_ACTIONS = {"login", "impersonate-runner", "relay-traffic"}
+"""Actions that agents and the hub report."""
 MAX_TARGET_LENGTH = 200
 """Maximum length in characters of the recorded path of a request that matches no route."""
 

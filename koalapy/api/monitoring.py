@@ -322,7 +322,7 @@ def _database(instruments: Instruments) -> Iterator[Metric]:
 
 
 def _files(figures: Figures, instruments: Instruments) -> Iterator[Metric]:
-    """Yield the metrics of transfers between clusters, and of the daemon's disks."""
+    """Yield the metrics of transfers and relayed links between clusters, and of the daemon's disks."""
     yield _gauge("transfers", "Components that wait for files.", figures.jobs.staging)
     yield _gauge("transfer_missing_bytes", "Bytes that these components still wait for.", figures.jobs.missing)
     moved, labels = sorted(instruments.transferred.items()), ("source", "cluster")
@@ -332,6 +332,8 @@ def _files(figures: Figures, instruments: Instruments) -> Iterator[Metric]:
     yield _counter("transferred_bytes", "Bytes of finished transfers.", sizes, *labels)
     seconds = [(pair, transfer.seconds) for pair, transfer in moved]
     yield _counter("transfer_seconds", "Total time of finished transfers.", seconds, *labels)
+    relayed = [(pair, float(size)) for pair, size in sorted(instruments.relayed.items())]
+    yield _counter("relayed_bytes", "Bytes of ended attempts that went through the hub of relays.", relayed, *labels)
     free = [((disk.what,), float(disk.free)) for disk in figures.disks]
     yield _gauge("disk_free_bytes", "Free space on the disks that the daemon writes to.", free, "disk")
     totals = [((disk.what,), float(disk.size)) for disk in figures.disks]

@@ -3,10 +3,10 @@
 import os
 import pwd
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -19,7 +19,9 @@ from koalapy.daemon.engine.duties import Duty
 from koalapy.daemon.jobs.retention import HOUSEKEEPING_INTERVAL
 from koalapy.daemon.listener.certificate import Certificate
 from koalapy.daemon.network.network import OWNER
+from koalapy.daemon.network.relays import Traffic
 from koalapy.daemon.observability.audit import REFUSED, Audit
+from koalapy.daemon.observability.instruments import Instruments
 from koalapy.model.errors import LeaseLost, StoreUnavailable, UsageError
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import Job
@@ -131,6 +133,19 @@ def make_rejected_runner_recorder(audit: Audit) -> RecordRejectedRunner:
         await audit.record("impersonate-runner", None, origin=origin, target=target, outcome=REFUSED, detail=detail)
 
     return note
+
+
+def make_traffic_recorder(audit: Audit, instruments: Instruments) -> Callable[[Traffic], Coroutine[Any, Any, None]]:
+    """Return a function that counts what an ended attempt has sent through the hub, and records it in the audit log."""
+
+    async def record(traffic: Traffic) -> None:
+        instruments.relayed.update(traffic.moved)
+        if traffic.streams:
+            sizes = [f"{source} to {target} {size}" for (source, target), size in sorted(traffic.moved.items())]
+            detail = f"attempt {traffic.attempt}: {traffic.streams} streams; bytes: {', '.join(sizes) or 'none'}"
+            await audit.record("relay-traffic", None, origin="hub", target=f"job {traffic.job}", detail=detail)
+
+    return record
 
 
 def build_logins(settings: Settings, identities: Identities, clock: Callable[[], float], audit: Audit) -> Logins:

@@ -96,6 +96,7 @@ def build_core(settings: Settings, policies: Registry, data_dir: Path) -> Core:
         settings.link_uses(),
         load_or_make_token(data_dir, RELAY_SECRET_FILE)[0].encode() if settings.relay.control is not None else b"",
         lambda job: plan_nodes(job, profiles),
+        sessions.offer_message,
     )
     engine = Engine(
         scheduler,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 
-from koalapy.daemon.access import make_rejected_runner_recorder, reserved_names
+from koalapy.daemon.access import make_rejected_runner_recorder, make_traffic_recorder, reserved_names
 from koalapy.daemon.agents.agent_messages import AgentMessages, TransferFeedback
 from koalapy.daemon.agents.hub import Hub, Terms
 from koalapy.daemon.agents.questions import Questions
@@ -14,7 +14,7 @@ from koalapy.daemon.agents.streams import Streams
 from koalapy.daemon.agents.wire import is_replica_needed
 from koalapy.daemon.alerts.alerts import LOOK_INTERVAL as ALERTS_INTERVAL
 from koalapy.daemon.alerts.alerts import Alerts, Check, build_alerts
-from koalapy.daemon.alerts.daemon_checks import CertificateCheck, RecordCheck
+from koalapy.daemon.alerts.daemon_checks import CertificateCheck, RecordCheck, RelayCheck
 from koalapy.daemon.alerts.health import DISK_INTERVAL, HealthMonitor
 from koalapy.daemon.alerts.notifications import LOOK_INTERVAL as NOTIFICATIONS_INTERVAL
 from koalapy.daemon.auth.identities import Identities
@@ -150,6 +150,9 @@ def build_services(
     health = HealthMonitor(engine, queries, folders, settings.disks)
     if certificate is not None:
         more_checks = (CertificateCheck(certificate), *more_checks)
+    if core.relays.is_configured:
+        core.relays.record_traffic = make_traffic_recorder(audit, engine.instruments)
+        more_checks = (RelayCheck(core.relays), *more_checks)
     if core.record is not None:
         more_checks = (RecordCheck(core.record), *more_checks)
     changed = core.notifications.alert_changed

@@ -310,6 +310,7 @@ _PAGES = {
     AlertKind.DATABASE: ("/scheduler", "the scheduler"),
     AlertKind.DISK: ("/clusters", "the clusters"),
     AlertKind.SLOW_LINK: ("/network", "the network"),
+    AlertKind.RELAY: ("/network", "the network"),
     AlertKind.REPLICAS_GONE: ("/files", "the files"),
 }
 """Path and name of the page with details, for alerts that do not concern a cluster, job or user."""

@@ -55,6 +55,8 @@ class AlertKind(StrEnum):
     """A disk is nearly full."""
     SLOW_LINK = "slow-link"
     """The network between two clusters is much slower than expected, or is down."""
+    RELAY = "relay"
+    """The hub of relayed links is not reachable, or the relay of a site is not connected to it."""
     REPLICAS_GONE = "replicas-gone"
     """Files of the replica catalogue are missing or have changed."""
     RECORD = "record"
@@ -70,6 +72,7 @@ CLUSTER_ALERTS = frozenset(
         AlertKind.BLACK_HOLE,
         AlertKind.CLUSTER_FLAPPING,
         AlertKind.SLOW_LINK,
+        AlertKind.RELAY,
         AlertKind.REPLICAS_GONE,
     }
 )

@@ -560,6 +560,14 @@ class RelayFailed(Message):
     reason: TruncatedText
 
 
+class RelayLost(Message):
+    """A report that the hub has lost streams of an attempt, for agents that have sent a ``RelayState``."""
+
+    type: Literal["relay_lost"] = "relay_lost"
+    attempt: Name
+    reason: TruncatedText
+
+
 FromAgent = Annotated[
     Hello
     | ComponentStatus
@@ -590,6 +598,7 @@ FromDaemon = Annotated[
     | OutputAck
     | Relay
     | RelayFailed
+    | RelayLost
     | Ask
     | Answer
     | Probe

@@ -13,6 +13,8 @@ log = structlog.get_logger()
 
 MAX_LINE = 64 * 1024 * 1024
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.2, 5.0
+HEARTBEAT_INTERVAL_S, ANSWER_TIMEOUT_S = 5.0, 15.0
+"""Pause between two questions to an idle relay, and the time after which one that does not answer counts as away."""
 
 
 class RelayRejected(Exception):
@@ -49,7 +51,7 @@ class RelayClient:
                 await self._converse()
                 reason = "it closed the connection"
                 pause = FIRST_PAUSE_S
-            except (OSError, ValueError, RelayRejected) as error:
+            except (OSError, ValueError, KeyError, TypeError, RelayRejected) as error:
                 reason = str(error)
             finally:
                 self._disconnect()
@@ -81,7 +83,7 @@ class RelayClient:
     async def _converse(self) -> None:
         """Send the state, and handle what the relay sends until it closes the connection."""
         reader, self._writer = await asyncio.open_unix_connection(str(self._path), limit=MAX_LINE)
-        receiving = asyncio.ensure_future(self._receive(reader))
+        receiving, beating = asyncio.ensure_future(self._receive(reader)), None
         try:
             answer = await self._request("state", **self._state())
             self._on_event({**answer, "t": "state"})
@@ -90,9 +92,22 @@ class RelayClient:
                     {"t": "lost", "attempt": attempt, "why": reason, "by_hub": reason.startswith("the hub ")}
                 )
             self.connected.set()
-            await receiving
+            beating = asyncio.ensure_future(self._send_heartbeats())
+            await asyncio.wait({receiving, beating}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (beating, receiving):
+                if task.done():
+                    task.result()
         finally:
             receiving.cancel()
+            if beating is not None:
+                beating.cancel()
+
+    async def _send_heartbeats(self) -> None:
+        """Ask the relay regularly. Raise ``ConnectionError`` once it does not answer in time."""
+        while True:
+            await asyncio.sleep(HEARTBEAT_INTERVAL_S)
+            with suppress(RelayRejected):  # a relay of an older version does not know the question
+                await self._request("describe")
 
     async def _receive(self, reader: asyncio.StreamReader) -> None:
         while line := await reader.readline():
@@ -106,13 +121,21 @@ class RelayClient:
         self._disconnect()
 
     async def _request(self, kind: str, **fields: Any) -> dict[str, Any]:
-        """Return the relay's answer. Raise ``RelayRejected``, or ``ConnectionError`` if the connection breaks."""
+        """Return the relay's answer.
+
+        Raise ``RelayRejected``, or ``ConnectionError`` if the connection breaks or the relay hangs.
+        """
         if self._writer is None:
             raise ConnectionResetError("the relay is not connected")
         self._count += 1
         answer = self._answers[self._count] = asyncio.get_running_loop().create_future()
         self._writer.write(json.dumps({"t": kind, "id": self._count, **fields}).encode() + b"\n")
-        message: dict[str, Any] = await answer
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                message: dict[str, Any] = await answer
+        except TimeoutError as error:
+            self._disconnect()
+            raise ConnectionResetError(f"it has not answered for {ANSWER_TIMEOUT_S:g} s") from error
         if message["t"] == "error":
             raise RelayRejected(message["why"])
         return message

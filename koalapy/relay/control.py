@@ -100,8 +100,12 @@ class ControlServer:
                 "files": {"needed": files_needed(self._relay.limits), "allowed": count_open_files()[1]},
             }
         if kind == "state":
-            self._relay.replace_state(request, _get_list(request, "attempts"))
-            self._connections[connection] = True
+            had_state, self._connections[connection] = self._connections[connection], True
+            try:
+                self._relay.replace_state(request, _get_list(request, "attempts"))  # it reports removed attempts
+            except BaseException:
+                self._connections[connection] = had_state
+                raise
             return self._describe()
         if not self._connections.get(connection):
             raise Refused("no-state", f"{kind} came before the state: send all keys and live attempts first")

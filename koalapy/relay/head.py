@@ -251,6 +251,7 @@ class Head(Relay):
         return {
             "hub_connected": self.hub is not None and self.hub.is_welcome,
             "certificate": self._certificate(),
+            "has_key": self.hub is not None,
             "listen": self._addresses[0],
             "listen_for_heads": self._addresses[1],
         }

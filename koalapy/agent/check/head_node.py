@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 
+from koalapy.agent.check.relay import check_relay
 from koalapy.agent.check.trial import check_accounts, check_runner
 from koalapy.agent.components.job_folders import JobFolders
 from koalapy.agent.components.open_mpi import open_mpi_here
@@ -96,6 +97,7 @@ async def check_cluster(
             f"{setting} to a folder on a shared file system",
         ),
         *_check_replica_directories(settings),
+        await check_relay(settings),
         *check_logins(settings),
         *await check_daemon(settings, own_token=expected.own_token),
     ]

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from koalapy.agent.core.settings import AgentSettings
 from koalapy.agent.lrm.port import Finding
 from koalapy.relay.client import MAX_LINE
 
@@ -12,18 +13,14 @@ SUBJECT = "relayed links"
 ANSWER_TIMEOUT_S = 10.0
 
 
-async def check_relay(
-    cluster: str, control: str | None, *, required: bool, timeout_s: float = ANSWER_TIMEOUT_S
-) -> Finding:
-    """Return whether the head can be used, by its control socket. Change nothing.
-
-    ``required``: whether the site accepts messages between sites over relays only.
-    """
+async def check_relay(settings: AgentSettings, timeout_s: float = ANSWER_TIMEOUT_S) -> Finding:
+    """Return whether the head can be used, by its control socket. Change nothing."""
+    cluster, control = settings.cluster, settings.relay
+    setting = f"clusters.{cluster}.relay"
+    if control is None and settings.relayed_only:
+        problem = f"clusters.{cluster}.relayed_only is set, and {setting} is not: no job can span this site and others"
+        return Finding(SUBJECT, False, problem, f"start koala relay head, and set {setting} to its control socket")
     if control is None:
-        setting = f"clusters.{cluster}.relay"
-        if required:
-            problem = f"clusters.{cluster}.relayed_only is set, and {setting} is not: no job can span this site"
-            return Finding(SUBJECT, False, problem, f"start koala relay head, and set {setting} to its control socket")
         hint = f"if nodes of other sites do not reach these, start koala relay head and set {setting}"
         return Finding(SUBJECT, True, "none: nodes exchange messages with those of other sites directly", hint)
     try:
@@ -62,6 +59,9 @@ def _judge_answer(cluster: str, answer: dict[str, Any]) -> Finding:
         return Finding(
             SUBJECT, False, problem, f"set clusters.{cluster}.relay to the control socket of koala relay head"
         )
+    if not answer.get("has_key", True):
+        hint = "the agent gives it: start the agent, and repeat this check"
+        return Finding(SUBJECT, True, "the relay waits for its key", hint)
     if not answer["hub_connected"]:
         hint = f"see why: journalctl -u koala-relay-head@{cluster}; the daemon must accept the agent's token"
         return Finding(SUBJECT, False, "the relay is not connected to the hub", hint)

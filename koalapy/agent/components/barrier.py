@@ -100,20 +100,24 @@ class Barrier:
 
     def open_component(self, component: Component, plan: dict[str, Any]) -> None:
         """Start the program on all runners of a component; absent runners receive the plan when they reconnect."""
+        plan |= self._relays.head_fields(plan)
         component.folder.write_entry(open=plan, lives=[node.life for node in component.nodes])
         self._tasks.spawn(self._send_plan(component, plan))
 
     async def _send_plan(self, component: Component, plan: dict[str, Any]) -> None:
-        """Send the plan to all waiting runners once it is on the disk. Fail the component if it cannot be written."""
+        """Send the plan to all waiting runners once it is on the disk, and the site's relay knows of the attempt.
+
+        Fail the component if the plan cannot be written.
+        """
         try:
             await component.folder.wait_synced()  # else a program could run that the journal does not record
         except OSError as error:
             self.fail_component(component, format_write_error(component.folder.path, error))
             return
+        await self._relays.add_attempt(component, plan)
         if component.plan is not None or component.stop is not None or component.ended:
             return
         component.plan = plan
-        await self._relays.open_component(component)
         for index, node in enumerate(component.nodes):
             if node.runner is not None and node.phase == "waiting":
                 node.runner.send_line(component.open_line_for(index))

@@ -114,8 +114,6 @@ class Component:
     starting: float = 0.0
     """Maximum seconds of the start of its nodes, while they start."""
     plan: dict[str, Any] | None = None
-    relay_head: list[Any] | None = None
-    """Host and port at which its nodes reach the relay of the site; None: they cannot use relayed links."""
     relayed: tuple[tuple[str, str], ...] = ()
     """Pairs of clusters between which its program's messages go through relays."""
     relay_lost: bool = False
@@ -199,8 +197,7 @@ class Component:
     def _open_message(self, *, has_script: bool) -> dict[str, Any]:
         hidden = {"relay_entry"} if has_script else {"relay_entry", "script"}
         plan = {name: value for name, value in (self.plan or {}).items() if name not in hidden}
-        relay = {} if self.relay_head is None else {"relay_head": self.relay_head}
-        return {"t": "open", **plan, **relay}
+        return {"t": "open", **plan}
 
     def open_line_for(self, node: int) -> Line:
         """Return the message that starts the program on a node; only the node that runs the script gets its text."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ from koalapy.agent.components.component import Component
 from koalapy.agent.core.reporter import Reporter
 from koalapy.agent.core.settings import AgentSettings
 from koalapy.agent.runners.runners import RunnerSecrets
-from koalapy.protocol.messages import RelayState
+from koalapy.protocol.messages import RelayLost, RelayState
 from koalapy.relay.client import RelayClient, RelayRejected
 from koalapy.relay.entries import add_node_keys, derive_head_key
 from koalapy.runner.relay_protocol import derive_node_key
+from koalapy.runner.relay_streams import resolve_host
 from koalapy.system.event_loop import BackgroundTasks
 
 log = structlog.get_logger()
@@ -42,8 +44,10 @@ class RelayedLinks:
         self._hub_problem = AWAY
         self._head: dict[str, Any] = {}
         """The head's description of itself."""
-        self._attempts: dict[str, Component] = {}
-        """A component of each attempt that the head knows, by the attempt's name."""
+        self._attempts: dict[str, tuple[Component, dict[str, Any]]] = {}
+        """By name of an attempt that the head must know: a component with its plan."""
+        self._transfer_host = ""
+        """The IP address of this host for other sites; empty if it is not known."""
         self._reported: RelayState | None = None
         self._is_understood = False
         self._tasks = BackgroundTasks()
@@ -54,6 +58,8 @@ class RelayedLinks:
             return
         settings = self._settings
         self._key = (await asyncio.to_thread(derive_head_key, settings.token, settings.cluster)).hex()
+        with suppress(OSError):
+            self._transfer_host = (await asyncio.to_thread(resolve_host, settings.transfer_address, 0))[0]
         try:
             await self._client.keep_connected()
         finally:
@@ -69,56 +75,73 @@ class RelayedLinks:
         if self._client is None or not self._is_understood:
             return
         ready = self._client.connected.is_set() and not self._hub_problem
-        address = self._head.get("listen_for_heads")
-        host = address and (self._settings.transfer_address if _is_wildcard(address[0]) else address[0])
+        host, port = self._head.get("listen_for_heads") or ("", 0)
+        host = self._transfer_host if port and _is_wildcard(host) else host
         state = RelayState(
             ready=ready,
             error="" if ready else self._hub_problem or AWAY,
             certificate=self._head.get("certificate") or None,
-            host=host or "",
-            port=address[1] if address else 0,
+            host=host,
+            port=port if host else 0,
             relayed_only=self._settings.relayed_only,
         )
         if state != self._reported:
             self._reported = state
             self._reporter.uplink.send_soon(state)
 
-    async def open_component(self, component: Component) -> None:
+    def head_fields(self, plan: dict[str, Any]) -> dict[str, Any]:
+        """Return the field of a plan that tells its runners where they reach the head; none if they cannot."""
+        address = self._head.get("listen")
+        if address is None or plan.get("relay_entry") is None:
+            return {}
+        host, port = address
+        return {"relay_head": [self._settings.runner_host if _is_wildcard(host) else host, port]}
+
+    async def add_attempt(self, component: Component, plan: dict[str, Any]) -> None:
         """Tell the head of a component's attempt before its runners get their plan."""
-        name = attempt_of(component)
+        name = _attempt_of(plan)
         if self._client is None or not name:
             return
-        component.relay_head = self._head_address()
         if name not in self._attempts:
-            self._attempts[name] = component
+            self._attempts[name] = component, plan
             try:
-                await self._client.add(self._make_entry(component))
+                await self._client.add(self._make_entry(component, plan))
             except (RelayRejected, ValueError) as error:
                 log.error("the relay has rejected an attempt", action="relay-rejected", reason=str(error))
 
     def restore_component(self, component: Component) -> None:
         """Remember the attempt of a component of an earlier agent, which a new head must be told."""
-        if self._client is not None and (name := attempt_of(component)):
-            self._attempts[name] = component
+        if component.plan is not None and (name := _attempt_of(component.plan)):
+            self._attempts[name] = component, component.plan
 
     def forget_ended(self) -> None:
         """Remove the attempts without a live component from the head."""
         if not self._attempts or self._client is None:
             return
-        live = {name for component in self._reporter.live.values() if (name := attempt_of(component))}
+        live = {_attempt_of(component.plan) for component in self._reporter.live.values()}
+        opening = {name for name, (component, _) in self._attempts.items() if component.plan is None}
+        live |= {name for name in opening if not self._attempts[name][0].ended}
         for name in self._attempts.keys() - live:
             del self._attempts[name]
             self._tasks.spawn(self._client.remove(name))
 
-    def _make_entry(self, component: Component) -> dict[str, Any]:
+    def on_lost_elsewhere(self, message: RelayLost) -> None:
+        """Fail the components of an attempt that has lost streams at the hub."""
+        self._lose_attempt(message.attempt, message.reason, is_own_fault=False)
+
+    def _lose_attempt(self, attempt: str, reason: str, *, is_own_fault: bool) -> None:
+        for component in list(self._reporter.live.values()):
+            if _attempt_of(component.plan) == attempt:
+                self._on_lost(component, reason, is_own_fault)
+
+    def _make_entry(self, component: Component, plan: dict[str, Any]) -> dict[str, Any]:
         """Return the head's entry of an attempt, with the keys of all nodes of this cluster.
 
         Raise ``ValueError`` while the resource manager's key is not known.
         """
-        assert component.plan is not None
-        entry: dict[str, Any] = component.plan["relay_entry"]
+        entry: dict[str, Any] = plan["relay_entry"]
         keys = {}
-        for index, node in enumerate(component.plan["nodes"]):
+        for index, node in enumerate(plan["nodes"]):
             if node["cluster"] == self._settings.cluster:
                 secret = self._secrets.secret_of_token(component.instance, node["token"], node["node"])
                 if secret is None:
@@ -126,16 +149,8 @@ class RelayedLinks:
                 keys[index] = derive_node_key(secret, str(entry["attempt"]))
         return add_node_keys(entry, keys)
 
-    def _head_address(self) -> list[Any] | None:
-        """Return where nodes reach the head; None while it is away."""
-        address = self._head.get("listen")
-        if address is None:
-            return None
-        host, port = address
-        return [self._settings.runner_host if _is_wildcard(host) else host, port]
-
     def _state(self) -> dict[str, Any]:
-        return {"key": self._key, "attempts": [self._make_entry(each) for each in self._attempts.values()]}
+        return {"key": self._key, "attempts": [self._make_entry(*each) for each in self._attempts.values()]}
 
     def _on_event(self, event: dict[str, Any]) -> None:
         match event["t"]:
@@ -151,17 +166,15 @@ class RelayedLinks:
                 self._hub_problem = "" if event["connected"] else f"the relay of the site cannot reach the hub: {why}"
                 self.report()
             case "lost":
-                for component in list(self._reporter.live.values()):
-                    if attempt_of(component) == event["attempt"]:
-                        self._on_lost(component, str(event["why"]), not event["by_hub"])
+                self._lose_attempt(event["attempt"], str(event["why"]), is_own_fault=not event["by_hub"])
             case "removed":
                 fields = {name: value for name, value in event.items() if name != "t"}
                 log.info("an attempt has ended at the relay", action="relay-attempt-over", **fields)
 
 
-def attempt_of(component: Component) -> str:
-    """Return the name of a component's attempt at the relays; empty if it may not use them."""
-    entry = (component.plan or {}).get("relay_entry")
+def _attempt_of(plan: dict[str, Any] | None) -> str:
+    """Return the name of a plan's attempt at the relays; empty if it may not use them."""
+    entry = (plan or {}).get("relay_entry")
     return "" if entry is None else str(entry["attempt"])
 
 

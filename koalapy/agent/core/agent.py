@@ -374,6 +374,8 @@ class Agent:
                 self._barrier.deliver_relay(message)
             case wire.RelayFailed():
                 self._barrier.report_undelivered(message)
+            case wire.RelayLost():
+                self._relays.on_lost_elsewhere(message)
             case _:
                 self._streams.receive_from_daemon(message)
 

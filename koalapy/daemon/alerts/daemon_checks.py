@@ -14,6 +14,7 @@ from koalapy.daemon.jobs.record import Record
 from koalapy.daemon.listener.certificate import EXPIRY_WARNING, Certificate
 from koalapy.daemon.network.links import LinkMeasurements
 from koalapy.daemon.network.network import LinkRecord
+from koalapy.daemon.network.relays import Relays
 from koalapy.daemon.observability.timings import Timings
 from koalapy.model.alert import Alert, AlertKind, AlertRules, Severity
 from koalapy.model.errors import UsageError
@@ -83,6 +84,31 @@ class RecordCheck:
             remedy = "free disk space, or raise record.size, and restart the daemon to record again"
             since = min(now, self._record.failed_at)
             yield Alert(AlertKind.RECORD, Severity.WARNING, "record", summary, problem, remedy, since)
+
+
+class RelayCheck:
+    """A check for a hub that cannot be reached, or a site's relay that is not connected to it."""
+
+    def __init__(self, relays: Relays) -> None:
+        self._relays = relays
+
+    async def __call__(self, now: float) -> AsyncIterator[Alert]:
+        if problem := self._relays.hub_problem:
+            summary = "the hub of relayed links is not reachable: jobs that need relayed links fail or wait"
+            remedy = "start it: systemctl start koala-relay-hub; or see why not: journalctl -u koala-relay-hub"
+            yield Alert(AlertKind.RELAY, Severity.CRITICAL, "relay hub", summary, problem, remedy, now)
+            return  # the relays of all sites have lost it, too
+        for cluster, problem in self._relays.site_problems().items():
+            yield Alert(
+                AlertKind.RELAY,
+                Severity.WARNING,
+                f"relay of {cluster}",
+                f"{cluster} has no relayed links: jobs that need them do not start there",
+                problem,
+                f"on its head node, see koala check {cluster} and journalctl -u koala-relay-head@{cluster}",
+                now,
+                cluster=cluster,
+            )
 
 
 class LinkCheck:

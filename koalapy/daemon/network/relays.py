@@ -2,8 +2,8 @@
 
 import asyncio
 import hmac
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from itertools import combinations
 from pathlib import Path
@@ -11,11 +11,12 @@ from typing import Any
 
 import structlog
 
+from koalapy.config.types import is_address
 from koalapy.model.cluster import ClusterPair, LinkUse, pair_of
 from koalapy.model.job import Attempt, Job, JobId, JobState
 from koalapy.model.job_spec import Launcher
 from koalapy.model.request import ClusterName
-from koalapy.protocol.messages import PlanNode, PlanRelay, RelayState
+from koalapy.protocol.messages import PlanNode, PlanRelay, RelayLost, RelayState
 from koalapy.relay.client import RelayClient, RelayRejected
 from koalapy.relay.entries import AttemptPlan, HeadIdentity, NodePlan, derive_head_key
 from koalapy.runner.relay_layout import FIRST_PORT, LAST_PORT, count_ports, node_ports
@@ -38,6 +39,20 @@ class JobRelay:
 
     def head_entry(self, cluster: ClusterName) -> dict[str, Any] | None:
         return None if self.attempt is None else self.attempt.head_entry(cluster)
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What an ended attempt has sent through the hub."""
+
+    attempt: str
+    streams: int
+    moved: Mapping[ClusterPair, int]
+    """Bytes by the clusters of the sending and the receiving node."""
+
+    @property
+    def job(self) -> JobId:
+        return int(self.attempt.partition(".")[0])
 
 
 def attempt_name(job: Job) -> str:
@@ -67,10 +82,14 @@ class Relays:
         uses: Mapping[ClusterPair, LinkUse],
         secret: bytes,
         nodes_of: Callable[[Job], Sequence[PlanNode]],
+        send: Callable[[ClusterName, RelayLost], object] = lambda *_: None,
     ) -> None:
         """``uses``: the configured path of messages by pair of clusters. ``secret``: from which keys of attempts are
-        derived. ``nodes_of``: returns the nodes of a job's attempt in the order of its plan."""
-        self._control, self._uses, self._secret, self._nodes_of = control, uses, secret, nodes_of
+        derived. ``nodes_of``: returns the nodes of a job's attempt in the order of its plan. ``send``: sends a message
+        to a cluster's agent."""
+        self.record_traffic: Callable[[Traffic], Coroutine[Any, Any, None]] | None = None
+        """Records what an ended attempt has sent through the hub."""
+        self._send, self._control, self._uses, self._secret, self._nodes_of = send, control, uses, secret, nodes_of
         self._states: dict[ClusterName, RelayState] = {}
         self._entries: dict[JobId, tuple[str, dict[str, Any]]] = {}
         """Name and the hub's entry of each live attempt."""
@@ -92,6 +111,10 @@ class Relays:
     def state_of(self, cluster: ClusterName) -> RelayState | None:
         """Return the last state that a connected agent has reported; None if its site allows no relayed links."""
         return self._states.get(cluster)
+
+    def site_problems(self) -> dict[ClusterName, str]:
+        """Return why relayed links of sites cannot be used now, by cluster, where an agent has reported a reason."""
+        return {cluster: state.error for cluster, state in sorted(self._states.items()) if not state.ready}
 
     def set_state(self, cluster: ClusterName, state: RelayState | None) -> None:
         """Record whether a site can be reached by relays; None: its agent has connected anew and reported nothing."""
@@ -185,7 +208,7 @@ class Relays:
         state = self._states.get(cluster)
         if state is None:
             return HeadIdentity()
-        return HeadIdentity(state.certificate, (state.host, state.port) if state.host else None)
+        return HeadIdentity(state.certificate, (state.host, state.port) if is_address(state.host) else None)
 
     def _add(self, job: Job, attempt: AttemptPlan) -> None:
         entry = attempt.hub_entry()
@@ -209,12 +232,27 @@ class Relays:
     def _hub_state(self) -> dict[str, Any]:
         return {"heads": self._keys, "attempts": [entry for _, entry in self._entries.values()]}
 
-    @staticmethod
-    def _on_event(event: dict[str, Any]) -> None:
-        """Log the traffic of an ended attempt. Lost streams are reported by the agents of both sites."""
-        if event["t"] == "removed":
-            fields = {name: value for name, value in event.items() if name != "t"}
-            log.info("an attempt has ended at the hub", action="relay-attempt-over", **fields)
+    def _on_event(self, event: dict[str, Any]) -> None:
+        """Act on an event of the hub.
+
+        The head of a lost site may tell its agent nothing, and that of another site sees only its streams end.
+        """
+        match event["t"]:
+            case "lost":
+                self._report_loss(str(event["attempt"]), str(event["why"]))
+            case "removed":
+                moved = {(source, target): count for source, target, count in event["bytes"]}
+                traffic = Traffic(event["attempt"], event["streams"], moved)
+                log.info("an attempt has ended at the hub", action="relay-attempt-over", **asdict(traffic))
+                if self.record_traffic is not None:
+                    self._tasks.spawn(self.record_traffic(traffic))
+
+    def _report_loss(self, attempt: str, reason: str) -> None:
+        """Let all agents of an attempt know that it has lost streams."""
+        for name, entry in self._entries.values():
+            if name == attempt:
+                for cluster in {node["cluster"] for node in entry["nodes"]} & self._states.keys():
+                    self._send(cluster, RelayLost(attempt=attempt, reason=reason))
 
 
 def _slots(nodes: Sequence[PlanNode]) -> list[int]:

@@ -92,6 +92,8 @@ class Instruments:
     attempts_failed: Counter[tuple[ClusterName, AttemptFailure]] = field(default_factory=Counter)
     transferred: dict[tuple[ClusterName, ClusterName], Transferred] = field(default_factory=dict)
     """By source and target cluster."""
+    relayed: Counter[tuple[ClusterName, ClusterName]] = field(default_factory=Counter)
+    """Bytes of ended attempts that went through the hub, by sending and receiving cluster."""
     predictions: Mapping[tuple[PredictionKind, Outcome], int] = field(default_factory=dict)
     """Numbers of predictions of the last week by outcome, as of the last look at the database."""
     database_size: int | None = None
