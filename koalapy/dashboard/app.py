@@ -15,6 +15,7 @@ from koalapy.dashboard.pages.audit import add_audit
 from koalapy.dashboard.pages.capacity import add_capacity
 from koalapy.dashboard.pages.clusters import add_clusters, add_now
 from koalapy.dashboard.pages.files import add_files
+from koalapy.dashboard.pages.grid_map import add_map
 from koalapy.dashboard.pages.history import add_history, add_sharing
 from koalapy.dashboard.pages.job import add_job
 from koalapy.dashboard.pages.mine import add_mine
@@ -41,6 +42,7 @@ def build_dashboard(services: Services, engine: Engine, login: LoginServices, au
     add_new_job(dashboard, services)  # before the pages of jobs, whose paths would match its own
     add_job(dashboard, services)
     add_clusters(dashboard, services, surveyor)
+    add_map(dashboard, services, surveyor)
     add_capacity(dashboard, services)
     add_network(dashboard, services)
     add_scheduler(dashboard)

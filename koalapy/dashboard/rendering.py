@@ -18,6 +18,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from markupsafe import Markup
 
 from koalapy import __version__
+from koalapy.dashboard.grid_map import grid_map
 from koalapy.dashboard.pictures import MEANINGS, bar, distribution, interval, job_lanes, node_grid, series
 from koalapy.model.job_search import format_term
 from koalapy.model.wording import (
@@ -80,7 +81,7 @@ POLICY = (
 HEADERS = {"Content-Security-Policy": POLICY, "Referrer-Policy": "same-origin"}
 """Browsers send the origin of a form only under this referrer policy."""
 
-PICTURES = (bar, distribution, interval, job_lanes, node_grid, series)
+PICTURES = (bar, distribution, grid_map, interval, job_lanes, node_grid, series)
 """Functions that templates call by their names."""
 
 

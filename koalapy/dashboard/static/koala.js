@@ -64,6 +64,14 @@
     asking = false;
   }, 2000);
 
+  // The numbers of a shape of a picture that has the focus or the pointer, below the picture.
+  for (const kind of ["focusin", "mouseover"])
+    document.body.addEventListener(kind, (event) => {
+      const shape = event.target.closest?.("figure.picture a[aria-label]");
+      const tip = shape?.closest("figure").querySelector("[data-tip]");
+      if (tip) tip.textContent = shape.getAttribute("aria-label");
+    });
+
   const rows = () => [...document.querySelectorAll("main tr[data-href]")];
   const move = (step) => {
     const all = rows(), at = all.findIndex((row) => row.hasAttribute("data-here"));
