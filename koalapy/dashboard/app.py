@@ -23,6 +23,7 @@ from koalapy.dashboard.pages.network import add_network
 from koalapy.dashboard.pages.new_job import add_new_job
 from koalapy.dashboard.pages.queue import add_queue
 from koalapy.dashboard.pages.scheduler import add_scheduler
+from koalapy.dashboard.pages.timeline import add_timeline
 from koalapy.dashboard.pages.users import add_users
 from koalapy.dashboard.pages.what_if import add_what_if
 from koalapy.dashboard.rendering import load_page_files
@@ -43,6 +44,7 @@ def build_dashboard(services: Services, engine: Engine, login: LoginServices, au
     add_job(dashboard, services)
     add_clusters(dashboard, services, surveyor)
     add_map(dashboard, services, surveyor)
+    add_timeline(dashboard, services)
     add_capacity(dashboard, services)
     add_network(dashboard, services)
     add_scheduler(dashboard)

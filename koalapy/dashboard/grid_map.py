@@ -92,7 +92,7 @@ class GridMap:
 def drawn_jobs(content: GridMap) -> list[MapJob]:
     """Return the jobs that the map shows: the first ones, as long as their clusters fit on the ellipse."""
     on_ellipse: set[ClusterName] = set()
-    chosen = []
+    chosen: list[MapJob] = []
     for job in content.jobs:
         if len(chosen) < MAX_DRAWN_JOBS and len(on_ellipse | job.nodes.keys()) <= MAX_RING:
             on_ellipse |= job.nodes.keys()

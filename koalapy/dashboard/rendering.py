@@ -19,7 +19,8 @@ from markupsafe import Markup
 
 from koalapy import __version__
 from koalapy.dashboard.grid_map import grid_map
-from koalapy.dashboard.pictures import MEANINGS, bar, distribution, interval, job_lanes, node_grid, series
+from koalapy.dashboard.pictures import bar, distribution, interval, node_grid, series
+from koalapy.dashboard.timeline import MEANINGS, draw_timeline
 from koalapy.model.job_search import format_term
 from koalapy.model.wording import (
     format_bytes,
@@ -81,7 +82,7 @@ POLICY = (
 HEADERS = {"Content-Security-Policy": POLICY, "Referrer-Policy": "same-origin"}
 """Browsers send the origin of a form only under this referrer policy."""
 
-PICTURES = (bar, distribution, grid_map, interval, job_lanes, node_grid, series)
+PICTURES = (bar, distribution, grid_map, interval, node_grid, series, draw_timeline)
 """Functions that templates call by their names."""
 
 

@@ -394,3 +394,21 @@ def _days_between(start: float, end: float) -> Iterator[tuple[int, float]]:
 def pair_with_jobs(attempts: Iterable[tuple[JobId, Attempt]], jobs: Mapping[JobId, Job]) -> list[tuple[Job, Attempt]]:
     """Return attempts with their jobs; leave out the attempts of unknown jobs."""
     return [(jobs[job], attempt) for job, attempt in attempts if job in jobs]
+
+
+@dataclass(frozen=True, slots=True)
+class PastComponent:
+    """A component that had nodes, with the times of its attempt; in seconds since the epoch, None if not reached."""
+
+    job: JobId
+    generation: int
+    cluster: ClusterName
+    size: int
+    claimed_at: float | None
+    barrier_at: float | None
+    launched_at: float | None
+    ended_at: float | None
+    error: str
+    """Why it ended early; empty if it did not."""
+    is_shared: bool
+    """Whether its attempt has components on other clusters too."""

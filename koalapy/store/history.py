@@ -1,10 +1,11 @@
 """Statistics of ended jobs, and their deletion."""
 
 from collections.abc import Sequence
+from typing import Any
 
-from sqlalchemy import RowMapping, delete, func, select, tuple_, update
+from sqlalchemy import ColumnElement, RowMapping, case, delete, func, select, tuple_, update
 
-from koalapy.model.history import DayFilter, EndedJob, Figures, HistoryFilter, HistoryPage, Key, Kind
+from koalapy.model.history import DayFilter, EndedJob, Figures, HistoryFilter, HistoryPage, Key, Kind, PastComponent
 from koalapy.model.job import ACTIVE_STATES, FINAL_STATES, JobId, JobState
 from koalapy.model.job_spec import Priority
 from koalapy.model.limits import NodeUse
@@ -88,6 +89,38 @@ class SqlHistory:
         with self._database.reading() as connection:
             return read_page(connection, which, self._max_examined)
 
+    def ended_components(self, since: float, limit: int, cluster: ClusterName = "") -> list[PastComponent]:
+        order = _parts.job_id.desc() if cluster else _parts.ended_at.desc()
+        window = select(_parts.job_id, _parts.generation, _parts.index).order_by(order).limit(self._max_examined)
+        window = window.where(_parts.cluster == cluster) if cluster else window.where(_parts.ended_at > since)
+        newest, attempt, other = window.subquery(), tables.attempts.c, tables.components.alias()
+        start = case((_parts.claimed_at < since, since), else_=_parts.claimed_at)
+        largest = (
+            select(_parts.job_id, _parts.generation, _parts.index)
+            .select_from(newest)
+            .join(tables.components, _key_of(_parts) == _key_of(newest.c))
+            .where(_parts.ended_at > since, _parts.claimed_at < _parts.ended_at)
+            .order_by((_parts.size * (_parts.ended_at - start)).desc(), _parts.job_id.desc())
+            .limit(limit)
+            .subquery()
+        )
+        of_attempt = (other.c.job_id == _parts.job_id) & (other.c.generation == _parts.generation)
+        is_shared = select(other.c.index).where(of_attempt, other.c.cluster != _parts.cluster).exists()
+        query = (
+            select(
+                _parts.job_id.label("job"),
+                *(_parts[name] for name in ("generation", "cluster", "size", "claimed_at", "ended_at", "error")),
+                attempt.barrier_at,
+                attempt.launched_at,
+                is_shared.label("is_shared"),
+            )
+            .select_from(largest)
+            .join(tables.components, _key_of(_parts) == _key_of(largest.c))
+            .join(tables.attempts, (attempt.job_id == _parts.job_id) & (attempt.generation == _parts.generation))
+            .order_by(_parts.ended_at, _parts.job_id, _parts.index)
+        )
+        return [PastComponent(**{**row, "is_shared": bool(row["is_shared"])}) for row in self._database.rows(query)]
+
     def expired_jobs(self, before: float, limit: int, *, internal: bool) -> list[JobId]:
         query = select(_jobs.id).where(_jobs.internal == internal, _jobs.ended_at < before, _jobs.state.in_(_FINAL))
         return [row["id"] for row in self._database.rows(query.order_by(_jobs.ended_at).limit(limit))]
@@ -116,6 +149,11 @@ class SqlHistory:
             for _ in range(min(free, self._max_freed_pages)):
                 connection.exec_driver_sql("PRAGMA incremental_vacuum(1)")
         return free > self._max_freed_pages
+
+
+def _key_of(columns: Any) -> ColumnElement[Any]:
+    """Return the primary key of a component as one value."""
+    return tuple_(columns.job_id, columns.generation, columns.index)
 
 
 def _ended_job(row: RowMapping) -> EndedJob:

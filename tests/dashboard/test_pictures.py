@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.dashboard.pages.job import decode_output
-from koalapy.dashboard.pictures import MEANINGS, build_lanes, job_lanes
+from koalapy.dashboard.timeline import MEANINGS, build_lanes, draw_timeline, job_timeline
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState, TimelineEntry
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import FlexibleRequest
@@ -43,7 +43,7 @@ state_changes = st.lists(st.tuples(st.floats(0, 1000), st.sampled_from(JobState)
 
 
 @given(st.lists(draw_attempt(), max_size=3), state_changes, timestamps, st.floats(0, 2000))
-def test_job_lanes_are_ordered_and_well_formed(
+def test_job_timeline_is_ordered_and_well_formed(
     job_attempts: list[Attempt], states: list[tuple[float, JobState]], ended: float | None, now: float
 ) -> None:
     job = Job(1, JobSpec(FlexibleRequest(2)), 0.0, ended_at=ended)
@@ -55,12 +55,12 @@ def test_job_lanes_are_ordered_and_well_formed(
             assert phase.what in MEANINGS
             assert phase.start <= phase.end
         assert all(one.end <= next_phase.start for one, next_phase in zip(lane.phases, lane.phases[1:], strict=False))
-    picture = str(job_lanes(lanes))
+    picture = str(draw_timeline(job_timeline(lanes, job.id, now)))
     if not picture:
         return
     root = ElementTree.fromstring(picture)
     assert "style" not in picture
-    bars = [element for element in root if element.tag == "rect"]
+    bars = [element for element in root.iter("rect") if element.get("class") != "lane-back"]
     assert len(bars) == sum(len(lane.phases) for lane in lanes)
     assert all(float(bar.get("width", "-1")) > 0 for bar in bars)
 

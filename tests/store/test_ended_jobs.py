@@ -212,3 +212,40 @@ def test_history_excludes_internal_and_unfinished_jobs(stores: Stores) -> None:
     page = stores.history.ended_page(replace(ANY_TIME, with_sums=True))
     assert [(entry.id, entry.nodes, entry.run_time, entry.clusters) for entry in page.jobs] == [(3, 0, None, ())]
     assert page.sums == HistorySums(1, cancelled=1)
+
+
+def test_ended_components_are_the_largest_of_those_that_ended_last(stores: Stores) -> None:
+    def make_job(ident: int, size: int, *clusters: str, ended: float = START) -> Job:
+        parts = tuple(
+            Component(n, name, size, ComponentState.ENDED, claimed_at=ended - 10.0, ended_at=ended, error="lost")
+            for n, name in enumerate(clusters)
+        )
+        attempt = Attempt(1, parts, ended - 20.0, barrier_at=ended - 8.0, launched_at=ended - 7.0, ended_at=ended)
+        job = Job(ident, JobSpec(FlexibleRequest(2), ("true",)), 1.0, JobState.SUCCEEDED, generation=1)
+        return replace(job, attempt=attempt, ended_at=ended)
+
+    jobs = [make_job(1, 9, "north", ended=START - 50), make_job(2, 2, "north", "south"), make_job(3, 1, "west")]
+    write_jobs(stores, [*jobs, make_job(4, 3, "north", ended=START + 1)])
+    history = stores.history
+    found = history.ended_components(START - 5, 10)
+    assert [(one.job, one.cluster, one.is_shared) for one in found] == [
+        (2, "north", True),
+        (2, "south", True),
+        (3, "west", False),
+        (4, "north", False),
+    ]
+    first = found[0]
+    assert (first.size, first.claimed_at, first.barrier_at, first.launched_at, first.ended_at, first.error) == (
+        2,
+        START - 10,
+        START - 8,
+        START - 7,
+        START,
+        "lost",
+    )
+    assert [one.job for one in history.ended_components(START - 5, 1)] == [4]
+    assert [one.job for one in history.ended_components(START - 60, 1)] == [1]
+    assert [one.job for one in history.ended_components(0.0, 10, "north")] == [1, 2, 4]
+    assert history.ended_components(0.0, 10, "nowhere") == []
+    bounded = SqlHistory(stores.jobs.database, max_examined=2)
+    assert len(bounded.ended_components(0.0, 10)) == 2

@@ -27,6 +27,8 @@ log = structlog.get_logger()
 
 FRESH_S = 60.0
 """Seconds for which a forecast is reused."""
+MAX_SHOWN_AGE_S = 900.0
+"""Age up to which pages show a forecast."""
 SUBMISSION_TIMEOUT_S = 30.0
 """Timeout of the forecast of one submission."""
 MAX_SUBMISSIONS = 8
@@ -109,6 +111,13 @@ class Forecasts:
         if self._track_record is not None:
             await self._track_record.store_shown(latest.forecast, latest.jobs, job)
         return True, latest.forecast.of(job)
+
+    @property
+    def latest_forecast(self) -> Forecast | None:
+        """Return the newest forecast of all jobs, without making one; None if there is none of the last minutes."""
+        latest = self._latest
+        is_recent = latest is not None and 0 <= self._clock() - latest.made_at < MAX_SHOWN_AGE_S
+        return latest.forecast if latest is not None and is_recent else None
 
     async def forecast_submission(self, spec: JobSpec, patience: float, awaits: tuple[Clause, ...] = ()) -> IfSubmitted:
         """Forecast a job as if it were submitted now. Equal requests within a minute share the result.

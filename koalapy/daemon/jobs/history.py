@@ -25,6 +25,7 @@ from koalapy.model.history import (
     HistoryPage,
     Key,
     Kind,
+    PastComponent,
     Step,
     count_running_jobs,
     day_of,
@@ -167,6 +168,10 @@ class History:
     async def list_ended(self, which: HistoryFilter) -> HistoryPage:
         """Return a page of ended jobs of users."""
         return await query(self._store.ended_page, which)
+
+    async def list_components(self, since: float, limit: int, cluster: ClusterName = "") -> list[PastComponent]:
+        """Return the largest ended components since a time; see ``HistoryStore.ended_components``."""
+        return await query(self._store.ended_components, since, limit, cluster)
 
     async def read_table(self, kind: Kind, step: Step, span: Span, name: str | None = None) -> Table:
         """Return the figures of a span. Raise ``UsageError`` if they have more than ``MAX_LINES`` lines."""

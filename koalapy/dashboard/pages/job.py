@@ -18,8 +18,9 @@ from koalapy.daemon.jobs.dependencies import RelatedJobs
 from koalapy.daemon.jobs.output import OutputTail
 from koalapy.daemon.services import Services
 from koalapy.dashboard.dashboard import Dashboard
-from koalapy.dashboard.pictures import JobLane, build_lanes
+from koalapy.dashboard.pages.timeline import expected_start
 from koalapy.dashboard.rows import JobRow, job_row
+from koalapy.dashboard.timeline import ExpectedStart, JobLane, Timeline, build_lanes, job_timeline
 from koalapy.model.job import Job, JobState
 from koalapy.model.job_spec import Priority
 from koalapy.model.node_requirement import describe_requirements
@@ -67,6 +68,8 @@ class JobPageView:
     has_results: bool
     timeline: Sequence[TimelineView]  # type: ignore[valid-type]
     earlier_lines: int
+    picture: Timeline | None = None
+    """The timeline with the expected start of a waiting job; None for another user's job."""
     tasks: Sequence[JobRow] = ()
     """The first started and unfinished tasks of an array."""
     related: RelatedJobs = ((), ())
@@ -76,6 +79,13 @@ class JobPageView:
 def add_job(dashboard: Dashboard, services: Services) -> None:
     """Add the page of one job and the forms that change it."""
     engine, jobs = dashboard.engine, services.jobs
+
+    def expected_starts_of(job: Job, now: float) -> list[ExpectedStart]:
+        """Return the expected start of a waiting job in a list, which is empty if it is unknown."""
+        forecast = services.forecasts.latest_forecast
+        expected = None if forecast is None or not job.state.is_waiting else forecast.of(job.id)
+        start = expected_start(expected, job, forecast, now) if expected is not None and forecast is not None else None
+        return [] if start is None else [start]
 
     @dashboard.page("/jobs/{job}", "job.html", operation="show_job", title="Job")
     async def show(caller: Caller, job: Id, attempts: Last = 5) -> JobPageView:
@@ -88,7 +98,8 @@ def add_job(dashboard: Dashboard, services: Services) -> None:
             return JobPageView(view, row, "", "", (), record.job.state.is_final, (), (), 0, None, (), False, (), 0)
         record, last_attempts = await jobs.list_attempts(job, attempts)
         timeline = await jobs.read_timeline(job)
-        current = record.job
+        current, now = record.job, engine.clock()
+        lanes = build_lanes(current, last_attempts, timeline, now)
         return JobPageView(
             job=view_for(caller, record),
             row=job_row(record, caller, position, whole_reason=True),
@@ -96,7 +107,8 @@ def add_job(dashboard: Dashboard, services: Services) -> None:
             nodes=describe_requirements(current.spec, getattr(current.spec.request, "components", ())),
             actions=_possible_actions(current, high_priority_allowed=jobs.rules.high_priority.is_allowed_to(caller)),
             is_over=current.state.is_final,
-            lanes=build_lanes(current, last_attempts, timeline, engine.clock()),
+            lanes=lanes,
+            picture=job_timeline(lanes, job, now, expected_starts_of(current, now)),
             attempts=[attempt_view(current, attempt) for attempt in last_attempts],
             more_attempts=last_attempts[0].generation - 1 if last_attempts else 0,
             explanation=ExplanationView.model_validate(await jobs.explain_job(job, caller)),

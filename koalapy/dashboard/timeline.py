@@ -1,0 +1,386 @@
+"""Timelines as SVG: lanes with bars of jobs over time, up to now and beyond. Of the grid, and of one job.
+
+In the grid's timeline a lane is a cluster and its height is the cluster's nodes. A bar is a component: its height is
+its nodes, and its colour is that of its job if the job spans several clusters. In a job's timeline a lane is its
+queue or one of its components.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import ceil
+from urllib.parse import quote
+
+from markupsafe import Markup
+
+from koalapy.model.history import PastComponent
+from koalapy.model.job import Attempt, Component, ComponentState, Job, JobId, JobState, TimelineEntry
+from koalapy.model.wording import format_duration, format_time, shorten
+
+MEANINGS = {
+    "queued": "waits for placement",
+    "held": "held",
+    "placed": "placed, nodes not requested yet",
+    "files": "input files are transferred",
+    "claiming": "waits for its nodes in the cluster's queue",
+    "claimed": "has its nodes, waits at the barrier for other components",
+    "starting": "all components have their nodes, the program starts",
+    "running": "the program runs",
+    "stopping": "nodes are returned",
+}
+WIDTH, MAX_LABEL_WIDTH, RIGHT_MARGIN = 1200, 170, 12
+LABEL_LETTER_WIDTH = 7.0
+AXIS_HEIGHT, LANE_GAP, EXPECTED_HEIGHT = 22, 6, 18
+LANE_HEIGHTS = ((6, 90), (20, 40), (60, 20))
+"""Height of a lane for at most this many lanes; ``JOB_LANE_HEIGHT`` in a job's timeline."""
+JOB_LANE_HEIGHT = 18
+MIN_BAR_WIDTH, MIN_BAR_HEIGHT = 1.5, 2.0
+LETTER_WIDTH, MIN_TEXT_HEIGHT = 7.0, 11.0
+STEPS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 43200, 86400, 604800)
+MAX_TICKS = 9
+MAX_RELATIVE_S = 900.0
+"""Span up to which a job's timeline shows the time since its submission instead of the time of day."""
+JOB_COLOURS = 6
+ToPosition = Callable[[float], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """The phase of a job or component from ``start`` to ``end``, in seconds since the epoch."""
+
+    what: str
+    start: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class JobLane:
+    """The phases of a job in the queue (attempt 0) or of a component of an attempt."""
+
+    label: str
+    attempt: int
+    phases: Sequence[Phase]
+    error: str = ""
+
+
+def build_lanes(job: Job, attempts: Sequence[Attempt], timeline: Sequence[TimelineEntry], now: float) -> list[JobLane]:
+    """Return the phases of a job and its components until ``now``, or until the end of the job."""
+    end = job.ended_at if job.ended_at is not None else now
+    lanes = [JobLane("queue", 0, list(_queue_phases(job, timeline, end)))]
+    for attempt in attempts:
+        is_last = attempt is attempts[-1]
+        attempt_end = end if is_last and job.ended_at is None else attempt.ended_at
+        for component in sorted(attempt.components, key=lambda component: (component.rank, component.index)):
+            label = f"{component.cluster} · {component.size}"
+            if len(attempts) > 1 or attempt.generation > 1:
+                label = f"{attempt.generation}: {label}"
+            phases = list(_component_phases(component, attempt, attempt_end))
+            lanes.append(JobLane(label, attempt.generation, phases, component.error))
+    return lanes
+
+
+def _queue_phases(job: Job, timeline: Sequence[TimelineEntry], end: float) -> Iterator[Phase]:
+    """Yield the spans in which a job was queued or held, up to ``end``.
+
+    Without a timeline, yield one span from its submission.
+    """
+    entries = [(entry.at, entry.state) for entry in timeline] or [(job.submitted_at, job.state)]
+    start, phase = None, ""
+    for (entered_at, state), (until, next_state) in pairwise([*entries, (end, None)]):
+        if state not in (JobState.QUEUED, JobState.HELD):
+            continue
+        start, phase = (entered_at, str(state)) if start is None or phase != state else (start, phase)
+        if next_state is not state:
+            yield Phase(phase, start, max(start, until))
+            start = None
+
+
+def _component_phases(component: Component, attempt: Attempt, attempt_end: float | None) -> Iterator[Phase]:
+    """Yield the spans of a component from its placement to its end, such as file transfer and running.
+
+    ``attempt_end`` replaces the end of a component that has recorded none; None if unknown.
+    """
+    start = attempt.placed_at
+    has_run = component.claimed_at is not None and not component.superseded
+    starts = [
+        ("placed", start),
+        ("files", component.staging_since),
+        ("placed", component.staged_at),
+        ("claiming", component.submitted_at),
+        ("claimed", component.claimed_at),
+        ("starting", attempt.barrier_at if has_run else None),
+        ("running", attempt.launched_at if has_run else None),
+        ("stopping", attempt.ended_at),
+    ]
+    end = component.ended_at if component.ended_at is not None else attempt_end if attempt_end is not None else start
+    if component.state is ComponentState.ENDED and component.ended_at is None and attempt_end is None:
+        end = start
+    known_starts = sorted(
+        (max(phase_start, start), order, phase)
+        for order, (phase, phase_start) in enumerate(starts)
+        if phase_start is not None
+    )
+    for (phase_start, _, phase), (until, _, _) in pairwise([*known_starts, (max(end, start), 99, "")]):
+        if min(until, end) > phase_start:
+            yield Phase(phase, phase_start, min(until, end))
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineBar:
+    """A component of an attempt, or a job's time in the queue."""
+
+    job: JobId
+    size: int
+    """Number of nodes."""
+    phases: Sequence[Phase]
+    attempt: int = 1
+    is_shared: bool = False
+    """Whether the attempt has nodes on several clusters."""
+    error: str = ""
+    """Why the attempt ended early; empty if it did not."""
+
+    @property
+    def start(self) -> float:
+        return self.phases[0].start
+
+    @property
+    def end(self) -> float:
+        return self.phases[-1].end
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineLane:
+    """The bars of a cluster, or of one component of a job. Each bar has at least one phase."""
+
+    label: str
+    nodes: int
+    """Number of nodes that the height of the lane stands for."""
+    bars: Sequence[TimelineBar]
+    cluster: str = ""
+    """The cluster that the label links to; empty for none."""
+    local: int | None = None
+    """Nodes that local users have now; None if unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedStart:
+    """The 80 % interval of the start of a waiting job, in seconds since the epoch."""
+
+    job: JobId
+    nodes: int
+    low: float
+    middle: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """The content of a timeline from ``start`` to ``end``, in seconds since the epoch."""
+
+    start: float
+    end: float
+    now: float
+    lanes: Sequence[TimelineLane]
+    expected: Sequence[ExpectedStart] = field(default=())
+    is_of_job: bool = False
+
+
+def component_phases(component: PastComponent, now: float) -> list[Phase]:
+    """Return the time of a component at the barrier, and its run time. Empty for one that never had its nodes."""
+    if component.claimed_at is None:
+        return []
+    end = max(component.claimed_at, now if component.ended_at is None else component.ended_at)
+    starts = (("claimed", component.claimed_at), ("running", component.launched_at))
+    known = [(what, min(max(component.claimed_at, at), end)) for what, at in starts if at is not None]
+    return [Phase(what, at, until) for (what, at), (_, until) in pairwise([*known, ("", end)]) if until > at]
+
+
+def job_timeline(lanes: Sequence[JobLane], job: JobId, now: float, expected: Sequence[ExpectedStart] = ()) -> Timeline:
+    """Return the timeline of one job, with the expected start of a waiting job."""
+    phases = [phase for lane in lanes for phase in lane.phases]
+    start = min((phase.start for phase in phases), default=now)
+    end = max([phase.end for phase in phases] + [one.high for one in expected], default=now)
+    rows = [
+        TimelineLane(
+            lane.label, 1, [TimelineBar(job, 1, lane.phases, lane.attempt, error=lane.error)] if lane.phases else []
+        )
+        for lane in lanes
+    ]
+    return Timeline(start, end, now, rows, expected, is_of_job=True)
+
+
+def draw_timeline(content: Timeline) -> Markup:
+    """Return the picture of a timeline; empty without any bar or expected start.
+
+    The page also has a table with the same values.
+    """
+    if not content.expected and not any(lane.bars for lane in content.lanes):
+        return Markup()
+    start, span = content.start, max(content.end - content.start, 0.001)
+    left = _label_width(content)
+    inner = WIDTH - left - RIGHT_MARGIN
+
+    def x(timestamp: float) -> float:
+        return round(left + min(1.0, max(0.0, (timestamp - start) / span)) * inner, 1)
+
+    lane_height = next((height for count, height in LANE_HEIGHTS if len(content.lanes) <= count), 14)
+    lane_height = JOB_LANE_HEIGHT if content.is_of_job else lane_height
+    bottom = AXIS_HEIGHT + len(content.lanes) * (lane_height + LANE_GAP)
+    height = bottom + len(content.expected) * EXPECTED_HEIGHT + 4
+    label = "Timeline of the job" if content.is_of_job else f"Timeline of {len(content.lanes)} clusters"
+    parts = [
+        Markup('<svg class="timeline" viewBox="0 0 {0} {1}" width="{0}" height="{1}" role="group" aria-label="{2}">')
+        .format(WIDTH, height, f"{label}; the table below has the same values"),
+        *_draw_ticks(content, span, height, x),
+    ]  # fmt: skip
+    for row, lane in enumerate(content.lanes):
+        top = AXIS_HEIGHT + row * (lane_height + LANE_GAP)
+        parts += _draw_lane(
+            lane, top, lane_height, x, None if content.is_of_job else x(content.now), is_of_job=content.is_of_job
+        )
+    for row, expected in enumerate(content.expected):
+        parts.append(_draw_expected(expected, bottom + row * EXPECTED_HEIGHT, x))
+    if start < content.now < content.end:
+        parts.append(Markup('<path class="now" d="M{} {}V{}"/>').format(x(content.now), AXIS_HEIGHT - 6, height))
+    parts.append(Markup("</svg>"))
+    return Markup("").join(parts)
+
+
+def _label_width(content: Timeline) -> float:
+    """Return the width of the column of labels."""
+    labels = [lane.label for lane in content.lanes] + [_expected_label(expected) for expected in content.expected]
+    longest = max((len(label) for label in labels), default=0)
+    return round(min(MAX_LABEL_WIDTH, longest * LABEL_LETTER_WIDTH + 12), 1)
+
+
+def _draw_ticks(content: Timeline, span: float, height: int, x: ToPosition) -> Iterator[Markup]:
+    """Yield lines at round times with their labels. A script converts times of day to the viewer's zone."""
+    step = next((step for step in STEPS if span / step <= MAX_TICKS), ceil(span / MAX_TICKS / 604800) * 604800)
+    is_relative = content.is_of_job and span <= MAX_RELATIVE_S
+    first = content.start if is_relative else ceil(content.start / step) * step
+    for number in range(int((content.start + span - first) / step) + 1):
+        at = first + number * step
+        yield Markup('<path class="tick" d="M{} {}V{}"/>').format(x(at), AXIS_HEIGHT - 6, height)
+        if is_relative:
+            yield Markup('<text class="tick" x="{}" y="11">{}</text>').format(x(at), _format_elapsed(number * step))
+        else:
+            text = format_time(at, content.now)
+            yield Markup('<text class="tick" data-at="{:.0f}" x="{}" y="11">{}</text>').format(at, x(at), text)
+
+
+def pack(bars: Sequence[TimelineBar], nodes: int) -> list[tuple[TimelineBar, int]]:
+    """Return the bars in the order of time, each with the first of its nodes, so that bars overlap only if they have
+    more nodes together than the lane."""
+    placed: list[tuple[TimelineBar, int]] = []
+    active: list[tuple[int, TimelineBar]] = []
+    for bar in sorted(bars, key=lambda bar: (bar.start, bar.job)):
+        active = sorted(
+            ((offset, other) for offset, other in active if other.end > bar.start), key=lambda pair: pair[0]
+        )
+        free = 0
+        for offset, other in active:
+            if offset - free >= bar.size:
+                break
+            free = max(free, offset + other.size)
+        offset = max(0, min(free, nodes - bar.size))
+        active.append((offset, bar))
+        placed.append((bar, offset))
+    return placed
+
+
+def _draw_lane(
+    lane: TimelineLane, top: float, height: float, x: ToPosition, now_x: float | None, *, is_of_job: bool
+) -> Iterator[Markup]:
+    """Yield the label of a lane, its background and its bars, the first node at the bottom."""
+    label = shorten(lane.label, 24)
+    text = Markup('<text class="label" x="0" y="{:.1f}">{}</text>').format(top + height / 2 + 4, label)
+    if lane.cluster:
+        text = Markup('<a href="/clusters/{}">{}</a>').format(quote(lane.cluster, safe=""), text)
+    yield text
+    yield Markup('<rect class="lane-back" x="{}" y="{}" width="{}" height="{}"/>').format(
+        x(0.0), top, WIDTH - RIGHT_MARGIN - x(0.0), height
+    )
+    if lane.local and now_x is not None:
+        tall = min(height, max(MIN_BAR_HEIGHT, height * lane.local / max(1, lane.nodes)))
+        yield Markup(
+            '<rect class="local" x="{:.1f}" y="{:.1f}" width="8" height="{:.1f}"><title>{}</title></rect>'
+        ).format(now_x, top, tall, f"{lane.local} nodes of local users on {lane.label} now")
+    for bar, offset in pack(lane.bars, lane.nodes):
+        tall = min(height, max(MIN_BAR_HEIGHT, height * bar.size / max(1, lane.nodes)))
+        y = max(top, top + height - height * offset / max(1, lane.nodes) - tall)
+        yield from _draw_bar(bar, lane, y, tall, x, is_of_job=is_of_job)
+
+
+def _draw_bar(
+    bar: TimelineBar, lane: TimelineLane, y: float, height: float, x: ToPosition, *, is_of_job: bool
+) -> Iterator[Markup]:
+    """Yield a bar with its phases, a mark for a restart and one for an early end. It links to its job."""
+    phases = ", ".join(f"{phase.what} {format_duration(phase.seconds)}" for phase in bar.phases)
+    ended = f"; ended early: {bar.error[:200]}" if bar.error else ""
+    what = lane.label if is_of_job else f"job {bar.job}, {bar.size} nodes on {lane.label}"
+    label = f"{what}{f', attempt {bar.attempt}' if bar.attempt > 1 else ''}: {phases}{ended}"
+    if is_of_job:
+        yield Markup('<g class="bar-of-job" role="img" aria-label="{}"><title>{}</title>').format(label, label)
+    else:
+        yield Markup('<a href="/jobs/{}" aria-label="{}"><title>{}</title>').format(bar.job, label, label)
+    colour = f" series-{bar.job % JOB_COLOURS + 1}" if bar.is_shared else ""
+    for phase in bar.phases:
+        first = x(phase.start)
+        width = round(max(MIN_BAR_WIDTH, x(phase.end) - first), 1)
+        yield Markup('<rect class="{}{}" x="{}" y="{:.1f}" width="{}" height="{:.1f}"/>').format(
+            phase.what, colour, first, y, width, height
+        )
+        text = phase.what if is_of_job else str(bar.job) if phase.what == "running" else ""
+        if text and height >= MIN_TEXT_HEIGHT and width > LETTER_WIDTH * (len(text) + 1):
+            yield Markup('<text class="in" x="{:.1f}" y="{:.1f}">{}</text>').format(
+                first + width / 2, y + height / 2 + 4, text
+            )
+    if bar.attempt > 1 and not is_of_job:
+        yield Markup('<path class="restart" d="M{0} {1:.1f}v{2:.1f}l5 {3:.1f}z"/>').format(
+            x(bar.start), y, height, -height / 2
+        )
+    if bar.error:
+        end = x(bar.end)
+        if is_of_job:
+            yield Markup('<text class="bad" x="{}" y="{:.1f}">✕</text>').format(
+                min(WIDTH - 8, end + 6), y + height / 2 + 4
+            )
+        else:
+            yield Markup('<path class="early" d="M{} {:.1f}v{:.1f}"/>').format(end, y, height)
+    yield Markup("</g>" if is_of_job else "</a>")
+
+
+def _expected_label(expected: ExpectedStart) -> str:
+    return f"waits: job {expected.job} · {expected.nodes}"
+
+
+def _draw_expected(expected: ExpectedStart, top: float, x: ToPosition) -> Markup:
+    """Return the interval of a job's start, with a mark in its middle."""
+    low, middle, high = x(expected.low), x(expected.middle), x(expected.high)
+    nodes = f"{expected.nodes} node{'' if expected.nodes == 1 else 's'}"
+    label = (
+        f"job {expected.job}, {nodes}: starts about {format_time(expected.middle, expected.low)} UTC, with 80 % "
+        f"probability from {format_time(expected.low, expected.low)} to {format_time(expected.high, expected.low)}"
+    )
+    return Markup(
+        '<a href="/jobs/{}" aria-label="{}"><title>{}</title><text class="label" x="0" y="{}">{}</text>'
+        '<rect class="range" x="{}" y="{}" width="{:.1f}" height="6"/><path class="middle" d="M{} {}v12"/></a>'
+    ).format(
+        expected.job, label, label, top + 13, _expected_label(expected), low, top + 6,
+        max(MIN_BAR_WIDTH, high - low), middle, top + 3,
+    )  # fmt: skip
+
+
+def _format_elapsed(seconds: float) -> str:
+    """Format the seconds since the start of a chart: ``12.5 s``, ``5:30``, ``1:05:00`` or ``3 d``."""
+    if seconds < 60:
+        return f"{round(seconds, 1):g} s"
+    minutes, remaining = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}:{remaining:02}"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{remaining:02}" if hours < 48 else f"{hours / 24:g} d"
