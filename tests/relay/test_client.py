@@ -1,7 +1,6 @@
 """The daemon's side of a relay's control socket."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -9,44 +8,11 @@ from typing import Any
 import pytest
 
 from koalapy.relay.attempts import Attempt
-from koalapy.relay.client import RelayClient, RelayRejected
+from koalapy.relay.client import ANSWER_TIMEOUT_S, HEARTBEAT_INTERVAL_S, RelayClient, RelayRejected
 from koalapy.relay.entries import AttemptPlan, HeadIdentity, NodePlan, add_node_keys, derive_head_key
 from koalapy.relay.limits import Limits
-
-pytestmark = pytest.mark.nightly
-
-
-class FakeRelay:
-    """A relay's control socket that records requests."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.requests: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        self.lost: dict[str, str] = {}
-        self.writer: asyncio.StreamWriter | None = None
-        self.server: asyncio.Server | None = None
-
-    async def start(self) -> None:
-        self.server = await asyncio.start_unix_server(self._serve, str(self.path))
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.writer = writer
-        while line := await reader.readline():
-            request = json.loads(line)
-            self.requests.put_nowait(request)
-            answer = {"t": "done", "id": request["id"]}
-            if request["t"] == "state":
-                answer["lost"] = self.lost
-            elif request["t"] == "metrics":
-                answer |= {"t": "metrics", "text": "koala_relay_streams 1\n"}
-            elif request.get("attempt") == "wrong":
-                answer |= {"t": "error", "why": "it is wrong"}
-            writer.write(json.dumps(answer).encode() + b"\n")
-        writer.close()
-
-    def send(self, event: dict[str, Any]) -> None:
-        assert self.writer is not None
-        self.writer.write(json.dumps(event).encode() + b"\n")
+from tests.relay.fake_relay import FakeRelay
+from tests.signals import pass_time, until
 
 
 class Connected:
@@ -59,6 +25,10 @@ class Connected:
         self.client = RelayClient(relay.path, lambda: self.state(), self.events.put_nowait)
 
 
+def iter_queue(queue: asyncio.Queue[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [queue.get_nowait() for _ in range(queue.qsize())]
+
+
 @pytest.fixture
 async def connected(tmp_path: Path) -> AsyncIterator[Connected]:
     relay = FakeRelay(tmp_path / "relay.sock")
@@ -66,9 +36,9 @@ async def connected(tmp_path: Path) -> AsyncIterator[Connected]:
     task = asyncio.create_task(made.client.keep_connected())
     await relay.start()
     yield made
+    assert not task.done()
     task.cancel()
-    assert relay.server is not None
-    relay.server.close()
+    await relay.stop()
 
 
 async def test_client_sends_the_state_first_and_then_changes(connected: Connected) -> None:
@@ -86,7 +56,7 @@ async def test_client_reports_events_and_losses_before_its_connection(connected:
     connected.relay.send({"t": "removed", "attempt": "7.1.k3", "streams": 2, "bytes": []})
     state = await connected.events.get()
     assert (state["t"], state["lost"]) == ("state", connected.relay.lost)
-    assert await connected.events.get() == {"t": "lost", "attempt": "6.1.k3", "why": "the hub is lost"}
+    assert await connected.events.get() == {"t": "lost", "attempt": "6.1.k3", "why": "the hub is lost", "by_hub": True}
     assert (await connected.events.get())["t"] == "removed"
 
 
@@ -95,14 +65,27 @@ async def test_client_after_a_restart_of_the_relay_sends_the_state_again(connect
     connected.state = lambda: {"heads": {}, "attempts": [{"attempt": "8.1.new"}]}
     assert connected.relay.writer is not None
     connected.relay.writer.close()
-    await connected.relay.requests.get()
-    assert (await connected.relay.requests.get())["attempts"] == [{"attempt": "8.1.new"}]
+    await connected.relay.wait_for("state")
+    assert (await connected.relay.wait_for("state"))["attempts"] == [{"attempt": "8.1.new"}]
 
 
 async def test_client_with_rejected_request_raises(connected: Connected) -> None:
     await connected.client.connected.wait()
     with pytest.raises(RelayRejected, match="it is wrong"):
         await connected.client.remove("wrong")
+
+
+async def test_client_of_a_hanging_relay_connects_anew(connected: Connected) -> None:
+    await connected.client.connected.wait()
+    connected.relay.is_answering = False
+    adding = asyncio.create_task(connected.client.add({"attempt": "7.1.k3"}))
+    await pass_time(HEARTBEAT_INTERVAL_S + ANSWER_TIMEOUT_S + 1)
+    assert adding.done()
+    assert not connected.client.connected.is_set()
+    connected.relay.is_answering = True
+    await until(connected.client.connected.is_set, 60.0)
+    kinds = [event["t"] for event in iter_queue(connected.events)]
+    assert kinds == ["state", "away", "state"]
 
 
 async def test_client_without_relay_ignores_changes(tmp_path: Path) -> None:

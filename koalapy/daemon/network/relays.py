@@ -144,18 +144,18 @@ class Relays:
 
     def plan_job(self, job: Job, nodes: Sequence[PlanNode]) -> JobRelay | None:
         """Return the relayed links that a job may use, and let the hub know; None if it may use none."""
-        if job.spec.launcher is not Launcher.OPENMPI:
-            return None
+        # Programs of the other launcher cannot be relayed, but must not be direct where a site forbids it.
+        can_relay = self._client is not None and job.spec.launcher is Launcher.OPENMPI
         names = sorted({node["cluster"] for node in nodes})
         pairs: list[tuple[str, str, Any]] = []
         for pair in combinations(names, 2):
             use = self.use_of(pair_of(*pair))
-            if use is LinkUse.RELAYED or (use is LinkUse.ANY and all(map(self.is_ready, pair))):
+            if use is LinkUse.RELAYED or (can_relay and use is LinkUse.ANY and all(map(self.is_ready, pair))):
                 pairs.append((*pair, use.value))
         if not pairs:
             return None
         name = attempt_name(job)
-        attempt = None if self._client is None else self._plan_attempt(job, nodes)
+        attempt = self._plan_attempt(job, nodes) if can_relay else None
         bases = [] if attempt is None else choose_bases(name, _slots(nodes))
         if attempt is not None:
             self._add(job, attempt)

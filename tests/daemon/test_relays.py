@@ -1,0 +1,252 @@
+"""The daemon's side of relayed links: offers to jobs, attempts at the hub, losses, traffic and alerts."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from koalapy.daemon.agents.wire import plan_nodes
+from koalapy.daemon.alerts.daemon_checks import RelayCheck
+from koalapy.daemon.network.relays import JobRelay, Relays, Traffic
+from koalapy.model.alert import Alert, Severity
+from koalapy.model.cluster import ClusterPair
+from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState
+from koalapy.model.job_spec import JobSpec, Launcher
+from koalapy.model.profile import ClusterProfile
+from koalapy.model.request import FlexibleRequest
+from koalapy.protocol.messages import PlanNode, RelayLost, RelayState
+from koalapy.relay.attempts import Attempt as RelayAttempt
+from koalapy.relay.client import ANSWER_TIMEOUT_S, HEARTBEAT_INTERVAL_S
+from koalapy.relay.entries import add_node_keys
+from koalapy.relay.limits import Limits
+from koalapy.runner.relay_layout import node_ports
+from tests.relay.fake_relay import FakeRelay
+from tests.signals import pass_time, until
+
+PROFILES = {name: ClusterProfile(2) for name in ("north", "south")}
+PLACED = (
+    Component(0, "north", 1, ComponentState.CLAIMED, request_index=0, hosts=("n1",)),
+    Component(1, "south", 2, ComponentState.CLAIMED, request_index=1, hosts=("s1", "s2")),
+)
+ATTEMPT = "7.1.k3"
+READY = RelayState(ready=True)
+ABSENT = RelayState(ready=False, error="the relay of the site cannot reach the hub")
+PAIR = ("north", "south")
+
+
+def make_job(state: JobState = JobState.RUNNING, nonce: str = "k3", **spec: Any) -> Job:
+    attempt = Attempt(1, PLACED, 0.0, barrier_at=1.0, nonce=nonce)
+    return Job(7, JobSpec(FlexibleRequest(3), ("true",), **spec), 0.0, state, generation=1, attempt=attempt)
+
+
+def nodes_of(job: Job) -> list[PlanNode]:
+    return plan_nodes(job, PROFILES)
+
+
+class Side:
+    """A daemon's relays at a fake hub, and what they send to agents."""
+
+    def __init__(self, control: str | None, modes: dict[ClusterPair, Any] | None = None) -> None:
+        self.sent: list[tuple[str, RelayLost]] = []
+        self.relays = Relays(
+            control, modes or {}, b"secret", nodes_of, lambda cluster, message: self.sent.append((cluster, message))
+        )
+        for cluster in PAIR:
+            self.relays.set_state(cluster, READY)
+
+    def plan(self, job: Job | None = None) -> JobRelay | None:
+        job = job or make_job()
+        return self.relays.plan_job(job, nodes_of(job))
+
+    async def alerts(self) -> list[Alert]:
+        return [alert async for alert in RelayCheck(self.relays)(5.0)]
+
+
+@pytest.fixture
+async def hub(tmp_path: Path) -> AsyncIterator[FakeRelay]:
+    hub = FakeRelay(tmp_path / "hub.sock")
+    await hub.start()
+    yield hub
+    await hub.stop()
+
+
+@asynccontextmanager
+async def connected_side(hub: FakeRelay, *jobs: Job) -> AsyncIterator[Side]:
+    """Run a daemon's relays, which begin with these unfinished jobs, until the hub has their state."""
+    side = Side(str(hub.path))
+    running = asyncio.create_task(side.relays.run({"north": "n" * 16, "south": "s" * 16}, lambda: jobs))
+    await until(lambda: not side.relays.hub_problem, 60.0)
+    yield side
+    assert not running.done()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_job_gets_an_offer_and_its_attempt_reaches_the_hub(hub: FakeRelay) -> None:
+    async with connected_side(hub) as side:
+        offer = side.plan()
+        assert offer is not None
+        assert (offer.plan["attempt"], offer.plan["pairs"]) == (ATTEMPT, [(*PAIR, "any")])
+        assert (await hub.wait_for("add"))["attempt"]["attempt"] == ATTEMPT
+        at_hub = RelayAttempt(hub.attempts[ATTEMPT], Limits(), 0.0)
+        entry = offer.head_entry("south")
+        assert entry is not None
+        at_south = RelayAttempt(add_node_keys(entry, {1: b"k", 2: b"k"}), Limits(), 0.0)
+        assert at_hub.pair_key(*PAIR) == at_south.pair_key(*PAIR, "south")
+        assert len(offer.plan["bases"]) == 4
+        for base in offer.plan["bases"]:
+            for index, (first, last) in enumerate(node_ports(base, [2, 2, 2])):
+                assert all(port in at_hub.nodes[index].ports for port in (first, last))
+
+
+async def test_hub_forgets_an_attempt_at_its_end(hub: FakeRelay) -> None:
+    async with connected_side(hub) as side:
+        side.plan()
+        await until(lambda: ATTEMPT in hub.attempts)
+        side.relays.note_job(make_job(), None)
+        side.relays.note_job(make_job(JobState.SUCCEEDED), None)
+        await until(lambda: not hub.attempts)
+
+
+async def test_hub_forgets_an_attempt_that_another_follows(hub: FakeRelay) -> None:
+    async with connected_side(hub) as side:
+        side.plan()
+        follower = make_job(nonce="k4")
+        side.relays.note_job(follower, None)
+        side.plan(follower)
+        await until(lambda: list(hub.attempts) == ["7.1.k4"])
+
+
+async def test_restarted_daemon_gives_the_hub_the_same_attempt(hub: FakeRelay) -> None:
+    async with connected_side(hub) as side:
+        side.plan()
+        await until(lambda: ATTEMPT in hub.attempts)
+        entry = hub.attempts[ATTEMPT]
+    waiting = replace(make_job(JobState.CLAIMING), id=8, attempt=Attempt(1, PLACED, 0.0, nonce="k5"))
+    async with connected_side(hub, make_job(), waiting):
+        assert hub.attempts == {ATTEMPT: entry}, "a changed entry would end its streams"
+
+
+async def test_restarted_hub_gets_keys_and_attempts_again(hub: FakeRelay) -> None:
+    async with connected_side(hub) as side:
+        side.plan()
+        keys = (await hub.wait_for("state"))["heads"]
+        assert keys.keys() == set(PAIR)
+        await until(lambda: ATTEMPT in hub.attempts)
+        await hub.stop()
+        await until(lambda: bool(side.relays.hub_problem))
+        await hub.start()
+        state = await hub.wait_for("state")
+        assert (state["heads"], [entry["attempt"] for entry in state["attempts"]]) == (keys, [ATTEMPT])
+
+
+async def test_hanging_hub_is_noticed_and_offers_end(hub: FakeRelay) -> None:
+    async with connected_side(hub) as side:
+        hub.is_answering = False
+        await pass_time(HEARTBEAT_INTERVAL_S + ANSWER_TIMEOUT_S + 1)
+        assert str(hub.path) in side.relays.hub_problem
+        assert side.plan() is None
+        (alert,) = await side.alerts()
+        assert (alert.severity, alert.target) == (Severity.CRITICAL, "relay hub")
+        hub.is_answering = True
+        await until(lambda: not side.relays.hub_problem, 60.0)
+        assert await side.alerts() == []
+
+
+async def test_rejected_attempt_leaves_the_connection(hub: FakeRelay) -> None:
+    hub.rejected.add(ATTEMPT)
+    async with connected_side(hub) as side:
+        assert side.plan() is not None
+        await hub.wait_for("add")
+        await pass_time(1.0)
+        assert not side.relays.hub_problem
+
+
+async def test_site_without_relay_gets_no_offer_and_an_alert(hub: FakeRelay) -> None:
+    async with connected_side(hub) as side:
+        side.relays.set_state("south", ABSENT)
+        assert side.plan() is None
+        (alert,) = await side.alerts()
+        assert (alert.severity, alert.cluster, alert.cause) == (Severity.WARNING, "south", ABSENT.error)
+        side.relays.set_state("south", None)
+        assert (side.plan(), await side.alerts()) == (None, []), "its agent is away, which has an alert of its own"
+
+
+async def test_site_that_demands_relays_is_never_direct(hub: FakeRelay) -> None:
+    async with connected_side(hub) as side:
+        for ready in (True, False):
+            side.relays.set_state("south", RelayState(ready=ready, relayed_only=True))
+            offer = side.plan()
+            assert offer is not None
+            assert offer.plan["pairs"] == [(*PAIR, "relayed")]
+
+
+@pytest.mark.parametrize("launcher", list(Launcher))
+async def test_demanded_relays_without_a_hub_make_an_offer_that_cannot_be_used(launcher: Launcher) -> None:
+    side = Side(None)
+    assert side.plan(make_job(launcher=launcher)) is None
+    side.relays.set_state("south", RelayState(ready=False, relayed_only=True))
+    offer = side.plan(make_job(launcher=launcher))
+    assert offer is not None
+    assert (offer.plan["pairs"], offer.plan["bases"]) == ([(*PAIR, "relayed")], [])
+    assert offer.head_entry("north") is None
+
+
+async def test_other_launcher_is_not_relayed_but_never_direct_against_a_demand(hub: FakeRelay) -> None:
+    async with connected_side(hub) as side:
+        job = make_job(launcher=Launcher.PROCESSES)
+        assert side.plan(job) is None
+        side.relays.set_state("south", RelayState(ready=True, relayed_only=True))
+        offer = side.plan(job)
+        assert offer is not None
+        assert (offer.plan["pairs"], offer.plan["bases"]) == ([(*PAIR, "relayed")], [])
+        assert not hub.attempts
+
+
+async def test_job_with_too_many_ranks_for_the_ports_has_no_layout(hub: FakeRelay) -> None:
+    async with connected_side(hub) as side:
+        offer = side.plan(make_job(processes_per_node=8000))
+        assert offer is not None
+        assert (offer.plan["bases"], offer.head_entry("north")) == ([], None)
+
+
+async def test_address_of_a_site_that_is_no_ip_address_is_not_passed_on(hub: FakeRelay) -> None:
+    async with connected_side(hub) as side:
+        side.relays.set_state("north", RelayState(ready=True, host="192.0.2.1", port=8645))
+        side.relays.set_state("south", RelayState(ready=True, host="head.example.org", port=8645))
+        offer = side.plan()
+        assert offer is not None
+        entries = [entry for name in PAIR if (entry := offer.head_entry(name)) is not None]
+        peers = {name: peer for entry in entries for name, peer in entry["peers"].items()}
+        assert peers == {"north": {"host": "192.0.2.1", "port": 8645}, "south": {}}
+
+
+async def test_lost_attempt_is_reported_to_the_agents_that_have_relays(hub: FakeRelay) -> None:
+    async with connected_side(hub) as side:
+        side.plan()
+        await until(lambda: ATTEMPT in hub.attempts)
+        side.relays.set_state("south", None)
+        hub.send({"t": "lost", "attempt": "8.1.zz", "why": "head south is lost", "by_hub": False})
+        hub.send({"t": "lost", "attempt": ATTEMPT, "why": "head south is lost", "by_hub": False})
+        await until(lambda: bool(side.sent))
+        assert side.sent == [("north", RelayLost(attempt=ATTEMPT, reason="head south is lost"))]
+
+
+async def test_traffic_of_an_ended_attempt_is_recorded(hub: FakeRelay) -> None:
+    async with connected_side(hub) as side:
+        recorded: list[Traffic] = []
+
+        async def record(traffic: Traffic) -> None:
+            recorded.append(traffic)
+
+        side.relays.record_traffic = record
+        moved = [["north", "south", 700], ["south", "north", 30]]
+        hub.send({"t": "removed", "attempt": ATTEMPT, "streams": 2, "bytes": moved})
+        await until(lambda: bool(recorded))
+        (traffic,) = recorded
+        assert (traffic.job, traffic.streams) == (7, 2)
+        assert traffic.moved == {("north", "south"): 700, ("south", "north"): 30}
