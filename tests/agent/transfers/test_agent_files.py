@@ -84,6 +84,7 @@ async def test_results_are_sent_before_end_is_reported(
     assert await asyncio.to_thread(daemon_files.answered.wait, 30)
     await daemon.wait_for_state(T, "delivering")
     assert not [status for status in daemon.received("status", T) if status["state"] == "ended"]
+    assert await daemon.wait_for_ack(await daemon.send_command("forget", T)) == f"component {T} has not ended"
     daemon_files.away = False
     end = await daemon.wait_for_state(T, "ended")
     assert (end["program_exit"], end["error"]) == (3, "")
