@@ -16,7 +16,7 @@ def _path(row: ClusterRow) -> str:
 
 def _jobs_cell(count: int, state: str, row: ClusterRow) -> str:
     """Return a number as a link to the jobs that it counts."""
-    return link(f"/queue?q=state:{state}+cluster:{quote(row.cluster, safe='')}", f"{count:,}")
+    return link(f"/queue?q=state:{state}+cluster:{quote(row.cluster, safe='')}", f"{count:,}") if count else "0"
 
 
 def _age_cell(row: ClusterRow, now: float) -> str:
@@ -31,13 +31,14 @@ def _resource_manager_cell(row: ClusterRow, now: float) -> str:
     if row.problem:
         return f'<span class="bad">{escape(row.problem)}</span>'
     if not row.connected:
-        return '<span class="stale">unknown</span>'
+        return '<span class="hint">unknown</span>'
     if row.answers is None:
         return "not reported"
-    failures = f", failed {row.answers.failures} of {row.answers.count} times" if row.answers.failures else ""
-    return f'<span class="good">answers</span> in {format_seconds(row.answers.mean)}' + (
-        link(f"{_path(row)}#calls", failures) if failures else ""
-    )
+    text = f'<span class="good">answers</span> in {format_seconds(row.answers.mean)}'
+    if not row.answers.failures:
+        return text
+    failures = f"failed {row.answers.failures:,} of {row.answers.count:,} times"
+    return f"{text}, {link(f'{_path(row)}#calls', failures)}"
 
 
 def severity(row: ClusterRow) -> int:

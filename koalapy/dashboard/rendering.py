@@ -86,15 +86,16 @@ PICTURES = (bar, distribution, grid_map, interval, node_grid, series, draw_timel
 """Functions that templates call by their names."""
 
 
-def render_time(timestamp: float | None) -> Markup:
-    """Return a time to the second as a ``time`` element, ``–`` for None.
+def render_time(timestamp: float | None, *, exact: bool = True) -> Markup:
+    """Return a time to the second or the minute as a ``time`` element, ``–`` for None.
 
     Its text is in UTC until a script converts it to the viewer's zone.
     """
     if timestamp is None:
         return Markup("–")
-    iso_time, text = _iso_time(timestamp), format_time(timestamp, time.time(), exact=True)
-    return Markup('<time datetime="{}" title="{} UTC">{}</time>').format(iso_time, _utc_text(iso_time), text)
+    iso_time, text = _iso_time(timestamp), format_time(timestamp, time.time(), exact=exact)
+    style = "" if exact else ' class="minute"'
+    return Markup(f'<time{style} datetime="{iso_time}" title="{_utc_text(iso_time)} UTC">{text}</time>')
 
 
 def _iso_time(timestamp: float) -> str:
@@ -115,9 +116,7 @@ def render_age(timestamp: float | None, now: float) -> Markup:
     if timestamp is None:
         return Markup("never")
     iso_time, text = _iso_time(timestamp), format_duration(max(0.0, now - timestamp))
-    return Markup('<time class="age" datetime="{}" title="since {} UTC">{}</time>').format(
-        iso_time, _utc_text(iso_time), text
-    )
+    return Markup(f'<time class="age" datetime="{iso_time}" title="since {_utc_text(iso_time)} UTC">{text}</time>')
 
 
 def with_query(path: str, **query: object) -> str:

@@ -24,6 +24,7 @@ from koalapy.model.identity import Identity
 from koalapy.model.job import JobState
 from koalapy.model.job_spec import JobSpec, Launcher
 from koalapy.model.placement import Placement
+from koalapy.model.wording import format_duration
 from koalapy.validation.permissions import check_job_access
 
 FORECAST_PATIENCE_S = 2.0
@@ -195,13 +196,19 @@ def fields_of_job(number: int, spec: JobSpec) -> JobFields:
     texts = {name: str(body.pop(name)) for name in TEXT_FIELDS if isinstance(body.get(name), str)}
     for name in ("walltime", "memory"):
         if name in body:
-            texts[name] = f"{body.pop(name):g}s" if name == "walltime" else f"{body.pop(name)}B"
+            value = body.pop(name)
+            texts[name] = f"{value}B" if name == "memory" else format_walltime(value)
     if "processes_per_node" in body:
         texts["processes_per_node"] = str(body.pop("processes_per_node"))
     kind, nodes = request["type"], _format_nodes(request)
     others = {name: value for name, value in body.items() if name not in DROPPED_FIELDS}
     kept = {"source": number, "request": request, "fields": others}
     return JobFields(kind, nodes, shlex.join(command), **texts, kept=json.dumps(kept))
+
+
+def format_walltime(seconds: float) -> str:
+    """Return a duration as the form accepts it: ``1:30:00``, and ``0.5s`` for a fraction."""
+    return format_duration(seconds) if float(seconds).is_integer() and seconds < 86400 else f"{seconds:g}s"
 
 
 def _format_nodes(request: Mapping[str, Any]) -> str:

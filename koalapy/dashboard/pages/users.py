@@ -98,7 +98,9 @@ class _Counts:
 
 def _jobs_cell(use: UserUse, count: int, state: str) -> str:
     """Return a number as a link to the jobs that it counts."""
-    return link(with_query("/queue", q=f"{format_term('user', use.user)} state:{state}"), f"{count:,}")
+    return (
+        link(with_query("/queue", q=f"{format_term('user', use.user)} state:{state}"), f"{count:,}") if count else "0"
+    )
 
 
 def _hold_cell(use: UserUse, now: float) -> str:

@@ -32,7 +32,7 @@
       const time = `${two(at.getHours())}:${two(at.getMinutes())}${exact ? `:${two(at.getSeconds())}` : ""}`;
       return date(at) === today ? time : `${date(at)} ${time}`;
     };
-    for (const time of document.querySelectorAll("time:not(.age)")) time.textContent = clock(new Date(time.dateTime), true);
+    for (const time of document.querySelectorAll("time:not(.age)")) time.textContent = clock(new Date(time.dateTime), !time.classList.contains("minute"));
     for (const mark of document.querySelectorAll("text[data-at]")) mark.textContent = clock(new Date(mark.dataset.at * 1000));
   };
   const zone = document.getElementById("zone");
