@@ -48,6 +48,7 @@ def daemon_in_thread(
     ``options`` are those of ``serving``.
     """
     listener = socket.create_server(("127.0.0.1", 0))
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as in ``bind_listener``
     ready: Future[tuple[uvicorn.Server, Engine, Alerts, asyncio.AbstractEventLoop]] = Future()
 
     async def serve() -> None:

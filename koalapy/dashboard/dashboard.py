@@ -1,7 +1,7 @@
 """The registration of pages and form actions as routes, their rendering and their cache."""
 
 import asyncio
-import gzip
+import secrets
 import time
 from asyncio import to_thread
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping
@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from functools import partial, wraps
 from hashlib import sha256
 from hmac import compare_digest
-from typing import Annotated, Any
+from inspect import signature
+from typing import Annotated, Any, TypeVar
 from urllib.parse import parse_qsl
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -24,6 +25,7 @@ from koalapy.daemon.engine.engine import Engine
 from koalapy.daemon.jobs.changes import Changes
 from koalapy.dashboard.job_table import render_jobs
 from koalapy.dashboard.rendering import HEADERS, render, with_query
+from koalapy.dashboard.shared_pages import SharedPage, compress_page
 from koalapy.dashboard.tables import TableDefinition, render_csv, render_table
 from koalapy.model.errors import ForbiddenError, UsageError
 from koalapy.model.identity import Identity, Role
@@ -33,13 +35,18 @@ STALE_LIFETIME_S = 0.5
 FRESH_LIFETIME_S = 5.0
 """Time for which a cached page is used while nothing changes."""
 MAX_PAGES = 500
+REQUEST_COST_S = 0.0015
+"""CPU time of a request for a cached page, as ``make bench-dashboard`` measures it."""
+_CSRF_PLACEHOLDER = secrets.token_hex(32)
+"""Stands for the token of a session in a page that is shared. It is random, so that no text of a user is replaced."""
+P = TypeVar("P")
 
 
 @dataclass(slots=True)
 class _CachedPage:
     """A page that is rendered or being rendered, with the version of the state that it shows."""
 
-    task: "asyncio.Task[bytes]"
+    task: "asyncio.Task[Any]"
     created_at: float
     version: str
     waiting_requests: int = 0
@@ -56,7 +63,7 @@ class PageCache:
         """Drop all pages, so that a user sees the result of an action at once."""
         self._pages.clear()
 
-    async def get(self, key: Hashable, render_page: Callable[[], Awaitable[bytes]]) -> bytes:
+    async def get(self, key: Hashable, render_page: Callable[[], Awaitable[P]]) -> P:
         """Return the cached page, or render it once for all requests that wait for it."""
         now, cached = asyncio.get_running_loop().time(), self._pages.get(key)
         if cached is not None and cached.created_at > self._changes.signalled_at:
@@ -73,7 +80,8 @@ class PageCache:
         cached.waiting_requests += 1
         try:
             # A client that disconnects does not cancel the page for other requests.
-            return await asyncio.shield(cached.task)
+            page: P = await asyncio.shield(cached.task)
+            return page
         except BaseException:
             if cached.waiting_requests == 1:
                 cached.task.cancel()
@@ -149,27 +157,30 @@ class Dashboard:
         key: str = "",
         role: Role = Role.USER,
         live: bool = True,
+        shared: bool = False,
         table: TableDefinition[Any] | None = None,
     ) -> Callable[[Load], Load]:
         """Register a function as the page at ``path``, with its JSON at ``path.json``.
 
         The function's parameters are those of the query; it returns a dataclass, the template's ``view``. A page with
-        a ``key`` is in the navigation of callers with the ``role``. Only a ``live`` page follows changes. The rows of
-        its ``table`` are also CSV at ``path.csv``: the view's field ``table`` describes them, that of the table's name
-        holds them.
+        a ``key`` is in the navigation of callers with the ``role``. Only a ``live`` page follows changes. All
+        operators see the same content of a ``shared`` page, as do all callers of a role if the function has no
+        parameter ``caller``. The rows of the ``table`` are also CSV at ``path.csv``: the view's field ``table``
+        describes them, and the field of the table's name holds them.
         """
         if key:
             self.links.append(Link(path, title, key, role))
 
         def register(load: Load) -> Load:
             """Add the routes of the page and of its JSON, and return the function unchanged."""
-            bound = Depends(_bound(load))
+            bound, uses_caller = Depends(_bound(load)), "caller" in signature(load).parameters
 
             async def html(request: Request, caller: Caller, load: Callable[[], Awaitable[Any]] = bound) -> Response:
                 """Respond with the page, from the cache if possible; to htmx only with its content."""
                 is_part = "hx-request" in request.headers
+                is_shared = is_part and (not uses_caller or (shared and caller.has_role(Role.OPERATOR)))
 
-                async def render_page() -> bytes:
+                async def render_page() -> SharedPage:
                     """Compute the view, and render it in a thread as compressed HTML."""
                     version, now = self.changes.version, self.engine.clock()
                     view = await load()
@@ -180,19 +191,25 @@ class Dashboard:
                         "now": now,
                         "events": with_query("/events", since=version) if live else "",
                         "layout": "part.html" if is_part else "base.html",
+                        "csrf": _CSRF_PLACEHOLDER,
                     }
+                    if is_shared:
+                        del context["caller"]
                     start = time.thread_time()
                     page, thread_seconds = await to_thread(_render_compressed, template, context)
                     self.changes.add_cost(thread_seconds + time.thread_time() - start)
                     return page
 
-                address = request.url.path, request.url.query
-                key = (*address, caller.user, caller.role, caller.groups, is_part, session_of(request.scope))
+                viewer = () if is_shared else (caller.user, caller.groups, session_of(request.scope))
+                key = (request.url.path, request.url.query, is_part, caller.role, viewer)
                 page = await cancel_on_disconnect(request, self._cache.get(key, render_page))
+                if is_part and live:
+                    self.changes.add_cost(REQUEST_COST_S)
+                csrf = csrf_token(request).encode()
                 if "gzip" in request.headers.get("accept-encoding", ""):
                     headers = HEADERS | {"Content-Encoding": "gzip", "Vary": "Accept-Encoding, HX-Request"}
-                    return Response(page, 200, headers, "text/html; charset=utf-8")
-                return HTMLResponse(gzip.decompress(page), 200, HEADERS)
+                    return Response(page.as_gzip(csrf), 200, headers, "text/html; charset=utf-8")
+                return HTMLResponse(page.as_bytes(csrf), 200, HEADERS)
 
             async def as_json(request: Request, load: Callable[[], Coroutine[Any, Any, Any]] = bound) -> JSONResponse:
                 return JSONResponse(jsonable_encoder(await cancel_on_disconnect(request, load())))
@@ -314,10 +331,10 @@ def _bound(function: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
     return bound
 
 
-def _render_compressed(template: str, context: dict[str, Any]) -> tuple[bytes, float]:
-    """Return a page compressed by gzip, and the CPU time of its rendering in seconds."""
+def _render_compressed(template: str, context: dict[str, Any]) -> tuple[SharedPage, float]:
+    """Return a compressed page, and the CPU time of its rendering in seconds."""
     start = time.thread_time()
-    page = gzip.compress(render(template, context).encode(), 5, mtime=0)
+    page = compress_page(render(template, context), _CSRF_PLACEHOLDER)
     return page, time.thread_time() - start
 
 

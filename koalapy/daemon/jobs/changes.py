@@ -14,7 +14,7 @@ MIN_INTERVAL = 1.0
 """The least seconds between two signals."""
 MAX_INTERVAL = 10.0
 """The most seconds between two signals, also if nothing changed, so that pages update ages."""
-SHARE = 0.08
+SHARE = 0.04
 """The share of time that may be spent on the work that signals cause."""
 
 

@@ -124,7 +124,9 @@ def add_files(dashboard: Dashboard, services: Services) -> None:
     """Add the page of replicas, uploaded bundles and stored results."""
     files, bundles, results = services.files, services.bundles, services.results
 
-    @dashboard.page("/files", "files.html", operation="list_replicas", title="Files", key="f", table=REPLICAS)
+    @dashboard.page(
+        "/files", "files.html", operation="list_replicas", title="Files", key="f", shared=True, table=REPLICAS
+    )
     async def show(caller: Caller, table: TableParameters, name: LogicalFile = "") -> FilesView:
         """Return a page of replicas by name and cluster, and the bundles and results that the caller may see."""
         position = parse_position(table.after) if table.after else ("", "")

@@ -31,7 +31,7 @@ from koalapy.dashboard.tables import (
     write_position,
 )
 from koalapy.model.errors import NotFoundError, UsageError
-from koalapy.model.identity import Identity
+from koalapy.model.identity import Identity, Role
 from koalapy.model.job import FINAL_STATES, Job, JobId, JobState
 from koalapy.model.job_search import KINDS, MAX_LENGTH, JobSearch, format_term, parse_search
 from koalapy.model.job_spec import Priority
@@ -178,7 +178,7 @@ def add_queue(dashboard: Dashboard, services: Services) -> None:
             rows += [job_row(jobs.make_record(job), caller, positions.get(job.id)) for job in page]
         return rows
 
-    @dashboard.page("/queue", "queue.html", operation="list_jobs", title="Jobs", key="q", table=JOBS)
+    @dashboard.page("/queue", "queue.html", operation="list_jobs", title="Jobs", key="q", shared=True, table=JOBS)
     async def queue(caller: Caller, table: TableParameters, q: Text = "") -> QueueView:
         """Return the jobs that a search finds; an invalid search returns its problem instead."""
         examples, allowed = [kind.example for kind in KINDS.values()], jobs.rules.high_priority.is_allowed_to(caller)
@@ -321,10 +321,11 @@ def _add_actions(dashboard: Dashboard, services: Services) -> None:
 
 
 def _list_examples(caller: Identity) -> Sequence[Example]:
-    """Return example searches, with the caller's name where one needs it."""
+    """Return example searches; operators all have the same, since they share the page."""
+    own = () if caller.has_role(Role.OPERATOR) else (Example("yours", format_term("user", caller.user)),)
     return (
         Example("all unfinished", ""),
-        Example("yours", format_term("user", caller.user)),
+        *own,
         Example("waiting", "state:waiting"),
         Example("held", "state:held"),
         Example("active", "state:active"),
