@@ -132,7 +132,8 @@ class Barrier:
 
     def fail_relayed(self, component: Component, reason: str, is_own_fault: bool) -> None:
         """Fail a component that has lost relayed links. ``is_own_fault``: a relay of this site was lost."""
-        component.relay_lost = component.may_fail and not is_own_fault
+        if component.may_fail:
+            component.relay_lost = not is_own_fault
         component.send_to_runners({"t": "relay_lost", "why": reason})
         self.fail_component(component, reason)
 

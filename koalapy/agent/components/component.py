@@ -182,6 +182,7 @@ class Component:
             component.ended, component.exit_code = True, end["exit_code"]
             component.error, component.infrastructure = end["error"], end["infrastructure"]
             component.refused, component.exceeded = end.get("refused", ""), end.get("exceeded", "")
+            component.relay_lost = end.get("relay_lost", False)
             component.accounted_use = JobUse(**use) if (use := end.get("use")) else None
             for node, host in zip(component.nodes, end["hosts"], strict=False):
                 node.host = host
@@ -396,7 +397,7 @@ class Component:
             "error": self.error,
             "infrastructure": self.infrastructure,
         }
-        facts |= {"refused": self.refused, "exceeded": self.exceeded, "hosts": hosts}
+        facts |= {"refused": self.refused, "exceeded": self.exceeded, "hosts": hosts, "relay_lost": self.relay_lost}
         self.folder.note_entry(end=facts | ({"use": asdict(self.accounted_use)} if self.accounted_use else {}))
 
     def mark_collected(self, problem: str) -> None:

@@ -22,6 +22,7 @@ from koalapy.system.event_loop import BackgroundTasks
 log = structlog.get_logger()
 
 AWAY = "the agent cannot reach the relay of its site"
+NO_RELAY = "the site demands relayed links (relayed_only), and has no relay"
 
 
 class RelayedLinks:
@@ -41,7 +42,7 @@ class RelayedLinks:
         self._client = (
             None if settings.relay is None else RelayClient(Path(settings.relay), self._state, self._on_event)
         )
-        self._hub_problem = AWAY
+        self._hub_problem = NO_RELAY if settings.relay is None else AWAY
         self._head: dict[str, Any] = {}
         """The head's description of itself."""
         self._attempts: dict[str, tuple[Component, dict[str, Any]]] = {}
@@ -72,9 +73,9 @@ class RelayedLinks:
 
     def report(self) -> None:
         """Report the state of the relay to the daemon if it has changed."""
-        if self._client is None or not self._is_understood:
+        if not self._is_understood or (self._client is None and not self._settings.relayed_only):
             return
-        ready = self._client.connected.is_set() and not self._hub_problem
+        ready = self._client is not None and self._client.connected.is_set() and not self._hub_problem
         host, port = self._head.get("listen_for_heads") or ("", 0)
         host = self._transfer_host if port and _is_wildcard(host) else host
         state = RelayState(
@@ -88,6 +89,21 @@ class RelayedLinks:
         if state != self._reported:
             self._reported = state
             self._reporter.uplink.send_soon(state)
+
+    def find_refusal(self, plan: dict[str, Any]) -> str:
+        """Return why the site may not start a plan: not all its links to others are relayed. Empty if it may."""
+        if not self._settings.relayed_only:
+            return ""
+        own = self._settings.cluster
+        relayed = {tuple(sorted(pair)) for *pair, how in (plan.get("relay") or {}).get("pairs", ()) if how == "relayed"}
+        others = sorted({node["cluster"] for node in plan["nodes"]} - {own})
+        direct = [other for other in others if tuple(sorted((own, other))) not in relayed]
+        if not direct:
+            return ""
+        return (
+            f"this site demands relayed links (relayed_only), and the daemon plans none to {', '.join(direct)}: "
+            "a daemon of this version that is connected to the hub does"
+        )
 
     def head_fields(self, plan: dict[str, Any]) -> dict[str, Any]:
         """Return the field of a plan that tells its runners where they reach the head; none if they cannot."""

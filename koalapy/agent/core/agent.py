@@ -535,7 +535,11 @@ class Agent:
             error = "this site accepts no scripts of other sites: set accepts_scripts for daemon and agent alike"
             self._barrier.fail_component(component, error)
         elif component.plan is None:
-            self._barrier.open_component(component, message.runner_message())
+            plan = message.runner_message()
+            if error := self._relays.find_refusal(plan):
+                self._barrier.fail_component(component, error)
+            else:
+                self._barrier.open_component(component, plan)
         return ""
 
     def _stop_component(self, message: wire.Stop) -> str | None:
