@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -23,7 +24,7 @@ from koalapy.runner.parameters import (
 )
 from koalapy.runner.plan import Plan, Role, separates_streams
 from koalapy.runner.preflight import MAX_CONCURRENT_PROBES, MAX_PEERS, READY_TIMEOUT, Preflight, Prober
-from koalapy.runner.processes import command_of, raise_file_limit, require_program
+from koalapy.runner.processes import command_of, descendants, raise_file_limit, require_program
 from koalapy.runner.rank_processors import binding_lines
 from koalapy.runner.settings import Failure
 
@@ -349,12 +350,13 @@ class Head(Role):
             separator = TAG_SEPARATORS[self._installation.series]
             self._tags = {is_error: TagReader(self._plan.size, separator) for is_error in (False, True)}
         raise_file_limit(len(self._plan.nodes) + OWN_FILES, self._runner.settings.name)
-        if not (self._plan.offer and self._plan.pairs & self._plan.offer.required):  # else it would be started twice
-            self._start_mpirun(self._folder)
         if self._other_nodes:
             series = self._installation.series
             actions = self._start_launches, self._kill_mpirun
             self._preflight = Preflight(self._runner, self._plan, series, *actions, self._timeout)
+        if self._preflight is None or not self._preflight.must_relay:  # else it would be started twice
+            self._start_mpirun(self._folder)
+        if self._preflight is not None:
             self._preflight.start()
         self._report_when_all_started()
 
@@ -376,7 +378,9 @@ class Head(Role):
         """Kill mpirun, which has started nothing yet, since the nodes' addresses change."""
         if not self.mpirun:
             return
-        os.kill(self.mpirun, signal.SIGKILL)
+        for pid in (self.mpirun, *descendants(self.mpirun)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)  # also launch agents, which no guard would recognize without it
         self.mpirun = 0
         self._waiting.clear()
         if self._launch_requests is not None:

@@ -379,6 +379,11 @@ class Preflight:
         self._relayable: list[tuple[set[Pair], list[str]]] = []
         """The pairs of clusters that would be relayed, and the addresses, of each route that relays would complete."""
 
+    @property
+    def must_relay(self) -> bool:
+        """Return whether some clusters of the program are joined by relays in any case."""
+        return bool(self._skipped)
+
     def start(self) -> None:
         self._wait_for_nodes()
         self._prober.start()
