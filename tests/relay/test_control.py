@@ -12,8 +12,6 @@ import pytest
 from koalapy.relay.control import ControlServer
 from tests.relay.links import ATTEMPT, CLUSTERS, Links, head_key
 
-pytestmark = pytest.mark.nightly
-
 
 class Control:
     """The control socket of a hub, and one connection to it."""
@@ -73,7 +71,9 @@ def test_change_before_state_is_refused(control: Control) -> None:
 
 
 def test_state_with_other_attempts_replaces_the_list(control: Control) -> None:
-    assert control.state(attempts=[control.links.entry(token="9.1.new")]) == {"t": "done", "lost": {}, "id": 1}
+    removed = control.state(attempts=[control.links.entry(token="9.1.new")])
+    assert (removed["t"], removed["attempt"]) == ("removed", ATTEMPT)
+    assert control.receive(control.connection) == {"t": "done", "lost": {}, "id": 1}
     assert list(control.links.hub.live.by_token) == ["9.1.new"]
 
 

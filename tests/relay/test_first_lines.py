@@ -14,8 +14,6 @@ from koalapy.relay.limits import Limits
 from koalapy.runner.relay_protocol import MAX_FIRST_LINE, Refused, parse_line
 from tests.relay.links import ATTEMPT, Links
 
-pytestmark = pytest.mark.nightly
-
 HELLO = {"t": "hello", "name": "north", "node": 0, "nonce": "00"}
 
 

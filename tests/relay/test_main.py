@@ -11,8 +11,6 @@ from koalapy.model.errors import UsageError
 from koalapy.relay.main import ServerContext, TlsFiles, parse_address, run_head, run_hub
 from tests.certificates import CertificateAuthority, CertificateFiles
 
-pytestmark = pytest.mark.nightly
-
 HUB = {"listen": "127.0.0.1:0", "control": "/nowhere/hub.sock"}
 HEAD = {**HUB, "cluster": "north", "hub": "grid.example.org:8643"}
 

@@ -25,8 +25,6 @@ from koalapy.runner.relay_protocol import (
 )
 from koalapy.runner.socket_owner import SocketOwners
 
-pytestmark = pytest.mark.nightly
-
 KEY = b"key of the attempt"
 STREAM = ("7.1.k3", 0, 5)
 

@@ -27,8 +27,6 @@ from koalapy.system.tls import pinned_context
 from tests.certificates import CertificateAuthority
 from tests.relay.links import ATTEMPT, ATTEMPT_KEY, Links, RawChild, head_key, node_key
 
-pytestmark = pytest.mark.nightly
-
 PAIR_KEY = derive_pair_key(ATTEMPT_KEY, "north", "south")
 
 

@@ -8,8 +8,6 @@ import pytest
 
 from tests.relay.links import ATTEMPT, Links
 
-pytestmark = pytest.mark.nightly
-
 
 @pytest.fixture(params=["plain", "tls", "direct"])
 def links(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Links]:

@@ -17,8 +17,6 @@ from koalapy.runner.link import Loop
 from koalapy.runner.relay_streams import Pair, PipePool, PlainSide, Side, tune_stream
 from tests.certificates import CertificateAuthority
 
-pytestmark = pytest.mark.nightly
-
 MAX_TURNS = 5000
 
 
