@@ -169,6 +169,7 @@ class Dashboard:
         describes them, and the field of the table's name holds them.
         """
         if key:
+            assert all(link.key != key for link in self.links), f"two pages have the key {key}"
             self.links.append(Link(path, title, key, role))
 
         def register(load: Load) -> Load:
@@ -200,7 +201,7 @@ class Dashboard:
                     self.changes.add_cost(thread_seconds + time.thread_time() - start)
                     return page
 
-                viewer = () if is_shared else (caller.user, caller.groups, session_of(request.scope))
+                viewer = caller.groups, *(() if is_shared else (caller.user, session_of(request.scope)))
                 key = (request.url.path, request.url.query, is_part, caller.role, viewer)
                 page = await cancel_on_disconnect(request, self._cache.get(key, render_page))
                 if is_part and live:

@@ -90,7 +90,7 @@ def add_now(dashboard: Dashboard, services: Services, surveyor: SurveyCache) -> 
     """Add the first page: all clusters, active alerts, and the totals of jobs and nodes."""
     engine, queries = dashboard.engine, dashboard.engine.queries
 
-    @dashboard.page("/", "now.html", operation="list_clusters", title="Now", key="n")
+    @dashboard.page("/", "now.html", operation="list_clusters", title="Now", key="n", shared=True)
     async def now(caller: Caller) -> NowView:
         """Return the current state of all clusters; idle nodes of stale reports do not count."""
         survey, time = await surveyor.load(), engine.clock()
@@ -241,7 +241,7 @@ def add_clusters(dashboard: Dashboard, services: Services, surveyor: SurveyCache
         shown, view = show_rows(CLUSTERS, table, "/clusters", {"q": q}, rows, {"state": severity})
         return ClustersView(q, shown, view, NodeCounts(**total))
 
-    @dashboard.page("/clusters/{name}", "cluster.html", operation="show_cluster", title="Cluster")
+    @dashboard.page("/clusters/{name}", "cluster.html", operation="show_cluster", title="Cluster", shared=True)
     async def cluster(name: Name, caller: Caller) -> ClusterPage:
         """Return the state of one cluster; raise ``NotFoundError`` if there is none of this name."""
         record, survey, now = services.jobs.get_cluster(name), await surveyor.load(), engine.clock()

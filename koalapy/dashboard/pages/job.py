@@ -87,7 +87,7 @@ def add_job(dashboard: Dashboard, services: Services) -> None:
         start = expected_start(expected, job, forecast, now) if expected is not None and forecast is not None else None
         return [] if start is None else [start]
 
-    @dashboard.page("/jobs/{job}", "job.html", operation="show_job", title="Job")
+    @dashboard.page("/jobs/{job}", "job.html", operation="show_job", title="Job", shared=True)
     async def show(caller: Caller, job: Id, attempts: Last = 5) -> JobPageView:
         """Return a job with its last attempts and output; other users' jobs only in part."""
         record = await jobs.get(job)

@@ -107,7 +107,7 @@ def add_timeline(dashboard: Dashboard, services: Services) -> None:
         services.forecasts,
     )
 
-    @dashboard.page("/timeline", "timeline.html", operation="list_clusters", title="Timeline", key="t")
+    @dashboard.page("/timeline", "timeline.html", operation="list_clusters", title="Timeline", key="t", shared=True)
     async def show(caller: Caller, span: Span = "3600", cluster: Focus = "") -> TimelineView:
         """Return the components of the last seconds by cluster, those clusters with the most jobs first."""
         now, seconds = engine.clock(), int(span)
