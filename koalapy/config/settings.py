@@ -429,6 +429,18 @@ class Settings(BaseSettings):
                     hint="let clusters that allow almost the same ones allow the same ones",
                 )
 
+    def check_relays(self) -> None:
+        """Raise ``UsageError`` for an embedded cluster with a relay: its nodes are all on this machine."""
+        for name, section in self.clusters.items():
+            setting = "relay" if section.relay is not None else "relayed_only" if section.relayed_only else ""
+            if section.is_embedded and setting:
+                field = f"clusters.{name}.{setting}"
+                raise UsageError(
+                    f"{field} is not for embedded clusters: their nodes are on the daemon's machine and use no relays",
+                    field=field,
+                    hint="leave it out",
+                )
+
     def local_networks(self) -> dict[str, str]:
         """Return the networks of the clusters on this machine, by cluster.
 

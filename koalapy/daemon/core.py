@@ -66,6 +66,7 @@ def check_settings(settings: Settings) -> None:
     settings.known_links()
     settings.check_people()
     settings.check_coallocation()
+    settings.check_relays()
     settings.local_networks()
     check_reserved_names(settings)
 

@@ -220,6 +220,7 @@ async def test_site_that_demands_relays_and_has_none_says_so(daemon: FakeDaemon,
         assert daemon.received("relay_state")[-1]["relayed_only"]
 
 
+@pytest.mark.evidence("L8")
 @pytest.mark.parametrize("relay", [None, {**RELAY, "pairs": [["north", "south", "any"]]}, {**RELAY, "pairs": []}])
 async def test_site_that_demands_relays_refuses_a_direct_plan(
     daemon: FakeDaemon, head: FakeRelay, tmp_path: Path, relay: dict[str, Any] | None

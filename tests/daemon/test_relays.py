@@ -1,6 +1,7 @@
 """The daemon's side of relayed links: offers to jobs, attempts at the hub, losses, traffic and alerts."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -9,11 +10,18 @@ from typing import Any
 
 import pytest
 
+from koalapy.config.settings import Settings
+from koalapy.daemon.access import make_traffic_recorder
 from koalapy.daemon.agents.wire import plan_nodes
 from koalapy.daemon.alerts.daemon_checks import RelayCheck
+from koalapy.daemon.core import check_settings
 from koalapy.daemon.network.relays import JobRelay, Relays, Traffic
+from koalapy.daemon.observability.audit import Audit
+from koalapy.daemon.observability.instruments import Instruments
 from koalapy.model.alert import Alert, Severity
+from koalapy.model.audit import AuditFilter
 from koalapy.model.cluster import ClusterPair
+from koalapy.model.errors import UsageError
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState
 from koalapy.model.job_spec import JobSpec, Launcher
 from koalapy.model.profile import ClusterProfile
@@ -24,6 +32,7 @@ from koalapy.relay.client import ANSWER_TIMEOUT_S, HEARTBEAT_INTERVAL_S
 from koalapy.relay.entries import add_node_keys
 from koalapy.relay.limits import Limits
 from koalapy.runner.relay_layout import node_ports
+from tests.memory_stores import memory_stores
 from tests.relay.fake_relay import FakeRelay
 from tests.signals import pass_time, until
 
@@ -250,3 +259,22 @@ async def test_traffic_of_an_ended_attempt_is_recorded(hub: FakeRelay) -> None:
         (traffic,) = recorded
         assert (traffic.job, traffic.streams) == (7, 2)
         assert traffic.moved == {("north", "south"): 700, ("south", "north"): 30}
+
+
+@pytest.mark.parametrize("site", [{"relay": "/run/koala-relay/north.sock"}, {"relayed_only": True}])
+def test_embedded_cluster_with_relay_is_rejected(site: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="is not for embedded clusters") as caught:
+        check_settings(Settings(clusters={"north": {"kind": "local", **site}}))
+    assert caught.value.field == f"clusters.north.{next(iter(site))}"
+    check_settings(Settings(clusters={"north": {"kind": "local", "embedded": False, **site}}))
+
+
+async def test_traffic_is_counted_and_recorded_in_the_audit_log() -> None:
+    audit, instruments = Audit(memory_stores().audit, time.time), Instruments()
+    record = make_traffic_recorder(audit, instruments)
+    await record(Traffic(ATTEMPT, 2, {PAIR: 700, PAIR[::-1]: 30}))
+    await record(Traffic("8.1.k4", 0, {}))
+    assert instruments.relayed == {PAIR: 700, PAIR[::-1]: 30}
+    (entry,) = await audit.read_entries(AuditFilter())
+    assert (entry.action, entry.target) == ("relay-traffic", "job 7")
+    assert entry.detail == f"attempt {ATTEMPT}: 2 streams; bytes: north to south 700, south to north 30"

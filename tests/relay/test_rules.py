@@ -85,6 +85,7 @@ def test_hub_with_used_stream_number_refuses_it(links: Links) -> None:
         expect_refusal(links, links.hub, "replayed", head.send_stream_line(offer(links)))
 
 
+@pytest.mark.evidence("P9")
 def test_hub_with_head_of_third_cluster_refuses_its_streams(links: Links) -> None:
     keys = {cluster: head_key(cluster).hex() for cluster in ("north", "south", "west")}
     links.hub.set_keys({"heads": keys})
@@ -193,6 +194,7 @@ def test_hub_with_tls_refuses_a_hello_without(tmp_path: Path) -> None:
     links.close()
 
 
+@pytest.mark.evidence("L8")
 def test_stream_with_tls_is_encrypted_at_the_hub(tmp_path: Path) -> None:
     links = Links(tmp_path, tls=True)
     taker = links.replace_head("south")
@@ -230,6 +232,7 @@ def test_node_with_dial_to_foreign_port_refuses_it(links: Links) -> None:
     assert not links.nodes[2].stream_count
 
 
+@pytest.mark.evidence("P9")
 def test_peer_with_key_of_another_pair_is_refused(tmp_path: Path) -> None:
     links = Links(tmp_path, tls=True, direct=True)
     head = links.heads["south"]

@@ -146,7 +146,7 @@ class SiteSettings:
     embedded clusters. Scripts of jobs on this cluster alone are always accepted."""
     relay: Annotated[str, AfterValidator(_absolute_path)] | None = None
     """Control socket of the relay beside the agent (``koala relay head``). Without one, the nodes of this cluster use
-    no relayed links."""
+    no relayed links. Embedded clusters have none, since their nodes are on one machine."""
     relayed_only: bool = False
     """Whether MPI messages between this cluster and others are always relayed, and so encrypted between the sites."""
     forget_after: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 14 * 86400.0
