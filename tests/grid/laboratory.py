@@ -175,6 +175,8 @@ class LaboratoryGrid(GridUser):
             self._managers.append(NodeManager(self._lab, cluster, self.folder / f"{cluster}.lrm"))
             self.start_agent(cluster)
         self.connect(f"https://{HUB_ADDRESS}:{DAEMON_PORT}")
+        if self._relays:
+            self.wait_for_relays()
         return self
 
     def start_agent(self, cluster: str) -> None:
@@ -224,6 +226,36 @@ class LaboratoryGrid(GridUser):
         process = self.processes.pop(name)
         process.terminate()
         process.wait(STOP_TIMEOUT_S)
+
+    def kill_relay(self, name: str) -> None:
+        """Kill a relay; start the hub or head again."""
+        if name.startswith("node-"):
+            for pid in self._lab.list_processes(name):
+                with suppress(OSError):
+                    if b"relay_node.py" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                        os.kill(pid, signal.SIGKILL)
+            return
+        process = self.processes.pop(name)
+        process.kill()
+        process.wait()
+        if name == "relay-hub":
+            self.start_hub()
+        else:
+            self.start_head(name.removeprefix("relay-head-"))
+
+    def wait_for_relays(self) -> None:
+        """Wait until the daemon reports the relays of both sites as ready."""
+        lines = [f"action='relay-site' cluster='{cluster}' ready=" for cluster in SITES]
+        wait_until(
+            lambda: all(self.read_log("daemon").rpartition(line)[2].startswith("True") for line in lines),
+            "the relays of both sites to be ready",
+        )
+
+    def list_node_processes(self) -> list[int]:
+        return [pid for node in range(len(CLUSTERS)) for pid in self._lab.list_processes(f"node-{node}")]
+
+    def read_log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text(errors="replace")
 
     def print_logs(self) -> None:
         for file in sorted(self.folder.glob("*.log")):

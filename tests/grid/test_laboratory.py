@@ -1,11 +1,12 @@
 """Jobs over two clusters behind firewalls, with daemon, agents and runners in network namespaces."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.grid.grid import wait_until
 from tests.grid.laboratory import LaboratoryGrid, laboratory_grid
 from tests.grid.namespaces import LABORATORY
 from tests.needs import LIBMPI_5, MPI, MPIRUN_5, OPEN_MPI_4, OPEN_MPI_4_PREFIX, needs
@@ -20,31 +21,66 @@ LIBRARIES = {4: "libmpi.so.40", 5: str(LIBMPI_5)}
 EXCHANGE = str(Path(__file__).parents[1] / "relay" / "exchange.py")
 
 
-def run_exchange(grid: LaboratoryGrid, series: int, *clusters: str, **fields: Any) -> tuple[dict[str, Any], str]:
-    """Pass messages between two nodes of each cluster, and return the ended job and its output."""
+def submit_exchange(grid: LaboratoryGrid, series: int, *clusters: str, options: tuple[str, ...] = ()) -> int:
+    """Submit a program that passes messages between two nodes of each cluster."""
     request = {"type": "fixed", "components": [{"cluster": cluster, "size": 2} for cluster in clusters]}
-    command = ["/usr/bin/python3", EXCHANGE, LIBRARIES[series]]
-    ident = grid.submit(request, *command, launcher="openmpi", max_restarts=0, **fields)
-    job = grid.wait_for_end(ident)
-    return job, grid.read_output(ident)
+    command = ["/usr/bin/python3", EXCHANGE, LIBRARIES[series], *options]
+    return grid.submit(request, *command, launcher="openmpi", max_restarts=0)
 
 
-@pytest.fixture(scope="module", params=[(5, False), (4, True)], ids=["5", "4-same-addresses"])
+def count_streams(grid: LaboratoryGrid, ident: int) -> int:
+    """Return the number of streams of an ended job that went through the hub."""
+    pattern = re.compile(rf"ended at the hub'.* attempt='{ident}\.1\.\w+' streams=(\d+)")
+    return int(wait_until(lambda: pattern.search(grid.read_log("daemon")), "the hub to report its streams")[1])
+
+
+COMBINATIONS = [pytest.param((5, False), id="5"), pytest.param((4, True), id="4-same-addresses")]
+"""Series of Open MPI, and whether both clusters have the same addresses."""
+NIGHTLY_COMBINATIONS = [
+    pytest.param((5, True), id="5-same-addresses", marks=pytest.mark.nightly),
+    pytest.param((4, False), id="4", marks=pytest.mark.nightly),
+]
+
+
+@pytest.fixture(scope="module", params=[*COMBINATIONS, *NIGHTLY_COMBINATIONS])
 def series_and_grid(request: pytest.FixtureRequest) -> Iterator[tuple[int, LaboratoryGrid]]:
     series, same_addresses = request.param
-    with laboratory_grid(MPI_SECTIONS[series], same_addresses=same_addresses) as grid:
+    with laboratory_grid(MPI_SECTIONS[series], relays=True, same_addresses=same_addresses) as grid:
         yield series, grid
 
 
-def test_job_within_a_firewalled_cluster_passes_messages(series_and_grid: tuple[int, LaboratoryGrid]) -> None:
+def test_job_within_a_firewalled_cluster_uses_no_relay(series_and_grid: tuple[int, LaboratoryGrid]) -> None:
     series, grid = series_and_grid
-    for cluster in ("north", "south"):
-        job, output = run_exchange(grid, series, cluster)
-        assert (job["state"], output) == ("succeeded", "ring equal\nend\n"), job
+    ident = submit_exchange(grid, series, "south")
+    job = grid.wait_for_end(ident)
+    assert (job["state"], grid.read_output(ident)) == ("succeeded", "ring equal\nend\n"), job
+    assert f"attempt='{ident}." not in grid.read_log("daemon")
 
 
-def test_job_over_firewalled_clusters_fails_in_preflight(series_and_grid: tuple[int, LaboratoryGrid]) -> None:
+def test_job_over_firewalled_clusters_passes_messages_by_relays(series_and_grid: tuple[int, LaboratoryGrid]) -> None:
     series, grid = series_and_grid
-    job, _ = run_exchange(grid, series, "north", "south")
+    ident = submit_exchange(grid, series, "north", "south")
+    job = grid.wait_for_end(ident)
+    assert (job["state"], grid.read_output(ident)) == ("succeeded", "ring equal\nend\n"), job
+    assert count_streams(grid, ident) >= 4
+    wait_until(lambda: not grid.list_node_processes(), "every process on the nodes to be gone")
+
+
+@pytest.mark.parametrize("series_and_grid", [COMBINATIONS[0], *NIGHTLY_COMBINATIONS], indirect=True)
+@pytest.mark.parametrize(
+    ("relay", "words"),
+    [("relay-hub", "the hub at 198.51.100.1"), ("relay-head-south", "head south is lost"), ("node-2", "")],
+)
+def test_job_with_a_killed_relay_fails_for_that_reason(
+    series_and_grid: tuple[int, LaboratoryGrid], relay: str, words: str
+) -> None:
+    series, grid = series_and_grid
+    ident = submit_exchange(grid, series, "north", "south", options=("--endless",))
+    wait_until(lambda: "ring equal" in grid.read_output(ident), "the program to have passed messages")
+    grid.kill_relay(relay)
+    job = grid.wait_for_end(ident)
     assert job["state"] == "failed"
-    assert "cannot reach node" in job["reason"], job["reason"]
+    assert "infrastructure" in job["reason"], job
+    assert words in job["reason"], job
+    grid.wait_for_relays()
+    wait_until(lambda: not grid.list_node_processes(), "every process on the nodes to be gone")
