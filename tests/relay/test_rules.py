@@ -78,6 +78,11 @@ def test_hub_with_stream_outside_the_attempt_refuses_it(links: Links, changes: d
     assert not links.hub.streams
 
 
+def test_hub_with_stream_within_a_site_refuses_it(links: Links) -> None:
+    line = offer(links, to=1, port=links.port(1))
+    expect_refusal(links, links.hub, "own-node", links.replace_head("north").send_stream_line(line))
+
+
 def test_hub_with_used_stream_number_refuses_it(links: Links) -> None:
     head = links.replace_head("north")
     with head.send_stream_line(offer(links)):
