@@ -69,7 +69,11 @@ Offset = Annotated[
 Count = Annotated[bool, Query(description="also return the number of matching jobs")]
 Before = Annotated[int | None, Query(ge=1, le=fields.MAX_ID, description="only jobs with smaller ids")]
 Component = Annotated[int | None, Query(ge=0, lt=2**31, description="the output of this component only")]
-Stream = Annotated[OutputStream | None, Query(description="only this stream of a job with --error or --label")]
+STREAM_HELP = (
+    "only this stream of a job with --error or --label, or of koala run; marked: both, in which byte 14 begins a part "
+    "of the error stream, 15 or the end of the line ends it, and 16 precedes such a byte of the program itself"
+)
+Stream = Annotated[OutputStream | None, Query(description=STREAM_HELP)]
 Tail = Annotated[
     int | None, Query(ge=0, le=fields.MAX_ID, description="begin with so many last lines of each component")
 ]
@@ -262,7 +266,7 @@ def _add_views(router: APIRouter, service: Jobs) -> None:
         if shown.tasks is not None:
             raise array_error(shown, "each of its tasks has an output", "logs")
         _check_component(shown, component, follow=follow)
-        if stream is not None:
+        if stream not in (None, OutputStream.MARKED):
             _check_streams(shown)
         output = service.follow_output(job, follow, component, stream, tail)
         return StreamingResponse(output, media_type="text/plain; charset=utf-8")
@@ -273,7 +277,7 @@ def _check_streams(job: Job) -> None:
     request = job.spec.request
     indices = [None] if isinstance(request, FlexibleRequest) else range(len(request.components))
     if not any(job.spec.separates_streams(index) for index in indices):
-        hint = "leave it out; submit with --error FILE or --label to divide them"
+        hint = "leave it out; submit with --error FILE or --label, or use koala run, to divide them"
         reject("stream", job.id, f"cannot be chosen: job {job.id} writes output and errors into one stream", hint)
 
 

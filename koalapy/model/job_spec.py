@@ -337,7 +337,7 @@ class JobSpec(_RequirementCache):
 
     def separates_streams(self, request_index: int | None) -> bool:
         """Return whether the error stream of a component is kept apart from its output."""
-        return self.label or bool(self.output_files(request_index)[1])
+        return self.interactive or self.label or bool(self.output_files(request_index)[1])
 
     def component(self, request_index: int | None) -> ComponentRequest | None:
         """Return the request of a component by its index; None for a flexible request or without an index."""

@@ -8,6 +8,8 @@ from enum import StrEnum
 class OutputStream(StrEnum):
     OUTPUT = "output"
     ERROR = "error"
+    MARKED = "marked"
+    """Both, in order, with marks by which a client divides them."""
 
 
 PATTERNS = {

@@ -448,7 +448,7 @@ class Open(Command):
     """The warning before the end of the walltime."""
     lease_warning: LeaseWarning | None = None
     interactive: bool = False
-    """Whether the program reads a client's standard input."""
+    """Whether the program reads a client's standard input. The error stream is kept apart then."""
     walltime: Seconds | None = None
     """Seconds after the start at which runners end the program without the daemon."""
     is_script: bool = False

@@ -22,7 +22,7 @@ from koalapy.runner.parameters import (
     rank_environment,
     select_parameters,
 )
-from koalapy.runner.plan import Plan, Role, separates_streams
+from koalapy.runner.plan import Plan, Role
 from koalapy.runner.preflight import MAX_CONCURRENT_PROBES, MAX_PEERS, READY_TIMEOUT, Preflight, Prober
 from koalapy.runner.processes import command_of, descendants, raise_file_limit, require_program
 from koalapy.runner.rank_processors import binding_lines
@@ -330,7 +330,7 @@ class Head(Role):
         """Process id of mpirun; 0 before its start."""
         self._code: int | None = None
         self._refusal = ""
-        self._is_separate = separates_streams(plan.context)
+        self._is_separate = plan.separates_streams
         self._tags: dict[bool, TagReader] = {}
         """The readers of the two streams, by whether it is the error stream, if mpirun tags lines with their ranks."""
         self._filter = OutputFilter(runner, plan, self._show_withheld)

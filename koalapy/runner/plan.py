@@ -64,9 +64,12 @@ def folder_fault(node: Node) -> int | None:
     return 126 if is_of_job else None
 
 
-def separates_streams(context: Mapping[str, Any]) -> bool:
-    """Return whether the error stream of a component is kept apart from its output."""
-    return bool(context.get("error") or context.get("label"))
+def separates_streams(message: Mapping[str, Any], context: Mapping[str, Any]) -> bool:
+    """Return whether the error stream of a component is kept apart from its output.
+
+    ``message``: the order that describes the job; ``context``: the component's program in it.
+    """
+    return bool(message.get("interactive") or context.get("error") or context.get("label"))
 
 
 class Plan:
@@ -125,6 +128,11 @@ class Plan:
         """Return whether a client may send standard input to this node's program: the job is interactive, and this
         node has rank 0."""
         return bool(self.message.get("interactive")) and self.index == 0
+
+    @property
+    def separates_streams(self) -> bool:
+        """Return whether the error stream of this node's program is kept apart from its output."""
+        return separates_streams(self.message, self.context)
 
     def index_of(self, sender: tuple[str, int]) -> int | None:
         """Return the index of a runner's node, given its token and node; None if it is not in the plan."""

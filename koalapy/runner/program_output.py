@@ -7,15 +7,12 @@ from collections.abc import Callable
 from functools import partial
 
 from koalapy.runner.output_streams import LineLabels, mark_stream
-from koalapy.runner.plan import separates_streams
 from koalapy.runner.user_files import OutputFile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from koalapy.runner.link import Loop
-    from koalapy.runner.plan import Role
+    from koalapy.runner.plan import Plan, Role
 
 READ_SIZE = 65536
 
@@ -37,9 +34,9 @@ class ProgramOutput:
         self._pipes = {reading: False}
         """The pipes to read, with whether each has the error stream only."""
 
-    def prepare(self, context: dict[str, Any]) -> None:
+    def prepare(self, plan: Plan) -> None:
         """Keep streams apart, label lines and write files as the component's part of the plan describes it."""
-        self._is_separate = separates_streams(context)
+        context, self._is_separate = plan.context, plan.separates_streams
         if context.get("label"):
             self._labels = LineLabels()
         if self._is_separate:

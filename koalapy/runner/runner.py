@@ -472,7 +472,7 @@ class Runner:
         try:
             check_processors(plan, self.settings)
             self._enter_workdir(plan.context)
-            self._program_output.prepare(plan.context)
+            self._program_output.prepare(plan)
             if (rank := self._role.first_rank) is not None:
                 self._program_output.open_files(rank)
             self._role.start()

@@ -70,8 +70,10 @@ async def test_missing_output_is_replaced_by_note(tmp_path: Path) -> None:
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 10**6])
 async def test_tail_is_the_end_of_each_stream(tmp_path: Path, stream: OutputStream | None, count: int) -> None:
     writes = [(number % 3 == 0, b"%d \x0e\r\n" % number) for number in range(40)] + [(True, b"unfinished")]
-    wanted = {None: (False, True), OutputStream.OUTPUT: (False,), OutputStream.ERROR: (True,)}[stream]
+    wanted = {OutputStream.OUTPUT: (False,), OutputStream.ERROR: (True,)}.get(stream, (False, True))
     lines = [text for is_error, text in writes if is_error in wanted]
+    if stream is OutputStream.MARKED:
+        lines = [mark_stream(text, is_error=is_error) for is_error, text in writes]
     async with Opened(tmp_path / "koala.db") as grid:
         (token,) = await grid.submit_job(1, ON_NORTH, label=True)
         await send_output(grid, token, 0, b"".join(mark_stream(text, is_error=error) for error, text in writes))

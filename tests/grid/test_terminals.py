@@ -285,6 +285,14 @@ def test_run_passes_input_output_and_exit_code(grid: EmbeddedGrid) -> None:
     text = "".join(f"line {number}\n" for number in range(100_000))
     result = run(grid, "sh", "-c", "cat; exit 9", input=text)
     assert (result.returncode, result.stdout) == (9, text), result.stderr[-2000:]
+    speak = "echo one; printf 'two\\016\\n' >&2; printf last; printf 'end\\020' >&2; exit 4"
+    for arguments, output, errors in (
+        ([*PLAIN], "one\nlast", "two\x0e\nend\x10"),
+        (["--label", *PLAIN], "0: one\n0: last\n", "0: two\x0e\n0: end\x10\n"),
+    ):
+        result = grid.run_koala("run", *arguments, "--", "sh", "-c", speak)
+        assert (result.returncode, result.stdout) == (4, output)
+        assert result.stderr.startswith(errors), result.stderr
     result = run(grid, "sh", "-c", "sleep 0.2; echo over", input=text)
     assert (result.returncode, result.stdout) == (0, "over\n"), result.stderr[-2000:]
 
@@ -331,8 +339,9 @@ def test_interrupting_a_run_twice_cancels_its_job(grid: EmbeddedGrid) -> None:
 def test_input_survives_a_restart_of_the_daemon(make_grid: MakeGrid) -> None:
     grid = make_grid()
     folder = grid.make_folder()
+    program = "read a; echo $a; cat >rest; echo end >&2"
     client = subprocess.Popen(
-        [*grid.koala_command, "run", *PLAIN, "--chdir", folder.path, "--", "sh", "-c", "read a; echo $a; cat >rest"],
+        [*grid.koala_command, "run", *PLAIN, "--chdir", folder.path, "--", "sh", "-c", program],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -353,3 +362,4 @@ def test_input_survives_a_restart_of_the_daemon(make_grid: MakeGrid) -> None:
     assert client.wait(120) == 0
     assert folder.read("rest", "north") == before + after
     assert grid.wait_for_end(1)["state"] == "succeeded"
+    assert [grid.run_koala("logs", "1", option).stdout for option in ("--output", "--error")] == ["first\n", "end\n"]

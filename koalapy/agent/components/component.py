@@ -15,6 +15,8 @@ from koalapy.agent.runners.runners import RunnerConnection, encode_line, lrm_nam
 from koalapy.model.job import ComponentState
 from koalapy.model.node_requirement import NodeRequirement
 from koalapy.model.reports import ComponentStatus, ProgramUse, Refusal, ReportedState
+from koalapy.runner.output_streams import mark_stream
+from koalapy.runner.plan import separates_streams
 from koalapy.runner.session import Line
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
@@ -404,7 +406,11 @@ class Component:
         """Record that the results were sent or are lost; ``problem`` is reported, but is not a failure."""
         self.collected = True
         if problem:
-            self.output.append_line(f"koala: {problem}\n".encode())
+            contexts = [context for context in (self.plan or {}).get("contexts", ()) if context["token"] == self.token]
+            line = f"koala: {problem}\n".encode()
+            if any(separates_streams(self.plan or {}, context) for context in contexts):
+                line = mark_stream(line, is_error=True)
+            self.output.append_line(line)
             self.error = self.error or problem
             self.mark_ended()
         self.folder.note_entry(collected=True)

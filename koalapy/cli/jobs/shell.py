@@ -42,8 +42,9 @@ def run_job(
 ) -> int:
     """Run a program as if it were local: koala run --flexible 2 -- python solve.py < input
 
-    Standard input goes to rank 0. Output is printed as it arrives. The exit code is the program's. Ctrl-C twice cancels
-    the job. If this command ends or its connection is lost for a minute, the job is cancelled.
+    Standard input goes to rank 0. Output is printed as it arrives, errors to standard error. The exit code is the
+    program's. Ctrl-C twice cancels the job. If this command ends or its connection is lost for a minute, the job is
+    cancelled.
     """
     client = daemon.client()
     submitted = _submit_interactive(client, request, job, command, file)

@@ -24,6 +24,7 @@ from koalapy.client.answers import Job as JobAnswer
 from koalapy.client.client import FINAL, Absence, Client, name_of
 from koalapy.client.errors import CliError, Exit, printable
 from koalapy.client.timeouts import TimeIsUp, time_limit
+from koalapy.runner.output_streams import StreamSplitter
 
 RETRY_DELAY = 0.5
 """Seconds until the next request for a job's output to an unreachable daemon."""
@@ -68,7 +69,7 @@ def _print_output(client: Client, job: int, deadline: float | None) -> bool:
     """Print the output of a job until its end or ``deadline``; return whether the output was complete."""
     try:
         with time_limit(deadline):
-            _print_logs(client, job, True, LogSelection())
+            _print_streams(client, job)
         return bool(client.job(job)["state"] in FINAL)
     except TimeIsUp:
         return True
@@ -104,7 +105,7 @@ def show_logs(
     follow: Annotated[bool, Option("-f", "--follow", help="follow the output until the job ends")] = False,
     component: Annotated[int | None, Option(help="only this component")] = None,
     output: Annotated[bool, Option("--output", help="only the output, without the error stream")] = False,
-    error: Annotated[bool, Option("--error", help="only the error stream, of a job with --error or --label")] = False,
+    error: Annotated[bool, Option("--error", help="only the error stream, if it is kept apart")] = False,
     tail: Annotated[int | None, Option(help="only so many last lines of each component", min=0, max=10**9)] = None,
     raw: Annotated[bool, Option("--raw", help="keep control codes, such as colours, on a terminal")] = False,
     daemon: Daemon = DAEMON,
@@ -149,6 +150,17 @@ def _print_logs(client: Client, job: int, follow: bool, selection: LogSelection,
     for piece in client.stream_logs(job, follow, *selection):
         output.write_piece(piece)
     output.finish()
+
+
+def _print_streams(client: Client, job: int) -> None:
+    """Print the output of a job until its end, and its error stream to standard error if that is kept apart."""
+    splitter = StreamSplitter()
+    writers = {is_error: ProgramOutput(is_error=is_error) for is_error in (False, True)}
+    for piece in client.stream_logs(job, True, None, "marked"):
+        for is_error, text in splitter.split(piece):
+            writers[is_error].write_piece(text)
+    for writer in writers.values():
+        writer.finish()
 
 
 def wait_for_jobs(

@@ -25,11 +25,12 @@ def _caret_notation(control: str) -> str:
 
 
 class ProgramOutput:
-    """A writer of program and daemon output to standard output. On a terminal it replaces control codes."""
+    """A writer of program and daemon output to a standard stream. On a terminal it replaces control codes."""
 
-    def __init__(self, *, raw: bool = False) -> None:
-        """``raw``: keep control codes on a terminal."""
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace") if sys.stdout.isatty() and not raw else None
+    def __init__(self, *, raw: bool = False, is_error: bool = False) -> None:
+        """``raw``: keep control codes on a terminal. ``is_error``: write to standard error, not standard output."""
+        self._stream = sys.stderr if is_error else sys.stdout
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace") if self._stream.isatty() and not raw else None
 
     def write_piece(self, piece: bytes) -> None:
         """Write a piece. An incomplete last character is written with the next piece."""
@@ -47,13 +48,13 @@ class ProgramOutput:
         self._put_piece(b"", is_last=True)
 
     def _put_piece(self, piece: bytes, *, is_last: bool) -> None:
-        """Write bytes to standard output at once; on a terminal, decode them and replace control codes."""
+        """Write bytes at once; on a terminal, decode them and replace control codes."""
         if self._decoder is None:
-            sys.stdout.buffer.write(piece)
-            sys.stdout.buffer.flush()
+            self._stream.buffer.write(piece)
+            self._stream.buffer.flush()
         else:
-            sys.stdout.write(without_control_codes(self._decoder.decode(piece, is_last)))
-            sys.stdout.flush()
+            self._stream.write(without_control_codes(self._decoder.decode(piece, is_last)))
+            self._stream.flush()
 
 
 class _Stream(FileIO):

@@ -15,7 +15,7 @@ from koalapy.model.job import Component, Job, JobId, Token, parse_token
 from koalapy.model.output import OutputStream
 from koalapy.model.request import ClusterName
 from koalapy.ports import OutputPiece, OutputStore, Store
-from koalapy.runner.output_streams import StreamSplitter, split_lines
+from koalapy.runner.output_streams import StreamSplitter, mark_stream, split_lines
 from koalapy.scheduler.grid import GridStatus
 from koalapy.scheduler.queries import Queries
 
@@ -196,6 +196,7 @@ class Reading:
         token = job.token(component.index)
         note = self._note_missing(job, component, piece) if piece.missing else b""
         note = b"\n" + note if note and self._is_in_line.get(token) else note
+        note = mark_stream(note, is_error=True) if self._stream is OutputStream.MARKED else note
         self._offsets[token] = piece.offset + len(piece.data)
         if piece.missing or token not in self._splitters:
             self._splitters[token] = StreamSplitter()
@@ -205,11 +206,13 @@ class Reading:
         return text
 
     def _select(self, job: Job, component: Component, splitter: StreamSplitter, data: bytes) -> bytes:
-        """Return what belongs to the stream that is read, without marks. An undivided output has no error stream."""
-        if not job.spec.separates_streams(component.request_index):
-            return b"" if self._stream is OutputStream.ERROR else data
+        """Return what belongs to the stream that is read. An undivided output has no error stream."""
+        is_divided = job.spec.separates_streams(component.request_index)
+        parts = splitter.split(data) if is_divided else [(False, data)]
+        if self._stream is OutputStream.MARKED:  # each piece is complete by itself, as components alternate
+            return b"".join(mark_stream(text, is_error=is_error) for is_error, text in parts)
         wanted = None if self._stream is None else self._stream is OutputStream.ERROR
-        return b"".join(text for is_error, text in splitter.split(data) if wanted in (None, is_error))
+        return b"".join(text for is_error, text in parts if wanted in (None, is_error))
 
     def _note_missing(self, job: Job, component: Component, piece: OutputPiece) -> bytes:
         """Return the line that replaces missing bytes."""
