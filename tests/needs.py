@@ -105,6 +105,12 @@ OPEN_MPI_4 = Need(
     "apt-get install openmpi-bin",
     "series 4 is not tested",
 )
+CHARLIECLOUD = Need(
+    "Charliecloud",
+    shutil.which("ch-run") is not None,
+    "apt-get install charliecloud",
+    "container images are not tested",
+)
 OLDER_PYTHONS = _find_pythons("python3.9", "python3.10")
 """Paths of the interpreters, by name."""
 OLDER_PYTHON = Need(
@@ -157,6 +163,7 @@ ALL = (
     TESTBED_UP,
     MPI,
     OPEN_MPI_4,
+    CHARLIECLOUD,
     OLDER_PYTHON,
     MATPLOTLIB,
     DRMAA,

@@ -241,6 +241,7 @@ def _program_environment(cluster: str, section: ClusterSection) -> dict[str, str
         "KOALA_MPI_PORTS": mpi.ports,
         "KOALA_MPI_PARAMETERS": json.dumps(mpi.parameters) if mpi.parameters else None,
         "KOALA_SCRATCH": section.scratch,
+        "KOALA_CONTAINER_RUNTIME": section.container_runtime,
     }
     environment |= {name: value for name, value in optional.items() if value}
     if section.lrm.on_this_host:

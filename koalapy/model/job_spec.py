@@ -175,6 +175,10 @@ class JobSpec(_RequirementCache):
         None
     )
     label: Annotated[bool, Field("begin each line of output with its rank")] = False
+    container: Annotated[
+        FileName | None, Field("run the program in this container image: a file or folder on the execution site")
+    ] = None
+    """Path on the nodes. Only clusters with the setting ``container_runtime`` get such a job."""
     workdir: Annotated[FileName | None, Field("working directory; default: the current one", "--chdir")] = None
     workdir_optional: bool = False
     """Whether the program runs in another folder if ``workdir`` does not exist. True if the submitter did not choose

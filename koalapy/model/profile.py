@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 from annotated_types import Ge, Le, Predicate
 
@@ -20,6 +20,8 @@ from koalapy.model.wording import format_list
 
 FOLDERS = ("scratch", "home")
 """Placeholders of folders, which a cluster may lack."""
+RUNTIME = "container runtime"
+"""What a cluster must have besides folders for a job with a container image."""
 NONE: frozenset[str] = frozenset()
 
 _PLACEHOLDER = re.compile(r"\$\{\{?\w+\}|\{\{(scratch|home|cluster|job)\}\}|\{(scratch|home|cluster|job)\}")
@@ -63,6 +65,9 @@ class ClusterProfile:
     """Path mapping from the submitter's paths to paths on this cluster. The longest match of complete folder names
     applies."""
     mpi: Mpi = Mpi()
+    container_runtime: Literal["apptainer", "charliecloud"] | None = None
+    """Program that runs container images on the nodes: ``apptainer`` (or Singularity) or ``charliecloud``. Without one,
+    jobs with ``--container`` run on other clusters. Daemon and agent need the same value."""
     accepts_scripts: bool | None = None
     """Whether a script that runs at another site may choose the programs of its job on this cluster. By default only on
     embedded clusters. Scripts of jobs on this cluster alone are always accepted."""
@@ -74,8 +79,9 @@ class ClusterProfile:
 
     @property
     def folders(self) -> frozenset[str]:
-        """Return the names in ``FOLDERS`` that the cluster has."""
-        return frozenset(name for name in FOLDERS if getattr(self, name) is not None)
+        """Return the names in ``FOLDERS`` that the cluster has, and ``RUNTIME`` if it runs container images."""
+        names = frozenset(name for name in FOLDERS if getattr(self, name) is not None)
+        return names | {RUNTIME} if self.container_runtime else names
 
     def map_path(self, text: str, cluster: ClusterName, job: JobId) -> str:
         """Return a path of a job as a path on this cluster."""
@@ -148,19 +154,23 @@ def texts_of(spec: JobSpec, index: int | None = None) -> Iterator[tuple[str, str
     )
     yield from ((f"{field}[{number}]", argument) for number, argument in enumerate(command))
     yield "workdir", spec.workdir or ""
+    yield "container", spec.container or ""
     for name, file in zip(("output", "error"), spec.output_files(index), strict=True):
         yield f"{place}{name}" if component and getattr(component, name) else name, file or ""
 
 
 def component_folders(spec: JobSpec, index: int | None = None) -> frozenset[str]:
-    """Return the folders that a cluster must have for a component."""
-    return find_folder_placeholders(text for _, text in texts_of(spec, index))
+    """Return the folders that a cluster must have for a component, and ``RUNTIME`` for a container image."""
+    folders = find_folder_placeholders(text for _, text in texts_of(spec, index))
+    return folders | {RUNTIME} if spec.container else folders
 
 
 def job_folders(spec: JobSpec) -> frozenset[str]:
     """Return the folders that a cluster must have for any component of the job."""
     # Called for every job at every placement try; almost no job has a placeholder.
-    if "{" not in "".join((*spec.command, spec.workdir or "", spec.output or "", spec.error or "")):
+    if spec.container is None and "{" not in "".join(
+        (*spec.command, spec.workdir or "", spec.output or "", spec.error or "")
+    ):
         if isinstance(spec.request, FlexibleRequest) or not any(
             c.command or c.output or c.error for c in spec.request.components
         ):
@@ -173,10 +183,15 @@ def job_folders(spec: JobSpec) -> frozenset[str]:
 
 def describe_missing_folders(clusters: Sequence[ClusterName], folders: Iterable[str]) -> str:
     """Return a text such as ``cluster south has no scratch folder``."""
-    names = " or ".join(sorted(folders))
+    names = " or ".join(folder_names(folders))
     if len(clusters) == 1:
-        return f"cluster {clusters[0]} has no {names} folder"
-    return f"clusters {format_list(clusters)} have no {names} folder"
+        return f"cluster {clusters[0]} has no {names}"
+    return f"clusters {format_list(clusters)} have no {names}"
+
+
+def folder_names(folders: Iterable[str]) -> list[str]:
+    """Return the names of folders in messages, and ``RUNTIME`` as it is."""
+    return [name if name == RUNTIME else f"{name} folder" for name in sorted(folders)]
 
 
 def describe_series_conflict(series: Mapping[ClusterName, int]) -> str:

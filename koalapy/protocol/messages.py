@@ -400,6 +400,8 @@ class PlanContext(TypedDict):
     """File for the error stream, which is kept apart then."""
     label: NotRequired[bool]
     """Whether lines begin with their rank. The error stream is kept apart then."""
+    container: NotRequired[str | None]
+    """Path of the container image that the program runs in."""
     nodes: Annotated[list[Nodes], Field(max_length=MAX_NODES)]
 
 

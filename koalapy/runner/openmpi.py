@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import Callable
 
+from koalapy.runner.containers import find_container
 from koalapy.runner.exec_guard import INPUT_NAME, SCRIPT_VARIABLE, ExecGuard, write_rank_script
 from koalapy.runner.installation import NAMING, TAG_SEPARATORS, Installation
 from koalapy.runner.link import Loop
@@ -122,6 +123,9 @@ def make_ready(node: Node, plan: Plan) -> tuple[Installation, str]:
     if plan.reads_input:
         node.make_input(f"{folder}/{INPUT_NAME}")
     fit_environment(node, plan, installation, folder)
+    if plan.me["slots"] and (container := find_container(plan, node.settings, node.environment)) is not None:
+        ranks = rank_environment(node.environment, installation)
+        container.check_series(installation.series, installation.version(), ranks, folder)
     return installation, folder
 
 
@@ -136,9 +140,12 @@ def fit_environment(node: Node, plan: Plan, installation: Installation, folder: 
     prepare(node.environment, installation, plan)
     node.environment["TMPDIR"] = folder
     ranks = rank_environment(node.environment, installation)
+    container = find_container(plan, node.settings, node.environment)
     if sum(node_plan["slots"] for node_plan in plan.nodes) > 1:
         ranks.update(REFUSE_MPICH)
     command, workdir = plan.context["command"], plan.rank_folder or os.getcwd()
+    if container is not None:
+        command = container.wrap_command(command, workdir, folder)
     fifo = f"{folder}/{INPUT_NAME}" if plan.reads_input else ""
     binding = binding_lines(plan, node.settings)
     script = write_rank_script(folder, command, ranks, installation.prefix, workdir, fifo, binding)
@@ -339,7 +346,7 @@ class Head(Role):
         """Start mpirun, and the pre-flight that checks the connections between nodes. Raise ``Failure``."""
         environment = self._runner.environment
         program = self._plan.context["command"][0]
-        if self._plan.me["slots"]:
+        if self._plan.me["slots"] and not self._plan.context.get("container"):
             require_program(os.path.join(self._plan.rank_folder, program) if "/" in program else program, environment)
         if all(name == "lo" for _, name in socket.if_nameindex()):
             raise Failure(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 
+from koalapy.runner.containers import Container, find_container
 from koalapy.runner.parameters import rank_ports
 from koalapy.runner.plan import Plan, Role
 from koalapy.runner.processes import require_program
@@ -34,6 +35,7 @@ class Single(Role):
         super().__init__(runner, plan)
         self._pid = 0
         self._port: int | None = None
+        self._container: Container | None = None
 
     @property
     def first_rank(self) -> int:
@@ -46,7 +48,8 @@ class Single(Role):
                 "have no other: submit it to clusters whose nodes reach each other, with --links direct",
                 1,
             )
-        if len(self._plan.nodes) > 1:  # before another node starts the program
+        self._container = find_container(self._plan, self._runner.settings, self._runner.environment)
+        if len(self._plan.nodes) > 1 and self._container is None:  # before another node starts the program
             require_program(self._plan.context["command"][0], self._runner.environment)
         if self._plan.index > 0:
             self._deadline = self._runner.loop.time() + PORT_TIMEOUT
@@ -109,7 +112,11 @@ class Single(Role):
         add_framework_variables(self._runner.environment, self._plan, self._port)
         if self._plan.reads_input:
             self._runner.make_input()
-        self._pid = self._runner.spawn(self._plan.context["command"], is_program=True)
+        command = self._plan.context["command"]
+        if self._container is not None:
+            temporary = self._runner.environment.get("TMPDIR", "/tmp")
+            command = self._container.wrap_command(command, os.getcwd(), temporary)
+        self._pid = self._runner.spawn(command, is_program=True)
         self._runner.report_running()
 
     def _send(self, node: dict[str, Any], payload: dict[str, Any]) -> None:

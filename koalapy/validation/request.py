@@ -160,6 +160,10 @@ def check_program(spec: JobSpec, limits: Limits) -> None:
         problem = f"is {spec.cpus_per_rank}, for {spec.processes_per_node} processes on each node"
         hint = f"give at most {MAX_CORES // (spec.processes_per_node or 1)}"
         reject("cpus_per_rank", spec.cpus_per_rank, f"{problem}: more than any node has processors", hint)
+    if spec.container is not None and not spec.container.startswith(("/", "{")):
+        problem = f"is {spec.container!r}, which is not the path of an image"
+        hint = "download the image to the sites and give its absolute path, or one that begins with {scratch} or {home}"
+        reject("container", spec.container, problem, hint)
     if spec.workdir and not spec.workdir.startswith(("/", "{")):
         problem = f"is {spec.workdir!r}, which is not the same folder on every node"
         reject("workdir", spec.workdir, problem, "give an absolute path, or one that begins with {scratch} or {home}")

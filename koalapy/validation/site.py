@@ -8,10 +8,12 @@ from koalapy.model.cluster import check_cluster
 from koalapy.model.errors import UsageError, reject
 from koalapy.model.job_spec import JobSpec, Launcher
 from koalapy.model.profile import (
+    RUNTIME,
     component_folders,
     describe_missing_folders,
     explain_conflict,
     find_folder_placeholders,
+    folder_names,
     job_folders,
     texts_of,
 )
@@ -71,7 +73,7 @@ def check_folders(spec: JobSpec, limits: Limits) -> None:
     elif limits.clusters and not _able(spec, limits):
         needed = job_folders(spec)
         indices = [None] if isinstance(spec.request, FlexibleRequest) else range(len(spec.request.components))
-        _reject_folder(spec, indices, needed, f"and no cluster has a {' and a '.join(sorted(needed))} folder")
+        _reject_folder(spec, indices, needed, f"and no cluster has a {' and a '.join(folder_names(needed))}")
 
 
 def check_clusters_share(spec: JobSpec, limits: Limits) -> None:
@@ -134,7 +136,10 @@ def _able(spec: JobSpec, limits: Limits) -> Sequence[ClusterLimits]:
 
 
 def _reject_folder(spec: JobSpec, indices: Iterable[int | None], missing: frozenset[str], reason: str) -> NoReturn:
-    """Reject the first text of these components that needs one of these folders."""
+    """Reject the first text of these components that needs one of these folders, or a container image."""
+    if RUNTIME in missing:
+        hint = "name clusters that run containers, or set container_runtime in the cluster's configuration"
+        reject("container", spec.container, f"needs a {RUNTIME}, {reason}", hint)
     for field, text in (pair for index in indices for pair in texts_of(spec, index)):
         if used := find_folder_placeholders([text]) & missing:
             folder = min(used)

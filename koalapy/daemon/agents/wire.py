@@ -288,4 +288,5 @@ def _build_context(
         error=error,
         label=spec.label,
         nodes=nodes,
+        **({"container": profile.map_path(spec.container, cluster, job.id)} if spec.container else {}),
     )
