@@ -25,22 +25,6 @@ EXCLUDED = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]|\[[0-9]{1,9}(?:[-,][0-9]{1
 
 MAX_EXCLUDED_NODES = 100_000
 """Nodes that all excluded names of a job together may stand for."""
-_NUMBERS = re.compile(r"\[([0-9,-]+)\]")
-
-
-def count_excluded(name: str) -> int:
-    """Return how many nodes an excluded name stands for. Raise ``ValueError`` for a range that is none, as ``3-1``."""
-    count = 1
-    for numbers in _NUMBERS.findall(name):
-        endings = 0
-        for part in numbers.split(","):
-            ends = [int(number) for number in part.split("-") if number]
-            if not 1 <= len(ends) <= 2 or ends[-1] < ends[0]:
-                raise ValueError(f"{part} is not a range")
-            endings += ends[-1] - ends[0] + 1
-        count *= endings
-    return count
-
 
 NodeCores = Annotated[int, Bounds(minimum=1, maximum=MAX_CORES, excess_note="more than any node has")]
 NodeMemory = Annotated[

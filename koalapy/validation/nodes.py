@@ -6,16 +6,9 @@ from typing import Any, NoReturn
 
 from koalapy.model.cluster import NodeClass
 from koalapy.model.errors import reject
+from koalapy.model.host_list import count_hosts
 from koalapy.model.job_spec import JobSpec
-from koalapy.model.node_requirement import (
-    EXCLUDED,
-    MAX_CORES,
-    MAX_EXCLUDED_NODES,
-    WORD,
-    NodeRequirement,
-    count_excluded,
-    count_gpus,
-)
+from koalapy.model.node_requirement import EXCLUDED, MAX_CORES, MAX_EXCLUDED_NODES, WORD, NodeRequirement, count_gpus
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest
 from koalapy.model.wording import format_bytes, format_list, format_nodes, suggest_names
 from koalapy.validation.limits import ClusterLimits, Limits
@@ -50,9 +43,9 @@ def _check_names(path: str, source: JobSpec | ComponentRequest) -> None:
             problem = f"is {name!r}, which names no cluster and no nodes"
             reject(f"{path}exclude[{index}]", name, problem, "give one name, as north, n7 or n[1-3], in each entry")
         try:
-            total += count_excluded(name)
-        except ValueError as error:
-            problem = f"is {name!r}, and {error}"
+            total += count_hosts(name)
+        except ValueError:
+            problem = f"is {name!r}, which is not a range of nodes"
             reject(f"{path}exclude[{index}]", name, problem, "give numbers in ascending order, as n[1-3]")
     if total > MAX_EXCLUDED_NODES:
         problem = f"stands for {total} nodes; at most {MAX_EXCLUDED_NODES} can be excluded"

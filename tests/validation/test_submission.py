@@ -65,7 +65,7 @@ WRONG_OPTIONS = [
         make_spec(one_component(), exclude=("n1", "n[3-1]")),
         "exclude[1]",
         "n[3-1]",
-        " is 'n[3-1]', and 3-1 is not a range",
+        " is 'n[3-1]', which is not a range of nodes",
         "give numbers in ascending order, as n[1-3]",
     ),
     (

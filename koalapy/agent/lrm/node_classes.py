@@ -1,10 +1,9 @@
-"""Group a cluster's nodes into classes of equal nodes, and expand host lists. Pure.
+"""Group a cluster's nodes into classes of equal nodes. Pure.
 
 Nodes of a configured class belong to it. The others are equal if their resource manager reports the same features,
 cores, GPUs and partitions, and about the same memory.
 """
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, NamedTuple
@@ -12,6 +11,7 @@ from typing import Annotated, NamedTuple
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from koalapy.model.errors import SiteFault, SiteRejected
+from koalapy.model.host_list import count_hosts, expand_host_list
 from koalapy.model.node_requirement import (
     MAX_CORES,
     MAX_EXCLUDED_NODES,
@@ -20,7 +20,6 @@ from koalapy.model.node_requirement import (
     WORD,
     Gpus,
     NodeRequirement,
-    count_excluded,
 )
 from koalapy.model.reports import NodeClassReport
 from koalapy.model.wording import format_bytes, parse_memory
@@ -28,50 +27,7 @@ from koalapy.model.wording import format_bytes, parse_memory
 MAX_CLASSES = 64
 """Classes beyond which nodes outside of configured classes form only one."""
 MAX_NAME_LENGTH = 100
-_PART = re.compile(r"(?:[^\[\],\s]|\[[^\[\]]+\])+")
-_LIST = re.compile(rf"{_PART.pattern}(?:,{_PART.pattern})*")
-_PIECE = re.compile(r"\[([^\[\]]+)\]|([^\[\]]+)")
-_RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
-_MAX_HOSTS = 100_000
 NO_ALIASES: Mapping[str, str] = {}
-
-
-def expand_host_list(text: str) -> list[str]:
-    """Return all names of a host list in Slurm's short form, ``n[1-3,07],m1``. Raise ``ValueError`` for other text."""
-    if not text:
-        return []
-    if not _LIST.fullmatch(text):
-        raise _no_host_list(text)
-    hosts: list[str] = []
-    for part in _PART.findall(text):
-        names = [""]
-        for numbers, plain in _PIECE.findall(part):
-            endings = _expand_numbers(numbers) if numbers else [plain]
-            if len(names) * len(endings) > _MAX_HOSTS:
-                raise _no_host_list(part)
-            names = [name + ending for name in names for ending in endings]
-        hosts += names
-        if len(hosts) > _MAX_HOSTS:
-            raise _no_host_list(text)
-    return hosts
-
-
-def _expand_numbers(text: str) -> list[str]:
-    """Return each number of ``1-3,07``; leading zeros set the width."""
-    numbers: list[str] = []
-    for part in text.split(","):
-        match = _RANGE.fullmatch(part)
-        if match is None:
-            raise _no_host_list(text)
-        first, last = match.group(1), match.group(2) or match.group(1)
-        if not 0 <= int(last) - int(first) < _MAX_HOSTS:
-            raise _no_host_list(text)
-        numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
-    return numbers
-
-
-def _no_host_list(text: str) -> ValueError:
-    return ValueError(f"{text[:80]!r} is not a list of host names")
 
 
 def _validate_host_list(text: str) -> str:
@@ -223,7 +179,7 @@ class NodeGroups:
             matching = [group.nodes for group in groups if of_nodes.is_met_by(group)]
             admitted &= frozenset().union(*matching)
         try:
-            if sum(map(count_excluded, requirement.exclude)) > MAX_EXCLUDED_NODES:
+            if sum(map(count_hosts, requirement.exclude)) > MAX_EXCLUDED_NODES:
                 raise ValueError(f"it stands for more than {MAX_EXCLUDED_NODES} nodes")
             excluded = {host for text in requirement.exclude for host in expand_host_list(text)}
         except ValueError as error:

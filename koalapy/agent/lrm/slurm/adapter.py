@@ -12,7 +12,7 @@ from koalapy.agent.components.job_folders import JobFolders
 from koalapy.agent.core.settings import AgentSettings, SiteSettings
 from koalapy.agent.lrm.commands import CommandResult
 from koalapy.agent.lrm.drmaa.control import drmaa_control
-from koalapy.agent.lrm.node_classes import KnownNode, NodeGroups, expand_host_list, group_nodes
+from koalapy.agent.lrm.node_classes import KnownNode, NodeGroups, group_nodes
 from koalapy.agent.lrm.port import (
     JOB_PREFIX,
     Finding,
@@ -57,6 +57,7 @@ from koalapy.agent.lrm.slurm.states import (
     waiting_text,
 )
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
+from koalapy.model.host_list import expand_host_list
 from koalapy.model.node_requirement import count_gpus
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 

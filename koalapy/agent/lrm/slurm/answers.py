@@ -15,8 +15,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
-from koalapy.agent.lrm.node_classes import expand_host_list
 from koalapy.model.errors import SiteUnavailable
+from koalapy.model.host_list import expand_host_list
 from koalapy.model.node_requirement import MAX_CORES, MAX_GPUS, WORD, Gpus
 
 _WIDTHS = {

@@ -4,12 +4,12 @@ import re
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from koalapy.agent.lrm.node_classes import expand_host_list
 from koalapy.agent.lrm.port import Finding
 from koalapy.agent.lrm.slurm.answers import SlurmNode, read_count
 from koalapy.agent.lrm.slurm.commands import SlurmCommands
 from koalapy.agent.lrm.slurm.states import NodeState
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected
+from koalapy.model.host_list import expand_host_list
 from koalapy.model.wording import format_list
 
 _PARTITION_STATES = {"up": "UP", "down": "DOWN", "drain": "DRAIN", "inact": "INACTIVE"}

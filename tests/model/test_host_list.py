@@ -1,10 +1,10 @@
-"""Expansion of host lists."""
+"""Lists of host names in the short form of Slurm."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.agent.lrm.node_classes import expand_host_list
+from koalapy.model.host_list import count_hosts, expand_host_list
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,7 @@ from koalapy.agent.lrm.node_classes import expand_host_list
 )
 def test_expand_host_list_of_short_forms(text: str, names: list[str]) -> None:
     assert expand_host_list(text) == names
+    assert count_hosts(text) == len(names)
 
 
 @pytest.mark.parametrize(
