@@ -55,7 +55,18 @@ def test_record_contains_no_environment_variables() -> None:
 def test_record_contains_no_private_field_of_a_job() -> None:
     """A new field with a text is exported only once it is added here, and kept back once it is in ``FOR_PEOPLE``."""
     exported_texts = {"command", "policy", "policy_options", "name", "owner", "home_site", "application"}
-    exported_texts |= {"output", "error", "workdir", "inputs", "collect", "script", "features", "partition", "exclude"}
+    exported_texts |= {
+        "output",
+        "error",
+        "container",
+        "workdir",
+        "inputs",
+        "collect",
+        "script",
+        "features",
+        "partition",
+        "exclude",
+    }
     types = {field.name: str(field.type) for field in fields(JobSpec)}
     texts = {name for name, annotation in types.items() if re.search(r"\bstr\b|InputFile", annotation)}
     assert texts == exported_texts | {*FOR_PEOPLE} - {"mail_type"}
