@@ -266,7 +266,7 @@ def job_page(
         *([("home site", job["home_site"])] if job.get("home_site") else []),
         *([("each node", nodes)] if (nodes := _requirement_text(job)) else []),
         *([("cpus per rank", str(job["cpus_per_rank"]))] if job.get("cpus_per_rank") else []),
-        *([("container", job["container"])] if job.get("container") else []),
+        *([("container", image)] if (image := job.get("container")) else []),
         ("policy", job["policy"]),
         ("command", " ".join(job["command"]) or "(one for each component)"),
         *([("script", f"{len(job['script'].splitlines())} lines, once on the first node")] if job["script"] else []),

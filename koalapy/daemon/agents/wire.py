@@ -274,7 +274,7 @@ def _build_context(
     output, error = (
         name and profile.map_output_file(name, cluster, values) for name in spec.output_files(component.request_index)
     )
-    return PlanContext(
+    context = PlanContext(
         token=job.token(component.index),
         command=profile.map_command((component_spec and component_spec.command) or spec.command, cluster, job.id),
         environment={
@@ -288,5 +288,7 @@ def _build_context(
         error=error,
         label=spec.label,
         nodes=nodes,
-        **({"container": profile.map_path(spec.container, cluster, job.id)} if spec.container else {}),
     )
+    if spec.container:
+        context["container"] = profile.map_path(spec.container, cluster, job.id)
+    return context
