@@ -495,6 +495,12 @@ class HistoryStore(Protocol):
         Only the components that ended last are examined, or those of the newest jobs of one cluster.
         """
 
+    def failed_components(self, cluster: ClusterName, limit: int) -> list[PastComponent]:
+        """Return the components of a cluster that ended with an error, of the newest jobs, the last end first.
+
+        Only the components of the newest jobs are examined.
+        """
+
     def expired_jobs(self, before: float, limit: int, *, internal: bool) -> list[JobId]:
         """Return jobs that ended before a time, oldest end first: those of users, or the daemon's own."""
 

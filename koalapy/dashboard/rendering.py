@@ -193,7 +193,7 @@ def _make_environment() -> Environment:
     }
     environment.globals |= {"lane_meanings": MEANINGS}
     environment.globals |= {picture.__name__: picture for picture in PICTURES}
-    environment.globals |= {"rate": format_rate, "seconds": format_seconds}
+    environment.globals |= {"rate": format_rate, "seconds": format_seconds, "percent": lambda share: f"{share:.0f} %"}
     environment.globals |= {"cpu_use": format_cpu_use, "memory_use": format_memory_use}
     return environment
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, RowMapping, case, delete, func, select, tuple_, update
+from sqlalchemy import ColumnElement, RowMapping, Select, case, delete, func, select, tuple_, update
 
 from koalapy.model.history import DayFilter, EndedJob, Figures, HistoryFilter, HistoryPage, Key, Kind, PastComponent
 from koalapy.model.job import ACTIVE_STATES, FINAL_STATES, JobId, JobState
@@ -22,6 +22,7 @@ MAX_FREED_PAGES = 1000
 
 _jobs, _parts, _days, _lease = tables.jobs.c, tables.components.c, tables.days.c, tables.lease.c
 _history = tables.history.c
+_KEY = (_parts.job_id, _parts.generation, _parts.index)
 _FINAL = [state.value for state in FINAL_STATES]
 
 
@@ -90,36 +91,44 @@ class SqlHistory:
             return read_page(connection, which, self._max_examined)
 
     def ended_components(self, since: float, limit: int, cluster: ClusterName = "") -> list[PastComponent]:
-        order = _parts.job_id.desc() if cluster else _parts.ended_at.desc()
-        window = select(_parts.job_id, _parts.generation, _parts.index).order_by(order).limit(self._max_examined)
-        window = window.where(_parts.cluster == cluster) if cluster else window.where(_parts.ended_at > since)
-        newest, attempt, other = window.subquery(), tables.attempts.c, tables.components.alias()
+        if cluster:
+            window = self._newest_on(cluster)
+        else:
+            window = select(*_KEY).where(_parts.ended_at > since).order_by(_parts.ended_at.desc())
         start = case((_parts.claimed_at < since, since), else_=_parts.claimed_at)
-        largest = (
-            select(_parts.job_id, _parts.generation, _parts.index)
-            .select_from(newest)
-            .join(tables.components, _key_of(_parts) == _key_of(newest.c))
-            .where(_parts.ended_at > since, _parts.claimed_at < _parts.ended_at)
-            .order_by((_parts.size * (_parts.ended_at - start)).desc(), _parts.job_id.desc())
-            .limit(limit)
-            .subquery()
+        largest = _select_of(window.limit(self._max_examined)).where(
+            _parts.ended_at > since, _parts.claimed_at < _parts.ended_at
         )
+        largest = largest.order_by((_parts.size * (_parts.ended_at - start)).desc(), _parts.job_id.desc()).limit(limit)
+        return self._past_components(largest, _parts.ended_at, _parts.job_id, _parts.index)
+
+    def failed_components(self, cluster: ClusterName, limit: int) -> list[PastComponent]:
+        failed = _select_of(self._newest_on(cluster).limit(self._max_examined))
+        failed = failed.where(_parts.ended_at.is_not(None), _parts.error != "")
+        failed = failed.order_by(_parts.ended_at.desc(), _parts.job_id.desc()).limit(limit)
+        return self._past_components(failed, _parts.ended_at.desc(), _parts.job_id.desc(), _parts.index)
+
+    def _newest_on(self, cluster: ClusterName) -> Select[Any]:
+        """Return a query for the components of a cluster, those of the newest jobs first."""
+        return select(*_KEY).where(_parts.cluster == cluster).order_by(_parts.job_id.desc())
+
+    def _past_components(self, selected: Select[Any], *order: ColumnElement[Any]) -> list[PastComponent]:
+        """Return the components of which a query selects the keys."""
+        keys, attempt, other = selected.subquery(), tables.attempts.c, tables.components.alias()
         of_attempt = (other.c.job_id == _parts.job_id) & (other.c.generation == _parts.generation)
         is_shared = select(other.c.index).where(of_attempt, other.c.cluster != _parts.cluster).exists()
-        query = (
-            select(
-                _parts.job_id.label("job"),
-                *(_parts[name] for name in ("generation", "cluster", "size", "claimed_at", "ended_at", "error")),
-                attempt.barrier_at,
-                attempt.launched_at,
-                is_shared.label("is_shared"),
-            )
-            .select_from(largest)
-            .join(tables.components, _key_of(_parts) == _key_of(largest.c))
-            .join(tables.attempts, (attempt.job_id == _parts.job_id) & (attempt.generation == _parts.generation))
-            .order_by(_parts.ended_at, _parts.job_id, _parts.index)
+        names = ("generation", "cluster", "size", "claimed_at", "ended_at", "error")
+        query = select(
+            _parts.job_id.label("job"),
+            *(_parts[name] for name in names),
+            attempt.barrier_at,
+            attempt.launched_at,
+            is_shared.label("is_shared"),
         )
-        return [PastComponent(**{**row, "is_shared": bool(row["is_shared"])}) for row in self._database.rows(query)]
+        query = query.select_from(keys).join(tables.components, tuple_(*_KEY) == _key_of(keys.c))
+        has_attempt = (attempt.job_id == _parts.job_id) & (attempt.generation == _parts.generation)
+        rows = self._database.rows(query.join(tables.attempts, has_attempt).order_by(*order))
+        return [PastComponent(**{**row, "is_shared": bool(row["is_shared"])}) for row in rows]
 
     def expired_jobs(self, before: float, limit: int, *, internal: bool) -> list[JobId]:
         query = select(_jobs.id).where(_jobs.internal == internal, _jobs.ended_at < before, _jobs.state.in_(_FINAL))
@@ -149,6 +158,12 @@ class SqlHistory:
             for _ in range(min(free, self._max_freed_pages)):
                 connection.exec_driver_sql("PRAGMA incremental_vacuum(1)")
         return free > self._max_freed_pages
+
+
+def _select_of(window: Select[Any]) -> Select[Any]:
+    """Return a query for the keys of the components of a window, which conditions may narrow."""
+    keys = window.subquery()
+    return select(*_KEY).select_from(keys).join(tables.components, tuple_(*_KEY) == _key_of(keys.c))
 
 
 def _key_of(columns: Any) -> ColumnElement[Any]:

@@ -249,3 +249,5 @@ def test_ended_components_are_the_largest_of_those_that_ended_last(stores: Store
     assert history.ended_components(0.0, 10, "nowhere") == []
     bounded = SqlHistory(stores.jobs.database, max_examined=2)
     assert len(bounded.ended_components(0.0, 10)) == 2
+    assert [(one.job, one.error) for one in history.failed_components("north", 2)] == [(4, "lost"), (2, "lost")]
+    assert history.failed_components("far", 2) == []

@@ -173,6 +173,10 @@ class History:
         """Return the largest ended components since a time; see ``HistoryStore.ended_components``."""
         return await query(self._store.ended_components, since, limit, cluster)
 
+    async def list_failed_components(self, cluster: ClusterName, limit: int) -> list[PastComponent]:
+        """Return the last components of a cluster that ended early; see ``HistoryStore.failed_components``."""
+        return await query(self._store.failed_components, cluster, limit)
+
     async def read_table(self, kind: Kind, step: Step, span: Span, name: str | None = None) -> Table:
         """Return the figures of a span. Raise ``UsageError`` if they have more than ``MAX_LINES`` lines."""
         now = self._clock()

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import date
 from itertools import islice
 from urllib.parse import quote
 
@@ -12,7 +13,8 @@ from koalapy.daemon.observability.instruments import Instruments
 from koalapy.daemon.services import Services
 from koalapy.dashboard.cluster_table import CLUSTERS, severity
 from koalapy.dashboard.dashboard import Dashboard, SentForm
-from koalapy.dashboard.pictures import NodeCounts
+from koalapy.dashboard.pages.timeline import active_components, make_bars
+from koalapy.dashboard.pictures import NodeCounts, Point
 from koalapy.dashboard.rows import (
     AlertRow,
     CallStatistics,
@@ -25,8 +27,10 @@ from koalapy.dashboard.rows import (
     sort_by_problem,
 )
 from koalapy.dashboard.tables import TableParameters, TableView, Words, matches_text, show_rows
+from koalapy.dashboard.timeline import Timeline, TimelineLane
 from koalapy.model.cluster import Drain, NodeClass, Uplink
 from koalapy.model.disk import Disk
+from koalapy.model.history import Kind, Step
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import Job
 from koalapy.model.profile import ClusterProfile
@@ -111,6 +115,12 @@ def add_now(dashboard: Dashboard, services: Services, surveyor: SurveyCache) -> 
 
 
 MAX_COMPONENTS_SHOWN = 100
+MAX_NODES_SHOWN = 256
+TIMELINE_S = 6 * 3600.0
+"""Span of the timeline of a cluster's page."""
+MAX_BARS = 200
+MAX_ERRORS = 20
+USE_DAYS = 30
 OPERATIONS_WITHOUT_JOB = frozenset({LrmOperation.OPEN, LrmOperation.SNAPSHOT, LrmOperation.VERSION})
 """Operations with errors that users may see. Errors of other operations may reveal a job's owner and command."""
 SHOWN_DETAILS = ("directory", "replica_directories")
@@ -139,6 +149,33 @@ class ClusterComponent:
     owner: str
     """Empty if the caller may not see it."""
     claimed_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class HeldNode:
+    """A node that a component has."""
+
+    host: str
+    job: int
+    owner: str
+    """Empty if the caller may not see it; the host is a number then."""
+    rank: int
+    state: str
+    claimed_at: float | None
+    node_class: str
+    memory: int | None
+    """Bytes; None if unknown."""
+    features: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class PastError:
+    """A component that ended early on the cluster."""
+
+    job: int
+    at: float
+    error: str
+    """Only operators see it, since it may contain a user's data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +217,13 @@ class ClusterPage:
     components: Sequence[ClusterComponent]
     component_count: int
     """Number of components including those that are not shown."""
+    held_nodes: Sequence[HeldNode]
+    timeline: Timeline
+    """The last hours."""
+    use: Sequence[Point]
+    """The part of its nodes that jobs had, in percent, by day."""
+    errors: Sequence[PastError]
+    """The last components that ended early, the newest first."""
     profile: ClusterProfile
     speed: float
     node_classes: Sequence[NodeClass]
@@ -224,6 +268,36 @@ def components_on(cluster: ClusterStatus, queries: Queries, caller: Identity) ->
             yield ClusterComponent(job.id, component.rank, size, component.state, owner, component.claimed_at)
 
 
+def held_nodes(cluster: ClusterStatus, queries: Queries, caller: Identity) -> list[HeldNode]:
+    """Return the nodes of the components on a cluster, up to a limit, by name."""
+    classes = {node_class.name: node_class for node_class in cluster.node_classes}
+    # Without names of classes, a single class applies to all nodes.
+    only_class = cluster.node_classes[0] if len(cluster.node_classes) == 1 else None
+    nodes: list[HeldNode] = []
+    for token in cluster.live:
+        job_and_component = queries.find(token)
+        if job_and_component is None or len(nodes) >= MAX_NODES_SHOWN:
+            continue
+        job, one = job_and_component
+        may_see_all = may_see_all_of(caller, job)
+        node_class = classes.get(one.node_class, only_class)
+        for index, host in enumerate(one.hosts):
+            nodes.append(
+                HeldNode(
+                    host if may_see_all else f"node {index + 1}",
+                    job.id,
+                    job.spec.owner if may_see_all else "",
+                    one.rank,
+                    one.state,
+                    one.claimed_at,
+                    one.node_class or ("" if node_class is None else node_class.name),
+                    None if node_class is None else node_class.memory,
+                    () if node_class is None else node_class.features,
+                )
+            )
+    return sorted(nodes[:MAX_NODES_SHOWN], key=lambda node: (not node.owner, node.host, node.job))
+
+
 def add_clusters(dashboard: Dashboard, services: Services, surveyor: SurveyCache) -> None:
     """Add the pages of all clusters and of one cluster, and the actions of operators on a cluster."""
     engine, queries = dashboard.engine, dashboard.engine.queries
@@ -246,6 +320,12 @@ def add_clusters(dashboard: Dashboard, services: Services, surveyor: SurveyCache
         """Return the state of one cluster; raise ``NotFoundError`` if there is none of this name."""
         record, survey, now = services.jobs.get_cluster(name), await surveyor.load(), engine.clock()
         status = queries.grid[name]
+        ended = await services.history.list_components(now - TIMELINE_S, MAX_BARS, name)
+        active = [one for one in active_components(queries) if one.cluster == name]
+        bars = make_bars([*ended, *active], now)[name]
+        days = services.history.make_span(None, None, USE_DAYS)
+        use = await services.history.read_table(Kind.CLUSTER, Step.DAY, days, name)
+        failed = await services.history.list_failed_components(name, MAX_ERRORS)
         return ClusterPage(
             lane=cluster_row(status, record, survey, now),
             homes=survey.site_use.get(name, SiteUse()),
@@ -266,6 +346,23 @@ def add_clusters(dashboard: Dashboard, services: Services, surveyor: SurveyCache
             disks=status.disks,
             components=list(components_on(status, queries, caller)),
             component_count=len(status.live),
+            held_nodes=held_nodes(status, queries, caller),
+            timeline=Timeline(
+                now - TIMELINE_S,
+                now + 0.02 * TIMELINE_S,
+                now,
+                [TimelineLane(name, max(1, status.total), bars, local=status.background)],
+            ),
+            use=[
+                Point((line.start - date(1970, 1, 1)).days * 86_400.0, 100 * line.utilisation)
+                for line in use.lines
+                if line.utilisation is not None
+            ],
+            errors=[
+                PastError(one.job, one.ended_at, one.error if caller.has_role(Role.OPERATOR) else "")
+                for one in failed
+                if one.ended_at is not None
+            ],
             profile=status.profile,
             speed=status.speed,
             node_classes=status.node_classes,

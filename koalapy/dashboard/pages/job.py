@@ -11,6 +11,7 @@ from typing import Annotated
 from fastapi import Query, Response
 from fastapi.responses import PlainTextResponse
 
+from koalapy.api import fields
 from koalapy.api.access import Caller, Id
 from koalapy.api.forecasts import ExplanationView
 from koalapy.api.job_views import AttemptView, JobView, TimelineView, attempt_view, view_for
@@ -31,9 +32,12 @@ TAIL_BYTES = 64 * 1024
 MAX_LINES = 200
 """Maximum number of displayed timeline entries, the last ones."""
 
+MAX_MATCHES = 500
+"""Maximum number of displayed lines that match a search of the output, the last ones."""
 MAX_TASKS = 50
 """Maximum number of displayed tasks of an array."""
 
+Find = Annotated[fields.Text, Query(max_length=200, description="show only output lines with this text")]
 Last = Annotated[int, Query(ge=1, le=1000, description="maximum number of attempts, newest first")]
 
 
@@ -45,6 +49,20 @@ class ComponentOutput:
     cluster: str
     text: str
     before: int
+    matches: int | None = None
+    """Number of lines with the searched text; None without a search."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobFile:
+    """An input of a job, a bundle of its submitter, or a pattern of its results."""
+
+    kind: str
+    name: str
+    size: int | None
+    """Bytes; None if unknown."""
+    where: str
+    """Clusters with a replica, or the job that makes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +88,9 @@ class JobPageView:
     earlier_lines: int
     picture: Timeline | None = None
     """The timeline with the expected start of a waiting job; None for another user's job."""
+    find: str = ""
+    """The text of the search in the output."""
+    files: Sequence[JobFile] = ()
     tasks: Sequence[JobRow] = ()
     """The first started and unfinished tasks of an array."""
     related: RelatedJobs = ((), ())
@@ -88,7 +109,7 @@ def add_job(dashboard: Dashboard, services: Services) -> None:
         return [] if start is None else [start]
 
     @dashboard.page("/jobs/{job}", "job.html", operation="show_job", title="Job", shared=True)
-    async def show(caller: Caller, job: Id, attempts: Last = 5) -> JobPageView:
+    async def show(caller: Caller, job: Id, attempts: Last = 5, find: Find = "") -> JobPageView:
         """Return a job with its last attempts and output; other users' jobs only in part."""
         record = await jobs.get(job)
         may_see_all = may_see_all_of(caller, record.job)
@@ -112,7 +133,9 @@ def add_job(dashboard: Dashboard, services: Services) -> None:
             attempts=[attempt_view(current, attempt) for attempt in last_attempts],
             more_attempts=last_attempts[0].generation - 1 if last_attempts else 0,
             explanation=ExplanationView.model_validate(await jobs.explain_job(job, caller)),
-            output=[_component_output(tail) for tail in await jobs.read_output_tails(job, TAIL_BYTES)],
+            output=[_component_output(tail, find) for tail in await jobs.read_output_tails(job, TAIL_BYTES)],
+            find=find,
+            files=files_of(current),
             has_results=bool(current.spec.collect) and current.state.is_final,
             timeline=[TimelineView.model_validate(entry) for entry in timeline[-MAX_LINES:]],
             earlier_lines=max(0, len(timeline) - MAX_LINES),
@@ -124,16 +147,36 @@ def add_job(dashboard: Dashboard, services: Services) -> None:
         )
 
     @dashboard.router.get("/jobs/{job}/output/{component}", operation_id="read_logs", response_class=PlainTextResponse)
-    async def output(job: Id, component: int) -> Response:
+    async def output(job: Id, component: int, find: Find = "") -> Response:
         """Return the end of a component's output, as the page shows it."""
         tails = await jobs.read_output_tails(job, TAIL_BYTES)
-        text = next((_component_output(tail).text for tail in tails if tail.component == component), "")
+        text = next((_component_output(tail, find).text for tail in tails if tail.component == component), "")
         return PlainTextResponse(text, headers={"Cache-Control": "no-store"})
 
 
-def _component_output(tail: OutputTail) -> ComponentOutput:
+def _component_output(tail: OutputTail, find: str = "") -> ComponentOutput:
     text = decode_output(tail.data, is_cut=tail.skipped_bytes > 0)
-    return ComponentOutput(tail.component, tail.cluster, text, tail.skipped_bytes)
+    if not find:
+        return ComponentOutput(tail.component, tail.cluster, text, tail.skipped_bytes)
+    matches = find_lines(text, find)
+    shown = "\n".join(f"{number:>6}  {line}" for number, line in matches[-MAX_MATCHES:])
+    return ComponentOutput(tail.component, tail.cluster, shown, tail.skipped_bytes, len(matches))
+
+
+def find_lines(text: str, find: str) -> list[tuple[int, str]]:
+    """Return the lines that contain a text in any case, with their numbers from 1."""
+    searched = find.casefold()
+    return [(number, line) for number, line in enumerate(text.split("\n"), 1) if searched in line.casefold()]
+
+
+def files_of(job: Job) -> list[JobFile]:
+    """Return the inputs of a job, its bundle, and the patterns of its results."""
+    spec = job.spec
+    files = [JobFile("input", file.name, file.size or None, ", ".join(file.sites)) for file in spec.all_inputs]
+    files += [JobFile("result of a job", file.path, None, f"job {file.job}") for file in spec.result_inputs]
+    if spec.bundle is not None:
+        files.append(JobFile("uploaded bundle", spec.bundle.id, spec.bundle.size, "daemon"))
+    return files + [JobFile("collected result", pattern, None, "") for pattern in spec.collect]
 
 
 def _possible_actions(job: Job, *, high_priority_allowed: bool) -> list[str]:

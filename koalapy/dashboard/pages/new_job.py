@@ -41,6 +41,9 @@ KINDS = {
 Source = Annotated[int | None, Query(alias="from", ge=1, le=fields.MAX_ID, description="the job to submit again")]
 
 
+Changed = Annotated[bool, Query(description="with the smallest change with which the job would start at once")]
+
+
 @dataclass(frozen=True, slots=True)
 class JobFields:
     """The fields of the form as typed."""
@@ -132,13 +135,14 @@ def add_new_job(dashboard: Dashboard, services: Services) -> None:
         )
 
     @dashboard.page("/jobs/new", "new_job.html", operation="explain_submission", title="New job", live=False)
-    async def new(caller: Caller, source: Source = None) -> NewJobView:
+    async def new(caller: Caller, source: Source = None, changed: Changed = False) -> NewJobView:
         """Return an empty form, or one with the fields of an earlier job."""
         if source is None:
             return make_view(JobFields(), caller, None)
         job = (await jobs.get(source)).job
         check_job_access(caller, job)
-        return make_view(fields_of_job(source, job.spec), caller, None)
+        change = (await jobs.explain_job(source, caller)).smallest_change if changed else None
+        return make_view(fields_of_job(source, job.spec if change is None else change.spec), caller, None)
 
     async def check_submission(spec: JobSpec, body: dict[str, Any], caller: Identity) -> SubmissionCheck:
         """Return the placement or the expected start of a job. It is checked like a real one; nothing is stored."""
