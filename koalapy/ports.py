@@ -7,7 +7,16 @@ from typing import Any, Protocol
 from koalapy.model.advice import AdvisedPlacement, Run
 from koalapy.model.audit import AuditCheck, AuditEntry, AuditFilter, AuditHead
 from koalapy.model.cluster import Drain
-from koalapy.model.history import DayFilter, EndedJob, Figures, HistoryFilter, HistoryPage, Key, PastComponent
+from koalapy.model.history import (
+    DayFilter,
+    EndedJob,
+    Figures,
+    HistoryFilter,
+    HistoryPage,
+    Key,
+    PastComponent,
+    PastComponents,
+)
 from koalapy.model.job import Attempt, Job, JobId, JobState, TimelineEntry, Token
 from koalapy.model.job_spec import Priority
 from koalapy.model.limits import NodeUse
@@ -489,7 +498,7 @@ class HistoryStore(Protocol):
         A page that is not the last may have fewer jobs than the limit, or none, to bound its cost.
         """
 
-    def ended_components(self, since: float, limit: int, cluster: ClusterName = "") -> list[PastComponent]:
+    def ended_components(self, since: float, limit: int, cluster: ClusterName = "") -> PastComponents:
         """Return the components with the most node-seconds since a time, at most ``limit``, in order of their end.
 
         Only the components that ended last are examined, or those of the newest jobs of one cluster.

@@ -11,7 +11,7 @@ from itertools import pairwise
 from math import ceil
 from urllib.parse import quote
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from koalapy.model.history import PastComponent
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobId, JobState, TimelineEntry
@@ -187,6 +187,8 @@ class Timeline:
     lanes: Sequence[TimelineLane]
     expected: Sequence[ExpectedStart] = field(default=())
     is_of_job: bool = False
+    complete_since: float = 0.0
+    """Time before which most components are left out."""
 
 
 def component_phases(component: PastComponent, now: float) -> list[Phase]:
@@ -241,6 +243,22 @@ def draw_timeline(content: Timeline) -> Markup:
         top = AXIS_HEIGHT + row * (lane_height + LANE_GAP)
         parts += _draw_lane(
             lane, top, lane_height, x, None if content.is_of_job else x(content.now), is_of_job=content.is_of_job
+        )
+    if start < content.complete_since < content.end:
+        until = x(content.complete_since)
+        parts.append(
+            Markup(
+                '<rect class="unread" x="{}" y="{}" width="{:.1f}" height="{}"><title>{}</title></rect>'
+                '<text class="unread" x="{:.1f}" y="{}">not read</text>'
+            ).format(
+                left,
+                AXIS_HEIGHT,
+                until - left,
+                bottom - AXIS_HEIGHT - LANE_GAP,
+                "too many components ended since to read these",
+                (left + until) / 2,
+                AXIS_HEIGHT + 16,
+            )
         )
     for row, expected in enumerate(content.expected):
         parts.append(_draw_expected(expected, bottom + row * EXPECTED_HEIGHT, x))
@@ -312,46 +330,40 @@ def _draw_lane(
     for bar, offset in pack(lane.bars, lane.nodes):
         tall = min(height, max(MIN_BAR_HEIGHT, height * bar.size / max(1, lane.nodes)))
         y = max(top, top + height - height * offset / max(1, lane.nodes) - tall)
-        yield from _draw_bar(bar, lane, y, tall, x, is_of_job=is_of_job)
+        yield _draw_bar(bar, lane, y, tall, x, is_of_job=is_of_job)
 
 
 def _draw_bar(
     bar: TimelineBar, lane: TimelineLane, y: float, height: float, x: ToPosition, *, is_of_job: bool
-) -> Iterator[Markup]:
-    """Yield a bar with its phases, a mark for a restart and one for an early end. It links to its job."""
+) -> Markup:
+    """Return a bar with its phases, a mark for a restart and one for an early end. It links to its job."""
     phases = ", ".join(f"{phase.what} {format_duration(phase.seconds)}" for phase in bar.phases)
     ended = f"; ended early: {bar.error[:200]}" if bar.error else ""
     what = lane.label if is_of_job else f"job {bar.job}, {bar.size} nodes on {lane.label}"
     label = f"{what}{f', attempt {bar.attempt}' if bar.attempt > 1 else ''}: {phases}{ended}"
-    if is_of_job:
-        yield Markup('<g class="bar-of-job" role="img" aria-label="{}"><title>{}</title>').format(label, label)
-    else:
-        yield Markup('<a href="/jobs/{}" aria-label="{}"><title>{}</title>').format(bar.job, label, label)
+    # Formatted without Markup, since there may be hundreds of bars; the label is the only text that is not a number.
+    text = escape(label)
+    opening = '<g class="bar-of-job" role="img"' if is_of_job else f'<a href="/jobs/{bar.job}"'
+    parts = [f'{opening} aria-label="{text}"><title>{text}</title>']
     colour = f" series-{bar.job % JOB_COLOURS + 1}" if bar.is_shared else ""
     for phase in bar.phases:
         first = x(phase.start)
         width = round(max(MIN_BAR_WIDTH, x(phase.end) - first), 1)
-        yield Markup('<rect class="{}{}" x="{}" y="{:.1f}" width="{}" height="{:.1f}"/>').format(
-            phase.what, colour, first, y, width, height
-        )
-        text = phase.what if is_of_job else str(bar.job) if phase.what == "running" else ""
-        if text and height >= MIN_TEXT_HEIGHT and width > LETTER_WIDTH * (len(text) + 1):
-            yield Markup('<text class="in" x="{:.1f}" y="{:.1f}">{}</text>').format(
-                first + width / 2, y + height / 2 + 4, text
-            )
+        shape = f'x="{first}" y="{y:.1f}" width="{width}" height="{height:.1f}"'
+        parts.append(f'<rect class="{phase.what}{colour}" {shape}/>')
+        inside = phase.what if is_of_job else str(bar.job) if phase.what == "running" else ""
+        if inside and height >= MIN_TEXT_HEIGHT and width > LETTER_WIDTH * (len(inside) + 1):
+            middle = f'x="{first + width / 2:.1f}" y="{y + height / 2 + 4:.1f}"'
+            parts.append(f'<text class="in" {middle}>{inside}</text>')
     if bar.attempt > 1 and not is_of_job:
-        yield Markup('<path class="restart" d="M{0} {1:.1f}v{2:.1f}l5 {3:.1f}z"/>').format(
-            x(bar.start), y, height, -height / 2
-        )
-    if bar.error:
-        end = x(bar.end)
-        if is_of_job:
-            yield Markup('<text class="bad" x="{}" y="{:.1f}">✕</text>').format(
-                min(WIDTH - 8, end + 6), y + height / 2 + 4
-            )
-        else:
-            yield Markup('<path class="early" d="M{} {:.1f}v{:.1f}"/>').format(end, y, height)
-    yield Markup("</g>" if is_of_job else "</a>")
+        parts.append(f'<path class="restart" d="M{x(bar.start)} {y:.1f}v{height:.1f}l5 {-height / 2:.1f}z"/>')
+    if bar.error and is_of_job:
+        end = min(WIDTH - 8, x(bar.end) + 6)
+        parts.append(f'<text class="bad" x="{end}" y="{y + height / 2 + 4:.1f}">✕</text>')
+    elif bar.error:
+        parts.append(f'<path class="early" d="M{x(bar.end)} {y:.1f}v{height:.1f}"/>')
+    parts.append("</g>" if is_of_job else "</a>")
+    return Markup("".join(parts))
 
 
 def _expected_label(expected: ExpectedStart) -> str:

@@ -412,3 +412,12 @@ class PastComponent:
     """Why it ended early; empty if it did not."""
     is_shared: bool
     """Whether its attempt has components on other clusters too."""
+
+
+@dataclass(frozen=True, slots=True)
+class PastComponents:
+    """The components that a bounded query has found."""
+
+    components: Sequence[PastComponent]
+    complete_since: float
+    """Components that ended before were not examined; minus infinity if all were."""

@@ -1,11 +1,22 @@
 """Statistics of ended jobs, and their deletion."""
 
 from collections.abc import Sequence
+from math import inf
 from typing import Any
 
 from sqlalchemy import ColumnElement, RowMapping, Select, case, delete, func, select, tuple_, update
 
-from koalapy.model.history import DayFilter, EndedJob, Figures, HistoryFilter, HistoryPage, Key, Kind, PastComponent
+from koalapy.model.history import (
+    DayFilter,
+    EndedJob,
+    Figures,
+    HistoryFilter,
+    HistoryPage,
+    Key,
+    Kind,
+    PastComponent,
+    PastComponents,
+)
 from koalapy.model.job import ACTIVE_STATES, FINAL_STATES, JobId, JobState
 from koalapy.model.job_spec import Priority
 from koalapy.model.limits import NodeUse
@@ -90,7 +101,7 @@ class SqlHistory:
         with self._database.reading() as connection:
             return read_page(connection, which, self._max_examined)
 
-    def ended_components(self, since: float, limit: int, cluster: ClusterName = "") -> list[PastComponent]:
+    def ended_components(self, since: float, limit: int, cluster: ClusterName = "") -> PastComponents:
         if cluster:
             window = self._newest_on(cluster)
         else:
@@ -100,7 +111,10 @@ class SqlHistory:
             _parts.ended_at > since, _parts.claimed_at < _parts.ended_at
         )
         largest = largest.order_by((_parts.size * (_parts.ended_at - start)).desc(), _parts.job_id.desc()).limit(limit)
-        return self._past_components(largest, _parts.ended_at, _parts.job_id, _parts.index)
+        found = self._past_components(largest, _parts.ended_at, _parts.job_id, _parts.index)
+        last = _select_of(window.offset(self._max_examined - 1).limit(1)).with_only_columns(_parts.ended_at)
+        ends = [row["ended_at"] for row in self._database.rows(last)]
+        return PastComponents(found, ends[0] if ends and ends[0] is not None else -inf)
 
     def failed_components(self, cluster: ClusterName, limit: int) -> list[PastComponent]:
         failed = _select_of(self._newest_on(cluster).limit(self._max_examined))

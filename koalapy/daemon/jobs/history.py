@@ -26,6 +26,7 @@ from koalapy.model.history import (
     Key,
     Kind,
     PastComponent,
+    PastComponents,
     Step,
     count_running_jobs,
     day_of,
@@ -169,7 +170,7 @@ class History:
         """Return a page of ended jobs of users."""
         return await query(self._store.ended_page, which)
 
-    async def list_components(self, since: float, limit: int, cluster: ClusterName = "") -> list[PastComponent]:
+    async def list_components(self, since: float, limit: int, cluster: ClusterName = "") -> PastComponents:
         """Return the largest ended components since a time; see ``HistoryStore.ended_components``."""
         return await query(self._store.ended_components, since, limit, cluster)
 

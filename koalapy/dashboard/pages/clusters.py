@@ -322,7 +322,7 @@ def add_clusters(dashboard: Dashboard, services: Services, surveyor: SurveyCache
         status = queries.grid[name]
         ended = await services.history.list_components(now - TIMELINE_S, MAX_BARS, name)
         active = [one for one in active_components(queries) if one.cluster == name]
-        bars = make_bars([*ended, *active], now)[name]
+        bars = make_bars([*ended.components, *active], now)[name]
         days = services.history.make_span(None, None, USE_DAYS)
         use = await services.history.read_table(Kind.CLUSTER, Step.DAY, days, name)
         failed = await services.history.list_failed_components(name, MAX_ERRORS)
@@ -352,6 +352,7 @@ def add_clusters(dashboard: Dashboard, services: Services, surveyor: SurveyCache
                 now + 0.02 * TIMELINE_S,
                 now,
                 [TimelineLane(name, max(1, status.total), bars, local=status.background)],
+                complete_since=max(0.0, ended.complete_since),
             ),
             use=[
                 Point((line.start - date(1970, 1, 1)).days * 86_400.0, 100 * line.utilisation)

@@ -23,7 +23,7 @@ from koalapy.validation.permissions import may_see_all_of
 
 SPANS = {900: "15 minutes", 3600: "1 hour", 21_600: "6 hours", 86_400: "1 day", 604_800: "1 week", 2_419_200: "4 weeks"}
 """The spans to choose from, in seconds."""
-MAX_BARS = 400
+MAX_BARS = 300
 """Maximum number of bars of ended components, and of those of active jobs: the largest ones."""
 MAX_LANES = 60
 MAX_EXPECTED = 10
@@ -118,7 +118,7 @@ def add_timeline(dashboard: Dashboard, services: Services) -> None:
         ended = await history.list_components(now - seconds, MAX_BARS, cluster)
         active = [one for one in active_components(queries) if not cluster or one.cluster == cluster]
         active.sort(key=lambda one: (-one.size, one.job))
-        bars = make_bars([*ended, *active[:MAX_BARS]], now)
+        bars = make_bars([*ended.components, *active[:MAX_BARS]], now)
         shown = sorted(sorted(names, key=lambda name: -len(bars[name]))[:MAX_LANES])
         starts = expected_starts(queries, forecasts.latest_forecast, caller, now)
         first = starts[:MAX_EXPECTED] if not cluster else []
@@ -128,11 +128,18 @@ def add_timeline(dashboard: Dashboard, services: Services) -> None:
             for name in shown
         ]
         return TimelineView(
-            timeline=Timeline(now - seconds, now + max(future, seconds * MIN_FUTURE), now, lanes, first),
+            timeline=Timeline(
+                now - seconds,
+                now + max(future, seconds * MIN_FUTURE),
+                now,
+                lanes,
+                first,
+                complete_since=max(0.0, ended.complete_since),
+            ),
             span=seconds,
             spans=SPANS,
             cluster=cluster,
             hidden_lanes=len(names) - len(shown),
-            is_cut=len(ended) == MAX_BARS or len(active) > MAX_BARS,
+            is_cut=len(ended.components) == MAX_BARS or len(active) > MAX_BARS,
             waiting=len(starts),
         )
