@@ -29,7 +29,7 @@ class RelayClient:
     ) -> None:
         """``state`` returns keys and all live attempts; it is sent first on each connection.
 
-        ``on_event`` gets the relay's events: ``lost`` (attempt, why, and by_hub: whether by the loss of the hub),
+        ``on_event`` gets the relay's events: ``lost`` (attempt, why, and via: the lost ``Via``),
         ``removed`` (attempt, streams, bytes), ``away`` when the connection ends, and ``hub`` (connected, why) of a
         head. Each connection begins with ``state``, the relay's answer: ``lost``, and of a head ``hub_connected``,
         ``certificate``, and the addresses ``listen`` and ``listen_for_heads``. The attempts in it are reported as
@@ -87,10 +87,8 @@ class RelayClient:
         try:
             answer = await self._request("state", **self._state())
             self._on_event({**answer, "t": "state"})
-            for attempt, reason in answer["lost"].items():
-                self._on_event(
-                    {"t": "lost", "attempt": attempt, "why": reason, "by_hub": reason.startswith("the hub ")}
-                )
+            for attempt, loss in answer["lost"].items():
+                self._on_event({"t": "lost", "attempt": attempt, **loss})
             self.connected.set()
             beating = asyncio.ensure_future(self._send_heartbeats())
             await asyncio.wait({receiving, beating}, return_when=asyncio.FIRST_COMPLETED)

@@ -76,6 +76,11 @@ class DialledStream(Stream):
     """Release what the stream holds before it is taken, with the reason."""
 
 
+def describe_child(via: Via) -> str:
+    """Return a child's name for users: ``("node", attempt, index)`` or ``("head", cluster)``."""
+    return f"the relay of node {via[2]}" if via[0] == "node" else f"the relay of {via[1]}"
+
+
 def park(connection: LineConnection) -> tuple[Callable[[], Opener], Callable[[str], None]]:
     """Stop using the connection of an opener until its stream is taken; return ``connect`` and ``cancel``."""
     received, side = connection.detach(), connection.side.settle()
@@ -97,8 +102,8 @@ class Relay:
         self.total_streams = 0
         self.refusals: Counter[str] = Counter()
         self._logged_refusals = 0
-        self.lost: dict[str, str] = {}
-        """Reason for each live attempt that has lost streams."""
+        self.lost: dict[str, dict[str, Any]] = {}
+        """For each live attempt that has lost streams: ``why``, and ``via``, the lost control connection."""
         self.on_event: Callable[[dict[str, Any]], None] = lambda _: None
         """Called with each event for the daemon or the agent."""
         loop.set_alarm(self._alarm, CHECK_INTERVAL_S, self._check)
@@ -236,7 +241,7 @@ class Relay:
     def lose_child(self, via: Via, reason: str) -> None:
         """End the streams of a child whose control connection has ended."""
         self._close_child(via)
-        self.lose_streams(via, f"{' '.join(via)} is lost: {reason}", self.attempts_of(via))
+        self.lose_streams(via, f"{describe_child(via)} is lost: {reason}", self.attempts_of(via))
 
     def attempts_of(self, via: Via) -> Iterable[str]:
         """Return the attempts that cannot continue without a child, whether or not they have streams."""
@@ -251,11 +256,11 @@ class Relay:
         broken = {a.token for a in self.live.by_token.values() if a.broken_at.get(via, float("-inf")) >= since}
         for token in self._end_streams(via, reason) | broken | {*tokens}:
             if token in self.live.by_token and token not in self.lost:
-                self.lost[token] = reason
+                self.lost[token] = {"why": reason, "via": via}
                 log.warning(
                     "an attempt has lost its relayed links", action="relay-attempt-lost", attempt=token, reason=reason
                 )
-                self.on_event({"t": "lost", "attempt": token, "why": reason, "by_hub": via == ("hub",)})
+                self.on_event({"t": "lost", "attempt": token, **self.lost[token]})
 
     def _end_streams(self, via: Via, reason: str) -> set[str]:
         """End the streams over a control connection, and return their attempts."""
@@ -301,7 +306,7 @@ class Relay:
         message = {"t": "dial", "attempt": attempt, "from": source, "stream": number, "to": target, "port": port}
         taker.channel.send({**message, "ticket": ticket} if ticket else message)
         if stream.id not in self.streams:
-            raise Refused("absent", f"{' '.join(stream.taker)} is lost")
+            raise Refused("absent", f"{describe_child(stream.taker)} is lost")
 
     def child_at(self, via: Via) -> Child:
         """Return a connected child. Raise ``Refused``."""

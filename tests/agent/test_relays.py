@@ -146,22 +146,25 @@ async def test_restarted_agent_and_head_know_the_attempt_again(
         assert (await head.wait_for("state"))["attempts"] == [entry]
 
 
-@pytest.mark.parametrize("by_hub", [True, False])
+@pytest.mark.parametrize(
+    ("via", "reason", "by_hub"),
+    [(["hub"], "the hub is lost", True), (["node", ATTEMPT, "0"], "the relay of node a is lost", False)],
+)
 async def test_lost_attempt_fails_its_component(
-    daemon: FakeDaemon, head: FakeRelay, tmp_path: Path, by_hub: bool
+    daemon: FakeDaemon, head: FakeRelay, tmp_path: Path, via: list[str], reason: str, by_hub: bool
 ) -> None:
     async with running_agent(MemoryLrm(), daemon, tmp_path, relay=str(head.path)):
         runner = await claim_component(daemon, tmp_path)
         await open_component(daemon, relay=RELAY, relay_entry=ENTRY)
         await runner.receive("open")
-        head.send({"t": "lost", "attempt": "8.1", "why": "another", "by_hub": by_hub})
-        head.send({"t": "lost", "attempt": ATTEMPT, "why": "the node is lost", "by_hub": by_hub})
-        assert (await runner.receive("relay_lost"))["why"] == "the node is lost"
+        head.send({"t": "lost", "attempt": "8.1", "why": "another", "via": via})
+        head.send({"t": "lost", "attempt": ATTEMPT, "why": reason.replace("node a", "node 0"), "via": via})
+        assert (await runner.receive("relay_lost"))["why"] == reason
         await daemon.send_messages("north", {"type": "relay_lost", "attempt": ATTEMPT, "reason": "reported twice"})
         await runner.receive("relay_lost")
         await daemon.wait_until(lambda: daemon.status(T)["error"])
         status = daemon.status(T)
-        assert (status["infrastructure"], status["error"]) == (True, "the node is lost")
+        assert (status["infrastructure"], status["error"]) == (True, reason)
         assert status["relay_lost"] == by_hub, "only a loss at the site itself is its fault"
 
 
@@ -185,9 +188,9 @@ async def test_loss_while_the_agent_was_away_is_learned_from_the_head(
         runner = await claim_component(daemon, tmp_path)
         await open_component(daemon, relay=RELAY, relay_entry=ENTRY)
         await runner.receive("open")
-    head.lost = {ATTEMPT: "the hub at grid:8643 is lost: no answer"}
+    head.lost = {ATTEMPT: {"why": "the hub at grid:8643 is lost: no answer", "via": ["hub"]}}
     async with running_agent(lrm, daemon, tmp_path, relay=str(head.path)):
-        await daemon.wait_until(lambda: daemon.status(T)["error"] == head.lost[ATTEMPT])
+        await daemon.wait_until(lambda: daemon.status(T)["error"] == head.lost[ATTEMPT]["why"])
         assert daemon.status(T)["relay_lost"]
 
 

@@ -239,10 +239,10 @@ async def test_lost_attempt_is_reported_to_the_agents_that_have_relays(hub: Fake
         side.plan()
         await until(lambda: ATTEMPT in hub.attempts)
         side.relays.set_state("south", None)
-        hub.send({"t": "lost", "attempt": "8.1.zz", "why": "head south is lost", "by_hub": False})
-        hub.send({"t": "lost", "attempt": ATTEMPT, "why": "head south is lost", "by_hub": False})
+        hub.send({"t": "lost", "attempt": "8.1.zz", "why": "the relay of south is lost", "via": ["head", "south"]})
+        hub.send({"t": "lost", "attempt": ATTEMPT, "why": "the relay of south is lost", "via": ["head", "south"]})
         await until(lambda: bool(side.sent))
-        assert side.sent == [("north", RelayLost(attempt=ATTEMPT, reason="head south is lost"))]
+        assert side.sent == [("north", RelayLost(attempt=ATTEMPT, reason="the relay of south is lost"))]
 
 
 async def test_traffic_of_an_ended_attempt_is_recorded(hub: FakeRelay) -> None:

@@ -19,7 +19,7 @@ class FakeRelay:
         """All requests, except regular questions whether it answers."""
         self.attempts: dict[str, dict[str, Any]] = {}
         """The live attempts, as a relay would know them."""
-        self.lost: dict[str, str] = {}
+        self.lost: dict[str, dict[str, Any]] = {}
         self.rejected = {"wrong"}
         """Names of attempts whose requests are rejected."""
         self.is_answering = True

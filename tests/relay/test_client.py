@@ -51,12 +51,12 @@ async def test_client_sends_the_state_first_and_then_changes(connected: Connecte
 
 
 async def test_client_reports_events_and_losses_before_its_connection(connected: Connected) -> None:
-    connected.relay.lost = {"6.1.k3": "the hub is lost"}
+    connected.relay.lost = {"6.1.k3": {"why": "no answer", "via": ["hub"]}}
     await connected.client.connected.wait()
     connected.relay.send({"t": "removed", "attempt": "7.1.k3", "streams": 2, "bytes": []})
     state = await connected.events.get()
     assert (state["t"], state["lost"]) == ("state", connected.relay.lost)
-    assert await connected.events.get() == {"t": "lost", "attempt": "6.1.k3", "why": "the hub is lost", "by_hub": True}
+    assert await connected.events.get() == {"t": "lost", "attempt": "6.1.k3", "why": "no answer", "via": ["hub"]}
     assert (await connected.events.get())["t"] == "removed"
 
 

@@ -92,8 +92,8 @@ def test_removed_attempt_is_reported_with_its_totals(control: Control) -> None:
 
 
 def test_lost_attempt_is_repeated_in_the_answer_to_a_later_state(control: Control) -> None:
-    control.links.hub.lost[ATTEMPT] = "head south is lost"
-    assert control.state()["lost"] == {ATTEMPT: "head south is lost"}
+    control.links.hub.lost[ATTEMPT] = {"why": "it is lost", "via": ("head", "south")}
+    assert control.state()["lost"] == {ATTEMPT: {"why": "it is lost", "via": ["head", "south"]}}
 
 
 def test_withdrawn_key_ends_the_head(control: Control) -> None:

@@ -182,8 +182,8 @@ def test_relay_frozen_for_seconds_resumes_and_ends_no_stream(relays: RelayProces
     ("killed", "witness", "reason"),
     [
         ("hub", "head-north", "the hub at 127.0.0.1"),
-        ("head-south", "hub", "head south is lost: "),
-        ("node-2", "head-south", "node 7.1.k3 2 is lost"),
+        ("head-south", "hub", "the relay of south is lost: "),
+        ("node-2", "head-south", "the relay of node 2 is lost"),
     ],
 )
 def test_killed_relay_resets_streams_and_its_neighbour_reports_it(

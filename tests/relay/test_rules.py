@@ -377,7 +377,7 @@ def test_lost_node_is_reported_by_its_head_and_ends_streams(links: Links) -> Non
         links.turn_until(lambda: [event for event in links.events if event["t"] == "lost"])
     event = next(event for event in links.events if event["t"] == "lost")
     assert (event["relay"], event["attempt"]) == ("south", ATTEMPT)
-    assert "node 7.1.k3 2 is lost" in event["why"]
+    assert "the relay of node 2 is lost" in event["why"]
 
 
 def test_node_ended_by_its_runner_is_no_loss(links: Links) -> None:
@@ -398,7 +398,7 @@ def test_silent_head_is_lost_and_its_streams_end(tmp_path: Path) -> None:
         with pytest.raises(ConnectionResetError):
             links.read(client, 1)
     event = next(event for event in links.events if event["t"] == "lost" and event["relay"] == "hub")
-    assert event["why"].startswith("head south is lost: no sign of life for ")
+    assert event["why"].startswith("the relay of south is lost: no sign of life for ")
     assert head.is_ended
     links.close()
 

@@ -150,6 +150,15 @@ class RelayedLinks:
             if _attempt_of(component.plan) == attempt:
                 self._on_lost(component, reason, is_own_fault)
 
+    def _name_node(self, attempt: str, index: int, reason: str) -> str:
+        """Return why a node's relay is lost, with the name of the node in place of its index in the plan."""
+        if attempt not in self._attempts:
+            return reason
+        instance, node = self._attempts[attempt][0].instance, self._attempts[attempt][1]["nodes"][index]
+        component = self._reporter.find_component(node["token"], instance)
+        name = component.nodes[node["node"]].name if component is not None else ""
+        return reason.replace(f"node {index}", f"node {name or node['host']}", 1)
+
     def _make_entry(self, component: Component, plan: dict[str, Any]) -> dict[str, Any]:
         """Return the head's entry of an attempt, with the keys of all nodes of this cluster.
 
@@ -182,7 +191,10 @@ class RelayedLinks:
                 self._hub_problem = "" if event["connected"] else f"the relay of the site cannot reach the hub: {why}"
                 self.report()
             case "lost":
-                self._lose_attempt(event["attempt"], str(event["why"]), is_own_fault=not event["by_hub"])
+                reason, is_own_fault = str(event["why"]), event["via"][0] != "hub"
+                if event["via"][0] == "node":
+                    reason = self._name_node(event["attempt"], int(event["via"][2]), reason)
+                self._lose_attempt(event["attempt"], reason, is_own_fault=is_own_fault)
             case "removed":
                 fields = {name: value for name, value in event.items() if name != "t"}
                 log.info("an attempt has ended at the relay", action="relay-attempt-over", **fields)
