@@ -109,7 +109,7 @@ MEANINGS: Mapping[str, str] = {
     "relay-hub-away": "A head cannot reach the hub. It tries again.",
     "relay-hub-connected": "A head has connected to the hub.",
     "relay-refused": "A runner's message for another job was not relayed.",
-    "relay-rejected": "A bug: the hub or the head has rejected an attempt, whose relayed links then fail. Report it.",
+    "relay-rejected": "A hub or head accepts no streams of an attempt, whose entry is invalid. Its relayed links fail.",
     "relay-serves": "A hub or head of relayed links has started.",
     "relay-site": "Relayed links of a site have become possible, or are no longer.",
     "relay-stream-refused": "A hub or head has refused a stream or a connection; `kind` is the label in its metrics.",

@@ -33,6 +33,9 @@ from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory, Sta
 
 PROTOCOL = 3
 MAX_CERTIFICATE_LENGTH = 65_536
+MAX_RANGES = 100
+"""Ranges of ports of one node."""
+Port = Annotated[int, Interval(ge=0, le=65535)]
 MAX_TERMINAL_SIZE = 10_000
 """Rows or columns of a terminal."""
 ProbeNumber = Annotated[int, Interval(ge=1, le=2**53)]
@@ -275,7 +278,7 @@ class RelayState(Message):
     certificate: Annotated[str, Field(max_length=MAX_CERTIFICATE_LENGTH)] | None = None
     """The certificate of the head (PEM), which heads of other sites accept; None: they do without TLS."""
     host: Host | Literal[""] = ""
-    port: Annotated[int, Interval(ge=0, le=65535)] = 0
+    port: Port = 0
     """Address at which heads of other sites reach this one directly; empty and 0: by the hub."""
     relayed_only: bool = False
     """Whether the site demands that MPI messages to and from other sites are relayed, and so encrypted."""
@@ -436,6 +439,25 @@ class PlanRelay(TypedDict):
     cannot be used, so that a job that needs them fails."""
 
 
+class RelayEntryNode(TypedDict):
+    """A node of an attempt, and the ports that streams of other nodes may reach."""
+
+    index: Nodes
+    cluster: Name
+    ports: Annotated[list[tuple[Port, Port]], Field(max_length=MAX_RANGES)]
+
+
+class RelayEntry(TypedDict):
+    """An attempt for the head of one cluster (``AttemptPlan.head_entry``)."""
+
+    attempt: Name
+    nodes: Annotated[list[RelayEntryNode], Field(max_length=MAX_NODES)]
+    keys: dict[Name, Name]
+    """In hex, by the other cluster."""
+    peers: dict[Name, dict[str, Any]]
+    streams: NotRequired[Count]
+
+
 class Open(Command):
     """An order to start, with a plan that is the same for all components. Node 0 of component ``head`` leads."""
 
@@ -460,7 +482,7 @@ class Open(Command):
     cpus_per_rank: Annotated[int, Field(ge=1, le=MAX_CORES)] | None = None
     """Processors to which each rank is bound; None: ranks are not bound."""
     relay: PlanRelay | None = None
-    relay_entry: dict[str, Any] | None = None
+    relay_entry: RelayEntry | None = None
     """The attempt for the head of this cluster, without the keys of its nodes; runners do not get it."""
 
     def runner_message(self) -> dict[str, Any]:

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from koalapy.agent.components.relays import AWAY, NO_RELAY
+from koalapy.relay.attempts import Attempt
 from koalapy.relay.client import ANSWER_TIMEOUT_S
 from koalapy.relay.entries import AttemptPlan, HeadIdentity, NodePlan, derive_head_key
+from koalapy.relay.limits import Limits
 from koalapy.runner.relay_protocol import derive_node_key
 from tests.agent.conftest import FakeDaemon
 from tests.agent.fake_runner import FakeRunner, claim_component, runner_secret
@@ -215,6 +217,32 @@ async def test_attempt_that_the_head_rejects_still_starts(daemon: FakeDaemon, he
         runner = await claim_component(daemon, tmp_path)
         await open_component(daemon, relay=RELAY, relay_entry=ENTRY)
         await runner.receive("open")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"keys": {"south": "no hex"}},
+        {"peers": {"south": {"certificate": "no certificate"}}},
+        {"peers": {"south": {"host": "head.example.org", "port": 1}}},
+        {"peers": {"south": {"host": "127.0.0.1"}}},
+        {"attempt": ""},
+        {"nodes": []},
+    ],
+)
+async def test_invalid_entry_of_a_daemon_harms_no_other_attempt(
+    daemon: FakeDaemon, head: FakeRelay, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    lrm = MemoryLrm()
+    async with running_agent(lrm, daemon, tmp_path, relay=str(head.path)):
+        runner = await claim_component(daemon, tmp_path)
+        await open_component(daemon, relay=RELAY, relay_entry={**ENTRY, "attempt": "6.6", **changes})
+        await runner.receive("open")
+        await head.stop()
+        await head.start()
+        await daemon.wait_until(lambda: last_state(daemon) == (True, ""))
+        for entry in head.attempts.values():
+            Attempt(entry, Limits(), 0.0)
 
 
 async def test_site_that_demands_relays_and_has_none_says_so(daemon: FakeDaemon, tmp_path: Path) -> None:

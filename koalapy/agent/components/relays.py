@@ -13,8 +13,10 @@ from koalapy.agent.core.reporter import Reporter
 from koalapy.agent.core.settings import AgentSettings
 from koalapy.agent.runners.runners import RunnerSecrets
 from koalapy.protocol.messages import RelayLost, RelayState
+from koalapy.relay.attempts import Attempt
 from koalapy.relay.client import RelayClient, RelayRejected
 from koalapy.relay.entries import add_node_keys, derive_head_key
+from koalapy.relay.limits import Limits
 from koalapy.runner.relay_protocol import derive_node_key
 from koalapy.runner.relay_streams import resolve_host
 from koalapy.system.event_loop import BackgroundTasks
@@ -118,17 +120,28 @@ class RelayedLinks:
         name = _attempt_of(plan)
         if self._client is None or not name:
             return
-        if name not in self._attempts:
-            self._attempts[name] = component, plan
-            try:
-                await self._client.add(self._make_entry(component, plan))
-            except (RelayRejected, ValueError) as error:
-                log.error("the relay has rejected an attempt", action="relay-rejected", reason=str(error))
+        if name in self._attempts or not self._check_entry(plan):
+            return
+        self._attempts[name] = component, plan
+        try:
+            await self._client.add(self._make_entry(component, plan))
+        except (RelayRejected, ValueError) as error:
+            log.error("the relay has rejected an attempt", action="relay-rejected", reason=str(error))
 
     def restore_component(self, component: Component) -> None:
         """Remember the attempt of a component of an earlier agent, which a new head must be told."""
-        if component.plan is not None and (name := _attempt_of(component.plan)):
+        if component.plan is not None and (name := _attempt_of(component.plan)) and self._check_entry(component.plan):
             self._attempts[name] = component, component.plan
+
+    @staticmethod
+    def _check_entry(plan: dict[str, Any]) -> bool:
+        """Return whether the head would accept an entry. An invalid one would make it reject those of all jobs."""
+        try:
+            Attempt(plan["relay_entry"], Limits(), 0.0)
+        except ValueError as error:
+            log.error("the relay has rejected an attempt", action="relay-rejected", reason=str(error))
+            return False
+        return True
 
     def forget_ended(self) -> None:
         """Remove the attempts without a live component from the head."""
