@@ -1,4 +1,4 @@
-"""Serve the dashboard of a grid without agents at one of four sizes, for pictures, tests and measurements.
+"""Serve the dashboard of a grid without agents at one of several sizes, for pictures, tests and measurements.
 
 ``python -m tests.dashboard.scenes large`` serves one until it is interrupted, and prints its address and token.
 """
@@ -59,6 +59,7 @@ class Scene:
 SCENES = {
     "empty": Scene(3, 0),
     "small": Scene(3, 50),
+    "sixty": Scene(60, 200, away=48),
     "large": Scene(60, 20_000, away=48),
     "wide": Scene(500, 2_000, away=20),
 }

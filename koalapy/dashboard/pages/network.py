@@ -7,6 +7,7 @@ from typing import Annotated
 from urllib.parse import quote
 
 from fastapi import Query
+from markupsafe import Markup, escape
 
 from koalapy.api.network import Name
 from koalapy.daemon.network.links import LinkState
@@ -14,6 +15,7 @@ from koalapy.daemon.network.network import LinkRecord, Network
 from koalapy.daemon.services import Services
 from koalapy.dashboard.dashboard import Dashboard, SentForm
 from koalapy.dashboard.pictures import Point
+from koalapy.dashboard.rendering import format_rate, format_seconds
 from koalapy.model.cluster import pair_of
 from koalapy.model.measurement import Measurement, MeasurementKind
 from koalapy.model.request import ClusterName
@@ -48,6 +50,10 @@ class NetworkView:
     """Seconds after which a measurement counts as stale."""
     notes: Sequence[tuple[ClusterName, ClusterName, str]]
     """Links with running measurements or errors."""
+
+    def render_row(self, index: int) -> Markup:
+        """Return the cells of a row as HTML. A grid of 60 clusters has 3,600 of them."""
+        return Markup("".join(map(_render_link, self.rows[index])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +119,25 @@ def notes_of(records: Sequence[LinkRecord]) -> list[tuple[ClusterName, ClusterNa
             problem = "unreachable" if record.state is LinkState.UNREACHABLE else "the last measurement failed"
             notes.append((*record.pair, f"{problem}: {record.measurements.error}"))
     return notes
+
+
+def _render_link(link: LinkDirection) -> str:
+    source, target = escape(link.source), escape(link.target)
+    if link.state is LinkState.UNREACHABLE:
+        text = "unreachable"
+    elif link.bandwidth is None and link.latency is None:
+        text = "not measured"
+    else:
+        text = f"{format_rate(link.bandwidth)}<br><small>{format_seconds(link.latency)}</small>"
+        if link.state is LinkState.CONFIGURED:
+            text = f"({text})"
+        elif link.state is LinkState.STALE:
+            text += ' <span class="stale">stale</span>'
+    if link.under_way:
+        text += "<small>being measured</small>"
+    path = f"/network/{quote(link.source, safe='')}/{quote(link.target, safe='')}"
+    label = f'<span class="hidden">{source} to {target}: </span>'
+    return f'<td class="step{link.step} {link.state}"><a href="{path}">{label}{text}</a></td>'
 
 
 def add_network(dashboard: Dashboard, services: Services) -> None:

@@ -1,0 +1,126 @@
+"""Use of 60 clusters in a browser: by keys alone, without layout shifts, and with hostile texts in every field."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.daemon_in_process import ServedDaemon
+from tests.dashboard.scenes import serve_scene
+
+pytestmark = pytest.mark.processes
+
+PAYLOADS = (
+    "<x-injected>",
+    '"><x-injected a="',
+    "' onfocus=x-injected autofocus '",
+    '<img src=x onerror="window.injected=1">',
+    "</title></textarea></script></style><x-injected>",
+    "<svg onload=window.injected=1>",
+    "javascript:window.injected=1",
+    "&lt;x-injected&gt;",
+    "{{ 7 * 7 }}{% raw %}",
+    "-->]]><x-injected>",
+)
+COUNT_INJECTED = """[...document.querySelectorAll("*")].filter((node) =>
+  node.localName === "x-injected" || [...node.attributes].some((a) => /^on/.test(a.name) || /^javascript:/.test(a.value)
+  && a.name !== "value")).length + (window.injected ? 1 : 0)"""
+
+
+@pytest.fixture(scope="module")
+def sixty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedDaemon]:
+    """A daemon with 60 clusters of which 48 are away."""
+    with serve_scene("sixty", tmp_path_factory.mktemp("sixty")) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def visitor(browser: Any, sixty: ServedDaemon) -> Iterator[Any]:
+    from tests.dashboard.browser import Visitor
+
+    visitor = Visitor(browser, sixty.url, sixty.admin_token)
+    yield visitor
+    visitor.close()
+
+
+def test_keys_alone_find_a_job_and_submit_another(visitor: Any, sixty: ServedDaemon) -> None:
+    page, press = visitor.open("/"), visitor.page.keyboard.press
+    press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+    press("g")
+    press("q")
+    page.wait_for_url("**/queue")
+    page.wait_for_selector("#live[data-state=on]")
+    press("/")
+    page.keyboard.type("state:waiting user:alice")
+    press("Enter")
+    page.wait_for_url("**/queue?q=*")
+    press("j")
+    number = page.locator("tr[data-here]").get_attribute("id").removeprefix("job-")
+    press("Enter")
+    page.wait_for_url(f"**/jobs/{number}")
+    page.goto(f"/jobs/new?from={number}")
+    page.locator("#check", has_text="koala submit").wait_for()
+    for _ in range(3):  # from the nodes, where the page begins, to the name
+        press("Tab")
+    press("End")
+    page.keyboard.type(" again")
+    page.locator("#command", has_text="again").wait_for()
+    press("Enter")
+    page.wait_for_url(lambda url: url.rpartition("/")[2].isdecimal() and not url.endswith(f"/{number}"))
+    assert "again" in page.locator("h1").inner_text()
+
+
+def test_sixty_clusters_are_shown_without_layout_shift(visitor: Any, sixty: ServedDaemon) -> None:
+    visitor.page.add_init_script(
+        "window.shift = 0; new PerformanceObserver((list) => { for (const entry of list.getEntries())"
+        " window.shift += entry.value; }).observe({type: 'layout-shift', buffered: true});"
+    )
+    for path in ("/", "/clusters", "/queue", "/map"):
+        page = visitor.open(path)
+        with page.expect_response(lambda response: "hx-request" in response.request.headers):
+            sixty.http.post("/api/v1/clusters/leiden-1/drain", json={"reason": path}).raise_for_status()
+        page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        sixty.http.post("/api/v1/clusters/leiden-1/resume", json={}).raise_for_status()
+        assert page.evaluate("window.shift") < 0.05, path
+
+
+def test_hostile_texts_in_every_field_inject_no_node(visitor: Any, sixty: ServedDaemon) -> None:
+    jobs = []
+    for text in PAYLOADS:
+        body = {
+            "request": {"type": "flexible", "total_size": 4},
+            "command": [text, text],
+            "name": text,
+            "owner": "mallory",
+            "application": text,
+            "environment": {"A": text},
+            "script": f"#!/bin/sh\n{text}",
+            "workdir": f"/{text}",
+            "collect": [text],
+            "begin": "now+1h",
+        }
+        answer = sixty.http.post("/api/v1/jobs", json=body)
+        assert answer.status_code == 201, answer.text
+        jobs.append(answer.json()["id"])
+        sixty.http.post(f"/api/v1/jobs/{jobs[-1]}/hold", json={"reason": text}).raise_for_status()
+    sixty.http.post(f"/api/v1/jobs/{jobs[0]}/cancel", json={"reason": "".join(PAYLOADS)}).raise_for_status()
+    sixty.http.post("/api/v1/clusters/delft-1/drain", json={"reason": "".join(PAYLOADS)}).raise_for_status()
+    every = "".join(PAYLOADS)
+    columns = "&columns=".join(("", "id", "name", "application", "policy", "user", "reason"))
+    visitor.page.goto("/")
+    paths = ["/", "/clusters", "/clusters/delft-1", "/audit", "/users?user=mallory", "/map", "/timeline", "/capacity"]
+    paths += [f"/queue?q=user:mallory+state:any{columns}", "/queue/confirm?action=cancel&all=true&q=user:mallory"]
+    paths += [f"/jobs/{job}" for job in jobs] + [f"/jobs/new?from={jobs[4]}"]
+    for path in paths:
+        visitor.page.goto(path)
+        assert visitor.page.evaluate(COUNT_INJECTED) == 0, path
+        assert visitor.page.locator("h1").count() == 1, path
+    for path in ("/queue", "/clusters", "/audit", "/files", "/users"):
+        name = {"/audit": "target", "/files": "name"}.get(path, "q")
+        for text in (PAYLOADS[1], every[:190]):
+            visitor.page.goto(f"{path}?{name}=" + visitor.page.evaluate("encodeURIComponent", text))
+            assert visitor.page.evaluate(COUNT_INJECTED) == 0, (path, text)
+    sixty.http.post("/api/v1/clusters/delft-1/resume", json={}).raise_for_status()
+    visitor.complaints[:] = [text for text in visitor.complaints if "status of 4" not in text]
+    assert not visitor.complaints
