@@ -290,6 +290,7 @@ class Follower(Role):
         """Start this node's MPI daemon unless it was started already, and acknowledge the order."""
         self._leave_preflight()
         if self._pid is None:
+            self._plan.require_relays()
             plan, section = self._plan, f"clusters.{self._plan.me['cluster']}.mpi"
             checked = localize_parameters(check_parameters(self._installation.series, parameters, section), plan)
             self._pid = start_daemon(self._runner, plan, self._installation, checked, namesakes)
@@ -475,6 +476,7 @@ class Head(Role):
         if self._preflight is not None:
             self._namesakes = self._preflight.namesakes
         self._preflight = None
+        self._plan.require_relays()
         if not self.mpirun:
             refit(self._runner, self._plan, self._installation, self._folder)
             folder = f"{self._folder}/moved"

@@ -6,7 +6,7 @@ import re
 
 from koalapy.runner.exec_guard import LAUNCHER
 from koalapy.runner.networks import is_ipv4
-from koalapy.runner.settings import Settings
+from koalapy.runner.settings import Failure, Settings
 from koalapy.runner.user_files import has_file_per_rank
 
 TYPE_CHECKING = False
@@ -107,6 +107,16 @@ class Plan:
 
             self._offer = RelayOffer(self.message["relay"], [node["slots"] for node in self.nodes])
         return self._offer
+
+    def require_relays(self) -> None:
+        """Raise ``Failure`` if a pair with this cluster must be relayed, but the head node, maybe another site's, has
+        not decided so."""
+        relayed = () if self.relayed is None else self.relayed.pairs
+        for pair in sorted(self.pairs & self.offer.required if self.offer else ()):
+            if self.me["cluster"] in pair and pair not in relayed:
+                raise Failure(
+                    f"clusters {pair[0]} and {pair[1]} must use relayed links, but the job's head node does not"
+                )
 
     @property
     def names(self) -> list[str]:

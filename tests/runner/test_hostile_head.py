@@ -13,7 +13,7 @@ import pytest
 from koalapy.runner.exec_guard import REFUSAL
 from koalapy.runner.networks import own_addresses
 from tests.needs import OPEN_MPI_4, OPEN_MPI_4_PREFIX
-from tests.runner.conftest import MPI_ENVIRONMENT, FakeAgent, FakeNode, living_pids
+from tests.runner.conftest import MPI_ENVIRONMENT, FakeAgent, FakeNode, living_pids, make_plan
 from tests.runner.installations import mpi_prefix
 from tests.runner.test_lease import state_of
 from tests.runner.test_openmpi import RANK, run_program, start_gang
@@ -280,3 +280,18 @@ async def test_rank_0_reads_end_of_standard_input(agent: FakeAgent, series: int)
     await run_program(agent, nodes, ["sh", "-c", "cat; echo read to the end on $KOALA_HOST"])
     assert (await nodes[0].expect("exit"))["code"] == 0
     assert nodes[0].output.count(b"read to the end on") == 2
+
+
+async def test_head_node_that_decides_against_required_relays_gets_no_daemon(agent: FakeAgent) -> None:
+    nodes = await start_pair(agent, 5, {})
+    plan = make_plan(nodes, RANK, launcher="openmpi")
+    nodes[0].send(**plan)
+    relay = {"attempt": "7.1", "pairs": [["north", "south", "relayed"]], "bases": [21_000]}
+    nodes[1].send(**plan, relay=relay)
+    end = await nodes[1].expect("exit")
+    assert end["infrastructure"]
+    assert end["error"] == "clusters north and south must use relayed links, but the job's head node does not"
+    assert not nodes[1].said("running")
+    nodes[0].send(t="stop")
+    for node in nodes:
+        assert await node.ended() == 0

@@ -117,7 +117,7 @@ def test_links_that_a_hostile_head_node_decides_are_rejected(change: dict[str, A
         read_links(message, None)
 
 
-def make_plan(node: int) -> Plan:
+def make_plan(node: int, how: str = "any") -> Plan:
     nodes = [
         {"host": host, "cluster": cluster, "token": cluster, "node": 0, "slots": 1}
         for host, cluster in (("10.1.0.11", "north"), ("10.2.0.11", "south"))
@@ -125,7 +125,7 @@ def make_plan(node: int) -> Plan:
     contexts = [
         {"token": name, "command": ["true"], "environment": {}, "nodes": [i]} for i, name in enumerate(NORTH_SOUTH)
     ]
-    relay = {"attempt": "7.1", "pairs": [["north", "south", "any"]], "bases": [21_000]}
+    relay = {"attempt": "7.1", "pairs": [["north", "south", how]], "bases": [21_000]}
     message = {"nodes": nodes, "contexts": contexts, "head": "north", "job": 7, "generation": 1, "relay": relay}
     return Plan(message, NORTH_SOUTH[node], 0)
 
@@ -151,3 +151,17 @@ def test_nodes_with_equal_addresses_get_unique_names() -> None:
     plan.move(["10.1.0.11", "10.1.0.11"])
     assert plan.names == ["koala-node-0", "koala-node-1"]
     assert "koala-node-0:1,koala-node-1:1" in plan.mpirun_contexts()
+
+
+@pytest.mark.parametrize(
+    ("how", "pairs", "is_refused"),
+    [("any", None, False), ("relayed", None, True), ("relayed", [], True), ("relayed", [NORTH_SOUTH], False)],
+)
+def test_plan_requires_the_relays_of_its_cluster(how: str, pairs: list[Any] | None, is_refused: bool) -> None:
+    plan = make_plan(1, how)
+    plan.relayed = None if pairs is None else RelayedLinks(pairs, 0, {}, on_loopback=False)
+    if is_refused:
+        with pytest.raises(Failure, match="north and south must use relayed links"):
+            plan.require_relays()
+    else:
+        plan.require_relays()
