@@ -247,7 +247,7 @@ def test_job_page_shows_hostile_output_as_text(visit: Visit, grid: EmbeddedGrid,
     assert page.locator("pre.output script, pre.output img").count() == 0
     assert page.title() == "Job · koala"
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    assert page.locator("svg.lanes rect.running").count() == 1
+    assert page.locator("svg.timeline rect.running").count() == 1
     page.get_by_text("As a table").click()
     page.get_by_role("cell", name="claiming").first.wait_for()
     grid.cancel(job)
