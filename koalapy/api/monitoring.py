@@ -37,6 +37,16 @@ from koalapy.scheduler.effects import AttemptFailure, ClaimFailure
 Health = view_model("Health", HealthReport)
 
 
+HUB_METRICS = {
+    "relay_streams": "Open streams of the hub of relays.",
+    "relay_streams_limit": "Maximum open streams of the hub.",
+    "relay_children": "Relays of sites that are connected to the hub.",
+    "relay_open_files": "Open files of the hub.",
+    "relay_open_files_limit": "Maximum open files of the hub.",
+}
+"""Metrics that the hub itself reports, with their descriptions."""
+
+
 class ReadinessView(Output):
     """Whether the daemon accepts jobs and actions, and the checks behind that."""
 
@@ -334,6 +344,8 @@ def _files(figures: Figures, instruments: Instruments) -> Iterator[Metric]:
     yield _counter("transfer_seconds", "Total time of finished transfers.", seconds, *labels)
     relayed = [(pair, float(size)) for pair, size in sorted(instruments.relayed.items())]
     yield _counter("relayed_bytes", "Bytes of ended attempts that went through the hub of relays.", relayed, *labels)
+    for name, text in HUB_METRICS.items():
+        yield _gauge(name, text, [((), value) for value in [instruments.hub.get(f"koala_{name}")] if value is not None])
     free = [((disk.what,), float(disk.free)) for disk in figures.disks]
     yield _gauge("disk_free_bytes", "Free space on the disks that the daemon writes to.", free, "disk")
     totals = [((disk.what,), float(disk.size)) for disk in figures.disks]

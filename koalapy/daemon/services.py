@@ -39,7 +39,7 @@ from koalapy.daemon.jobs.retention import HOUSEKEEPING_INTERVAL, Housekeeping, R
 from koalapy.daemon.listener.certificate import LOOK_INTERVAL, Certificate
 from koalapy.daemon.network.network import DUE_CHECK_INTERVAL, Network
 from koalapy.daemon.observability.audit import MERGE_INTERVAL, Audit
-from koalapy.daemon.observability.instruments import SIZE_INTERVAL
+from koalapy.daemon.observability.instruments import HUB_INTERVAL, SIZE_INTERVAL
 from koalapy.model.identity import Identity
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import ClusterName
@@ -213,6 +213,8 @@ def build_duties(core: Core, services: Services, audit: Audit, certificate: Cert
         duties.append(Duty("forecast", settings.forecast_interval, services.forecasts.forecast_periodically))
     if certificate is not None:
         duties.append(Duty("certificate", LOOK_INTERVAL, partial(asyncio.to_thread, certificate.reload_if_changed)))
+    if core.relays.is_configured:
+        duties.append(Duty("hub", HUB_INTERVAL, partial(instruments.read_hub, core.relays.read_hub_metrics)))
     if core.record is not None:
         duties.append(Duty("record", FLUSH_INTERVAL, core.record.flush))
     return duties

@@ -261,6 +261,15 @@ async def test_traffic_of_an_ended_attempt_is_recorded(hub: FakeRelay) -> None:
         assert traffic.moved == {("north", "south"): 700, ("south", "north"): 30}
 
 
+async def test_metrics_of_the_hub_are_read_while_it_answers(hub: FakeRelay) -> None:
+    instruments = Instruments()
+    async with connected_side(hub) as side:
+        await instruments.read_hub(side.relays.read_hub_metrics)
+        assert instruments.hub == {"koala_relay_streams": 1.0}
+    await instruments.read_hub(Relays(None, {}, b"", nodes_of).read_hub_metrics)
+    assert instruments.hub == {}
+
+
 @pytest.mark.parametrize("site", [{"relay": "/run/koala-relay/north.sock"}, {"relayed_only": True}])
 def test_embedded_cluster_with_relay_is_rejected(site: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="is not for embedded clusters") as caught:

@@ -189,9 +189,11 @@ class Relays:
         finally:
             self._tasks.cancel()
 
-    async def metrics(self) -> str:
-        """Return the hub's metrics as Prometheus text; empty without a hub."""
-        return "" if self._client is None else await self._client.metrics()
+    async def read_hub_metrics(self) -> dict[str, float]:
+        """Return the hub's metrics that have no labels, by name; none without a hub."""
+        text = "" if self._client is None else await self._client.metrics()
+        samples = (line.split(" ") for line in text.splitlines() if not line.startswith("#") and "{" not in line)
+        return {name: float(value) for name, value in samples}
 
     def _plan_attempt(self, job: Job, nodes: Sequence[PlanNode]) -> AttemptPlan | None:
         """Return the attempt for the relays; None if its nodes need more ports than there are."""

@@ -22,6 +22,8 @@ from koalapy.scheduler.events import Event
 
 SIZE_INTERVAL = 60.0
 """Seconds between two measurements of the database's size."""
+HUB_INTERVAL = 10.0
+"""Seconds between two looks at the hub of relayed links."""
 
 
 @dataclass(slots=True)
@@ -94,6 +96,8 @@ class Instruments:
     """By source and target cluster."""
     relayed: Counter[tuple[ClusterName, ClusterName]] = field(default_factory=Counter)
     """Bytes of ended attempts that went through the hub, by sending and receiving cluster."""
+    hub: Mapping[str, float] = field(default_factory=dict)
+    """Metrics of the hub of relayed links by name, as of the last look at it; none while it is away."""
     predictions: Mapping[tuple[PredictionKind, Outcome], int] = field(default_factory=dict)
     """Numbers of predictions of the last week by outcome, as of the last look at the database."""
     database_size: int | None = None
@@ -141,6 +145,10 @@ class Instruments:
         """Read the outcomes of predictions; keep the last values while the database is unavailable."""
         with suppress(StoreUnavailable):
             self.predictions = await counts()
+
+    async def read_hub(self, read: Callable[[], Awaitable[Mapping[str, float]]]) -> None:
+        """Read the metrics of the hub of relayed links."""
+        self.hub = await read()
 
     def count_transfer(self, source: ClusterName, cluster: ClusterName, size: int, seconds: float) -> None:
         """Count a finished transfer of ``size`` bytes."""
