@@ -31,12 +31,14 @@ from koalapy.model.errors import ForbiddenError, UsageError
 from koalapy.model.identity import Identity, Role
 
 STALE_LIFETIME_S = 0.5
-"""Time for which a cached page is used after an unannounced change."""
+"""Least time for which a cached page is used after an unannounced change."""
+STALE_SHARE = 0.25
+"""Share of the interval between signals for which it is used, so that many viewers share it after a signal."""
 FRESH_LIFETIME_S = 5.0
 """Time for which a cached page is used while nothing changes."""
 MAX_PAGES = 500
-REQUEST_COST_S = 0.0015
-"""CPU time of a request for a cached page, as ``make bench-dashboard`` measures it."""
+REQUEST_COST_S = 0.003
+"""CPU time of a signal to one page and its request for the cached page."""
 _CSRF_PLACEHOLDER = secrets.token_hex(32)
 """Stands for the token of a session in a page that is shared. It is random, so that no text of a user is replaced."""
 P = TypeVar("P")
@@ -68,7 +70,8 @@ class PageCache:
         now, cached = asyncio.get_running_loop().time(), self._pages.get(key)
         if cached is not None and cached.created_at > self._changes.signalled_at:
             is_fresh = cached.version == self._changes.version
-            if now - cached.created_at >= (FRESH_LIFETIME_S if is_fresh else STALE_LIFETIME_S):
+            stale_lifetime = max(STALE_LIFETIME_S, STALE_SHARE * self._changes.interval)
+            if now - cached.created_at >= (FRESH_LIFETIME_S if is_fresh else stale_lifetime):
                 cached = None
         else:
             cached = None

@@ -12,8 +12,10 @@ TOPICS: tuple[Topic, ...] = get_args(Topic)
 
 MIN_INTERVAL = 1.0
 """The least seconds between two signals."""
-MAX_INTERVAL = 10.0
-"""The most seconds between two signals, also if nothing changed, so that pages update ages."""
+MAX_INTERVAL = 20.0
+"""The most seconds between two signals of changes, however much work they cause."""
+IDLE_INTERVAL = 10.0
+"""Seconds after which a client gets an empty signal if nothing changed, so that pages update ages."""
 SHARE = 0.04
 """The share of time that may be spent on the work that signals cause."""
 
@@ -46,6 +48,11 @@ class Changes:
     def signalled_at(self) -> float:
         """The loop time of the last signal."""
         return self._signalled_at
+
+    @property
+    def interval(self) -> float:
+        """The least seconds between two signals now."""
+        return self._interval
 
     @property
     def ended(self) -> bool:
@@ -84,7 +91,7 @@ class Changes:
         """Yield the topics of each change, until ``end_followers`` is called.
 
         If ``since`` is not the current version, first yield all topics at once, since one version counts the changes
-        of all. After ``MAX_INTERVAL`` seconds without a change, yield an empty set.
+        of all. After ``IDLE_INTERVAL`` seconds without a change, yield an empty set.
         """
         follower = _Follower()
         self._followers.add(follower)
@@ -94,7 +101,7 @@ class Changes:
                 follower.wake.set()
             while True:
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(MAX_INTERVAL):
+                    async with asyncio.timeout(IDLE_INTERVAL):
                         await follower.wake.wait()
                 if self.ended:
                     return
