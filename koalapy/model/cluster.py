@@ -1,16 +1,16 @@
 """Clusters, the links between them, and the grid as a policy sees it."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from koalapy.model.errors import NotFoundError, ProblemCode, UsageError
 from koalapy.model.node_requirement import ANY_NODE, Gpus, NodeFilter, NodeRequirement
 from koalapy.model.request import ClusterName, InputFile, Request
-from koalapy.model.wording import suggest_names
+from koalapy.model.wording import format_list, suggest_names
 
 T = TypeVar("T")
 
@@ -30,9 +30,25 @@ class LinkUse(StrEnum):
     RELAYED = "relayed"
 
 
+class LinkPath(StrEnum):
+    """How the nodes of two clusters exchange the MPI messages of a job."""
+
+    DIRECT = "direct"
+    UNKNOWN = "any"
+    """Direct if they reach each other, else over relays."""
+    RELAYED = "relayed"
+    NONE = "none"
+    """Not at all."""
+
+
 def pair_of(first: ClusterName, second: ClusterName) -> ClusterPair:
     """Return two cluster names as a pair sorted by name."""
     return (first, second) if first <= second else (second, first)
+
+
+def relayed_text(pairs: Iterable[ClusterPair]) -> str:
+    """Return a text such as ``MPI messages between north and south go over relays``."""
+    return f"MPI messages between {format_list([f'{first} and {second}' for first, second in pairs])} go over relays"
 
 
 def check_cluster(name: ClusterName, clusters: Collection[ClusterName], field: str = "") -> None:
@@ -217,6 +233,40 @@ class Link:
     bandwidth: float | None = None
     unreachable: bool = False
     """Whether nodes of the clusters cannot reach each other; latency and bandwidth are None then."""
+    relayed: bool = False
+    """Whether MPI messages go over relays, as the nodes cannot reach each other directly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relays:
+    """The relays, which carry MPI messages between clusters with nodes that do not reach each other (ADR 34)."""
+
+    streams: int = 0
+    """Maximum number of streams over the hub for all jobs together; 0: there is no hub."""
+    uses: Mapping[ClusterPair, LinkUse] = field(default_factory=dict)
+    """The configured paths, by pair of clusters sorted by name."""
+    ready: frozenset[ClusterName] = frozenset()
+    """The clusters with a relay that is connected to the hub."""
+    relayed_only: frozenset[ClusterName] = frozenset()
+    """The clusters that accept MPI messages of other sites only over relays."""
+
+    def __bool__(self) -> bool:
+        """Return whether relays affect placement."""
+        return bool(self.streams or self.uses or self.relayed_only)
+
+    def may_relay(self, first: ClusterName, second: ClusterName) -> bool:
+        """Return whether relays can carry messages between two clusters now."""
+        is_ready = self.streams > 0 and first in self.ready and second in self.ready
+        return is_ready and self.uses.get(pair_of(first, second)) is not LinkUse.DIRECT
+
+    def must_relay(self, first: ClusterName, second: ClusterName) -> bool:
+        """Return whether messages between two clusters may not go directly."""
+        if first in self.relayed_only or second in self.relayed_only:
+            return True
+        return self.uses.get(pair_of(first, second)) is LinkUse.RELAYED
+
+
+NO_RELAYS = Relays()
 
 
 @dataclass(frozen=True)
@@ -233,6 +283,9 @@ class GridView:
     """The clusters that cannot send or receive input files, whether they are in the view or not."""
     uplinks: Mapping[ClusterName, Uplink] = field(default_factory=dict)
     """The uplinks, by cluster; clusters without a known uplink are missing."""
+    relays: Relays = NO_RELAYS
+    free_streams: int = 0
+    """Streams over the hub of the relays that live attempts leave."""
 
     def __iter__(self) -> Iterator[ClusterView]:
         return iter(self.clusters)
@@ -326,7 +379,7 @@ class GridView:
             moves.append((old, new))
             results_last = results_last and new.state is old.state and new.speed == old.speed
             added_nodes += new.usable_idle - old.usable_idle
-        view = GridView(tuple(all_clusters), self.links, self.waiting, self.replicas, self.cut_off, self.uplinks)
+        view = GridView(tuple(all_clusters), *self._surroundings(self.waiting))
         cached, carried = self.__dict__, view.__dict__
         carried["_positions"] = positions
         if results_last:
@@ -341,10 +394,14 @@ class GridView:
 
     def with_waiting(self, waiting: tuple[Request, ...]) -> "GridView":
         """Return the view with these requests of other waiting jobs."""
-        view = GridView(self.clusters, self.links, waiting, self.replicas, self.cut_off, self.uplinks)
+        view = GridView(self.clusters, *self._surroundings(waiting))
         view.__dict__.update(by_idle=self.by_idle, by_speed=self.by_speed, usable_idle=self.usable_idle)
         view.__dict__.update(_positions=self._positions, _lasting_results=self._lasting_results)
         return view
+
+    def _surroundings(self, waiting: tuple[Request, ...]) -> tuple[Any, ...]:
+        """Return the fields of a view other than its clusters, with other waiting requests."""
+        return (self.links, waiting, self.replicas, self.cut_off, self.uplinks, self.relays, self.free_streams)
 
     @cached_property
     def _positions(self) -> dict[ClusterName, int]:
@@ -364,6 +421,17 @@ class GridView:
         Return a link without values if neither was measured.
         """
         return self.links.get((first, second)) or self.links.get((second, first)) or Link()
+
+    def path_between(self, first: ClusterName, second: ClusterName, use: LinkUse = LinkUse.ANY) -> LinkPath:
+        """Return how messages of a job with this ``links`` pass between the nodes of two clusters."""
+        if first == second:
+            return LinkPath.DIRECT
+        link, may_relay = self.link_between(first, second), self.relays.may_relay(first, second)
+        if use is LinkUse.RELAYED or link.relayed or self.relays.must_relay(first, second):
+            return LinkPath.RELAYED if may_relay and use is not LinkUse.DIRECT else LinkPath.NONE
+        if use is LinkUse.DIRECT:
+            return LinkPath.NONE if link.unreachable else LinkPath.DIRECT
+        return LinkPath.UNKNOWN if may_relay and link.latency is None else LinkPath.DIRECT
 
 
 Moves = Sequence[tuple[ClusterView, ClusterView]]

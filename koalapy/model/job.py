@@ -7,6 +7,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from koalapy.model.array import ArrayTasks, format_task
+from koalapy.model.cluster import ClusterPair
 from koalapy.model.dependency import NO_DEPENDENCIES, Dependencies
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import ClusterName
@@ -212,6 +213,10 @@ class Attempt:
     """The program's exit code; None until the head component has reported it."""
     end_reason: str = ""
     nonce: Nonce = ""
+    streams: int = 0
+    """Streams over the hub of the relays that are reserved for it."""
+    relayed: tuple[ClusterPair, ...] = ()
+    """The pairs of clusters, sorted by name, between which its MPI messages go over relays."""
 
     @property
     def gang(self) -> tuple[Component, ...]:

@@ -6,6 +6,7 @@ from operator import attrgetter
 from typing import Annotated, Any
 
 from koalapy.model.array import MAX_LINE_LENGTH, MAX_LINES, ArrayFail, TaskIndices
+from koalapy.model.cluster import LinkUse
 from koalapy.model.dependency import NO_DEPENDENCIES, Dependencies
 from koalapy.model.field import Bounds, Field, Length, TextForm
 from koalapy.model.node_requirement import (
@@ -254,6 +255,8 @@ class JobSpec(_RequirementCache):
     """Events that cause notifications by mail and webhook; by default the end of the job."""
     mail_user: Annotated[Name, Field("mail address to notify")] = ""
     webhook: Annotated[str, Length(MAX_URL_LENGTH, one_line=True), Field("URL to notify")] = ""
+    links: Annotated[LinkUse, Field("paths of MPI messages between clusters; default: any")] = LinkUse.ANY
+    """Direct links, relayed links, or direct ones where the nodes reach each other and relayed ones elsewhere."""
     internal: Annotated[bool, Field(is_settable=False)] = False
     """Whether it is the daemon's own job, such as a network measurement, which is excluded from statistics of users'
     jobs."""

@@ -54,6 +54,8 @@ class RefusalKind(StrEnum):
     """The owner has reached a limit."""
     ADVICE = "advice"
     """The policy expects the job to end sooner if it waits."""
+    RELAYS = "relays"
+    """The hub of the relays has too few free streams, or no links of the required kind connect the clusters."""
     POLICY = "policy"
     """The policy is unknown or failed."""
 

@@ -263,6 +263,11 @@ def find_largest_sets(
         yield from map(frozenset, by_series.values())
         return
     near = {name: partners(name, profiles, one_series=one_series, is_script=is_script) for name in sorted(profiles)}
+    yield from find_cliques(near)
+
+
+def find_cliques(near: Mapping[ClusterName, frozenset[ClusterName]]) -> Iterator[frozenset[ClusterName]]:
+    """Yield the largest sets of clusters that are all near to each other, in a fixed order."""
 
     def grow(chosen: frozenset[str], possible: frozenset[str], excluded: frozenset[str]) -> Iterator[frozenset[str]]:
         """Yield the sets with all of ``chosen``, some of ``possible`` and none of ``excluded`` (Bron and Kerbosch)."""
@@ -274,7 +279,7 @@ def find_largest_sets(
             yield from grow(chosen | {name}, possible & near[name], excluded & near[name])
             possible, excluded = possible - {name}, excluded | {name}
 
-    if profiles:
+    if near:
         yield from grow(frozenset(), frozenset(near), frozenset())
 
 

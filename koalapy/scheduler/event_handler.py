@@ -124,6 +124,8 @@ class EventHandler:
                     self._grid.forget_files({file.name for job in jobs for file in job.spec.all_inputs})
             case ev.LinkMeasured():
                 self._grid.set_link(event.one, event.other, event.link)
+            case ev.RelayChanged():
+                self._grid.set_relay(event.cluster, is_ready=event.is_ready, relayed_only=event.relayed_only)
             case ev.PeriodicScan():
                 self._candidates.plan_periodic_scan()
             case _:

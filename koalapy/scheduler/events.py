@@ -155,6 +155,15 @@ class LinkMeasured:
 
 
 @dataclass(frozen=True, slots=True)
+class RelayChanged:
+    """Whether the relay of a cluster can be used, and whether MPI messages of other sites must go over it."""
+
+    cluster: ClusterName
+    is_ready: bool
+    relayed_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class PeriodicScan:
     """The time of a periodic scan. With ``event_driven=False`` there are no other scans."""
 
@@ -177,5 +186,6 @@ Event = (
     | InventoryReceived
     | ReplicasChanged
     | LinkMeasured
+    | RelayChanged
     | PeriodicScan
 )

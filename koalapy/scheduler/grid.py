@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 
-from koalapy.model.cluster import ClusterPair, ClusterState, ClusterView, GridView, Link, Uplink
+from koalapy.model.cluster import NO_RELAYS, ClusterPair, ClusterState, ClusterView, GridView, Link, Relays, Uplink
 from koalapy.model.request import ClusterName
 from koalapy.scheduler.clusters import ClusterStatus
 
@@ -63,9 +63,15 @@ NO_CLUSTER: ClusterName = ""
 class GridStatus:
     """All clusters by name, and the links between them."""
 
-    def __init__(self, clusters: Iterable[ClusterStatus], links: Links | None = None) -> None:
+    def __init__(
+        self, clusters: Iterable[ClusterStatus], links: Links | None = None, relays: Relays = NO_RELAYS
+    ) -> None:
         self._clusters = {cluster.name: cluster for cluster in sorted(clusters, key=lambda b: b.name)}
-        self._links = dict(links or {})
+        self._known_links: Links = dict(links or {})
+        """The links as measured or configured, whatever the state of the relays."""
+        self._relays = relays
+        self._reserved_streams = 0
+        self._links = self._usable_links()
         self._replicas = ReplicaSites()
         self.missing_files = 0
         """Files reported to have no replica since such files were last removed."""
@@ -156,10 +162,16 @@ class GridStatus:
 
     def with_current_links(self, view: GridView) -> GridView:
         """Return a view with the current links, uplinks and file locations."""
-        uplinks = self.uplinks
-        if view.links is self._links and view.replicas is self._replicas and view.uplinks is uplinks:
+        uplinks, streams = self.uplinks, self.free_streams
+        if (
+            view.links is self._links
+            and view.replicas is self._replicas
+            and view.uplinks is uplinks
+            and view.relays is self._relays
+            and view.free_streams == streams
+        ):
             return view
-        return GridView(view.clusters, self._links, (), self._replicas, view.cut_off, uplinks)
+        return GridView(view.clusters, self._links, (), self._replicas, view.cut_off, uplinks, self._relays, streams)
 
     # Links, uplinks and replicas; earlier views keep the values that they were made of
 
@@ -185,7 +197,7 @@ class GridStatus:
     def link(self, source: ClusterName, target: ClusterName) -> Link:
         """Return the link from one cluster to another, or within one; that of the other direction if only that is
         known."""
-        return self._links.get((source, target)) or self._links.get((target, source)) or Link()
+        return _link_of(self._links, source, target)
 
     def set_link(self, source: ClusterName, target: ClusterName, link: Link) -> None:
         """Store the measurement of one direction of a link. Missing values stay as they were; an unreachable link is
@@ -193,16 +205,75 @@ class GridStatus:
         self._link_learned = True
         self._measured = self._uplinks = None
         self.touch(NO_CLUSTER)
+        previous, links = _link_of(self._known_links, source, target), dict(self._known_links)
         if link.unreachable:
-            self._links = self._links | {(source, target): link, (target, source): link}
+            links[source, target] = links[target, source] = link
+        else:
+            if link.relayed == previous.relayed:
+                latency = previous.latency if link.latency is None else link.latency
+                bandwidth = previous.bandwidth if link.bandwidth is None else link.bandwidth
+                link = Link(latency, bandwidth, relayed=link.relayed)
+            links[source, target] = link
+            back = links.get((target, source))
+            if back is not None and (back.unreachable or back.relayed != link.relayed):
+                del links[target, source]
+        self._known_links = links
+        self._links = self._usable_links()
+
+    # Relays
+
+    @property
+    def relays(self) -> Relays:
+        return self._relays
+
+    @property
+    def free_streams(self) -> int:
+        """Return the streams over the hub that live attempts leave."""
+        return max(0, self._relays.streams - self._reserved_streams)
+
+    @property
+    def reserved_streams(self) -> int:
+        return self._reserved_streams
+
+    def reserve_streams(self, change: int) -> None:
+        """Add to the streams that live attempts have reserved; a negative number releases some."""
+        self._reserved_streams += change
+        self._link_learned |= change < 0
+        self.touch(NO_CLUSTER)
+
+    def set_relay(self, cluster: ClusterName, *, is_ready: bool, relayed_only: bool) -> None:
+        """Store whether the relay of a cluster can be used, and must be."""
+        relays = replace(
+            self._relays,
+            ready=self._relays.ready | {cluster} if is_ready else self._relays.ready - {cluster},
+            relayed_only=self._relays.relayed_only | {cluster}
+            if relayed_only
+            else self._relays.relayed_only - {cluster},
+        )
+        if relays == self._relays:
             return
-        previous, links = self.link(source, target), dict(self._links)
-        latency = previous.latency if link.latency is None else link.latency
-        bandwidth = previous.bandwidth if link.bandwidth is None else link.bandwidth
-        links[source, target] = Link(latency, bandwidth)
-        if (back := links.get((target, source))) is not None and back.unreachable:
-            del links[target, source]
-        self._links = links
+        self._relays = relays
+        self._links = self._usable_links()
+        self._link_learned = True
+        self._measured = self._uplinks = None
+        self.touch(NO_CLUSTER)
+
+    def learn_relayed(self, pair: ClusterPair) -> None:
+        """Store that the nodes of two clusters do not reach each other directly, as a started job has found."""
+        link = _link_of(self._known_links, *pair)
+        if not link.relayed and not link.unreachable:
+            self.set_link(*pair, Link(relayed=True))
+
+    def with_all_relays(self, view: GridView) -> GridView:
+        """Return a view in which the relays of all clusters are ready and no streams are reserved."""
+        if not self._relays:
+            return view
+        relays = replace(self._relays, ready=frozenset(self._clusters))
+        links = usable_links(self._known_links, relays)
+        return replace(view, links=links, relays=relays, free_streams=relays.streams)
+
+    def _usable_links(self) -> Links:
+        return usable_links(self._known_links, self._relays)
 
     def set_replicas(self, sites: Mapping[str, tuple[ClusterName, ...]]) -> None:
         """Store the current clusters of logical files; an empty tuple means that a file has no replica."""
@@ -216,6 +287,30 @@ class GridStatus:
         self.missing_files = 0
         self._replicas = self._replicas.without_missing(requested)
         self.touch(NO_CLUSTER)
+
+
+def _link_of(links: Links, source: ClusterName, target: ClusterName) -> Link:
+    return links.get((source, target)) or links.get((target, source)) or Link()
+
+
+def usable_links(known: Links, relays: Relays) -> Links:
+    """Return the links that policies see. A link that needs relays is relayed if these are ready, else unreachable."""
+    needing = [
+        pair
+        for pair, link in known.items()
+        if pair[0] != pair[1] and (link.unreachable or link.relayed or relays.must_relay(*pair))
+    ]
+    if not needing:
+        return known
+    links = dict(known)
+    for pair in needing:
+        if not relays.may_relay(*pair):
+            links[pair] = Link(unreachable=True)
+        elif known[pair].unreachable:
+            links[pair] = Link(relayed=True)
+        else:
+            links[pair] = replace(known[pair], relayed=True)
+    return links
 
 
 def _most_measured(links: Links) -> dict[ClusterName, float]:

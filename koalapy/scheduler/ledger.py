@@ -11,6 +11,7 @@ from typing import TypedDict, TypeVar, Unpack
 
 from koalapy.model.advice import AdvisedPlacement
 from koalapy.model.array import ArrayTasks
+from koalapy.model.cluster import ClusterPair
 from koalapy.model.dependency import Dependencies
 from koalapy.model.errors import ConflictError
 from koalapy.model.job import (
@@ -80,6 +81,8 @@ class AttemptChanges(TypedDict, total=False):
     ended_at: float | None
     end_reason: str
     exit_code: int | None
+    streams: int
+    relayed: tuple[ClusterPair, ...]
 
 
 class ComponentChanges(TypedDict, total=False):
@@ -129,6 +132,8 @@ class Ledger:
         """Job and index of every component of a live attempt, by token."""
         self.on_job_removed: list[Callable[[Job], None]] = []
         """Called with each job that has become final."""
+        self.on_streams: Callable[[int], None] = lambda _: None
+        """Called with each change of the number of streams that live attempts have reserved at the hub."""
         self.unsent_submits: set[Token] = set()
         """Components submitted by effects that were not taken yet; no cluster knows them."""
         self.ended_tasks: list[Job] = []
@@ -187,6 +192,7 @@ class Ledger:
         self.jobs[job.id] = job
         if job.is_placed:
             self._name_components(job, 0)
+            self._change_streams(0, live(job).streams)
         if self._use is not None:
             self._use.update(job, None)
 
@@ -209,6 +215,7 @@ class Ledger:
                 self._effects.attempts.append((job.id, attempt))
             self._own[job.id] = set(range(len(live(job).components)))
             self._name_components(job, 0)
+            self._change_streams(0, live(job).streams)
         return self._changed(job, was)
 
     def use_equal_request(self, job: Job, request: Request) -> None:
@@ -237,11 +244,12 @@ class Ledger:
         """Change fields of the live attempt. Its number of components never decreases."""
         job = self._owned(job)
         attempt = live(job)
-        count = len(attempt.components)
+        count, streams = len(attempt.components), attempt.streams
         for name, value in changes.items():
             _set(attempt, name, value)
         if len(attempt.components) > count:
             self._name_components(job, count)
+        self._change_streams(streams, attempt.streams)
         self._effects.jobs[job.id] = job
         return job
 
@@ -279,6 +287,7 @@ class Ledger:
             if was in ACTIVE_STATES and state not in ACTIVE_STATES and job.tasks is None:
                 for component in live(job).components:
                     del self._tokens[job.token(component.index)]
+                self._change_streams(live(job).streams, 0)
             if state in FINAL_STATES:
                 self.jobs.pop(job.id, None)
                 self._own.pop(job.id, None)
@@ -288,6 +297,10 @@ class Ledger:
                     self.ended_tasks.append(job)
         self._effects.jobs[job.id] = job
         return job
+
+    def _change_streams(self, before: int, after: int) -> None:
+        if before != after:
+            self.on_streams(after - before)
 
     def _name_components(self, job: Job, first: int) -> None:
         """Index the tokens of the live attempt's components, from index ``first`` on."""

@@ -2,9 +2,10 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import combinations
 
 from koalapy.model.array import TaskIndices
-from koalapy.model.cluster import GridView
+from koalapy.model.cluster import ClusterPair, GridView, LinkPath
 from koalapy.model.errors import BusyError, NotFoundError, ProblemCode, naming_item
 from koalapy.model.job import Component, Job, JobId, Token
 from koalapy.model.job_spec import JobSpec, Priority
@@ -13,6 +14,7 @@ from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import ClusterName
 from koalapy.model.users import NOWHERE
 from koalapy.scheduler.arrays import Arrays
+from koalapy.scheduler.ledger import live
 from koalapy.scheduler.queue.candidates import Offers, WaitingReasons
 from koalapy.scheduler.queue.placement_queues import PlacementQueues
 from koalapy.scheduler.queue.policy_calls import PolicyEvaluator
@@ -60,6 +62,19 @@ class Queries:
         """Return a snapshot of an unfinished job; None if there is none."""
         unfinished = self._ledger.get(job)
         return unfinished and self._ledger.share(unfinished)
+
+    def link_paths(self, job: Job) -> dict[ClusterPair, LinkPath]:
+        """Return how the messages of a job pass between the clusters of its attempt, by pair sorted by name.
+
+        A link that only measurements have found to be relayed is tried directly again by the daemon's own jobs.
+        """
+        names, view = sorted({component.cluster for component in live(job).gang}), self.grid.view()
+        paths = {pair: view.path_between(*pair, job.spec.links) for pair in combinations(names, 2)}
+        if job.spec.internal:
+            for pair, path in paths.items():
+                if path is LinkPath.RELAYED and not view.relays.must_relay(*pair):
+                    paths[pair] = LinkPath.UNKNOWN
+        return paths
 
     def unfinished(self, job: JobId) -> Job | None:
         """Return a snapshot of an unfinished job, or a task that waits in its array; None if there is none."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from koalapy.model.cluster import NO_RELAYS, Relays
 from koalapy.model.job import ComponentState, JobId, Token
 from koalapy.model.reports import ComponentStatus
 from koalapy.model.request import ClusterName
@@ -203,15 +204,17 @@ class SchedulerState:
         experience: Experience | None = None,
         accounts: Accounts | None = None,
         owner_use: OwnerUse | None = None,
+        relays: Relays = NO_RELAYS,
     ) -> None:
         self.rules = rules
         self.policies = policies
         self.accounts = accounts or Accounts()
-        self.grid = GridStatus(clusters, links)
+        self.grid = GridStatus(clusters, links, relays)
         speeds = {cluster.name: cluster.speed for cluster in self.grid.clusters()}
         self.sharing = Sharing(rules.sharing, rules.speed_threshold, speeds)
         self.owner_use = owner_use or OwnerUse()
         self.ledger = Ledger(self.owner_use, self.grid.touch)
+        self.ledger.on_streams = self.grid.reserve_streams
         self.timers = Timers()
         self.lrm_waits = LrmWaits()
         self.experience = experience or Experience(speeds)

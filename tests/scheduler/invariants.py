@@ -262,6 +262,7 @@ def check_counts(world: "World") -> None:
     queued = [job for job in active.values() if job.state is JobState.QUEUED]
     assert queries.queued == sum(job.tasks is None or job.may_start_task for job in queued)
     check_arrays(world)
+    check_streams(world)
     check_views(queries)
     wakeup = world.scheduler.next_wakeup()
     unfinished = world.scheduler.is_unfinished
@@ -305,6 +306,14 @@ def check_counts(world: "World") -> None:
         forgotten = sum(cluster.live.get(token, 0) for token in world.forgotten)
         assert cluster.used - cluster.leaving - forgotten <= world.sites[cluster.name].total, "a node is promised twice"
         assert cluster.available == 0 or cluster.available + cluster.used <= cluster.total - cluster.background
+
+
+def check_streams(world: "World") -> None:
+    """Check that live attempts never need more streams over relays than the hub has."""
+    attempts = [job.attempt for job in world.queries.jobs() if job.is_placed and job.attempt is not None]
+    reserved = sum(attempt.streams for attempt in attempts)
+    assert world.queries.grid.reserved_streams == reserved
+    assert reserved <= world.relays.streams
 
 
 def check_arrays(world: "World") -> None:
@@ -457,7 +466,8 @@ def _reclaimable_nodes(world: "World", job: Job, has_reservation: bool) -> int:
 def _shape(job: Job) -> tuple[object, ...]:
     """Return everything that a placement answer depends on, apart from the grid."""
     refused = tuple((refusal.cluster, refusal.until) for refusal in job.refusals)
-    return job.spec.policy, job.spec.request, job.spec.owner, job.spec.home_site, refused
+    spec = job.spec
+    return spec.policy, spec.request, spec.owner, spec.home_site, spec.links, spec.processes_per_node, refused
 
 
 def _jobs_at_turn(world: "World") -> Iterator[Job]:

@@ -9,7 +9,14 @@ from hypothesis.stateful import invariant
 from koalapy.model.job import JobState
 from koalapy.model.placement import Refusal
 from koalapy.scheduler import grid
-from koalapy.scheduler.events import ClusterCleared, ClusterResumed, LinkMeasured, PeriodicScan, ReplicasChanged
+from koalapy.scheduler.events import (
+    ClusterCleared,
+    ClusterResumed,
+    LinkMeasured,
+    PeriodicScan,
+    RelayChanged,
+    ReplicasChanged,
+)
 from tests.scheduler import invariants, recomputation
 from tests.scheduler.leftovers import container_sizes, find_job_references, grown_containers
 from tests.scheduler.machine.base import LINKS
@@ -81,6 +88,7 @@ class Grid(Users, Nodes, Operations):
         world.start_automation()
         world.step([ReplicasChanged("file", ("north",))])
         world.step([LinkMeasured(source, target, link) for (source, target), link in LINKS.items()])
+        world.step([RelayChanged(name, is_ready=True) for name in world.sites])
         self.repair_everything()
         if not self.is_extreme:
             world.advance(150)
@@ -105,7 +113,9 @@ class Grid(Users, Nodes, Operations):
         for job in world.queries.jobs():
             if world.state(job.id).is_final:  # a task of an array that was cancelled before
                 continue
-            if self.is_extreme or (job.state.is_waiting and world.queries.over_limit(job.spec) is not None):
+            is_waiting, queries = job.state.is_waiting, world.queries
+            is_impossible = bool(world.relays) and queries.policy_calls.refusal_on_empty_grid(job.spec) != ""
+            if self.is_extreme or (is_waiting and (is_impossible or queries.over_limit(job.spec) is not None)):
                 world.cancel(job.id)
             elif job.state is JobState.HELD:
                 world.release(job.id)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
+from koalapy.model.cluster import NO_RELAYS, Relays
 from koalapy.model.dependency import Clause, End, Resolution, resolve_ends
 from koalapy.model.job import (
     DEFAULT_LEASE,
@@ -103,6 +104,7 @@ class World:
         clock: Callable[[], float] | None = None,
         first_job: JobId = 1,
         lease: float = DEFAULT_LEASE,
+        relays: Relays = NO_RELAYS,
     ) -> None:
         """Create the environment. ``nonces`` are empty by default to keep tokens short; ``clock`` measures steps."""
         self.keeps_effects = keeps_effects
@@ -119,7 +121,7 @@ class World:
         for site in self.sites.values():
             site.lease_of = self._lease_of
         self._clusters: dict[str, dict[str, Any]] = {}
-        self.links = links
+        self.links, self.relays = links, relays
         self.speeds = speeds or {}
         clusters = [self._cluster(name) for name in sizes]
         self.accounts, self.limits = accounts, limits
@@ -373,7 +375,9 @@ class World:
 
     def _state(self, clusters: Sequence[ClusterStatus]) -> SchedulerState:
         use = OwnerUse(self.limits)
-        return SchedulerState(self.rules, self.policies, clusters, self.links, accounts=self.accounts, owner_use=use)
+        return SchedulerState(
+            self.rules, self.policies, clusters, self.links, accounts=self.accounts, owner_use=use, relays=self.relays
+        )
 
     def _cluster(self, name: str) -> ClusterStatus:
         """Create a cluster's status with its stored parts."""

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator
 
+from koalapy.model.cluster import LinkPath, pair_of, relayed_text
 from koalapy.model.job import Component, ComponentState, Job, JobState, Token
 from koalapy.model.reports import ComponentStatus
 from koalapy.model.request import ClusterName
@@ -53,6 +54,8 @@ class Components:
         job, component = match
         job = self._record_details(job, component, status, now)
         component = live(job).components[component.index]
+        if status.relayed:
+            job = self._record_relayed_links(job, status, now)
         job = self._advance_component(job, component, status, now)
         has_nodes = component.claimed_at is not None and not component.has_ended
         if status.state is ComponentState.DELIVERING:
@@ -63,6 +66,21 @@ class Components:
             self._health.shorten_limit(cluster, now)
         job = self._apply_to_job(job, component.index, status, now)
         return self._attempts.open_barrier_if_complete(job, now)
+
+    def _record_relayed_links(self, job: Job, status: ComponentStatus, now: float) -> Job:
+        """Record which links of an attempt go over relays. A link that was to be direct does not work, then."""
+        known = live(job).relayed
+        clusters = {component.cluster for component in live(job).gang}
+        pairs = sorted({pair_of(*pair) for pair in status.relayed if clusters.issuperset(pair) and pair[0] != pair[1]})
+        if not (new := [pair for pair in pairs if pair not in known]):
+            return job
+        view = self._grid.view()
+        for pair in new:
+            if view.path_between(*pair, job.spec.links) in (LinkPath.UNKNOWN, LinkPath.DIRECT):
+                self._grid.learn_relayed(pair)
+        job = self._ledger.change_attempt(job, relayed=tuple(sorted({*known, *new})))
+        self._ledger.record_event(job, now, "relayed", relayed_text(new))
+        return job
 
     def reconcile(self, event: InventoryReceived, now: float) -> Iterator[Token]:
         """Compare an inventory with the jobs; yield the tokens of jobs that may have to be settled."""

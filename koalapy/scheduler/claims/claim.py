@@ -25,6 +25,7 @@ from koalapy.scheduler.claims.preemption import Preemption, Reclaiming
 from koalapy.scheduler.effects import ClaimFailure
 from koalapy.scheduler.ledger import live
 from koalapy.scheduler.queue.eligibility import Eligibility, may_not_be_claimed, tries_used_up
+from koalapy.scheduler.queue.link_rules import count_streams
 from koalapy.scheduler.queue.placement_queues import PlacementQueues
 from koalapy.scheduler.state import Deadline, SchedulerState
 
@@ -164,6 +165,7 @@ class Claiming:
         components = tuple(
             self._new_component(job, index, placed, now) for index, placed in enumerate(placement.components)
         )
+        streams = count_streams(job.spec, placement, self._state.grid.view())
         transfer_time = max(component.transfer_time for component in components)
         generation, start_estimate = job.generation + 1, now + transfer_time
         claim_at = now + self._factor(job) * transfer_time
@@ -178,7 +180,9 @@ class Claiming:
             placed_at=now,
             started_at=None,
             ending=None,
-            attempt=Attempt(generation, components, now, start_estimate, claim_at, nonce=self._nonces()),
+            attempt=Attempt(
+                generation, components, now, start_estimate, claim_at, nonce=self._nonces(), streams=streams
+            ),
             placement_tries=job.placement_tries + 1,
             first_start_estimate=first,
         )
@@ -319,6 +323,7 @@ class Claiming:
                 continue
             cluster, transfer = site
             left_behind = component.cluster
+            job = self._ledger.change_attempt(job, streams=self._streams_after(job, component, cluster))
             self._attempts.end_staging(job, component)
             job = self._ledger.update_component(
                 job,
@@ -364,11 +369,20 @@ class Claiming:
             and cluster.name != component.cluster
             and cluster.name not in barred
             and self._eligibility.may_run_on(spec, frozenset({cluster.name, *other_clusters}), view)
+            and self._streams_after(job, component, cluster.name) <= view.free_streams + live(job).streams
         )
         if not open_to_it:
             return None
         files = component_request.inputs if component_request else spec.inputs
         return closest_site(component.size, files, view.restrict_to(open_to_it), within, self._rules.assumed_bandwidth)
+
+    def _streams_after(self, job: Job, component: Component, cluster: ClusterName) -> int:
+        """Return the streams over relays that a job needs once a component has moved to another cluster."""
+        moved = tuple(
+            PlacedComponent(member.size, cluster if member.index == component.index else member.cluster)
+            for member in live(job).gang
+        )
+        return count_streams(job.spec, Placement(moved), self._state.grid.view())
 
     def _preemption_for(self, job: Job) -> Preemption | None:
         """Return the method that frees nodes for a job: preemption for high priority, else reclaiming at its home."""

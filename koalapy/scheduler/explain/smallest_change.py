@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from koalapy.model.cluster import GridView
+from koalapy.model.cluster import GridView, LinkUse
 from koalapy.model.explanation import Change, ChangeValue
 from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.request import FixedRequest, FlexibleRequest, NonFixedRequest
@@ -183,6 +183,19 @@ def _other_combinations(spec: JobSpec, grid: GridStatus) -> Iterator[Steps]:
         yield Steps(
             range(spec.coallocation + 1, len(clusters) + 1),
             lambda n: Candidate("coallocation", n, f"allow {n} clusters together", replace(spec, coallocation=n)),
+        )
+    if spec.links is not LinkUse.ANY:
+        others = "relayed" if spec.links is LinkUse.DIRECT else "direct"
+        yield single_step("links", "any", f"allow {others} links too", replace(spec, links=LinkUse.ANY))
+    if grid.relays.streams and spec.processes_per_node is not None:
+        yield Steps(
+            range(spec.processes_per_node - 1, 0, -1),
+            lambda n: Candidate(
+                "processes_per_node",
+                n,
+                f"run {n} {'process' if n == 1 else 'processes'} on each node, with fewer streams over relays",
+                replace(spec, processes_per_node=n),
+            ),
         )
     if spec.speed_ratio_min is not None:
         speeds = {cluster.speed for cluster in clusters}

@@ -7,7 +7,7 @@ job must share jobs: each allows the others. With Open MPI, all must use the sam
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from koalapy.model.cluster import GridView
+from koalapy.model.cluster import GridView, LinkUse
 from koalapy.model.job import Job
 from koalapy.model.job_spec import JobSpec, Launcher
 from koalapy.model.node_requirement import NodeRequirement
@@ -26,6 +26,7 @@ from koalapy.model.sharing import Sharing
 from koalapy.model.users import NOWHERE, Accounts, owner_rejection_reason
 from koalapy.model.wording import format_list
 from koalapy.policies.constraints import Constraints
+from koalapy.scheduler.queue.link_rules import are_linked, linked_sets, missing_links_text, restricts_links
 from koalapy.scheduler.rules import Rules
 
 Reasons = dict[ClusterName, ClusterReason]
@@ -46,6 +47,8 @@ class Demands(NamedTuple):
     """Clusters closed to jobs of its home site."""
     sets: tuple[frozenset[ClusterName], ...] = ()
     """The largest sets of clusters that may share it; empty: all may."""
+    links: LinkUse = LinkUse.ANY
+    """The paths that its messages may take between clusters."""
     is_script: bool = False
     """Whether it has a script, which clusters must accept to share it."""
     nodes: tuple[NodeRequirement | None, ...] = ()
@@ -91,10 +94,11 @@ class Eligibility:
         one_series = self._mixed and spec.launcher is Launcher.OPENMPI
         at_most, ratio, options = spec.coallocation, spec.speed_ratio_min, spec.policy_options
         closed, away = self._accounts.closed_to(spec.owner), self._sharing.closed_to(spec.home_site)
-        is_script, nodes = bool(spec.script), spec.node_requirements
+        is_script, nodes, links = bool(spec.script), spec.node_requirements, spec.links
         sets = self._sets[one_series, is_script]
-        if sets or folders or at_most is not None or ratio is not None or options or closed or away or nodes:
-            return Demands(one_series, folders, at_most, ratio, options, closed, away, sets, is_script, nodes)
+        has_demands = sets or folders or options or closed or away or nodes or links is not LinkUse.ANY
+        if has_demands or at_most is not None or ratio is not None:
+            return Demands(one_series, folders, at_most, ratio, options, closed, away, sets, links, is_script, nodes)
         return ()
 
     def barred_reasons(self, spec: JobSpec, names: Iterable[ClusterName]) -> Reasons:
@@ -114,6 +118,8 @@ class Eligibility:
 
     def may_run_on(self, spec: JobSpec, names: frozenset[ClusterName], view: GridView) -> bool:
         """Return whether the job may run on these clusters together, independently of idle nodes."""
+        if restricts_links(spec, view) and not are_linked(names, spec.links, view):
+            return False
         demands = self.demands(spec)
         if not demands:
             return True
@@ -148,7 +154,17 @@ class Eligibility:
             self._grouped = (view, sets, groups)
         return self._grouped[2]
 
-    def fixed_request_refusal(self, spec: JobSpec, request: FixedRequest, demands: Demands) -> Refusal | None:
+    def demands_on(self, spec: JobSpec, view: GridView) -> Demands | tuple[()]:
+        """Return the demands of a job with the sets of clusters that the links of a view allow."""
+        demands = self.demands(spec)
+        if not restricts_links(spec, view):
+            return demands
+        sets = linked_sets(demands.sets if demands else (), spec.links, view)
+        return (demands or Demands())._replace(sets=sets)
+
+    def fixed_request_refusal(
+        self, spec: JobSpec, request: FixedRequest, demands: Demands, view: GridView
+    ) -> Refusal | None:
         """Return why a fixed request's clusters can never serve it; None if they can."""
         if barred := demands.barred & {component.cluster for component in request.components}:
             return Refusal("; ".join(self.barred_texts(demands, barred)), RefusalKind.ELIGIBILITY)
@@ -158,15 +174,19 @@ class Eligibility:
                 return Refusal(describe_missing_folders([name], missing), RefusalKind.ELIGIBILITY)
         clusters = {component.cluster or "" for component in request.components} & self._profiles.keys()
         if demands.sets and not any(clusters <= together for together in demands.sets):
-            return Refusal(self.conflict_text(clusters, demands), RefusalKind.ELIGIBILITY)
+            return Refusal(self.conflict_text(clusters, demands, view), RefusalKind.ELIGIBILITY)
         return None
 
-    def conflict_text(self, names: Iterable[ClusterName], demands: Demands) -> str:
+    def conflict_text(self, clusters: Iterable[ClusterName], demands: Demands, view: GridView) -> str:
         """Return why clusters cannot run one job together, such as ``north has Open MPI 5, south 4``."""
-        return explain_conflict(names, self._profiles, one_series=demands.one_series, is_script=demands.is_script)
+        names = sorted(clusters)
+        conflict = explain_conflict(names, self._profiles, one_series=demands.one_series, is_script=demands.is_script)
+        return "; ".join(filter(None, (conflict, missing_links_text(names, demands.links, view))))
 
-    def partners_text(self, name: ClusterName, demands: Demands) -> str:
+    def partners_text(self, name: ClusterName, demands: Demands, view: GridView) -> str:
         """Return which clusters may run a job together with one that has too few nodes for it."""
+        if apart := missing_links_text((cluster.name for cluster in view.by_idle), demands.links, view):
+            return apart
         if not self._sets[False, demands.is_script]:
             return f"only clusters with Open MPI {self._profiles[name].mpi.series} count beside it"
         allowed = sorted(partners(name, self._profiles, one_series=demands.one_series, is_script=demands.is_script))

@@ -18,6 +18,7 @@ from koalapy.policies.reasons import not_usable
 from koalapy.scheduler.queue.component_group import component_groups, single_components
 from koalapy.scheduler.queue.component_search import ComponentSearch
 from koalapy.scheduler.queue.eligibility import Demands, Eligibility
+from koalapy.scheduler.queue.link_rules import streams_refusal
 from koalapy.scheduler.queue.policy_calls import PolicyCalls
 
 
@@ -57,7 +58,7 @@ class NodeMatching:
         if len(demands.nodes) == 1:
             return self._evaluate_group(policy, spec, view, demands.nodes[0])
         answer = self._place_groups(policy, spec, demands, view)
-        if isinstance(answer, Placement) or answer.kind is RefusalKind.ADVICE:
+        if isinstance(answer, Placement) or answer.kind in (RefusalKind.ADVICE, RefusalKind.RELAYS):
             return answer
         search = ComponentSearch(
             single_components(spec, demands, view),
@@ -66,7 +67,10 @@ class NodeMatching:
             lambda names: self._eligibility.may_run_on(spec, names, view),
         )
         placed = search.find_placement()
-        return answer if placed is None else _placement_of(placed, ["components with the fewest nodes first"])
+        if placed is None:
+            return answer
+        placement = _placement_of(placed, ["components with the fewest nodes first"])
+        return streams_refusal(spec, placement, view) or placement
 
     def _place_groups(self, policy: Policy, spec: JobSpec, demands: Demands, view: GridView) -> Placement | Refusal:
         """Place the components of each requirement in turn, on the nodes that those before leave."""
@@ -84,7 +88,8 @@ class NodeMatching:
         if not self._eligibility.may_run_on(spec, names, view):
             text = f"its components fit on {format_list(sorted(names))}, which may not run it together"
             return Refusal(text, RefusalKind.ELIGIBILITY)
-        return _placement_of(placed, reasons)
+        placement = _placement_of(placed, reasons)
+        return streams_refusal(spec, placement, view) or placement
 
     def _evaluate_group(
         self, policy: Policy, spec: JobSpec, view: GridView, requirement: NodeRequirement | None

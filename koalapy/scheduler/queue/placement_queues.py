@@ -68,6 +68,8 @@ class PlacementQueues:
         demand = () if (ask := self._use.demand_of(spec)) is None else (ask,)
         site = ("site", site) if (site := self._state.sharing.site_of(spec.home_site)) else ()
         demands = self._eligibility.demands(spec)
+        has_hub = bool(self._state.grid.relays.streams)
+        ranks = ("ranks", spec.processes_per_node, spec.cpus_per_rank) if has_hub else ()
         refused = ("refused", *sorted(barred)) if barred else ()
         return (
             spec.policy,
@@ -78,6 +80,7 @@ class PlacementQueues:
             *internal,
             *demand,
             *site,
+            *ranks,
             *refused,
         )
 

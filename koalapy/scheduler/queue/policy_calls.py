@@ -22,6 +22,7 @@ from koalapy.policies.policy import Policy
 from koalapy.policies.reasons import not_usable, reason_for
 from koalapy.scheduler.advisor.knowledge import KnowledgeBuilder
 from koalapy.scheduler.queue.eligibility import Demands, Eligibility, Reasons, without_barred
+from koalapy.scheduler.queue.link_rules import linked_sets, streams_refusal
 from koalapy.scheduler.queue.placement_queues import PlacementQueues
 from koalapy.scheduler.state import SchedulerState
 
@@ -253,12 +254,25 @@ class PolicyCalls:
 
         A refusal also says which clusters were left out. A fixed request that names one of those is refused.
         """
-        request, demands = spec.request, self._eligibility.demands(spec)
+        demands = self._eligibility.demands_on(spec, view)
         if not demands:
-            return call_policy(policy, request, view)
-        constraints = demands.constraints
+            return call_policy(policy, spec.request, view)
+        answer = self._answer_demands(policy, spec, view, demands)
+        if not view.relays.streams or isinstance(answer, Refusal):
+            return answer
+        refusal = streams_refusal(spec, answer, view)
+        if refusal is None:
+            return answer
+        sets = linked_sets(demands.sets, spec.links, view, without_relays=True)
+        answer = self._answer_demands(policy, spec, view, demands._replace(sets=sets))
+        return refusal if isinstance(answer, Refusal) or streams_refusal(spec, answer, view) else answer
+
+    def _answer_demands(self, policy: Policy, spec: JobSpec, view: GridView, demands: Demands) -> Placement | Refusal:
+        """Return the policy's answer for clusters that meet a job's demands. Raise ``BrokenPolicy`` if it is
+        invalid."""
+        request, constraints = spec.request, demands.constraints
         if isinstance(request, FixedRequest):
-            refusal = self._eligibility.fixed_request_refusal(spec, request, demands)
+            refusal = self._eligibility.fixed_request_refusal(spec, request, demands, view)
             return refusal or place_within_constraints(policy, request, view, constraints)
         view, barred = without_barred(demands.barred, view)
         view, lacking = self._eligibility.with_folders(demands.folders, view)
@@ -294,7 +308,7 @@ class PolicyCalls:
 
         The policy gives the reasons only of clusters that are usable and where the job may run.
         """
-        demands = self._eligibility.demands(spec) or Demands()
+        demands = self._eligibility.demands_on(spec, view) or Demands()
         able, barred = without_barred(demands.barred, view)
         able, lacking = self._eligibility.with_folders(demands.folders, able)
         reasons = {c.name: ClusterReason(c.name, not_usable(c)) for c in view if not_usable(c)}
@@ -313,25 +327,25 @@ class PolicyCalls:
                 if len(groups) > 1:
                     reasons[name] = replace(
                         group_reasons[name],
-                        reason=f"{group_reasons[name].reason}; {self._eligibility.partners_text(name, demands)}",
+                        reason=f"{group_reasons[name].reason}; {self._eligibility.partners_text(name, demands, view)}",
                     )
         return reasons
 
     def _fixed_request_reasons(self, policy: Policy, spec: JobSpec, request: FixedRequest, view: GridView) -> Reasons:
         """Return the reasons against a fixed request, by the names of the clusters that prevent its placement."""
-        demands = self._eligibility.demands(spec) or Demands()
+        demands = self._eligibility.demands_on(spec, view) or Demands()
         clusters = {component.cluster or "" for component in request.components}
         if barred := demands.barred & clusters:
             return self._eligibility.barred_reasons(spec, barred)
         refusal: Placement | Refusal | None
-        refusal = self._eligibility.fixed_request_refusal(spec, request, demands)
+        refusal = self._eligibility.fixed_request_refusal(spec, request, demands, view)
         if refusal is None and (cut_off := _fixed_transfer_problem(spec, request, view)):
             refusal = Refusal(cut_off)
         if refusal is None:
             reasons = explained_where_named(policy, request, view)
             if reasons:
                 return reasons
-            refusal = place_within_constraints(policy, request, view, demands.constraints)
+            refusal = self._evaluate_within_demands(policy, spec, view)
         return {name: ClusterReason(name, str(refusal)) for name in clusters}
 
     def _evaluate_by_sets(
@@ -350,7 +364,7 @@ class PolicyCalls:
             best = best or answer
         assert best is not None
         if isinstance(place_within_constraints(policy, request, view, constraints), Placement):
-            apart = self._eligibility.conflict_text((cluster.name for cluster in view.by_idle), demands)
+            apart = self._eligibility.conflict_text((cluster.name for cluster in view.by_idle), demands, view)
             return Refusal(f"{best.summary}; {apart}", RefusalKind.ELIGIBILITY)
         return best
 
@@ -467,6 +481,7 @@ class PolicyEvaluator:
             emptied = tuple(map(_empty_cluster, view))
             uplinks = {name: Uplink(uplink.capacity) for name, uplink in view.uplinks.items()}
             empty = GridView(emptied, view.links, (), view.replicas, view.cut_off, uplinks)
+            empty = self._grid.with_all_relays(empty)
             self._seen, self._empty = view, self._empty if empty == self._empty else empty
         return self._empty
 
@@ -552,7 +567,9 @@ def _assumed_links(view: GridView, bandwidth: float) -> Mapping[ClusterPair, Lin
         link = view.link_between(source, target)
         if not link.unreachable:
             latency = 0.0 if link.latency is None else link.latency
-            links[source, target] = Link(latency, bandwidth if link.bandwidth is None else link.bandwidth)
+            links[source, target] = replace(
+                link, latency=latency, bandwidth=bandwidth if link.bandwidth is None else link.bandwidth
+            )
     return links
 
 

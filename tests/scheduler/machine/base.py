@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize
 
-from koalapy.model.cluster import ClusterView, GridView, Link, Uplink
+from koalapy.model.cluster import NO_RELAYS, ClusterView, GridView, Link, LinkUse, Relays, Uplink
 from koalapy.model.errors import UsageError
 from koalapy.model.job import NO_LEASE, JobId, JobState, Token
 from koalapy.model.job_spec import ClaimingMode, JobSpec
@@ -125,6 +125,7 @@ class Machine(RuleBasedStateMachine):
         touches=st.sampled_from([1, 5, 1000]),
         budget=st.sampled_from([None, None, MIN_SECONDS, 4.0]),
         lease=st.sampled_from([LEASE, LEASE, LEASE, MIN_SECONDS, 100.0, NO_LEASE]),
+        relays=st.sampled_from([NO_RELAYS, Relays(30), Relays(60, {("north", "south"): LinkUse.RELAYED})]),
     )
     def begin(
         self,
@@ -134,6 +135,7 @@ class Machine(RuleBasedStateMachine):
         touches: int,
         budget: float | None,
         lease: float,
+        relays: Relays,
     ) -> None:
         """Create the environment. ``budget`` is the number of clock reads within which a step queue_positions jobs."""
         nonces = count(1)
@@ -150,6 +152,7 @@ class Machine(RuleBasedStateMachine):
             first_job=FIRST_JOB,
             clock=partial(next, count(1.0)) if budget else None,
             lease=lease,
+            relays=relays,
         )
         self.is_extreme = MIN_FACTOR in (rules["claim_factor"], rules.get("claim_factor_min"))
         for site in self.world.sites.values():

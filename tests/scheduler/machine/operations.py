@@ -12,6 +12,7 @@ from koalapy.scheduler.events import (
     ClusterResumed,
     LinkMeasured,
     PeriodicScan,
+    RelayChanged,
     ReplicasChanged,
 )
 from tests.scheduler import invariants
@@ -74,6 +75,10 @@ class Operations(Machine):
     def measure_link(self, source: str, destination: str, link: Link) -> None:
         if source != destination:
             self.world.step([LinkMeasured(source, destination, link)])
+
+    @rule(name=cluster_names, is_ready=st.booleans(), relayed_only=st.sampled_from([False, False, True]))
+    def change_relay(self, name: str, is_ready: bool, relayed_only: bool) -> None:
+        self.world.step([RelayChanged(name, is_ready, relayed_only)])
 
     @rule(sites=st.lists(cluster_names, unique=True, max_size=2))
     def change_replicas(self, sites: list[str]) -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from koalapy.model.array import ArrayFail, TaskIndices
+from koalapy.model.cluster import LinkUse
 from koalapy.model.dependency import Dependency, EndCondition
 from koalapy.model.errors import BusyError, ConflictError, LimitReached, NeverAllowed, NotFoundError, UsageError
 from koalapy.model.job import Job, JobState
@@ -86,6 +87,8 @@ specs = st.builds(
     collect=st.sampled_from([(), (), ("*",)]),
     application=st.sampled_from(["", "", "solver"]),
     per_node_bandwidth=st.sampled_from([None, None, 5.0, 40.0]),
+    links=st.sampled_from([LinkUse.ANY, LinkUse.ANY, LinkUse.ANY, LinkUse.DIRECT, LinkUse.RELAYED]),
+    processes_per_node=st.sampled_from([None, None, 2]),
     array=arrays,
     array_fail=st.sampled_from(ArrayFail),
 )

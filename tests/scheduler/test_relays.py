@@ -1,0 +1,154 @@
+"""Jobs over relayed links: which pairs of clusters they may use, and the streams of the hub."""
+
+from typing import Any
+
+import pytest
+
+from koalapy.model.cluster import Link, LinkPath, LinkUse, Relays
+from koalapy.model.job import JobState
+from koalapy.model.reports import ComponentStatus
+from koalapy.scheduler.events import LinkMeasured, RelayChanged, Reported
+from koalapy.scheduler.explain.explain import explain
+from koalapy.scheduler.ledger import live
+from tests.scheduler.requests import fixed, flexible, nonfixed
+from tests.scheduler.world import World
+
+SIZES = {"north": 4, "south": 4}
+UNREACHABLE = {("north", "south"): Link(unreachable=True)}
+MEASURED = {("north", "south"): Link(0.001, 1e8)}
+NODES = 8
+"""Control streams of a job on all nodes of both clusters: one for each node."""
+BOTH = ("north", "south")
+
+
+def world_of(streams: int, *ready: str, links: Any = None, uses: Any = None, only: tuple[str, ...] = ()) -> World:
+    world = World(SIZES, links=links, relays=Relays(streams, uses or {}))
+    world.step([RelayChanged(name, name in ready, name in only) for name in SIZES])
+    return world
+
+
+def waiting_reason(world: World, job: int) -> str:
+    assert world.state(job) is JobState.QUEUED
+    return explain(world.queries, world.job(job), [], world.now).headline
+
+
+@pytest.mark.parametrize(
+    ("use", "links", "ready", "only", "path"),
+    [
+        (LinkUse.ANY, MEASURED, BOTH, (), LinkPath.DIRECT),
+        (LinkUse.ANY, {}, BOTH, (), LinkPath.UNKNOWN),
+        (LinkUse.ANY, {}, ("north",), (), LinkPath.DIRECT),
+        (LinkUse.ANY, UNREACHABLE, BOTH, (), LinkPath.RELAYED),
+        (LinkUse.ANY, MEASURED, BOTH, ("south",), LinkPath.RELAYED),
+        (LinkUse.ANY, MEASURED, ("north",), ("south",), LinkPath.NONE),
+        (LinkUse.DIRECT, MEASURED, BOTH, (), LinkPath.DIRECT),
+        (LinkUse.DIRECT, MEASURED, BOTH, ("north",), LinkPath.NONE),
+        (LinkUse.DIRECT, UNREACHABLE, BOTH, (), LinkPath.NONE),
+        (LinkUse.DIRECT, UNREACHABLE, (), (), LinkPath.NONE),
+        (LinkUse.RELAYED, MEASURED, BOTH, (), LinkPath.RELAYED),
+        (LinkUse.RELAYED, MEASURED, ("south",), (), LinkPath.NONE),
+    ],
+)
+def test_path_decides_whether_clusters_are_combined(
+    use: LinkUse, links: Any, ready: tuple[str, ...], only: tuple[str, ...], path: LinkPath
+) -> None:
+    for request in (nonfixed(4, 4), flexible(8), fixed(north=4, south=4)):
+        world = world_of(1000, *ready, links=links, only=only)
+        job = world.submit(request, links=use)
+        assert world.state(job).is_active is (path is not LinkPath.NONE)
+        if path is LinkPath.NONE:
+            assert "link" in waiting_reason(world, job)
+        else:
+            assert world.queries.link_paths(world.job(job)) == {BOTH: path}
+            needed = 16 + NODES if path in (LinkPath.RELAYED, LinkPath.UNKNOWN) else 0
+            assert world.queries.grid.reserved_streams == needed
+
+
+def test_job_within_a_cluster_needs_no_link() -> None:
+    world = world_of(0, links=UNREACHABLE, only=BOTH)
+    for use in LinkUse:
+        assert world.state(world.submit(nonfixed(1, 1), links=use)).is_active
+
+
+def test_streams_of_hub_are_never_exceeded_and_wait_for_the_end_of_an_attempt() -> None:
+    world = world_of(12, *BOTH, links=UNREACHABLE)
+    first = world.submit(fixed(north=2, south=2), run_time=10.0, processes_per_node=1)
+    second = world.submit(fixed(north=2, south=2), run_time=10.0, processes_per_node=1)
+    assert world.queries.grid.reserved_streams == 8
+    assert world.state(first).is_active
+    reason = waiting_reason(world, second)
+    assert "needs up to 8 streams over relays between north, south, and 4 of the hub's 12 are free" in reason
+    world.restart()
+    for name in SIZES:
+        world.connect(name)
+    world.step([RelayChanged(name, is_ready=True) for name in SIZES])
+    assert world.queries.grid.reserved_streams == 8
+    assert world.state(second) is JobState.QUEUED
+    world.advance(60)
+    assert world.state(first) is world.state(second) is JobState.SUCCEEDED
+    assert world.queries.grid.reserved_streams == 0
+
+
+def test_other_job_of_the_same_shape_with_fewer_ranks_does_not_wait() -> None:
+    world = world_of(10, *BOTH, links=UNREACHABLE)
+    first = world.submit(nonfixed(4, 4), processes_per_node=4)
+    second = world.submit(nonfixed(4, 4), processes_per_node=1)
+    assert "the hub has 10 streams" in waiting_reason(world, first)
+    assert world.state(second) is JobState.QUEUED  # 16 + 8 streams
+    third = world.submit(nonfixed(3, 1), processes_per_node=1)
+    assert world.state(third).is_active
+
+
+def test_explain_names_the_change_of_links_and_of_ranks() -> None:
+    world = world_of(40, *BOTH, links=UNREACHABLE)
+    too_many = world.submit(fixed(north=4, south=4), processes_per_node=3)
+    direct = world.submit(fixed(north=4, south=4), links=LinkUse.DIRECT)
+    change = explain(world.queries, world.job(too_many), [], world.now).smallest_change
+    assert change is not None
+    assert change.text == "run 1 process on each node, with fewer streams over relays"
+    change = explain(world.queries, world.job(direct), [], world.now).smallest_change
+    assert change is not None
+    assert change.text == "allow relayed links too"
+
+
+def test_job_goes_where_it_needs_no_streams() -> None:
+    world = World({"north": 4, "south": 4, "west": 8}, relays=Relays(10), links=UNREACHABLE)
+    world.step([RelayChanged(name, is_ready=True) for name in world.sites])
+    job = world.submit(nonfixed(4, 4), policy="worst-fit", processes_per_node=4)
+    assert {component.cluster for component in live(world.job(job)).gang} == {"west"}
+
+
+def test_started_job_teaches_that_a_pair_needs_relays() -> None:
+    world = world_of(1000, *BOTH)
+    job = world.submit(nonfixed(4, 4), run_time=20.0)
+    token = world.job(job).token(0)
+    for _ in range(2):
+        status = ComponentStatus(token, "running", relayed=(("south", "north"), ("south", "elsewhere")))
+        world.step([Reported(live(world.job(job)).gang[0].cluster, status)])
+    assert live(world.job(job)).relayed == (BOTH,)
+    texts = [entry.reason for entry in world.timeline if entry.event == "relayed"]
+    assert texts == ["MPI messages between north and south go over relays"]
+    view = world.queries.grid.view()
+    assert view.link_between(*BOTH) == Link(relayed=True)
+    world.step([RelayChanged("north", is_ready=False)])
+    assert world.queries.grid.view().link_between(*BOTH) == Link(unreachable=True)
+    world.step([LinkMeasured(*BOTH, Link(0.001, 1e8))])
+    assert world.queries.grid.view().link_between(*BOTH) == Link(0.001, 1e8)
+
+
+def test_measuring_job_tries_a_relayed_link_directly_again() -> None:
+    world = world_of(1000, *BOTH, links=UNREACHABLE)
+    job = world.submit(fixed(north=1, south=1), internal=True)
+    assert world.queries.link_paths(world.job(job)) == {BOTH: LinkPath.UNKNOWN}
+    forced = world_of(1000, *BOTH, links=UNREACHABLE, uses={BOTH: LinkUse.RELAYED})
+    job = forced.submit(fixed(north=1, south=1), internal=True)
+    assert forced.queries.link_paths(forced.job(job)) == {BOTH: LinkPath.RELAYED}
+
+
+def test_policy_sees_values_of_a_relayed_link() -> None:
+    world = World({"north": 2, "south": 2, "west": 2}, relays=Relays(1000))
+    world.step([RelayChanged(name, is_ready=True) for name in world.sites])
+    values = {("north", "south"): 0.001, ("north", "west"): 0.0001, ("south", "west"): 0.05}
+    world.step([LinkMeasured(*pair, Link(latency, 1e8, relayed=True)) for pair, latency in values.items()])
+    job = world.submit(flexible(4), policy="communication-aware")
+    assert {component.cluster for component in live(world.job(job)).gang} == {"north", "west"}
