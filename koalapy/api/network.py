@@ -62,6 +62,8 @@ class LinkView(Output):
     error: str
     """The reason for which nodes cannot reach each other, or for which the last measurement failed."""
     under_way: UnderWayView | None
+    relayed: bool
+    """Whether MPI messages between the clusters go over relays now."""
 
 
 class NetworkView(Output):
@@ -169,4 +171,5 @@ def _link_view(link: LinkRecord) -> dict[str, Any]:
         "tried_at": measured.tried_at,
         "error": measured.error,
         "under_way": link.under_way,
+        "relayed": link.is_relayed,
     }

@@ -13,7 +13,7 @@ from koalapy.daemon.agents.embedded import agent_directory
 from koalapy.daemon.agents.session import Sessions
 from koalapy.daemon.agents.wire import plan_nodes
 from koalapy.daemon.alerts.notifications import Notifications, build_notifications
-from koalapy.daemon.engine.engine import Engine, Outbox, steady_clock
+from koalapy.daemon.engine.engine import Engine, Outbox, WorkItem, steady_clock
 from koalapy.daemon.jobs.advisor import MAX_LEARNED_RUNS
 from koalapy.daemon.jobs.record import Record
 from koalapy.daemon.network.links import LinkTable
@@ -98,6 +98,7 @@ def build_core(settings: Settings, policies: Registry, data_dir: Path) -> Core:
         load_or_make_token(data_dir, RELAY_SECRET_FILE)[0].encode() if settings.relay.control is not None else b"",
         lambda job: plan_nodes(job, profiles),
         sessions.offer_message,
+        queries.link_paths,
     )
     engine = Engine(
         scheduler,
@@ -112,6 +113,7 @@ def build_core(settings: Settings, policies: Registry, data_dir: Path) -> Core:
         find_relay=relays.plan_job,
     )
     engine.subscribe(log_change)
+    relays.report = lambda changed: engine.post(WorkItem(events=(changed,)))
     engine.subscribe(relays.note_job, relays.note_attempt)
     return Core(
         settings,
@@ -161,6 +163,8 @@ def collect_beginning(
         saved.jobs,
         saved.scans,
         now,
+        settings.relay.streams if settings.relay.control is not None else 0,
+        tuple((first, second, use) for (first, second), use in settings.link_uses().items()),
     )
 
 

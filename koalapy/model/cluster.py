@@ -235,6 +235,8 @@ class Link:
     """Whether nodes of the clusters cannot reach each other; latency and bandwidth are None then."""
     relayed: bool = False
     """Whether MPI messages go over relays, as the nodes cannot reach each other directly."""
+    direct: bool = field(default=False, compare=False)
+    """Whether a measurement has shown that the nodes reach each other directly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -429,9 +431,9 @@ class GridView:
         link, may_relay = self.link_between(first, second), self.relays.may_relay(first, second)
         if use is LinkUse.RELAYED or link.relayed or self.relays.must_relay(first, second):
             return LinkPath.RELAYED if may_relay and use is not LinkUse.DIRECT else LinkPath.NONE
-        if use is LinkUse.DIRECT:
-            return LinkPath.NONE if link.unreachable else LinkPath.DIRECT
-        return LinkPath.UNKNOWN if may_relay and link.latency is None else LinkPath.DIRECT
+        if link.unreachable and (use is LinkUse.DIRECT or self.relays.streams):
+            return LinkPath.NONE
+        return LinkPath.UNKNOWN if may_relay and use is LinkUse.ANY and not link.direct else LinkPath.DIRECT
 
 
 Moves = Sequence[tuple[ClusterView, ClusterView]]

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
 from koalapy.model.advice import Run
-from koalapy.model.cluster import Drain, Link
+from koalapy.model.cluster import Drain, Link, LinkUse, Relays
 from koalapy.model.job import Job
 from koalapy.model.job_spec import Priority
 from koalapy.model.limits import Limits, LimitSettings, NodeUse
@@ -96,6 +96,10 @@ class Beginning:
     """Number of scans so far of each placement queue."""
     now: Moment = 0.0
     """Time at which the scheduler takes up the jobs, in seconds since 1970."""
+    streams: int = 0
+    """Maximum number of streams over the hub of the relays; 0: there is no hub."""
+    link_uses: tuple[tuple[ClusterName, ClusterName, LinkUse], ...] = ()
+    """The configured paths of MPI messages between clusters."""
 
     def make_scheduler(
         self, policies: Registry, nonces: Nonces, clock: Clock | None, *, keeps_effects: bool = True
@@ -110,6 +114,7 @@ class Beginning:
             Experience(speeds, self.runs),
             self.people.make_accounts(),
             self.people.make_owner_use(),
+            Relays(self.streams, {(first, second): use for first, second, use in self.link_uses}),
         )
         state.grid.set_replicas(self.replicas)
         scheduler = Scheduler(state, nonces, clock, keeps_effects=keeps_effects)

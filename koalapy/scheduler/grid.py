@@ -212,7 +212,7 @@ class GridStatus:
             if link.relayed == previous.relayed:
                 latency = previous.latency if link.latency is None else link.latency
                 bandwidth = previous.bandwidth if link.bandwidth is None else link.bandwidth
-                link = Link(latency, bandwidth, relayed=link.relayed)
+                link = Link(latency, bandwidth, relayed=link.relayed, direct=link.direct)
             links[source, target] = link
             back = links.get((target, source))
             if back is not None and (back.unreachable or back.relayed != link.relayed):

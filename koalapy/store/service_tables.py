@@ -101,7 +101,8 @@ class SqlMeasurements:
         series = (_columns.one, _columns.other, _columns.kind, _columns.error != "")
         rank = func.row_number().over(partition_by=series, order_by=_columns.id.desc()).label("rank")
         ranked = select(_columns.id, _columns.kind, _columns.error, rank).subquery()
-        is_good = (ranked.c.kind == MeasurementKind.PINGPONG.value) & (ranked.c.error == "")
+        kinds = (MeasurementKind.PINGPONG.value, MeasurementKind.RELAYED.value)
+        is_good = ranked.c.kind.in_(kinds) & (ranked.c.error == "")
         newest = select(ranked.c.id).where((ranked.c.rank == 1) | (is_good & (ranked.c.rank <= MAX_PINGPONGS)))
         return self._read_measurements(select(tables.measurements).where(_columns.id.in_(newest)).order_by(_columns.id))
 

@@ -15,7 +15,7 @@ from tests.scheduler.world import World
 
 SIZES = {"north": 4, "south": 4}
 UNREACHABLE = {("north", "south"): Link(unreachable=True)}
-MEASURED = {("north", "south"): Link(0.001, 1e8)}
+MEASURED = {("north", "south"): Link(0.001, 1e8, direct=True)}
 NODES = 8
 """Control streams of a job on all nodes of both clusters: one for each node."""
 BOTH = ("north", "south")
@@ -39,6 +39,8 @@ def waiting_reason(world: World, job: int) -> str:
         (LinkUse.ANY, {}, BOTH, (), LinkPath.UNKNOWN),
         (LinkUse.ANY, {}, ("north",), (), LinkPath.DIRECT),
         (LinkUse.ANY, UNREACHABLE, BOTH, (), LinkPath.RELAYED),
+        (LinkUse.ANY, UNREACHABLE, ("south",), (), LinkPath.NONE),
+        (LinkUse.ANY, {BOTH: Link(0.001)}, BOTH, (), LinkPath.UNKNOWN),
         (LinkUse.ANY, MEASURED, BOTH, ("south",), LinkPath.RELAYED),
         (LinkUse.ANY, MEASURED, ("north",), ("south",), LinkPath.NONE),
         (LinkUse.DIRECT, MEASURED, BOTH, (), LinkPath.DIRECT),
@@ -81,6 +83,7 @@ def test_streams_of_hub_are_never_exceeded_and_wait_for_the_end_of_an_attempt() 
     world.restart()
     for name in SIZES:
         world.connect(name)
+    assert world.state(second) is JobState.QUEUED, "the relays are not ready"
     world.step([RelayChanged(name, is_ready=True) for name in SIZES])
     assert world.queries.grid.reserved_streams == 8
     assert world.state(second) is JobState.QUEUED

@@ -60,7 +60,7 @@ class LinkMeasurements:
     def with_measurement(self, new: Measurement) -> "LinkMeasurements":
         """Return the measurements with a new one in addition, without those that it makes obsolete."""
         if new.kind is MeasurementKind.TRANSFER:
-            if self.unreachable:
+            if self.unreachable or self.relayed:
                 return self  # Transfers run between head nodes and say nothing about the compute nodes.
             updated = replace(self, moved_back=new) if new.one > new.other else replace(self, moved=new)
         elif new.kind is MeasurementKind.INCONCLUSIVE:
@@ -68,7 +68,10 @@ class LinkMeasurements:
         elif new.error:
             updated = replace(self, failed=new, pingpongs=(), moved=None, moved_back=None)
         else:
-            updated = replace(self, pingpongs=(*self.pingpongs, new)[-MAX_PINGPONGS:])
+            similar = [pingpong for pingpong in self.pingpongs if pingpong.kind is new.kind]
+            updated = replace(self, pingpongs=(*similar, new)[-MAX_PINGPONGS:])
+            if new.kind is MeasurementKind.RELAYED:
+                updated = replace(updated, moved=None, moved_back=None)
             if len(updated.pingpongs) == MAX_PINGPONGS:  # Older transfers no longer count, and no store returns them.
                 first = updated.pingpongs[0]
                 moved = self.moved if self._last_of(first, self.moved) is self.moved else None
@@ -90,6 +93,11 @@ class LinkMeasurements:
     @property
     def unreachable(self) -> bool:
         return self.failed is not None and self._last_of(self.failed, self.measured) is self.failed
+
+    @property
+    def relayed(self) -> bool:
+        """Return whether the messages of the newest ping-pong went over relays."""
+        return not self.unreachable and self.measured is not None and self.measured.kind is MeasurementKind.RELAYED
 
     @property
     def newest(self) -> Measurement | None:
@@ -117,7 +125,9 @@ class LinkMeasurements:
         latencies = [pingpong.latency for pingpong in self.pingpongs if pingpong.latency is not None]
         latency = median(latencies) if latencies else configured.latency
         bandwidth = self.measured_bandwidth(back=back)
-        return Link(latency, configured.bandwidth if bandwidth is None else bandwidth)
+        bandwidth = configured.bandwidth if bandwidth is None else bandwidth
+        is_direct = self.measured is not None and not self.relayed
+        return Link(latency, bandwidth, relayed=self.relayed, direct=is_direct)
 
     def measured_bandwidth(self, *, back: bool) -> float | None:
         """Return the measured bandwidth in one direction, or else in the opposite one; None without measurements.
@@ -204,7 +214,7 @@ class LinkTable:
         self._measurements[pair] = self._measurements[pair].with_measurement(measurement)
         if measurement.kind is MeasurementKind.TRANSFER:
             self._reported[source, target], self._weights[source, target] = measurement, MAX_TRANSFER_WEIGHT
-        elif measurement.kind is MeasurementKind.PINGPONG:
+        elif measurement.kind in (MeasurementKind.PINGPONG, MeasurementKind.RELAYED):
             for direction in ((source, target), (target, source)):
                 self._reported[direction], self._weights[direction] = measurement, PINGPONG_WEIGHT
 
@@ -217,7 +227,7 @@ class LinkTable:
         if pair not in self._measurements or size < MIN_TRANSFER_SIZE or seconds < MIN_TRANSFER_SECONDS:
             return None
         measurements, back = self._measurements[pair], direction != pair
-        if measurements.unreachable:
+        if measurements.unreachable or measurements.relayed:
             return None
         previous, previous_weight = measurements.measured_bandwidth(back=back), self._weights.get(direction, 0.0)
         weight = min(seconds, MAX_NEW_SHARE * max(previous_weight, PINGPONG_WEIGHT))

@@ -13,7 +13,7 @@ from koalapy.daemon.engine.engine import RETRY_INTERVAL_S, Engine, WorkItem
 from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.daemon.network.links import LinkMeasurements, LinkState, LinkTable
 from koalapy.model.application import NO_APPLICATION
-from koalapy.model.cluster import ClusterPair, ClusterState, Link, check_cluster, pair_of
+from koalapy.model.cluster import ClusterPair, ClusterState, Link, LinkPath, check_cluster, pair_of
 from koalapy.model.errors import KoalaError, LeaseLost, StoreUnavailable, UsageError
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import Job, JobId, JobState
@@ -70,6 +70,8 @@ class LinkRecord:
     link: Link
     measurements: LinkMeasurements
     under_way: PendingMeasurement | None
+    is_relayed: bool
+    """Whether MPI messages between its clusters go over relays now."""
 
 
 class Network:
@@ -123,9 +125,15 @@ class Network:
     def list_links(self) -> list[LinkRecord]:
         """Return the links of all pairs of clusters, within one and between two."""
         now, stale_after, table = self._engine.clock(), self._settings.stale_after, self._links
+        view = self._queries.grid.view()
         return [
             LinkRecord(
-                pair, table[pair].state_at(now, stale_after), table[pair].link, table[pair], self._under_way.get(pair)
+                pair,
+                table[pair].state_at(now, stale_after),
+                table[pair].link,
+                table[pair],
+                self._under_way.get(pair),
+                view.path_between(*pair) is LinkPath.RELAYED,
             )
             for pair in table.list_pairs()
         ]
@@ -339,7 +347,9 @@ def parse_result(pair: ClusterPair, job: Job, output: bytes, now: float) -> Meas
             latency, forward, back = result
             if job.attempt is not None and job.attempt.head.cluster != pair[0]:
                 forward, back = back, forward
-            return Measurement(*pair, MeasurementKind.PINGPONG, now, latency, forward, job=job.id, back=back)
+            is_relayed = job.attempt is not None and pair in job.attempt.relayed
+            kind = MeasurementKind.RELAYED if is_relayed else MeasurementKind.PINGPONG
+            return Measurement(*pair, kind, now, latency, forward, job=job.id, back=back)
         return Measurement(*pair, MeasurementKind.INCONCLUSIVE, now, job=job.id, error="the program printed no result")
     errors = [component.error for component in job.attempt.components] if job.attempt else []
     if error := next((error for error in (*errors, job.reason) if CANNOT_REACH in error), ""):

@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 
 from koalapy.config.types import is_address
-from koalapy.model.cluster import ClusterPair, LinkUse, pair_of
+from koalapy.model.cluster import ClusterPair, LinkPath, LinkUse, pair_of
 from koalapy.model.job import Attempt, Job, JobId, JobState
 from koalapy.model.job_spec import Launcher
 from koalapy.model.request import ClusterName
@@ -20,6 +20,7 @@ from koalapy.protocol.messages import PlanNode, PlanRelay, RelayLost, RelayState
 from koalapy.relay.client import RelayClient, RelayRejected
 from koalapy.relay.entries import AttemptPlan, HeadIdentity, NodePlan, derive_head_key
 from koalapy.runner.relay_layout import FIRST_PORT, LAST_PORT, count_ports, node_ports
+from koalapy.scheduler.events import RelayChanged
 from koalapy.scheduler.ledger import live
 from koalapy.system.event_loop import BackgroundTasks
 
@@ -83,13 +84,17 @@ class Relays:
         secret: bytes,
         nodes_of: Callable[[Job], Sequence[PlanNode]],
         send: Callable[[ClusterName, RelayLost], object] = lambda *_: None,
+        find_paths: Callable[[Job], Mapping[ClusterPair, LinkPath]] = lambda _: {},
     ) -> None:
         """``uses``: the configured path of messages by pair of clusters. ``secret``: from which keys of attempts are
         derived. ``nodes_of``: returns the nodes of a job's attempt in the order of its plan. ``send``: sends a message
-        to a cluster's agent."""
+        to a cluster's agent. ``find_paths``: returns the paths of a job's messages that the scheduler has assumed."""
+        self.report: Callable[[RelayChanged], object] = lambda _: None
+        """Reports to the scheduler that the relay of a site has changed."""
         self.record_traffic: Callable[[Traffic], Coroutine[Any, Any, None]] | None = None
         """Records what an ended attempt has sent through the hub."""
         self._send, self._control, self._uses, self._secret, self._nodes_of = send, control, uses, secret, nodes_of
+        self._find_paths = find_paths
         self._states: dict[ClusterName, RelayState] = {}
         self._entries: dict[JobId, tuple[str, dict[str, Any]]] = {}
         """Name and the hub's entry of each live attempt."""
@@ -121,14 +126,16 @@ class Relays:
         former = self._states.pop(cluster, None)
         if state is not None:
             self._states[cluster] = state
-            if former is None or former.ready != state.ready:
-                log.info(
-                    "the relay of a site has changed",
-                    action="relay-site",
-                    cluster=cluster,
-                    ready=state.ready,
-                    error=state.error,
-                )
+        if (known := state or former) is not None:
+            self.report(RelayChanged(cluster, self.is_ready(cluster), known.relayed_only))
+        if state is not None and (former is None or former.ready != state.ready):
+            log.info(
+                "the relay of a site has changed",
+                action="relay-site",
+                cluster=cluster,
+                ready=state.ready,
+                error=state.error,
+            )
 
     def is_ready(self, cluster: ClusterName) -> bool:
         """Return whether streams can be opened to and from a cluster now."""
@@ -142,14 +149,23 @@ class Relays:
             return LinkUse.RELAYED
         return use
 
+    def _use_of_job(self, job: Job, pair: ClusterPair, path: LinkPath | None) -> LinkUse:
+        """Return the path of a job's messages between two clusters. ``path``: that which the scheduler has assumed."""
+        uses = self.use_of(pair), job.spec.links
+        if use := next((use for use in (LinkUse.RELAYED, LinkUse.DIRECT) if use in uses), None):
+            return use
+        known = {LinkPath.RELAYED: LinkUse.RELAYED, LinkPath.NONE: LinkUse.RELAYED, LinkPath.DIRECT: LinkUse.DIRECT}
+        return LinkUse.ANY if path is None else known.get(path, LinkUse.ANY)
+
     def plan_job(self, job: Job, nodes: Sequence[PlanNode]) -> JobRelay | None:
         """Return the relayed links that a job may use, and let the hub know; None if it may use none."""
         # Programs of the other launcher cannot be relayed, but must not be direct where a site forbids it.
         can_relay = self._client is not None and job.spec.launcher is Launcher.OPENMPI
         names = sorted({node["cluster"] for node in nodes})
         pairs: list[tuple[str, str, Any]] = []
+        paths = self._find_paths(job)
         for pair in combinations(names, 2):
-            use = self.use_of(pair_of(*pair))
+            use = self._use_of_job(job, pair_of(*pair), paths.get(pair))
             if use is LinkUse.RELAYED or (can_relay and use is LinkUse.ANY and all(map(self.is_ready, pair))):
                 pairs.append((*pair, use.value))
         if not pairs:
@@ -240,6 +256,9 @@ class Relays:
         The head of a lost site may tell its agent nothing, and that of another site sees only its streams end.
         """
         match event["t"]:
+            case "state" | "away" as kind:
+                for cluster, state in self._states.items():
+                    self.report(RelayChanged(cluster, state.ready and kind == "state", state.relayed_only))
             case "lost":
                 self._report_loss(str(event["attempt"]), str(event["why"]))
             case "removed":

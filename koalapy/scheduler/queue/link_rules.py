@@ -19,8 +19,11 @@ Sets = tuple[frozenset[ClusterName], ...]
 
 
 def restricts_links(spec: JobSpec, view: GridView) -> bool:
-    """Return whether the links between clusters restrict the placement of a job; they rarely do."""
-    return bool(view.relays) or spec.links is not LinkUse.ANY
+    """Return whether the links between clusters restrict the placement of a job; they rarely do.
+
+    The daemon's own jobs measure links, whatever is known of these.
+    """
+    return (bool(view.relays) or spec.links is not LinkUse.ANY) and not spec.internal
 
 
 def linked_sets(sets: Sets, use: LinkUse, view: GridView, *, without_relays: bool = False) -> Sets:

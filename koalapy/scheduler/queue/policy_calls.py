@@ -256,7 +256,9 @@ class PolicyCalls:
         """
         demands = self._eligibility.demands_on(spec, view)
         if not demands:
-            return call_policy(policy, spec.request, view)
+            if not view.relays.streams:
+                return call_policy(policy, spec.request, view)
+            demands = Demands()
         answer = self._answer_demands(policy, spec, view, demands)
         if not view.relays.streams or isinstance(answer, Refusal):
             return answer
