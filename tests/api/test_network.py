@@ -10,7 +10,7 @@ from tests.serving import Open
 async def test_network_lists_every_link_with_state(open_api: Open) -> None:
     api = await open_api()
     network = (await api.get("/api/v1/network")).json()
-    nothing = {"kind": None, "at": None, "tried_at": None, "error": "", "under_way": None}
+    nothing = {"kind": None, "at": None, "tried_at": None, "error": "", "under_way": None, "relayed": False}
     assert network == {
         "clusters": ["north", "south"],
         "links": [

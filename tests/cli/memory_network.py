@@ -47,7 +47,8 @@ class MemoryNetwork:
             else None
         )
         estimate = self.table[pair]
-        return LinkRecord(pair, estimate.state_at(NOW, self.stale_after), estimate.link, estimate, under_way)
+        state, link = estimate.state_at(NOW, self.stale_after), estimate.link
+        return LinkRecord(pair, state, link, estimate, under_way, estimate.relayed)
 
     async def wait_for_agents(self) -> None:
         pass

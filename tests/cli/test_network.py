@@ -88,6 +88,17 @@ def test_network_marks_and_explains_link_states(koala: Koala, server: Server) ->
     assert json.loads(koala("network", "--json").out)["links"][1]["state"] == "unreachable"
 
 
+def test_network_marks_relayed_links(koala: Koala, server: Server) -> None:
+    server.network.set_measurements(
+        replace(make_pingpong(BOTH, ended_at=NOW - 50.0), kind=MeasurementKind.RELAYED, latency=3e-4, bandwidth=5e8)
+    )
+    lines = koala("network").out.splitlines()
+    assert lines[1].split() == ["north", "–", "500^"]
+    assert lines[2].split() == ["–", "0.300^"]
+    assert "^  MPI messages go over relays" in lines
+    assert json.loads(koala("network", "--json").out)["links"][1]["relayed"] is True
+
+
 @pytest.mark.parametrize(
     ("bandwidth", "latency", "numbers"),
     [

@@ -22,6 +22,8 @@ from koalapy.model.wording import format_duration, format_three_digits, format_t
 UNMEASURED = "–"
 UNREACHABLE = "unreachable"
 STALE = "*"
+RELAYED = "relayed"
+RELAYED_MARK = "^"
 MIN_COLUMN_WIDTH = 8
 """Minimum width of a column, so that a small matrix is readable."""
 
@@ -65,12 +67,13 @@ def _format_cell(link: Json, *, back: bool) -> tuple[str, str]:
 
     ``back``: use the bandwidth of the opposite direction.
     """
+    is_relayed = link.get("relayed", False)
     if link["state"] == "unreachable":
-        return UNREACHABLE, ""
+        return RELAYED if is_relayed else UNREACHABLE, ""
     bandwidth = link.get("bandwidth_back", link["bandwidth"]) if back else link["bandwidth"]
     texts = (_format_number(bandwidth, 1e-6), _format_number(link["latency"], 1e3))
-    if link["state"] == "stale":
-        return texts[0] + STALE, texts[1] + STALE
+    if marks := (STALE if link["state"] == "stale" else "") + (RELAYED_MARK if is_relayed else ""):
+        return texts[0] + marks, texts[1] + marks
     if link["state"] == "configured":
         return tuple(text if text == UNMEASURED else f"({text})" for text in texts)  # type: ignore[return-value]
     return texts
@@ -82,13 +85,19 @@ def _format_number(value: float | None, factor: float) -> str:
 
 def _legend_lines(answer: Json) -> list[str]:
     """Explain each mark that occurs in the matrix in one line."""
-    states = {link["state"] for link in answer["links"]}
+    relayed = [link for link in answer["links"] if link.get("relayed")]
+    states = {link["state"] for link in answer["links"] if link not in relayed or link["state"] != UNREACHABLE}
+    relayed_states = {link["state"] for link in relayed}
     partly = any((link["latency"] is None) != (link["bandwidth"] is None) for link in answer["links"])
     meanings = {
         UNMEASURED: "not measured: koala network measure" if "unmeasured" in states or partly else "",
         "( )": "configured, not measured" if "configured" in states else "",
         STALE: f"measured more than {format_duration(answer['stale_after'])} ago; used all the same"
         if "stale" in states
+        else "",
+        RELAYED_MARK: "MPI messages go over relays" if relayed_states - {UNREACHABLE} else "",
+        RELAYED: "MPI messages go over relays, not measured: koala network measure"
+        if UNREACHABLE in relayed_states
         else "",
         UNREACHABLE: "the nodes do not reach each other: never combined" if UNREACHABLE in states else "",
     }

@@ -38,6 +38,8 @@ class LinkDirection:
     """Shade of its bandwidth from 1 to ``STEPS``; 0 if unknown."""
     under_way: bool
     """Whether its measurement is queued or running."""
+    relayed: bool
+    """Whether MPI messages go over relays now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,7 @@ def link_directions(records: Sequence[LinkRecord]) -> Mapping[tuple[ClusterName,
             latency=link.latency,
             step=choose_shade(link.bandwidth, low, high),
             under_way=record.under_way is not None,
+            relayed=record.is_relayed,
         )
         for pair, (record, link) in links.items()
     }
@@ -124,7 +127,7 @@ def notes_of(records: Sequence[LinkRecord]) -> list[tuple[ClusterName, ClusterNa
 def _render_link(link: LinkDirection) -> str:
     source, target = escape(link.source), escape(link.target)
     if link.state is LinkState.UNREACHABLE:
-        text = "unreachable"
+        text = "not measured" if link.relayed else "unreachable"
     elif link.bandwidth is None and link.latency is None:
         text = "not measured"
     else:
@@ -133,6 +136,8 @@ def _render_link(link: LinkDirection) -> str:
             text = f"({text})"
         elif link.state is LinkState.STALE:
             text += ' <span class="stale">stale</span>'
+    if link.relayed:
+        text += "<small>relayed</small>"
     if link.under_way:
         text += "<small>being measured</small>"
     path = f"/network/{quote(link.source, safe='')}/{quote(link.target, safe='')}"
