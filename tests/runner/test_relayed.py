@@ -281,3 +281,16 @@ async def test_job_without_relayed_links_starts_no_relay(
         assert (end["code"], end["error"]) == (0, ""), sites.nodes[0].output
         assert not sites.nodes[0].said("relay_used")
         assert "move" not in kinds
+
+
+@pytest.mark.parametrize(("bin_folder", "library", "series"), VERSIONS)
+async def test_exit_code_of_a_rank_counts_unless_a_relay_is_lost(
+    public_folder: Path, bin_folder: str, library: str, series: int
+) -> None:
+    async with running_sites(public_folder, bin_folder) as sites:
+        sites.relays.start_sites()
+        sites.open(sites.plan(["sh", "-c", "exit 3"], "relayed"))
+        end = await sites.nodes[0].expect("exit")
+        assert (end["code"], end["error"], end["infrastructure"]) == (3, "", False)
+        for node in sites.nodes:
+            assert await node.ended() == 0
