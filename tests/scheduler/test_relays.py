@@ -155,3 +155,17 @@ def test_policy_sees_values_of_a_relayed_link() -> None:
     world.step([LinkMeasured(*pair, Link(latency, 1e8, relayed=True)) for pair, latency in values.items()])
     job = world.submit(flexible(4), policy="communication-aware")
     assert {component.cluster for component in live(world.job(job)).gang} == {"north", "west"}
+
+
+@pytest.mark.parametrize("is_elsewhere", [True, False])
+def test_loss_of_relays_outside_a_site_is_no_error_of_its_cluster(is_elsewhere: bool) -> None:
+    world = world_of(1000, *BOTH, links=UNREACHABLE)
+    job = world.submit(nonfixed(4, 4), run_time=1000.0)
+    world.advance(5)
+    cluster = live(world.job(job)).gang[0].cluster
+    status = ComponentStatus(
+        world.job(job).token(0), "ended", error="the hub is gone", infrastructure=True, relay_lost=is_elsewhere
+    )
+    world.step([Reported(cluster, status)])
+    assert world.job(job).ending is JobState.QUEUED
+    assert world.queries.grid[cluster].health.errors == (0 if is_elsewhere else 1)

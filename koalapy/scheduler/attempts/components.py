@@ -201,7 +201,7 @@ class Components:
         may_be_blamed = job.ending is None or (job.ending is JobState.FAILED and live(job).exit_code is not None)
         if status.infrastructure and may_be_blamed:
             return self._failures.handle_infrastructure_failure(
-                job, component, AttemptFailure.CLUSTER, status.error, now
+                job, component, AttemptFailure.CLUSTER, status.error, now, is_elsewhere=status.relay_lost
             )
         if job.ending is not None or (status.state in BEFORE_PROGRAM and status.program_exit is None):
             return job

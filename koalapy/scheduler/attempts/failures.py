@@ -65,14 +65,25 @@ class Failures:
         state.ledger.on_job_removed.append(lambda job: self._timers.cancel(job.id, 0, Deadline.REFUSAL))
 
     def handle_infrastructure_failure(
-        self, job: Job, component: Component, failure: AttemptFailure, error: str, now: float
+        self,
+        job: Job,
+        component: Component,
+        failure: AttemptFailure,
+        error: str,
+        now: float,
+        *,
+        is_elsewhere: bool = False,
     ) -> Job:
-        """End an attempt that failed without a fault of its program, count the error, and retry the job."""
+        """End an attempt that failed without a fault of its program, count the error, and retry the job.
+
+        ``is_elsewhere``: the cause is outside the component's site, so that it is not an error of its cluster.
+        """
         self._ledger.count_failed_attempt(component.cluster, failure)
         if component.claimed_at is None:
             self._grid[component.cluster].evidence.record_failed(now)
         self._ledger.record_event(job, now, "error", error, component)
-        self._health.count_error(component.cluster, error, now)
+        if not is_elsewhere:
+            self._health.count_error(component.cluster, error, now)
         return self.restart_job(job, f"{INFRASTRUCTURE_FAILURE}: {component.cluster}: {error}", now)
 
     def handle_exceeded_limit(self, job: Job, component: Component, error: str, now: float) -> Job:
