@@ -64,7 +64,7 @@ def map_link(record: LinkRecord) -> MapLink:
         str(record.state),
         min((link.bandwidth for link in both if link.bandwidth), default=None),
         max((link.latency for link in both if link.latency is not None), default=None),
-        is_relayed=getattr(record.link, "relayed", False),
+        is_relayed=record.is_relayed,
     )
 
 
