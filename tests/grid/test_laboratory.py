@@ -21,11 +21,13 @@ LIBRARIES = {4: "libmpi.so.40", 5: str(LIBMPI_5)}
 EXCHANGE = str(Path(__file__).parents[1] / "relay" / "exchange.py")
 
 
-def submit_exchange(grid: LaboratoryGrid, series: int, *clusters: str, options: tuple[str, ...] = ()) -> int:
+def submit_exchange(
+    grid: LaboratoryGrid, series: int, *clusters: str, options: tuple[str, ...] = (), **fields: str
+) -> int:
     """Submit a program that passes messages between two nodes of each cluster."""
     request = {"type": "fixed", "components": [{"cluster": cluster, "size": 2} for cluster in clusters]}
     command = ["/usr/bin/python3", EXCHANGE, LIBRARIES[series], *options]
-    return grid.submit(request, *command, launcher="openmpi", max_restarts=0)
+    return grid.submit(request, *command, launcher="openmpi", max_restarts=0, **fields)
 
 
 def count_streams(grid: LaboratoryGrid, ident: int) -> int:
@@ -57,6 +59,16 @@ def test_job_within_a_firewalled_cluster_uses_no_relay(series_and_grid: tuple[in
     assert f"attempt='{ident}." not in grid.read_log("daemon")
 
 
+def test_job_with_direct_links_over_firewalled_clusters_fails_in_preflight(
+    series_and_grid: tuple[int, LaboratoryGrid],
+) -> None:
+    series, grid = series_and_grid
+    ident = submit_exchange(grid, series, "north", "south", links="direct")
+    job = grid.wait_for_end(ident)
+    assert job["state"] == "failed"
+    assert "cannot reach node" in job["reason"], job["reason"]
+
+
 def test_job_over_firewalled_clusters_passes_messages_by_relays(series_and_grid: tuple[int, LaboratoryGrid]) -> None:
     series, grid = series_and_grid
     ident = submit_exchange(grid, series, "north", "south")
@@ -69,7 +81,7 @@ def test_job_over_firewalled_clusters_passes_messages_by_relays(series_and_grid:
 @pytest.mark.parametrize("series_and_grid", [COMBINATIONS[0], *NIGHTLY_COMBINATIONS], indirect=True)
 @pytest.mark.parametrize(
     ("relay", "words"),
-    [("relay-hub", "the hub at 198.51.100.1"), ("relay-head-south", "head south is lost"), ("node-2", "")],
+    [("relay-hub", "the hub at 198.51.100.1"), ("relay-head-south", "south is lost"), ("node-2", "")],
 )
 def test_job_with_a_killed_relay_fails_for_that_reason(
     series_and_grid: tuple[int, LaboratoryGrid], relay: str, words: str
