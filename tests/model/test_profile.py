@@ -123,7 +123,7 @@ def test_profile_conflicts_are_described() -> None:
     assert describe_missing_folders(["south"], {"scratch"}) == "cluster south has no scratch folder"
     assert (
         describe_missing_folders(["east", "south"], {"scratch", "home"})
-        == "clusters east, south have no home or scratch folder"
+        == "clusters east, south have no home folder or scratch folder"
     )
     assert (
         describe_series_conflict({"north": 5, "south": 4})

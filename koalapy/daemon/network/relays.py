@@ -143,11 +143,13 @@ class Relays:
         return state is not None and state.ready and self._client is not None and self._client.connected.is_set()
 
     def use_of(self, pair: ClusterPair) -> LinkUse:
-        """Return the path of messages that configuration and sites demand between two clusters."""
-        use = self._uses.get(pair, LinkUse.ANY)
-        if use is LinkUse.ANY and any((state := self._states.get(name)) and state.relayed_only for name in pair):
+        """Return the path of messages that configuration and sites demand between two clusters.
+
+        A site that demands relayed links prevails.
+        """
+        if any((state := self._states.get(name)) and state.relayed_only for name in pair):
             return LinkUse.RELAYED
-        return use
+        return self._uses.get(pair, LinkUse.ANY)
 
     def _use_of_job(self, job: Job, pair: ClusterPair, path: LinkPath | None) -> LinkUse:
         """Return the path of a job's messages between two clusters. ``path``: that which the scheduler has assumed."""
