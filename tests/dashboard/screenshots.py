@@ -58,9 +58,20 @@ def main() -> None:
     parser.add_argument("--all", action="store_true", help="every page, light, dark and on a phone")
     given = parser.parse_args()
     given.into.mkdir(parents=True, exist_ok=True)
-    pages = {"now": "/", "queue": "/queue", "job": "/jobs/7", "history": "/history"}
+    pages = {"now": "/", "queue": "/queue", "job": "/jobs/7", "history": "/history", "new-job": "/jobs/new?from=7"}
+    pages |= {"map": "/map", "timeline": "/timeline"}
     if given.all:
-        all_pages = ("clusters", "clusters/north", "room", "network", "scheduler", "users", "audit", "files")
+        all_pages = (
+            "my-jobs",
+            "clusters",
+            "clusters/north",
+            "capacity",
+            "network",
+            "scheduler",
+            "users",
+            "audit",
+            "files",
+        )
         pages |= {name: f"/{name}" for name in all_pages}
     with start_busy_grid() as grid, chromium() as browser:
         looks = {"": {}, "-dark": {"color_scheme": "dark"}, "-phone": {"viewport": PHONE}}
@@ -69,7 +80,7 @@ def main() -> None:
             for name, path in pages.items():
                 if look and not given.all and name != "now":
                     continue
-                page = visitor.open(path)
+                page = visitor.open(path, live=not path.startswith("/jobs/new"))
                 page.wait_for_timeout(300)
                 page.screenshot(path=given.into / f"dashboard-{name.replace('/', '-')}{look}.png", full_page=given.all)
             visitor.close()
