@@ -81,6 +81,8 @@ def main() -> None:
                 if look and not given.all and name != "now":
                     continue
                 page = visitor.open(path, live=not path.startswith("/jobs/new"))
+                if name == "new-job":
+                    page.locator("#command").wait_for()
                 page.wait_for_timeout(300)
                 page.screenshot(path=given.into / f"dashboard-{name.replace('/', '-')}{look}.png", full_page=given.all)
             visitor.close()
