@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from koalapy.model.advice import AdvisedPlacement, Run
+from koalapy.model.alert import AlertKey, AlertMark
 from koalapy.model.audit import AuditCheck, AuditEntry, AuditFilter, AuditHead
 from koalapy.model.cluster import Drain
 from koalapy.model.history import (
@@ -25,6 +26,7 @@ from koalapy.model.notification import Notification
 from koalapy.model.prediction import Course, Prediction
 from koalapy.model.replica import Replica
 from koalapy.model.request import ClusterName
+from koalapy.model.sample import Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -521,6 +523,26 @@ class HistoryStore(Protocol):
 
     def shrink(self) -> bool:
         """Return unused space to the disk in a bounded step. Return whether more is left."""
+
+
+class SampleStore(Protocol):
+    """The store of samples of the grid's use. Calls block and may raise ``StoreUnavailable``."""
+
+    def add_sample(self, sample: Sample) -> None:
+        """Store a sample, and delete those that are older by ``KEPT_S``."""
+
+    def samples(self, since: float) -> list[Sample]:
+        """Return the samples from a time on, oldest first."""
+
+
+class AlertMarkStore(Protocol):
+    """The store of acknowledgements and silences of alerts. Calls block and may raise ``StoreUnavailable``."""
+
+    def alert_marks(self) -> list[AlertMark]:
+        """Return all marks, including expired ones."""
+
+    def save_alert_marks(self, marks: Sequence[AlertMark], removed: Collection[AlertKey], now: float) -> None:
+        """Insert or replace marks, and remove others and expired ones, in one transaction."""
 
 
 class MeasurementStore(Protocol):

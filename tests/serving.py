@@ -19,7 +19,7 @@ from koalapy.api.files import agent_files_router, files_router
 from koalapy.api.forecasts import advisor_router, forecasts_router
 from koalapy.api.guard import TokenAuthenticator
 from koalapy.api.history import history_router, record_router, sharing_router
-from koalapy.api.monitoring import add_metrics
+from koalapy.api.monitoring import add_metrics, alerts_router
 from koalapy.api.network import network_router
 from koalapy.api.tokens import limits_router
 from koalapy.daemon.alerts.alerts import Alerts
@@ -46,6 +46,7 @@ from koalapy.daemon.jobs.record import Record
 from koalapy.daemon.network.links import LinkTable
 from koalapy.daemon.network.network import Network
 from koalapy.daemon.observability.audit import Audit
+from koalapy.daemon.observability.samples import Samples
 from koalapy.dashboard.app import build_dashboard
 from koalapy.dashboard.login import LoginServices
 from koalapy.model.advice import Run, Size
@@ -78,7 +79,7 @@ from koalapy.store.engine import SQLITE_BUSY_TIMEOUT
 from koalapy.store.files import SqlFiles
 from koalapy.store.history import SqlHistory
 from koalapy.store.output import FileOutput
-from koalapy.store.service_tables import SqlMeasurements, SqlTokens
+from koalapy.store.service_tables import SqlAlertMarks, SqlMeasurements, SqlSamples, SqlTokens
 from koalapy.store.sql import SqlStore
 from koalapy.validation.permissions import SubmissionRules
 from tests.daemon.sites import Sites
@@ -149,6 +150,7 @@ class SharedApplication:
             self._defer, ("bundles", "engine", "health", "history", "jobs", "results")
         )
         routers = [
+            alerts_router(self._defer("alerts")),
             network_router(self._defer("network")),
             files_router(self._defer("files"), bundles, results),
             agent_files_router(
@@ -300,10 +302,11 @@ async def serving(
     headers = CSRF_HEADER | ({} if tokens or users else {"Authorization": f"Bearer {TOKEN}"})
     clusters_of = queries.grid.clusters
     checks = (ClusterChecks(clusters_of, ()), DiskCheck(list, clusters_of, DiskLimits()))
+    mark_store = SqlAlertMarks(database)
     if alert_rules is None:
-        alerts = Alerts((), AlertRules(), engine.clock)
+        alerts = Alerts((), AlertRules(), engine.clock, (), mark_store)
     else:
-        alerts = Alerts((*checks, JobChecks(queries, alert_rules)), alert_rules, engine.clock)
+        alerts = Alerts((*checks, JobChecks(queries, alert_rules)), alert_rules, engine.clock, (), mark_store)
     token_store = SqlTokens(database)
     identities = Identities(users, token_store) if users else administrators(*(tokens or [TOKEN]), store=token_store)
     services = {
@@ -321,6 +324,7 @@ async def serving(
         "limits": LimitsInUse(queries.owner_use, bundles.size_of, results.size_of, engine.clock),
         "network": network,
         "record": record,
+        "samples": Samples(engine, SqlSamples(database), engine.clock),
         "results": results,
         "result_inputs": result_inputs,
         "sharing": Sharing(SqlHistory(database), queries, engine.clock, _answer_sharing_here),

@@ -6,32 +6,36 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, product
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, FastAPI, Query, Request, Response
 from prometheus_client import ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
+from pydantic import Field
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from koalapy.api.access import Caller, identity_of
 from koalapy.api.derived import view_model
-from koalapy.api.fields import Output, Problem, Timestamp
-from koalapy.api.problems import RETRY_AFTER_S, problem
+from koalapy.api.fields import Input, Output, Problem, Reason, Text, Timestamp
+from koalapy.api.problems import RETRY_AFTER_S, problem, problem_responses
 from koalapy.api.routes import api_router
 from koalapy.daemon.alerts.alerts import Alerts
 from koalapy.daemon.alerts.health import Check, HealthMonitor, HealthReport
 from koalapy.daemon.engine.engine import Engine
+from koalapy.daemon.observability.audit import describe_request
 from koalapy.daemon.observability.figures import ClusterFigures, Figures, figures_of
 from koalapy.daemon.observability.instruments import Instruments, Requests
 from koalapy.daemon.observability.timings import BUCKETS, Timings
-from koalapy.model.alert import Alert, AlertKind, Severity
+from koalapy.model.alert import Alert, AlertKind, MarkAction, Severity
 from koalapy.model.cluster import ClusterState
 from koalapy.model.errors import ProblemCode
+from koalapy.model.identity import Identity
 from koalapy.model.job import ACTIVE_STATES, FINAL_STATES, JobState
 from koalapy.model.job_spec import Priority
 from koalapy.model.placement import RefusalKind
 from koalapy.model.prediction import Outcome, PredictionKind
+from koalapy.model.wording import format_duration
 from koalapy.scheduler.effects import AttemptFailure, ClaimFailure
 
 Health = view_model("Health", HealthReport)
@@ -112,6 +116,25 @@ def health_router(
     return router
 
 
+DEFAULT_MARK_S = 4 * 3600.0
+MAX_MARK_S = 30 * 86400.0
+"""Maximum duration of an acknowledgement or silence."""
+
+
+async def mark_alerts(
+    alerts: Alerts, caller: Identity, kind: AlertKind, target: str, action: MarkAction, reason: str, duration: float
+) -> Sequence[Alert]:
+    """Acknowledge or silence current alerts for a user, with an audit entry; return them."""
+    describe_request(target or kind, f"{action} {kind} for {format_duration(duration)}: {reason}")
+    return await alerts.mark(alerts.select(kind, target), action, caller.user, reason, duration)
+
+
+async def unmark_alerts(alerts: Alerts, kind: AlertKind, target: str) -> Sequence[Alert]:
+    """Remove the acknowledgements and silences of current alerts, with an audit entry; return the alerts."""
+    describe_request(target or kind, f"unmark {kind}")
+    return await alerts.unmark(alerts.select(kind, target))
+
+
 AlertView = view_model("AlertView", Alert)
 
 
@@ -120,6 +143,23 @@ class AlertList(Output):
     """Most urgent first."""
     looked_at: Timestamp | None
     """Time of the last check; null before the first one."""
+
+
+class AlertSelection(Input):
+    """Current alerts: all of a kind, or the one with a target."""
+
+    kind: AlertKind
+    target: Annotated[Text, Field(max_length=300)] = ""
+    """Empty: all current alerts of the kind."""
+
+
+class MarkOrder(AlertSelection):
+    """Alerts to acknowledge or to silence."""
+
+    action: MarkAction
+    reason: Reason = ""
+    duration: Annotated[float, Field(gt=0, le=MAX_MARK_S)] = DEFAULT_MARK_S
+    """Seconds until the mark expires."""
 
 
 def alerts_router(alerts: Alerts) -> APIRouter:
@@ -131,6 +171,18 @@ def alerts_router(alerts: Alerts) -> APIRouter:
         """List active alerts with their causes and remedies. Operators see all, users those of clusters and of their
         own jobs."""
         return {"alerts": alerts.visible_to(caller), "looked_at": alerts.looked_at}
+
+    @router.post("/mark", response_model=AlertList, responses=problem_responses(404))
+    async def mark_alert(caller: Caller, order: MarkOrder) -> Any:
+        """Acknowledge or silence current alerts. A silenced alert sends no notifications; an acknowledgement ends with
+        its alert."""
+        marked = await mark_alerts(alerts, caller, order.kind, order.target, order.action, order.reason, order.duration)
+        return {"alerts": marked, "looked_at": alerts.looked_at}
+
+    @router.post("/unmark", response_model=AlertList, responses=problem_responses(404))
+    async def unmark_alert(selection: AlertSelection) -> Any:
+        """Remove the acknowledgements and silences of current alerts."""
+        return {"alerts": await unmark_alerts(alerts, selection.kind, selection.target), "looked_at": alerts.looked_at}
 
     return router
 

@@ -40,9 +40,11 @@ from koalapy.daemon.listener.certificate import LOOK_INTERVAL, Certificate
 from koalapy.daemon.network.network import DUE_CHECK_INTERVAL, Network
 from koalapy.daemon.observability.audit import MERGE_INTERVAL, Audit
 from koalapy.daemon.observability.instruments import HUB_INTERVAL, SIZE_INTERVAL
+from koalapy.daemon.observability.samples import Samples
 from koalapy.model.identity import Identity
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import ClusterName
+from koalapy.model.sample import SAMPLE_INTERVAL_S
 from koalapy.policies.installed import load_policies as installed
 from koalapy.store.engine import file_of
 from koalapy.validation.permissions import SubmissionRules
@@ -71,6 +73,7 @@ class Services:
     questions: Questions
     streams: Streams
     attendance: Attendance
+    samples: Samples
 
 
 def build_services(
@@ -156,7 +159,9 @@ def build_services(
     if core.record is not None:
         more_checks = (RecordCheck(core.record), *more_checks)
     changed = core.notifications.alert_changed
-    alerts = build_alerts(settings, engine, queries, hub, sessions, health, network, data_dir, more_checks, changed)
+    alerts = build_alerts(
+        settings, engine, queries, hub, sessions, health, network, data_dir, more_checks, changed, stores.alert_marks
+    )
     track_record = TrackRecord(stores.predictions, stores.advice, clock)
     times = RetentionTimes(settings.jobs_keep, settings.internal_jobs_keep)
     return Services(
@@ -187,6 +192,7 @@ def build_services(
         questions,
         streams,
         attendance,
+        Samples(engine, stores.samples, clock),
     )
 
 
@@ -207,6 +213,7 @@ def build_duties(core: Core, services: Services, audit: Audit, certificate: Cert
         ),
         Duty("notifications", NOTIFICATIONS_INTERVAL, core.notifications.notify_long_waits),
         Duty("audit", MERGE_INTERVAL, lambda: audit.write_and_prune(settings.audit_keep)),
+        Duty("samples", SAMPLE_INTERVAL_S, services.samples.take),
         Duty("size", SIZE_INTERVAL, partial(instruments.measure_size, core.stores.history.size)),
     ]
     if settings.forecast_interval:

@@ -13,7 +13,7 @@ from koalapy.dashboard.dashboard import Dashboard
 from koalapy.dashboard.login import BrowserLogin, LoginServices
 from koalapy.dashboard.pages.audit import add_audit
 from koalapy.dashboard.pages.capacity import add_capacity
-from koalapy.dashboard.pages.clusters import add_clusters, add_now
+from koalapy.dashboard.pages.clusters import add_clusters
 from koalapy.dashboard.pages.files import add_files
 from koalapy.dashboard.pages.grid_map import add_map
 from koalapy.dashboard.pages.history import add_history, add_sharing
@@ -21,6 +21,7 @@ from koalapy.dashboard.pages.job import add_job
 from koalapy.dashboard.pages.mine import add_mine
 from koalapy.dashboard.pages.network import add_network
 from koalapy.dashboard.pages.new_job import add_new_job
+from koalapy.dashboard.pages.overview import add_overview
 from koalapy.dashboard.pages.queue import add_queue
 from koalapy.dashboard.pages.scheduler import add_scheduler
 from koalapy.dashboard.pages.timeline import add_timeline
@@ -37,7 +38,7 @@ def build_dashboard(services: Services, engine: Engine, login: LoginServices, au
     """Return the dashboard with all its pages."""
     dashboard = Dashboard(engine)
     surveyor = SurveyCache(engine)
-    add_now(dashboard, services, surveyor)
+    add_overview(dashboard, services, surveyor)
     add_mine(dashboard, services)
     add_queue(dashboard, services)
     add_new_job(dashboard, services)  # before the pages of jobs, whose paths would match its own

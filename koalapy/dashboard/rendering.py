@@ -18,6 +18,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from markupsafe import Markup
 
 from koalapy import __version__
+from koalapy.dashboard.charts import describe_range, line_chart, stacked_chart, use_bar
 from koalapy.dashboard.grid_map import grid_map
 from koalapy.dashboard.pictures import bar, distribution, interval, node_grid, series
 from koalapy.dashboard.timeline import MEANINGS, draw_timeline
@@ -83,6 +84,7 @@ HEADERS = {"Content-Security-Policy": POLICY, "Referrer-Policy": "same-origin"}
 """Browsers send the origin of a form only under this referrer policy."""
 
 PICTURES = (bar, distribution, grid_map, interval, node_grid, series, draw_timeline)
+CHARTS = (describe_range, line_chart, stacked_chart, use_bar)
 """Functions that templates call by their names."""
 
 
@@ -192,8 +194,9 @@ def _make_environment() -> Environment:
         "format_term": format_term,
     }
     environment.globals |= {"lane_meanings": MEANINGS}
-    environment.globals |= {picture.__name__: picture for picture in PICTURES}
+    environment.globals |= {picture.__name__: picture for picture in (*PICTURES, *CHARTS)}
     environment.globals |= {"rate": format_rate, "seconds": format_seconds, "percent": lambda share: f"{share:.0f} %"}
+    environment.globals |= {"whole": "{:,.0f}".format, "tenth": "{:.1f}".format}
     environment.globals |= {"cpu_use": format_cpu_use, "memory_use": format_memory_use}
     return environment
 

@@ -79,6 +79,43 @@ CLUSTER_ALERTS = frozenset(
 """Kinds that concern clusters. All users see them; the other kinds only operators and the user that they name."""
 
 
+class MarkAction(StrEnum):
+    """What an operator did with an alert."""
+
+    ACKNOWLEDGE = "acknowledge"
+    """The alert stays listed, with the operator who works on it, until it ends."""
+    SILENCE = "silence"
+    """The alert is not listed and sends no notifications, also when it begins again."""
+
+
+AlertKey = tuple[AlertKind, str]
+"""The identity of an alert: its kind and target."""
+
+
+@dataclass(frozen=True, slots=True)
+class AlertMark:
+    """An acknowledgement or silence of an alert, valid until a time in seconds since the epoch."""
+
+    kind: AlertKind
+    target: str
+    action: MarkAction
+    by: str
+    at: float
+    until: float
+    reason: str = ""
+
+    @property
+    def key(self) -> AlertKey:
+        return self.kind, self.target
+
+    def applies_to(self, alert: "Alert", now: float) -> bool:
+        """Return whether the mark is valid for an alert.
+
+        An acknowledgement does not apply to an alert that began after it.
+        """
+        return now < self.until and (self.action is MarkAction.SILENCE or self.at >= alert.since)
+
+
 @dataclass(frozen=True, slots=True)
 class Alert:
     """A current problem, identified by its kind and target."""
@@ -98,10 +135,16 @@ class Alert:
     job: JobId | None = None
     user: str = ""
     """The user that the alert concerns, or the owner of the job."""
+    mark: AlertMark | None = None
+    """Its acknowledgement or silence; None: neither."""
 
     @property
-    def key(self) -> tuple[AlertKind, str]:
+    def key(self) -> AlertKey:
         return self.kind, self.target
+
+    @property
+    def is_silenced(self) -> bool:
+        return self.mark is not None and self.mark.action is MarkAction.SILENCE
 
     def visible_to(self, identity: Identity) -> "Alert | None":
         """Return the alert as a caller may see it; None if the caller may not see it.
@@ -112,7 +155,7 @@ class Alert:
             return self
         if self.user:
             return self._for_owner() if identity.owns(self.user) else None
-        return replace(self, remedy=OPERATORS_SEE_IT) if self.kind in CLUSTER_ALERTS else None
+        return replace(self, remedy=OPERATORS_SEE_IT, mark=None) if self.kind in CLUSTER_ALERTS else None
 
     def _for_owner(self) -> "Alert":
         """Replace a remedy that acts on the jobs of other users, and a cause that names them."""

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Engine, text
 from koalapy.model.errors import UsageError
 from koalapy.ports import (
     AdviceStore,
+    AlertMarkStore,
     AuditStore,
     FileStore,
     HistoryStore,
@@ -22,6 +23,7 @@ from koalapy.ports import (
     NotificationStore,
     OutputStore,
     PredictionStore,
+    SampleStore,
     Saved,
     TokenStore,
 )
@@ -32,7 +34,7 @@ from koalapy.store.engine import MEMORY, make_engine, unavailable_is_known, writ
 from koalapy.store.files import SqlFiles
 from koalapy.store.history import SqlHistory
 from koalapy.store.job_numbers import JobNumbers
-from koalapy.store.service_tables import SqlMeasurements, SqlNotifications, SqlTokens
+from koalapy.store.service_tables import SqlAlertMarks, SqlMeasurements, SqlNotifications, SqlSamples, SqlTokens
 from koalapy.store.sql import SqlStore
 
 LOCK_NUMBER = 0x6B6F616C61
@@ -117,6 +119,8 @@ class Stores:
     audit: AuditStore
     notifications: NotificationStore
     predictions: PredictionStore
+    samples: SampleStore
+    alert_marks: AlertMarkStore
     output: OutputStore
 
 
@@ -147,5 +151,7 @@ def stores_in_database(database: Database, output: OutputStore, job_numbers: Job
         SqlAudit(database),
         SqlNotifications(database),
         SqlPredictions(database),
+        SqlSamples(database),
+        SqlAlertMarks(database),
         output,
     )

@@ -6,9 +6,11 @@ from typing import Any
 
 from sqlalchemy import Connection, RowMapping, delete, func, insert, select
 
+from koalapy.model.alert import AlertKey, AlertKind, AlertMark, MarkAction
 from koalapy.model.measurement import MAX_PINGPONGS, Measurement, MeasurementKind
 from koalapy.model.notification import Notification
 from koalapy.model.request import ClusterName
+from koalapy.model.sample import KEPT_S, Sample
 from koalapy.ports import StoredToken
 from koalapy.store import tables
 from koalapy.store.database import Database, chunks, upsert
@@ -68,6 +70,51 @@ class SqlNotifications:
 def write_notifications(connection: Connection, notifications: Sequence[Notification]) -> None:
     """Insert or replace notifications as part of a transaction."""
     upsert(connection, tables.notifications, [asdict(notification) for notification in notifications])
+
+
+class SqlSamples:
+    """The ``SampleStore`` port on a database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add_sample(self, sample: Sample) -> None:
+        """Store a sample, and delete those that are older by ``KEPT_S``."""
+        with self._database.writing() as connection:
+            connection.execute(delete(tables.samples).where(tables.samples.c.at < sample.at - KEPT_S))
+            upsert(connection, tables.samples, [asdict(sample)])
+
+    def samples(self, since: float) -> list[Sample]:
+        """Return the samples from a time on, oldest first."""
+        query = select(tables.samples).where(tables.samples.c.at >= since).order_by(tables.samples.c.at)
+        return [Sample(**row) for row in self._database.rows(query)]
+
+
+class SqlAlertMarks:
+    """The ``AlertMarkStore`` port on a database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def alert_marks(self) -> list[AlertMark]:
+        """Return all marks, including expired ones."""
+        rows = self._database.rows(select(tables.alert_marks))
+        return [
+            AlertMark(**{**row, "kind": AlertKind(row["kind"]), "action": MarkAction(row["action"])})
+            for row in rows
+            if row["kind"] in set(AlertKind)
+        ]
+
+    def save_alert_marks(self, marks: Sequence[AlertMark], removed: Collection[AlertKey], now: float) -> None:
+        """Insert or replace marks, and remove others and expired ones, in one transaction."""
+        columns = tables.alert_marks.c
+        with self._database.writing() as connection:
+            connection.execute(delete(tables.alert_marks).where(columns.until <= now))
+            for kind, target in removed:
+                connection.execute(
+                    delete(tables.alert_marks).where(columns.kind == kind.value, columns.target == target)
+                )
+            upsert(connection, tables.alert_marks, [asdict(mark) for mark in marks])
 
 
 class SqlMeasurements:

@@ -27,6 +27,7 @@ from sqlalchemy.types import TypeEngine
 from koalapy.model.history import Figures
 from koalapy.model.job import ComponentState, JobState
 from koalapy.model.job_spec import Priority
+from koalapy.model.sample import Sample
 
 
 class PlainText(TypeDecorator[str]):
@@ -501,6 +502,31 @@ days = Table(
     ),
     # The maximum nodes of a cluster on that day.
     Column("nodes", Whole(Integer(), bits=32), nullable=False, server_default="0"),
+)
+
+# The use of the grid and the work of the scheduler, once a minute of the last day.
+samples = Table(
+    "samples",
+    metadata,
+    Column("at", Float, primary_key=True, autoincrement=False),
+    *(
+        Column(each.name, Integer if each.type is int else Float, nullable=each.type is not int)
+        for each in fields(Sample)
+        if each.name != "at"
+    ),
+)
+
+# Acknowledgements and silences of alerts.
+alert_marks = Table(
+    "alert_marks",
+    metadata,
+    Column("kind", Plain(40), primary_key=True),
+    Column("target", Plain(300), primary_key=True),
+    Column("action", Plain(12), nullable=False),
+    Column("by", Plain(200), nullable=False),
+    Column("at", Float, nullable=False),
+    Column("until", Float, nullable=False),
+    Column("reason", PlainText(), nullable=False),
 )
 
 # Notifications that are not delivered yet.

@@ -211,6 +211,27 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name="pk_notifications"),
     )
     op.create_table(
+        "samples",
+        sa.Column("at", sa.Float(), autoincrement=False, nullable=False),
+        *(
+            sa.Column(name, sa.Integer(), nullable=False)
+            for name in ("ours", "local", "idle", "queued", "started", "ended")
+        ),
+        sa.Column("startup", sa.Float()),
+        sa.PrimaryKeyConstraint("at", name="pk_samples"),
+    )
+    op.create_table(
+        "alert_marks",
+        sa.Column("kind", sa.String(40), nullable=False),
+        sa.Column("target", sa.String(300), nullable=False),
+        sa.Column("action", sa.String(12), nullable=False),
+        sa.Column("by", sa.String(200), nullable=False),
+        sa.Column("at", sa.Float(), nullable=False),
+        sa.Column("until", sa.Float(), nullable=False),
+        sa.Column("reason", sa.Text(), nullable=False),
+        sa.PrimaryKeyConstraint("kind", "target", name="pk_alert_marks"),
+    )
+    op.create_table(
         "outbox",
         sa.Column("id", BIG_ID, autoincrement=False, nullable=False),
         sa.Column("cluster", sa.String(100), nullable=False),
@@ -479,6 +500,8 @@ def downgrade() -> None:
     op.drop_table("queues")
     op.drop_table("plans")
     op.drop_table("outbox")
+    op.drop_table("samples")
+    op.drop_table("alert_marks")
     op.drop_table("notifications")
     op.drop_table("measurements")
     op.drop_table("lease")

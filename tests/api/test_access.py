@@ -149,6 +149,8 @@ def test_access_table_grants_only_the_intended_rights() -> None:
         "clear_cluster",
         "declare_cluster_lost",
         "drain_cluster",
+        "mark_alert",
+        "unmark_alert",
         "export_record",
         "measure_network",
         "remove_replicas",

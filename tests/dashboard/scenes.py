@@ -23,6 +23,7 @@ from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState,
 from koalapy.model.job_spec import JobSpec, Launcher, Priority
 from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory, LrmCalls, LrmOperation, Versions
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, NonFixedRequest
+from koalapy.model.sample import Sample
 from koalapy.ports import Batch
 from koalapy.scheduler.events import (
     AgentConnected,
@@ -33,6 +34,7 @@ from koalapy.scheduler.events import (
     Reported,
 )
 from koalapy.store.database import Database
+from koalapy.store.service_tables import SqlSamples
 from koalapy.store.sql import SqlStore
 from tests.daemon_in_process import ServedDaemon, daemon_in_thread
 from tests.databases import open_database
@@ -240,6 +242,27 @@ class SceneMaker:
             job = replace(job, state=JobState.HELD, reason="held")
         self._add(replace(job, queue_seq=job.id), (submitted, "submitted", JobState.QUEUED))
 
+    def samples(self) -> Iterator[Sample]:
+        """Yield the use of the grid once a minute, with a morning of local users and a gap of half an hour."""
+        draw, nodes = Random(3), sum(self.nodes[name] for name in self.connected)
+        ours, queued = 0.4, 0.6 * self.scene.jobs / 10
+        for minute in range(int(HISTORY_S / 60)):
+            ours = min(0.85, max(0.15, ours + draw.uniform(-0.03, 0.03)))
+            queued = max(0.0, queued * draw.uniform(0.97, 1.032))
+            local = min(1 - ours, 0.1 + 0.25 * minute / 360)
+            if not 130 < minute < 160:
+                started = int(draw.expovariate(1 / (self.scene.jobs / 360 + 0.5)))
+                yield Sample(
+                    self.now - HISTORY_S + 60.0 * minute,
+                    int(ours * nodes),
+                    int(local * nodes),
+                    int((1 - ours - local) * nodes),
+                    int(queued),
+                    started,
+                    int(started * draw.uniform(0.5, 1.4)),
+                    draw.uniform(1.0, 3.0) + 4 * (200 < minute < 230) if started else None,
+                )
+
     def batch(self, epoch: int) -> Batch:
         """Return the transaction that stores all jobs."""
         return Batch(self.now, epoch, {job.id: job for job in self.jobs}, timeline=self.timeline)
@@ -297,6 +320,9 @@ def serve_scene(name: str, folder: Path) -> Iterator[ServedDaemon]:
     if maker.jobs:
         store = SqlStore(Database(open_database(path)))
         store.write(maker.batch(store.epoch))
+        samples = SqlSamples(store.database)
+        for sample in maker.samples():
+            samples.add_sample(sample)
         store.release_lease()
         store.close()
     rules = AlertRules(hold=0.0)

@@ -15,10 +15,13 @@ from koalapy.daemon.alerts.cluster_checks import BlackHoleCheck, ClusterChecks, 
 from koalapy.daemon.alerts.daemon_checks import DatabaseCheck, LinkCheck, ReplicaCheck
 from koalapy.daemon.alerts.health import HealthMonitor
 from koalapy.daemon.alerts.job_checks import JobChecks
+from koalapy.daemon.engine.database import run_in_database
 from koalapy.daemon.engine.engine import Engine
 from koalapy.daemon.network.network import Network
-from koalapy.model.alert import Alert, AlertKind, AlertRules, urgency_key
+from koalapy.model.alert import Alert, AlertKey, AlertKind, AlertMark, AlertRules, MarkAction, urgency_key
+from koalapy.model.errors import NotFoundError
 from koalapy.model.identity import Identity
+from koalapy.ports import AlertMarkStore
 from koalapy.scheduler.queries import Queries
 
 log = structlog.get_logger()
@@ -52,19 +55,61 @@ class Alerts:
     """The present alerts, kept from flapping: each begins and ends after the delays in ``rules``."""
 
     def __init__(
-        self, checks: Sequence[Check], rules: AlertRules, clock: Callable[[], float], observers: Sequence[Changed] = ()
+        self,
+        checks: Sequence[Check],
+        rules: AlertRules,
+        clock: Callable[[], float],
+        observers: Sequence[Changed] = (),
+        mark_store: AlertMarkStore | None = None,
     ) -> None:
-        """Call ``observers`` with each alert that begins or ends."""
+        """Call ``observers`` with each alert that begins or ends. ``mark_store`` None: alerts cannot be marked."""
         self._checks, self._rules, self._clock, self._observers = checks, rules, clock, observers
-        self._findings: dict[tuple[AlertKind, str], Finding] = {}
+        self._findings: dict[AlertKey, Finding] = {}
+        self._mark_store = mark_store
+        self._marks = {mark.key: mark for mark in mark_store.alert_marks()} if mark_store is not None else {}
         self.looked_at: float | None = None
         """Time of the last run of the checks; None before the first."""
 
     def current_alerts(self) -> Sequence[Alert]:
         """Return the present alerts, the most urgent first."""
-        return sorted((finding.alert for finding in self._findings.values() if finding.has_begun), key=urgency_key)[
-            :MAX_ALERTS
-        ]
+        begun = (self._with_mark(finding.alert) for finding in self._findings.values() if finding.has_begun)
+        return sorted(begun, key=urgency_key)[:MAX_ALERTS]
+
+    def _with_mark(self, alert: Alert) -> Alert:
+        mark = self._marks.get(alert.key)
+        return alert if mark is None or not mark.applies_to(alert, self._clock()) else replace(alert, mark=mark)
+
+    def select(self, kind: AlertKind, target: str) -> Sequence[Alert]:
+        """Return the current alerts of a kind, or one of them; raise ``NotFoundError`` if there is none."""
+        alerts = [alert for alert in self.current_alerts() if alert.kind is kind and target in ("", alert.target)]
+        if not alerts:
+            raise NotFoundError(
+                f"there is no alert {kind}{f' of {target}' if target else ''} now",
+                hint="koala alerts lists the current ones",
+            )
+        return alerts
+
+    async def mark(
+        self, alerts: Sequence[Alert], action: MarkAction, by: str, reason: str, duration: float
+    ) -> Sequence[Alert]:
+        """Acknowledge or silence alerts for ``duration`` seconds; return them with their marks."""
+        now = self._clock()
+        marks = [AlertMark(alert.kind, alert.target, action, by, now, now + duration, reason) for alert in alerts]
+        await self._save_marks(marks, ())
+        self._marks.update({mark.key: mark for mark in marks})
+        return [replace(alert, mark=self._marks[alert.key]) for alert in alerts]
+
+    async def unmark(self, alerts: Sequence[Alert]) -> Sequence[Alert]:
+        """Remove the acknowledgements and silences of alerts; return them without marks."""
+        keys = [alert.key for alert in alerts]
+        await self._save_marks((), keys)
+        for key in keys:
+            self._marks.pop(key, None)
+        return [replace(alert, mark=None) for alert in alerts]
+
+    async def _save_marks(self, marks: Sequence[AlertMark], removed: Sequence[AlertKey]) -> None:
+        if self._mark_store is not None:
+            await run_in_database(self._mark_store.save_alert_marks, marks, removed, self._clock())
 
     def visible_to(self, identity: Identity) -> Sequence[Alert]:
         """Return the present alerts that a caller may see, with the details that the caller may see."""
@@ -72,7 +117,7 @@ class Alerts:
 
     async def run_checks(self) -> None:
         """Run all checks and update the alerts; other tasks run between two checks."""
-        now, alerts = self._clock(), dict[tuple[AlertKind, str], Alert]()
+        now, alerts = self._clock(), dict[AlertKey, Alert]()
         for check in self._checks:
             try:
                 async for alert in check(now):
@@ -112,6 +157,7 @@ class Alerts:
             log.warning(alert.summary, action="alert", cause=alert.cause, **fields)
         else:
             log.info("an alert is over", action="alert-over", **fields)
+        alert = self._with_mark(alert)
         for observer in self._observers:
             observer(alert, begins)
 
@@ -127,6 +173,7 @@ def build_alerts(
     data_dir: Path,
     more_checks: Sequence[Check],
     changed: Changed,
+    mark_store: AlertMarkStore,
 ) -> Alerts:
     """Return the alerts of a daemon with all its checks; ``changed`` is called with each that begins or ends."""
     rules = settings.alerts
@@ -153,4 +200,4 @@ def build_alerts(
         del alert, begins
         engine.changes.note_change("clusters")
 
-    return Alerts(checks, rules, engine.clock, (changed, signal_change))
+    return Alerts(checks, rules, engine.clock, (changed, signal_change), mark_store)

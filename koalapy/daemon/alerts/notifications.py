@@ -124,10 +124,12 @@ class Notifications:
         self._count_by_owner[notification.owner] += 1
 
     def alert_changed(self, alert: Alert, begins: bool) -> None:
-        """Notify operators of an alert that begins or ends.
+        """Notify operators of an alert that begins or ends, unless it is silenced.
 
         It is sent before it is stored, since the alert may be about the store.
         """
+        if alert.is_silenced:
+            return
         operators, now = self._section.operators, self._clock()
         if operators.severity is Severity.CRITICAL and alert.severity is not Severity.CRITICAL:
             return

@@ -1,4 +1,4 @@
-"""The pages Now, Clusters and one cluster, with the actions drain, resume and clear."""
+"""The pages Clusters and one cluster, with the actions drain, resume and clear."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +24,6 @@ from koalapy.dashboard.rows import (
     alert_row,
     call_statistics,
     cluster_row,
-    sort_by_problem,
 )
 from koalapy.dashboard.tables import TableParameters, TableView, Words, matches_text, show_rows
 from koalapy.dashboard.timeline import Timeline, TimelineLane
@@ -32,7 +31,6 @@ from koalapy.model.cluster import Drain, NodeClass, Uplink
 from koalapy.model.disk import Disk
 from koalapy.model.history import Kind, Step
 from koalapy.model.identity import Identity, Role
-from koalapy.model.job import Job
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.reports import LrmOperation, Versions
 from koalapy.model.request import ClusterName
@@ -40,79 +38,6 @@ from koalapy.scheduler.cluster_conditions import HealthStatus
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.queries import Queries
 from koalapy.validation.permissions import may_see_all_of
-
-
-@dataclass(frozen=True, slots=True)
-class OldestJob:
-    """The oldest waiting job; owner and reason are empty if the caller may not see them."""
-
-    job: int
-    since: float
-    nodes: int
-    owner: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class NowView:
-    """The current state of all clusters together."""
-
-    troubles: Sequence[AlertRow]
-    """Active alerts, most urgent first."""
-    queued: int
-    active: int
-    nodes: int
-    idle: int
-    """Idle nodes of usable clusters with a current state."""
-    ours: int
-    """Nodes that jobs of this scheduler have or are claiming."""
-    stale: Sequence[str]
-    """Clusters without a current state."""
-    oldest: OldestJob | None
-    lanes: Sequence[ClusterRow]
-
-
-def oldest_job(job: Job | None, queries: Queries, caller: Identity) -> OldestJob | None:
-    """Return a waiting job for display; None if there is none or it has ended.
-
-    Owner and reason are empty for callers that may not see them.
-    """
-    job = None if job is None else queries.job(job.id)
-    if job is None:
-        return None
-    may_see_all = may_see_all_of(caller, job)
-    return OldestJob(
-        job.id,
-        job.submitted_at,
-        job.spec.request.total_size,
-        job.spec.owner if may_see_all else "",
-        queries.waiting_reason(job) if may_see_all else "",
-    )
-
-
-def add_now(dashboard: Dashboard, services: Services, surveyor: SurveyCache) -> None:
-    """Add the first page: all clusters, active alerts, and the totals of jobs and nodes."""
-    engine, queries = dashboard.engine, dashboard.engine.queries
-
-    @dashboard.page("/", "now.html", operation="list_clusters", title="Now", key="n", shared=True)
-    async def now(caller: Caller) -> NowView:
-        """Return the current state of all clusters; idle nodes of stale reports do not count."""
-        survey, time = await surveyor.load(), engine.clock()
-        records = services.jobs.list_clusters()
-        rows = sort_by_problem([cluster_row(queries.grid[record.name], record, survey, time) for record in records])
-        current = [row for row in rows if not row.stale]
-        return NowView(
-            troubles=[alert_row(alert, queries.grid) for alert in services.alerts.visible_to(caller)],
-            queued=engine.stored_queued,
-            active=engine.stored_active,
-            nodes=sum(row.total for row in rows),
-            idle=sum(row.nodes.idle for row in current if row.state == "usable"),
-            ours=sum(row.nodes.running + row.nodes.claimed for row in rows),
-            stale=[row.cluster for row in rows if row.stale],
-            oldest=oldest_job(survey.oldest, queries, caller),
-            lanes=rows,
-        )
-
 
 MAX_COMPONENTS_SHOWN = 100
 MAX_NODES_SHOWN = 256

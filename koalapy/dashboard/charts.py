@@ -1,0 +1,135 @@
+"""Small charts of the last hours, as SVG of pure functions; the page has the same values as a table."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup, escape
+
+from koalapy.model.sample import Sample
+
+WIDTH, HEIGHT = 240, 56
+SLOTS = 72
+"""Number of points of a chart: one for five minutes of six hours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """The means of the samples of a part of the period; None where there are none."""
+
+    start: float
+    """Seconds since the epoch."""
+    ours: float | None = None
+    local: float | None = None
+    idle: float | None = None
+    queued: float | None = None
+    started: float | None = None
+    """Starts per minute."""
+    ended: float | None = None
+    """Ends per minute."""
+    startup: float | None = None
+    """Seconds; None also without starts."""
+
+
+def make_slots(samples: Sequence[Sample], until: float, period: float, count: int = SLOTS) -> list[Slot]:
+    """Return the means of samples over ``count`` equal parts of the ``period`` that ends at ``until``."""
+    start, length = until - period, period / count
+    groups: list[list[Sample]] = [[] for _ in range(count)]
+    for sample in samples:
+        if 0 <= (index := int((sample.at - start) / length)) < count:
+            groups[index].append(sample)
+    slots = []
+    for index, group in enumerate(groups):
+        if not group:
+            slots.append(Slot(start + index * length))
+            continue
+        starts = [sample for sample in group if sample.startup is not None]
+        weight = sum(sample.started for sample in starts)
+        slots.append(
+            Slot(
+                start + index * length,
+                **{
+                    name: sum(getattr(sample, name) for sample in group) / len(group)
+                    for name in ("ours", "local", "idle", "queued", "started", "ended")
+                },
+                startup=sum((sample.startup or 0.0) * sample.started for sample in starts) / weight if weight else None,
+            )
+        )
+    return slots
+
+
+def stacked_chart(slots: Sequence[Slot], names: Sequence[str], label: str) -> Markup:
+    """Return stacked areas of the named values, the first at the bottom; empty without a value."""
+    top = max((sum(getattr(slot, name) or 0.0 for name in names) for slot in slots), default=0.0)
+    if top <= 0:
+        return Markup()
+    parts = []
+    for run in _runs(slots, names[0]):
+        base = [0.0] * len(run)
+        for name in names:
+            heights = [low + (getattr(slot, name) or 0.0) for low, (_, slot) in zip(base, run, strict=True)]
+            upper = [_point(index, value, top, len(slots)) for (index, _), value in zip(run, heights, strict=True)]
+            lower = [_point(index, value, top, len(slots)) for (index, _), value in zip(run, base, strict=True)]
+            width = WIDTH / len(slots)
+            ends = (f"{run[-1][0] * width + width:.1f},{upper[-1][1]:.1f}", f"{lower[-1][0] + width:.1f},")
+            path = [*(f"{x:.1f},{y:.1f}" for x, y in upper), ends[0], f"{ends[1]}{lower[-1][1]:.1f}"]
+            path += [f"{x:.1f},{y:.1f}" for x, y in reversed(lower)]
+            parts.append(f'<polygon class="{name}" points="{" ".join(path)}"/>')
+            base = heights
+    return _chart(parts, label)
+
+
+def line_chart(slots: Sequence[Slot], names: Sequence[str], label: str) -> Markup:
+    """Return a line for each of the named values, on one scale from 0; empty without a value."""
+    values = [value for slot in slots for name in names if (value := getattr(slot, name)) is not None]
+    if not values:
+        return Markup()
+    top, parts = max(values) or 1.0, []
+    for name in names:
+        for run in _runs(slots, name):
+            points = [_point(index, getattr(slot, name), top, len(slots)) for index, slot in run]
+            points.append((points[-1][0] + WIDTH / len(slots), points[-1][1]))
+            text = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+            parts.append(f'<polyline class="{name}" points="{text}"/>')
+    return _chart(parts, label)
+
+
+def _runs(slots: Sequence[Slot], name: str) -> list[list[tuple[int, Slot]]]:
+    """Return the runs of successive slots with a value, each slot with its index."""
+    runs: list[list[tuple[int, Slot]]] = [[]]
+    for index, slot in enumerate(slots):
+        if getattr(slot, name) is not None:
+            runs[-1].append((index, slot))
+        elif runs[-1]:
+            runs.append([])
+    return [run for run in runs if run]
+
+
+def _point(index: int, value: float, top: float, count: int) -> tuple[float, float]:
+    return index * WIDTH / count, 1 + (HEIGHT - 2) * (1 - value / top)
+
+
+def _chart(parts: Sequence[str], label: str) -> Markup:
+    head = f'<svg class="small-chart" viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none" role="img"'
+    base = f'<path class="base" d="M0 {HEIGHT - 0.5}H{WIDTH}"/>'
+    return Markup(f'{head} aria-label="{escape(label)}">{base}{"".join(parts)}</svg>')
+
+
+def describe_range(slots: Sequence[Slot], name: str, format_value: Callable[[float], str]) -> str:
+    """Return the smallest and largest mean of a value in the period, as text: ``3 to 40``; empty without a value."""
+    values = [value for slot in slots if (value := getattr(slot, name)) is not None]
+    if not values:
+        return ""
+    low, high = format_value(min(values)), format_value(max(values))
+    return low if low == high else f"{low} to {high}"
+
+
+def use_bar(running: int, claimed: int, local: int, down: int, total: int) -> Markup:
+    """Return a bar of a cluster's nodes by state; the page shows the numbers next to it."""
+    parts, x = [], 0.0
+    for name, count in (("running", running), ("claimed", claimed), ("local", local), ("down", down)):
+        if count and total:
+            width = 100 * count / total
+            parts.append(f'<rect class="{name}" x="{x:.1f}" width="{width:.1f}" height="8"/>')
+            x += width
+    head = '<svg class="use-bar" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
+    return Markup(f'{head}<rect class="track" width="100" height="8"/>{"".join(parts)}</svg>')
