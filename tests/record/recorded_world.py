@@ -35,6 +35,8 @@ class RecordedWorld(World):
             jobs=tuple(jobs or ()),
             scans=self.scans if jobs is not None else {},
             now=self.now,
+            streams=self.relays.streams,
+            link_uses=tuple((first, second, use) for (first, second), use in self.relays.uses.items()),
         )
         run_lines = [encode_line(beginning_to_json(beginning))]
         self.lives.append(run_lines)

@@ -6,6 +6,7 @@ Longer runs: ``make machine`` (100,000 steps) and ``make test-nightly``.
 from hypothesis import settings
 from hypothesis.stateful import invariant
 
+from koalapy.model.cluster import LinkUse
 from koalapy.model.job import JobState
 from koalapy.model.placement import Refusal
 from koalapy.scheduler import grid
@@ -114,7 +115,8 @@ class Grid(Users, Nodes, Operations):
             if world.state(job.id).is_final:  # a task of an array that was cancelled before
                 continue
             is_waiting, queries = job.state.is_waiting, world.queries
-            is_impossible = bool(world.relays) and queries.policy_calls.refusal_on_empty_grid(job.spec) != ""
+            needs_relays = bool(world.relays) or job.spec.links is LinkUse.RELAYED
+            is_impossible = needs_relays and queries.policy_calls.refusal_on_empty_grid(job.spec) != ""
             if self.is_extreme or (is_waiting and (is_impossible or queries.over_limit(job.spec) is not None)):
                 world.cancel(job.id)
             elif job.state is JobState.HELD:
