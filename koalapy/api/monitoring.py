@@ -35,7 +35,7 @@ from koalapy.model.job import ACTIVE_STATES, FINAL_STATES, JobState
 from koalapy.model.job_spec import Priority
 from koalapy.model.placement import RefusalKind
 from koalapy.model.prediction import Outcome, PredictionKind
-from koalapy.model.wording import format_duration
+from koalapy.model.wording import format_duration, format_list
 from koalapy.scheduler.effects import AttemptFailure, ClaimFailure
 
 Health = view_model("Health", HealthReport)
@@ -122,17 +122,23 @@ MAX_MARK_S = 30 * 86400.0
 
 
 async def mark_alerts(
-    alerts: Alerts, caller: Identity, kind: AlertKind, target: str, action: MarkAction, reason: str, duration: float
+    alerts: Alerts,
+    caller: Identity,
+    kind: AlertKind,
+    targets: Sequence[str],
+    action: MarkAction,
+    reason: str,
+    duration: float,
 ) -> Sequence[Alert]:
     """Acknowledge or silence current alerts for a user, with an audit entry; return them."""
-    describe_request(target or kind, f"{action} {kind} for {format_duration(duration)}: {reason}")
-    return await alerts.mark(alerts.select(kind, target), action, caller.user, reason, duration)
+    describe_request(format_list(targets) or kind, f"{action} {kind} for {format_duration(duration)}: {reason}")
+    return await alerts.mark(alerts.select(kind, targets), action, caller.user, reason, duration)
 
 
-async def unmark_alerts(alerts: Alerts, kind: AlertKind, target: str) -> Sequence[Alert]:
+async def unmark_alerts(alerts: Alerts, kind: AlertKind, targets: Sequence[str]) -> Sequence[Alert]:
     """Remove the acknowledgements and silences of current alerts, with an audit entry; return the alerts."""
-    describe_request(target or kind, f"unmark {kind}")
-    return await alerts.unmark(alerts.select(kind, target))
+    describe_request(format_list(targets) or kind, f"unmark {kind}")
+    return await alerts.unmark(alerts.select(kind, targets))
 
 
 AlertView = view_model("AlertView", Alert)
@@ -146,10 +152,10 @@ class AlertList(Output):
 
 
 class AlertSelection(Input):
-    """Current alerts: all of a kind, or the one with a target."""
+    """Current alerts of a kind: all, or those of some targets."""
 
     kind: AlertKind
-    target: Annotated[Text, Field(max_length=300)] = ""
+    targets: Annotated[list[Annotated[Text, Field(max_length=300)]], Field(max_length=10_000)] = []
     """Empty: all current alerts of the kind."""
 
 
@@ -176,13 +182,15 @@ def alerts_router(alerts: Alerts) -> APIRouter:
     async def mark_alert(caller: Caller, order: MarkOrder) -> Any:
         """Acknowledge or silence current alerts. A silenced alert sends no notifications; an acknowledgement ends with
         its alert."""
-        marked = await mark_alerts(alerts, caller, order.kind, order.target, order.action, order.reason, order.duration)
+        marked = await mark_alerts(
+            alerts, caller, order.kind, order.targets, order.action, order.reason, order.duration
+        )
         return {"alerts": marked, "looked_at": alerts.looked_at}
 
     @router.post("/unmark", response_model=AlertList, responses=problem_responses(404))
     async def unmark_alert(selection: AlertSelection) -> Any:
         """Remove the acknowledgements and silences of current alerts."""
-        return {"alerts": await unmark_alerts(alerts, selection.kind, selection.target), "looked_at": alerts.looked_at}
+        return {"alerts": await unmark_alerts(alerts, selection.kind, selection.targets), "looked_at": alerts.looked_at}
 
     return router
 

@@ -45,7 +45,12 @@ def test_tiles_are_sorted_by_problem_load_or_name(scene: ServedDaemon) -> None:
 def test_acknowledged_and_silenced_alerts_name_operator_and_are_audited(scene: ServedDaemon) -> None:
     with closing(Person(scene, create_token(scene, "olga", "operator"))) as operator:
         fields = {"kind": "agent-away", "reason": "power cut <b>", "mark": "acknowledge", "hours": "1"}
-        assert operator.send_form("/", "/alerts/mark", **fields, target="").status_code == 303
+        alerts = scene.http.get("/api/v1/alerts").json()["alerts"]
+        away = [alert["target"] for alert in alerts if alert["kind"] == "agent-away"]
+        assert operator.send_form("/", "/alerts/mark", **fields, targets="\r\n".join(away[:2])).status_code == 303
+        alerts = scene.http.get("/api/v1/alerts").json()["alerts"]
+        assert sorted(alert["target"] for alert in alerts if alert["mark"]) == sorted(away[:2])
+        assert operator.send_form("/", "/alerts/mark", **fields, targets="").status_code == 422
         page = operator.get_page("/")
         assert "acknowledged by olga" in page
         assert "power cut &lt;b&gt;" in page
@@ -59,7 +64,7 @@ def test_acknowledged_and_silenced_alerts_name_operator_and_are_audited(scene: S
     assert scene.http.post("/api/v1/alerts/unmark", json={"kind": "agent-away"}).status_code == 200
     assert scene.http.get("/now.json").json()["silenced"] == []
     assert scene.http.post("/api/v1/alerts/unmark", json={"kind": "database"}).status_code == 404
-    for wrong in ({"duration": 0}, {"duration": 1e9}, {"target": "a\0"}, {"kind": "x"}, {"reason": "a\nb"}):
+    for wrong in ({"duration": 0}, {"duration": 1e9}, {"targets": ["a\0"]}, {"kind": "x"}, {"reason": "a\nb"}):
         assert scene.http.post("/api/v1/alerts/mark", json=order | wrong).status_code == 422
     entries = scene.http.get("/api/v1/audit").json()["entries"]
     assert {("olga", "mark_alert"), ("ada", "unmark_alert")} <= {(e["actor"], e["action"]) for e in entries}

@@ -1,7 +1,7 @@
 """Run the checks every two seconds, and begin and end alerts with a delay, so that they do not flap."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
@@ -21,6 +21,7 @@ from koalapy.daemon.network.network import Network
 from koalapy.model.alert import Alert, AlertKey, AlertKind, AlertMark, AlertRules, MarkAction, urgency_key
 from koalapy.model.errors import NotFoundError
 from koalapy.model.identity import Identity
+from koalapy.model.wording import format_list
 from koalapy.ports import AlertMarkStore
 from koalapy.scheduler.queries import Queries
 
@@ -79,12 +80,12 @@ class Alerts:
         mark = self._marks.get(alert.key)
         return alert if mark is None or not mark.applies_to(alert, self._clock()) else replace(alert, mark=mark)
 
-    def select(self, kind: AlertKind, target: str) -> Sequence[Alert]:
-        """Return the current alerts of a kind, or one of them; raise ``NotFoundError`` if there is none."""
-        alerts = [alert for alert in self.current_alerts() if alert.kind is kind and target in ("", alert.target)]
+    def select(self, kind: AlertKind, targets: Collection[str]) -> Sequence[Alert]:
+        """Return the current alerts of a kind, or of its ``targets`` only. Raise ``NotFoundError`` if there is none."""
+        alerts = [a for a in self.current_alerts() if a.kind is kind and (not targets or a.target in targets)]
         if not alerts:
             raise NotFoundError(
-                f"there is no alert {kind}{f' of {target}' if target else ''} now",
+                f"there is no alert {kind}{f' of {format_list(sorted(targets))}' if targets else ''} now",
                 hint="koala alerts lists the current ones",
             )
         return alerts

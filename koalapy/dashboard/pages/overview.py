@@ -158,23 +158,26 @@ def add_overview(dashboard: Dashboard, services: Services, surveyor: SurveyCache
             detailed=len(rows) <= MAX_DETAILED,
         )
 
-    def selection(form: Form) -> tuple[AlertKind, str]:
-        """Return the kind and target of a form; raise ``UsageError`` for an unknown kind."""
+    def selection(form: Form) -> tuple[AlertKind, list[str]]:
+        """Return the kind and targets of a form; raise ``UsageError`` for an unknown kind, or without a target."""
         try:
-            return AlertKind(form.get("kind")), form.get("target")
+            kind, targets = AlertKind(form.get("kind")), form.get("targets").splitlines()
         except ValueError as error:
             raise UsageError("there is no such kind of alert", field="kind", value=form.get("kind")) from error
+        if not targets:
+            raise UsageError("the form names no alert", field="targets")
+        return kind, targets
 
     @dashboard.action("/alerts/mark", operation="mark_alert")
     async def mark(caller: Caller, form: SentForm) -> str:
-        kind, target = selection(form)
+        kind, targets = selection(form)
         try:
             action, hours = MarkAction(form.get("mark")), float(form.get("hours") or DEFAULT_MARK_S / 3600)
         except ValueError as error:
             raise UsageError("the action or the number of hours is not valid", field="hours") from error
         if not 0 < hours * 3600 <= MAX_MARK_S:
             raise UsageError(f"give from 0 to {MAX_MARK_S / 3600:g} hours", field="hours", value=hours)
-        await mark_alerts(alerts, caller, kind, target, action, form.reason, hours * 3600)
+        await mark_alerts(alerts, caller, kind, targets, action, form.reason, hours * 3600)
         return "/"
 
     @dashboard.action("/alerts/unmark", operation="unmark_alert")
