@@ -30,7 +30,7 @@ def test_login_leads_to_requested_page(visit: Visit, grid: EmbeddedGrid) -> None
     visitor.log_in(grid.admin_token, path="/?")
     assert visitor.page.url == f"{grid.url}/"
     visitor.open("/")
-    assert visitor.page.locator("section.lane").count() == len(grid.list_clusters())
+    assert visitor.page.locator("li.tile").count() == len(grid.list_clusters())
     (cookie,) = visitor.context.cookies()
     assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
     assert visitor.page.evaluate("document.cookie") == ""

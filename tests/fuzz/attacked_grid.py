@@ -16,6 +16,7 @@ from typing import Any
 import httpx2
 
 from koalapy.config.settings import ClusterSection, Settings
+from koalapy.model.cluster import NO_RELAYS
 from koalapy.model.job import ComponentState, Job, JobId, parse_token
 from koalapy.scheduler.effects import Effects
 from tests.daemon.archives import archive_of
@@ -149,6 +150,7 @@ class AttackedGrid:
             gangs=self.gangs,
             now=daemon.clock(),
             rules=daemon.queries.rules,
+            relays=NO_RELAYS,
             sites=sites,
             lost=set(),
             declared_lost=set(),

@@ -63,6 +63,8 @@ class Vocabulary:
             return self._annotated(kind, name)
         if origin in (Union, types.UnionType):
             return st.one_of([self.draw_valid(alternative, name) for alternative in inside])
+        if origin is tuple and Ellipsis not in inside:
+            return st.tuples(*[self.draw_valid(each, name) for each in inside]).map(list)
         if origin in (list, tuple, frozenset):
             return st.lists(self.draw_valid(inside[0], name), max_size=MAX_ENTRIES)
         if origin is dict:
@@ -166,7 +168,7 @@ def _draw_plain(kind: Any) -> st.SearchStrategy[Any]:
         return st.none()
     if _is_enum(kind):
         return _draw_members(kind)
-    if kind is object:
+    if kind in (object, Any):
         return st.booleans() | st.integers(0, 9) | st.text(max_size=5)
     return {
         int: st.integers(0, 9),
