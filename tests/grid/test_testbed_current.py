@@ -32,6 +32,17 @@ def test_one_mpi_job_spans_slurm_22_and_24_and_grid_engine(bed: Testbed) -> None
     assert bed.get_cluster(WEST)["errors"] == 0
 
 
+def test_relayed_links_carry_one_job_over_slurm_22_and_24_and_grid_engine(bed: Testbed) -> None:
+    """Its nodes reach each other directly as well, and their networks overlap."""
+    command = "python", "-m", "koalapy.apps.poisson"
+    job = bed.wait_for_end(bed.submit(bed.request_on_managers(), *command, launcher="openmpi", links="relayed"))
+    output = bed.read_output(job["id"])
+    assert (job["state"], job["exit_code"], job["restarts"]) == ("succeeded", 0, 0), (job["reason"], output)
+    assert "max error 3.6e-06" in output
+    timeline = bed.http.get(f"/api/v1/jobs/{job['id']}/timeline").json()["timeline"]
+    assert "relayed" in [entry["event"] for entry in timeline]
+
+
 def test_exit_code_behind_a_full_queue_is_the_programs(bed: Testbed) -> None:
     job = bed.wait_for_end(bed.submit(fixed_request(WEST, 2), "sh", "-c", "exit 7", launcher="processes"))
     assert (job["state"], job["exit_code"]) == ("failed", 7)
