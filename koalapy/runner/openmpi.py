@@ -12,6 +12,7 @@ from koalapy.runner.containers import find_container
 from koalapy.runner.exec_guard import INPUT_NAME, SCRIPT_VARIABLE, ExecGuard, write_rank_script
 from koalapy.runner.installation import NAMING, TAG_SEPARATORS, Installation
 from koalapy.runner.link import Loop
+from koalapy.runner.networks import own_networks
 from koalapy.runner.output_filter import OutputFilter
 from koalapy.runner.output_streams import TagReader
 from koalapy.runner.parameters import (
@@ -276,9 +277,12 @@ class Follower(Role):
         """Repeat the pre-flight, the check of connections between nodes, with other addresses or by relays."""
         links = None
         if relayed is not None:
-            from koalapy.runner.relay_links import read_links  # few jobs need it
+            from koalapy.runner.relay_links import check_networks, read_links  # few jobs need it
 
             links = read_links(relayed, self._plan.offer)
+            host = hosts[self._plan.index] if self._plan.index < len(hosts) else ""
+            own = next((network for network, address in own_networks() if address == host), "")
+            check_networks(links, self._plan.me["cluster"], {node["cluster"] for node in self._plan.nodes}, own)
         self._leave_preflight()
         self._plan.move(hosts)
         self._plan.relayed = links

@@ -94,6 +94,8 @@ class Plan:
         """The relayed links of this program; None without any."""
         self.lane: int | None = None
         """Which of the programs that a script runs at once it is, from 0; None without a script."""
+        self._names: list[str] = []
+        """Cached ``names``; empty: not computed yet."""
         self.rank_folder = ""
         """Folder in which ranks start on this node; empty: the runner's."""
 
@@ -121,8 +123,10 @@ class Plan:
     @property
     def names(self) -> list[str]:
         """Return a unique name of each node for mpirun: its address, unless clusters have the same addresses."""
-        hosts = [node["host"] for node in self.nodes]
-        return hosts if len({*hosts}) == len(hosts) else [f"koala-node-{i}" for i in range(len(hosts))]
+        if not self._names:
+            hosts = [node["host"] for node in self.nodes]
+            self._names = hosts if len({*hosts}) == len(hosts) else [f"koala-node-{i}" for i in range(len(hosts))]
+        return self._names
 
     @property
     def rank_ports(self) -> tuple[int, int] | None:
@@ -161,6 +165,7 @@ class Plan:
                 raise ValueError(f"{host!r} is not an address of a node")
         for node, host in zip(self.nodes, hosts):
             node["host"] = host
+        self._names = []
 
     @property
     def first_rank(self) -> int:

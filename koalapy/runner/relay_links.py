@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 NETWORK = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}/(?:[12]?\d|3[01])", re.ASCII)
 """Pattern of a network that Open MPI recognizes: never one of a single address."""
-MAX_NETWORKS = 64
+MAX_NETWORKS = 4096
 LOOPBACK_SERIES = 4
 """The series of Open MPI that cannot use loopback between sites and another interface within them."""
 
@@ -90,7 +90,23 @@ def read_links(message: Mapping[str, Any], offer: RelayOffer | None) -> RelayedL
     texts = [network for values in networks.values() for network in values]
     if len(texts) > MAX_NETWORKS or not all(isinstance(text, str) and NETWORK.fullmatch(text) for text in texts):
         raise ValueError("the head node names networks of nodes that cannot be")
-    return RelayedLinks(pairs, message["layout"], networks, on_loopback=bool(message["on_loopback"]))
+    links = RelayedLinks(pairs, message["layout"], networks, on_loopback=bool(message["on_loopback"]))
+    is_complete = all(cluster in networks for pair in pairs for cluster in pair)
+    if not links.on_loopback and (not is_complete or any(_collide(links, *pair) for pair in pairs)):
+        raise ValueError("the head node names no or the same networks for clusters that do not reach each other")
+    return links
+
+
+def check_networks(links: RelayedLinks, cluster: str, clusters: Collection[str], own: str) -> None:
+    """Raise ``ValueError`` if the head node of another site describes this node's cluster wrongly.
+
+    Else ranks of clusters whose links are to be relayed could connect directly. ``clusters``: those of the job.
+    ``own``: the network of this node.
+    """
+    if links.on_loopback:
+        return
+    if links.networks.keys() != {*clusters} or own not in links.networks[cluster]:
+        raise ValueError(f"the head node names networks of {cluster} without {own or 'any'}, that of this node")
 
 
 def decide_links(
@@ -115,6 +131,8 @@ def decide_links(
         cluster: sorted({_network_of(host, networks) for host, networks in nodes}) for cluster, nodes in hosts.items()
     }
     networks = {cluster: [n for n in values if NETWORK.fullmatch(n)] for cluster, values in found.items()}
+    if sum(map(len, networks.values())) > MAX_NETWORKS:
+        raise Failure(f"relayed links allow nodes of at most {MAX_NETWORKS} networks: use fewer nodes")
     links = RelayedLinks(pairs, layout, networks, on_loopback=False)
     collision = next((pair for pair in sorted(links.pairs) if _collide(links, *pair)), None)
     unknown = next((c for c, values in found.items() if values != networks[c]), None)

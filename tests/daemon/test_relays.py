@@ -20,7 +20,7 @@ from koalapy.daemon.observability.audit import Audit
 from koalapy.daemon.observability.instruments import Instruments
 from koalapy.model.alert import Alert, Severity
 from koalapy.model.audit import AuditFilter
-from koalapy.model.cluster import ClusterPair
+from koalapy.model.cluster import ClusterPair, LinkPath
 from koalapy.model.errors import UsageError
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState
 from koalapy.model.job_spec import JobSpec, Launcher
@@ -61,8 +61,14 @@ class Side:
 
     def __init__(self, control: str | None, modes: dict[ClusterPair, Any] | None = None) -> None:
         self.sent: list[tuple[str, RelayLost]] = []
+        self.paths: dict[ClusterPair, LinkPath] = {}
         self.relays = Relays(
-            control, modes or {}, b"secret", nodes_of, lambda cluster, message: self.sent.append((cluster, message))
+            control,
+            modes or {},
+            b"secret",
+            nodes_of,
+            lambda cluster, message: self.sent.append((cluster, message)),
+            lambda _: self.paths,
         )
         for cluster in PAIR:
             self.relays.set_state(cluster, READY)
@@ -209,6 +215,8 @@ async def test_other_launcher_is_not_relayed_but_never_direct_against_a_demand(h
     async with connected_side(hub) as side:
         job = make_job(launcher=Launcher.PROCESSES)
         assert side.plan(job) is None
+        side.paths = {PAIR: LinkPath.RELAYED}
+        assert side.plan(job) is None, "that nodes do not reach each other matters to Open MPI only"
         side.relays.set_state("south", RelayState(ready=True, relayed_only=True))
         offer = side.plan(job)
         assert offer is not None
@@ -232,6 +240,25 @@ async def test_address_of_a_site_that_is_no_ip_address_is_not_passed_on(hub: Fak
         entries = [entry for name in PAIR if (entry := offer.head_entry(name)) is not None]
         peers = {name: peer for entry in entries for name, peer in entry["peers"].items()}
         assert peers == {"north": {"host": "192.0.2.1", "port": 8645}, "south": {}}
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "169.254.169.254", "224.0.0.1", "0.0.0.0", "::1", ""])
+async def test_address_of_another_site_never_means_the_heads_own_machine(hub: FakeRelay, host: str) -> None:
+    async with connected_side(hub) as side:
+        side.relays.set_state("north", RelayState(ready=True, host=host, port=22))
+        offer = side.plan()
+        assert offer is not None
+        entry = offer.head_entry("south")
+        assert entry is not None
+        assert entry["peers"]["north"] == {}
+
+
+async def test_site_with_an_unreadable_certificate_is_not_ready(hub: FakeRelay) -> None:
+    async with connected_side(hub) as side:
+        side.relays.set_state("north", RelayState(ready=True, certificate="no certificate"))
+        assert not side.relays.is_ready("north")
+        assert "cannot be read" in side.relays.site_problems()["north"]
+        assert side.plan() is None
 
 
 async def test_lost_attempt_is_reported_to_the_agents_that_have_relays(hub: FakeRelay) -> None:

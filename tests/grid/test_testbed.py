@@ -390,6 +390,7 @@ def test_unreachable_nodes_are_named_in_reason(bed: Testbed) -> None:
             {"type": "fixed", "components": [{"size": 2, "cluster": "south"}, {"size": 3, "cluster": "east"}]},
             "true",
             launcher="openmpi",
+            links="direct",
             max_restarts=0,
         )
         job = bed.wait_for_end(ident, 90)

@@ -7,7 +7,7 @@ import pytest
 from koalapy.runner.parameters import localize_parameters
 from koalapy.runner.plan import Plan
 from koalapy.runner.relay_layout import node_ports
-from koalapy.runner.relay_links import RelayedLinks, RelayOffer, decide_links, overlap, read_links
+from koalapy.runner.relay_links import RelayedLinks, RelayOffer, check_networks, decide_links, overlap, read_links
 from koalapy.runner.settings import Failure
 
 NORTH = [("10.1.0.11", [("10.1.0.0/24", "10.1.0.11")]), ("10.1.0.12", [("10.1.0.0/24", "10.1.0.12")])]
@@ -104,9 +104,12 @@ def test_links_survive_the_message_to_other_nodes() -> None:
         {"networks": {"north": ["10.1.0.0/24;0.0.0.0/1"]}},
         {"networks": {"north": ["10.1.0.1/32"]}},
         {"networks": {"north": [7]}},
-        {"networks": {"north": ["10.1.0.0/24"] * 65}},
+        {"networks": {"north": ["10.1.0.0/24"], "south": ["10.2.0.0/24"] * 5000}},
+        {"networks": {"north": ["10.1.0.0/24"]}},
+        {"networks": {"north": ["10.1.0.0/24"], "south": ["10.1.0.0/16"]}},
+        {"networks": {"north": ["10.1.0.0/24"], "south": ["10.2.0.0/24"], "x": ["10.0.0.0/8"]}},
     ],
-    ids=str,
+    ids=lambda change: str(change)[:80],
 )
 def test_links_that_a_hostile_head_node_decides_are_rejected(change: dict[str, Any]) -> None:
     offer = make_offer(("north", "south", "any"))
@@ -165,3 +168,21 @@ def test_plan_requires_the_relays_of_its_cluster(how: str, pairs: list[Any] | No
             plan.require_relays()
     else:
         plan.require_relays()
+
+
+@pytest.mark.parametrize(
+    ("networks", "is_right"),
+    [
+        ({"north": ["10.1.0.0/24"], "south": ["10.2.0.0/24"]}, True),
+        ({"north": ["10.9.0.0/24"], "south": ["10.2.0.0/24"]}, False),
+        ({"north": ["10.1.0.0/24"]}, False),
+        ({"north": ["10.1.0.0/24"], "south": ["10.2.0.0/24"], "x": ["10.3.0.0/24"]}, False),
+    ],
+)
+def test_node_checks_the_networks_that_another_site_names(networks: dict[str, list[str]], is_right: bool) -> None:
+    links = RelayedLinks([NORTH_SOUTH], 0, networks, on_loopback=False)
+    if is_right:
+        check_networks(links, "north", {"north", "south"}, "10.1.0.0/24")
+    else:
+        with pytest.raises(ValueError, match="head node"):
+            check_networks(links, "north", {"north", "south"}, "10.1.0.0/24")

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from koalapy.model.cluster import Link, LinkPath, LinkUse, Relays
-from koalapy.model.job import JobState
+from koalapy.model.job import ComponentState, JobState
 from koalapy.model.reports import ComponentStatus
 from koalapy.scheduler.events import LinkMeasured, RelayChanged, Reported
 from koalapy.scheduler.explain.explain import explain
@@ -125,6 +125,10 @@ def test_started_job_teaches_that_a_pair_needs_relays() -> None:
     world = world_of(1000, *BOTH)
     job = world.submit(nonfixed(4, 4), run_time=20.0)
     token = world.job(job).token(0)
+    early = ComponentStatus(token, ComponentState.WAITING, relayed=(("south", "north"),))
+    world.step([Reported(live(world.job(job)).gang[0].cluster, early)])
+    assert live(world.job(job)).relayed == (), "its program has not started"
+    world.advance(1)
     for _ in range(2):
         status = ComponentStatus(token, "running", relayed=(("south", "north"), ("south", "elsewhere")))
         world.step([Reported(live(world.job(job)).gang[0].cluster, status)])
@@ -137,6 +141,17 @@ def test_started_job_teaches_that_a_pair_needs_relays() -> None:
     assert world.queries.grid.view().link_between(*BOTH) == Link(unreachable=True)
     world.step([LinkMeasured(*BOTH, Link(0.001, 1e8))])
     assert world.queries.grid.view().link_between(*BOTH) == Link(0.001, 1e8)
+
+
+def test_job_does_not_change_the_measured_link_of_two_other_sites() -> None:
+    world = world_of(1000, *BOTH)
+    measured = Link(0.001, 1e8, direct=True)
+    world.step([LinkMeasured(*BOTH, measured)])
+    job = world.submit(nonfixed(4, 4), run_time=20.0)
+    world.advance(1)
+    status = ComponentStatus(world.job(job).token(0), ComponentState.RUNNING, relayed=(BOTH,))
+    world.step([Reported(live(world.job(job)).gang[0].cluster, status)])
+    assert world.queries.grid.view().link_between(*BOTH) == measured
 
 
 def test_measuring_job_tries_a_relayed_link_directly_again() -> None:

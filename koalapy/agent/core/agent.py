@@ -227,12 +227,12 @@ class Agent:
             if component.ended:
                 self._files.on_component_ended(component)
                 continue
+            self._relays.restore_component(component)
             if component.lrm_job is None:
                 self._jobs.submit_component(component, unsure=True)
             elif component.stop is not None:
                 self._jobs.end_component(component)
             elif component.plan is not None:
-                self._relays.restore_component(component)
                 self._places.fetch_early(component)
                 self._barrier.await_return(component)
         self._files.stages.load_stages()

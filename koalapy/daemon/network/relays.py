@@ -2,16 +2,17 @@
 
 import asyncio
 import hmac
+import ssl
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
+from ipaddress import ip_address
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import structlog
 
-from koalapy.config.types import is_address
 from koalapy.model.cluster import ClusterPair, LinkPath, LinkUse, pair_of
 from koalapy.model.job import Attempt, Job, JobId, JobState
 from koalapy.model.job_spec import Launcher
@@ -23,6 +24,7 @@ from koalapy.runner.relay_layout import FIRST_PORT, LAST_PORT, count_ports, node
 from koalapy.scheduler.events import RelayChanged
 from koalapy.scheduler.ledger import live
 from koalapy.system.event_loop import BackgroundTasks
+from koalapy.system.tls import pinned_context
 
 log = structlog.get_logger()
 
@@ -125,6 +127,7 @@ class Relays:
         """Record whether a site can be reached by relays; None: its agent has connected anew and reported nothing."""
         former = self._states.pop(cluster, None)
         if state is not None:
+            state = _check_certificate(state)
             self._states[cluster] = state
         if (known := state or former) is not None:
             self.report(RelayChanged(cluster, self.is_ready(cluster), known.relayed_only))
@@ -161,11 +164,12 @@ class Relays:
 
     def plan_job(self, job: Job, nodes: Sequence[PlanNode]) -> JobRelay | None:
         """Return the relayed links that a job may use, and let the hub know; None if it may use none."""
-        # Programs of the other launcher cannot be relayed, but must not be direct where a site forbids it.
+        # Programs of the other launcher cannot be relayed, but must not be direct where a site forbids it. For them it
+        # does not matter whether nodes reach each other.
         can_relay = self._client is not None and job.spec.launcher is Launcher.OPENMPI
         names = sorted({node["cluster"] for node in nodes})
         pairs: list[tuple[str, str, Any]] = []
-        paths = self._find_paths(job)
+        paths = self._find_paths(job) if can_relay else {}
         for pair in combinations(names, 2):
             use = self._use_of_job(job, pair_of(*pair), paths.get(pair))
             if use is LinkUse.RELAYED or (can_relay and use is LinkUse.ANY and all(map(self.is_ready, pair))):
@@ -173,7 +177,8 @@ class Relays:
         if not pairs:
             return None
         name = attempt_name(job)
-        attempt = self._plan_attempt(job, nodes) if can_relay else None
+        required = {name for one, other, how in pairs if how == LinkUse.RELAYED.value for name in (one, other)}
+        attempt = self._plan_attempt(job, nodes) if can_relay and all(map(self.is_ready, required)) else None
         bases = [] if attempt is None else choose_bases(name, _slots(nodes))
         if attempt is not None:
             self._add(job, attempt)
@@ -228,7 +233,9 @@ class Relays:
         state = self._states.get(cluster)
         if state is None:
             return HeadIdentity()
-        return HeadIdentity(state.certificate, (state.host, state.port) if is_address(state.host) else None)
+        return HeadIdentity(
+            state.certificate, (state.host, state.port) if _is_reachable(state.host, state.port) else None
+        )
 
     def _add(self, job: Job, attempt: AttemptPlan) -> None:
         entry = attempt.hub_entry()
@@ -276,6 +283,27 @@ class Relays:
             if name == attempt:
                 for cluster in {node["cluster"] for node in entry["nodes"]} & self._states.keys():
                     self._send(cluster, RelayLost(attempt=attempt, reason=reason))
+
+
+def _is_reachable(host: str, port: int) -> bool:
+    """Return whether heads of other sites may connect to an address that an agent reports: never to their own."""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return False
+    special = address.is_loopback or address.is_link_local or address.is_multicast or address.is_unspecified
+    return port > 0 and not special
+
+
+def _check_certificate(state: RelayState) -> RelayState:
+    """Return the state, or one that is not ready if other heads could not read its certificate."""
+    if state.certificate is not None:
+        try:
+            pinned_context(state.certificate)
+        except (ssl.SSLError, ValueError) as error:
+            reason = f"the certificate of its relay cannot be read: {error}"
+            return state.model_copy(update={"ready": False, "error": reason, "certificate": None})
+    return state
 
 
 def _slots(nodes: Sequence[PlanNode]) -> list[int]:

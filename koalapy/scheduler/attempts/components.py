@@ -72,11 +72,12 @@ class Components:
         known = live(job).relayed
         clusters = {component.cluster for component in live(job).gang}
         pairs = sorted({pair_of(*pair) for pair in status.relayed if clusters.issuperset(pair) and pair[0] != pair[1]})
-        if not (new := [pair for pair in pairs if pair not in known]):
+        if live(job).barrier_at is None or not (new := [pair for pair in pairs if pair not in known]):
             return job
         view = self._grid.view()
         for pair in new:
-            if view.path_between(*pair, job.spec.links) in (LinkPath.UNKNOWN, LinkPath.DIRECT):
+            # A measured link stays direct until it is measured again: one site could misreport the link of two others.
+            if view.path_between(*pair, job.spec.links) is LinkPath.UNKNOWN:
                 self._grid.learn_relayed(pair)
         job = self._ledger.change_attempt(job, relayed=tuple(sorted({*known, *new})))
         self._ledger.record_event(job, now, "relayed", relayed_text(new))
