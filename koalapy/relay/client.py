@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,14 @@ HEARTBEAT_INTERVAL_S, ANSWER_TIMEOUT_S = 5.0, 15.0
 
 class RelayRejected(Exception):
     """The relay has rejected a request."""
+
+
+async def log_rejection(change: Awaitable[None]) -> None:
+    """Wait for a change of a relay's attempts, and log it if the relay rejects it: relayed links fail then."""
+    try:
+        await change
+    except RelayRejected as error:
+        log.error("the relay has rejected an attempt", action="relay-rejected", reason=str(error))
 
 
 class RelayClient:

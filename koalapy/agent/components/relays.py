@@ -12,9 +12,10 @@ from koalapy.agent.components.component import Component
 from koalapy.agent.core.reporter import Reporter
 from koalapy.agent.core.settings import AgentSettings
 from koalapy.agent.runners.runners import RunnerSecrets
+from koalapy.model.cluster import pair_of
 from koalapy.protocol.messages import RelayLost, RelayState
 from koalapy.relay.attempts import Attempt
-from koalapy.relay.client import RelayClient, RelayRejected
+from koalapy.relay.client import RelayClient, RelayRejected, log_rejection
 from koalapy.relay.entries import add_node_keys, derive_head_key
 from koalapy.relay.limits import Limits
 from koalapy.runner.relay_protocol import derive_node_key
@@ -97,9 +98,10 @@ class RelayedLinks:
         if not self._settings.relayed_only:
             return ""
         own = self._settings.cluster
-        relayed = {tuple(sorted(pair)) for *pair, how in (plan.get("relay") or {}).get("pairs", ()) if how == "relayed"}
+        pairs = (plan.get("relay") or {}).get("pairs", ())
+        relayed = {pair_of(one, other) for one, other, how in pairs if how == "relayed"}
         others = sorted({node["cluster"] for node in plan["nodes"]} - {own})
-        direct = [other for other in others if tuple(sorted((own, other))) not in relayed]
+        direct = [other for other in others if pair_of(own, other) not in relayed]
         if not direct:
             return ""
         return (
@@ -152,7 +154,7 @@ class RelayedLinks:
         live |= {name for name in opening if not self._attempts[name][0].ended}
         for name in self._attempts.keys() - live:
             del self._attempts[name]
-            self._tasks.spawn(self._client.remove(name))
+            self._tasks.spawn(log_rejection(self._client.remove(name)))
 
     def on_lost_elsewhere(self, message: RelayLost) -> None:
         """Fail the components of an attempt that has lost streams at the hub."""

@@ -18,7 +18,7 @@ from koalapy.model.job import Attempt, Job, JobId, JobState
 from koalapy.model.job_spec import Launcher
 from koalapy.model.request import ClusterName
 from koalapy.protocol.messages import PlanNode, PlanRelay, RelayLost, RelayState
-from koalapy.relay.client import RelayClient, RelayRejected
+from koalapy.relay.client import RelayClient, log_rejection
 from koalapy.relay.entries import AttemptPlan, HeadIdentity, NodePlan, derive_head_key
 from koalapy.runner.relay_layout import FIRST_PORT, LAST_PORT, count_ports, node_ports
 from koalapy.scheduler.events import RelayChanged
@@ -164,10 +164,12 @@ class Relays:
 
     def plan_job(self, job: Job, nodes: Sequence[PlanNode]) -> JobRelay | None:
         """Return the relayed links that a job may use, and let the hub know; None if it may use none."""
+        names = sorted({node["cluster"] for node in nodes})
+        if len(names) == 1:
+            return None
         # Programs of the other launcher cannot be relayed, but must not be direct where a site forbids it. For them it
         # does not matter whether nodes reach each other.
         can_relay = self._client is not None and job.spec.launcher is Launcher.OPENMPI
-        names = sorted({node["cluster"] for node in nodes})
         pairs: list[tuple[str, str, Any]] = []
         paths = self._find_paths(job) if can_relay else {}
         for pair in combinations(names, 2):
@@ -176,12 +178,15 @@ class Relays:
                 pairs.append((*pair, use.value))
         if not pairs:
             return None
+        required = {cluster for *pair, how in pairs if how == LinkUse.RELAYED.value for cluster in pair}
+        can_relay = can_relay and all(map(self.is_ready, required))
         name = attempt_name(job)
-        required = {name for one, other, how in pairs if how == LinkUse.RELAYED.value for name in (one, other)}
-        attempt = self._plan_attempt(job, nodes) if can_relay and all(map(self.is_ready, required)) else None
-        bases = [] if attempt is None else choose_bases(name, _slots(nodes))
-        if attempt is not None:
-            self._add(job, attempt)
+        bases = choose_bases(name, _slots(nodes)) if can_relay else []
+        attempt = self._plan_attempt(name, bases, nodes)
+        if attempt is not None and self._client is not None:
+            entry = attempt.hub_entry()
+            self._entries[job.id] = name, entry
+            self._tasks.spawn(log_rejection(self._client.add(entry)))
         return JobRelay(PlanRelay(attempt=name, pairs=pairs, bases=bases), attempt)
 
     def note_job(self, job: Job, _previous: JobState | None) -> None:
@@ -190,7 +195,7 @@ class Relays:
         if entry is not None and (job.state.is_final or job.attempt is None or entry[0] != attempt_name(job)):
             del self._entries[job.id]
             if self._client is not None:
-                self._tasks.spawn(self._remove(entry[0]))
+                self._tasks.spawn(log_rejection(self._client.remove(entry[0])))
 
     def note_attempt(self, job: Job, _attempt: Attempt) -> None:
         """Remove an attempt from the hub that another one has followed."""
@@ -204,9 +209,10 @@ class Relays:
             self._keys[cluster] = (await asyncio.to_thread(derive_head_key, token, cluster)).hex()
         for job in jobs():
             if job.attempt is not None and job.attempt.barrier_at is not None:
-                nodes = self._nodes_of(job)
-                if len({node["cluster"] for node in nodes}) > 1 and (attempt := self._plan_attempt(job, nodes)):
-                    self._entries.setdefault(job.id, (attempt.attempt, attempt.hub_entry()))
+                nodes, name = self._nodes_of(job), attempt_name(job)
+                attempt = self._plan_attempt(name, choose_bases(name, _slots(nodes)), nodes)
+                if attempt is not None and len({node["cluster"] for node in nodes}) > 1:
+                    self._entries.setdefault(job.id, (name, attempt.hub_entry()))
         try:
             await self._client.keep_connected()
         finally:
@@ -218,12 +224,12 @@ class Relays:
         samples = (line.split(" ") for line in text.splitlines() if not line.startswith("#") and "{" not in line)
         return {name: float(value) for name, value in samples}
 
-    def _plan_attempt(self, job: Job, nodes: Sequence[PlanNode]) -> AttemptPlan | None:
-        """Return the attempt for the relays; None if its nodes need more ports than there are."""
-        name, slots = attempt_name(job), _slots(nodes)
-        layouts = [node_ports(base, slots) for base in choose_bases(name, slots)]
-        if not layouts:
+    def _plan_attempt(self, name: str, bases: Sequence[int], nodes: Sequence[PlanNode]) -> AttemptPlan | None:
+        """Return an attempt for the relays; None without a layout of its ports."""
+        if not bases:
             return None
+        slots = _slots(nodes)
+        layouts = [node_ports(base, slots) for base in bases]
         key = hmac.new(self._secret, name.encode(), sha256).digest()
         plans = [NodePlan(node["cluster"], [layout[index] for layout in layouts]) for index, node in enumerate(nodes)]
         heads = {node["cluster"]: self._identity_of(node["cluster"]) for node in nodes}
@@ -236,25 +242,6 @@ class Relays:
         return HeadIdentity(
             state.certificate, (state.host, state.port) if _is_reachable(state.host, state.port) else None
         )
-
-    def _add(self, job: Job, attempt: AttemptPlan) -> None:
-        entry = attempt.hub_entry()
-        self._entries[job.id] = attempt.attempt, entry
-        self._tasks.spawn(self._send_entry(entry))
-
-    async def _send_entry(self, entry: dict[str, Any]) -> None:
-        assert self._client is not None
-        try:
-            await self._client.add(entry)
-        except RelayRejected as error:
-            log.error("the hub has rejected an attempt", action="relay-rejected", reason=str(error))
-
-    async def _remove(self, name: str) -> None:
-        assert self._client is not None
-        try:
-            await self._client.remove(name)
-        except RelayRejected as error:
-            log.error("the hub has rejected an attempt", action="relay-rejected", reason=str(error))
 
     def _hub_state(self) -> dict[str, Any]:
         return {"heads": self._keys, "attempts": [entry for _, entry in self._entries.values()]}
