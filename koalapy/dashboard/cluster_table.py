@@ -7,7 +7,6 @@ from markupsafe import escape
 from koalapy.dashboard.rendering import format_seconds, identifier, render_age
 from koalapy.dashboard.rows import ClusterRow
 from koalapy.dashboard.tables import Column, TableDefinition, iso_time, link, state_badge
-from koalapy.model.cluster import ClusterState
 
 
 def _path(row: ClusterRow) -> str:
@@ -39,11 +38,6 @@ def _resource_manager_cell(row: ClusterRow, now: float) -> str:
         return text
     failures = f"failed {row.answers.failures:,} of {row.answers.count:,} times"
     return f"{text}, {link(f'{_path(row)}#calls', failures)}"
-
-
-def severity(row: ClusterRow) -> int:
-    """Return how much attention a cluster needs: 0 for problems, 1 for drained, 2 for usable."""
-    return {ClusterState.USABLE: 2, ClusterState.DRAINED: 1}.get(ClusterState(row.state), 0)
 
 
 CLUSTERS: TableDefinition[ClusterRow] = TableDefinition(

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
-from koalapy.dashboard.pictures import STATE_NAMES, NodeCounts
+from koalapy.dashboard.pictures import STATE_NAMES, NodeCounts, job_series
 from koalapy.model.cluster import ClusterPair, pair_of
 from koalapy.model.job import JobId
 from koalapy.model.request import ClusterName
@@ -31,8 +31,6 @@ WIDTH = 960
 RING_HEIGHT, FLAT_RING_HEIGHT = 520, 360
 """Heights of the ellipse, and of one with at most ``FLAT_RING`` clusters."""
 FLAT_RING = 4
-JOB_COLOURS = 6
-"""Number of colours of jobs: ``--series-1`` and so on."""
 MIN_COLUMNS = 12
 LARGEST_RADIUS, SMALLEST_RADIUS = 40.0, 12.0
 WIDEST_LINK, NARROWEST_LINK = 7.0, 1.0
@@ -238,9 +236,9 @@ def _draw_jobs(jobs: Sequence[MapJob], places: Mapping[ClusterName, Place]) -> I
             length = hypot(x2 - x1, y2 - y1) or 1.0
             x, y = (x1 + x2) / 2 - (y2 - y1) / length * step, (y1 + y2) / 2 + (x2 - x1) / length * step
             curves.append(f"M{x1:.1f} {y1:.1f}Q{x:.1f} {y:.1f} {x2:.1f} {y2:.1f}")
-        yield Markup(
-            '<a href="/jobs/{}" aria-label="{}"><title>{}</title><path class="job series-{}" d="{}"/></a>'
-        ).format(job.id, label, label, job.id % JOB_COLOURS + 1, " ".join(curves))
+        yield Markup('<a href="/jobs/{}" aria-label="{}"><title>{}</title><path class="job {}" d="{}"/></a>').format(
+            job.id, label, label, job_series(job.id), " ".join(curves)
+        )
 
 
 def describe_cluster(cluster: MapCluster, shared_jobs: int) -> str:

@@ -5,9 +5,16 @@ from dataclasses import asdict, dataclass
 
 from markupsafe import Markup, escape
 
+from koalapy.model.job import JobId
 from koalapy.model.wording import format_time
 
 BAR_WIDTH, BAR_HEIGHT = 160, 10
+JOB_COLOURS = 6
+
+
+def job_series(job: JobId) -> str:
+    """Return the class with the colour of a job, the same in all pictures: ``series-1`` to ``series-6``."""
+    return f"series-{job % JOB_COLOURS + 1}"
 
 
 def bar(value: float, maximum: float) -> Markup:

@@ -95,12 +95,13 @@ def render_time(timestamp: float | None, *, exact: bool = True) -> Markup:
     """
     if timestamp is None:
         return Markup("–")
-    iso_time, text = _iso_time(timestamp), format_time(timestamp, time.time(), exact=exact)
+    iso_time, text = format_iso_time(timestamp), format_time(timestamp, time.time(), exact=exact)
     style = "" if exact else ' class="minute"'
     return Markup(f'<time{style} datetime="{iso_time}" title="{_utc_text(iso_time)} UTC">{text}</time>')
 
 
-def _iso_time(timestamp: float) -> str:
+def format_iso_time(timestamp: float) -> str:
+    """Format a time as ISO 8601 in UTC."""
     return datetime.fromtimestamp(timestamp, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -117,7 +118,7 @@ def render_age(timestamp: float | None, now: float) -> Markup:
     """Return the time since ``timestamp`` as an element that a script keeps up to date."""
     if timestamp is None:
         return Markup("never")
-    iso_time, text = _iso_time(timestamp), format_duration(max(0.0, now - timestamp))
+    iso_time, text = format_iso_time(timestamp), format_duration(max(0.0, now - timestamp))
     return Markup(f'<time class="age" datetime="{iso_time}" title="since {_utc_text(iso_time)} UTC">{text}</time>')
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import quote
@@ -299,10 +298,9 @@ def cluster_row(cluster: ClusterStatus, record: ClusterRecord, survey: Survey, n
     )
 
 
-def sort_by_problem(rows: Sequence[ClusterRow]) -> list[ClusterRow]:
-    """Sort clusters with problems first, then drained and usable ones, each by name."""
-    healthy = (ClusterState.USABLE, ClusterState.DRAINED)
-    return sorted(rows, key=lambda row: (row.state in healthy, row.state == ClusterState.USABLE, row.cluster))
+def severity(row: ClusterRow) -> int:
+    """Return how much attention a cluster needs: 0 for problems, 1 for drained, 2 for usable."""
+    return {ClusterState.USABLE: 2, ClusterState.DRAINED: 1}.get(ClusterState(row.state), 0)
 
 
 ClusterAction = Literal["", "drain", "clear"]

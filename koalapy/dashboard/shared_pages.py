@@ -1,4 +1,4 @@
-"""Compressed pages that many browsers share, each with the token of its own session in the forms."""
+"""Compressed pages that many browsers share; only the session's token in the forms differs."""
 
 import struct
 import zlib
@@ -10,7 +10,7 @@ _GZIP_HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"
 
 @dataclass(frozen=True, slots=True)
 class SharedPage:
-    """A page in pieces, between which a text of each viewer stands.
+    """A page in pieces, to be joined by a text that differs between viewers.
 
     Each piece is compressed by itself, so that a page for one viewer is made without compressing it again.
     """

@@ -9,14 +9,13 @@ import io
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Annotated, Any, Generic, TypeVar
 
 from fastapi import Depends, Query, Request
 from markupsafe import Markup, escape
 
 from koalapy.api import fields
-from koalapy.dashboard.rendering import with_query
+from koalapy.dashboard.rendering import format_iso_time, with_query
 from koalapy.model.errors import UsageError
 from koalapy.model.wording import escape_formula, suggest_names
 
@@ -272,7 +271,7 @@ def state_badge(state: str, style: str = "") -> str:
 
 def iso_time(timestamp: float | None) -> str | None:
     """Return a time as ISO 8601 in UTC, for CSV."""
-    return None if timestamp is None else datetime.fromtimestamp(timestamp, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return None if timestamp is None else format_iso_time(timestamp)
 
 
 def matches_text(words: str, texts: Sequence[str]) -> bool:

@@ -13,9 +13,10 @@ from urllib.parse import quote
 
 from markupsafe import Markup, escape
 
+from koalapy.dashboard.pictures import job_series
 from koalapy.model.history import PastComponent
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobId, JobState, TimelineEntry
-from koalapy.model.wording import format_duration, format_time, shorten
+from koalapy.model.wording import format_duration, format_nodes, format_time, shorten
 
 MEANINGS = {
     "queued": "waits for placement",
@@ -40,7 +41,6 @@ STEPS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600,
 MAX_TICKS = 9
 MAX_RELATIVE_S = 900.0
 """Span up to which a job's timeline shows the time since its submission instead of the time of day."""
-JOB_COLOURS = 6
 ToPosition = Callable[[float], float]
 
 
@@ -345,7 +345,7 @@ def _draw_bar(
     text = escape(label)
     opening = '<g class="bar-of-job" role="img"' if is_of_job else f'<a href="/jobs/{bar.job}"'
     parts = [f'{opening} aria-label="{text}"><title>{text}</title>']
-    colour = f" series-{bar.job % JOB_COLOURS + 1}" if bar.is_shared else ""
+    colour = f" {job_series(bar.job)}" if bar.is_shared else ""
     for phase in bar.phases:
         first = x(phase.start)
         width = round(max(MIN_BAR_WIDTH, x(phase.end) - first), 1)
@@ -373,10 +373,12 @@ def _expected_label(expected: ExpectedStart) -> str:
 def _draw_expected(expected: ExpectedStart, top: float, x: ToPosition) -> Markup:
     """Return the interval of a job's start, with a mark in its middle."""
     low, middle, high = x(expected.low), x(expected.middle), x(expected.high)
-    nodes = f"{expected.nodes} node{'' if expected.nodes == 1 else 's'}"
+    low_time, middle_time, high_time = (
+        format_time(at, expected.low) for at in (expected.low, expected.middle, expected.high)
+    )
     label = (
-        f"job {expected.job}, {nodes}: starts about {format_time(expected.middle, expected.low)} UTC, with 80 % "
-        f"probability from {format_time(expected.low, expected.low)} to {format_time(expected.high, expected.low)}"
+        f"job {expected.job}, {format_nodes(expected.nodes)}: starts about {middle_time} UTC, with 80 % "
+        f"probability from {low_time} to {high_time}"
     )
     return Markup(
         '<a href="/jobs/{}" aria-label="{}"><title>{}</title><text class="label" x="0" y="{}">{}</text>'

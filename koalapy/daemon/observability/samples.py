@@ -38,7 +38,7 @@ class Samples:
         self._ended += job.state.is_final
 
     def make_sample(self) -> Sample:
-        """Return the current use of the grid, with the events since the last sample, which count no more."""
+        """Return the current use of the grid with the events since the last sample, and reset their counters."""
         clusters, now = self._engine.queries.grid.clusters(), self._clock()
         started, ended, startup = self._started, self._ended, self._startup_s
         self._started = self._ended = 0

@@ -11,7 +11,7 @@ from koalapy.api.access import Caller
 from koalapy.api.clusters import Name
 from koalapy.daemon.observability.instruments import Instruments
 from koalapy.daemon.services import Services
-from koalapy.dashboard.cluster_table import CLUSTERS, severity
+from koalapy.dashboard.cluster_table import CLUSTERS
 from koalapy.dashboard.dashboard import Dashboard, SentForm
 from koalapy.dashboard.pages.timeline import active_components, make_bars
 from koalapy.dashboard.pictures import NodeCounts, Point
@@ -24,6 +24,7 @@ from koalapy.dashboard.rows import (
     alert_row,
     call_statistics,
     cluster_row,
+    severity,
 )
 from koalapy.dashboard.tables import TableParameters, TableView, Words, matches_text, show_rows
 from koalapy.dashboard.timeline import Timeline, TimelineLane

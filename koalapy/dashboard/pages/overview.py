@@ -11,7 +11,7 @@ from koalapy.daemon.services import Services
 from koalapy.dashboard.attention import AlertGroup, group_alerts
 from koalapy.dashboard.charts import Slot, make_slots
 from koalapy.dashboard.dashboard import Dashboard, Form, SentForm
-from koalapy.dashboard.rows import AlertRow, ClusterRow, SurveyCache, alert_row, cluster_row, sort_by_problem
+from koalapy.dashboard.rows import AlertRow, ClusterRow, SurveyCache, alert_row, cluster_row, severity
 from koalapy.model.alert import AlertKind, MarkAction
 from koalapy.model.errors import UsageError
 from koalapy.model.identity import Identity
@@ -112,10 +112,7 @@ def sort_tiles(rows: Sequence[ClusterRow], order: TileSort) -> list[ClusterRow]:
     if order is TileSort.LOAD:
         return by_load
     ranks = {row.cluster: rank for rank, row in enumerate(by_load)}
-    return sorted(
-        sort_by_problem(rows),
-        key=lambda row: (row.state in ("usable", "drained"), row.state == "usable", ranks[row.cluster]),
-    )
+    return sorted(rows, key=lambda row: (severity(row), ranks[row.cluster]))
 
 
 def _last_mean(slots: Sequence[Slot], name: str) -> float | None:

@@ -88,11 +88,13 @@ def expected_start(expected: Expected, job: Job, forecast: Forecast, now: float)
 
 def expected_starts(queries: Queries, forecast: Forecast | None, caller: Identity, now: float) -> list[ExpectedStart]:
     """Return the expected starts of the waiting jobs that the caller may see, the earliest first."""
+    if forecast is None:
+        return []
     starts = []
-    for expected in () if forecast is None else forecast.jobs:
+    for expected in forecast.jobs:
         job = queries.job(expected.job)
         if job is not None and job.state.is_waiting and may_see_all_of(caller, job):
-            start = expected_start(expected, job, forecast, now) if forecast is not None else None
+            start = expected_start(expected, job, forecast, now)
             if start is not None:
                 starts.append(start)
     return sorted(starts, key=lambda start: (start.middle, start.job))
