@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import structlog
+from prometheus_client.parser import text_string_to_metric_families
 
 from koalapy.model.cluster import ClusterPair, LinkPath, LinkUse, pair_of
 from koalapy.model.job import Attempt, Job, JobId, JobState
@@ -221,8 +222,8 @@ class Relays:
     async def read_hub_metrics(self) -> dict[str, float]:
         """Return the hub's metrics that have no labels, by name; none without a hub."""
         text = "" if self._client is None else await self._client.metrics()
-        samples = (line.split(" ") for line in text.splitlines() if not line.startswith("#") and "{" not in line)
-        return {name: float(value) for name, value in samples}
+        samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
+        return {sample.name: sample.value for sample in samples if not sample.labels}
 
     def _plan_attempt(self, name: str, bases: Sequence[int], nodes: Sequence[PlanNode]) -> AttemptPlan | None:
         """Return an attempt for the relays; None without a layout of its ports."""
