@@ -24,7 +24,7 @@ class SharedPage:
         return inserted.join(self.pieces)
 
     def as_gzip(self, inserted: bytes) -> bytes:
-        """Return the page compressed by gzip, with a text between its pieces, which is stored uncompressed."""
+        """Return the page compressed by gzip, with at most 65,535 bytes inserted, uncompressed, between its pieces."""
         stored = struct.pack("<BHH", 0, len(inserted), 0xFFFF ^ len(inserted)) + inserted
         checksum, length = 0, len(inserted) * (len(self.pieces) - 1)
         for index, piece in enumerate(self.pieces):

@@ -116,10 +116,11 @@ def decide_links(
     series: int,
     hosts: Mapping[str, Sequence[tuple[str, Sequence[Sequence[str]]]]],
 ) -> RelayedLinks:
-    """Return how clusters are joined of which ``pairs`` need relays. Raise ``Failure`` if the daemon does not allow it.
+    """Return which pairs of clusters are relayed: ``pairs`` or all. Raise ``Failure`` if the daemon forbids it.
 
-    ``hosts``: by cluster, the address of each node and its (network, address) pairs. Addresses of networks that
-    overlap, and Open MPI 4, allow no other interface beside loopback. Then every stream is relayed.
+    ``series``: Open MPI's major version. ``hosts``: by cluster, the address of each node and its (network, address)
+    pairs. Ranks can use loopback between sites and another interface within a site only under Open MPI 5, if networks
+    do not overlap and the network of each node is known. Otherwise they use loopback alone, so that all is relayed.
     """
     if not offer.layouts:
         one, other = min(pairs)
@@ -134,13 +135,17 @@ def decide_links(
     if sum(map(len, networks.values())) > MAX_NETWORKS:
         raise Failure(f"relayed links allow nodes of at most {MAX_NETWORKS} networks: use fewer nodes")
     links = RelayedLinks(pairs, layout, networks, on_loopback=False)
-    collision = next((pair for pair in sorted(links.pairs) if _collide(links, *pair)), None)
-    unknown = next((c for c, values in found.items() if values != networks[c]), None)
-    if series > LOOPBACK_SERIES and collision is None and unknown is None:
+    unknown = next((cluster for cluster, values in found.items() if values != networks[cluster]), "")
+    if series <= LOOPBACK_SERIES:
+        cause = f"Open MPI {series}"
+    elif any(_collide(links, *pair) for pair in links.pairs):
+        cause = "networks with the same addresses"
+    elif unknown:
+        cause = f"nodes of {unknown} without a known network"
+    else:
         return links
     every = {sort_pair(*pair) for pair in combinations(hosts, 2)}
     if forbidden := sorted(every - offer.pairs.keys()):
-        cause = f"Open MPI {series}" if series <= LOOPBACK_SERIES else "networks with the same addresses"
         raise Failure(
             f"a job with {cause} sends all data by relays if it needs one, but the clusters {forbidden[0][0]} and "
             f"{forbidden[0][1]} may not use relayed links: name fewer clusters, or allow it in the section links"

@@ -62,10 +62,18 @@ def test_links_use_loopback_only_where_interfaces_are_ambiguous(series: int, sou
     assert links.joins("north", "north")
 
 
-def test_links_on_loopback_only_need_all_pairs_of_clusters() -> None:
-    hosts = {"north": NORTH, "south": SOUTH, "east": EAST}
-    with pytest.raises(Failure, match=r"Open MPI 4 sends all data by relays .* clusters east and north may not use"):
-        decide_links(make_offer(("north", "south", "any")), [NORTH_SOUTH], 0, 4, hosts)
+@pytest.mark.parametrize(
+    ("series", "south", "cause"),
+    [
+        (4, SOUTH, "Open MPI 4"),
+        (5, NORTH, "networks with the same addresses"),
+        (5, [("node.south", [("10.2.0.0/24", "10.2.0.11")])], "nodes of south without a known network"),
+    ],
+)
+def test_links_on_loopback_only_need_all_pairs_of_clusters(series: int, south: Any, cause: str) -> None:
+    hosts = {"north": NORTH, "south": south, "east": EAST}
+    with pytest.raises(Failure, match=f"{cause} sends all data by relays .* clusters east and north may not use"):
+        decide_links(make_offer(("north", "south", "any")), [NORTH_SOUTH], 0, series, hosts)
 
 
 def test_links_without_a_layout_are_refused() -> None:

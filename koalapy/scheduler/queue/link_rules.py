@@ -80,11 +80,12 @@ def missing_links_text(names: Iterable[ClusterName], use: LinkUse, view: GridVie
 
 
 def count_streams(spec: JobSpec, placement: Placement, view: GridView) -> int:
-    """Return the maximum number of streams over the hub that a job needs with a placement.
+    """Return an upper bound of the streams over the hub that a job needs with a placement; 0 without a hub.
 
-    Open MPI opens one TCP connection for each pair of ranks that exchange messages, with their first message. Which
-    pairs do is not known in advance, so that all count. To each node of another cluster mpirun keeps one connection,
-    and the pre-flight opens one before. Links that may turn out to be relayed count as relayed.
+    Open MPI opens one TCP connection for each pair of ranks that exchange messages, with their first message. These
+    pairs are not known in advance, so all pairs of ranks on different clusters count. ``mpirun`` keeps one connection
+    to each node of other clusters. The cluster where it runs is not known either, so the nodes of both count. Links
+    that may turn out to be relayed count as relayed.
     """
     nodes: dict[ClusterName, int] = {}
     for component in placement.components:
