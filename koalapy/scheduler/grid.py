@@ -155,14 +155,17 @@ class GridStatus:
         """Return the grid as policies see it, with ``idle_of`` idle nodes per cluster; default: the available nodes."""
         return self._available.view() if idle_of is None else self.cached_view(idle_of).view()
 
-    def cached_view(self, idle_of: IdleOf, *, by_preemption: bool = False) -> "CachedView":
-        """Return a cached view with ``idle_of`` idle nodes per cluster. Their number may change only when the cluster
-        is touched. ``by_preemption``: whether jobs must be ended for some of these nodes."""
-        return CachedView(self, idle_of, by_preemption=by_preemption)
+    def cached_view(
+        self, idle_of: IdleOf, *, streams: Callable[[], int] | None = None, by_preemption: bool = False
+    ) -> "CachedView":
+        """Return a cached view with ``idle_of`` idle nodes per cluster, and ``streams`` over the hub; default: those
+        that live attempts leave. Their numbers may change only when a cluster is touched. ``by_preemption``: whether
+        jobs must be ended for some of these nodes."""
+        return CachedView(self, idle_of, streams or (lambda: self.free_streams), by_preemption=by_preemption)
 
-    def with_current_links(self, view: GridView) -> GridView:
-        """Return a view with the current links, uplinks and file locations."""
-        uplinks, streams = self.uplinks, self.free_streams
+    def with_current_links(self, view: GridView, streams: int) -> GridView:
+        """Return a view with the current links, uplinks and file locations, and with free ``streams``."""
+        uplinks = self.uplinks
         if (
             view.links is self._links
             and view.replicas is self._replicas
@@ -326,8 +329,10 @@ def _most_measured(links: Links) -> dict[ClusterName, float]:
 class CachedView:
     """A view of the grid that is updated only for the clusters touched since it was last read."""
 
-    def __init__(self, grid: GridStatus, idle_of: IdleOf, *, by_preemption: bool = False) -> None:
-        self._grid, self._idle_of, self._by_preemption = grid, idle_of, by_preemption
+    def __init__(
+        self, grid: GridStatus, idle_of: IdleOf, streams: Callable[[], int], *, by_preemption: bool = False
+    ) -> None:
+        self._grid, self._idle_of, self._streams, self._by_preemption = grid, idle_of, streams, by_preemption
         self._view = GridView(())
         self._version = 0
 
@@ -337,7 +342,7 @@ class CachedView:
         if self._version != grid.version:
             touched, self._version = grid.changed_since(self._version), grid.version
             view = self._update_view(touched) if self._view.clusters else self._anew(touched)
-            self._view = grid.with_current_links(view)
+            self._view = grid.with_current_links(view, max(0, self._streams()))
         return self._view
 
     def _anew(self, clusters: Collection[ClusterStatus]) -> GridView:

@@ -354,7 +354,9 @@ def check_views(queries: Queries) -> None:
     grid = queries.grid
 
     def view_for(priority: Priority) -> GridView:
-        return grid.view(lambda cluster: cluster.available - queries.reserved_nodes(cluster.name, priority))
+        streams = max(0, queries.queues.reservation.streams_left_to(priority))
+        view = grid.view(lambda cluster: cluster.available - queries.reserved_nodes(cluster.name, priority))
+        return grid.with_current_links(view, streams)
 
     def nodes_for_reservation(cluster: ClusterStatus) -> int:
         # Without a reservation this view is not used.

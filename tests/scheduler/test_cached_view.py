@@ -14,7 +14,7 @@ from koalapy.model.reports import ClusterReport
 from koalapy.policies.registry import builtin_policies
 from koalapy.scheduler.cluster_conditions import ContactStatus
 from koalapy.scheduler.clusters import ClusterStatus
-from koalapy.scheduler.grid import MAX_TOUCHES, CachedView, GridStatus
+from koalapy.scheduler.grid import MAX_TOUCHES, GridStatus
 from tests.scheduler.requests import fixed, flexible, nonfixed
 from tests.scheduler.world import World
 
@@ -52,7 +52,7 @@ def test_view_is_same_object_until_change() -> None:
 def test_view_rarely_read_is_complete(pauses: list[int]) -> None:
     """The number of touches between two reads does not matter."""
     grid = create_grid()
-    frequent_view, rare_view = CachedView(grid, lambda c: c.available), CachedView(grid, lambda c: c.available)
+    frequent_view, rare_view = grid.cached_view(lambda c: c.available), grid.cached_view(lambda c: c.available)
     tokens = 0
     for pause in pauses:
         rare_view.view()

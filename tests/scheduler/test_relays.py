@@ -1,15 +1,18 @@
 """Jobs over relayed links: which pairs of clusters they may use, and the streams of the hub."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from koalapy.model.cluster import Link, LinkPath, LinkUse, Relays
 from koalapy.model.job import ComponentState, JobState
+from koalapy.model.job_spec import Priority
 from koalapy.model.reports import ComponentStatus
 from koalapy.scheduler.events import LinkMeasured, RelayChanged, Reported
 from koalapy.scheduler.explain.explain import explain
 from koalapy.scheduler.ledger import live
+from koalapy.scheduler.rules import Rules
 from tests.scheduler.requests import fixed, flexible, nonfixed
 from tests.scheduler.world import World
 
@@ -184,3 +187,30 @@ def test_loss_of_relays_outside_a_site_is_no_error_of_its_cluster(is_elsewhere: 
     world.step([Reported(cluster, status)])
     assert world.job(job).ending is JobState.QUEUED
     assert world.queries.grid[cluster].health.errors == (0 if is_elsewhere else 1)
+
+
+@pytest.mark.parametrize(
+    ("rules", "narrow", "starts"),
+    [
+        (Rules(aging=False, low_patience=None), Priority.LOW, False),
+        (Rules(aging_tries=3, low_patience=None), Priority.LOW, True),
+        (Rules(aging_tries=3, low_patience=None), Priority.HIGH, False),
+        (Rules(aging=False, low_patience=60.0), Priority.HIGH, True),
+    ],
+    ids=["disabled", "aging", "aging does not bind high priority", "starvation guarantee"],
+)
+def test_streams_are_reserved_for_a_job_that_has_waited_long(rules: Rules, narrow: Priority, starts: bool) -> None:
+    rules = replace(rules, scan_interval=10, high_scans_per_low=1, preemption="never")
+    world = World({"north": 40, "south": 40}, rules, relays=Relays(24), links=UNREACHABLE)
+    world.step([RelayChanged(name, is_ready=True) for name in SIZES])
+
+    def submit_narrow_jobs(count: int) -> None:
+        for _ in range(count):
+            world.submit(fixed(north=2, south=2), run_time=30.0, processes_per_node=1, priority=narrow)
+            world.advance(10)
+
+    submit_narrow_jobs(3)
+    wide = world.submit(fixed(north=4, south=4), run_time=1000.0, processes_per_node=1)
+    submit_narrow_jobs(20)
+    assert world.queries.grid.reserved_streams == 24
+    assert world.state(wide) is (JobState.RUNNING if starts else JobState.QUEUED)

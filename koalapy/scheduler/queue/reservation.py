@@ -13,6 +13,7 @@ from koalapy.model.request import ClusterName
 from koalapy.scheduler.attempts.facts import unclaimed
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.ledger import live
+from koalapy.scheduler.queue.link_rules import count_streams
 from koalapy.scheduler.queue.queue import Entry, IdleSummary, PlacementQueue
 from koalapy.scheduler.rules import Rules
 from koalapy.scheduler.state import SchedulerState
@@ -57,13 +58,22 @@ class Reservation:
         self._reserved_nodes: Counter[ClusterName] = Counter()
         self._is_promised = False
         """Whether the nodes are also reserved against jobs of high priority."""
+        self._reserved_streams = 0
+        """Streams over the hub that the job would need, reserved like its nodes until it is placed."""
         self._held: dict[JobId, Counter[ClusterName]] = {}
         """Nodes of jobs with the starvation guarantee, reserved against all others until they are claimed."""
-        self._left = {priority: self._grid.cached_view(partial(self._left_to, priority)) for priority in Priority}
+        self._left = {
+            priority: self._grid.cached_view(
+                partial(self._left_to, priority), streams=partial(self.streams_left_to, priority)
+            )
+            for priority in Priority
+        }
         self._own = self._grid.cached_view(
             lambda cluster: cluster.available - cluster.reserved_for_others(self._chosen)
         )
-        self._without_own_jobs = self._grid.cached_view(lambda cluster: cluster.capacity_without_own_jobs)
+        self._without_own_jobs = self._grid.cached_view(
+            lambda cluster: cluster.capacity_without_own_jobs, streams=lambda: self._grid.relays.streams
+        )
         self._empty = GridView(())
         """The grid without the scheduler's jobs, as last seen."""
         self._grids = 0
@@ -104,6 +114,11 @@ class Reservation:
 
     def _left_to(self, priority: Priority, cluster: ClusterStatus) -> int:
         return cluster.available - self.reserved_nodes(cluster.name, priority)
+
+    def streams_left_to(self, priority: Priority) -> int:
+        """Return the streams over the hub that are offered to jobs of a priority."""
+        is_kept = self.job is not None and (self._is_promised or priority is Priority.LOW)
+        return self._grid.free_streams - (self._reserved_streams if is_kept else 0)
 
     def view(self, priority: Priority) -> GridView:
         """Return the grid as offered to jobs of a priority."""
@@ -202,6 +217,7 @@ class Reservation:
                 answer = evaluate(spec, self._empty, job.barred_clusters(self._state.now))
                 if isinstance(answer, Placement):
                     self._chosen, self._is_promised = entry.job, self._was_promised(entry)
+                    self._reserved_streams = count_streams(spec, answer, self._empty)
                     for component in answer.components:
                         self._reserved_nodes[component.cluster] += component.size
                         requirement = spec.node_requirement(component.request_index)
