@@ -17,7 +17,7 @@ from experiments.traces import Traces
 from koalapy.model.cluster import Link
 from koalapy.model.job_spec import ClaimingMode, JobSpec
 from koalapy.model.request import ComponentRequest, FlexibleRequest, InputFile, NonFixedRequest
-from koalapy.model.sharing import SharingMode
+from koalapy.model.users import SharingMode
 from koalapy.scheduler.rules import Rules
 from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
 from koalapy.simulation.jobs import PlannedJob

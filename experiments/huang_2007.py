@@ -8,7 +8,7 @@ from experiments.experiment import Cell, Experiment, Result, Row, Value
 from experiments.huang_2007_grid import ENTIRE, SITES, TABLE_3_LOAD, TRACE, Setting, jobs_of, responses, site_name
 from experiments.huang_2007_orders import Figure2, Figure2Whole, Figure3
 from experiments.traces import Traces
-from koalapy.model.sharing import SharingMode
+from koalapy.model.users import SharingMode
 from koalapy.scheduler.rules import ReclaimedPosition
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from experiments.run_times import by_speed, multi_site, product
 from experiments.traces import Traces
 from koalapy.model.job_spec import JobSpec, Launcher
 from koalapy.model.request import ComponentRequest, FlexibleRequest, NonFixedRequest
-from koalapy.model.sharing import SharingMode
+from koalapy.model.users import SharingMode
 from koalapy.scheduler.rules import ReclaimedPosition, Rules
 from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
 from koalapy.simulation.jobs import PlannedJob

@@ -17,6 +17,7 @@ from koalapy.model.history import (
     Key,
     PastComponent,
     PastComponents,
+    Sample,
 )
 from koalapy.model.job import Attempt, Job, JobId, JobState, TimelineEntry, Token
 from koalapy.model.job_spec import Priority
@@ -26,7 +27,6 @@ from koalapy.model.notification import Notification
 from koalapy.model.prediction import Course, Prediction
 from koalapy.model.replica import Replica
 from koalapy.model.request import ClusterName
-from koalapy.model.sample import Sample
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 
 from koalapy.config.errors import DELIMITER, PREFIX
 from koalapy.config.settings import Settings
-from koalapy.model.corrections import describe_bounds
+from koalapy.model.errors import describe_bounds
 
 NUMBERS = {"float": "number", "int": "whole number", "str": "text", "bool": "true or false"}
 UNITS = {1024**4: "TiB", 1024**3: "GiB", 1024**2: "MiB"}

@@ -13,12 +13,11 @@ from pydantic import AfterValidator, BeforeValidator, Field, create_model
 from koalapy.api import fields
 from koalapy.api.fields import Input, Output
 from koalapy.model.array import TaskIndices
-from koalapy.model.dependency import MAX_DEPENDENCIES, Dependencies, format_clause
+from koalapy.model.dependency import MAX_DEPENDENCIES, Dependencies, ResultInputs, format_clause
 from koalapy.model.field import Bounds, FieldDescription, Length, describe_fields, split_annotation
 from koalapy.model.job_spec import Coallocation, Duration, Lease, Pattern, PerNodeBandwidth, PointInTime, PolicyOptions
 from koalapy.model.node_requirement import Gpus, NodeMemory
 from koalapy.model.request import MAX_ENTRIES, Bundle, Command, Environment, OwnCommand, StopWarning
-from koalapy.model.result_input import ResultInputs
 
 TIME = re.compile(r"(\w+_)?(at|since|heard|start_estimate)")
 """Names of fields in seconds since the epoch."""

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 from koalapy.model.array import MAX_ARRAY_TEXT_LENGTH, TaskIndices
-from koalapy.model.dependency import Dependency, parse_clause
+from koalapy.model.dependency import FORM, Dependency, ResultInput, parse_clause, parse_result_input
 from koalapy.model.errors import ProblemCode
 from koalapy.model.field import Bounds, Length
 from koalapy.model.job import NO_LEASE
@@ -27,7 +27,6 @@ from koalapy.model.request import (
     StopWarning,
     WarningSignal,
 )
-from koalapy.model.result_input import FORM, ResultInput, parse_result_input
 from koalapy.model.times import MAX_TIME, parse_time
 from koalapy.model.wording import MIN_MEMORY, is_bare_memory, parse_bandwidth, parse_memory
 

@@ -28,7 +28,7 @@ from koalapy.model.history import HistoryEntry, HistoryFilter, HistoryPosition, 
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import JobState
 from koalapy.model.job_spec import MAX_DURATION
-from koalapy.model.moment import EXAMPLES, MAX_LENGTH, format_exact_time
+from koalapy.model.times import MAX_PAST_TIME_LENGTH, PAST_TIME_EXAMPLES, format_exact_time
 from koalapy.model.wording import escape_formula
 from koalapy.simulation.sharing import Exclusion, SiteShare, Verdict
 
@@ -54,9 +54,12 @@ _LINE = TypeAdapter(HistoryLine)
 
 MAX_PAGE_SIZE = 1000
 EndedSince = Annotated[
-    of_api.Text, Query(max_length=MAX_LENGTH, description=f"jobs that ended at or after this time: {EXAMPLES}")
+    of_api.Text,
+    Query(max_length=MAX_PAST_TIME_LENGTH, description=f"jobs that ended at or after this time: {PAST_TIME_EXAMPLES}"),
 ]
-EndedUntil = Annotated[of_api.Text, Query(max_length=MAX_LENGTH, description="jobs that ended before this time")]
+EndedUntil = Annotated[
+    of_api.Text, Query(max_length=MAX_PAST_TIME_LENGTH, description="jobs that ended before this time")
+]
 Owner = Annotated[of_api.Name, Query(description="only jobs of this owner; users see their own jobs")]
 JobName = Annotated[of_api.Name, Query(description="only jobs of this name, in which * stands for any characters")]
 OnCluster = Annotated[of_api.Text, Query(max_length=100, description="only jobs last placed on this cluster")]

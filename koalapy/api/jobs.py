@@ -36,10 +36,9 @@ from koalapy.model.errors import ForbiddenError, NotFoundError, ProblemCode, Sto
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import FINAL_STATES, Job, JobState
 from koalapy.model.job_search import JobSort
-from koalapy.model.job_spec import Priority
-from koalapy.model.moment import EXAMPLES, MAX_LENGTH, format_exact_time, parse_moment
-from koalapy.model.output import OutputStream
+from koalapy.model.job_spec import OutputStream, Priority
 from koalapy.model.request import FlexibleRequest
+from koalapy.model.times import MAX_PAST_TIME_LENGTH, PAST_TIME_EXAMPLES, format_exact_time, parse_moment
 from koalapy.model.wording import format_list
 from koalapy.ports import JobFilter
 from koalapy.validation.permissions import may_see_all_of
@@ -59,9 +58,14 @@ OfArray = Annotated[
     int | None, Query(ge=1, le=fields.MAX_ID, description="only tasks of this array; other lists have no tasks")
 ]
 Since = Annotated[
-    fields.Text, Query(max_length=MAX_LENGTH, description=f"only jobs submitted at or after this time: {EXAMPLES}")
+    fields.Text,
+    Query(
+        max_length=MAX_PAST_TIME_LENGTH, description=f"only jobs submitted at or after this time: {PAST_TIME_EXAMPLES}"
+    ),
 ]
-Until = Annotated[fields.Text, Query(max_length=MAX_LENGTH, description="only jobs submitted before this time")]
+Until = Annotated[
+    fields.Text, Query(max_length=MAX_PAST_TIME_LENGTH, description="only jobs submitted before this time")
+]
 Sort = Annotated[JobSort, Query(description="order; queue: running jobs, then waiting jobs by their positions")]
 Offset = Annotated[
     int, Query(ge=0, le=2**31, description="number of jobs to omit, for orders other than newest; see next")

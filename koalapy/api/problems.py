@@ -26,8 +26,7 @@ from koalapy.api.job_views import (
     NonFixedComponent,
 )
 from koalapy.daemon.observability.audit import describe_request
-from koalapy.model.corrections import explain_error
-from koalapy.model.errors import BusyError, KoalaError, ProblemCode, UsageError
+from koalapy.model.errors import BusyError, KoalaError, ProblemCode, UsageError, explain_error
 from koalapy.model.request import WarningSignal
 from koalapy.model.wording import escape_surrogates, suggest_names
 

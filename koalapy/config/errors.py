@@ -9,8 +9,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from koalapy.model.corrections import explain_error
-from koalapy.model.errors import UsageError
+from koalapy.model.errors import UsageError, explain_error
 from koalapy.model.field import without_none
 from koalapy.scheduler.rules import OutOfRange
 

@@ -1,6 +1,6 @@
 """Environment variables with the prefix ``KOALA_`` that are no settings."""
 
-from koalapy.model.job_variables import SET_BY_RUNNERS
+from koalapy.model.job_spec import SET_BY_RUNNERS
 
 OF_COMMANDS = (
     "AGENT_DIRECTORY",

@@ -41,10 +41,10 @@ from koalapy.daemon.network.network import DUE_CHECK_INTERVAL, Network
 from koalapy.daemon.observability.audit import MERGE_INTERVAL, Audit
 from koalapy.daemon.observability.instruments import HUB_INTERVAL, SIZE_INTERVAL
 from koalapy.daemon.observability.samples import Samples
+from koalapy.model.history import SAMPLE_INTERVAL_S
 from koalapy.model.identity import Identity
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import ClusterName
-from koalapy.model.sample import SAMPLE_INTERVAL_S
 from koalapy.policies.installed import load_policies as installed
 from koalapy.store.engine import file_of
 from koalapy.validation.permissions import SubmissionRules

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-from koalapy.model.sample import Sample
+from koalapy.model.history import Sample
 
 WIDTH, HEIGHT = 240, 56
 SLOTS = 72

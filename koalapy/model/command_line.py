@@ -5,12 +5,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, get_origin
 
-from koalapy.model.dependency import Dependencies
+from koalapy.model.dependency import Dependencies, ResultInputs
 from koalapy.model.field import describe_fields, split_annotation
 from koalapy.model.job_spec import Duration, JobSpec, Lease, Lines, PolicyOptions
 from koalapy.model.node_requirement import Excluded, NodeMemory
 from koalapy.model.request import Bundle, Environment, Inputs
-from koalapy.model.result_input import ResultInputs
 
 Json = dict[str, Any]
 JOB_FIELDS = {each.name: each for each in describe_fields(JobSpec).values() if each.option}

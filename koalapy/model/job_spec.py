@@ -1,5 +1,7 @@
 """The specification of a job: each of its fields is defined here once."""
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from operator import attrgetter
@@ -7,7 +9,7 @@ from typing import Annotated, Any
 
 from koalapy.model.array import MAX_LINE_LENGTH, MAX_LINES, ArrayFail, TaskIndices
 from koalapy.model.cluster import LinkUse
-from koalapy.model.dependency import NO_DEPENDENCIES, Dependencies
+from koalapy.model.dependency import NO_DEPENDENCIES, Dependencies, ResultInputs
 from koalapy.model.field import Bounds, Field, Length, TextForm
 from koalapy.model.node_requirement import (
     NO_REQUIREMENT,
@@ -39,9 +41,27 @@ from koalapy.model.request import (
     Request,
     StopWarning,
 )
-from koalapy.model.result_input import ResultInputs
-from koalapy.model.script import MAX_SCRIPT_BYTES
 from koalapy.model.times import MAX_TIME
+
+MAX_SCRIPT_BYTES = 1024 * 1024
+INTERPRETER = "#!/bin/bash"
+
+
+def find_script_error(text: str) -> tuple[str, str] | None:
+    """Return what is wrong with a script, and what to do; None if nothing is."""
+    first_line = text.partition("\n")[0]
+    if (size := len(text.encode(errors="replace"))) > MAX_SCRIPT_BYTES:
+        return f"has {size} bytes, more than {MAX_SCRIPT_BYTES}", "put data into files, and send them by --stage"
+    if "\0" in text:
+        return "is a program, not a script", "put -- before the command"
+    if "\r\n" in text or first_line.endswith("\r"):
+        return "has Windows line ends, which its interpreter cannot read", "convert it, for example by dos2unix"
+    if not first_line.startswith("#!") or not first_line[2:].strip():
+        return "does not begin with #! and an interpreter", f"begin it with the line {INTERPRETER}"
+    if not first_line[2:].strip().startswith("/"):
+        interpreter = first_line[2:].split()[0]
+        return f"names the interpreter {interpreter} without its path", f"write its path, as in {INTERPRETER}"
+    return None
 
 
 class Priority(StrEnum):
@@ -355,3 +375,91 @@ class JobSpec(_RequirementCache):
 
 _VALUES = attrgetter(*(field.name for field in fields(JobSpec)))
 _PLACES = {field.name: place for place, field in enumerate(fields(JobSpec))}
+
+
+SET_BY_RUNNERS = (
+    "ARRAY_COUNT",
+    "ARRAY_INDEX",
+    "ARRAY_JOB",
+    "ARRAY_LINE",
+    "CLUSTER",
+    "CLUSTER_INDEX",
+    "CLUSTER_LIST",
+    "CLUSTER_NODES",
+    "COMPONENT",
+    "COMPONENT_NODES",
+    "COMPONENT_TOKEN",
+    "CONTAINER_RUNTIME",
+    "GENERATION",
+    "HEAD_HOST",
+    "HEAD_PORT",
+    "HOST",
+    "HOSTFILE",
+    "HOSTS",
+    "JOB",
+    "JOB_ID",
+    "LOCAL_RANK",
+    "LOCAL_SIZE",
+    "MPIRUN",
+    "MPI_INTERFACE",
+    "MPI_PARAMETERS",
+    "MPI_PORTS",
+    "MPI_PREFIX",
+    "MPI_SERIES",
+    "NODE",
+    "NODELIST",
+    "NODES",
+    "NODE_INDEX",
+    "PPN",
+    "RANK",
+    "SIZE",
+    "SLOTS",
+    "STAGE",
+)
+"""Variables that runners set or read on each node and programs inherit."""
+OF_RUNNERS = ("AGENT_FILE", "COMPONENT_NAME", "LEASE", "LRM_PIPE", "SECRET_PIPE", "SPOOL")
+"""Variables that runners read and programs do not inherit."""
+
+
+class OutputStream(StrEnum):
+    OUTPUT = "output"
+    ERROR = "error"
+    MARKED = "marked"
+    """Both, in order, with marks by which a client divides them."""
+
+
+PATTERNS = {
+    "j": "the job's id",
+    "A": "the array's id",
+    "a": "its index in the array",
+    "c": "the cluster",
+    "r": "the rank",
+    "x": "the job's name",
+    "%": "a percent sign",
+}
+"""Meanings of the letters that may follow ``%``."""
+_PATTERN = re.compile("%(.?)", re.DOTALL)
+_NOT_IN_NAME = re.compile(r"[^\w.+=@-]")
+
+
+def describe_patterns() -> str:
+    """Return the patterns with their meanings, for a hint."""
+    return ", ".join(f"%{letter} for {meaning}" for letter, meaning in PATTERNS.items())
+
+
+def find_unknown_pattern(name: str) -> str:
+    """Return the first pattern in a file name that has no meaning; empty if all have one."""
+    return next((match[0] for match in _PATTERN.finditer(name) if match[1] not in PATTERNS), "")
+
+
+def escape_percent(text: str) -> str:
+    """Return a text in the form that yields it as part of a pattern."""
+    return text.replace("%", "%%")
+
+
+def fill_pattern(name: str, values: Mapping[str, str]) -> str:
+    """Replace the patterns with a letter in ``values``. ``%r`` and ``%%`` stay, since a runner replaces them.
+
+    Characters that are special in file names or shells become ``_``, so that a value is a part of one name.
+    """
+    return _PATTERN.sub(lambda match: _NOT_IN_NAME.sub("_", values[match[1]]) if match[1] in values else match[0], name)

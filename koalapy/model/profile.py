@@ -13,8 +13,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le, Predicate
 
 from koalapy.model.job import JobId
-from koalapy.model.job_spec import MAX_DURATION, MAX_PROCESSES_PER_NODE, JobSpec
-from koalapy.model.output import escape_percent, fill_pattern
+from koalapy.model.job_spec import MAX_DURATION, MAX_PROCESSES_PER_NODE, JobSpec, escape_percent, fill_pattern
 from koalapy.model.request import ClusterName, FlexibleRequest
 from koalapy.model.wording import format_list
 

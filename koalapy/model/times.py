@@ -1,7 +1,10 @@
-"""Parse points in time as users write them, in the forms of Slurm's ``--begin``."""
+"""Parse points in time as users write them: future ones in the forms of Slurm's ``--begin``, and past ones for lists."""
 
 import re
-from datetime import UTC, datetime, timedelta, tzinfo
+from datetime import UTC, date, datetime, timedelta, tzinfo
+from typing import NoReturn
+
+from koalapy.model.errors import UsageError
 
 MAX_TIME = 2.0**33
 """The latest point in time that a job may name, in seconds since the epoch: in the year 2242."""
@@ -67,3 +70,54 @@ def _time_of_day(now: datetime, days: int, hour: int, minute: int, second: int =
     """Return a time of the day that is ``days`` after ``now``, by the clock that is valid on that day."""
     day = now.date() + timedelta(days=days)
     return datetime(day.year, day.month, day.day, hour, minute, second, tzinfo=zone).timestamp()
+
+
+_AGO = re.compile(r"(?:(\d{1,6})w)?(?:(\d{1,6})d)?(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,6})s)?", re.ASCII)
+_AGO_UNITS = (604800.0, 86400.0, 3600.0, 60.0, 1.0)
+_DAY = 86400.0
+PAST_TIME_EXAMPLES = "7d, 2h30m, yesterday, 2026-11-20 or 2026-11-20T14:00 (UTC)"
+MAX_PAST_TIME_LENGTH = 40
+"""Maximum characters of a time."""
+
+
+def parse_moment(text: str, now: float, field: str) -> float:
+    """Return a time in seconds since the epoch. Raise ``UsageError`` with the name of the field if it is invalid.
+
+    A duration means so long before ``now``, a day its beginning. Times without an offset are in UTC.
+    """
+    value = text.strip()
+    match value.lower():
+        case "now":
+            return now
+        case "today":
+            return now // _DAY * _DAY
+        case "yesterday":
+            return now // _DAY * _DAY - _DAY
+    if value and (ago := _AGO.fullmatch(value)):
+        return max(0.0, now - sum(int(part or 0) * unit for part, unit in zip(ago.groups(), _AGO_UNITS, strict=True)))
+    if re.fullmatch(r"\d{1,6}", value, re.ASCII):
+        _refuse(text, field, f"which has no unit: give {value}s, {value}m, {value}h or {value}d")
+    try:
+        if "T" in value or " " in value or ":" in value:
+            moment = datetime.fromisoformat(value)
+            moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        else:
+            moment = datetime.combine(date.fromisoformat(value), datetime.min.time(), UTC)
+        return moment.timestamp()
+    except (ValueError, OverflowError):
+        _refuse(text, field, f"which is no time: give {PAST_TIME_EXAMPLES}")
+
+
+def format_exact_time(timestamp: float) -> str:
+    """Return a time in seconds since the epoch as ISO 8601 in UTC, to the microsecond."""
+    return datetime.fromtimestamp(timestamp, UTC).isoformat().replace("+00:00", "Z")
+
+
+def _refuse(text: str, field: str, problem: str) -> NoReturn:
+    problem, _, hint = problem.partition(": ")
+    raise UsageError(
+        f"{field} is {text[:MAX_PAST_TIME_LENGTH]!r}, {problem}",
+        field=field,
+        value=text[:MAX_PAST_TIME_LENGTH],
+        hint=hint,
+    )

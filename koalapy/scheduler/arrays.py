@@ -24,9 +24,8 @@ from koalapy.model.array import (
     without_positions,
 )
 from koalapy.model.errors import ConflictError, reject
-from koalapy.model.job import Job, JobId, JobState
+from koalapy.model.job import Job, JobId, JobState, task_of, task_spec_of
 from koalapy.model.job_spec import JobSpec
-from koalapy.model.tasks import task_of, task_spec_of
 from koalapy.scheduler.attempts.attempts import Attempts
 from koalapy.scheduler.events import JobCancelled
 from koalapy.scheduler.queue.placement_queues import PlacementQueues

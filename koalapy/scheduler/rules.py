@@ -7,11 +7,10 @@ from typing import Annotated, Any, Literal, get_args
 from annotated_types import Ge, Gt, Le, Lt
 
 from koalapy.model.array import MAX_ARRAY_SIZE, MAX_INDEX
-from koalapy.model.corrections import describe_bounds
-from koalapy.model.errors import UsageError
+from koalapy.model.errors import UsageError, describe_bounds
 from koalapy.model.job_spec import ClaimingMode
 from koalapy.model.request import MAX_COMPONENTS
-from koalapy.model.sharing import SharingMode
+from koalapy.model.users import SharingMode
 
 QueueMode = Literal["scan", "head", "fcfs"]
 QueueOrder = Literal["fcfs", "narrowest-first"]

@@ -10,8 +10,7 @@ from koalapy.model.cluster import NO_RELAYS, Relays
 from koalapy.model.job import ComponentState, JobId, Token
 from koalapy.model.reports import ComponentStatus
 from koalapy.model.request import ClusterName
-from koalapy.model.sharing import Sharing
-from koalapy.model.users import Accounts
+from koalapy.model.users import Accounts, Sharing
 from koalapy.policies.registry import Registry
 from koalapy.scheduler.advisor.experience import Experience
 from koalapy.scheduler.clusters import ClusterStatus

@@ -13,11 +13,10 @@ from math import ceil, floor
 from random import Random
 
 from koalapy.model.errors import UsageError
-from koalapy.model.job import Attempt, ComponentState, Job, JobId, JobState, Token, parse_token
+from koalapy.model.job import Attempt, ComponentState, Job, JobId, JobState, Token, new_job, parse_token
 from koalapy.model.job_spec import JobSpec, Launcher
 from koalapy.model.reports import StageStatus
 from koalapy.model.request import ClusterName, StopWarning
-from koalapy.model.tasks import new_job
 from koalapy.policies.registry import Registry, builtin_policies
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.effects import Command, Effects, OpenBarrier, StageComponent, StopComponent, SubmitComponent

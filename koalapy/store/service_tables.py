@@ -7,10 +7,10 @@ from typing import Any
 from sqlalchemy import Connection, RowMapping, delete, func, insert, select
 
 from koalapy.model.alert import AlertKey, AlertKind, AlertMark, MarkAction
+from koalapy.model.history import KEPT_S, Sample
 from koalapy.model.measurement import MAX_PINGPONGS, Measurement, MeasurementKind
 from koalapy.model.notification import Notification
 from koalapy.model.request import ClusterName
-from koalapy.model.sample import KEPT_S, Sample
 from koalapy.ports import StoredToken
 from koalapy.store import tables
 from koalapy.store.database import Database, chunks, upsert

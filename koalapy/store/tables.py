@@ -24,10 +24,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeEngine
 
-from koalapy.model.history import Figures
+from koalapy.model.history import Figures, Sample
 from koalapy.model.job import ComponentState, JobState
 from koalapy.model.job_spec import Priority
-from koalapy.model.sample import Sample
 
 
 class PlainText(TypeDecorator[str]):

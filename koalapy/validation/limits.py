@@ -8,8 +8,7 @@ from koalapy.model.cluster import NodeClass
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import MAX_COMPONENTS, MAX_GRACE, ClusterName
-from koalapy.model.sharing import Sharing
-from koalapy.model.users import Accounts
+from koalapy.model.users import Accounts, Sharing
 from koalapy.policies.registry import Registry
 
 

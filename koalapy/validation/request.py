@@ -10,12 +10,17 @@ from koalapy.model.cluster import check_cluster
 from koalapy.model.dependency import MAX_DEPENDENCIES
 from koalapy.model.errors import reject
 from koalapy.model.field import find_out_of_bounds
-from koalapy.model.job_spec import JobSpec, Launcher
-from koalapy.model.job_variables import OF_RUNNERS, SET_BY_RUNNERS
+from koalapy.model.job_spec import (
+    OF_RUNNERS,
+    SET_BY_RUNNERS,
+    JobSpec,
+    Launcher,
+    describe_patterns,
+    find_script_error,
+    find_unknown_pattern,
+)
 from koalapy.model.node_requirement import MAX_CORES
-from koalapy.model.output import describe_patterns, find_unknown_pattern
 from koalapy.model.request import ComponentRequest, Environment, FlexibleRequest, NonFixedRequest
-from koalapy.model.script import find_script_error
 from koalapy.model.wording import format_duration, format_time
 from koalapy.validation.limits import Limits
 

@@ -10,10 +10,10 @@ from hypothesis import given
 from koalapy.api.fields import as_json, parse_duration
 from koalapy.api.job_views import JobSubmission, attempt_view, job_view
 from koalapy.daemon.jobs.job_records import JobRecord
+from koalapy.model.dependency import ResultInput
 from koalapy.model.job import Attempt, Component, Job, JobState
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import Bundle, ComponentRequest, FixedRequest, FlexibleRequest, InputFile
-from koalapy.model.result_input import ResultInput
 from koalapy.model.wording import MIN_MEMORY
 from tests.model.specs import specs
 

@@ -16,8 +16,7 @@ from koalapy.model.errors import BusyError, ConflictError, NotFoundError, StoreU
 from koalapy.model.explanation import Explanation
 from koalapy.model.identity import HighPriority, Identity, Role
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobId, JobState, TimelineEntry
-from koalapy.model.job_spec import JobSpec, Priority
-from koalapy.model.output import OutputStream
+from koalapy.model.job_spec import JobSpec, OutputStream, Priority
 from koalapy.model.request import ClusterName
 from koalapy.policies.registry import builtin_policies
 from koalapy.ports import ClusterRecord, JobFilter, MeanTimes, Usage

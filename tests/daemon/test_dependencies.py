@@ -11,9 +11,8 @@ from koalapy.daemon.jobs.dependencies import Dependencies
 from koalapy.model.dependency import MAX_BATCH_DEPENDENCIES, MAX_DEPENDENCIES, Clause, Dependency, EndCondition
 from koalapy.model.errors import UsageError
 from koalapy.model.identity import Identity, Role
-from koalapy.model.job import Job, JobId, JobState
+from koalapy.model.job import Job, JobId, JobState, new_job
 from koalapy.model.job_spec import JobSpec
-from koalapy.model.tasks import new_job
 from tests.validation.submissions import GRID, check_spec, make_spec, one_component, rejection_of
 
 CALLER = Identity("alice", Role.OPERATOR, "a test")

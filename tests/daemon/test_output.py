@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from koalapy.daemon.jobs.output import Outputs
-from koalapy.model.output import OutputStream
+from koalapy.model.job_spec import OutputStream
 from koalapy.ports import OutputPiece
 from koalapy.runner.output_streams import mark_stream
 from koalapy.store.output import FileOutput

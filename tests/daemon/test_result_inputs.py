@@ -12,13 +12,12 @@ from koalapy.daemon.files.result_inputs import ResultInputs, _find_entries
 from koalapy.daemon.files.results import Results
 from koalapy.daemon.jobs.quota import StorageLimits
 from koalapy.model.array import TaskIndices
+from koalapy.model.dependency import ResultInput, parse_result_input
 from koalapy.model.errors import NotFoundError, UsageError
 from koalapy.model.identity import Identity, Role
-from koalapy.model.job import Attempt, Component, Job, JobState
+from koalapy.model.job import Attempt, Component, Job, JobState, new_job
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import FlexibleRequest
-from koalapy.model.result_input import ResultInput, parse_result_input
-from koalapy.model.tasks import new_job
 from koalapy.ports import Batch
 from koalapy.store.files import SqlFiles
 from tests.daemon.archives import archive_of, unpack_archive, yield_pieces

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from koalapy.daemon.agents.wire import CommandMessages, is_replica_needed
+from koalapy.model.dependency import parse_result_input
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.profile import ClusterProfile
@@ -19,7 +20,6 @@ from koalapy.model.request import (
     StopWarning,
     WarningSignal,
 )
-from koalapy.model.result_input import parse_result_input
 from koalapy.model.users import Accounts, Domain, User, Users
 from koalapy.protocol.frames import command_frames
 from koalapy.protocol.messages import Open, Probe, from_daemon

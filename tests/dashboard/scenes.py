@@ -19,11 +19,11 @@ from koalapy.daemon.engine.engine import WorkItem
 from koalapy.model.alert import AlertRules
 from koalapy.model.cluster import Link
 from koalapy.model.disk import Disk
+from koalapy.model.history import Sample
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState, TimelineEntry
 from koalapy.model.job_spec import JobSpec, Launcher, Priority
 from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory, LrmCalls, LrmOperation, Versions
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, NonFixedRequest
-from koalapy.model.sample import Sample
 from koalapy.ports import Batch
 from koalapy.scheduler.events import (
     AgentConnected,

@@ -2,10 +2,10 @@
 
 from koalapy.daemon.jobs.output import OutputTail
 from koalapy.dashboard.pages.job import MAX_MATCHES, _component_output, files_of, find_lines
+from koalapy.model.dependency import ResultInput
 from koalapy.model.job import Job
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import Bundle, FlexibleRequest, InputFile
-from koalapy.model.result_input import ResultInput
 from tests.daemon_in_process import ServedDaemon
 from tests.dashboard.people import Person, create_token
 

@@ -6,7 +6,7 @@ from contextlib import closing
 import pytest
 
 from koalapy.dashboard.charts import Slot, describe_range, line_chart, make_slots, stacked_chart
-from koalapy.model.sample import Sample
+from koalapy.model.history import Sample
 from tests.daemon_in_process import ServedDaemon
 from tests.dashboard.people import Person, create_token
 from tests.dashboard.scenes import SCENES, Scene, serve_scene

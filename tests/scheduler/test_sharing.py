@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from koalapy.model.errors import UsageError
 from koalapy.model.job import JobState
 from koalapy.model.job_spec import JobSpec, Launcher, Priority
-from koalapy.model.sharing import Sharing
+from koalapy.model.users import Sharing
 from koalapy.scheduler.explain.explain import explain, explain_submission
 from koalapy.scheduler.rules import Rules
 from koalapy.validation.submission import check_submission

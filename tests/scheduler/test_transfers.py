@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from koalapy.model.cluster import Link
+from koalapy.model.dependency import parse_result_input
 from koalapy.model.job import ComponentState, JobState
 from koalapy.model.job_spec import ClaimingMode, Priority
 from koalapy.model.reports import ComponentStatus, StageFault, StageStatus
 from koalapy.model.request import Bundle, ComponentRequest, FixedRequest, FlexibleRequest, InputFile, NonFixedRequest
-from koalapy.model.result_input import parse_result_input
 from koalapy.scheduler.claims.staging import MAX_REMEMBERED_STRAYS
 from koalapy.scheduler.effects import UnstageComponent
 from koalapy.scheduler.event_handler import MAX_MISSING_FILES

@@ -22,6 +22,7 @@ from koalapy.model.job import (
     TimelineEntry,
     Token,
     lease_of,
+    new_job,
     parse_token,
     with_margin,
 )
@@ -29,7 +30,6 @@ from koalapy.model.job_spec import JobSpec, Launcher, Priority
 from koalapy.model.limits import Limits
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import Request
-from koalapy.model.tasks import new_job
 from koalapy.model.users import Accounts
 from koalapy.policies.registry import Registry, builtin_policies
 from koalapy.scheduler.clusters import ClusterStatus

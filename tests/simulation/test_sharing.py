@@ -13,7 +13,7 @@ from koalapy.model.history import DAY, EndedJob
 from koalapy.model.job import JobId, JobState
 from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.request import FlexibleRequest
-from koalapy.model.sharing import SharingMode
+from koalapy.model.users import SharingMode
 from koalapy.scheduler.rules import Rules
 from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
 from koalapy.simulation.jobs import PlannedJob

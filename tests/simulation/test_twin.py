@@ -12,9 +12,8 @@ from koalapy.model.advice import Run, Size
 from koalapy.model.array import TaskIndices
 from koalapy.model.dependency import Dependency, EndCondition
 from koalapy.model.errors import NotFoundError, UsageError
-from koalapy.model.job import JobState
+from koalapy.model.job import JobState, new_job
 from koalapy.model.job_spec import Launcher, Priority
-from koalapy.model.tasks import new_job
 from koalapy.policies.registry import builtin_policies
 from koalapy.record.beginning import People
 from koalapy.scheduler.effects import Effects

@@ -9,14 +9,14 @@ from koalapy.cli.terminal.options import DAEMON, Daemon
 from koalapy.client.answers import Json
 from koalapy.client.client import MAX_PAGE_SIZE, Client
 from koalapy.client.errors import CliError, Exit, printable
-from koalapy.model.moment import EXAMPLES
+from koalapy.model.times import PAST_TIME_EXAMPLES
 
 POLL_INTERVAL = 2.0
 """Seconds between two requests for new entries."""
 
 
 def audit_log(
-    since: Annotated[str, Option(help=f"entries since then: {EXAMPLES}")] = "1d",
+    since: Annotated[str, Option(help=f"entries since then: {PAST_TIME_EXAMPLES}")] = "1d",
     until: Annotated[str, Option(help="entries before then")] = "now",
     user: Annotated[str | None, Option(help="only this user", completes="users")] = None,
     action: Annotated[str | None, Option(help="only this operation, e.g. submit_job")] = None,

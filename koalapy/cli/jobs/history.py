@@ -17,7 +17,7 @@ from koalapy.client.errors import CliError, Exit, printable
 from koalapy.model.array import format_task
 from koalapy.model.history import HistorySort
 from koalapy.model.job import FINAL_STATES, JobState
-from koalapy.model.moment import EXAMPLES
+from koalapy.model.times import PAST_TIME_EXAMPLES
 from koalapy.model.wording import escape_formula, format_bytes, format_duration, format_share
 
 JOB_COLUMNS = ("ID", "NAME", "USER", "STATE", "NODES", "CLUSTERS")
@@ -50,7 +50,7 @@ class Format(StrEnum):
 
 
 def show_history(
-    since: Annotated[str, Option(help=f"jobs that ended since then: {EXAMPLES}")] = "7d",
+    since: Annotated[str, Option(help=f"jobs that ended since then: {PAST_TIME_EXAMPLES}")] = "7d",
     until: Annotated[str, Option(help="jobs that ended before then")] = "now",
     everyone: Annotated[bool, Option("--all", help="jobs of all users, for operators")] = False,
     user: Annotated[str | None, Option(help="jobs of this user; default: you", completes="users")] = None,

@@ -18,12 +18,11 @@ from koalapy.client.answers import Json
 from koalapy.client.errors import CliError, Exit
 from koalapy.model.array import TaskIndices
 from koalapy.model.command_line import JOB_FIELDS
-from koalapy.model.dependency import Dependencies
+from koalapy.model.dependency import Dependencies, ResultInputs
 from koalapy.model.field import split_annotation
 from koalapy.model.job_spec import Coallocation, Duration, Lease, Lines, PerNodeBandwidth, PointInTime, PolicyOptions
 from koalapy.model.node_requirement import Excluded, Gpus, NodeMemory
 from koalapy.model.request import Bundle, Environment, Inputs, StopWarning
-from koalapy.model.result_input import ResultInputs
 from koalapy.model.times import parse_time
 
 MAX_REQUEST_SIZE = 1024 * 1024

@@ -13,7 +13,7 @@ from koalapy.client.client import Client, JobListing
 from koalapy.client.errors import CliError, Exit, printable
 from koalapy.model.job import JobState
 from koalapy.model.job_search import JobSort
-from koalapy.model.moment import EXAMPLES
+from koalapy.model.times import PAST_TIME_EXAMPLES
 
 
 class Format(StrEnum):
@@ -31,7 +31,7 @@ def list_jobs(
     cluster: Annotated[str | None, Option(help="jobs with a component on this cluster", completes="clusters")] = None,
     home_site: Annotated[str | None, Option(help="jobs with this home site", completes="clusters")] = None,
     tasks: Annotated[int | None, Option(help="started tasks of this array, ended ones with --state", min=1)] = None,
-    since: Annotated[str, Option(help=f"jobs submitted since then: {EXAMPLES}")] = "",
+    since: Annotated[str, Option(help=f"jobs submitted since then: {PAST_TIME_EXAMPLES}")] = "",
     until: Annotated[str, Option(help="jobs submitted before then")] = "",
     sort: Annotated[JobSort | None, Option(help="order; default: queue, and newest for ended jobs")] = None,
     limit: Annotated[int, Option(help="maximum number of jobs", min=1)] = 100,

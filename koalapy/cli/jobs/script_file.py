@@ -17,7 +17,7 @@ from koalapy.cli.terminal.arguments import Options, click_command
 from koalapy.client.answers import Json
 from koalapy.client.errors import CliError, Exit, printable
 from koalapy.model.command_line import JOB_FIELDS
-from koalapy.model.script import MAX_SCRIPT_BYTES, find_script_error
+from koalapy.model.job_spec import MAX_SCRIPT_BYTES, find_script_error
 
 DIRECTIVE = "#KOALA"
 LINE = re.compile(rf"{DIRECTIVE}(?:\s+(.*))?", re.DOTALL)

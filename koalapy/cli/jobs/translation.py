@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from koalapy.cli.jobs.script_file import Script, ScriptOptions, add_words, print_note, split_words
 from koalapy.client.errors import CliError, Exit
-from koalapy.model.output import find_unknown_pattern
+from koalapy.model.job_spec import find_unknown_pattern
 
 SLURM, GRID_ENGINE, PBS = "#SBATCH", "#$", "#PBS"
 

@@ -11,12 +11,12 @@ from koalapy.daemon.files.joined_archives import ArchivePart, join_archives, lis
 from koalapy.daemon.files.results import Results
 from koalapy.daemon.jobs.dependencies import NO_JOB_HINT
 from koalapy.daemon.jobs.job_records import JobRecord
+from koalapy.model.dependency import ResultInput, with_dependencies
 from koalapy.model.errors import NotFoundError, ProblemCode, reject
 from koalapy.model.identity import Identity
 from koalapy.model.job import Job, JobId
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import ClusterName
-from koalapy.model.result_input import ResultInput, with_dependencies
 from koalapy.model.wording import format_list
 from koalapy.runner.result_archive import Patterns
 from koalapy.validation.inputs import check_result_inputs

@@ -10,10 +10,9 @@ from koalapy.daemon.forecast.subprocess_worker import run_in_subprocess
 from koalapy.daemon.forecast.track_record import TrackRecord
 from koalapy.model.dependency import Clause
 from koalapy.model.errors import BusyError
-from koalapy.model.job import Job, JobId
+from koalapy.model.job import Job, JobId, new_job
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.prediction import PredictionSource
-from koalapy.model.tasks import new_job
 from koalapy.model.wording import format_days
 from koalapy.policies.registry import Registry
 from koalapy.record.beginning import People

@@ -10,9 +10,8 @@ from koalapy.daemon.jobs.idempotency import IdempotencyKeys, check_same_submissi
 from koalapy.daemon.observability.audit import describe_request
 from koalapy.model.errors import naming_item
 from koalapy.model.identity import Identity
-from koalapy.model.job import JobId
+from koalapy.model.job import JobId, new_job
 from koalapy.model.job_spec import JobSpec
-from koalapy.model.tasks import new_job
 from koalapy.ports import Submitted
 from koalapy.scheduler.events import Event, JobSubmitted
 from koalapy.scheduler.queries import Queries

@@ -33,8 +33,8 @@ from koalapy.model.history import (
 )
 from koalapy.model.job import Job, JobState
 from koalapy.model.job_spec import Priority
-from koalapy.model.moment import parse_moment
 from koalapy.model.request import ClusterName
+from koalapy.model.times import parse_moment
 from koalapy.ports import HistoryStore
 
 MAX_LINES = 5000

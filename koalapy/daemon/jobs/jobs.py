@@ -32,13 +32,11 @@ from koalapy.model.errors import ConflictError, NotFoundError, StoreUnavailable
 from koalapy.model.explanation import Explanation
 from koalapy.model.history import DAY
 from koalapy.model.identity import Identity
-from koalapy.model.job import Attempt, Job, JobId, JobState, TimelineEntry
+from koalapy.model.job import Attempt, Job, JobId, JobState, TimelineEntry, new_job
 from koalapy.model.job_search import JobSort
-from koalapy.model.job_spec import JobSpec
+from koalapy.model.job_spec import JobSpec, OutputStream
 from koalapy.model.notification import AllowedRecipients
-from koalapy.model.output import OutputStream
 from koalapy.model.request import ClusterName
-from koalapy.model.tasks import new_job
 from koalapy.policies.registry import DEFAULTS
 from koalapy.ports import ClusterRecord, JobFilter, Store, Submitted
 from koalapy.scheduler.events import (

@@ -12,7 +12,7 @@ import structlog
 from koalapy.daemon.engine.database import query
 from koalapy.daemon.engine.engine import Engine
 from koalapy.model.job import Component, Job, JobId, Token, parse_token
-from koalapy.model.output import OutputStream
+from koalapy.model.job_spec import OutputStream
 from koalapy.model.request import ClusterName
 from koalapy.ports import OutputPiece, OutputStore, Store
 from koalapy.runner.output_streams import StreamSplitter, mark_stream, split_lines

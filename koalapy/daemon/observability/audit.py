@@ -17,7 +17,7 @@ from koalapy.daemon.engine.database import Threads, query, run_in_database
 from koalapy.model.audit import AuditCheck, AuditEntry, AuditFilter, AuditHead
 from koalapy.model.errors import KoalaError, StoreUnavailable
 from koalapy.model.identity import Identity
-from koalapy.model.moment import parse_moment
+from koalapy.model.times import parse_moment
 from koalapy.ports import AuditStore
 
 log = structlog.get_logger()

@@ -7,8 +7,8 @@ from koalapy.daemon.engine.database import query, run_in_database
 from koalapy.daemon.engine.engine import Engine
 from koalapy.model.cluster import ClusterState
 from koalapy.model.errors import StoreUnavailable
+from koalapy.model.history import Sample
 from koalapy.model.job import Job, JobState
-from koalapy.model.sample import Sample
 from koalapy.ports import SampleStore
 
 SHOWN_S = 6 * 3600.0

@@ -15,7 +15,7 @@ from koalapy.model.job import ClusterRefusal, Job, JobId, JobState
 from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.placement import Placement, Refusal, RefusalKind
 from koalapy.model.request import ClusterName
-from koalapy.model.sharing import Sharing
+from koalapy.model.users import Sharing
 from koalapy.model.wording import format_time
 from koalapy.scheduler.claims.preemption import capacity_with_preemption, capacity_with_reclaiming
 from koalapy.scheduler.clusters import ClusterStatus

@@ -22,8 +22,7 @@ from koalapy.model.profile import (
     partners,
 )
 from koalapy.model.request import ClusterName, Environment, FixedRequest
-from koalapy.model.sharing import Sharing
-from koalapy.model.users import NOWHERE, Accounts, owner_rejection_reason
+from koalapy.model.users import NOWHERE, Accounts, Sharing, owner_rejection_reason
 from koalapy.model.wording import format_list
 from koalapy.policies.constraints import Constraints
 from koalapy.scheduler.queue.link_rules import are_linked, linked_sets, missing_links_text, restricts_links
