@@ -1,4 +1,4 @@
-"""Parse points in time as users write them: future ones in the forms of Slurm's ``--begin``, and past ones for lists."""
+"""Parse points in time as users write them: of the future, in the forms of Slurm's ``--begin``, and of the past."""
 
 import re
 from datetime import UTC, date, datetime, timedelta, tzinfo
