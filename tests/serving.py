@@ -22,6 +22,7 @@ from koalapy.api.history import history_router, record_router, sharing_router
 from koalapy.api.monitoring import add_metrics, alerts_router
 from koalapy.api.network import network_router
 from koalapy.api.tokens import limits_router
+from koalapy.daemon.agents.questions import NodeLists
 from koalapy.daemon.alerts.alerts import Alerts
 from koalapy.daemon.alerts.cluster_checks import ClusterChecks, DiskCheck
 from koalapy.daemon.alerts.health import HealthMonitor
@@ -272,7 +273,8 @@ async def serving(
         needed=list,
         owners=limits,
     )
-    files = Files(engine, file_store, sites or Sites(), bundles)
+    sites = sites or Sites()
+    files = Files(engine, file_store, sites, bundles)
     outputs = Outputs(engine, queries, store, FileOutput(path.parent / "output", 1000))
 
     async def resolve_spec(spec: JobSpec, caller: Identity) -> JobSpec:
@@ -323,6 +325,7 @@ async def serving(
         "jobs": jobs,
         "limits": LimitsInUse(queries.owner_use, bundles.size_of, results.size_of, engine.clock),
         "network": network,
+        "node_lists": NodeLists(sites, engine.clock),
         "record": record,
         "samples": Samples(engine, SqlSamples(database), engine.clock),
         "results": results,

@@ -9,7 +9,7 @@ from time import monotonic
 from koalapy.daemon.access import make_rejected_runner_recorder, make_traffic_recorder, reserved_names
 from koalapy.daemon.agents.agent_messages import AgentMessages, TransferFeedback
 from koalapy.daemon.agents.hub import Hub, Terms
-from koalapy.daemon.agents.questions import Questions
+from koalapy.daemon.agents.questions import NodeLists, Questions
 from koalapy.daemon.agents.streams import Streams
 from koalapy.daemon.agents.wire import is_replica_needed
 from koalapy.daemon.alerts.alerts import LOOK_INTERVAL as ALERTS_INTERVAL
@@ -71,6 +71,7 @@ class Services:
     track_record: TrackRecord
     hub: Hub
     questions: Questions
+    node_lists: NodeLists
     streams: Streams
     attendance: Attendance
     samples: Samples
@@ -190,6 +191,7 @@ def build_services(
         track_record,
         hub,
         questions,
+        NodeLists(questions, clock),
         streams,
         attendance,
         Samples(engine, stores.samples, clock),

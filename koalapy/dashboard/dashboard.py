@@ -23,6 +23,7 @@ from koalapy.api.fields import Reason
 from koalapy.api.routes import cancel_on_disconnect, reject_unknown_parameters
 from koalapy.daemon.engine.engine import Engine
 from koalapy.daemon.jobs.changes import Changes
+from koalapy.dashboard.cluster_table import render_nodes
 from koalapy.dashboard.job_table import render_jobs
 from koalapy.dashboard.rendering import HEADERS, render, with_query
 from koalapy.dashboard.shared_pages import SharedPage, compress_page
@@ -250,6 +251,7 @@ class Dashboard:
             "csrf": csrf_token(request),
             "render_table": render_table,
             "render_jobs": render_jobs,
+            "render_nodes": render_nodes,
         }
 
     def render_plain(self, request: Request, template: str, status: int = 200, **context: Any) -> HTMLResponse:

@@ -27,6 +27,7 @@ from koalapy.model.bounds import (
     ProcessorSeconds,
     Seconds,
     ShortText,
+    Truncate,
     TruncatedText,
 )
 from koalapy.model.disk import Disk
@@ -53,6 +54,37 @@ Refusal = Literal["", "job", "unsuitable", "limit", "unknown"]
 StageState = Literal["running", "done", "failed"]
 StageFault = Literal["site", "source", "file", "job"]
 """The responsible side: the execution site, the source of a file, the replica, or the job, which then fails."""
+
+
+MAX_LISTED_NODES = 1000
+MAX_NODE_TEXT = 200
+
+
+ListedState = Literal["held", "idle", "local", "down"]
+"""``held``: a grid job has it. ``local``: local users have it, or it is kept for them. ``down``: no job gets it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListedNode:
+    """A node of a cluster, as its resource manager describes it."""
+
+    name: Annotated[str, Truncate(MAX_NODE_TEXT)]
+    state: ListedState
+    node_class: Annotated[str, Truncate(MAX_NODE_TEXT)] = ""
+    """Its class; empty if the cluster has at most one."""
+    reason: Annotated[str, Truncate(MAX_NODE_TEXT)] = ""
+    """The resource manager's words on its state."""
+    token: Name = ""
+    """The component that has it; empty if none of this daemon has."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeList:
+    """The nodes of a cluster one by one, those that are down first if they are too many: the answer to ``nodes``."""
+
+    nodes: Annotated[tuple[ListedNode, ...], MaxLen(MAX_LISTED_NODES)] = ()
+    age: Seconds = 0.0
+    """Seconds since the resource manager reported them."""
 
 
 MAX_RELAYED_PAIRS = 10_000

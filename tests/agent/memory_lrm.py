@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from koalapy.agent.lrm.port import Finding, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
 from koalapy.model.errors import SiteError
+from koalapy.model.reports import ListedNode
 from tests.signals import pass_time
 
 
@@ -31,6 +32,7 @@ class MemoryLrm:
         self.submit_error = ""
         self.background = self.down = 0
         self.min_job_nodes = 1
+        self.nodes: tuple[ListedNode, ...] = ()
         self.snapshot_s = 0.0
         """Duration of a snapshot."""
         self._late_submissions: list[LrmSubmission] = []
@@ -111,6 +113,7 @@ class MemoryLrm:
             tuple(self.jobs.values()),
             self.submit_error,
             min_job_nodes=self.min_job_nodes,
+            nodes=self.nodes,
         )
 
     async def check_setup(self) -> Sequence[Finding]:

@@ -23,7 +23,7 @@ from koalapy.agent.core.spool import Spool
 from koalapy.agent.lrm.port import LrmJob, LrmJobState, LrmSubmission
 from koalapy.agent.runners.runners import RunnerConnection
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
-from koalapy.model.reports import ClusterReport, LrmCalls, LrmOperation, Versions
+from koalapy.model.reports import MAX_LISTED_NODES, ClusterReport, ListedNode, LrmCalls, LrmOperation, Versions
 from koalapy.protocol import messages as wire
 from koalapy.protocol.frames import encode_frame
 from tests.agent.conftest import FakeDaemon, Site
@@ -474,3 +474,25 @@ def test_report_accepts_missing_and_unknown_fields() -> None:
 def test_long_version_is_truncated() -> None:
     message = encode_report(REPORT) | {"versions": {"lrm": "x" * 1_000_000}}
     assert decode_report(message).versions == Versions(lrm="x" * 100)
+
+
+async def test_nodes_are_listed_with_components_and_those_down_first(daemon: FakeDaemon, tmp_path: Path) -> None:
+    async with running_agent(lrm := MemoryLrm(), daemon, tmp_path / "agent"):
+        await daemon.wait_until(lambda: daemon.inventories)
+        await daemon.submit_component("1.1.0")
+        await daemon.wait_until(lambda: lrm.jobs)
+        assert (await daemon.ask_agent("north", "nodes"))["error"] == "its resource manager lists no single nodes"
+        idle = tuple(ListedNode(f"n{number}", "idle") for number in range(MAX_LISTED_NODES))
+        held = (ListedNode("a", "held", "big"), ListedNode("other", "held"))
+        lrm.nodes = (*held, *idle, ListedNode("z", "down", "", "fan"))
+        polls = lrm.polls
+        lrm.changed.set()
+        await daemon.wait_until(lambda: lrm.polls > polls)
+        answer = (await daemon.ask_agent("north", "nodes"))["payload"]
+    assert len(answer["nodes"]) == MAX_LISTED_NODES
+    assert [(node["name"], node["reason"], node["token"]) for node in answer["nodes"][:3]] == [
+        ("z", "fan", ""),
+        ("a", "", "1.1.0"),
+        ("other", "", ""),
+    ]
+    assert 0 <= answer["age"] < 600

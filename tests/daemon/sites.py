@@ -16,8 +16,14 @@ class Sites:
     content: dict[tuple[str, str], Content | SiteRejected] = field(default_factory=dict)
     away: set[str] = field(default_factory=set)
     questions: list[tuple[str, str]] = field(default_factory=list)
+    nodes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Answers to ``nodes`` by cluster."""
 
     async def ask_agent(self, cluster: str, kind: str, payload: dict[str, Any], timeout: float = 0.0) -> dict[str, Any]:
+        if kind == "nodes" and cluster in self.nodes:
+            return self.nodes[cluster]
+        if kind == "nodes":
+            raise SiteUnavailable(f"{cluster} is out of reach")
         path = payload["path"]
         self.questions.append((cluster, path))
         if cluster in self.away:

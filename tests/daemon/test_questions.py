@@ -1,10 +1,11 @@
 """Questions to agents and between agents, over lists instead of connections."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
-from koalapy.daemon.agents.questions import Questions
+from koalapy.daemon.agents.questions import NODES_WAIT_S, KnownNodes, NodeLists, Questions
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 from koalapy.protocol.messages import Answer, Ask
 
@@ -101,3 +102,43 @@ def test_questions_about_unneeded_replicas_are_rejected(kind: str, payload: dict
         assert isinstance(answer, Answer)
         assert (answer.error, answer.fault) == (f"no job on {asking} is to have that from south", "refused")
     assert wire.sent["south"] == []
+
+
+async def test_node_lists_asks_agent_once_and_survives_bad_answers() -> None:
+    asked: asyncio.Queue[asyncio.Future[dict[str, Any]]] = asyncio.Queue()
+
+    class Agents:
+        async def ask_agent(self, cluster: str, kind: str, payload: object, timeout: float = 0.0) -> dict[str, Any]:
+            assert (cluster, kind, payload) == ("north", "nodes", {})
+            asked.put_nowait(answer := asyncio.get_running_loop().create_future())
+            return dict(await answer)
+
+    lists = NodeLists(Agents(), lambda: 100.0)
+    viewers = [asyncio.create_task(lists.list_nodes("north")) for _ in range(5)]
+    (await asked.get()).set_result({"nodes": [{"name": "n" * 500, "state": "down", "reason": "fan"}], "age": 4.0})
+    known = await viewers[0]
+    assert [await viewer for viewer in viewers] == [known] * 5
+    assert (known.known_at, known.problem, len(known.nodes[0].name)) == (96.0, "", 200)
+    assert await lists.list_nodes("north") == known
+    assert asked.empty(), "within some seconds an agent is asked once"
+    bad_answers = (
+        {"nodes": [{"name": "n1", "state": "broken"}]},
+        {"nodes": [{"name": "n", "state": "idle"}] * 1001},
+        {"nodes": 7},
+    )
+    for answer in bad_answers:
+        lists = NodeLists(Agents(), lambda: 100.0)
+        viewer = asyncio.create_task(lists.list_nodes("north"))
+        (await asked.get()).set_result(answer)
+        assert await viewer == KnownNodes(problem="its agent's answer is not valid")
+
+
+async def test_node_lists_of_hanging_agent_delay_viewer_shortly() -> None:
+    wire = Wire("north")
+    lists = NodeLists(wire.questions, lambda: 100.0)
+    async with asyncio.timeout(20 * NODES_WAIT_S):
+        assert (await lists.list_nodes("north")).problem == "its agent has not answered yet"
+    question = wire.last_question("north")
+    wire.questions.deliver_answer("north", Answer(ident=question.ident, payload={"nodes": [], "age": 0.0}))
+    assert (await lists.list_nodes("north")).known_at == 100.0
+    assert "out of reach" in (await lists.list_nodes("south")).problem

@@ -36,6 +36,7 @@ from koalapy.scheduler.events import (
 from koalapy.store.database import Database
 from koalapy.store.service_tables import SqlSamples
 from koalapy.store.sql import SqlStore
+from tests.daemon.sites import Sites
 from tests.daemon_in_process import ServedDaemon, daemon_in_thread
 from tests.databases import open_database
 
@@ -77,6 +78,8 @@ class SceneMaker:
         self.away = names[scene.clusters - scene.away :]
         self.connected = names[: scene.clusters - scene.away]
         self._unused = dict(self.nodes)
+        self._first_host: dict[str, int] = {}
+        """Number of the first node of the next component, by cluster."""
         self._ids = count(1)
         self.jobs: list[Job] = []
         self.timeline: list[TimelineEntry] = []
@@ -132,7 +135,7 @@ class SceneMaker:
                 size,
                 state,
                 index,
-                tuple(f"{cluster}-n{node}" for node in range(size)),
+                tuple(f"{cluster}-n{self._first_host.get(cluster, 0) + node}" for node in range(size)),
                 f"{self._random.randrange(10**6)}",
                 submitted_at=claimed - 1.5,
                 claimed_at=claimed - index * self._random.uniform(0.1, 3.0),
@@ -196,6 +199,7 @@ class SceneMaker:
         for cluster in clusters:
             size = min(draw.choice((1, 2, 2, 4, 8)), self._unused[cluster] - self.nodes[cluster] // 4)
             if size > 0:
+                self._first_host[cluster] = self.nodes[cluster] - self._unused[cluster]
                 self._unused[cluster] -= size
                 sizes.append((cluster, size))
         if not sizes:
@@ -269,11 +273,7 @@ class SceneMaker:
 
     def events(self) -> Iterator[Event]:
         """Yield the events by which the scheduler learns the state of all clusters."""
-        held: dict[str, list[tuple[str, Component]]] = {name: [] for name in self.nodes}
-        for job in self.jobs:
-            if job.state is JobState.RUNNING and job.attempt is not None:
-                for component in job.attempt.components:
-                    held[component.cluster].append((job.token(component.index), component))
+        held = self._held()
         for index, name in enumerate(self.nodes):
             yield AgentConnected(name)
             yield InventoryReceived(
@@ -290,6 +290,31 @@ class SceneMaker:
                 yield ClusterDisconnected(name, "its agent is not connected", self.now - 4200.0 - index % 5)
         if len(self.connected) > 5:
             yield ClusterDrained(self.connected[4], "olga", "new disks on Monday")
+
+    def _held(self) -> dict[str, list[tuple[str, Component]]]:
+        """Return the components that have nodes, with their tokens, by cluster."""
+        held: dict[str, list[tuple[str, Component]]] = {name: [] for name in self.nodes}
+        for job in self.jobs:
+            if job.state is JobState.RUNNING and job.attempt is not None:
+                for component in job.attempt.components:
+                    held[component.cluster].append((job.token(component.index), component))
+        return held
+
+    def sites(self) -> Sites:
+        """Return the agents, which answer with the nodes of their clusters one by one."""
+        held, answers = self._held(), {}
+        for index, name in enumerate(self.connected):
+            tokens = {host: token for token, component in held[name] for host in component.hosts}
+            report = self._report(name, index, held[name])
+            others = iter(["idle"] * report.idle + ["local"] * (report.background or 0) + ["down"] * report.down)
+            nodes = []
+            for host in (f"{name}-n{number}" for number in range(self.nodes[name])):
+                state = "held" if host in tokens else next(others)
+                reason = "down+drain: fan broken, ticket 4711" if state == "down" else ""
+                token = tokens.get(host, "")
+                nodes.append({"name": host, "state": state, "reason": reason, "token": token})
+            answers[name] = {"nodes": nodes, "age": 3.0}
+        return Sites(nodes=answers)
 
     def _report(self, name: str, index: int, held: list[tuple[str, Component]]) -> ClusterReport:
         """Return the nodes of a cluster: local users have most of those that no component has."""
@@ -327,7 +352,7 @@ def serve_scene(name: str, folder: Path) -> Iterator[ServedDaemon]:
         store.close()
     rules = AlertRules(hold=0.0)
     with daemon_in_thread(
-        path, has_dashboard=True, cluster_nodes=maker.nodes, links=maker.links, alert_rules=rules
+        path, maker.sites(), has_dashboard=True, cluster_nodes=maker.nodes, links=maker.links, alert_rules=rules
     ) as daemon:
         written = ThreadEvent()
         item = WorkItem(events=tuple(maker.events()), after_write=written.set)

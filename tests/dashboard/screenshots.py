@@ -1,4 +1,7 @@
-"""Take pictures of the dashboard of a small busy grid for the documentation: ``make screenshots``."""
+"""Take pictures of the dashboard for the documentation: ``make screenshots``.
+
+``python -m tests.dashboard.screenshots --scene large --into DIRECTORY`` takes those of every page of a scene.
+"""
 
 import argparse
 import json
@@ -6,8 +9,10 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from tests.dashboard.browser import DESKTOP, PHONE, Visitor, chromium
+from tests.dashboard.browser import PHONE, Visitor, chromium
+from tests.dashboard.scenes import SCENES, serve_scene
 from tests.grid.embedded import EmbeddedGrid
 from tests.grid.grid import wait_until
 
@@ -16,6 +21,19 @@ CLUSTERS = {
     "south": {"network": "127.0.32", "nodes": 40},
     "west": {"network": "127.0.33", "nodes": 16},
 }
+PAGES = (
+    "my-jobs", "queue", "clusters", "map", "timeline", "capacity", "network", "scheduler", "users", "files", "audit",
+    "history", "sharing", "what-if",
+)  # fmt: skip
+FORMS = ("/jobs/new", "/what-if", "/sharing")
+"""Pages without updates."""
+LOOKS: dict[str, dict[str, Any]] = {
+    f"{width}-{scheme}": {"viewport": {"width": width, "height": 900}, "color_scheme": scheme}
+    for width in (1400, 390)
+    for scheme in ("light", "dark")
+}
+MAX_HEIGHT = 5000
+"""Pixels of a page below which the picture of a scene ends."""
 PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 
 
@@ -52,40 +70,73 @@ def _submit_jobs(grid: EmbeddedGrid) -> None:
     assert local
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--into", type=Path, default=PICTURES)
-    parser.add_argument("--all", action="store_true", help="every page, light, dark and on a phone")
-    given = parser.parse_args()
-    given.into.mkdir(parents=True, exist_ok=True)
-    pages = {"now": "/", "queue": "/queue", "job": "/jobs/7", "history": "/history", "new-job": "/jobs/new?from=7"}
-    pages |= {"map": "/map", "timeline": "/timeline"}
-    if given.all:
-        all_pages = (
-            "my-jobs",
-            "clusters",
-            "clusters/north",
-            "capacity",
-            "network",
-            "scheduler",
-            "users",
-            "audit",
-            "files",
-        )
-        pages |= {name: f"/{name}" for name in all_pages}
-    with start_busy_grid() as grid, chromium() as browser:
-        looks = {"": {}, "-dark": {"color_scheme": "dark"}, "-phone": {"viewport": PHONE}}
-        for look, options in looks.items():
-            visitor = Visitor(browser, grid.url, grid.admin_token, **({"viewport": DESKTOP} | options))
+def scene_pages(visitor: Visitor) -> dict[str, str]:
+    """Return the paths of all pages by name: of the first cluster, and of the newest job in each state."""
+
+    def read(path: str) -> Any:
+        return visitor.page.request.get(path).json()
+
+    pages = {name: f"/{name}" for name in PAGES} | {"overview": "/", "new-job": "/jobs/new"}
+    pages |= {"ended": "/queue?q=state:over", "queue-filter": "/queue?q=user:alice+state:waiting"}
+    pages |= {
+        "week": "/timeline?span=604800",
+        "cluster": f"/clusters/{read('/clusters.json')['clusters'][0]['cluster']}",
+    }
+    for state in ("waiting", "running", "failed"):
+        for job in read(f"/queue.json?q=state:{state}&limit=1")["jobs"]:
+            pages[f"job-{state}"] = f"/jobs/{job['id']}"
+    return pages
+
+
+def picture_scene(name: str, folder: Path) -> None:
+    """Take pictures of each page of a scene: on a laptop and on a phone, light and dark."""
+    with tempfile.TemporaryDirectory() as data, serve_scene(name, Path(data)) as daemon, chromium() as browser:
+        for look, options in LOOKS.items():
+            visitor = Visitor(browser, daemon.url, daemon.admin_token, **options)
+            for page_name, path in scene_pages(visitor).items():
+                page = visitor.open(path, live=not path.startswith(FORMS))
+                page.wait_for_timeout(200)
+                height = page.evaluate("document.documentElement.scrollHeight")
+                clip = {"x": 0, "y": 0, "width": options["viewport"]["width"], "height": min(height, MAX_HEIGHT)}
+                page.screenshot(path=folder / f"{name}-{page_name}-{look}.png", full_page=True, clip=clip)
+            visitor.close()
+
+
+def picture_documentation(folder: Path) -> None:
+    """Take the pictures of the documentation: of a busy grid with output, and of a scene with its last hours."""
+    looks: dict[str, dict[str, Any]] = {"": {}, "-dark": {"color_scheme": "dark"}, "-phone": {"viewport": PHONE}}
+    pages = {"queue": "/queue", "job": "/jobs/7", "history": "/history", "new-job": "/jobs/new?from=7"}
+    with chromium() as browser:
+        with start_busy_grid() as grid:
+            visitor = Visitor(browser, grid.url, grid.admin_token)
             for name, path in pages.items():
-                if look and not given.all and name != "now":
-                    continue
-                page = visitor.open(path, live=not path.startswith("/jobs/new"))
+                page = visitor.open(path, live=name != "new-job")
                 if name == "new-job":
                     page.locator("#command").wait_for()
                 page.wait_for_timeout(300)
-                page.screenshot(path=given.into / f"dashboard-{name.replace('/', '-')}{look}.png", full_page=given.all)
+                page.screenshot(path=folder / f"dashboard-{name}.png")
             visitor.close()
+        with tempfile.TemporaryDirectory() as data, serve_scene("sixty", Path(data)) as daemon:
+            for look, options in looks.items():
+                visitor = Visitor(browser, daemon.url, daemon.admin_token, **options)
+                for name, path in {"now": "/", "map": "/map", "timeline": "/timeline?span=21600"}.items():
+                    if name == "now" or not look:
+                        visitor.open(path).screenshot(path=folder / f"dashboard-{name}{look}.png")
+                visitor.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--into", type=Path, default=PICTURES)
+    parser.add_argument(
+        "--scene", choices=SCENES, help="every page of this scene instead of the documentation's pictures"
+    )
+    arguments = parser.parse_args()
+    arguments.into.mkdir(parents=True, exist_ok=True)
+    if arguments.scene:
+        picture_scene(arguments.scene, arguments.into)
+    else:
+        picture_documentation(arguments.into)
 
 
 if __name__ == "__main__":

@@ -88,9 +88,14 @@ def test_cluster_pages_of_user_hide_actions_and_reasons(
             components = client.get("/clusters/north.json", headers=headers).json()["components"]
             assert now["oldest"]["job"] == waiting_job
             assert bool(now["oldest"]["reason"]) is bool(components[0]["owner"]) is is_operator
+            nodes = client.get("/clusters/north/nodes.json?sort=node", headers=headers).json()["nodes"]
+            assert [(node["name"].startswith("127."), node["state"], node["job"]) for node in nodes] == [
+                (is_operator, "running", running_job)
+            ] * 4
             for path in ("/", "/clusters", "/clusters/north"):
                 page = client.get(path, headers=headers)
                 assert page.status_code == 200
+                assert is_operator or "127.0." not in page.text, "names of other users' nodes are not shown"
                 actions = page.text.count('action="/clusters/')
                 assert actions == (1 if is_operator and path == "/clusters/north" else 0)
     gate.open()

@@ -5,8 +5,10 @@ import os
 import re
 import socket
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from typing import Any
 
 import structlog
 
@@ -36,7 +38,7 @@ from koalapy.agent.transfers.replicas import Replicas
 from koalapy.agent.transfers.results import FileService
 from koalapy.agent.transfers.roots import Roots
 from koalapy.agent.transfers.seals import Seals
-from koalapy.model.errors import SiteError
+from koalapy.model.errors import SiteError, SiteFault, SiteRejected
 from koalapy.model.job import ComponentState, is_token, parse_token
 from koalapy.model.node_requirement import NO_REQUIREMENT
 from koalapy.model.reports import ComponentStatus, Versions
@@ -133,6 +135,7 @@ class Agent:
             "unexport": exports.revoke_ticket,
             "background": background.start_job,
             "background-stop": background.stop_jobs,
+            "nodes": self._list_nodes,
         }
         self._questions = Questions(self._uplink, handlers, clock)
         self._files = FileService(
@@ -412,6 +415,13 @@ class Agent:
             snapshot = await self._jobs.polls.latest_snapshot()
         self._end_unrecorded(snapshot)
         self._reporter.send_inventory(snapshot, self._jobs.problem)
+
+    async def _list_nodes(self, _: Mapping[str, Any]) -> Mapping[str, object]:
+        """Answer the daemon's question about single nodes, from the last query of the resource manager."""
+        snapshot, age = self._jobs.polls.known_snapshot()
+        if not snapshot.nodes:
+            raise SiteRejected("its resource manager lists no single nodes", fault=SiteFault.UNKNOWN)
+        return asdict(self._reporter.list_nodes(snapshot, age))
 
     def _end_unrecorded(self, snapshot: LrmSnapshot) -> None:
         """End the daemon's jobs that the resource manager holds although the agent's record of them is lost."""

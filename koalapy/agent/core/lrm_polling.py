@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from koalapy.agent.components.component import Component
 from koalapy.agent.core.settings import DEFAULT_TIMEOUTS, AgentTimeouts
 from koalapy.agent.lrm.port import LrmSnapshot
+from koalapy.model.errors import SiteUnavailable
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
 FIRST_POLL_DELAY = 0.1
@@ -37,6 +38,8 @@ class PollSchedule:
         self._wake = asyncio.Event()
         self._answered = asyncio.Event()
         self._last: LrmSnapshot | None = None
+        self._last_at = 0.0
+        """When the last snapshot was taken."""
         self._seconds = self._ended_at = 0.0
         """Duration and end of the last poll."""
         self._under_way = False
@@ -115,7 +118,8 @@ class PollSchedule:
         self._under_way = False
         self._ended_at = self._clock.monotonic()
         self._seconds = self._ended_at - began
-        self._last = snapshot or self._last
+        if snapshot is not None:
+            self._last, self._last_at = snapshot, began
 
     def notify_processed(self, number: int) -> None:
         """Wake the tasks that wait for this poll or an earlier one, after its snapshot was processed."""
@@ -127,6 +131,12 @@ class PollSchedule:
                 self._waiting.append((required, finished))
             elif not finished.done():
                 finished.set_result(None)
+
+    def known_snapshot(self) -> tuple[LrmSnapshot, float]:
+        """Return the last snapshot and its age in seconds; raise ``SiteUnavailable`` before the first."""
+        if self._last is None:
+            raise SiteUnavailable("the resource manager has not answered yet")
+        return self._last, self._clock.monotonic() - self._last_at
 
     async def latest_snapshot(self) -> LrmSnapshot:
         """Return the last snapshot; wait for the first."""

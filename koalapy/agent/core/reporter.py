@@ -16,11 +16,13 @@ from koalapy.model.bounds import NOTICES
 from koalapy.model.disk import Disk, DiskLimits
 from koalapy.model.job import ComponentState, is_token
 from koalapy.model.reports import (
+    MAX_LISTED_NODES,
     MAX_LOST_RECORDS,
     ClusterReport,
     ComponentStatus,
     Inventory,
     LrmCalls,
+    NodeList,
     StageStatus,
     Versions,
 )
@@ -254,6 +256,19 @@ class Reporter:
             # Another user's job may have such a name.
             if job.name not in self.components and job.state is not LrmJobState.ENDED and is_token(token):
                 yield token, job
+
+    def list_nodes(self, snapshot: LrmSnapshot, age: float) -> NodeList:
+        """Return the nodes of a snapshot with their components, at most ``MAX_LISTED_NODES``; see ``NodeList``."""
+        prefix = lrm_name(self.instance, "")
+        tokens = {
+            node: job.name.removeprefix(prefix)
+            for job in self._jobs_of_daemon(snapshot, prefix)
+            if job.state is not LrmJobState.ENDED
+            for node in job.nodes
+        }
+        nodes = sorted(snapshot.nodes, key=lambda node: node.state != "down")[:MAX_LISTED_NODES]
+        held = (replace(node, token=tokens.get(node.name, "")) if node.state == "held" else node for node in nodes)
+        return NodeList(tuple(held), age)
 
     def _stray_statuses(self, snapshot: LrmSnapshot) -> Iterable[ComponentStatus]:
         """Yield a status for each job without a record, which lets the daemon stop it. Remember the jobs' accounts."""

@@ -21,7 +21,7 @@ from koalapy.model.node_requirement import (
     Gpus,
     NodeRequirement,
 )
-from koalapy.model.reports import NodeClassReport
+from koalapy.model.reports import ListedNode, ListedState, NodeClassReport
 from koalapy.model.wording import format_bytes, parse_memory
 
 MAX_CLASSES = 64
@@ -142,6 +142,13 @@ class NodeGroups:
                 group.partitions,
             )
             for group in self.groups
+        )
+
+    def list_nodes(self, states: Mapping[str, ListedState], reasons: Mapping[str, str]) -> tuple[ListedNode, ...]:
+        """Return the nodes one by one, with their classes and the reasons of those that have one."""
+        classes = {node: group.name for group in self.groups for node in group.nodes}
+        return tuple(
+            ListedNode(name, state, classes.get(name, ""), reasons.get(name, "")) for name, state in states.items()
         )
 
     def select_class(self, name: str, size: int) -> NodeGroup:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from koalapy.model.node_requirement import NO_REQUIREMENT, NodeRequirement
-from koalapy.model.reports import NodeClassReport
+from koalapy.model.reports import ListedNode, NodeClassReport
 
 JOB_PREFIX = "koala-"
 """Prefix of the names of grid jobs in every resource manager."""
@@ -176,6 +176,8 @@ class LrmSnapshot:
     node_classes: tuple[NodeClassReport, ...] = ()
     """Classes of nodes that are known to differ; empty if none are."""
     min_job_nodes: int = 1
+    nodes: tuple[ListedNode, ...] = ()
+    """The nodes one by one, without components; empty if the resource manager does not list them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,14 @@
 import asyncio
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import structlog
+from pydantic import TypeAdapter, ValidationError
 
-from koalapy.model.errors import SiteFault, SiteRejected, SiteUnavailable
+from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
+from koalapy.model.reports import ListedNode, NodeList
 from koalapy.model.request import ClusterName
 from koalapy.protocol.messages import Answer, Ask
 
@@ -91,3 +94,61 @@ class Questions:
         for asked_cluster, waiting in self._open.values():
             if asked_cluster == cluster and not waiting.done():
                 waiting.set_result(Answer(ident="", fault=SiteFault.LOST))
+
+
+NODES_LIFETIME_S = 5.0
+"""Time for which a list of nodes is used, so that many viewers ask an agent once."""
+NODES_WAIT_S = 1.0
+"""Time for which a viewer waits for the answer of an agent; a late one serves the next viewer."""
+_NODE_LIST = TypeAdapter(NodeList)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownNodes:
+    """The nodes of a cluster one by one."""
+
+    nodes: tuple[ListedNode, ...] = ()
+    known_at: float | None = None
+    """When its resource manager reported them, in seconds since the epoch; None if it did not."""
+    problem: str = ""
+    """Why the agent did not answer the last question."""
+
+
+class AsksAgents(Protocol):
+    """Asks agents questions, as ``Questions`` does."""
+
+    async def ask_agent(
+        self, cluster: ClusterName, kind: str, payload: dict[str, Any], timeout: float = ...
+    ) -> dict[str, Any]: ...
+
+
+class NodeLists:
+    """The nodes of clusters one by one. An agent is asked when a viewer wants them, at most every few seconds."""
+
+    def __init__(self, questions: AsksAgents, clock: Callable[[], float]) -> None:
+        self._questions, self._clock = questions, clock
+        self._known: dict[ClusterName, KnownNodes] = {}
+        self._asking: dict[ClusterName, tuple[float, asyncio.Task[None]]] = {}
+
+    async def list_nodes(self, cluster: ClusterName) -> KnownNodes:
+        """Return the nodes of a cluster as last known; wait shortly for its agent if that is too long ago."""
+        now = asyncio.get_running_loop().time()
+        asked_at, task = self._asking.get(cluster, (0.0, None))
+        if task is None or (task.done() and now - asked_at > NODES_LIFETIME_S):
+            task = asyncio.create_task(self._ask(cluster))
+            self._asking[cluster] = now, task
+        if not task.done():
+            await asyncio.wait((task,), timeout=NODES_WAIT_S)
+        return self._known.get(cluster, KnownNodes(problem="its agent has not answered yet"))
+
+    async def _ask(self, cluster: ClusterName) -> None:
+        """Ask an agent, and store its answer or the reason why there is none."""
+        try:
+            payload = await self._questions.ask_agent(cluster, "nodes", {})
+            answer = _NODE_LIST.validate_python(payload)
+        except (SiteError, ValidationError) as error:
+            problem = error.message if isinstance(error, SiteError) else "its agent's answer is not valid"
+            before = self._known.get(cluster, KnownNodes())
+            self._known[cluster] = KnownNodes(before.nodes, before.known_at, problem)
+        else:
+            self._known[cluster] = KnownNodes(answer.nodes, self._clock() - answer.age)

@@ -9,9 +9,10 @@ from urllib.parse import quote
 
 from koalapy.api.access import Caller
 from koalapy.api.clusters import Name
+from koalapy.daemon.agents.questions import KnownNodes
 from koalapy.daemon.observability.instruments import Instruments
 from koalapy.daemon.services import Services
-from koalapy.dashboard.cluster_table import CLUSTERS
+from koalapy.dashboard.cluster_table import CLUSTERS, NODES, NodeRow, list_nodes, show_nodes
 from koalapy.dashboard.dashboard import Dashboard, SentForm
 from koalapy.dashboard.pages.timeline import active_components, make_bars
 from koalapy.dashboard.pictures import NodeCounts, Point
@@ -26,14 +27,14 @@ from koalapy.dashboard.rows import (
     cluster_row,
     severity,
 )
-from koalapy.dashboard.tables import TableParameters, TableView, Words, matches_text, show_rows
+from koalapy.dashboard.tables import TableParameters, TableQuery, TableView, Words, matches_text, show_rows
 from koalapy.dashboard.timeline import Timeline, TimelineLane
 from koalapy.model.cluster import Drain, NodeClass, Uplink
 from koalapy.model.disk import Disk
 from koalapy.model.history import Kind, Step
 from koalapy.model.identity import Identity, Role
 from koalapy.model.profile import ClusterProfile
-from koalapy.model.reports import LrmOperation, Versions
+from koalapy.model.reports import MAX_LISTED_NODES, LrmOperation, Versions
 from koalapy.model.request import ClusterName
 from koalapy.scheduler.cluster_conditions import HealthStatus
 from koalapy.scheduler.clusters import ClusterStatus
@@ -41,7 +42,7 @@ from koalapy.scheduler.queries import Queries
 from koalapy.validation.permissions import may_see_all_of
 
 MAX_COMPONENTS_SHOWN = 100
-MAX_NODES_SHOWN = 256
+MAX_NODES_SHOWN = 24
 TIMELINE_S = 6 * 3600.0
 """Span of the timeline of a cluster's page."""
 MAX_BARS = 200
@@ -78,20 +79,15 @@ class ClusterComponent:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldNode:
-    """A node that a component has."""
+class NodesPage:
+    """The nodes of one cluster that match a filter."""
 
-    host: str
-    job: int
-    owner: str
-    """Empty if the caller may not see it; the host is a number then."""
-    rank: int
-    state: str
-    claimed_at: float | None
-    node_class: str
-    memory: int | None
-    """Bytes; None if unknown."""
-    features: Sequence[str]
+    cluster: ClusterName
+    q: str
+    nodes: Sequence[NodeRow]
+    table: TableView
+    known: KnownNodes
+    total: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +139,10 @@ class ClusterPage:
     components: Sequence[ClusterComponent]
     component_count: int
     """Number of components including those that are not shown."""
-    held_nodes: Sequence[HeldNode]
+    nodes: Sequence[NodeRow]
+    """The first nodes, those that are down before others; all are on a page of their own."""
+    node_table: TableView
+    known_nodes: KnownNodes
     timeline: Timeline
     """The last hours."""
     use: Sequence[Point]
@@ -194,39 +193,12 @@ def components_on(cluster: ClusterStatus, queries: Queries, caller: Identity) ->
             yield ClusterComponent(job.id, component.rank, size, component.state, owner, component.claimed_at)
 
 
-def held_nodes(cluster: ClusterStatus, queries: Queries, caller: Identity) -> list[HeldNode]:
-    """Return the nodes of the components on a cluster, up to a limit, by name."""
-    classes = {node_class.name: node_class for node_class in cluster.node_classes}
-    # Without names of classes, a single class applies to all nodes.
-    only_class = cluster.node_classes[0] if len(cluster.node_classes) == 1 else None
-    nodes: list[HeldNode] = []
-    for token in cluster.live:
-        job_and_component = queries.find(token)
-        if job_and_component is None or len(nodes) >= MAX_NODES_SHOWN:
-            continue
-        job, one = job_and_component
-        may_see_all = may_see_all_of(caller, job)
-        node_class = classes.get(one.node_class, only_class)
-        for index, host in enumerate(one.hosts):
-            nodes.append(
-                HeldNode(
-                    host if may_see_all else f"node {index + 1}",
-                    job.id,
-                    job.spec.owner if may_see_all else "",
-                    one.rank,
-                    one.state,
-                    one.claimed_at,
-                    one.node_class or ("" if node_class is None else node_class.name),
-                    None if node_class is None else node_class.memory,
-                    () if node_class is None else node_class.features,
-                )
-            )
-    return sorted(nodes[:MAX_NODES_SHOWN], key=lambda node: (not node.owner, node.host, node.job))
-
-
 def add_clusters(dashboard: Dashboard, services: Services, surveyor: SurveyCache) -> None:
     """Add the pages of all clusters and of one cluster, and the actions of operators on a cluster."""
     engine, queries = dashboard.engine, dashboard.engine.queries
+
+    def page_of(name: str) -> str:
+        return f"/clusters/{quote(name, safe='')}"
 
     @dashboard.page("/clusters", "clusters.html", operation="list_clusters", title="Clusters", key="c", table=CLUSTERS)
     async def clusters(table: TableParameters, q: Words = "") -> ClustersView:
@@ -241,6 +213,23 @@ def add_clusters(dashboard: Dashboard, services: Services, surveyor: SurveyCache
         shown, view = show_rows(CLUSTERS, table, "/clusters", {"q": q}, rows, {"state": severity})
         return ClustersView(q, shown, view, NodeCounts(**total))
 
+    async def nodes_visible_to(name: Name, caller: Caller) -> KnownNodes:
+        """Return the nodes of a cluster for operators; others see only those of their own jobs."""
+        return await services.node_lists.list_nodes(name) if caller.has_role(Role.OPERATOR) else KnownNodes()
+
+    @dashboard.page("/clusters/{name}/nodes", "nodes.html", operation="show_cluster", title="Nodes", table=NODES)
+    async def cluster_nodes(name: Name, caller: Caller, table: TableParameters, q: Words = "") -> NodesPage:
+        """Return the nodes of a cluster with all words of a filter in their names, states, classes or reasons."""
+        services.jobs.get_cluster(name)
+        known, status = await nodes_visible_to(name, caller), queries.grid[name]
+        rows = [
+            row
+            for row in list_nodes(status, known, queries, caller, MAX_LISTED_NODES)
+            if matches_text(q, (row.name, row.state, row.owner, row.node_class, row.reason, *row.features))
+        ]
+        shown, view = show_nodes(rows, table, f"{page_of(name)}/nodes", q)
+        return NodesPage(name, q, shown, view, replace(known, nodes=()), status.total)
+
     @dashboard.page("/clusters/{name}", "cluster.html", operation="show_cluster", title="Cluster", shared=True)
     async def cluster(name: Name, caller: Caller) -> ClusterPage:
         """Return the state of one cluster; raise ``NotFoundError`` if there is none of this name."""
@@ -252,6 +241,9 @@ def add_clusters(dashboard: Dashboard, services: Services, surveyor: SurveyCache
         days = services.history.make_span(None, None, USE_DAYS)
         use = await services.history.read_table(Kind.CLUSTER, Step.DAY, days, name)
         failed = await services.history.list_failed_components(name, MAX_ERRORS)
+        known = await nodes_visible_to(name, caller)
+        rows = list_nodes(status, known, queries, caller, MAX_LISTED_NODES)
+        nodes, node_table = show_nodes(rows, TableQuery(limit=MAX_NODES_SHOWN), f"{page_of(name)}/nodes")
         return ClusterPage(
             lane=cluster_row(status, record, survey, now),
             homes=survey.site_use.get(name, SiteUse()),
@@ -272,7 +264,9 @@ def add_clusters(dashboard: Dashboard, services: Services, surveyor: SurveyCache
             disks=status.disks,
             components=list(components_on(status, queries, caller)),
             component_count=len(status.live),
-            held_nodes=held_nodes(status, queries, caller),
+            nodes=nodes,
+            node_table=node_table,
+            known_nodes=replace(known, nodes=()),
             timeline=Timeline(
                 now - TIMELINE_S,
                 now + 0.02 * TIMELINE_S,
@@ -296,9 +290,6 @@ def add_clusters(dashboard: Dashboard, services: Services, surveyor: SurveyCache
             uplink=queries.grid.uplinks.get(name),
             details={name: value for name, value in record.details.items() if name in SHOWN_DETAILS},
         )
-
-    def page_of(name: str) -> str:
-        return f"/clusters/{quote(name, safe='')}"
 
     @dashboard.action("/clusters/{name}/drain", operation="drain_cluster")
     async def drain(name: Name, caller: Caller, form: SentForm) -> str:

@@ -21,6 +21,7 @@ from koalapy.agent.lrm.port import JOB_PREFIX, Finding, LrmJob, LrmJobState, Lrm
 from koalapy.agent.runners.runners import secret_files, write_secrets
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
 from koalapy.model.node_requirement import NodeRequirement
+from koalapy.model.reports import ListedState
 
 _ENDED_RETENTION_S = 10.0
 """How long snapshots contain an ended job; locald itself retains the last 10,000."""
@@ -173,14 +174,14 @@ class LocalLrm:
         if self._folders.is_mapped:
             users |= await asyncio.to_thread(self._folders.list_accounts)
         jobs: list[LrmJob] = []
-        background = 0
-        held_nodes: set[str] = set()
+        states: dict[str, ListedState] = dict.fromkeys(self.cluster.addresses, "idle")
         for record in reply["jobs"]:
             nodes = record["nodes"] if record["state"] == "running" else ()
-            held_nodes.update(nodes)
-            if record["user"] not in users or not record["name"].startswith(self._prefix):
-                background += len(nodes)
-            elif record["state"] == "ended":
+            is_local = record["user"] not in users or not record["name"].startswith(self._prefix)
+            states.update(dict.fromkeys(nodes, "local" if is_local else "held"))
+            if is_local:
+                continue
+            if record["state"] == "ended":
                 self._ended[record["job"]] = (_job_from_record(record), time.monotonic() + _ENDED_RETENTION_S)
             else:
                 jobs.append(_job_from_record(record))
@@ -189,11 +190,12 @@ class LocalLrm:
         return LrmSnapshot(
             total=reply["total"],
             idle=reply["idle"],
-            background=background,
+            background=sum(state == "local" for state in states.values()),
             down=0,
             notices=self._classes.notices,
-            node_classes=self._classes.report(lambda names: len(names - held_nodes)),
+            node_classes=self._classes.report(lambda names: sum(states[name] == "idle" for name in names)),
             jobs=(*jobs, *(job for job, _ in self._ended.values())),
+            nodes=self._classes.list_nodes(states, {}),
         )
 
     async def watch_changes(self) -> AsyncIterator[None]:

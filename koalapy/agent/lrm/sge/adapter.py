@@ -5,7 +5,7 @@ import math
 import os
 import pwd
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from koalapy.agent.components.job_folders import JobFolders
@@ -49,6 +49,7 @@ from koalapy.agent.lrm.sge.commands import Layout, QsubControl, SgeCommands, che
 from koalapy.agent.lrm.sge.jobs import EndResolver, TrackedJobs, convert_job, unreachable_hosts
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
 from koalapy.model.node_requirement import Gpus
+from koalapy.model.reports import ListedState
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
 LAYOUT_MAX_AGE_S = 60.0
@@ -280,6 +281,10 @@ def make_snapshot(
             elif slots["idle"] + slots["busy"] >= layout.slots:
                 state = "busy"
             hosts[state].add(host)
+    problems = {host: "".join(sorted({*"".join(one.states for one in usable[host])})) for host in usable}
+    states: dict[str, ListedState] = dict.fromkeys(sorted(usable), "held")
+    for state, listed in _LISTED_STATES.items():
+        states.update(dict.fromkeys(hosts[state], listed))
     return LrmSnapshot(
         len(usable),
         len(hosts["idle"]),
@@ -288,4 +293,10 @@ def make_snapshot(
         jobs,
         notices=groups.notices,
         node_classes=groups.report(lambda names: len(names & hosts["idle"])),
+        nodes=groups.list_nodes(
+            states, {host: f"queue state {letters}" for host, letters in problems.items() if letters}
+        ),
     )
+
+
+_LISTED_STATES: Mapping[NodeState, ListedState] = {"idle": "idle", "busy": "local", "down": "down"}

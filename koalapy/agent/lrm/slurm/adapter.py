@@ -4,7 +4,7 @@ import contextlib
 import os
 import pwd
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -59,6 +59,7 @@ from koalapy.agent.lrm.slurm.states import (
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
 from koalapy.model.host_list import expand_host_list
 from koalapy.model.node_requirement import count_gpus
+from koalapy.model.reports import ListedState
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
 MESSAGE_TIMEOUT_S = 10.0
@@ -448,7 +449,8 @@ def make_snapshot(
     """
     holding = (LrmJobState.RUNNING, LrmJobState.UNKNOWN)
     held = {name for job in jobs if job.state in holding for name in job.nodes}
-    states = [pair for pair in zip(nodes, node_states(nodes, offer), strict=True) if pair[0].name not in held]
+    all_states = list(zip(nodes, node_states(nodes, offer), strict=True))
+    states = [pair for pair in all_states if pair[0].name not in held]
     idle_nodes = [node for node, state in states if state == "idle"]
     planned = [node for node, state in states if state == "planned"]
     available = [*idle_nodes, *planned[:queued_nodes]]
@@ -473,7 +475,20 @@ def make_snapshot(
             lambda names: offer.max_job_nodes([node for node in available if node.name in names])
         ),
         min_job_nodes=offer.min_job_nodes,
+        nodes=groups.list_nodes(
+            {node.name: "held" if node.name in held else _LISTED_STATES[state] for node, state in all_states},
+            {node.name: _state_text(node) for node, state in states if state not in ("idle", "busy") or node.reason},
+        ),
     )
+
+
+_LISTED_STATES: Mapping[NodeState, ListedState] = {"idle": "idle", "planned": "local", "busy": "local", "down": "down"}
+
+
+def _state_text(node: SlurmNode) -> str:
+    """Return the state of a node in Slurm's words, with the reason that an operator gave."""
+    words = "+".join(sorted(node.words)).lower()
+    return f"{words}: {node.reason}" if node.reason else words
 
 
 def _own_account() -> str:

@@ -45,6 +45,7 @@ async def test_snapshot_counts_jobs_of_other_users_as_background(site: Site, lrm
     snapshot = await lrm.take_snapshot()
     assert [listed.id for listed in snapshot.jobs] == [job]
     assert (snapshot.total, snapshot.idle, snapshot.background, snapshot.down) == (4, 0, 3, 0)
+    assert sorted(node.state for node in snapshot.nodes) == ["held", "local", "local", "local"]
 
 
 @processes

@@ -52,7 +52,9 @@ def all_nodes(idle: int) -> tuple[NodeClassReport, ...]:
 
 
 async def test_snapshot_of_idle_cluster(lrm: SgeLrm) -> None:
-    assert await lrm.take_snapshot() == LrmSnapshot(4, 4, 0, 0, (), node_classes=all_nodes(idle=4))
+    snapshot = await lrm.take_snapshot()
+    assert snapshot == LrmSnapshot(4, 4, 0, 0, (), node_classes=all_nodes(idle=4), nodes=snapshot.nodes)
+    assert {node.name: node.state for node in snapshot.nodes} == dict.fromkeys(["h2-1", "h2-2", "h2-3", "h2-4"], "idle")
 
 
 async def test_snapshot_lists_grid_jobs_and_their_nodes(lrm: SgeLrm, engine: FakeGridEngine) -> None:
@@ -73,9 +75,11 @@ async def test_snapshot_lists_grid_jobs_and_their_nodes(lrm: SgeLrm, engine: Fak
 
 async def test_snapshot_counts_other_jobs_as_background(lrm: SgeLrm, engine: FakeGridEngine) -> None:
     engine.show_recording("busy.xml", **{f">{OWNER}</JB_owner>": ">somebody</JB_owner>"})
-    assert await lrm.take_snapshot() == LrmSnapshot(4, 0, 4, 0, (), node_classes=all_nodes(idle=0))
+    snapshot = await lrm.take_snapshot()
+    assert snapshot == LrmSnapshot(4, 0, 4, 0, (), node_classes=all_nodes(idle=0), nodes=snapshot.nodes)
+    assert {node.state for node in snapshot.nodes} == {"local"}
     engine.show_recording("busy.xml", **{">koala-": ">other-"})
-    assert await lrm.take_snapshot() == LrmSnapshot(4, 0, 4, 0, (), node_classes=all_nodes(idle=0))
+    assert await lrm.take_snapshot() == snapshot
 
 
 async def test_snapshot_runs_one_query(lrm: SgeLrm, engine: FakeGridEngine) -> None:

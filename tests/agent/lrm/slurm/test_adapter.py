@@ -6,6 +6,7 @@ import pwd
 import shlex
 from collections.abc import Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,14 @@ def make_submission(folder: Path, **more: object) -> LrmSubmission:
 
 
 async def test_snapshot_counts_each_node_once(slurm: FakeSlurm) -> None:
-    assert await slurm.make_lrm().take_snapshot() == LrmSnapshot(
+    snapshot = await slurm.make_lrm().take_snapshot()
+    assert {node.name: (node.state, node.reason) for node in snapshot.nodes} == {
+        "n1": ("held", ""),
+        "n2": ("held", ""),
+        "n3": ("local", ""),
+        "n4": ("down", "drain+idle: disk"),
+    }
+    assert replace(snapshot, nodes=()) == LrmSnapshot(
         total=4,
         idle=0,
         background=1,
