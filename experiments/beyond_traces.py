@@ -20,8 +20,7 @@ from koalapy.model.request import ComponentRequest, FlexibleRequest, InputFile, 
 from koalapy.model.users import SharingMode
 from koalapy.scheduler.rules import Rules
 from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
-from koalapy.simulation.jobs import PlannedJob
-from koalapy.simulation.outcome import Outcome
+from koalapy.simulation.jobs import Outcome, PlannedJob
 from koalapy.simulation.simulation import Simulation
 from koalapy.workload.tables import markdown_table
 

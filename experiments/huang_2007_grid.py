@@ -10,8 +10,7 @@ from koalapy.model.request import ComponentRequest, FlexibleRequest, NonFixedReq
 from koalapy.model.users import SharingMode
 from koalapy.scheduler.rules import ReclaimedPosition, Rules
 from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
-from koalapy.simulation.jobs import PlannedJob
-from koalapy.simulation.outcome import Outcome, mean_of_jobs
+from koalapy.simulation.jobs import Outcome, PlannedJob, mean_of_jobs
 from koalapy.simulation.simulation import Simulation
 from koalapy.workload.swf import TraceJob
 

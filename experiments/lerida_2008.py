@@ -12,8 +12,7 @@ from experiments.traces import Traces
 from koalapy.model.cluster import ClusterView, GridView, NodeClass, Uplink
 from koalapy.model.request import FlexibleRequest
 from koalapy.policies.knowledge import Knowledge
-from koalapy.policies.matching.exact import Mode, find_matching
-from koalapy.policies.matching.problem import Matching, Problem
+from koalapy.policies.matching import Matching, Mode, Problem, find_matching
 from koalapy.policies.resource_matching import ResourceMatching
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ so there is a binary variable for each number of nodes that a site may give.
 
 from typing import Any
 
-from koalapy.policies.matching.exact import Mode
-from koalapy.policies.matching.problem import Kind, Matching, Problem, Share, Site
+from koalapy.policies.matching import Kind, Matching, Mode, Problem, Share, Site
 
 MAX_SLOWDOWN = 1e12
 """Upper bound of slowdowns."""

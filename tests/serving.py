@@ -33,8 +33,7 @@ from koalapy.daemon.auth.pace import Pace
 from koalapy.daemon.engine.engine import Engine, Outbox
 from koalapy.daemon.files.bundles import Bundles
 from koalapy.daemon.files.files import Files
-from koalapy.daemon.files.result_inputs import ResultInputs
-from koalapy.daemon.files.results import Results
+from koalapy.daemon.files.results import ResultInputs, Results
 from koalapy.daemon.forecast.forecasts import Forecasts
 from koalapy.daemon.forecast.sharing import Sharing
 from koalapy.daemon.forecast.track_record import TrackRecord
@@ -47,7 +46,7 @@ from koalapy.daemon.jobs.record import Record
 from koalapy.daemon.network.links import LinkTable
 from koalapy.daemon.network.network import Network
 from koalapy.daemon.observability.audit import Audit
-from koalapy.daemon.observability.samples import Samples
+from koalapy.daemon.observability.figures import Samples
 from koalapy.dashboard.app import build_dashboard
 from koalapy.dashboard.login import LoginServices
 from koalapy.model.advice import Run, Size
@@ -59,10 +58,10 @@ from koalapy.model.job_spec import JobSpec
 from koalapy.model.limits import Limits
 from koalapy.model.measurement import MeasurementSettings
 from koalapy.model.users import Accounts
-from koalapy.policies.installed import load_policies as installed
 from koalapy.policies.registry import builtin_policies
+from koalapy.policies.registry import load_policies as installed
 from koalapy.ports import ClusterRecord
-from koalapy.record.beginning import Beginning, KnownCluster, People
+from koalapy.record.format import Beginning, KnownCluster, People
 from koalapy.record.settings import Recording
 from koalapy.scheduler.advisor.experience import Experience
 from koalapy.scheduler.clusters import ClusterStatus

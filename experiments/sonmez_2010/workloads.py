@@ -8,8 +8,7 @@ from experiments.experiment import Value
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import ComponentRequest, FlexibleRequest, NonFixedRequest
 from koalapy.scheduler.rules import QueueMode, Rules
-from koalapy.simulation.jobs import PlannedJob
-from koalapy.simulation.outcome import JobOutcome, Outcome, mean_of_jobs
+from koalapy.simulation.jobs import JobOutcome, Outcome, PlannedJob, mean_of_jobs
 
 HOUR = 3600.0
 DAY = 24 * HOUR

@@ -21,8 +21,7 @@ from koalapy.api.routes import api_router
 from koalapy.daemon.auth.pace import AgentAttempts
 from koalapy.daemon.files.bundles import Bundles
 from koalapy.daemon.files.files import Files
-from koalapy.daemon.files.result_inputs import ResultInputs
-from koalapy.daemon.files.results import Results
+from koalapy.daemon.files.results import ResultInputs, Results
 from koalapy.daemon.observability.audit import describe_request
 from koalapy.model.errors import NotFoundError, ProblemCode
 from koalapy.model.replica import Replica

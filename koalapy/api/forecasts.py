@@ -28,7 +28,7 @@ from koalapy.model.job_spec import MAX_DURATION, JobSpec
 from koalapy.model.placement import PlacedComponent, Placement
 from koalapy.model.prediction import Coverage
 from koalapy.model.request import MAX_NAME_LENGTH
-from koalapy.policies.log_normal import LogNormal
+from koalapy.policies.knowledge import LogNormal
 from koalapy.policies.registry import DEFAULTS
 from koalapy.simulation.twin import HORIZON, Change, Expected, Forecast, Interval
 

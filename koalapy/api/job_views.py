@@ -11,8 +11,8 @@ from pydantic import BeforeValidator, ConfigDict, Field
 
 from koalapy.api.derived import body_model, view_model
 from koalapy.api.fields import Output, Timestamp
-from koalapy.daemon.jobs.dependencies import RelatedJob, RelatedJobs
 from koalapy.daemon.jobs.job_records import JobRecord
+from koalapy.daemon.jobs.submissions import RelatedJob, RelatedJobs
 from koalapy.model.application import summarize_job
 from koalapy.model.array import ArrayTasks
 from koalapy.model.dependency import format_clause

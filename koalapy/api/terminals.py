@@ -19,8 +19,7 @@ from koalapy.api import fields
 from koalapy.api.access import Caller, Id
 from koalapy.api.fields import Input
 from koalapy.api.middleware import client_address
-from koalapy.daemon.agents.streams import Stream, StreamRequest, Streams, StreamViolation
-from koalapy.daemon.jobs.attendance import Attendance
+from koalapy.daemon.agents.streams import Attendance, Stream, StreamRequest, Streams, StreamViolation
 from koalapy.daemon.jobs.jobs import MAX_LINE_NUMBER, Jobs
 from koalapy.daemon.observability.audit import Audit
 from koalapy.model.errors import ConflictError, ForbiddenError, KoalaError, ProblemCode

@@ -14,7 +14,7 @@ from koalapy.config.settings import Settings
 from koalapy.daemon.agents.agent_messages import RecordRejectedRunner
 from koalapy.daemon.auth.identities import LAST_USE_INTERVAL, Identities, Verifier
 from koalapy.daemon.auth.login import LoginRules, Logins
-from koalapy.daemon.auth.provider_login import ProviderLogins
+from koalapy.daemon.auth.oidc import ProviderLogins
 from koalapy.daemon.engine.duties import Duty
 from koalapy.daemon.jobs.retention import HOUSEKEEPING_INTERVAL
 from koalapy.daemon.listener.certificate import Certificate

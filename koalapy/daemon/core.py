@@ -25,7 +25,7 @@ from koalapy.model.replica import Catalogue
 from koalapy.model.request import ClusterName
 from koalapy.policies.registry import Registry
 from koalapy.ports import ClusterRecord, Saved
-from koalapy.record.beginning import Beginning, KnownCluster, People
+from koalapy.record.format import Beginning, KnownCluster, People
 from koalapy.record.recorder import RecordedScheduler
 from koalapy.scheduler.grid import GridStatus
 from koalapy.scheduler.owner_use import HOURS

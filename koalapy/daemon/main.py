@@ -25,8 +25,7 @@ from koalapy.daemon.observability.audit import Audit
 from koalapy.daemon.observability.spans import traced_jobs
 from koalapy.daemon.services import build_duties, build_services
 from koalapy.daemon.web_server import ServerOptions, bind_listener, build_application, load_certificate, trust_proxies
-from koalapy.policies.installed import load_policies
-from koalapy.policies.registry import Registry
+from koalapy.policies.registry import Registry, load_policies
 from koalapy.system.files import FOR_OTHERS, make_private_directory
 from koalapy.system.local_token import TOKEN_FILE
 from koalapy.system.process import drop_own_variables, raise_file_limit

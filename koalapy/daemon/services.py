@@ -10,7 +10,7 @@ from koalapy.daemon.access import make_rejected_runner_recorder, make_traffic_re
 from koalapy.daemon.agents.agent_messages import AgentMessages, TransferFeedback
 from koalapy.daemon.agents.hub import Hub, Terms
 from koalapy.daemon.agents.questions import NodeLists, Questions
-from koalapy.daemon.agents.streams import Streams
+from koalapy.daemon.agents.streams import CHECK_INTERVAL, Attendance, Streams
 from koalapy.daemon.agents.wire import is_replica_needed
 from koalapy.daemon.alerts.alerts import LOOK_INTERVAL as ALERTS_INTERVAL
 from koalapy.daemon.alerts.alerts import Alerts, Check, build_alerts
@@ -23,13 +23,11 @@ from koalapy.daemon.core import Core
 from koalapy.daemon.engine.duties import Duty
 from koalapy.daemon.files.bundles import Bundles
 from koalapy.daemon.files.files import Files
-from koalapy.daemon.files.result_inputs import ResultInputs
-from koalapy.daemon.files.results import Results
+from koalapy.daemon.files.results import ResultInputs, Results
 from koalapy.daemon.forecast.forecasts import Forecasts
 from koalapy.daemon.forecast.sharing import Sharing
 from koalapy.daemon.forecast.track_record import COUNT_INTERVAL, TrackRecord
 from koalapy.daemon.jobs.advisor import Advisor
-from koalapy.daemon.jobs.attendance import CHECK_INTERVAL, Attendance
 from koalapy.daemon.jobs.history import History
 from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.daemon.jobs.output import Outputs
@@ -39,13 +37,13 @@ from koalapy.daemon.jobs.retention import HOUSEKEEPING_INTERVAL, Housekeeping, R
 from koalapy.daemon.listener.certificate import LOOK_INTERVAL, Certificate
 from koalapy.daemon.network.network import DUE_CHECK_INTERVAL, Network
 from koalapy.daemon.observability.audit import MERGE_INTERVAL, Audit
+from koalapy.daemon.observability.figures import Samples
 from koalapy.daemon.observability.instruments import HUB_INTERVAL, SIZE_INTERVAL
-from koalapy.daemon.observability.samples import Samples
 from koalapy.model.history import SAMPLE_INTERVAL_S
 from koalapy.model.identity import Identity
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import ClusterName
-from koalapy.policies.installed import load_policies as installed
+from koalapy.policies.registry import load_policies as installed
 from koalapy.store.engine import file_of
 from koalapy.validation.permissions import SubmissionRules
 

@@ -11,7 +11,7 @@ from koalapy.api.guard import LOGIN_PATH, TokenAuthenticator, login_cookie, read
 from koalapy.api.middleware import client_address
 from koalapy.daemon.auth.identities import Identities
 from koalapy.daemon.auth.login import LoginCodes
-from koalapy.daemon.auth.provider_login import ProviderLogins
+from koalapy.daemon.auth.oidc import ProviderLogins
 from koalapy.daemon.observability.audit import describe_request, identify_request
 from koalapy.dashboard.dashboard import Dashboard, SentForm, read_form
 from koalapy.model.errors import SiteUnavailable, TokenRejected

@@ -18,7 +18,7 @@ from koalapy.policies.alternatives import (
 )
 from koalapy.policies.fixed import Fixed
 from koalapy.policies.knowledge import HOPELESS, PAYS_UP_TO, SURE, Knowledge
-from koalapy.policies.reasons import idle_that_suffices, nothing_usable, reason_for, with_idle
+from koalapy.policies.policy import idle_that_suffices, nothing_usable, reason_for, with_idle
 
 FIXED = Fixed()
 ROUNDING = 1e-9

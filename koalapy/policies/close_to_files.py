@@ -19,8 +19,14 @@ from koalapy.model.request import (
 from koalapy.model.transfer import NONE, Transfer, estimate_transfer
 from koalapy.model.wording import MAX_LISTED, format_idle, format_list, format_nodes
 from koalapy.policies.fixed import Fixed
-from koalapy.policies.policy import does_not_serve
-from koalapy.policies.reasons import idle_nodes, idle_that_suffices, nothing_usable, reason_for, with_idle
+from koalapy.policies.policy import (
+    does_not_serve,
+    idle_nodes,
+    idle_that_suffices,
+    nothing_usable,
+    reason_for,
+    with_idle,
+)
 
 Reach = Sequence[Sequence[tuple[ClusterName, Transfer]]]
 """Usable clusters that can get a list of files, grouped by transfer time, the shortest time first."""

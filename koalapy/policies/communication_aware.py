@@ -11,8 +11,7 @@ from koalapy.model.request import FlexibleRequest, Request, RequestType
 from koalapy.model.wording import MAX_LISTED, format_list, format_nodes, suggest_names
 from koalapy.policies.flexible import placement_of, refusal_reason, unmet_need, whole_on_first
 from koalapy.policies.network import Network, Weighing, find_combination, near_sets, network_of
-from koalapy.policies.policy import does_not_serve
-from koalapy.policies.reasons import idle_nodes, idle_that_suffices, reason_for, with_idle
+from koalapy.policies.policy import does_not_serve, idle_nodes, idle_that_suffices, reason_for, with_idle
 from koalapy.policies.splitting import Filled, can_hold, explain_options, fill_in_turn, most_components, place_options
 
 OPTIONS = ("metric", "group_latency")

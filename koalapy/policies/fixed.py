@@ -6,8 +6,7 @@ from koalapy.model.cluster import ClusterState, GridView
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal
 from koalapy.model.request import ClusterName, FixedRequest, Request, RequestType
 from koalapy.model.wording import format_idle, format_list, format_nodes
-from koalapy.policies.policy import does_not_serve
-from koalapy.policies.reasons import not_usable, reason_for
+from koalapy.policies.policy import does_not_serve, not_usable, reason_for
 
 
 class Fixed:

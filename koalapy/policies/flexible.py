@@ -10,8 +10,7 @@ from koalapy.model.cluster import ClusterView, GridView
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal
 from koalapy.model.request import FlexibleRequest, Request, RequestType
 from koalapy.model.wording import MAX_LISTED, format_idle, format_list, format_nodes
-from koalapy.policies.policy import does_not_serve
-from koalapy.policies.reasons import idle_nodes, nothing_usable, reason_for
+from koalapy.policies.policy import does_not_serve, idle_nodes, nothing_usable, reason_for
 from koalapy.policies.splitting import Filled, explain_options, fill_in_turn, most_components, place_options
 
 

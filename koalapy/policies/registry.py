@@ -1,6 +1,7 @@
 """A registry of placement policies by name."""
 
 from collections.abc import Callable, Sequence
+from importlib.metadata import entry_points
 from typing import TypeVar, cast, get_args
 
 from koalapy.model.errors import UsageError
@@ -179,3 +180,11 @@ def _find_problem(policy: object) -> str:
     if getattr(policy, "learns", False) and not callable(getattr(policy, "informed", None)):
         lacking.append("informed, though it learns")
     return f"it has no method {' and no method '.join(lacking)}" if lacking else ""
+
+
+def load_policies() -> Registry:
+    """Return a registry of the built-in policies and the entry points of group ``koalapy.policies``."""
+    registry = builtin_policies()
+    for point in entry_points(group="koalapy.policies"):
+        registry.register(point.load()())
+    return registry

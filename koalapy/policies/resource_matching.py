@@ -9,10 +9,8 @@ from koalapy.model.request import FlexibleRequest, Request, RequestType
 from koalapy.model.wording import format_bytes, format_list, format_nodes, suggest_names
 from koalapy.policies.flexible import refusal_reason, unmet_need
 from koalapy.policies.knowledge import Knowledge
-from koalapy.policies.matching.exact import Mode, find_matching, has_matching, most_admitted
-from koalapy.policies.matching.problem import Kind, Matching, Problem, Site
-from koalapy.policies.policy import does_not_serve
-from koalapy.policies.reasons import idle_that_suffices, reason_for, with_idle
+from koalapy.policies.matching import Kind, Matching, Mode, Problem, Site, find_matching, has_matching, most_admitted
+from koalapy.policies.policy import does_not_serve, idle_that_suffices, reason_for, with_idle
 from koalapy.policies.splitting import fill_in_turn
 
 OPTIONS = ("mode",)

@@ -8,8 +8,7 @@ from koalapy.model.errors import UsageError
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal, RefusalKind
 from koalapy.model.request import FixedRequest, FlexibleRequest, Request, RequestType
 from koalapy.model.wording import format_nodes
-from koalapy.policies.policy import does_not_serve
-from koalapy.policies.reasons import idle_nodes, nothing_usable, reason_for
+from koalapy.policies.policy import does_not_serve, idle_nodes, nothing_usable, reason_for
 
 SERVES: frozenset[RequestType] = frozenset({"nonfixed", "flexible"})
 

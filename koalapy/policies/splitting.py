@@ -8,7 +8,7 @@ from koalapy.model.cluster import ClusterView, GridView
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal, RefusalKind
 from koalapy.model.request import FlexibleRequest
 from koalapy.model.wording import format_list
-from koalapy.policies.reasons import idle_nodes, nothing_usable, reason_for
+from koalapy.policies.policy import idle_nodes, nothing_usable, reason_for
 from koalapy.policies.worst_fit import Unplaced, fit_in_turn, sufficient_idle, summary_of
 
 Filled = list[tuple[ClusterView, int]]

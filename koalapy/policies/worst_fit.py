@@ -9,8 +9,7 @@ from koalapy.model.cluster import ClusterState, ClusterView, GridView
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal, RefusalKind
 from koalapy.model.request import ClusterName, NonFixedRequest, Request, RequestType
 from koalapy.model.wording import MAX_LISTED, format_list, format_nodes
-from koalapy.policies.policy import does_not_serve
-from koalapy.policies.reasons import nothing_usable, reason_for, unusable_clusters
+from koalapy.policies.policy import does_not_serve, nothing_usable, reason_for, unusable_clusters
 
 Heap = list[tuple[int, ClusterName]]
 """Heap of (negative number of idle nodes left, cluster), so that the first entry has the most idle nodes."""

@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 from koalapy.model.errors import KoalaError
 from koalapy.model.job import Nonce
 from koalapy.policies.registry import Registry
-from koalapy.record.beginning import Beginning
-from koalapy.record.step import Done, Step
+from koalapy.record.format import Beginning, Done, Step
 from koalapy.scheduler.effects import Effects
 from koalapy.scheduler.events import Event
 from koalapy.scheduler.queries import Queries

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from koalapy.model.job import ComponentState, Job, JobState
 from koalapy.model.request import ClusterName
 from koalapy.policies.registry import Registry
-from koalapy.record.beginning import Beginning, KnownCluster, People
+from koalapy.record.format import Beginning, KnownCluster, People
 from koalapy.scheduler.queries import Queries
 from koalapy.scheduler.scheduler import Scheduler
 from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from koalapy.model.history import EndedJob
 from koalapy.model.request import ClusterName
 from koalapy.policies.registry import Registry
-from koalapy.record.lines import beginning_from_json, beginning_to_json, job_from_json, job_to_json
+from koalapy.record.format import beginning_from_json, beginning_to_json, job_from_json, job_to_json
 from koalapy.simulation import sharing, twin
 from koalapy.simulation.moment import Moment, NodesNow
 from koalapy.simulation.sharing import SharingQuestion, SharingReport

@@ -11,8 +11,7 @@ from koalapy.model.wording import format_list, format_nodes
 from koalapy.policies.constraints import cap_components, speed_sets
 from koalapy.policies.registry import DEFAULTS, Registry
 from koalapy.policies.worst_fit import fits_by_worst_fit
-from koalapy.validation.limits import ClusterLimits, Limits
-from koalapy.validation.site import able_clusters
+from koalapy.validation.limits import ClusterLimits, Limits, able_clusters
 
 Totals = Mapping[ClusterName, int | None]
 """Sizes of clusters, by cluster; None while unknown."""

@@ -6,27 +6,39 @@ reported. ``inputs`` resolves the inputs by the replica catalogue, after ``check
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import MISSING, fields, is_dataclass, replace
 from functools import cache
+from operator import attrgetter
 from typing import Any
 
 from koalapy.model.errors import reject
 from koalapy.model.job_spec import JobSpec
+from koalapy.model.profile import find_folder_placeholders
 from koalapy.policies.registry import DEFAULTS
 from koalapy.validation.fitting import check_combination, check_fits, check_fits_together
-from koalapy.validation.limits import Limits
-from koalapy.validation.nodes import check_node_names, check_nodes
+from koalapy.validation.limits import (
+    Limits,
+    check_accounts,
+    check_clusters_share,
+    check_folders,
+    check_home_site,
+    check_node_names,
+    check_nodes,
+)
 from koalapy.validation.request import (
+    bytes_of,
     check_array,
+    check_command,
     check_components,
+    check_counts,
     check_fields,
     check_flexible,
     check_program,
     check_size,
     check_warning,
+    measure_fields,
 )
-from koalapy.validation.site import check_accounts, check_clusters_share, check_folders, check_home_site
 
 
 def check_policy(spec: JobSpec, limits: Limits) -> None:
@@ -119,3 +131,53 @@ def _field_defaults(kind: type[Any]) -> tuple[tuple[str, object], ...]:
         return ()
     always = {"command"} if kind is JobSpec else set()
     return tuple((field.name, MISSING if field.name in always else field.default) for field in fields(kind))
+
+
+VARYING = ("command", "name")
+"""Fields that only ``check_size`` and ``check_program`` read, apart from the folders that a command needs."""
+MAX_KINDS, MAX_KIND_BYTES = 256, 16 * 1024
+"""Maximum number of accepted kinds of submissions that are kept, and bytes of one."""
+_KIND = attrgetter(*(field.name for field in fields(JobSpec) if field.name not in VARYING))
+
+
+class SubmissionChecks:
+    """Checks of submissions, which keep the accepted kinds: the values of all fields that do not vary.
+
+    A submission of an accepted kind, such as a job of a sweep, is checked in part: the other checks have one outcome.
+    """
+
+    def __init__(self) -> None:
+        self._limits: Limits | None = None
+        self._accepted: dict[Hashable, int] = {}
+        """The accepted kinds under ``_limits``, with the bytes of their fields."""
+
+    def check(self, spec: JobSpec, limits: Limits) -> None:
+        """Raise ``UsageError`` for the first violation, as ``check_submission`` does.
+
+        ``limits`` must be another object whenever the grid has changed for a policy, even if it is equal.
+        """
+        if limits is not self._limits:
+            self._limits = limits
+            self._accepted.clear()
+        kind = _KIND(spec), bool(spec.command), find_folder_placeholders(spec.command)
+        size = self._accepted.get(kind)
+        if size is None or self._is_too_large(spec, size, limits):
+            check_submission(spec, limits)
+            self._keep_kind(kind, spec, limits)
+            return
+        check_counts(spec, limits)
+        check_command("command", spec.command)
+
+    def _is_too_large(self, spec: JobSpec, size: int, limits: Limits) -> bool:
+        """Return whether a submission has too many bytes. ``size``: those of its fields that do not vary."""
+        return limits.max_bytes is not None and size + bytes_of(spec.command) + bytes_of(spec.name) > limits.max_bytes
+
+    def _keep_kind(self, kind: Hashable, spec: JobSpec, limits: Limits) -> None:
+        """Keep the kind of an accepted submission, unless it is large or its policy has an answer for each job."""
+        policy = limits.policies.capabilities(spec.policy or DEFAULTS[spec.request.type])
+        size = sum(bytes for name, bytes in measure_fields(spec).items() if name not in VARYING)
+        if policy.learns or policy.looks_ahead or size > MAX_KIND_BYTES:
+            return
+        if len(self._accepted) >= MAX_KINDS:
+            self._accepted.clear()
+        self._accepted[kind] = size

@@ -8,8 +8,7 @@ from datetime import UTC, datetime
 from uuid import uuid4
 
 from koalapy.workload import measures
-from koalapy.workload.background import BackgroundLoad
-from koalapy.workload.daemon import Away, Busy, Daemon, Json, Refused
+from koalapy.workload.background import Away, BackgroundLoad, Busy, Daemon, Json, Refused
 from koalapy.workload.measures import Samples
 from koalapy.workload.plan import Workload
 

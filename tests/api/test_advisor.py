@@ -8,8 +8,7 @@ import pytest
 from koalapy.api.forecasts import AdvisorRecord, AdvisorView, advisor_router
 from koalapy.daemon.jobs.advisor import Verdict, verdict_on
 from koalapy.model.advice import AdvisedPlacement, Option, Run, Size
-from koalapy.policies.knowledge import Slowdowns
-from koalapy.policies.log_normal import LogNormal
+from koalapy.policies.knowledge import LogNormal, Slowdowns
 from tests.cli.memory_advisor import MemoryAdvisor
 from tests.identities import administrators
 from tests.serving import TOKEN, URL, Open, bare_application

@@ -22,8 +22,8 @@ from koalapy.daemon.jobs.history import History
 from koalapy.daemon.listener.connections import OWN_FILES, Connections
 from koalapy.dashboard.dashboard import PageCache
 from koalapy.model.errors import BusyError
-from koalapy.policies.installed import load_policies
-from koalapy.record.beginning import People
+from koalapy.policies.registry import load_policies
+from koalapy.record.format import People
 from tests.daemon.test_forecasts import Clock, queries_at
 from tests.memory_stores import memory_stores
 

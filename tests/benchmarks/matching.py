@@ -6,8 +6,7 @@ from statistics import median
 from time import process_time
 
 from experiments.matching_by_highs import match_by_highs
-from koalapy.policies.matching.exact import find_matching
-from koalapy.policies.matching.problem import Kind, Matching, Problem, Site
+from koalapy.policies.matching import Kind, Matching, Problem, Site, find_matching
 
 GRIDS = ((16, 8), (100, 100))
 """Number of clusters, and of nodes of each."""

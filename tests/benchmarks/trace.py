@@ -13,8 +13,7 @@ from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import ComponentRequest, NonFixedRequest
 from koalapy.scheduler.rules import Rules
 from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
-from koalapy.simulation.jobs import PlannedJob
-from koalapy.simulation.outcome import Outcome
+from koalapy.simulation.jobs import Outcome, PlannedJob
 from koalapy.simulation.simulation import Simulation
 
 TRACE = "SDSC-SP2-1998-huang56490"

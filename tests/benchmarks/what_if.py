@@ -6,7 +6,7 @@ from time import monotonic
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import ComponentRequest, FlexibleRequest, NonFixedRequest
 from koalapy.policies.registry import builtin_policies
-from koalapy.record.beginning import People
+from koalapy.record.format import People
 from koalapy.scheduler.rules import Rules
 from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
 from koalapy.simulation.jobs import PlannedJob

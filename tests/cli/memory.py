@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from koalapy.daemon.alerts.health import HealthReport
 from koalapy.daemon.forecast.forecasts import IfSubmitted
-from koalapy.daemon.jobs.dependencies import RelatedJobs
 from koalapy.daemon.jobs.job_records import ActionResult, JobChange, JobRecord, Metrics
+from koalapy.daemon.jobs.submissions import RelatedJobs
 from koalapy.model.array import TaskIndices
 from koalapy.model.cluster import Drain, check_cluster
 from koalapy.model.dependency import Clause

@@ -3,8 +3,8 @@
 from types import SimpleNamespace
 from typing import Any, cast
 
+from koalapy.daemon.agents.streams import Attendance
 from koalapy.daemon.engine.engine import Engine, WorkItem
-from koalapy.daemon.jobs.attendance import Attendance
 from koalapy.model.job import Job, JobState
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import FlexibleRequest

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from koalapy.daemon.jobs.dependencies import Dependencies
+from koalapy.daemon.jobs.submissions import Dependencies
 from koalapy.model.dependency import MAX_BATCH_DEPENDENCIES, MAX_DEPENDENCIES, Clause, Dependency, EndCondition
 from koalapy.model.errors import UsageError
 from koalapy.model.identity import Identity, Role

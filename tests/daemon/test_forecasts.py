@@ -11,9 +11,9 @@ from koalapy.model.errors import BusyError, NotFoundError, UsageError
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.prediction import Prediction, PredictionSource
 from koalapy.model.request import FlexibleRequest
-from koalapy.policies.installed import load_policies
+from koalapy.policies.registry import load_policies
 from koalapy.ports import Batch
-from koalapy.record.beginning import People
+from koalapy.record.format import People
 from koalapy.scheduler.queries import Queries
 from koalapy.simulation.simulation import Simulation
 from koalapy.simulation.twin import Answer, Change, Question, answer_what_if, forecast_jobs

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import pytest
 
-from koalapy.daemon.jobs.idempotency import IdempotencyKeys
+from koalapy.daemon.jobs.submissions import IdempotencyKeys
 from koalapy.model.errors import StoreUnavailable
 from koalapy.ports import Submitted
 from tests import signals

@@ -14,10 +14,9 @@ from koalapy.daemon.jobs.record import Record
 from koalapy.model.alert import AlertKind
 from koalapy.model.disk import Disk, DiskLimits
 from koalapy.policies.registry import builtin_policies
-from koalapy.record.beginning import Beginning, KnownCluster
+from koalapy.record.format import Beginning, KnownCluster, Step
 from koalapy.record.replay import History, replay
 from koalapy.record.settings import Recording
-from koalapy.record.step import Step
 from koalapy.scheduler.events import PeriodicScan
 from koalapy.scheduler.rules import Rules
 

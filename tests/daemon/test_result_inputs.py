@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from koalapy.daemon.files import result_inputs
-from koalapy.daemon.files.result_inputs import ResultInputs, _find_entries
-from koalapy.daemon.files.results import Results
+from koalapy.daemon.files import results
+from koalapy.daemon.files.results import ResultInputs, Results, _find_entries
 from koalapy.daemon.jobs.quota import StorageLimits
 from koalapy.model.array import TaskIndices
 from koalapy.model.dependency import ResultInput, parse_result_input
@@ -134,7 +133,7 @@ async def test_archives_are_searched_once_for_many_inputs(world: World, monkeypa
         searched.append(path)
         return _find_entries(path)
 
-    monkeypatch.setattr(result_inputs, "_find_entries", find_entries)
+    monkeypatch.setattr(results, "_find_entries", find_entries)
     await world.resolve(*(f"1.{number % 2}:out:as=out{number}" for number in range(20)))
     assert len(searched) == len(set(searched)) == 2
 

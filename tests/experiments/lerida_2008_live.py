@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from koalapy.policies.matching.problem import Kind, Matching, Problem, Share, Site
+from koalapy.policies.matching import Kind, Matching, Problem, Share, Site
 from koalapy.workload.tables import markdown_table
 
 PAGE = Path(__file__).parents[2] / "experiments" / "published" / "live" / "lerida-2008-fig-9.md"

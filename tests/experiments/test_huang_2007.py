@@ -18,7 +18,7 @@ from experiments.huang_2007_orders import Figure2, Figure2Whole, Figure3
 from experiments.huang_2007_plain import mean_response
 from experiments.traces import Traces, default_folder
 from koalapy.model.users import SharingMode
-from koalapy.simulation.outcome import Outcome
+from koalapy.simulation.jobs import Outcome
 from koalapy.workload.swf import TraceJob
 from tests.experiments.traces import a_trace, swf_line
 

@@ -11,7 +11,7 @@ from experiments.traces import Traces
 from koalapy.model.placement import Placement
 from koalapy.model.request import FlexibleRequest
 from koalapy.policies.knowledge import Knowledge
-from koalapy.policies.matching.exact import Mode, find_matching
+from koalapy.policies.matching import Mode, find_matching
 from koalapy.policies.resource_matching import ResourceMatching
 
 SEEDS = 6

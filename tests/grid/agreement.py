@@ -16,9 +16,8 @@ from koalapy.model.job import ComponentState, Job, JobId, Token, TokenParts, par
 from koalapy.model.job_spec import Priority
 from koalapy.model.reports import ClusterReport, ComponentStatus
 from koalapy.model.request import ClusterName
-from koalapy.record.beginning import Beginning
-from koalapy.record.reading import RecordFile
-from koalapy.record.step import Step
+from koalapy.record.format import Beginning, Step
+from koalapy.record.replay import RecordFile
 from koalapy.scheduler.events import JobSubmitted, Reported
 from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
 from koalapy.simulation.jobs import PlannedJob

@@ -19,12 +19,12 @@ from koalapy.policies.knowledge import (
     SURE,
     Capacity,
     Knowledge,
+    LogNormal,
     Release,
     RunTimes,
     Slowdowns,
     assume_slowdown,
 )
-from koalapy.policies.log_normal import LogNormal
 from koalapy.policies.registry import builtin_policies
 from koalapy.scheduler.queue.policy_calls import call_policy
 from tests.policies.grids import (

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.matching_by_highs import match_by_highs
-from koalapy.policies.matching.exact import Mode, find_matching
-from koalapy.policies.matching.problem import Kind, Matching, Problem, Share, Site
+from koalapy.policies.matching import Kind, Matching, Mode, Problem, Share, Site, find_matching
 
 OPTIMAL, NON_SATURATED, FIRST = Mode
 

@@ -14,7 +14,7 @@ from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, NonFixedRequest, Request
 from koalapy.model.users import Accounts
 from koalapy.policies.communication_aware import OPTIONS
-from koalapy.policies.matching.exact import Mode
+from koalapy.policies.matching import Mode
 from koalapy.policies.registry import DEFAULTS, builtin_policies
 from koalapy.scheduler.queue.eligibility import Eligibility
 from koalapy.scheduler.queue.policy_calls import PolicyCalls

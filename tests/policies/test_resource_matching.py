@@ -11,10 +11,8 @@ from koalapy.model.cluster import ClusterState, ClusterView, GridView, NodeClass
 from koalapy.model.errors import UsageError
 from koalapy.model.placement import Placement
 from koalapy.model.request import FlexibleRequest
-from koalapy.policies.knowledge import Knowledge, Slowdowns, assume_slowdown, ccr_of
-from koalapy.policies.log_normal import LogNormal
-from koalapy.policies.matching.exact import Mode, find_matching, has_matching
-from koalapy.policies.matching.problem import Problem, Share
+from koalapy.policies.knowledge import Knowledge, LogNormal, Slowdowns, assume_slowdown, ccr_of
+from koalapy.policies.matching import Mode, Problem, Share, find_matching, has_matching
 from koalapy.policies.registry import builtin_policies
 from koalapy.policies.resource_matching import ResourceMatching
 from tests.policies.grids import explained, grid, grids, nonfixed, sites, summary, with_speeds, with_state

@@ -8,7 +8,7 @@ from typing import Any
 
 from koalapy import __version__
 from koalapy.model.request import Request
-from koalapy.record.lines import FORMAT, encode_line
+from koalapy.record.format import FORMAT, encode_line
 from koalapy.scheduler.rules import Rules
 from tests.record.recorded_world import Life, RecordedWorld
 from tests.scheduler.requests import fixed, flexible, nonfixed

@@ -5,10 +5,8 @@ from typing import Any, cast
 
 from koalapy.model.job import Job
 from koalapy.model.users import User
-from koalapy.record.beginning import Beginning, KnownCluster, People
-from koalapy.record.lines import beginning_to_json, encode_line, step_to_json
+from koalapy.record.format import Beginning, KnownCluster, People, Step, beginning_to_json, encode_line, step_to_json
 from koalapy.record.recorder import RecordedScheduler
-from koalapy.record.step import Step
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.scheduler import Scheduler
 from tests.scheduler.world import World

@@ -15,9 +15,8 @@ from koalapy.model.job import Job
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import FlexibleRequest
 from koalapy.policies.registry import Registry, builtin_policies
-from koalapy.record.lines import FOR_PEOPLE, job_to_json
-from koalapy.record.reading import RecordFile
-from koalapy.record.replay import History, replay
+from koalapy.record.format import FOR_PEOPLE, job_to_json
+from koalapy.record.replay import History, RecordFile, replay
 from tests.record.days import export_lines, record_day, write_export
 
 DAY = record_day(jobs=6)

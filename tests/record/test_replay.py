@@ -9,11 +9,9 @@ from hypothesis import Phase, settings
 
 from koalapy.model.errors import NotFoundError
 from koalapy.policies.registry import builtin_policies
-from koalapy.record.beginning import Beginning
-from koalapy.record.lines import beginning_from_json, step_from_json
+from koalapy.record.format import Beginning, Step, beginning_from_json, step_from_json
 from koalapy.record.recorder import RecordedScheduler
 from koalapy.record.replay import Divergence, Replay
-from koalapy.record.step import Step
 from koalapy.scheduler.events import JobHeld, PeriodicScan
 from koalapy.scheduler.rules import Rules
 from tests.record.recorded_world import Life, RecordedWorld

@@ -18,10 +18,8 @@ from koalapy.model.request import ComponentRequest, FixedRequest, NonFixedReques
 from koalapy.model.users import Accounts
 from koalapy.policies.registry import builtin_policies
 from koalapy.policies.worst_fit import WorstFit
-from koalapy.scheduler.queue.component_group import single_components
-from koalapy.scheduler.queue.component_search import ComponentSearch
 from koalapy.scheduler.queue.eligibility import Demands, Eligibility
-from koalapy.scheduler.queue.node_matching import NodeMatching
+from koalapy.scheduler.queue.node_matching import ComponentSearch, NodeMatching, single_components
 from koalapy.validation.submission import check_submission
 from tests.scheduler.requests import nonfixed
 from tests.scheduler.test_node_requirements import NodesWorld

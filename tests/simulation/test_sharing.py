@@ -16,8 +16,7 @@ from koalapy.model.request import FlexibleRequest
 from koalapy.model.users import SharingMode
 from koalapy.scheduler.rules import Rules
 from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
-from koalapy.simulation.jobs import PlannedJob
-from koalapy.simulation.outcome import JobOutcome
+from koalapy.simulation.jobs import JobOutcome, PlannedJob
 from koalapy.simulation.sharing import (
     ExclusionReason,
     HomeJob,

@@ -23,8 +23,7 @@ from koalapy.scheduler.effects import Effects
 from koalapy.scheduler.events import JobSubmitted
 from koalapy.scheduler.rules import Rules
 from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
-from koalapy.simulation.jobs import LocalUser, PlannedJob
-from koalapy.simulation.outcome import JobOutcome, Outcome
+from koalapy.simulation.jobs import JobOutcome, LocalUser, Outcome, PlannedJob
 from koalapy.simulation.simulation import Simulation
 from koalapy.simulation.site import Site
 

@@ -15,7 +15,7 @@ from koalapy.model.errors import NotFoundError, UsageError
 from koalapy.model.job import JobState, new_job
 from koalapy.model.job_spec import Launcher, Priority
 from koalapy.policies.registry import builtin_policies
-from koalapy.record.beginning import People
+from koalapy.record.format import People
 from koalapy.scheduler.effects import Effects
 from koalapy.scheduler.rules import Rules
 from koalapy.simulation import twin

@@ -12,8 +12,7 @@ from koalapy.model.job_spec import JobSpec, Launcher
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, NonFixedRequest
 from koalapy.validation.limits import ClusterLimits, Limits
-from koalapy.validation.repeated import MAX_KIND_BYTES, MAX_KINDS, SubmissionChecks
-from koalapy.validation.submission import check_submission
+from koalapy.validation.submission import MAX_KIND_BYTES, MAX_KINDS, SubmissionChecks, check_submission
 from tests.validation.submissions import GRID, POLICIES
 
 FLEXIBLE = FlexibleRequest(3)

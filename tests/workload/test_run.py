@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from koalapy.workload.daemon import Away, Busy, Json, Refused
+from koalapy.workload.background import Away, Busy, Json, Refused
 from koalapy.workload.plan import Arrival, Workload
 from koalapy.workload.run import Options, Progress, Run
 

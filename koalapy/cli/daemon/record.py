@@ -82,7 +82,7 @@ def replay_export(
 
     Needs no daemon and starts nothing.
     """
-    from koalapy.policies.installed import load_policies
+    from koalapy.policies.registry import load_policies
     from koalapy.record.replay import replay
 
     runs, lost = [], list[str]()

@@ -16,7 +16,7 @@ from koalapy.cli.workload.report import Plots, PlotsOption, make_folder, save_re
 from koalapy.client.answers import Json
 from koalapy.client.client import Client, in_path
 from koalapy.client.errors import CliError, Exit, printable
-from koalapy.workload.daemon import Away, Busy, Refused
+from koalapy.workload.background import Away, Busy, Refused
 from koalapy.workload.plan import parse_workload
 from koalapy.workload.recipe import form_for
 from koalapy.workload.run import Options, Progress, Run

@@ -1,5 +1,5 @@
 """The loop around the scheduler: collect events, step, write one transaction, then send commands.
 
 Start at ``engine.py``. Its ``Outbox`` has a command until the agent acknowledges it. ``duties.py`` runs periodic
-work by the monotonic clock, ``watchdog.py`` detects a loop that hangs, ``database.py`` runs queries in threads.
+work by the monotonic clock, ``database.py`` runs queries in threads.
 """

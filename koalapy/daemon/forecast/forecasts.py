@@ -15,7 +15,7 @@ from koalapy.model.job_spec import JobSpec
 from koalapy.model.prediction import PredictionSource
 from koalapy.model.wording import format_days
 from koalapy.policies.registry import Registry
-from koalapy.record.beginning import People
+from koalapy.record.format import People
 from koalapy.scheduler.explain.dry_run import DryRun
 from koalapy.scheduler.queries import Queries
 from koalapy.simulation.moment import moment_of

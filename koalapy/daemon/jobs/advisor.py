@@ -7,8 +7,7 @@ from koalapy.daemon.engine.database import query
 from koalapy.daemon.forecast.track_record import TrackRecord
 from koalapy.model.advice import AdvisedPlacement
 from koalapy.model.prediction import Coverage
-from koalapy.policies.knowledge import HOPELESS, PAYS_UP_TO, SURE, ClusterSet, Slowdowns
-from koalapy.policies.log_normal import LogNormal
+from koalapy.policies.knowledge import HOPELESS, PAYS_UP_TO, SURE, ClusterSet, LogNormal, Slowdowns
 from koalapy.ports import AdviceStore
 from koalapy.scheduler.advisor.experience import Experience, RunSummary
 

@@ -23,10 +23,8 @@ import structlog
 
 from koalapy import __version__
 from koalapy.model.disk import DiskLimits
-from koalapy.record.beginning import Beginning
-from koalapy.record.lines import FORMAT, beginning_to_json, encode_line, step_to_json
+from koalapy.record.format import FORMAT, Beginning, Step, beginning_to_json, encode_line, step_to_json
 from koalapy.record.settings import Recording
-from koalapy.record.step import Step
 from koalapy.system.files import measure_disks
 
 log = structlog.get_logger()

@@ -1,19 +1,24 @@
-"""Collect the daemon's present figures: jobs by state, nodes by use, and the state of clusters."""
+"""Collect the daemon's present figures (jobs, nodes, clusters), and samples of them for the charts."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from koalapy.daemon.alerts.alerts import Alerts
 from koalapy.daemon.alerts.health import Check, HealthMonitor
+from koalapy.daemon.engine.database import query, run_in_database
 from koalapy.daemon.engine.engine import Engine
 from koalapy.model.alert import AlertKind, Severity
 from koalapy.model.cluster import ClusterState
 from koalapy.model.disk import Disk
+from koalapy.model.errors import StoreUnavailable
+from koalapy.model.history import Sample
 from koalapy.model.job import Job, JobState
 from koalapy.model.job_spec import Priority
 from koalapy.model.reports import LrmCalls, LrmOperation, Versions
 from koalapy.model.request import ClusterName
+from koalapy.ports import SampleStore
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.system.event_loop import iterate_in_slices
 
@@ -157,3 +162,65 @@ def _cluster_figures(cluster: ClusterStatus, engine: Engine, now: float) -> Clus
         versions=cluster.versions,
         calls=[calls for calls in cluster.calls if calls.operation in OPERATIONS],
     )
+
+
+SHOWN_S = 6 * 3600.0
+"""The period of the charts."""
+_BEFORE_START = (None, JobState.QUEUED, JobState.PLACED, JobState.CLAIMING, JobState.STARTING)
+
+
+class Samples:
+    """Takes and returns samples; counts the starts and ends of users' jobs between two samples."""
+
+    def __init__(self, engine: Engine, store: SampleStore, clock: Callable[[], float]) -> None:
+        self._engine, self._store, self._clock = engine, store, clock
+        self._started = self._ended = 0
+        self._startup_s = 0.0
+        """Sum of the start-up times of the started jobs."""
+        engine.subscribe(self._count_change)
+
+    def _count_change(self, job: Job, previous_state: JobState | None) -> None:
+        """Count a job that has started or ended."""
+        if job.spec.internal:
+            return
+        has_begun = job.state is JobState.RUNNING or job.state.is_final
+        if has_begun and previous_state in _BEFORE_START and job.attempt is not None and job.attempt.barrier_at:
+            self._started += 1
+            if job.started_at is not None and job.placed_at is not None:
+                self._startup_s += max(0.0, job.started_at - job.placed_at)
+        self._ended += job.state.is_final
+
+    def make_sample(self) -> Sample:
+        """Return the current use of the grid with the events since the last sample, and reset their counters."""
+        clusters, now = self._engine.queries.grid.clusters(), self._clock()
+        started, ended, startup = self._started, self._ended, self._startup_s
+        self._started = self._ended = 0
+        self._startup_s = 0.0
+        return Sample(
+            now,
+            ours=sum(cluster.used for cluster in clusters),
+            local=sum(cluster.background for cluster in clusters),
+            idle=sum(
+                max(0, cluster.total - cluster.used - cluster.background - cluster.down)
+                for cluster in clusters
+                if cluster.state is ClusterState.USABLE and cluster.known_at(now) == now
+            ),
+            queued=self._engine.stored_queued,
+            started=started,
+            ended=ended,
+            startup=startup / started if started else None,
+        )
+
+    async def take(self) -> None:
+        """Store a sample; lose it while the database is unavailable."""
+        sample = self.make_sample()
+        with suppress(StoreUnavailable):
+            await run_in_database(self._store.add_sample, sample)
+
+    async def read_recent(self) -> Sequence[Sample]:
+        """Return the stored samples of the last hours, oldest first; none while the database is unavailable."""
+        try:
+            samples: Sequence[Sample] = await query(self._store.samples, self._clock() - SHOWN_S)
+        except StoreUnavailable:
+            return ()
+        return samples

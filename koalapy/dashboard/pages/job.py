@@ -15,8 +15,8 @@ from koalapy.api import fields
 from koalapy.api.access import Caller, Id
 from koalapy.api.forecasts import ExplanationView
 from koalapy.api.job_views import AttemptView, JobView, TimelineView, attempt_view, view_for
-from koalapy.daemon.jobs.dependencies import RelatedJobs
 from koalapy.daemon.jobs.output import OutputTail
+from koalapy.daemon.jobs.submissions import RelatedJobs
 from koalapy.daemon.services import Services
 from koalapy.dashboard.dashboard import Dashboard
 from koalapy.dashboard.pages.timeline import expected_start

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from koalapy.api.access import Caller
 from koalapy.api.monitoring import DEFAULT_MARK_S, MAX_MARK_S, mark_alerts, unmark_alerts
-from koalapy.daemon.observability.samples import SHOWN_S
+from koalapy.daemon.observability.figures import SHOWN_S
 from koalapy.daemon.services import Services
 from koalapy.dashboard.attention import AlertGroup, group_alerts
 from koalapy.dashboard.charts import Slot, make_slots

@@ -11,8 +11,17 @@ from koalapy.model.application import application_of
 from koalapy.model.job import Job
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import ClusterName
-from koalapy.policies.knowledge import BETWEEN_APPLICATIONS, ClusterSet, RunTimes, Slowdowns, assume_slowdown
-from koalapy.policies.log_normal import LogNormal, combine_estimates, remove_estimate, spread_of
+from koalapy.policies.knowledge import (
+    BETWEEN_APPLICATIONS,
+    ClusterSet,
+    LogNormal,
+    RunTimes,
+    Slowdowns,
+    assume_slowdown,
+    combine_estimates,
+    remove_estimate,
+    spread_of,
+)
 from koalapy.scheduler.advisor.run_time_fit import MAX_DEVIATION, SINGLE_CLUSTER, Fit, RunSample, fit
 
 MAX_RETAINED_RUNS = 50

@@ -11,8 +11,7 @@ from math import erfc, exp, log, pi, sqrt
 from typing import NamedTuple
 
 from koalapy.model.advice import Size
-from koalapy.policies.knowledge import ClusterSet, Slowdowns
-from koalapy.policies.log_normal import LogNormal, combine_estimates, spread_of
+from koalapy.policies.knowledge import ClusterSet, LogNormal, Slowdowns, combine_estimates, spread_of
 
 SINGLE_CLUSTER: ClusterSet = ()
 """Key used in place of the set of clusters for runs on one cluster."""

@@ -18,8 +18,7 @@ from koalapy.model.users import NOWHERE
 from koalapy.model.wording import format_list, format_nodes
 from koalapy.policies.constraints import Constraints, cap_components, grid_parts, part_with
 from koalapy.policies.knowledge import Knowledge
-from koalapy.policies.policy import Policy
-from koalapy.policies.reasons import not_usable, reason_for
+from koalapy.policies.policy import Policy, not_usable, reason_for
 from koalapy.scheduler.advisor.knowledge import KnowledgeBuilder
 from koalapy.scheduler.queue.eligibility import Demands, Eligibility, Reasons, without_barred
 from koalapy.scheduler.queue.link_rules import linked_sets, streams_refusal

@@ -1,0 +1,313 @@
+"""Dependencies between submitted jobs, idempotency keys, and the submission of several jobs in one transaction."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
+
+from koalapy.daemon.engine.database import QUERY_TIMEOUT_S, query
+from koalapy.daemon.engine.engine import Engine, WorkItem
+from koalapy.daemon.observability.audit import describe_request
+from koalapy.model.dependency import MAX_BATCH_DEPENDENCIES, Clause, End, EndCondition, resolve_ends
+from koalapy.model.errors import ConflictError, KoalaError, ProblemCode, StoreUnavailable, naming_item, reject
+from koalapy.model.identity import Identity
+from koalapy.model.job import END_TEXTS, Job, JobId, JobState, new_job
+from koalapy.model.job_spec import JobSpec
+from koalapy.ports import Store, Submitted
+from koalapy.scheduler.events import Event, JobSubmitted
+from koalapy.scheduler.queries import Queries
+from koalapy.validation.permissions import may_see_all_of
+from koalapy.validation.request import with_all_indices
+from koalapy.validation.submission import hash_batch, hash_key
+
+if TYPE_CHECKING:
+    from koalapy.daemon.jobs.jobs import Jobs
+
+NO_JOB_HINT = "name a job that koala queue or koala history shows; jobs are removed some time after their end"
+FinalStates = dict[JobId, JobState]
+"""The final states of ended jobs, as stored."""
+
+
+class EndedMeanwhile(KoalaError):
+    """A job that a submission names has ended since its state was read; read the states again."""
+
+
+@dataclass(frozen=True, slots=True)
+class RelatedJob:
+    """A job that another one depends on, or that depends on it."""
+
+    job: JobId
+    condition: EndCondition
+    """How the job that is waited for must end."""
+    clause: int
+    """Number of the entry in ``after``; jobs of one entry are alternatives."""
+    state: JobState | None
+    """None if the job was removed."""
+
+
+RelatedJobs = tuple[Sequence[RelatedJob], Sequence[RelatedJob]]
+"""The jobs that a job depends on, and the unfinished ones that depend on it."""
+
+
+class Dependencies:
+    """The dependencies of submissions on stored and unfinished jobs."""
+
+    def __init__(self, queries: Queries, get_many: Callable[[Sequence[JobId]], Awaitable[Mapping[JobId, Job]]]) -> None:
+        """``get_many`` returns those of the jobs that exist."""
+        self._queries, self._get_many = queries, get_many
+
+    async def read_final_states(
+        self, specs: Sequence[JobSpec], caller: Identity, *, is_batch: bool = False
+    ) -> FinalStates:
+        """Return the final states of the ended jobs that submissions name.
+
+        Raise ``UsageError`` for jobs that do not exist or that the caller may not see, and for too many jobs.
+        """
+        fields = find_fields(specs, is_batch=is_batch)
+        jobs = await self._get_many(list(fields)) if fields else {}
+        states: FinalStates = {}
+        for ident, name in fields.items():
+            job = jobs.get(ident)
+            if job is None:
+                reject(name, ident, f"names job {ident}, which does not exist", NO_JOB_HINT)
+            if not may_see_all_of(caller, job):
+                reject(name, ident, f"names job {ident}, which is not yours", "name your own jobs only")
+            if job.array_job is not None:
+                hint = f"name the array, {job.array_job}"
+                reject(name, ident, f"names task {job.display_name} of an array", hint)
+            if job.state.is_final:
+                states[ident] = job.state
+        return states
+
+    async def commit(
+        self,
+        engine: Engine,
+        make_item: Callable[[FinalStates], WorkItem],
+        read_states: Callable[[], Awaitable[FinalStates]],
+        final_states: FinalStates,
+    ) -> None:
+        """Commit submissions. Read the final states again if a job that they name has ended in between."""
+        while True:
+            try:
+                await engine.commit(make_item(final_states))
+                return
+            except EndedMeanwhile:
+                await engine.commit(WorkItem())  # wait until the end of that job is written
+            final_states = await read_states()
+
+    def find_unmet(self, spec: JobSpec, final_states: FinalStates) -> tuple[Clause, ...]:
+        """Return the clauses of a submission that do not hold yet. To be called in the engine's loop.
+
+        Raise ``UsageError`` if one can never hold, and ``EndedMeanwhile`` if a job is neither unfinished nor among the
+        final states.
+        """
+        ends: dict[JobId, End] = {}
+        for ident in _jobs_of(spec.after):
+            if self._queries.job(ident) is not None:
+                continue
+            if ident not in final_states:
+                raise EndedMeanwhile(f"job {ident} has just ended")
+            state = final_states[ident]
+            ends[ident] = End(END_TEXTS[state], state is JobState.SUCCEEDED)
+        resolution = resolve_ends(spec.after, ends)
+        if resolution.failure:
+            problem = f"can never hold: {resolution.failure}"
+            reject("after", resolution.failed_job, problem, "name another job, or JOB:any")
+        return resolution.remaining
+
+    def list_related(self, job: Job, known: Mapping[JobId, Job]) -> RelatedJobs:
+        """Return the jobs that a job depends on, and those that depend on it. ``known``: those of them that exist."""
+        dependencies = [
+            RelatedJob(dependency.job, dependency.condition, index, other.state if other is not None else None)
+            for index, clause in enumerate(job.spec.after)
+            for dependency in clause
+            for other in (known.get(dependency.job),)
+        ]
+        dependents = [
+            RelatedJob(dependent.id, dependency.condition, index, dependent.state)
+            for ident in self._queries.dependents_of(job.id)
+            if (dependent := known.get(ident)) is not None
+            for index, clause in enumerate(dependent.spec.after)
+            for dependency in clause
+            if dependency.job == job.id
+        ]
+        return dependencies, dependents
+
+
+def find_fields(specs: Sequence[JobSpec], *, is_batch: bool) -> dict[JobId, str]:
+    """Return the jobs that submissions name, with the first field that names each, such as ``jobs[3].after``.
+
+    Raise ``UsageError`` if a batch names too many jobs.
+    """
+    fields: dict[JobId, str] = {}
+    for index, spec in enumerate(specs):
+        field = f"jobs[{index}].after" if is_batch else "after"
+        for ident in _jobs_of(spec.after):
+            fields.setdefault(ident, field)
+        if is_batch and (count := len(fields)) > MAX_BATCH_DEPENDENCIES:
+            problem = f"is the first with which the batch names more than {MAX_BATCH_DEPENDENCIES} different jobs"
+            reject(field, count, problem, "submit it as several batches, or name an array instead of many jobs")
+    return fields
+
+
+def _jobs_of(clauses: Iterable[Clause]) -> list[JobId]:
+    return list(dict.fromkeys(dependency.job for clause in clauses for dependency in clause))
+
+
+def check_same_submission(first: Submitted, digest: str, key: str) -> None:
+    """Raise ``ConflictError`` if a submission differs from the first one with its key. ``digest``: its hash."""
+    if digest != first.digest:
+        raise ConflictError(
+            f"the Idempotency-Key was used for job {first.job}, whose specification differs",
+            field="Idempotency-Key",
+            value=key,
+            hint="use a new key for a new job",
+            code=ProblemCode.IDEMPOTENCY_KEY_REUSED,
+        )
+
+
+@dataclass(slots=True)
+class Lookup:
+    """The keys of one query."""
+
+    keys: set[str] = field(default_factory=set)
+    task: "asyncio.Task[Mapping[str, Submitted]] | None" = None
+
+
+class IdempotencyKeys:
+    """The submissions of idempotency keys. One query runs at a time; the next looks up all keys requested meanwhile."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._turn = asyncio.Lock()
+        self._next: Lookup | None = None
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """Locks that are held or waited for; others are discarded."""
+
+    def lock_of(self, key: str) -> asyncio.Lock:
+        """Return the lock that prevents two concurrent submissions with one key from becoming two jobs."""
+        return self._locks.setdefault(key, asyncio.Lock())
+
+    async def find_submission(self, key: str) -> Submitted | None:
+        """Return the submission of a key, or None. Raise ``StoreUnavailable`` on timeout."""
+        lookup = self._next
+        if lookup is None:
+            self._next = lookup = Lookup()
+            lookup.task = asyncio.ensure_future(self._run_lookup(lookup))
+        lookup.keys.add(key)
+        assert lookup.task is not None
+        return (await asyncio.shield(lookup.task)).get(key)
+
+    async def _run_lookup(self, lookup: Lookup) -> Mapping[str, Submitted]:
+        """Return the earlier submissions of all keys that were requested meanwhile, by one query."""
+        await asyncio.sleep(0)  # collect the keys of all tasks that are ready
+        try:
+            async with asyncio.timeout(QUERY_TIMEOUT_S), self._turn:
+                self._next = None
+                return await query(self._store.submitted, lookup.keys)
+        except TimeoutError:
+            raise StoreUnavailable(
+                f"the database has not answered for {QUERY_TIMEOUT_S:g} s", hint="try again later"
+            ) from None
+        finally:
+            if self._next is lookup:
+                self._next = None
+
+
+JOBS_PER_TURN = 50
+"""Jobs that are checked before other tasks run."""
+HINT_UNKNOWN_OUTCOME = "look for the jobs with koala queue --all before you submit them again"
+
+
+class BatchSubmission:
+    """Submissions of several jobs. An error names the job, such as ``jobs[3].command``, and nothing is stored."""
+
+    def __init__(self, jobs: "Jobs", engine: Engine, queries: Queries, keys: IdempotencyKeys) -> None:
+        self._jobs, self._engine, self._queries, self._keys = jobs, engine, queries, keys
+
+    async def submit(
+        self, specs: Sequence[JobSpec], caller: Identity, idempotency_key: str | None = None
+    ) -> tuple[Sequence[JobId], bool]:
+        """Store jobs and try to assign them to clusters. Return their numbers and whether they are new.
+
+        If the user submitted the same batch with the same key before, return those numbers and False. The errors are
+        those of ``Jobs.submit``.
+        """
+        owned: list[JobSpec] = []
+        with naming_item(lambda: f"jobs[{len(owned)}]"):
+            for spec in specs:
+                owned.append(self._jobs.rules.with_owner(spec, caller))
+        if idempotency_key is None:
+            storing = self._store_new(owned, caller, None)
+            return await self._engine.database.await_outcome(storing, HINT_UNKNOWN_OUTCOME), True
+        return await self._jobs.finish_submission(self._submit_once(owned, caller, idempotency_key))
+
+    async def _submit_once(self, specs: Sequence[JobSpec], caller: Identity, key: str) -> tuple[Sequence[JobId], bool]:
+        """Store jobs unless the user's key was used before; else return the earlier jobs and False."""
+        user_key, digest = hash_key(caller.user, key), hash_batch(specs)
+        async with self._keys.lock_of(user_key):
+            first = await self._keys.find_submission(user_key)
+            if first is None:
+                return await self._store_new(specs, caller, (user_key, digest)), True
+            check_same_submission(first, digest, key)
+            numbers, _ = number_jobs(first.job, map(with_all_indices, specs))
+            describe_request(_format_numbers(numbers), "they were submitted before")
+            return numbers, False
+
+    async def _store_new(
+        self, specs: Sequence[JobSpec], caller: Identity, key: tuple[str, str] | None
+    ) -> Sequence[JobId]:
+        """Check specifications, and store them as jobs with new numbers.
+
+        ``key``: hash of the key, and of the specifications.
+        """
+        engine, queries = self._engine, self._queries
+        dependencies = self._jobs.dependencies
+        find_fields(specs, is_batch=True)  # rejects too many dependencies before anything is read
+        complete: list[JobSpec] = []
+        with naming_item(lambda: f"jobs[{len(complete)}]"):
+            for start in range(0, len(specs), JOBS_PER_TURN):
+                limits = queries.limits()
+                for spec in specs[start : start + JOBS_PER_TURN]:
+                    complete.append(await self._jobs.complete_and_check(spec, caller, limits))
+                await asyncio.sleep(0)
+
+        async def read_states() -> FinalStates:
+            return await dependencies.read_final_states(complete, caller, is_batch=True)
+
+        final_states = await read_states()
+        numbers = self._jobs.take_numbers(complete)
+
+        def make_item(final_states: FinalStates) -> WorkItem:
+            def make_events() -> tuple[Event, ...]:
+                queries.admit_batch(complete)
+                now = engine.cycle_time
+                events: list[Event] = []
+                with naming_item(lambda: f"jobs[{len(events)}]"):
+                    for number, spec in zip(numbers, complete, strict=True):
+                        awaits = dependencies.find_unmet(spec, final_states) if spec.after else ()
+                        events.append(JobSubmitted(new_job(number, spec, now, awaits), caller.user))
+                return tuple(events)
+
+            return WorkItem(prepare=make_events, submitted=Submitted(key[0], numbers[0], key[1]) if key else None)
+
+        describe_request(_format_numbers(numbers))
+        await dependencies.commit(engine, make_item, read_states, final_states)
+        return numbers
+
+
+def number_jobs(number: JobId, specs: Iterable[JobSpec]) -> tuple[list[JobId], JobId]:
+    """Return the numbers of jobs from ``number`` on, and the next free one.
+
+    The tasks of an array get the numbers after its own.
+    """
+    numbers = []
+    for spec in specs:
+        numbers.append(number)
+        number += 1 + (spec.array.size if spec.array else 0)
+    return numbers, number
+
+
+def _format_numbers(numbers: Sequence[JobId]) -> str:
+    return f"job {numbers[0]}" if len(numbers) == 1 else f"jobs {numbers[0]} to {numbers[-1]}"
