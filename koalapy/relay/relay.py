@@ -119,23 +119,16 @@ class Relay:
         return {}
 
     def replace_state(self, message: Mapping[str, Any], entries: Sequence[dict[str, Any]]) -> None:
-        """Replace keys and list. Raise ``ValueError`` and change nothing if anything is invalid."""
-        attempts = self._parse_entries(entries)
+        """Replace keys and list. Raise ``ValueError`` and change nothing if anything is invalid.
+
+        A known attempt stays as it is, with its streams: its runners have the ports that they were given, also if the
+        daemon's configuration has changed since.
+        """
+        attempts = {str(entry.get("attempt")): Attempt(entry, self.limits, self.loop.time()) for entry in entries}
         self.set_keys(message)
-        self._replace_attempts(attempts)
-
-    def replace_attempts(self, entries: Sequence[dict[str, Any]]) -> None:
-        """Replace the complete list. Raise ``ValueError`` and change nothing if an entry is invalid."""
-        self._replace_attempts(self._parse_entries(entries))
-
-    def _parse_entries(self, entries: Sequence[dict[str, Any]]) -> list[Attempt]:
-        return [Attempt(entry, self.limits, self.loop.time()) for entry in entries]
-
-    def _replace_attempts(self, attempts: Sequence[Attempt]) -> None:
-        for token in self.live.by_token.keys() - {attempt.token for attempt in attempts}:
+        for token in self.live.by_token.keys() - attempts.keys():
             self.remove_attempt(token)
-        for attempt in attempts:
-            self._install(attempt)
+        self.live.by_token = attempts | self.live.by_token
 
     def add_attempt(self, entry: dict[str, Any]) -> None:
         """Add or replace an attempt. Raise ``ValueError``."""

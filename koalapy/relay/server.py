@@ -3,7 +3,7 @@
 import socket
 import ssl
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from koalapy.relay.limits import Limits
@@ -84,9 +84,10 @@ class Server:
                 self._drop(connection, Refused("slow", f"{stranger.address} has sent no first line in time"))
 
     def _accept(self, connection: socket.socket, peer: tuple[str, int]) -> None:
-        connections = self._expected if peer[0] in self._trusted else self._strangers
-        if len(self._strangers) >= self._limits.strangers and connections is self._strangers:
-            self._drop_oldest()
+        is_trusted = peer[0] in self._trusted
+        connections = self._expected if is_trusted else self._strangers
+        if len(connections) >= (self._limits.streams if is_trusted else self._limits.strangers):
+            self._drop_oldest(connections)
         try:
             lines = self._expect_line(self._make_side(connection))
         except OSError as error:
@@ -107,11 +108,11 @@ class Server:
         buffer = self._pool.small if side.is_plain else self._pool.large
         return LineConnection(self._loop, side, buffer, self._receive_first_line, self._end, MAX_FIRST_LINE)
 
-    def _drop_oldest(self) -> None:
-        counts = Counter(stranger.address for stranger in self._strangers.values())
+    def _drop_oldest(self, connections: Mapping[LineConnection, Stranger]) -> None:
+        counts = Counter(stranger.address for stranger in connections.values())
         address = counts.most_common(1)[0][0]
-        oldest = next(c for c, stranger in self._strangers.items() if stranger.address == address)
-        self._drop(oldest, Refused("strangers", f"{address} has most of {len(self._strangers)} new connections"))
+        oldest = next(c for c, stranger in connections.items() if stranger.address == address)
+        self._drop(oldest, Refused("strangers", f"{address} has most of {len(connections)} new connections"))
 
     def _forget(self, connection: LineConnection) -> Stranger | None:
         return self._strangers.pop(connection, None) or self._expected.pop(connection, None)

@@ -98,9 +98,9 @@ class Links:
         self.install(ATTEMPT)
         for cluster, relay in {"": self.hub, **self.heads}.items():
             relay.on_event = lambda event, cluster=cluster: self.events.append({"relay": cluster or "hub", **event})
-        self.hub.set_keys({"heads": {cluster: head_key(cluster).hex() for cluster in self.heads}})
+        self.hub.set_keys(self.keys())
         for cluster, head in self.heads.items():
-            head.set_keys({"key": head_key(cluster).hex()})
+            head.set_keys(self.keys(cluster))
         self.turn_until(lambda: all(head.hub and head.hub.is_welcome for head in self.heads.values()))
         self.node_events: list[list[dict[str, Any]]] = [[] for _ in CLUSTERS]
         self.nodes = [
@@ -115,6 +115,12 @@ class Links:
 
     def port(self, node: int, number: int = 0) -> int:
         return self.base + node * PORTS_PER_NODE + number
+
+    def keys(self, cluster: str = "") -> dict[str, Any]:
+        """Return the keys in the state of the hub, or of a cluster's head."""
+        if cluster:
+            return {"key": head_key(cluster).hex()}
+        return {"heads": {name: head_key(name).hex() for name in self.heads}}
 
     def entry(self, cluster: str = "", token: str = ATTEMPT) -> dict[str, Any]:
         """Return the entry of an attempt for the hub, or for a cluster's head."""
