@@ -56,6 +56,10 @@ BACKLOG = 1024
 MAX_SETTINGS_LENGTH = 16 * 1024 * 1024
 
 
+RESERVED_FILES = 64
+"""Open files of a node's relay beside its listeners, with its first streams."""
+
+
 class PortTaken(Exception):
     """Another process listens on a port of this node."""
 
@@ -312,13 +316,18 @@ def main() -> int:
     if not text:
         return 0
     settings = NodeSettings(json.loads(text))
-    raise_file_limit()
+    allowed = raise_file_limit()
     gc.freeze()
 
     def report(event: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):  # the end of the runner is noticed at the standard input
             os.write(sys.stdout.fileno(), encode(event).encode() + b"\n")
 
+    needed = sum(last - first + 1 for _, first, last, _ in settings.listeners) + RESERVED_FILES
+    if needed > allowed:
+        why = f"its relay needs {needed} open files and may have {allowed}: raise the hard limit (ulimit -Hn) of jobs"
+        report({"t": "lost", "why": why})
+        return 1
     loop = Loop()
     owners = SocketOwners()
     relay = NodeRelay(loop, settings, report, owners.find_owner, os.getuid())
@@ -333,12 +342,13 @@ def main() -> int:
     return 0
 
 
-def raise_file_limit() -> None:
-    """Allow this process as many open files as the hard limit permits."""
+def raise_file_limit() -> int:
+    """Allow this process as many open files as the hard limit permits, and return that."""
     import resource
 
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return sys.maxsize if hard == resource.RLIM_INFINITY else hard
 
 
 if __name__ == "__main__":

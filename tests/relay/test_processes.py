@@ -1,11 +1,14 @@
 """Relays as processes on loopback, with TLS: many streams, lost and frozen relays, and missing file descriptors."""
 
 import hashlib
+import json
 import os
 import resource
 import select
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.needs import OLDER_PYTHON, OLDER_PYTHONS, needs
-from tests.relay.processes import TIMEOUT_S, RelayProcesses, loopback_layout, running
+from tests.relay.processes import RELAY_NODE, TIMEOUT_S, RelayProcesses, loopback_layout, running
 
 pytestmark = pytest.mark.processes
 
@@ -250,3 +253,26 @@ def test_node_relay_with_older_python_passes_bytes(tmp_path: Path, python: str) 
     with running(tmp_path, layout) as relays, echo_server(relays, 2), dial(relays, 0, 2) as stream:
         data = os.urandom(300_000)
         assert b"".join(_exchange_in_pieces(stream, data)) == data
+
+
+def test_node_with_a_low_limit_of_open_files_says_what_it_needs() -> None:
+    settings = {
+        "attempt": "7.1.x",
+        "node": 0,
+        "key": "00" * 32,
+        "head": ["127.0.0.1", 1],
+        "listeners": [["127.0.0.2", 20000, 20199, 1]],
+        "targets": [],
+    }
+    process = subprocess.run(
+        ["bash", "-c", f"ulimit -n 100; exec {sys.executable} {RELAY_NODE}"],
+        input=json.dumps(settings) + "\n",
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert json.loads(process.stdout) == {
+        "t": "lost",
+        "why": "its relay needs 264 open files and may have 100: raise the hard limit (ulimit -Hn) of jobs",
+    }
+    assert (process.returncode, process.stderr) == (1, "")
