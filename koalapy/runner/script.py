@@ -7,6 +7,7 @@ daemons (``steps.py``). Steps run one after another or at the same time.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 
@@ -81,6 +82,8 @@ class ScriptHead(Role):
         environment["PATH"] = f"{bin_folder}:{environment.get('PATH', os.defpath)}"
         environment["KOALA_MPIRUN"] = f"{bin_folder}/mpirun"
         interpreter = interpreter_of(plan.message["script"])
+        if re.search(r"\bbash\b.* (-[a-z]*l|--login)\b", " ".join(interpreter)):
+            environment["BASH_ENV"] = self._write_bash_file(bin_folder, environment.get("BASH_ENV"))
         require_program(interpreter[0], environment)
         self._script = runner.spawn([*interpreter, path, *plan.context["command"][1:]], environment)
         runner.report_running()
@@ -93,6 +96,17 @@ class ScriptHead(Role):
         os.mkdir(f"{self._folder}/script")
         path = f"{self._folder}/script/{name}"
         write_program(path, self._plan.message["script"])
+        return path
+
+    def _write_bash_file(self, bin_folder: str, original: str | None) -> str:
+        """Write a file that a login shell reads after the profiles, which may replace PATH, and return its path.
+
+        ``original``: the file that the shell would read without this one.
+        """
+        path, others = f"{self._folder}/bash-env", "unset BASH_ENV\n"
+        if original:
+            others = f'export BASH_ENV={shlex.quote(original)}\n[ ! -r "$BASH_ENV" ] || . "$BASH_ENV"\n'
+        write_program(path, f'{others}PATH={shlex.quote(bin_folder)}:"$PATH"\n')
         return path
 
     def _allocation(self) -> dict[str, str]:

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,6 +102,20 @@ async def test_mpirun_options_choose_the_ranks_of_nodes(agent: FakeAgent, option
     nodes = await start_script(agent, f"mpirun {options} {PROGRAM}", slots=2)
     assert (await end_of(nodes))["code"] == 0, output_of(nodes)
     assert sorted(line.strip() for line in output_of(nodes)) == lines
+
+
+@pytest.mark.parametrize("variables", [{}, {"BASH_ENV": "own.sh"}])
+async def test_login_shell_of_the_script_finds_mpirun(
+    agent: FakeAgent, tmp_path: Path, variables: dict[str, str]
+) -> None:
+    (tmp_path / ".bash_profile").write_text("PATH=/usr/bin:/bin PROFILE=read\n")
+    (tmp_path / "own.sh").write_text("OWN=read\n")
+    variables = {name: str(tmp_path / value) for name, value in variables.items()}
+    node = await agent.start("7.1.0", 0, "127.0.1.1", **MPI_ENVIRONMENT, HOME=str(tmp_path), **variables)
+    script = "#!/bin/bash -l\nmpirun echo rank\nkoala mpirun echo rank\necho $PROFILE $OWN ${BASH_ENV##*/}\n"
+    node.send(**make_plan([node], ["job"], launcher="openmpi"), is_script=True, script=script)
+    assert (await node.expect("exit"))["code"] == 0, node.output
+    assert output_of([node]) == ["rank", "rank", "read read own.sh" if variables else "read"]
 
 
 @pytest.mark.evidence("P8")
