@@ -77,7 +77,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     elif source == "cli.md":
         markdown += cli_page.page()
     elif source == "coming-from-slurm.md":
-        markdown += "\n" + foreign_options.options_page()
+        markdown += "\n" + foreign_options.format_options_page(cli_page.commands())
     elif source == "security-evidence.md":
         markdown += evidence_page.page()
     elif source == "logs.md":

@@ -1,4 +1,4 @@
-"""Job scripts of the kinds that are common in public repositories, and what ``--translate`` makes of each."""
+"""Job scripts of the kinds that are common in public repositories, their translation, and what they print."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,45 +10,66 @@ class ForeignScript:
 
     name: str
     text: str
-    options: tuple[str, ...] = ()
-    """Options on the command line with which the translated script is submitted."""
     fields: dict[str, Any] = field(default_factory=dict)
     unclear: tuple[int, ...] = ()
     remarks: tuple[str, ...] = ()
     """Parts of the message about other lines."""
+    changes: tuple[tuple[str, str], ...] = ()
+    """The changes that messages ask for, with which the script runs on a testbed without mail."""
+    printed: dict[str, int] = field(default_factory=dict)
+    """Each line of the output of the changed script, and how often it is printed. JOB is the job's number."""
+
+    @property
+    def changed_text(self) -> str:
+        text = self.text
+        for old, new in self.changes:
+            assert text.count(old) == 1, old
+            text = text.replace(old, new)
+        return text
 
 
+PROGRAMS = ("bench", "fit.sh", "lattice", "merge.sh", "model", "shallow", "solve", "train.sh")
+PROGRAM_TEXT = '#!/bin/sh\necho "${0##*/} $* ${OMP_NUM_THREADS:-$SEED}"\n'
+"""Programs that take the places of those of the scripts, and print their arguments, and a variable."""
 SCRIPTS = [
     ForeignScript(
         "hybrid",
         """\
 #!/bin/bash -l
 #SBATCH --job-name=shallow-water
-#SBATCH --nodes=4
-#SBATCH --ntasks-per-node=2 --cpus-per-task=2   # one on each socket
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1 --cpus-per-task=2   # threads on all cores
 #SBATCH --time=02:30:00
 #SBATCH --mail-type=END,FAIL
 #SBATCH --mail-user=ada@example.org
-module load openmpi
-export OMP_NUM_THREADS=4
+export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK
 srun ./shallow --input case.nml
 """,
         fields={
             "name": "shallow-water",
-            "request": {"type": "flexible", "total_size": 4},
-            "processes_per_node": 2,
-            "cores": 4,
+            "request": {"type": "flexible", "total_size": 2},
+            "processes_per_node": 1,
+            "cpus_per_rank": 2,
             "walltime": 9000,
             "mail_type": ["end", "fail"],
             "mail_user": "ada@example.org",
         },
-        remarks=("line 10: srun does not reach the nodes of other clusters: use mpirun",),
+        remarks=(
+            "line 8: $SLURM_CPUS_PER_TASK does not describe the whole job: use OMP_NUM_THREADS",
+            "line 9: srun does not reach the nodes of other clusters: use mpirun",
+        ),
+        changes=(
+            ("#SBATCH --mail-type=END,FAIL\n#SBATCH --mail-user=ada@example.org\n", ""),
+            ("export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK\n", ""),
+            ("srun", "mpirun"),
+        ),
+        printed={"shallow --input case.nml 2": 2},
     ),
     ForeignScript(
         "short options",
         """\
 #!/bin/sh
-#SBATCH -J bench -N 2 -n 8
+#SBATCH -J bench -N 2 -n 4
 #SBATCH -t 90 -o bench-%j.out
 #SBATCH -D /tmp
 mpirun -np $SLURM_NTASKS ./bench
@@ -56,26 +77,58 @@ mpirun -np $SLURM_NTASKS ./bench
         fields={
             "name": "bench",
             "request": {"type": "flexible", "total_size": 2},
-            "processes_per_node": 4,
+            "processes_per_node": 2,
             "walltime": 5400,
             "output": "bench-%j.out",
             "workdir": "/tmp",
         },
         remarks=("line 5: $SLURM_NTASKS does not describe the whole job: use KOALA_SLOTS",),
+        changes=(("#SBATCH -D /tmp\n", ""), ("$SLURM_NTASKS", "$KOALA_SLOTS")),
+        printed={"bench  ": 4},
     ),
     ForeignScript(
         "training on GPUs",
         """\
 #!/bin/bash
 #SBATCH --job-name=train
-#SBATCH --nodes=1
-#SBATCH --gpus-per-task=4
-#SBATCH --cpus-per-task=32
+#SBATCH --gres=gpu:a100:2
+#SBATCH --cpus-per-task=2
+#SBATCH --mem=2G
 #SBATCH --time=1-00:00
-torchrun --nproc-per-node 4 train.py --epochs 90
+#SBATCH --output=%x-%j.log
+./train.sh --epochs 90
 """,
-        unclear=(4,),
-        remarks=("line 3: #SBATCH --nodes 1 → --flexible 1 --cores 32", "line 4: #SBATCH --gpus-per-task 4 → NOT"),
+        fields={
+            "request": {"type": "flexible", "total_size": 1},
+            "gpus": "a100:2",
+            "memory": 2**31,
+            "cpus_per_rank": 2,
+            "output": "%x-%j.log",
+            "walltime": 86400,
+        },
+        remarks=("no line says how many nodes → --flexible 1",),
+        printed={"train.sh --epochs 90 2": 1},
+    ),
+    ForeignScript(
+        "sweep",
+        """\
+#!/bin/bash
+#SBATCH --array=0-3%2
+#SBATCH --ntasks=1 --cpus-per-task=2 --mem-per-cpu=500M
+#SBATCH --output=sweep-%A_%a.out
+#SBATCH --verbose
+#SBATCH --time=00:20:00
+./fit.sh --case $SLURM_ARRAY_TASK_ID
+""",
+        unclear=(5,),
+        remarks=(
+            "line 3: #SBATCH --ntasks 1 → --flexible 1\n",
+            "line 3: #SBATCH --mem-per-cpu 500M → --memory 1000MiB (on each node)\n",
+            "line 5: #SBATCH --verbose → NOT UNDERSTOOD: koalapy has no such option",
+            "line 7: $SLURM_ARRAY_TASK_ID does not describe the whole job: use KOALA_ARRAY_INDEX",
+        ),
+        changes=(("#SBATCH --verbose\n", ""), ("SLURM_ARRAY_TASK_ID", "KOALA_ARRAY_INDEX")),
+        printed={f"fit.sh --case {index} 2": 1 for index in range(4)},
     ),
     ForeignScript(
         "dependent step",
@@ -84,10 +137,12 @@ torchrun --nproc-per-node 4 train.py --epochs 90
 #SBATCH --dependency=afterok:4711
 #SBATCH --nodes=1
 #SBATCH --export=ALL
-python merge.py
+./merge.sh a b
 """,
         unclear=(2,),
-        remarks=("numbers of Slurm's jobs mean nothing here", "line 4: #SBATCH --export ALL → --export ALL\n"),
+        remarks=("with a number of koalapy's jobs", "line 4: #SBATCH --export ALL → --export ALL\n"),
+        changes=(("#SBATCH --dependency=afterok:4711\n", ""),),
+        printed={"merge.sh a b ": 1},
     ),
     ForeignScript(
         "serial",
@@ -103,21 +158,22 @@ print("one task")
 """,
         fields={"request": {"type": "flexible", "total_size": 1}, "walltime": 930},
         remarks=("line 8: it has no effect, since it follows a command",),
+        printed={"one task": 1},
     ),
     ForeignScript(
         "checkpointing",
         """\
 #!/bin/bash
-#SBATCH --nodes=8 --ntasks-per-node=1
+#SBATCH --nodes=2 --ntasks-per-node=1
 #SBATCH --signal=USR1@120
-#SBATCH --no-requeue
+#SBATCH --no-requeue --open-mode=append
 #SBATCH --export=NONE,SEED=7
 #SBATCH -t 2-12
 cd $SLURM_SUBMIT_DIR
 mpirun ./model
 """,
         fields={
-            "request": {"type": "flexible", "total_size": 8},
+            "request": {"type": "flexible", "total_size": 2},
             "processes_per_node": 1,
             "warning": "USR1@120",
             "max_restarts": 0,
@@ -125,75 +181,82 @@ mpirun ./model
             "walltime": 216000,
         },
         remarks=("line 7: $SLURM_SUBMIT_DIR does not describe the whole job: use nothing: the script starts",),
+        changes=(("cd $SLURM_SUBMIT_DIR\n", ""),),
+        printed={"model  7": 2},
     ),
     ForeignScript(
         "only tasks",
         """\
 #!/bin/bash
-#SBATCH --ntasks=64
+#SBATCH --ntasks=4
 #SBATCH --signal=B:TERM@60
 #SBATCH --time=soon
+module load openmpi
 mpirun ./lattice
 """,
         unclear=(2, 3, 4),
-        remarks=("it says no number of nodes: add #KOALA --flexible NODES --ppn RANKS",),
+        remarks=(
+            "use --flexible with the number of nodes, and --ppn for processes on each",
+            "line 5: a module may put its own mpirun first in PATH: use koala mpirun",
+        ),
+        changes=(
+            ("#SBATCH --ntasks=4\n", "#KOALA --flexible 2 --ppn 2\n"),
+            ("B:TERM@60", "TERM@60"),
+            ("#SBATCH --time=soon", "#KOALA --walltime 10m"),
+            ("module load openmpi\n", ""),
+        ),
+        printed={"lattice  ": 4},
     ),
     ForeignScript(
-        "Grid Engine, serial",
+        "Grid Engine, array",
         """\
 #!/bin/bash
 #$ -N align
 #$ -cwd -j y
 #$ -l h_rt=4:00:00
+#$ -t 1-3 -tc 2
 #$ -m ea -M ada@example.org
-#$ -v THREADS=4
-#$ -S /bin/bash
-echo "job $JOB_ID"
+#$ -v SEED=4
+#$ -S /bin/bash -r n
+./fit.sh "chunk $SGE_TASK_ID"
 """,
-        options=("--flexible", "1"),
         fields={
             "name": "align",
             "request": {"type": "flexible", "total_size": 1},
             "walltime": 14400,
             "mail_type": ["end", "fail"],
             "mail_user": "ada@example.org",
-            "environment": {"THREADS": "4"},
+            "environment": {"SEED": "4"},
+            "max_restarts": 0,
         },
-        remarks=("line 8: $JOB_ID does not describe the whole job: use KOALA_JOB_ID",),
+        remarks=("line 5: #$ -t 1-3 → --array 1-3%2\n", "line 9: $SGE_TASK_ID does not describe the whole job"),
+        changes=(("#$ -m ea -M ada@example.org\n", ""), ("SGE_TASK_ID", "KOALA_ARRAY_INDEX")),
+        printed={f"fit.sh chunk {index} 4": 1 for index in (1, 2, 3)},
     ),
     ForeignScript(
         "Grid Engine, parallel",
         """\
 #!/bin/sh
-#$ -pe openmpi 32
+#$ -pe openmpi 4
 #$ -V
 #$ -l h_rt=3600,mem_free=4G
 mpirun -np $NSLOTS -machinefile $PE_HOSTFILE ./solve
+echo "job $JOB_ID"
 """,
         unclear=(2, 4),
         remarks=(
-            "slots do not say how many nodes",
+            "slots do not say how many nodes: use --flexible with the number of nodes",
             "line 3: #$ -V → --export ALL\n",
             "line 4: #$ -l h_rt=3600 → --walltime 1h\n",
             "line 4: #$ -l mem_free=4G → NOT UNDERSTOOD: koalapy has no resource mem_free=4G",
             "use KOALA_HOSTFILE",
         ),
-    ),
-    ForeignScript(
-        "Grid Engine, for both systems",
-        """\
-#!/bin/bash
-#$ -l h_rt=1800
-#$ -r n
-#KOALA --nonfixed 2,2 --walltime 20m
-#KOALA --env MODE=fast
-mpirun ./solve
-""",
-        fields={
-            "request": {"type": "nonfixed", "components": [{"size": 2}, {"size": 2}]},
-            "walltime": 1200,
-            "max_restarts": 0,
-            "environment": {"MODE": "fast"},
-        },
+        changes=(
+            ("#$ -pe openmpi 4\n", "#KOALA --flexible 2 --ppn 2\n"),
+            (",mem_free=4G", ""),
+            ("$NSLOTS -machinefile $PE_HOSTFILE", "$KOALA_SLOTS -hostfile $KOALA_HOSTFILE"),
+            ("$JOB_ID", "$KOALA_JOB_ID"),
+        ),
+        printed={"solve  ": 4, "job JOB": 1},
     ),
 ]

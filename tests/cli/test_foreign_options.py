@@ -10,28 +10,29 @@ from deploy.documentation.cli_page import commands
 from koalapy import __version__
 from koalapy.cli.main import KOALA
 from koalapy.cli.terminal.arguments import root_of
-from koalapy.cli.terminal.foreign_options import FOREIGN_OPTIONS, options_page
+from koalapy.cli.terminal.foreign_options import FOREIGN_OPTIONS, SLURM, Unclear, format_options_page
 from koalapy.cli.terminal.manual import format_manual, format_pages
 from koalapy.client.errors import Exit
 from tests.cli.conftest import Koala
+from tests.docs.slurm_page import find_commands
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("submit --nodes 4 -- x", "koala submit has no --nodes; for 4 nodes anywhere use --flexible 4"),
-        ("submit --nodes=4 -- x", "koala submit has no --nodes; for 4 nodes anywhere use --flexible 4"),
+        ("submit --nodes 4 -- x", "koala submit has no --nodes; use --flexible 4"),
+        ("submit --nodes=4 -- x", "koala submit has no --nodes; use --flexible 4"),
         ("submit --flexible 1 --ntasks-per-node -- x", "koala submit has no --ntasks-per-node; use --ppn 8"),
         ("submit -J study -- x", "koala submit has no -J; use --name study"),
         ("submit -Jstudy -- x", "koala submit has no -J; use --name study"),
-        ("submit -terse -- x", "koala submit has no -terse; use --quiet"),
-        ("submit -t 90 -- x", "koala submit has no -t; use --walltime 90m"),
-        ("submit --time=1:30:00 -- x", "koala submit has no --time; use --walltime 1:30:00"),
+        ("submit -terse -- x", "koala submit has no -terse; use the option --quiet of the command"),
+        ("submit -t 90 -- x", "koala submit has no -t; for Slurm use --walltime 90m; for Grid Engine use --array 90"),
+        ("submit --time=1:30:00 -- x", "koala submit has no --time; use --walltime 90m"),
         ("submit --time -- x", "koala submit has no --time; use --walltime 90m"),
         ("queue -u ada", "koala queue has no -u; use --user ada"),
         ("cancel -u ada", "koala cancel has no -u; use --mine"),
-        ("submit --mem=8GB -- x", "koala submit has no --mem; use --memory 8GB, which is that of each node"),
-        ("submit --mem=64 -- x", "koala submit has no --mem; use --memory 64MiB, which is that of each node"),
+        ("submit --mem=8GB -- x", "koala submit has no --mem; use --memory 8GiB, on each node"),
+        ("submit --mem=64 -- x", "koala submit has no --mem; use --memory 64MiB, on each node"),
     ],
 )
 def test_foreign_option_is_answered_with_own_option(koala: Koala, words: str, message: str) -> None:
@@ -50,11 +51,26 @@ def test_unknown_option_with_similar_name_keeps_its_suggestion(koala: Koala) -> 
 @pytest.mark.parametrize("path", sorted(FOREIGN_OPTIONS))
 def test_answers_name_existing_options(path: str) -> None:
     options = {option for p in commands()[path].params if isinstance(p, click.Option) for option in p.opts}
-    for entry in FOREIGN_OPTIONS[path]:
-        assert set(re.findall(r"--[a-z][a-z-]+", entry.answer)) <= options, entry
-        assert entry.explain("") in options_page()
-        for name in re.findall(r"`(koala \w+)", entry.answer):
-            assert name in commands()
+    answers = [row.split(" | ")[2] for row in format_options_page(commands()).splitlines() if f"`{path}`" in row]
+    assert answers
+    for answer in answers:
+        assert set(re.findall(r"--[a-z][a-z-]+", answer)) <= options
+        assert set(re.findall(r"koala [a-z]+", answer)) <= commands().keys()
+
+
+def test_rows_of_page_for_slurm_users_agree_with_table() -> None:
+    for foreign, own in find_commands().values():
+        if not foreign.startswith("-"):
+            continue
+        name, _, value = foreign.replace("=", " ", 1).partition(" ")
+        entry = next((option for option in SLURM if name in option.names), None)
+        try:
+            words, _ = entry.translate(value) if entry else ([], "")
+        except Unclear:
+            continue
+        if words:
+            own_name = own.replace("-o ", "--output ").split()[0]
+            assert own_name in (words[0], "NONE"), (foreign, words, own)
 
 
 def test_manual_has_every_command_and_option() -> None:

@@ -147,7 +147,7 @@ def test_lines_without_effect_are_reported(koala: Koala, write_script: Any) -> N
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
 def test_translated_script(koala: Koala, write_script: Any, script: ForeignScript) -> None:
-    ended = koala("submit", "--json", "--translate", *script.options, write_script(script.text))
+    ended = koala("submit", "--json", "--translate", write_script(script.text))
     for remark in script.remarks:
         assert remark in ended.err
     if script.unclear:
@@ -180,16 +180,23 @@ def test_translated_and_own_lines_that_differ_use_own(koala: Koala, write_script
     [
         ("#SBATCH --mincpus=4", "--cores 4"),
         ("#SBATCH -p large", "--partition large"),
-        ("#SBATCH --switches=1", "--coallocation never"),
-        ("#SBATCH --kill-on-invalid-dep=yes", "as koalapy does"),
-        ("#SBATCH --open-mode=append", "as koalapy does"),
+        ("#SBATCH --switches=1", "--coallocation never (or --policy communication-aware)"),
+        ("#SBATCH --kill-on-invalid-dep=yes", "koalapy always does so"),
+        ("#SBATCH --open-mode=append", "koalapy always does so"),
         ("#SBATCH --gpus-per-node=a100", "--gpus a100:1 (on each node)"),
         ("#SBATCH --gpus-per-node=2", "--gpus 2 (on each node)"),
         ("#SBATCH --gres=gpu", "--gpus 1 (on each node)"),
         ("#SBATCH --gres=gpu:a100:2", "--gpus a100:2 (on each node)"),
-        ("#SBATCH --export=NONE", "as koalapy does"),
+        ("#SBATCH --export=NONE", "koalapy does so by default"),
         ("#SBATCH --export=A=1,ALL", "--export ALL,A=1"),
         ("#SBATCH --export=A=1,B=2", "--export A=1,B=2"),
+        ("#SBATCH -c 4", "--cpus-per-rank 4"),
+        ("#SBATCH --mem=0", "jobs have all memory of their nodes"),
+        ("#SBATCH -n 8 --ntasks-per-node=4 --gpus-per-task=a100:2", "--gpus a100:8 (on each node)"),
+        ("#SBATCH -N 2 --gpus=h100:4", "--gpus h100:2 (on each node)"),
+        ("#SBATCH -N 2 -n 8 -c 2 --mem-per-cpu=1G", "--memory 8GiB (on each node)"),
+        ("#SBATCH -n1 --mail-type=all", "--mail-type begin --mail-type end --mail-type fail"),
+        ("#$ -P climate", "--account climate"),
         ("#$ -t 1-9 -tc 3", "--array 1-9%3"),
         ("#$ -tc 3 -t 1-9", "--array 1-9%3"),
         ("#$ -l s_rt=50,h_rt=60", "--walltime 1m"),
@@ -211,8 +218,17 @@ def test_translated_line_with_meaning_is_listed(koala: Koala, write_script: Any,
         ("#SBATCH --kill-on-invalid-dep=no", "a job that waits for an end that cannot come always fails"),
         ("#SBATCH --open-mode=truncate", "koalapy appends to files for output"),
         ("#SBATCH --gres=tmp:2", "koalapy has no such resource"),
-        ("#SBATCH --dependency=singleton", "koalapy has no singleton"),
-        ("#$ -tc 3", "it needs an array: -t"),
+        ("#SBATCH --dependency=singleton", "use --after JOB, or --after JOB:any, with a number of koalapy's jobs"),
+        ("#SBATCH -N 3 --gpus=4", "it counts GPUs of all nodes: use --gpus with those of each node"),
+        ("#SBATCH -N 3 -n 64", "64 ranks are not the same number on each of 3 nodes: use --ppn"),
+        ("#SBATCH -n 64 --gpus=1", "it counts GPUs of all nodes"),
+        ("#SBATCH --gpus=lots:many", "it counts GPUs of all nodes"),
+        ("#SBATCH --mem-per-cpu=0", "use --memory with the memory of each node"),
+        ("#SBATCH -N 0", "give one number"),
+        ("#SBATCH --time", "it is no time of Slurm"),
+        ("#SBATCH words", "koalapy has no such option"),
+        ("#$ -A text", "it is a text for Grid Engine's records"),
+        ("#$ -tc 3", "write it after the indices: --array 1-200%16"),
         ("#PBS -l nodes=2:ppn=8", "koalapy translates no lines of PBS; write #KOALA lines instead"),
     ],
 )

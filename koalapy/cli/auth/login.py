@@ -68,14 +68,14 @@ def log_out(
 
 def show_identity(as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
     """Show your user, role, authentication and its expiry."""
-    from koalapy.cli.terminal.tables import moment_text
+    from koalapy.cli.terminal.tables import format_moment
 
     client = daemon.client()
     identity = client.get("/api/v1/whoami")
     if as_json:
         show_json(identity)
         return
-    until = f", until {moment_text(identity['expires_at'])}" if identity["expires_at"] else ""
+    until = f", until {format_moment(identity['expires_at'])}" if identity["expires_at"] else ""
     groups = f", in {', '.join(identity['groups'])}" if identity["groups"] else ""
     print(
         printable(f"{identity['user']}, {identity['role']}{groups}, known by {identity['how']}{until}, at {client.url}")

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from koalapy.cli.terminal.arguments import Argument, Group, Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, refuse_together, show_json
-from koalapy.cli.terminal.tables import format_table, moment_text
+from koalapy.cli.terminal.tables import format_moment, format_table
 from koalapy.client.answers import Json
 from koalapy.client.errors import CliError, Exit, printable
 from koalapy.model.identity import Role
@@ -60,7 +60,7 @@ def list_tokens(
 def _token_row(token: Json, *, every: bool) -> list[object]:
     """Return the table cells of a token. ``every``: include the time of its revocation."""
     times = ["created_at", "expires_at", "last_used_at", *(["revoked_at"] if every else [])]
-    moments = [moment_text(token[name]) for name in times]
+    moments = [format_moment(token[name]) for name in times]
     return [
         token["id"],
         token["user"],

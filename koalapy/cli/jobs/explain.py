@@ -8,7 +8,7 @@ from koalapy.cli.jobs.submission import NO_LINES, Lines, in_terms_of_options
 from koalapy.cli.terminal.arguments import Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, print_answer
 from koalapy.cli.terminal.progress import waiting_for
-from koalapy.cli.terminal.tables import format_table, moment_text
+from koalapy.cli.terminal.tables import format_moment, format_table
 from koalapy.client.answers import Json
 from koalapy.client.client import Client
 from koalapy.client.errors import CliError, printable
@@ -171,7 +171,7 @@ def format_explanation(explanation: Json) -> str:
         parts.append(_format_change(change, explanation["job"]))
     if explanation["reasons"]:
         reasons = explanation["reasons"][-MAX_HISTORY_LINES:]
-        rows = [[moment_text(reason["at"]), reason["event"], reason["reason"]] for reason in reasons]
+        rows = [[format_moment(reason["at"]), reason["event"], reason["reason"]] for reason in reasons]
         parts.append(format_table(["TIME (UTC)", "EVENT", "WHY"], rows))
     return "\n\n".join(parts)
 

@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from koalapy.cli.terminal.arguments import Option
 from koalapy.cli.terminal.options import DAEMON, Daemon, show_json
-from koalapy.cli.terminal.tables import format_table, listed_of, moment_text
+from koalapy.cli.terminal.tables import format_listed_count, format_moment, format_table
 from koalapy.client.answers import Json
 from koalapy.client.client import MAX_PAGE_SIZE, Client
 from koalapy.client.errors import CliError, Exit, printable
@@ -97,7 +97,7 @@ def show_history(
             period = f"since {since}" + (f" until {until}" if until != "now" else "")
             print(printable(f"koala: no such job ended {period}"), file=sys.stderr)
         else:
-            print(f"\n{listed_of(len(jobs), sums['jobs'], is_whole=is_whole)}: {_describe_sums(sums)}")
+            print(f"\n{format_listed_count(len(jobs), sums['jobs'], is_whole=is_whole)}: {_describe_sums(sums)}")
 
 
 def _read_history(
@@ -162,10 +162,10 @@ def _history_row(job: Json, *, wide: bool) -> list[object]:
     memory = "-" if job["peak_memory"] is None else format_bytes(job["peak_memory"])
     reason = "-" if job["state"] == JobState.SUCCEEDED else job["reason"] or "-"
     task = "" if job["array_job"] is None else format_task(job["array_job"], job["array_index"])
-    times = [moment_text(job["submitted_at"]), moment_text(job["started_at"])] if wide else []
+    times = [format_moment(job["submitted_at"]), format_moment(job["started_at"])] if wide else []
     return [
         *(task or job["id"], job["name"] or "-", job["owner"], job["state"], job["nodes"] or "-"),
-        *(",".join(job["clusters"]) or "-", *times, moment_text(job["ended_at"])),
+        *(",".join(job["clusters"]) or "-", *times, format_moment(job["ended_at"])),
         *(format_duration(job["wait_time"]), format_duration(job["run_time"])),
         f"{job['node_seconds'] / 3600:.2f}",
         *(f"{format_share(job['efficiency'])}{partly}", f"{memory}{partly}", reason),

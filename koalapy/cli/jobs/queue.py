@@ -100,7 +100,7 @@ def _describe_no_tasks(client: Client, array: int, states: list[JobState] | None
         raise CliError(f"job {array} is not an array", Exit.USAGE, f"see koala show {array}")
     if tasks["waiting"] == tasks["size"]:
         return f"no task of array {array} has started; {tasks['waiting']} wait"
-    counts = tables.tasks_text(tasks)
+    counts = tables.format_tasks(tasks)
     if states:
         return f"no started task of array {array} is {' or '.join(states)}; it has {counts}"
     return f"no task of array {array} runs; it has {counts}; --state lists ended tasks, as in --state succeeded"
@@ -108,7 +108,7 @@ def _describe_no_tasks(client: Client, array: int, states: list[JobState] | None
 
 def _describe_cut(listing: JobListing) -> str:
     count = listing.count or len(listing.jobs)
-    return tables.listed_of(len(listing.jobs), count, is_whole=listing.is_whole)
+    return tables.format_listed_count(len(listing.jobs), count, is_whole=listing.is_whole)
 
 
 def _watch_jobs(

@@ -179,11 +179,11 @@ def _take_options(request: RequestOptions, job: Annotated[Json, Options(JOB_OPTI
 
 def merge_request(script: RequestOptions, command_line: RequestOptions) -> RequestOptions:
     """Return the request of a script as the command line changes it."""
-    given = {name: value for name, value in asdict(command_line).items() if value is not None}
-    if any(kind in given for kind in KINDS):
-        dropped = KINDS if "flexible" in given else [each.name for each in fields(RequestOptions)]
+    overrides = {name: value for name, value in asdict(command_line).items() if value is not None}
+    if any(kind in overrides for kind in KINDS):
+        dropped = KINDS if "flexible" in overrides else [option.name for option in fields(RequestOptions)]
         script = replace(script, **dict.fromkeys(dropped))
-    return replace(script, **given)
+    return replace(script, **overrides)
 
 
 def merge_job(script: Json, command_line: Json) -> Json:
@@ -223,20 +223,20 @@ def load_script(path: str, names: set[str], *, translate: bool) -> LoadedScript:
     from koalapy.cli.jobs import translation
 
     script = read_script(path)
-    of_jobs = {name for parameter in click_command(DIRECTIVE, _take_options).params for name in parameter.opts}
-    refused = frozenset(names - of_jobs)
+    job_options = {name for parameter in click_command(DIRECTIVE, _take_options).params for name in parameter.opts}
+    refused = frozenset(names - job_options)
     options = read_directives(script, refused)
     if not translate:
         translation.note_foreign_lines(script)
         return LoadedScript(script.name, script.text, options)
-    translated = translation.translate(script, refused)
-    merged_request, merged_job = (
-        merge_request(translated.request, options.request),
-        merge_job(translated.job, options.job),
+    foreign = translation.translate(script, refused)
+    merged = ScriptOptions(
+        merge_request(foreign.request, options.request),
+        merge_job(foreign.job, options.job),
+        foreign.export if options.export is None else options.export,
+        {**foreign.lines, **options.lines},
     )
-    lines = {**translated.lines, **options.lines}
-    export = translated.export if options.export is None else options.export
-    return LoadedScript(script.name, script.text, ScriptOptions(merged_request, merged_job, export, lines))
+    return LoadedScript(script.name, script.text, merged)
 
 
 def print_note(text: str) -> None:

@@ -1,58 +1,56 @@
 """Translate the ``#SBATCH`` lines of Slurm and the ``#$`` lines of Grid Engine in a script to options of koalapy."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from koalapy.cli.jobs.script_file import Script, ScriptOptions, add_words, print_note, split_words
+from koalapy.cli.terminal.foreign_options import GRID_ENGINE, SLURM, ForeignOption, Unclear
 from koalapy.client.errors import CliError, Exit
-from koalapy.model.job_spec import find_unknown_pattern
 
-SLURM, GRID_ENGINE, PBS = "#SBATCH", "#$", "#PBS"
+SBATCH, QSUB, PBS = "#SBATCH", "#$", "#PBS"
+NO_PBS = "koalapy translates no lines of PBS; write #KOALA lines instead"
+OPTIONS: Mapping[str, Mapping[str, ForeignOption]] = {
+    prefix: {name: option for option in options for name in option.names}
+    for prefix, options in ((SBATCH, SLURM), (QSUB, GRID_ENGINE))
+}
+"""The options of each system, by prefix of its lines and by name."""
 
 
 @dataclass
-class Line:
-    """One option of a foreign line: what it becomes, or why it has no clear meaning."""
+class Directive:
+    """One option of a foreign line: the options of koalapy that it becomes, or why it has no clear meaning."""
 
     number: int
-    text: str
+    prefix: str
+    name: str
+    value: str
     words: list[str] = field(default_factory=list)
-    """The options of koalapy."""
     remark: str = ""
-    """Why it needs no option, or why it is not understood."""
     is_understood: bool = True
 
+    def __str__(self) -> str:
+        return f"{self.prefix} {self.name} {self.value}".rstrip()
 
-class Unclear(Exception):
-    """An option without a clear meaning here; the text says what to do instead."""
+    @property
+    def meaning(self) -> str:
+        meaning = " ".join(self.words) + (f" ({self.remark})" if self.words and self.remark else "") or self.remark
+        return meaning if self.is_understood else f"NOT UNDERSTOOD: {meaning}"
 
+    def translate(self) -> None:
+        try:
+            if (option := OPTIONS[self.prefix].get(self.name)) is None:
+                raise Unclear("koalapy has no such option")
+            self.words, self.remark = option.translate(self.value)
+        except Unclear as reason:
+            self.reject(str(reason))
 
-@dataclass
-class Nodes:
-    """The sizes that the lines of a script give, of which only all together have a meaning."""
+    def resolve(self, words: list[str], remark: str = "") -> None:
+        """Set the meaning that the option has together with other lines."""
+        self.words, self.remark, self.is_understood = words, remark, True
 
-    nodes: int | None = None
-    tasks: int | None = None
-    per_node: int | None = None
-    cpus: int | None = None
-    """Processors of each task."""
-    at_once: int | None = None
-    """Tasks of an array that may run at once."""
-
-    def words(self) -> list[str]:
-        """Return the options for these sizes. Raise ``Unclear`` if they say neither nodes nor ranks on each."""
-        nodes, per_node = self.nodes, self.per_node
-        if nodes is None and self.tasks is not None and (per_node or self.tasks == 1):
-            nodes = -(-self.tasks // (per_node or 1))
-        if nodes is None:
-            raise Unclear("it says no number of nodes: add #KOALA --flexible NODES --ppn RANKS")
-        if per_node is None and self.tasks is not None:
-            per_node = self.tasks // nodes
-        if self.tasks is not None and per_node and self.tasks != nodes * per_node:
-            raise Unclear(f"{self.tasks} ranks are not the same number on each of {nodes} nodes: use --ppn")
-        cores = ["--cores", str(self.cpus * (per_node or 1))] if self.cpus else []
-        return ["--flexible", str(nodes), *(["--ppn", str(per_node)] if per_node else []), *cores]
+    def reject(self, reason: str) -> None:
+        self.words, self.remark, self.is_understood = [], reason, False
 
 
 def translate(script: Script, refused: frozenset[str]) -> ScriptOptions:
@@ -60,28 +58,22 @@ def translate(script: Script, refused: frozenset[str]) -> ScriptOptions:
 
     Raise ``CliError`` if a line has no clear meaning.
     """
-    sizes = Nodes()
-    lines = [entry for number, text in script.head for entry in _read_line(number, text, sizes, script.name)]
-    of_sizes = [line for line in lines if line.remark == SIZES]
-    if of_sizes:
-        try:
-            of_sizes[0].words, of_sizes[0].remark = sizes.words(), ""
-        except Unclear as reason:
-            of_sizes[0].is_understood, of_sizes[0].remark = False, str(reason)
-    _join_lines(lines, sizes)
+    directives = [entry for number, text in script.head for entry in _read_line(number, text, script.name)]
+    _combine_sizes({entry.name: entry for entry in directives if entry.prefix == SBATCH})
+    _combine_grid_engine([entry for entry in directives if entry.prefix == QSUB])
     options = ScriptOptions()
     print_note(f"{script.name} is translated:")
-    for line in lines:
-        meaning = " ".join(line.words) or line.remark
-        if line.words and line.remark:
-            meaning = f"{meaning} ({line.remark})"
-        print_note(f"  line {line.number}: {line.text} → {'' if line.is_understood else 'NOT UNDERSTOOD: '}{meaning}")
-        if line.is_understood and line.words:
-            options = add_words(options, line.words, f"{script.name}:{line.number}", refused)
+    for entry in directives:
+        print_note(f"  line {entry.number}: {entry} → {entry.meaning}")
+        if entry.is_understood and entry.words:
+            options = add_words(options, entry.words, f"{script.name}:{entry.number}", refused)
+    if directives and not any(entry.name in ("--nodes", "--ntasks", "-pe") for entry in directives):
+        print_note("  no line says how many nodes → --flexible 1, unless #KOALA lines or options do")
+        options = add_words(options, ["--flexible", "1"], script.name, refused)
     for number, text in _find_variables(script):
         print_note(f"  line {number}: {text}")
     _note_late_lines(script, {number for number, _ in script.head})
-    if unclear := sorted({line.number for line in lines if not line.is_understood}):
+    if unclear := sorted({entry.number for entry in directives if not entry.is_understood}):
         if len(unclear) == 1:
             subject, hint = f"line {unclear[0]} is", "remove it, or write what it means as a #KOALA line"
         else:
@@ -90,102 +82,103 @@ def translate(script: Script, refused: frozenset[str]) -> ScriptOptions:
     return options
 
 
-def _join_lines(lines: list[Line], sizes: Nodes) -> None:
+def _combine_sizes(directives: Mapping[str, Directive]) -> None:
+    """Resolve the sizes of Slurm that have a meaning only together with others: tasks, GPUs and memory of all nodes."""
+
+    def read(name: str) -> int | None:
+        value = directives[name].value if name in directives else ""
+        return int(value) if re.fullmatch(r"[1-9][0-9]{0,8}", value) else None
+
+    nodes, tasks, per_node = read("--nodes"), read("--ntasks"), read("--ntasks-per-node")
+    if tasks is not None:
+        entry = directives["--ntasks"]
+        if nodes is None and (per_node or tasks == 1):
+            nodes = -(-tasks // (per_node or 1))
+            entry.resolve(["--flexible", str(nodes)])
+        elif nodes is not None and per_node is None:
+            per_node = tasks // nodes
+            entry.resolve(["--ppn", str(per_node)])
+        elif nodes is not None:
+            entry.resolve([], "together with the other sizes")
+        if nodes is not None and tasks != nodes * (per_node or 1):
+            entry.reject(f"{tasks} ranks are not the same number on each of {nodes} nodes: use --ppn")
+    elif "--nodes" not in directives and "--ntasks" not in directives:
+        nodes = 1
+    ranks, cpus = per_node or 1, read("--cpus-per-task") or 1
+    for name, option, part, count in (
+        ("--gpus", "--gpus-per-node", 1, nodes),
+        ("--gpus-per-task", "--gpus-per-node", ranks, 1),
+        ("--mem-per-cpu", "--mem", ranks * cpus, 1),
+    ):
+        if name in directives and nodes and count:
+            _resolve_amount(directives[name], OPTIONS[SBATCH][option], part, count)
+
+
+def _resolve_amount(entry: Directive, of_node: ForeignOption, factor: int, divisor: int) -> None:
+    """Set the meaning of an amount of which each node has ``factor / divisor``."""
+    try:
+        (option, amount), remark = of_node.translate(entry.value)
+    except (Unclear, ValueError):
+        return
+    number = re.search(r"^\d+(?=[KMGT]iB$)|\d+$", amount)
+    if number and int(number[0]) * factor % divisor == 0:
+        of_each = str(int(number[0]) * factor // divisor)
+        entry.resolve([option, f"{amount[: number.start()]}{of_each}{amount[number.end() :]}"], remark)
+
+
+def _combine_grid_engine(entries: Iterable[Directive]) -> None:
     """Join the tasks at once of Grid Engine to its array, and drop its soft time limit beside a hard one."""
-    arrays = [line for line in lines if line.words[:1] == ["--array"]]
-    has_limit = any(line.text.startswith(f"{GRID_ENGINE} -l h_rt=") for line in lines)
-    for line in lines:
-        if line.remark == AT_ONCE and arrays:
-            arrays[0].words[1] += f"%{sizes.at_once}"
-        elif line.remark == AT_ONCE:
-            line.is_understood, line.remark = False, "it needs an array: -t"
-        elif has_limit and line.text.startswith(f"{GRID_ENGINE} -l s_rt="):
-            line.words, line.remark = [], "h_rt is the limit; for a signal before it write #KOALA --signal"
+    directives = {
+        f"{entry.name} {entry.value}".partition("=")[0] if entry.name == "-l" else entry.name: entry
+        for entry in entries
+    }
+    array, at_once = directives.get("-t"), directives.get("-tc")
+    if array and array.words and at_once:
+        array.words[1] += f"%{at_once.value}"
+        at_once.resolve([], "together with -t")
+    if {"-l h_rt", "-l s_rt"} <= directives.keys():
+        directives["-l s_rt"].resolve([], "h_rt is the limit; use --signal for a signal before it")
 
 
 def note_foreign_lines(script: Script) -> None:
     """Print a hint if a script has lines of other systems, which have no effect without ``--translate``."""
     use = "add --translate to use them"
-    for prefix, system, hint in ((SLURM, "Slurm", use), (GRID_ENGINE, "Grid Engine", use), (PBS, "PBS", NO_PBS)):
+    for prefix, system, hint in ((SBATCH, "Slurm", use), (QSUB, "Grid Engine", use), (PBS, "PBS", NO_PBS)):
         if count := len([line for _, line in script.head if line.startswith(f"{prefix} ")]):
             what = f"{prefix} for {system}"
             lines = f"1 line {what}, which has" if count == 1 else f"{count} lines {what}, which have"
             print_note(f"{script.name} has {lines} no effect: {hint}")
 
 
-SIZES = "together with the other sizes"
-AT_ONCE = "together with -t"
-DEFAULT = "as koalapy does"
-NO_PBS = "koalapy translates no lines of PBS; write #KOALA lines instead"
-
-
-def _read_line(number: int, text: str, sizes: Nodes, name: str) -> list[Line]:
+def _read_line(number: int, text: str, name: str) -> list[Directive]:
     """Return the options of a line of Slurm or Grid Engine; nothing for a line of no system."""
     prefix = text.split(None, 1)[0] if text else ""
     if prefix == PBS:
-        return [Line(number, text, remark=NO_PBS, is_understood=False)]
-    if prefix not in (SLURM, GRID_ENGINE):
+        return [Directive(number, prefix, text.removeprefix(PBS).strip(), "", remark=NO_PBS, is_understood=False)]
+    if prefix not in OPTIONS:
         return []
     words = split_words(text[len(prefix) :], f"{name}:{number}")
-    pairs = _split_slurm(words) if prefix == SLURM else _split_grid_engine(words)
-    lines = []
-    for option, value in pairs:
-        line = Line(number, f"{prefix} {option} {value}".rstrip())
-        meaning = (SLURM_OPTIONS if prefix == SLURM else GRID_ENGINE_OPTIONS).get(option)
-        try:
-            if meaning is None:
-                raise Unclear("koalapy has no such option")
-            line.words, line.remark = meaning(value, sizes)
-        except Unclear as reason:
-            line.is_understood, line.remark = False, str(reason)
-        lines.append(line)
-    return lines
-
-
-Meaning = Callable[[str, Nodes], tuple[list[str], str]]
-SHORT = {
-    "-N": "--nodes",
-    "-n": "--ntasks",
-    "-c": "--cpus-per-task",
-    "-t": "--time",
-    "-J": "--job-name",
-    "-o": "--output",
-    "-e": "--error",
-    "-D": "--chdir",
-    "-p": "--partition",
-    "-A": "--account",
-    "-q": "--qos",
-    "-C": "--constraint",
-    "-G": "--gpus",
-    "-x": "--exclude",
-    "-w": "--nodelist",
-    "-d": "--dependency",
-    "-a": "--array",
-    "-M": "--clusters",
-    "-b": "--begin",
-    "-i": "--input",
-}
-FLAGS = ("--exclusive", "--requeue", "--no-requeue", "--hold", "--wait", "--parsable", "--contiguous", "--overcommit")
-SHORT_FLAGS = {"-H": "--hold", "-W": "--wait", "-O": "--overcommit"}
+    pairs = _split_slurm(words) if prefix == SBATCH else _split_grid_engine(words)
+    directives = [Directive(number, prefix, option, value) for option, value in pairs]
+    for entry in directives:
+        entry.translate()
+    return directives
 
 
 def _split_slurm(words: list[str]) -> list[tuple[str, str]]:
-    """Return the options of a Slurm line in their long form, each with its value."""
+    """Return the options of a Slurm line under their long names, each with its value."""
     pairs = []
     while words:
         word, words = words[0], words[1:]
         name, equals, value = word.partition("=")
-        if word.startswith("--"):
-            if not equals and name not in FLAGS and words and not words[0].startswith("-"):
-                value, words = words[0], words[1:]
-            pairs.append((name, value))
-        elif word[:2] in SHORT_FLAGS:
-            pairs.append((SHORT_FLAGS[word[:2]], ""))
-        elif word[:2] in SHORT and len(word) > 2:
-            pairs.append((SHORT[word[:2]], word[2:].removeprefix("=")))
-        else:
-            value, words = (words[0], words[1:]) if words and not words[0].startswith("-") else ("", words)
-            pairs.append((SHORT.get(word, word), value))
+        if not word.startswith("--") and word.startswith("-"):
+            name, value = word[:2], word[2:].removeprefix("=")
+        option = OPTIONS[SBATCH].get(name)
+        if option is not None and option.is_flag:
+            value = value if equals else ""
+        elif not equals and not value and words and not words[0].startswith("-"):
+            value, words = words[0], words[1:]
+        pairs.append((option.names[0] if option else name, value))
     return pairs
 
 
@@ -201,269 +194,6 @@ def _split_grid_engine(words: list[str]) -> list[tuple[str, str]]:
     return [(option, part) for option, value in pairs for part in (value.split(",") if option == "-l" else [value])]
 
 
-def _number(text: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) == 0:
-        raise Unclear("give one number")
-    return int(text)
-
-
-def _nodes(value: str, sizes: Nodes) -> tuple[list[str], str]:
-    sizes.nodes = _number(value)
-    return [], SIZES
-
-
-def _tasks(value: str, sizes: Nodes) -> tuple[list[str], str]:
-    sizes.tasks = _number(value)
-    return [], SIZES
-
-
-def _per_node(value: str, sizes: Nodes) -> tuple[list[str], str]:
-    sizes.per_node = _number(value)
-    return [], SIZES
-
-
-def _cpus(value: str, sizes: Nodes) -> tuple[list[str], str]:
-    sizes.cpus = _number(value)
-    return [], SIZES
-
-
-def _slurm_time(value: str, _: Nodes) -> tuple[list[str], str]:
-    """Convert minutes, minutes:seconds, hours:minutes:seconds, and days before hours."""
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", value)
-    if match is None:
-        raise Unclear("it is no time of Slurm: add #KOALA --walltime, as 90m or 1:30:00")
-    days, first, second, third = (None if part is None else int(part) for part in match.groups())
-    if days is not None:
-        seconds = days * 86400 + (first or 0) * 3600 + (second or 0) * 60 + (third or 0)
-    elif third is not None:
-        seconds = (first or 0) * 3600 + (second or 0) * 60 + third
-    else:
-        seconds = (first or 0) * 60 + (second or 0)
-    return ["--walltime", _duration(seconds)], ""
-
-
-def _duration(seconds: int) -> str:
-    if seconds == 0:
-        raise Unclear("it is no time limit: remove it, koalapy has none without --walltime")
-    return next(f"{seconds // unit}{name}" for unit, name in ((3600, "h"), (60, "m"), (1, "s")) if seconds % unit == 0)
-
-
-def _file(option: str) -> Meaning:
-    """Return the meaning of an option that names a file for output. Patterns of Slurm have the same meaning here."""
-
-    def meaning(value: str, _: Nodes) -> tuple[list[str], str]:
-        if pattern := find_unknown_pattern(value):
-            raise Unclear(f"koalapy does not replace {pattern} in {option}: use %j, %A, %a or %x")
-        return [option, value], "on the cluster of the script"
-
-    return meaning
-
-
-def _gres(value: str, sizes: Nodes) -> tuple[list[str], str]:
-    if value != "gpu" and not value.startswith("gpu:"):
-        raise Unclear("koalapy has no such resource: write #KOALA --gpus with the GPUs of each node")
-    return _gpus(value.removeprefix("gpu").removeprefix(":") or "1", sizes)
-
-
-def _gpus(value: str, _: Nodes) -> tuple[list[str], str]:
-    match = re.fullmatch(r"(\d+)|([A-Za-z]\w*)(?::(\d+))?", value)
-    if match is None:
-        raise Unclear("write #KOALA --gpus with the GPUs of each node")
-    return ["--gpus", match[1] or f"{match[2]}:{match[3] or 1}"], "on each node"
-
-
-def _features(value: str, _: Nodes) -> tuple[list[str], str]:
-    if not re.fullmatch(r"[\w.+-]+(&[\w.+-]+)*", value):
-        raise Unclear("koalapy has no alternatives of features: write #KOALA --feature with each that is needed")
-    return [word for name in value.split("&") for word in ("--feature", name)], ""
-
-
-def _mail_type(value: str, _: Nodes) -> tuple[list[str], str]:
-    kinds = {"BEGIN": ["begin"], "END": ["end"], "FAIL": ["fail"], "ALL": ["begin", "end", "fail"], "NONE": []}
-    names = [name.strip().upper() for name in value.split(",")]
-    if unknown := [name for name in names if name not in kinds]:
-        raise Unclear(f"koalapy sends no mail about {', '.join(unknown)}: use BEGIN, END or FAIL")
-    events = dict.fromkeys(event for name in names for event in kinds[name])
-    return [word for event in events for word in ("--mail-type", event)], "" if events else "no mail"
-
-
-def _signal(value: str, _: Nodes) -> tuple[list[str], str]:
-    scope, colon, rest = value.rpartition(":")
-    if colon and scope != "R":
-        raise Unclear("all processes get the signal except the script itself: write #KOALA --signal TERM@60")
-    return ["--signal", rest if "@" in rest else f"{rest}@60"], ""
-
-
-def _memory(value: str, _: Nodes) -> tuple[list[str], str]:
-    match = re.fullmatch(r"(\d+)([KMGT]?)B?", value, re.IGNORECASE)
-    if match is None:
-        raise Unclear("it is no memory of Slurm: add #KOALA --memory, as 16GB")
-    if int(match[1]) == 0:
-        return [], f"all memory of the nodes, {DEFAULT}"
-    return ["--memory", f"{match[1]}{(match[2] or 'M').upper()}iB"], "on each node"
-
-
-def _export(value: str, _: Nodes) -> tuple[list[str], str]:
-    if not value:
-        raise Unclear("its value is missing")
-    names = [name for name in value.split(",") if name.upper() not in ("NONE", "NIL")]
-    others = [name for name in names if name.upper() != "ALL"]
-    if not names:
-        return [], DEFAULT
-    return ["--export", ",".join(others if len(others) == len(names) else ["ALL", *others])], ""
-
-
-def _switches(value: str, _: Nodes) -> tuple[list[str], str]:
-    if value != "1":
-        raise Unclear("koalapy counts no switches: write #KOALA --coallocation never for nodes of one cluster")
-    return ["--coallocation", "never"], ""
-
-
-def _dependency(value: str, _: Nodes) -> tuple[list[str], str]:
-    if "singleton" in value:
-        raise Unclear("koalapy has no singleton")
-    raise Unclear("numbers of Slurm's jobs mean nothing here")
-
-
-def _only(supported: str, instead: str) -> Meaning:
-    """Return the meaning of an option of which koalapy always does what one value says."""
-
-    def meaning(value: str, _: Nodes) -> tuple[list[str], str]:
-        if value != supported:
-            raise Unclear(instead)
-        return [], DEFAULT
-
-    return meaning
-
-
-def _simple(option: str) -> Meaning:
-    def meaning(value: str, _: Nodes) -> tuple[list[str], str]:
-        if not value:
-            raise Unclear("its value is missing")
-        return [option, value], ""
-
-    return meaning
-
-
-def _fixed(*words: str, remark: str = "") -> Meaning:
-    return lambda _value, _sizes: (list(words), remark)
-
-
-def _unclear(instead: str) -> Meaning:
-    def meaning(_value: str, _sizes: Nodes) -> tuple[list[str], str]:
-        raise Unclear(instead)
-
-    return meaning
-
-
-SAME = ("--account", "--array", "--begin", "--deadline", "--exclude", "--mail-user", "--partition", "--qos")
-"""Options of Slurm that have the same name and meaning here."""
-COMMAND_LINE = "it is an option of the command: give koala submit {} in its place"
-SLURM_OPTIONS: Mapping[str, Meaning] = {
-    **{option: _simple(option) for option in SAME},
-    "--nodes": _nodes,
-    "--ntasks": _tasks,
-    "--ntasks-per-node": _per_node,
-    "--tasks-per-node": _per_node,
-    "--time": _slurm_time,
-    "--job-name": _simple("--name"),
-    "--output": _file("--output"),
-    "--error": _file("--error"),
-    "--chdir": _simple("--chdir"),
-    "--workdir": _simple("--chdir"),
-    "--mail-type": _mail_type,
-    "--signal": _signal,
-    "--requeue": _fixed(remark=DEFAULT),
-    "--no-requeue": _fixed("--max-restarts", "0"),
-    "--exclusive": _fixed(remark=f"whole nodes, {DEFAULT}"),
-    "--mem": _memory,
-    "--export": _export,
-    "--gpus-per-node": _gpus,
-    "--gres": _gres,
-    "--mincpus": _simple("--cores"),
-    "--switches": _switches,
-    "--kill-on-invalid-dep": _only("yes", "a job that waits for an end that cannot come always fails"),
-    "--open-mode": _only("append", "koalapy appends to files for output: put %j into their names"),
-    "--input": _unclear("jobs have no standard input: use koala run < file"),
-    "--constraint": _features,
-    "--gpus": _unclear("it counts the GPUs of all nodes: write #KOALA --gpus with those of each node"),
-    "--priority": _unclear("koalapy has --priority high and low only"),
-    "--nodelist": _unclear("name clusters by #KOALA --fixed CLUSTER:NODES"),
-    "--cpus-per-task": _cpus,
-    "--dependency": _dependency,
-    "--wait": _unclear(COMMAND_LINE.format("--wait")),
-    "--parsable": _unclear(COMMAND_LINE.format("--quiet")),
-    "--hold": _unclear("use koala hold after the submission"),
-    "--clusters": _unclear("name clusters by #KOALA --fixed CLUSTER:NODES"),
-}
-
-
-def _resources(value: str, _: Nodes) -> tuple[list[str], str]:
-    """Convert the requested run time of Grid Engine, in seconds or as hours:minutes:seconds."""
-    name, _equals, amount = value.partition("=")
-    if name not in ("h_rt", "s_rt") or not re.fullmatch(r"\d+(:\d+){0,2}", amount):
-        raise Unclear(f"koalapy has no resource {value}: choose nodes by its options")
-    numbers = [int(number) for number in amount.split(":")]
-    seconds = sum(number * unit for number, unit in zip(reversed(numbers), (1, 60, 3600), strict=False))
-    return ["--walltime", _duration(seconds)], ""
-
-
-def _at_once(value: str, sizes: Nodes) -> tuple[list[str], str]:
-    sizes.at_once = _number(value)
-    return [], AT_ONCE
-
-
-def _grid_engine_mail(value: str, _: Nodes) -> tuple[list[str], str]:
-    kinds = {"b": "begin", "e": "end", "a": "fail"}
-    if value == "n":
-        return [], "no mail"
-    if unknown := set(value) - kinds.keys():
-        raise Unclear(f"koalapy sends no mail about {', '.join(sorted(unknown))}: use b, e or a")
-    return [word for letter in value for word in ("--mail-type", kinds[letter])], ""
-
-
-def _variables(value: str, _: Nodes) -> tuple[list[str], str]:
-    return [word for name in value.split(",") for word in ("--env", name)], ""
-
-
-def _join(value: str, _: Nodes) -> tuple[list[str], str]:
-    if value not in ("", "y", "yes"):
-        raise Unclear("koalapy has one output, with errors in it")
-    return [], f"errors are in the output, {DEFAULT}"
-
-
-def _shell(value: str, _: Nodes) -> tuple[list[str], str]:
-    return [], f"the script's first line names its interpreter, not {value}"
-
-
-def _rerun(value: str, _: Nodes) -> tuple[list[str], str]:
-    return ([], DEFAULT) if value in ("y", "yes") else (["--max-restarts", "0"], "")
-
-
-SLOTS = "slots do not say how many nodes: write #KOALA --flexible NODES --ppn RANKS in its place"
-GRID_ENGINE_OPTIONS: Mapping[str, Meaning] = {
-    "-N": _simple("--name"),
-    "-l": _resources,
-    "-cwd": _fixed(remark=f"it starts in the current folder where that exists, {DEFAULT}"),
-    "-wd": _simple("--chdir"),
-    "-o": _file("--output"),
-    "-q": _simple("--partition"),
-    "-A": _simple("--account"),
-    "-e": _file("--error"),
-    "-j": _join,
-    "-v": _variables,
-    "-V": _fixed("--export", "ALL"),
-    "-m": _grid_engine_mail,
-    "-M": _simple("--mail-user"),
-    "-S": _shell,
-    "-r": _rerun,
-    "-pe": _unclear(SLOTS),
-    "-t": _simple("--array"),
-    "-tc": _at_once,
-    "-hold_jid": _unclear("names of Grid Engine's jobs mean nothing here"),
-    "-sync": _unclear(COMMAND_LINE.format("--wait")),
-    "-terse": _unclear(COMMAND_LINE.format("--quiet")),
-}
 VARIABLES = {
     "SLURM_JOB_ID": "KOALA_JOB_ID",
     "SLURM_JOBID": "KOALA_JOB_ID",
@@ -472,6 +202,7 @@ VARIABLES = {
     "SLURM_NNODES": "KOALA_NODES",
     "SLURM_JOB_NUM_NODES": "KOALA_NODES",
     "SLURM_NTASKS_PER_NODE": "KOALA_PPN",
+    "SLURM_CPUS_PER_TASK": "OMP_NUM_THREADS, or leave it out: ranks have it",
     "SLURM_NODELIST": "KOALA_NODELIST",
     "SLURM_JOB_NODELIST": "KOALA_NODELIST",
     "SLURM_SUBMIT_DIR": "nothing: the script starts in the folder of the submission where that exists",
@@ -489,6 +220,7 @@ VARIABLES = {
 """Variables of Slurm and Grid Engine, and those to use in a script of koalapy."""
 VARIABLE = re.compile(r"\$\{?(SLURM_\w+|SGE_\w+|JOB_ID|NSLOTS|NHOSTS|PE_HOSTFILE)\b")
 COMMANDS = re.compile(r"(?:^|[;&|(]|\s)(srun|sbcast|sgather|qrsh)\s")
+MODULE = re.compile(r"(?:^|[;&|(])\s*(?:module\s+(?:load|add|restore)|ml)\s")
 
 
 def _find_variables(script: Script) -> list[tuple[int, str]]:
@@ -503,10 +235,12 @@ def _find_variables(script: Script) -> list[tuple[int, str]]:
         for command in dict.fromkeys(COMMANDS.findall(line)):
             use = "mpirun" if command in ("srun", "qrsh") else "--stage and --collect"
             remarks.append((number, f"{command} does not reach the nodes of other clusters: use {use}"))
+        if MODULE.search(line) and "mpirun" in script.text:
+            remarks.append((number, "a module may put its own mpirun first in PATH: use koala mpirun"))
     return remarks
 
 
 def _note_late_lines(script: Script, head: set[int]) -> None:
-    for number in (*script.lines_with(SLURM), *script.lines_with(GRID_ENGINE)):
+    for number in (*script.lines_with(SBATCH), *script.lines_with(QSUB)):
         if number not in head:
             print_note(f"  line {number}: it has no effect, since it follows a command")

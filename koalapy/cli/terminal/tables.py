@@ -65,12 +65,12 @@ def signed_duration(seconds: float | None) -> str:
     return "-" if seconds is None else f"{'-' if seconds < 0 else '+'}{format_duration(abs(seconds))}"
 
 
-def moment_text(moment: str | None) -> str:
+def format_moment(moment: str | None) -> str:
     """Return a time of the API to the second, or a dash for None."""
     return moment.partition(".")[0].replace("T", " ") if moment else "-"
 
 
-def listed_of(listed: int, count: int, *, is_whole: bool = True) -> str:
+def format_listed_count(listed: int, count: int, *, is_whole: bool = True) -> str:
     """Return how many jobs of how many are listed: ``20 of 1,312 jobs; --limit 100 for more``.
 
     ``is_whole``: the count includes all; else there are more.
@@ -86,7 +86,7 @@ def _parse_time(text: str) -> datetime:
     return datetime.fromisoformat(text.replace("Z", "+00:00"))
 
 
-def tasks_text(tasks: Tasks) -> str:
+def format_tasks(tasks: Tasks) -> str:
     """Return the numbers of an array's tasks: ``16 running, 184 waiting``."""
     counts: Mapping[str, object] = tasks
     states = ("running", "waiting", "succeeded", "failed", "cancelled")
@@ -97,7 +97,7 @@ def _job_reason(job: Job | ListedJob) -> str:
     """Return why a job waits or how it ended; for an array the numbers of its tasks first."""
     if (tasks := job["tasks"]) is not None:
         reason = job["reason"] if job["state"] in ("queued", "held") and not tasks["running"] else ""
-        return tasks_text(tasks) + (f"; {reason}" if reason else "")
+        return format_tasks(tasks) + (f"; {reason}" if reason else "")
     return "-" if job["state"] in ("running", "succeeded") else job["reason"] or "-"
 
 
@@ -160,12 +160,18 @@ def _class_table(classes: Sequence[Json]) -> str:
         "FEATURES": lambda c: ",".join(c.get("features", ())),
         "PARTITIONS": lambda c: ",".join(c.get("partitions", ())),
     }
-    shown = {name: cell for name, cell in columns.items() if name == "MEMORY" or any(map(cell, classes))}
+    visible_columns = {name: cell for name, cell in columns.items() if name == "MEMORY" or any(map(cell, classes))}
     rows = [
-        [c["name"] or "all", c["total"], c["idle"], f"{c['power']:g}", *(cell(c) or "-" for cell in shown.values())]
+        [
+            c["name"] or "all",
+            c["total"],
+            c["idle"],
+            f"{c['power']:g}",
+            *(cell(c) or "-" for cell in visible_columns.values()),
+        ]
         for c in classes
     ]
-    return format_table(["CLASS", "TOTAL", "IDLE", "POWER", *shown], rows)
+    return format_table(["CLASS", "TOTAL", "IDLE", "POWER", *visible_columns], rows)
 
 
 def _format_gpus(gpus: Json) -> str:
@@ -259,7 +265,7 @@ def job_page(
     facts = [
         ("job", f"{job['id']}" + (f" ({job['name']})" if job["name"] else "")),
         *([("task", name_of(job))] if job["array_job"] is not None else []),
-        *([("array", f"{job['array']}: {tasks_text(job['tasks'])}")] if job["tasks"] is not None else []),
+        *([("array", f"{job['array']}: {format_tasks(job['tasks'])}")] if job["tasks"] is not None else []),
         ("user", job["owner"]),
         ("state", job["state"] + (f": {job['reason']}" if job["reason"] else "")),
         ("request", f"{request['type']}, {format_nodes(nodes_of(request))}, {job['priority']} priority"),
@@ -311,19 +317,19 @@ def _run_facts(job: Job) -> list[tuple[str, str]]:
         ("in all", _format_seconds(job["response_time"])),
         ("tries", f"{job['placement_tries']} placement, {job['claiming_tries']} claiming, {job['restarts']} restarts"),
         ("exit code", "-" if job["exit_code"] is None else str(job["exit_code"])),
-        *use_facts(job),
+        *list_use(job),
     ]
 
 
-def use_facts(job: Job) -> list[tuple[str, str]]:
+def list_use(job: Job) -> list[tuple[str, str]]:
     """Return the program's use of processors and memory as lines of the page, once a component's program has ended."""
     components = job["components"]
     nodes, measured = sum(c["size"] for c in components), sum(c["measured_nodes"] for c in components)
     if not job["started_at"] or not (measured or job["ended_at"]):
         return []
-    known = [c for c in components if c["cpu_time"] is not None]
-    used = sum(c["cpu_time"] or 0.0 for c in known) if known else None
-    available = sum(c["cpu_available"] or 0.0 for c in known) if known else None
+    with_times = [c for c in components if c["cpu_time"] is not None]
+    used = sum(c["cpu_time"] or 0.0 for c in with_times) if with_times else None
+    available = sum(c["cpu_available"] or 0.0 for c in with_times) if with_times else None
     peak = max((c["peak_memory"] for c in components if c["peak_memory"] is not None), default=None)
     facts = [
         ("CPU used", format_cpu_use(used, available, measured, nodes)),
@@ -344,19 +350,19 @@ def _dependency_graph(job: Job, *, unicode: bool) -> str:
 
     Alternatives of one entry of ``after`` are marked by ``or``.
     """
-    before, after, label = job["dependencies"], job["dependents"], f"job {job['id']}"
+    dependencies, dependents, label = job["dependencies"], job["dependents"], f"job {job['id']}"
     edges = []
-    for index, each in enumerate(before[:MAX_EDGES]):
-        is_alternative = index > 0 and before[index - 1]["clause"] == each["clause"]
-        edges.append((f"{'or ' if is_alternative else ''}{_related_label(each)}", each["condition"], label))
-    edges += [(label, each["condition"], _related_label(each)) for each in after[:MAX_EDGES]]
+    for index, related in enumerate(dependencies[:MAX_EDGES]):
+        is_alternative = index > 0 and dependencies[index - 1]["clause"] == related["clause"]
+        edges.append((f"{'or ' if is_alternative else ''}{_related_label(related)}", related["condition"], label))
+    edges += [(label, related["condition"], _related_label(related)) for related in dependents[:MAX_EDGES]]
     line, arrow = ("──", "─▶") if unicode else ("--", "->")
     start_width, condition_width = (max(len(edge[column]) for edge in edges) for column in (0, 1))
     lines = [
         f"  {start.ljust(start_width)} {line} {condition.ljust(condition_width)} {arrow} {end}"
         for start, condition, end in edges
     ]
-    hidden = len(before) + len(after) - len(edges)
+    hidden = len(dependencies) + len(dependents) - len(edges)
     return "\n".join(["dependencies", *lines, *([f"  and {hidden} more; --json lists all"] if hidden else [])])
 
 
