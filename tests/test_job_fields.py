@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from koalapy.api.fields import as_json
 from koalapy.api.job_views import JobSubmission, JobView, job_view
-from koalapy.cli.jobs.job_options import form_of
+from koalapy.cli.jobs.submission import form_of
 from koalapy.cli.jobs.submit import submit_job
 from koalapy.cli.terminal.arguments import click_command
 from koalapy.daemon.jobs.job_records import JobRecord

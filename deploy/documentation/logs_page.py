@@ -1,4 +1,4 @@
-"""Build the reference of log actions from the calls that log them and from `koalapy.config.log_actions`."""
+"""Build the reference of log actions from the calls that log them and from `koalapy.config.logs`."""
 
 import ast
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from koalapy.config.log_actions import MAPPED_FIELDS, MEANINGS
+from koalapy.config.logs import MAPPED_FIELDS, MEANINGS
 
 CODE = Path(__file__).parents[2] / "koalapy"
 LEVELS = ("debug", "info", "warning", "error", "critical")

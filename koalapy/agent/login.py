@@ -24,7 +24,8 @@ from koalapy.model.throttle import Throttle
 from koalapy.protocol.messages import Vouch, Vouched, Welcome
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 from koalapy.system.event_loop import ACCEPTS_PER_TURN, raise_backlog
-from koalapy.system.login_socket import DIRECTORY, MAX_LINE_BYTES, get_peer, open_socket_folder, socket_address
+from koalapy.system.files import DIRECTORY, MAX_LINE_BYTES, open_socket_folder, socket_address
+from koalapy.system.process import get_peer
 
 log = structlog.get_logger()
 

@@ -1,38 +1,43 @@
-"""The start of a cluster's agent: its settings, its resource manager's adapter, its programs' environment."""
+"""Start a cluster's agent: lock its directory, and prepare its settings, adapter and environment of programs."""
 
 import asyncio
 import contextlib
+import errno
+import fcntl
 import json
 import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import fields
+from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import structlog
 import uvloop
 
 from koalapy.agent.accounts import SwitchMethod, detect_switch_method
 from koalapy.agent.core.agent import run_agent
-from koalapy.agent.core.directory_lock import lock_directory
 from koalapy.agent.core.handover import read_handover
 from koalapy.agent.core.settings import NO_SOCKET, AgentSettings, SiteSettings
 from koalapy.agent.core.spool import Spool
 from koalapy.agent.lrm.local.adapter import LocalLrm
 from koalapy.agent.lrm.port import Finding, Lrm
-from koalapy.config.installed import INSTALLED_CONFIGURATIONS, installed_configuration
 from koalapy.config.logs import configure_logging, warn_of_unknown_variables, watch_out_for_crashes
 from koalapy.config.settings import ClusterSection, Settings, load_settings
-from koalapy.model.errors import UsageError
-from koalapy.system.files import make_private_directory
-from koalapy.system.login_socket import SOCKET_NAME as LOGIN_SOCKET
-from koalapy.system.login_socket import well_known_path
-from koalapy.system.process import drop_own_variables, raise_file_limit
-from koalapy.system.systemd import ServiceManager
+from koalapy.config.strict_yaml import INSTALLED_CONFIGURATIONS, installed_configuration
+from koalapy.model.errors import ConflictError, UsageError
+from koalapy.system.files import SOCKET_NAME as LOGIN_SOCKET
+from koalapy.system.files import make_private_directory, well_known_path
+from koalapy.system.process import ServiceManager, drop_own_variables, raise_file_limit
 from koalapy.system.tls import SYSTEM_TRUST, Trust, check_encrypted
+
+log = structlog.get_logger()
 
 PREDECESSOR_TIMEOUT = 10.0
 """Seconds that an embedded agent waits for an earlier one, which its daemon may have left running."""
@@ -303,3 +308,62 @@ def _configuration_finding(cluster: str, config: Path | None, installed: Sequenc
         f"none was given, and neither {places} exists: this checks the built-in embedded cluster {cluster}",
         "give the cluster's configuration with --config or KOALA_CONFIG",
     )
+
+
+RETRY_DELAY = 0.1
+"""Seconds between two attempts."""
+
+
+@contextmanager
+def lock_directory(directory: Path, timeout: float = 0.0) -> Iterator[None]:
+    """Lock a directory for this process. Raise ``ConflictError`` with the holder after ``timeout`` seconds.
+
+    The kernel releases the lock when the process ends. It holds between hosts if the file system supports locks, as NFS
+    does; otherwise nothing is locked.
+    """
+    file = os.open(directory / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        _lock_file(file, directory, time.monotonic() + timeout)
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        with suppress(OSError):  # the lock holds even if the disk is full
+            os.ftruncate(file, 0)
+            os.pwrite(file, json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": now}).encode(), 0)
+        yield
+    finally:
+        os.close(file)
+
+
+def _lock_file(file: int, directory: Path, deadline: float) -> None:
+    """Lock an open file, or log that locks are unsupported. Raise ``ConflictError`` at the deadline (monotonic)."""
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() < deadline:
+                time.sleep(RETRY_DELAY)
+                continue
+            raise ConflictError(
+                f"{directory} is in use by another agent: {_holder(file)}",
+                field="--directory",
+                value=str(directory),
+                hint="stop that agent, or give this one another directory with --directory",
+            ) from None
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+                raise
+            log.warning(
+                "the file system supports no locks: make sure that only one agent uses the directory",
+                action="no-locks",
+                directory=str(directory),
+            )
+            return
+
+
+def _holder(file: int) -> str:
+    """Return the process that holds a lock, as text, from the content of the lock file."""
+    try:
+        holder = json.loads(os.pread(file, 4096, 0))
+        return f"process {holder['pid']} on {holder['host']}, since {holder['since']}"
+    except (ValueError, KeyError, TypeError):
+        return "an agent that is starting"

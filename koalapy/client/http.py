@@ -67,7 +67,11 @@ class Connection:
         Raise ``ValueError`` for an invalid URL.
         """
         host, port = url.hostname or "", url.port or PORTS[url.scheme]
-        proxy = _find_proxy(url.scheme, host) if by_proxy else None
+        proxy = None
+        if by_proxy:
+            from urllib.request import getproxies, proxy_bypass  # slow to import
+
+            proxy = None if proxy_bypass(host) else getproxies().get(url.scheme)
         self.headers, self.by_proxy, self.trust = headers, by_proxy, trust
         self._timeouts = timeouts
         self._headers = _credential_header(url, "Authorization") | dict(headers)
@@ -210,12 +214,6 @@ def _create_tunnel(
     opened = via()
     opened.set_tunnel(host, port, headers=headers)
     return opened
-
-
-def _find_proxy(scheme: str, host: str) -> str | None:
-    from urllib.request import getproxies, proxy_bypass
-
-    return None if proxy_bypass(host) else getproxies().get(scheme)
 
 
 def _credential_header(url: SplitResult, header: str) -> dict[str, str]:

@@ -20,7 +20,7 @@ from pydantic_settings import (
 )
 
 from koalapy.agent.core.settings import SiteSettings
-from koalapy.config.errors import DELIMITER, PREFIX, configuration_error
+from koalapy.config.errors import DELIMITER, OF_COMMANDS, OF_JOBS, PREFIX, configuration_error
 from koalapy.config.notifications import NotificationSection
 from koalapy.config.strict_yaml import read_file
 from koalapy.config.types import (
@@ -37,7 +37,6 @@ from koalapy.config.types import (
     UserPattern,
     parse_proxy,
 )
-from koalapy.config.variables import OF_COMMANDS, OF_JOBS
 from koalapy.model.alert import AlertRules
 from koalapy.model.cluster import ClusterPair, Link, LinkUse, check_cluster, pair_of
 from koalapy.model.disk import DiskLimits

@@ -1,5 +1,9 @@
-"""Read YAML files. Reject a mapping with a duplicate key, of which PyYAML silently keeps the last."""
+"""Find the configuration file, and read YAML files.
 
+A mapping with a duplicate key is rejected; PyYAML silently keeps the last of them.
+"""
+
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,3 +93,24 @@ def read_file(path: Path) -> dict[str, Any]:
         if not isinstance(key, str) or key.startswith("_"):  # such keys would be arguments of the settings class
             raise UsageError(f"{path}: {key!r} is not the name of a setting", field=str(key), hint="leave it out")
     return values
+
+
+INSTALLED_CONFIGURATIONS = ("~/.config/koala/koala.yaml", "/etc/koala/koala.yaml")
+"""Configuration files of the account, and of the site."""
+
+
+def installed_configuration(places: Sequence[str] = INSTALLED_CONFIGURATIONS) -> Path | None:
+    """Return the configuration file of this host's daemon and agents, None if there is none.
+
+    The account's own file precedes the site's. Return an unreadable file as well, so that reading it reports the error.
+    """
+    for name in places:
+        path = Path(name).expanduser()
+        try:
+            path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError:
+            pass  # reading it reports the error
+        return path
+    return None

@@ -14,8 +14,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 from koalapy import __version__
-from koalapy.config.installed import installed_configuration
 from koalapy.config.settings import load_settings
+from koalapy.config.strict_yaml import installed_configuration
 from koalapy.model.errors import ConflictError, DatabaseDamaged, NotFoundError, StoreUnavailable, UsageError
 from koalapy.store.engine import file_of, make_engine
 from koalapy.store.job_numbers import NUMBERS_FILE, recorded_numbers

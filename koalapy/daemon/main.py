@@ -28,8 +28,7 @@ from koalapy.daemon.web_server import ServerOptions, bind_listener, build_applic
 from koalapy.policies.registry import Registry, load_policies
 from koalapy.system.files import FOR_OTHERS, make_private_directory
 from koalapy.system.local_token import TOKEN_FILE
-from koalapy.system.process import drop_own_variables, raise_file_limit
-from koalapy.system.systemd import ServiceManager
+from koalapy.system.process import ServiceManager, drop_own_variables, raise_file_limit
 
 CONTENTS = ("koala.db", TOKEN_FILE, "bundles", "results", "clusters")
 """Entries by which a folder is recognized as a data directory."""

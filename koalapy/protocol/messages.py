@@ -435,7 +435,7 @@ class PlanRelay(TypedDict):
     """Pairs of clusters, each sorted by name, that may be relayed. ``any``: only if their nodes do not reach each
     other directly. Other pairs are direct."""
     bases: list[int]
-    """First ports of alternative layouts (``runner/relay_layout.py``), to be tried in this order. Empty: relayed links
+    """First ports of alternative layouts (``runner/relay_links.py``), to be tried in this order. Empty: relayed links
     cannot be used, so that a job that needs them fails."""
 
 

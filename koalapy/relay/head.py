@@ -10,19 +10,18 @@ from typing import Any, NamedTuple
 import structlog
 
 from koalapy.config.types import is_address
-from koalapy.relay.attempts import Attempt, AttemptNode, Peer
-from koalapy.relay.limits import Limits
+from koalapy.relay.attempts import Attempt, AttemptNode, Limits, Peer
 from koalapy.relay.relay import Child, DialledStream, Relay, Stream, StreamId, Via, park
 from koalapy.relay.server import Server
 from koalapy.relay.tls_side import TlsSide, connect_head, connect_tls
 from koalapy.runner.link import Loop
-from koalapy.runner.relay_lines import LineConnection
 from koalapy.runner.relay_protocol import (
     MAX_CONTROL_LINE,
     MAX_NODES,
     ChildHandshake,
     ControlChannel,
     Credentials,
+    LineConnection,
     Refused,
     check_seal,
     check_ticket,

@@ -5,14 +5,14 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from koalapy.relay.limits import Limits
+from koalapy.relay.attempts import Limits
 from koalapy.relay.relay import Child, DialledStream, Relay, Via, park
 from koalapy.relay.server import Server
 from koalapy.relay.tls_side import DetectedSide
 from koalapy.runner.link import Loop
-from koalapy.runner.relay_lines import LineConnection
 from koalapy.runner.relay_protocol import (
     Credentials,
+    LineConnection,
     Refused,
     check_seal,
     check_ticket,

@@ -15,14 +15,13 @@ from koalapy.config.logs import configure_logging
 from koalapy.config.settings import LogFormat, LogLevel
 from koalapy.config.strict_yaml import read_file
 from koalapy.model.errors import UsageError
+from koalapy.relay.attempts import Limits, files_needed
 from koalapy.relay.control import ControlServer
 from koalapy.relay.head import Head, HubAddress
 from koalapy.relay.hub import Hub
-from koalapy.relay.limits import Limits, files_needed
 from koalapy.runner.link import Loop
 from koalapy.system.certificate_files import load_certificate, read_stamps
-from koalapy.system.process import drop_own_variables, forbid_dumps, raise_file_limit
-from koalapy.system.systemd import ServiceManager
+from koalapy.system.process import ServiceManager, drop_own_variables, forbid_dumps, raise_file_limit
 from koalapy.system.tls import Trust
 
 log = structlog.get_logger()

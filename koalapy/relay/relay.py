@@ -9,14 +9,13 @@ from typing import Any, NamedTuple
 
 import structlog
 
-from koalapy.relay.attempts import Attempt, AttemptNode, LiveAttempts
-from koalapy.relay.limits import Limits
+from koalapy.relay.attempts import Attempt, AttemptNode, Limits, LiveAttempts
 from koalapy.runner.link import Loop
-from koalapy.runner.relay_lines import LineConnection
 from koalapy.runner.relay_protocol import (
     MAX_CONTROL_LINE,
     ControlChannel,
     Credentials,
+    LineConnection,
     Refused,
     challenge_child,
     get_stream,

@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from koalapy.relay.limits import Limits
+from koalapy.relay.attempts import Limits
 from koalapy.runner.link import Loop
-from koalapy.runner.relay_lines import LineConnection, LineTooLong
-from koalapy.runner.relay_protocol import MAX_FIRST_LINE, Refused, is_sealed
+from koalapy.runner.relay_protocol import MAX_FIRST_LINE, LineConnection, LineTooLong, Refused, is_sealed
 from koalapy.runner.relay_streams import Listener, PipePool, Side, reset_socket
 
 BACKLOG = 4096

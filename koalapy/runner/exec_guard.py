@@ -14,7 +14,7 @@ import re
 import shlex
 import signal
 
-from koalapy.runner.atomic_files import replace_file
+from koalapy.runner.folders import replace_file
 from koalapy.runner.settings import Failure
 
 try:

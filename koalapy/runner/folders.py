@@ -1,4 +1,4 @@
-"""Create runners' folders below a node's temporary folder, and remove those of killed runners.
+"""Replace files atomically, create runners' folders on nodes, and remove those of killed runners.
 
 A running runner locks a file, the mark, in its folder. Another runner of the same account and machine removes a folder
 whose mark is not locked, even if the program has made parts of it read-only. It follows no links and touches no folder
@@ -15,6 +15,47 @@ import re
 import socket
 import stat
 import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Union
+
+    Path = Union[str, os.PathLike[str]]
+
+
+def replace_file(path: Path, content: bytes, mode: int = 0o600, *, sync: bool = True) -> None:
+    """Write a temporary file in the same folder and rename it to ``path``. Raise ``OSError``.
+
+    ``sync``: flush file and folder to the disk, so that the content survives a failure of the machine.
+    """
+    folder, name = os.path.split(os.fspath(path))
+    fresh = os.path.join(folder, f".{name}.{os.urandom(8).hex()}")
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            if mode != 0o600:
+                os.fchmod(descriptor, mode)
+            if sync:
+                os.fsync(descriptor)
+        os.replace(fresh, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(fresh)
+        raise
+    if sync:
+        sync_folder(folder or ".")
+
+
+def sync_folder(path: Path) -> None:
+    """Flush the names in a folder to the disk. Raise ``OSError``."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
 
 MARK = ".koala-runner"
 _NAME = re.compile(r"koala-[0-9a-z.]{1,100}-\d{1,7}-[0-9a-f]{8}", re.ASCII)

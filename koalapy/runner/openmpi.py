@@ -10,14 +10,15 @@ from collections.abc import Callable
 
 from koalapy.runner.containers import find_container
 from koalapy.runner.exec_guard import INPUT_NAME, SCRIPT_VARIABLE, ExecGuard, write_rank_script
-from koalapy.runner.installation import NAMING, TAG_SEPARATORS, Installation
 from koalapy.runner.link import Loop
 from koalapy.runner.networks import own_networks
-from koalapy.runner.output_filter import OutputFilter
-from koalapy.runner.output_streams import TagReader
+from koalapy.runner.output_streams import OutputFilter, TagReader
 from koalapy.runner.parameters import (
     CONTROL_PORTS_PARAMETER,
+    NAMING,
     REFUSE_MPICH,
+    TAG_SEPARATORS,
+    Installation,
     check_parameters,
     localize_parameters,
     prepare,

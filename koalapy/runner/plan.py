@@ -6,8 +6,8 @@ import re
 
 from koalapy.runner.exec_guard import LAUNCHER
 from koalapy.runner.networks import is_ipv4
+from koalapy.runner.program_output import has_file_per_rank
 from koalapy.runner.settings import Failure, Settings
-from koalapy.runner.user_files import has_file_per_rank
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -1,15 +1,23 @@
-"""Decide which clusters of a job are joined by relayed links, and describe that decision to all nodes.
+"""Decide which clusters of a job are joined by relayed links, tell all nodes, and start the relay of this node.
 
-See docs/adr/0034-relayed-links.md. A job that may use relayed links has an offer of the daemon in its plan.
+See docs/adr/0034-relayed-links.md. A job that may use relayed links has an offer of the daemon in its plan. Daemon and
+runners compute the same layout of ports: every node's relay listens on loopback at the ports of the other nodes, so a
+port belongs to one node of the job.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import sys
+from collections.abc import Callable
 from itertools import combinations
 
+from koalapy.runner.link import encode
 from koalapy.runner.networks import is_inside
-from koalapy.runner.relay_layout import node_ports, split_ports
+from koalapy.runner.plan import Plan
+from koalapy.runner.relay_protocol import derive_node_key
 from koalapy.runner.settings import Failure
 
 TYPE_CHECKING = False
@@ -17,7 +25,42 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
     from typing import Any
 
+    from koalapy.runner.link import Loop
+    from koalapy.runner.processes import Processes
+    from koalapy.runner.settings import Settings
+
     Pair = tuple[str, str]
+
+    Waiter = Callable[[bool, str], None]
+
+FIRST_PORT, LAST_PORT = 15_000, 32_767
+"""The ports of all layouts, below those that Linux gives to connections."""
+RELAY_CONTROL_PORTS = 8
+"""Ports of each node at which mpirun listens for its daemons, if it runs there: two for each program at a time."""
+SPARE_PORTS = 4
+"""Ports of each node beside one for each rank: for the probe, and for ports that other programs use."""
+
+
+def count_ports(slots: Sequence[int]) -> int:
+    """Return how many ports a job needs; ``slots``: the ranks of each node."""
+    return sum(slots) + len(slots) * (RELAY_CONTROL_PORTS + SPARE_PORTS)
+
+
+def node_ports(base: int, slots: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the first and last port of each node, from the port ``base`` on. ``slots``: the ranks of each node."""
+    ranges = []
+    for count in slots:
+        width = count + RELAY_CONTROL_PORTS + SPARE_PORTS
+        ranges.append((base, base + width - 1))
+        base += width
+    return ranges
+
+
+def split_ports(ports: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the two parts of a node's range: the ports of mpirun, and those of ranks and the probe."""
+    first, last = ports
+    return (first, first + RELAY_CONTROL_PORTS - 1), (first + RELAY_CONTROL_PORTS, last)
+
 
 NETWORK = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}/(?:[12]?\d|3[01])", re.ASCII)
 """Pattern of a network that Open MPI recognizes: never one of a single address."""
@@ -181,3 +224,157 @@ def rank_range(layout: Sequence[tuple[int, int]], number: int) -> tuple[int, int
 def control_range(layout: Sequence[tuple[int, int]], number: int) -> tuple[int, int]:
     """Return the first and last port at which mpirun listens on a node."""
     return split_ports(layout[number])[0]
+
+
+PROGRAM = f"{os.path.dirname(os.path.abspath(__file__))}/relay_node.py"
+START_TIMEOUT = 10.0
+"""Seconds in which the head's relay must accept this node, which it may learn of later than the runner."""
+RETRY_INTERVAL = 0.3
+LOOPBACK = "127.0.0.1"
+
+
+def child_settings(plan: Plan, secret: bytes) -> dict[str, Any]:
+    """Return the settings of this node's relay: it serves the ports of all other nodes of the job. Raise ``Failure``.
+
+    Which of these are used is decided by the parameters of Open MPI. So the programs of a script can share a relay.
+    """
+    head = plan.message.get("relay_head")
+    if plan.offer is None or plan.relayed is None or not head:
+        raise Failure(
+            f"the job needs relayed links, but cluster {plan.me['cluster']} has none: see relay in its site's settings"
+        )
+    layout, me = plan.offer.layouts[plan.relayed.layout], plan.me["number"]
+    first = next(i for i, node in enumerate(plan.job.nodes) if node is plan.job.head)
+    listeners: list[Any] = [[LOOPBACK, *rank_range(layout, i), i] for i in range(len(layout)) if i != me]
+    targets: list[Any] = [[*rank_range(layout, me), LOOPBACK, LOOPBACK]]
+    if me == first:
+        targets.append([*control_range(layout, me), plan.me["host"], ""])
+    elif plan.relayed.joins(plan.me["cluster"], plan.head["cluster"]) and plan.me["cluster"] != plan.head["cluster"]:
+        listeners.append([plan.me["host"], *control_range(layout, first), first])
+    return {
+        "attempt": plan.offer.attempt,
+        "node": me,
+        "key": derive_node_key(secret, plan.offer.attempt).hex(),
+        "head": head,
+        "listeners": listeners,
+        "targets": targets,
+    }
+
+
+class RelayChild:
+    """The relay of this node. It is started again while the head's relay does not know the node yet."""
+
+    def __init__(
+        self, loop: Loop, processes: Processes, settings: Settings, plan: Plan, on_lost: Callable[[str], None]
+    ) -> None:
+        """``on_lost`` is called with the reason if the relay cannot be used, or no longer."""
+        self._loop, self._processes, self._on_lost = loop, processes, on_lost
+        self._settings = child_settings(plan, settings.secret)
+        self._name = settings.name
+        self._waiting: list[Waiter] = []
+        self._deadline = loop.time() + START_TIMEOUT
+        self.pid = 0
+        self._input = self._output = -1
+        self._partial_line = b""
+        self._taken = ""
+        self._reason = ""
+        """Why the head's relay does not accept this node yet."""
+        self.is_ready = self._has_ended = False
+
+    def serves(self, plan: Plan) -> bool:
+        """Return whether it has the ports that a plan needs."""
+        mine = self._settings["listeners"], self._settings["targets"]
+        other = child_settings(plan, b"")
+        return mine == (other["listeners"], other["targets"])
+
+    def wait(self, waiter: Waiter) -> None:
+        """Call ``waiter`` once the relay is ready, with True, or with False and the reason if its ports are taken."""
+        if self.is_ready or self._taken:
+            waiter(self.is_ready, self._taken)
+            return
+        self._waiting.append(waiter)
+        if not self.pid:
+            self._start()
+
+    def finish(self) -> None:
+        """Let the relay end."""
+        self._has_ended = True
+        self._waiting.clear()
+        self._loop.cancel_alarm("relay-child")
+        self._close_files()
+
+    def child_ended(self, pid: int, code: int) -> bool:
+        """Return whether it was the relay that ended. Start it again while the head's relay does not know it."""
+        if pid != self.pid:
+            return False
+        if self._output >= 0:
+            self._read_events(0)
+        self.pid = 0
+        self._close_files()
+        if self._has_ended or self._taken:
+            return True
+        if self.is_ready or self._loop.time() > self._deadline:
+            self._lose(self._reason or f"the relay of node {self._name} ended with {code}")
+        else:
+            self._loop.set_alarm("relay-child", RETRY_INTERVAL, self._start)
+        return True
+
+    def _start(self) -> None:
+        input_end, self._input = os.pipe2(os.O_CLOEXEC)
+        self._output, output_end = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._output, False)
+        command = [sys.executable, "-I", "-S", PROGRAM]
+        try:
+            self.pid = self._processes.start(command, dict(os.environ), output_end, input_end, 2)
+        finally:
+            os.close(input_end)
+            os.close(output_end)
+        self._partial_line = b""
+        self._loop.watch(self._output, self._read_events)
+        data = encode(self._settings).encode() + b"\n"
+        try:
+            while data:
+                data = data[os.write(self._input, data) :]
+        except BrokenPipeError:
+            return  # its end is handled later
+
+    def _read_events(self, _events: int) -> None:
+        try:
+            data = os.read(self._output, 65536)
+        except BlockingIOError:
+            return
+        if not data:
+            self._loop.forget(self._output)
+            return
+        *lines, self._partial_line = (self._partial_line + data).split(b"\n")
+        for line in lines:
+            if not self._has_ended:
+                self._handle_event(json.loads(line))
+
+    def _handle_event(self, event: dict[str, Any]) -> None:
+        if event["t"] == "ready":
+            self.is_ready, self._reason = True, ""
+            self._notify()
+        elif event["t"] == "taken":
+            self._taken = f"{event['why']} on node {self._name}"
+            self._notify()
+        elif event["t"] == "lost" and self.is_ready:
+            self._lose(f"node {self._name}: {event['why']}")
+        elif event["t"] == "lost":
+            self._reason = f"node {self._name}: {event['why']}"
+
+    def _notify(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for waiter in waiting:
+            waiter(self.is_ready, self._taken)
+
+    def _lose(self, reason: str) -> None:
+        self.finish()
+        self._on_lost(reason)
+
+    def _close_files(self) -> None:
+        for file in (self._input, self._output):
+            if file >= 0:
+                self._loop.forget(file)
+                os.close(file)
+        self._input = self._output = -1

@@ -17,21 +17,18 @@ from traceback import print_exc
 if not __package__:
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
-from koalapy.runner.atomic_files import replace_file
-from koalapy.runner.folders import make_folder, remove_stale_folders, remove_tree
+from koalapy.runner.folders import make_folder, remove_stale_folders, remove_tree, replace_file
 from koalapy.runner.lease import SilenceClock, boot_time, renewal_interval
 from koalapy.runner.link import MAX_LAG, Link, Loop, encode
 from koalapy.runner.openmpi import Follower
-from koalapy.runner.output import Output
 from koalapy.runner.plan import Plan, Role, folder_fault
-from koalapy.runner.processes import Processes, check_node, forbid_dumps, require_program
-from koalapy.runner.program_output import ProgramOutput
+from koalapy.runner.processes import Processes, UsageMeter, check_node, forbid_dumps, require_program
+from koalapy.runner.program_output import Output, ProgramOutput
 from koalapy.runner.rank_processors import check_processors
 from koalapy.runner.roles import make_role
 from koalapy.runner.session import seal_file
 from koalapy.runner.settings import Failure, SecretGone, Settings
 from koalapy.runner.streams import Streams
-from koalapy.runner.usage import UsageMeter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,8 +36,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from koalapy.runner.exec_guard import ExecGuard
-    from koalapy.runner.relay_child import RelayChild
-    from koalapy.runner.relay_links import Pair
+    from koalapy.runner.relay_links import Pair, RelayChild
 
 PROGRAM_GRACE = 1.0
 STOP_GRACE = 2.0
@@ -202,7 +198,7 @@ class Runner:
 
         Raise ``Failure`` if it cannot be used.
         """
-        from koalapy.runner.relay_child import RelayChild  # few jobs need it
+        from koalapy.runner.relay_links import RelayChild  # few jobs need it
 
         if self._relay is None or not self._relay.serves(plan):
             if self._relay is not None and self._relay.is_ready and plan.lane is not None:

@@ -12,14 +12,13 @@ import shlex
 import sys
 
 from koalapy.runner.openmpi import RESEND_INTERVAL, is_open_mpis
-from koalapy.runner.output_filter import remove_noise
+from koalapy.runner.output_streams import remove_noise
 from koalapy.runner.parameters import MAX_STEPS
 from koalapy.runner.plan import Plan, Role, folder_fault
 from koalapy.runner.processes import command_of, require_program
+from koalapy.runner.rank_processors import distribute_ranks
 from koalapy.runner.settings import Failure
-from koalapy.runner.step_calls import Call, Calls
-from koalapy.runner.step_ranks import distribute_ranks
-from koalapy.runner.steps import FollowerStep, HeadStep, Order
+from koalapy.runner.steps import Call, Calls, FollowerStep, HeadStep, Order
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

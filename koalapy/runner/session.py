@@ -8,6 +8,7 @@ reflect a line. Lines are not encrypted.
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import os
 from hashlib import sha256
@@ -89,3 +90,12 @@ class Session:
         if not hmac.compare_digest(self._incoming.tag_next(line), sealed[:TAG_LENGTH]):
             raise ValueError("a received line was changed, repeated or not sent by the other side: its tag is wrong")
         return line.content
+
+
+SCRYPT_COST = 2**14
+"""Cost of guessing a token from a derived key: 50 ms per attempt."""
+
+
+def derive_token_key(token: str, purpose: str) -> bytes:
+    """Return the key for a purpose, 32 bytes. It takes long by design, since a token may be weak."""
+    return hashlib.scrypt(token.encode(), salt=f"koala {purpose}".encode(), n=SCRYPT_COST, r=8, p=1, dklen=32)

@@ -1,6 +1,7 @@
-"""Create and read files that no other account may read, and measure disks.
+"""Create and read files that no other account may read, check the sockets of logins, and measure disks.
 
-Imports little, since the command line reads it at start.
+At a socket, each side learns the account of the other from the kernel (``SO_PEERCRED``). So no secret is sent to an
+agent, and no process can claim to be another account. Imports little, since the command line reads it at start.
 """
 
 import os
@@ -11,7 +12,39 @@ from pathlib import Path
 
 from koalapy.model.disk import Disk
 from koalapy.model.errors import UsageError
-from koalapy.system.login_socket import FOLDER_FLAGS, WRITABLE_BY_OTHERS
+
+DIRECTORY = Path("/run/koala")
+"""Created by root, or by systemd for the agents' account; no other account can create anything in ``/run``."""
+SOCKET_NAME = "login.sock"
+"""In the directory of an agent that may not listen in ``DIRECTORY``."""
+MAX_LINE_BYTES = 256 * 1024
+"""Limit of one message, which is a line of JSON."""
+FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+WRITABLE_BY_OTHERS = 0o022
+
+
+def well_known_path(cluster: str) -> Path:
+    """Return the socket at which the command line looks for a cluster's agent without any configuration."""
+    return DIRECTORY / f"{cluster}.sock"
+
+
+def open_socket_folder(path: Path) -> tuple[int, int]:
+    """Open the folder of a socket; return its descriptor and the uid of its owner.
+
+    Raise ``OSError``, or ``ValueError`` if other accounts could put their own socket there.
+    """
+    folder = os.open(path, FOLDER_FLAGS)
+    status = os.fstat(folder)
+    if status.st_mode & WRITABLE_BY_OTHERS:
+        os.close(folder)
+        raise ValueError(f"{path} may be written by others than its owner")
+    return folder, status.st_uid
+
+
+def socket_address(folder: int, name: str) -> str:
+    """Return the address of a socket in an open folder. It is short, whatever the length of the folder's path."""
+    return f"/proc/self/fd/{folder}/{name}"
+
 
 FOR_OTHERS = 0o077
 """Permission bits of group and others."""

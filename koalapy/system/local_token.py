@@ -16,8 +16,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from koalapy.model.errors import UsageError
-from koalapy.system.files import open_own_folder, read_private_file, write_private_file
-from koalapy.system.login_socket import FOLDER_FLAGS
+from koalapy.system.files import FOLDER_FLAGS, open_own_folder, read_private_file, write_private_file
 
 TOKEN_FILE = "token"
 """Name in a daemon's data directory."""

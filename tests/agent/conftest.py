@@ -16,7 +16,7 @@ from koalapy.agent.core.agent import run_agent
 from koalapy.agent.core.settings import DEFAULT_TIMEOUTS, RUNNER, AgentSettings, AgentTimeouts
 from koalapy.agent.lrm.local.adapter import LocalLrm
 from koalapy.agent.lrm.local.cluster import LocalCluster
-from koalapy.agent.transfers import results
+from koalapy.agent.transfers import stages
 from koalapy.agent.transfers.daemon_files import DaemonFiles
 from tests.agent.transfers.fake_daemon_files import FakeDaemonFiles
 from tests.signals import until
@@ -275,8 +275,6 @@ def running_pids(pids: bytes) -> list[int]:
 def daemon_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDaemonFiles]:
     """Yield a server of bundles and results, for agents that start after it."""
     fake = FakeDaemonFiles()
-    monkeypatch.setattr(
-        results, "DaemonFiles", lambda url, cluster, token, trust: DaemonFiles(fake.url, cluster, token)
-    )
+    monkeypatch.setattr(stages, "DaemonFiles", lambda url, cluster, token, trust: DaemonFiles(fake.url, cluster, token))
     yield fake
     fake.close()

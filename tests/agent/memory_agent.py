@@ -6,10 +6,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from koalapy.agent.components.open_mpi import OpenMpi
 from koalapy.agent.core.agent import run_agent
 from koalapy.agent.core.settings import DEFAULT_TIMEOUTS, AgentSettings, AgentTimeouts
 from koalapy.agent.lrm.port import Lrm
+from koalapy.agent.lrm.script import OpenMpi
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 from tests.agent.conftest import FakeDaemon
 from tests.virtual_time import VirtualClock, VirtualTimeLoop

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from koalapy.agent.check.relay import check_relay
+from koalapy.agent.check.head_node import check_relay
 from koalapy.agent.core.settings import AgentSettings
 
 HEAD = {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agent.core.directory_lock import lock_directory
+from koalapy.agent.main import lock_directory
 from koalapy.model.errors import ConflictError
 
 
@@ -29,7 +29,7 @@ def test_lock_of_used_directory_names_its_holder(tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_lock_of_killed_process_is_released(tmp_path: Path) -> None:
     code = (
-        "import os; from pathlib import Path; from koalapy.agent.core.directory_lock import lock_directory\n"
+        "import os; from pathlib import Path; from koalapy.agent.main import lock_directory\n"
         f"with lock_directory(Path({str(tmp_path)!r})): os.kill(os.getpid(), 9)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
@@ -40,7 +40,7 @@ def test_lock_of_killed_process_is_released(tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_lock_with_timeout_waits_for_ending_process(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from koalapy.agent.core.directory_lock import lock_directory\n"
+        "import sys; from pathlib import Path; from koalapy.agent.main import lock_directory\n"
         f"with lock_directory(Path({str(tmp_path)!r})): print(flush=True); sys.stdin.read()"
     )
     first = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)

@@ -20,7 +20,7 @@ from koalapy.agent import login
 from koalapy.agent.core.settings import AgentSettings
 from koalapy.agent.login import MAX_CONNECTIONS_PER_ACCOUNT, BoundSocket, LoginServer
 from koalapy.protocol.messages import Vouch, Vouched, Welcome
-from koalapy.system.login_socket import Peer
+from koalapy.system.process import Peer
 from tests.agent.memory_agent import loop_clock
 from tests.needs import ROOT, needs
 

@@ -21,7 +21,7 @@ from koalapy.agent.core.reporter import REPORTED_FOR, LostRecords
 from koalapy.agent.core.spool import DamagedJournal, JournalFolder, Spool
 from koalapy.agent.runners.runners import lrm_name
 from koalapy.model.reports import MAX_LOST_RECORDS
-from koalapy.runner.output import Output
+from koalapy.runner.program_output import Output
 from koalapy.runner.session import seal_file
 from tests.agent.conftest import DEADLINE, FakeDaemon, Site, running_pids
 from tests.agent.fake_runner import FakeRunner, claim_component, runner_secret

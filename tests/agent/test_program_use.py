@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agent.components.component import Component
-from koalapy.agent.components.program_use import select_use, sum_usages
+from koalapy.agent.components.component import Component, select_use, sum_usages
 from koalapy.agent.core.spool import Spool
 from koalapy.agent.lrm.port import JobUse, LrmJob, LrmJobState
 from koalapy.model.reports import ProgramUse

@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 
 from koalapy.agent.components.relays import AWAY, NO_RELAY
-from koalapy.relay.attempts import Attempt
+from koalapy.relay.attempts import Attempt, AttemptPlan, HeadIdentity, Limits, NodePlan, derive_head_key
 from koalapy.relay.client import ANSWER_TIMEOUT_S
-from koalapy.relay.entries import AttemptPlan, HeadIdentity, NodePlan, derive_head_key
-from koalapy.relay.limits import Limits
 from koalapy.runner.relay_protocol import derive_node_key
 from tests.agent.conftest import FakeDaemon
 from tests.agent.fake_runner import FakeRunner, claim_component, runner_secret

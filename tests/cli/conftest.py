@@ -22,7 +22,7 @@ from koalapy.api.history import history_router
 from koalapy.api.monitoring import alerts_router
 from koalapy.api.network import network_router
 from koalapy.api.tokens import limits_router
-from koalapy.cli.jobs import job_progress
+from koalapy.cli.jobs import waiting
 from koalapy.cli.main import main
 from koalapy.client.timeouts import ClientTimeouts
 from koalapy.daemon.alerts.alerts import Alerts
@@ -153,7 +153,7 @@ def interrupted_wait(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         messages.append(line)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
-    monkeypatch.setattr(job_progress, "_report_line", report)
+    monkeypatch.setattr(waiting, "_report_line", report)
     return messages
 
 

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.client import agent_socket, logins
+from koalapy.client import logins
 from koalapy.client.access import Access
-from koalapy.client.agent_socket import Login
 from koalapy.client.errors import CliError, Exit
+from koalapy.client.logins import Login
 from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
-from koalapy.system.login_socket import DIRECTORY, Peer
+from koalapy.system.files import DIRECTORY
+from koalapy.system.process import Peer
 from tests.cli.conftest import FAST
 from tests.needs import ROOT, needs
 
@@ -31,7 +32,7 @@ ANSWER = {"token": TOKEN, "user": "ann", "role": "user", "lifetime": 600.0}
 def isolated_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.delenv(agent_socket.VARIABLE, raising=False)
+    monkeypatch.delenv(logins.VARIABLE, raising=False)
 
 
 @contextmanager
@@ -76,17 +77,17 @@ def find_login(url: str | None, well_known: Path = DIRECTORY) -> Login:
 def request_rejected_login(
     path: Path, timeouts: ClientTimeouts = DEFAULT_TIMEOUTS, well_known: Path = DIRECTORY
 ) -> CliError:
-    agents, wrong = agent_socket.contact_agents([path], timeouts, well_known)
+    agents, wrong = logins.contact_agents([path], timeouts, well_known)
     assert not agents
     with pytest.raises(CliError) as refused:
-        agent_socket.log_in(agent_socket.Agent(path, "north", str(GREETING["url"]), ""), timeouts, well_known)
+        logins.request_login(logins.Agent(path, "north", str(GREETING["url"]), ""), timeouts, well_known)
     assert wrong == [str(refused.value)]
     return refused.value
 
 
 def test_login_is_saved_for_its_daemon_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.sock"
-    monkeypatch.setenv(agent_socket.VARIABLE, str(path))
+    monkeypatch.setenv(logins.VARIABLE, str(path))
     with serve_agent(path, GREETING, ANSWER) as heard:
         login = logins.find_login(None)
         assert login is not None
@@ -103,7 +104,7 @@ def test_login_is_saved_for_its_daemon_only(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.processes
 def test_concurrent_commands_share_one_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.sock"
-    monkeypatch.setenv(agent_socket.VARIABLE, str(path))
+    monkeypatch.setenv(logins.VARIABLE, str(path))
     with serve_agent(path, GREETING, ANSWER) as heard, ThreadPoolExecutor(16) as together:
         logins_found = list(together.map(lambda _: logins.find_login(None), range(16)))
     assert len(heard) == 1
@@ -140,7 +141,7 @@ def test_saved_login_readable_by_others_or_damaged_is_ignored(tmp_path: Path) ->
 def test_login_is_renewed_before_expiry_or_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, now = tmp_path / "a.sock", [1000.0]
     monkeypatch.setattr(time, "time", lambda: now[0])
-    monkeypatch.setenv(agent_socket.VARIABLE, str(path))
+    monkeypatch.setenv(logins.VARIABLE, str(path))
     with serve_agent(path, GREETING, ANSWER) as heard:
         logins.find_login(None)
         now[0] += 500
@@ -194,7 +195,7 @@ def test_socket_of_another_program_is_reported(tmp_path: Path, lines: tuple[obje
 def test_login_with_invalid_answer_is_rejected(tmp_path: Path, answer: object) -> None:
     path = tmp_path / "a.sock"
     with serve_agent(path, GREETING, answer), pytest.raises(CliError, match="is not an agent") as refused:
-        agent_socket.log_in(agent_socket.Agent(path, "north", "http://x", ""))
+        logins.request_login(logins.Agent(path, "north", "http://x", ""))
     assert TOKEN not in str(refused.value)
 
 
@@ -213,7 +214,7 @@ def test_agent_that_hangs_times_out(tmp_path: Path) -> None:
 @pytest.mark.evidence("A11")
 def test_login_socket_owner_must_be_root_or_folder_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.sock"
-    monkeypatch.setattr(agent_socket, "get_peer", lambda _: Peer(1, 4711))
+    monkeypatch.setattr(logins, "get_peer", lambda _: Peer(1, 4711))
     with serve_agent(path, GREETING, ANSWER) as heard:
         error = request_rejected_login(path)
     assert (error.code, "(uid 4711)" in error.message) == (Exit.NOT_ALLOWED, True)
@@ -253,9 +254,7 @@ def test_login_socket_in_folder_of_another_account_is_rejected(tmp_path: Path) -
     with serve_agent(folder / "a.sock", GREETING, ANSWER) as heard:
         assert "belongs to another account (uid 4711)" in request_rejected_login(folder / "a.sock").message
         assert heard == []
-        assert (
-            agent_socket.contact_agents(agent_socket.find_sockets(folder), well_known=folder)[0][0].cluster == "north"
-        )
+        assert logins.contact_agents(logins.find_sockets(folder), well_known=folder)[0][0].cluster == "north"
         tmp_path.chmod(0o777)
         assert (
             "belongs to another account (uid 4711)"
@@ -285,7 +284,7 @@ def test_access_with_socket_of_killed_agent_names_it_in_hint(tmp_path: Path, mon
     path = tmp_path / "a.sock"
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(path))
-    monkeypatch.setenv(agent_socket.VARIABLE, str(path))
+    monkeypatch.setenv(logins.VARIABLE, str(path))
     access = Access("http://127.0.0.1:1", None)
     assert (access.token, access.headers) == ("", {})
     assert f"the agent at {path} does not answer (connection refused)" in access.hint

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from koalapy.cli.daemon.audit import _format_entry
+from koalapy.cli.daemon.record import _format_entry
 from koalapy.client.errors import Exit
 from tests.cli.conftest import Koala
 

@@ -9,7 +9,7 @@ import pytest
 
 from koalapy.agent import main as agents
 from koalapy.agent.lrm.local.cluster import LocalCluster
-from koalapy.config.installed import installed_configuration
+from koalapy.config.strict_yaml import installed_configuration
 from koalapy.model.errors import UsageError
 from tests.cli.conftest import Koala, Server
 from tests.needs import RSYNC, needs

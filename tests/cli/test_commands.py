@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from koalapy.cli.terminal import tables
-from koalapy.cli.terminal.width import fold_text
+from koalapy.cli.terminal.screen import fold_text
 from koalapy.client.errors import Exit
 from koalapy.model.job import JobState
 from tests.cli.conftest import Koala, Server

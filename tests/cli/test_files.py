@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from koalapy.cli.files import transfers
-from koalapy.cli.files.unpacking import unpack_results
-from koalapy.cli.jobs.job_options import inputs_of
+from koalapy.cli.files import unpack_results
+from koalapy.cli.jobs import waiting
 from koalapy.cli.jobs.staging import pack_archive
+from koalapy.cli.jobs.submission import inputs_of
 from koalapy.cli.terminal.screen import Block
 from koalapy.client.errors import CliError, Exit
 from koalapy.model.command_line import command_for
@@ -352,7 +352,7 @@ def test_fetch_removes_incomplete_file(
         if file.write(b"some") and "run.sh" in os.readlink(f"/proc/self/fd/{file.fileno()}"):
             raise end
 
-    monkeypatch.setattr("koalapy.cli.files.unpacking._copy_content", breaks)
+    monkeypatch.setattr("koalapy.cli.files._copy_content", breaks)
     ended = koala("fetch", "7", "--to", str(tmp_path / "x"))
     assert [path.name for path in (tmp_path / "x").rglob("*") if path.is_file()] == ["-a b"]
     assert (ended.code, ended.out) == ({KeyboardInterrupt: 130}.get(end, getattr(end, "code", 1)), "")  # type: ignore[call-overload]
@@ -425,7 +425,7 @@ def test_transfer_lines_show_progress_of_component(component: dict[str, Any], ex
         "generation": 1,
         "ended_at": "1970-01-01T00:16:42.000Z",
     }
-    assert transfers.transfer_lines(job, unicode=False) == expected
+    assert waiting.transfer_lines(job, unicode=False) == expected
 
 
 def test_show_prints_transfer_progress(koala: Koala, server: Server) -> None:
@@ -471,7 +471,7 @@ def test_follow_transfers_fits_lines_to_terminal(standard_error: StandardError) 
         job | {"state": "claiming", "components": [c | {"staged_at": "1970-01-01T00:16:44.000Z"} for c in many]},
     )
     stream = standard_error(columns=41, lines=7)
-    transfers.follow_transfers(client, 1)  # type: ignore[arg-type]
+    waiting.follow_transfers(client, 1)  # type: ignore[arg-type]
     waits, under_way, finished = stream.getvalue().split("\x1b[J")
     assert waits == "queued: no replica of m is good\r"
     assert under_way.endswith("and 4 more lines\r\x1b[5A")
@@ -528,7 +528,7 @@ def test_follow_transfers_ends_when_files_are_complete(standard_error: StandardE
         job | {"state": "claiming", "components": [finished]},
     )
     stream = standard_error(terminal, columns=80)
-    transfers.follow_transfers(client, 1)  # type: ignore[arg-type]
+    waiting.follow_transfers(client, 1)  # type: ignore[arg-type]
     lines = ["queued: 0 are idle"] if terminal else []
     lines += [
         "0 north  waits for its files from south",

@@ -5,8 +5,8 @@ from queue import SimpleQueue
 
 import pytest
 
-from koalapy.cli.jobs import job_progress
-from koalapy.cli.jobs.job_progress import progress_lines, read_changes
+from koalapy.cli.jobs import waiting
+from koalapy.cli.jobs.waiting import progress_lines, read_changes
 from koalapy.model.job import JobState, TimelineEntry
 from tests.cli.conftest import FAST, Koala, Server
 
@@ -61,8 +61,8 @@ def test_waiting_command_prints_cause_of_wait(
 
 def test_wait_reporter_prints_each_cause_once(monkeypatch: pytest.MonkeyPatch) -> None:
     messages: SimpleQueue[str] = SimpleQueue()
-    monkeypatch.setattr(job_progress, "_report_line", messages.put)
-    wait = job_progress.WaitReporter(FAST)
+    monkeypatch.setattr(waiting, "_report_line", messages.put)
+    wait = waiting.WaitReporter(FAST)
 
     def now(state: str, reason: str = "", *, is_reported: bool = False) -> None:
         wait.update({"id": 7, "state": state, "reason": reason}, is_reported=is_reported)
@@ -83,8 +83,8 @@ def test_wait_reporter_prints_each_cause_once(monkeypatch: pytest.MonkeyPatch) -
 
 def test_wait_reporter_omits_job_that_runs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     messages: list[str] = []
-    monkeypatch.setattr(job_progress, "_report_line", messages.append)
-    wait = job_progress.WaitReporter()
+    monkeypatch.setattr(waiting, "_report_line", messages.append)
+    wait = waiting.WaitReporter()
     wait.update({"id": 7, "state": "queued", "reason": "new"}, is_reported=False)
     wait.update({"id": 7, "state": "running", "reason": ""}, is_reported=False)
     wait._timer.function()

@@ -7,8 +7,7 @@ import threading
 
 import pytest
 
-from koalapy.cli.terminal.progress import CountingReader, Progress, Transfer
-from koalapy.cli.terminal.screen import ERASE, Block
+from koalapy.cli.terminal.screen import ERASE, Block, CountingReader, Progress, Transfer
 from koalapy.client.timeouts import ClientTimeouts
 from tests.cli.conftest import Koala, Server, StandardError
 from tests.cli.terminal import Terminal

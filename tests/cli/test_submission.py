@@ -9,15 +9,18 @@ from typing import Any
 
 import pytest
 
-from koalapy.cli.jobs.job_options import (
+from koalapy.cli.jobs.submission import (
+    RequestOptions,
+    body_of,
     clauses_of,
     coallocation_of,
     environment_of,
     exported_variables,
+    read_job_file,
     read_options,
+    request_of,
     with_time_zone,
 )
-from koalapy.cli.jobs.submission import RequestOptions, body_of, read_job_file, request_of
 from koalapy.client.errors import CliError, Exit
 from koalapy.model.command_line import command_for
 from tests.cli.conftest import Koala

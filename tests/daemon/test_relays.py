@@ -28,10 +28,9 @@ from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import FlexibleRequest
 from koalapy.protocol.messages import PlanNode, RelayLost, RelayState
 from koalapy.relay.attempts import Attempt as RelayAttempt
+from koalapy.relay.attempts import Limits, add_node_keys
 from koalapy.relay.client import ANSWER_TIMEOUT_S, HEARTBEAT_INTERVAL_S
-from koalapy.relay.entries import add_node_keys
-from koalapy.relay.limits import Limits
-from koalapy.runner.relay_layout import node_ports
+from koalapy.runner.relay_links import node_ports
 from tests.memory_stores import memory_stores
 from tests.relay.fake_relay import FakeRelay
 from tests.signals import pass_time, until

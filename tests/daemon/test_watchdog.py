@@ -13,7 +13,7 @@ import pytest
 from koalapy.daemon.engine.daemon import Watchdog
 from koalapy.daemon.engine.timeouts import DaemonTimeouts
 from koalapy.daemon.listener.stand_in import StandIn
-from koalapy.system.systemd import SOCKET, WATCHDOG_PID, WATCHDOG_SPAN, ServiceManager
+from koalapy.system.process import SOCKET, WATCHDOG_PID, WATCHDOG_SPAN, ServiceManager
 from tests import signals
 from tests.certificates import CertificateAuthority
 

@@ -1,7 +1,7 @@
 """Every logged action has a meaning, and the reference shows what the calls log."""
 
 from deploy.documentation.logs_page import LEVELS, log_calls, page
-from koalapy.config.log_actions import MAPPED_FIELDS, MEANINGS
+from koalapy.config.logs import MAPPED_FIELDS, MEANINGS
 
 LIBRARY_ACTION = "library"
 """The action of lines of libraries, which no call in the code names."""

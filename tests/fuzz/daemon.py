@@ -22,7 +22,7 @@ from koalapy.policies.registry import builtin_policies
 from koalapy.scheduler.effects import Effects
 from koalapy.scheduler.events import Event
 from koalapy.system.local_token import TOKEN_FILE
-from koalapy.system.systemd import ServiceManager
+from koalapy.system.process import ServiceManager
 
 MAX_WAIT_S = 120.0
 """Seconds of real time."""

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from koalapy.agent.runners.runner_messages import Relay
 from koalapy.runner.exec_guard import ExecGuard
-from koalapy.runner.installation import LAUNCHES_NOTHING
 from koalapy.runner.openmpi import MAX_REASON_LENGTH, Follower
-from koalapy.runner.parameters import REQUIRED, SHARED
+from koalapy.runner.parameters import LAUNCHES_NOTHING, REQUIRED, SHARED
 from koalapy.runner.plan import PLAIN, Plan
 from koalapy.runner.processes import find_program
 from koalapy.runner.settings import Failure

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from koalapy.config.variables import OF_JOBS
+from koalapy.config.errors import OF_JOBS
 from tests.grid.embedded import EmbeddedGrid, close_grid
 from tests.grid.grid import wait_until
 from tests.needs import IPV6, needs

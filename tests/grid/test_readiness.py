@@ -14,7 +14,7 @@ import httpx2
 import psutil
 import pytest
 
-from koalapy.config.log_actions import MEANINGS
+from koalapy.config.logs import MEANINGS
 from tests.grid.embedded import EmbeddedGrid, close_grid
 from tests.grid.grid import NodeProcess, wait_until
 from tests.grid.test_stopped import suspended

@@ -8,15 +8,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from koalapy.relay.entries import AttemptPlan, HeadIdentity, NodePlan, add_node_keys
+from koalapy.relay.attempts import AttemptPlan, HeadIdentity, Limits, NodePlan, add_node_keys
 from koalapy.relay.head import Head, HubAddress
 from koalapy.relay.hub import Hub
-from koalapy.relay.limits import Limits
 from koalapy.relay.tls_side import connect_tls
 from koalapy.runner.link import Loop
-from koalapy.runner.relay_lines import LineConnection
 from koalapy.runner.relay_node import NodeRelay, NodeSettings
-from koalapy.runner.relay_protocol import ChildHandshake, ControlChannel, Credentials, seal_line
+from koalapy.runner.relay_protocol import ChildHandshake, ControlChannel, Credentials, LineConnection, seal_line
 from koalapy.runner.relay_streams import connect_side
 from tests.certificates import CertificateAuthority
 

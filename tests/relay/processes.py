@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from koalapy.relay.entries import AttemptPlan, HeadIdentity, NodePlan, add_node_keys
+from koalapy.relay.attempts import AttemptPlan, HeadIdentity, NodePlan, add_node_keys
 from tests.certificates import CertificateAuthority
 
 pytestmark = pytest.mark.processes  # for tests of ring 2 only

@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from koalapy.relay.attempts import Attempt
+from koalapy.relay.attempts import Attempt, AttemptPlan, HeadIdentity, Limits, NodePlan, add_node_keys, derive_head_key
 from koalapy.relay.client import ANSWER_TIMEOUT_S, HEARTBEAT_INTERVAL_S, RelayClient, RelayRejected
-from koalapy.relay.entries import AttemptPlan, HeadIdentity, NodePlan, add_node_keys, derive_head_key
-from koalapy.relay.limits import Limits
 from tests.relay.fake_relay import FakeRelay
 from tests.signals import pass_time, until
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.relay.limits import Limits
+from koalapy.relay.attempts import Limits
 from koalapy.runner.relay_protocol import MAX_FIRST_LINE, Refused, parse_line
 from tests.relay.links import ATTEMPT, Links
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.runner import socket_owner
+from koalapy.runner import relay_node
+from koalapy.runner.relay_node import SocketOwners
 from koalapy.runner.relay_protocol import (
     ControlChannel,
     Credentials,
@@ -23,7 +24,6 @@ from koalapy.runner.relay_protocol import (
     make_ticket,
     seal_line,
 )
-from koalapy.runner.socket_owner import SocketOwners
 
 KEY = b"key of the attempt"
 STREAM = ("7.1.k3", 0, 5)
@@ -163,7 +163,7 @@ def test_owner_is_searched_in_table_when_netlink_fails(monkeypatch: pytest.Monke
     def fail(*_: object) -> None:
         raise OSError("no such interface")
 
-    monkeypatch.setattr(socket_owner, "_ask_netlink", fail)
+    monkeypatch.setattr(relay_node, "_ask_netlink", fail)
     owners = SocketOwners()
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as client:
         assert owners.find_owner(client.getsockname(), listener.getsockname()) == os.getuid()

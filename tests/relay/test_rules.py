@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
-from koalapy.relay.entries import HeadIdentity
+from koalapy.relay.attempts import HeadIdentity, Limits
 from koalapy.relay.head import HubAddress, HubLink
-from koalapy.relay.limits import Limits
 from koalapy.relay.tls_side import TLS_HANDSHAKE, connect_head
-from koalapy.runner.relay_lines import LineConnection
 from koalapy.runner.relay_node import NodeRelay, PortTaken
 from koalapy.runner.relay_protocol import (
     Credentials,
+    LineConnection,
     Refused,
     derive_direct_key,
     derive_pair_key,

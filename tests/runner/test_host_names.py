@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from koalapy.runner.installation import Installation
+from koalapy.runner.parameters import Installation
 from koalapy.runner.plan import Plan
 from tests.needs import OPEN_MPI_4, OPEN_MPI_4_PREFIX, needs
 from tests.runner.conftest import MPI_ENVIRONMENT, FakeAgent, FakeNode, make_plan

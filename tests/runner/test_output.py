@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.runner.output import BLOCK, MEMORY, Output
+from koalapy.runner.program_output import BLOCK, MEMORY, Output
 from koalapy.runner.session import FILE_TAG_LENGTH
 
 SECRET = b"secret"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.runner.output_filter import ADVICE, HOLD, PAUSE, OutputFilter
+from koalapy.runner.output_streams import ADVICE, HOLD, PAUSE, OutputFilter
 
 RULE = "-" * 74 + "\n"
 TROUBLE = f"{RULE}PRTE has lost communication with a remote daemon.\n\n  HNP daemon   : n1\n\nThis is bad.\n{RULE}\0"

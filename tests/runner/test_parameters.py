@@ -9,8 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.runner.installation import Installation
-from koalapy.runner.parameters import REQUIRED, SHARED, check_parameters, prepare, rank_ports, select_parameters
+from koalapy.runner.parameters import (
+    REQUIRED,
+    SHARED,
+    Installation,
+    check_parameters,
+    prepare,
+    rank_ports,
+    select_parameters,
+)
 from koalapy.runner.plan import Plan
 from koalapy.runner.settings import Failure
 from tests.runner.conftest import FakeNode, make_plan

@@ -35,8 +35,8 @@ if MPI.COMM_WORLD.rank == 1:
 MPI.COMM_WORLD.barrier()
 """
 IMPATIENT = """
-import koalapy.runner.output_filter
-koalapy.runner.output_filter.HINT_DELAY = 0.2
+import koalapy.runner.output_streams
+koalapy.runner.output_streams.HINT_DELAY = 0.2
 """
 
 

@@ -1,6 +1,6 @@
 """The layout of ports of a job with relayed links."""
 
-from koalapy.runner.relay_layout import FIRST_PORT, LAST_PORT, count_ports, node_ports, split_ports
+from koalapy.runner.relay_links import FIRST_PORT, LAST_PORT, count_ports, node_ports, split_ports
 
 
 def test_ranges_of_nodes_are_contiguous_and_do_not_overlap():

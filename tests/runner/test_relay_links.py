@@ -6,8 +6,15 @@ import pytest
 
 from koalapy.runner.parameters import localize_parameters
 from koalapy.runner.plan import Plan
-from koalapy.runner.relay_layout import node_ports
-from koalapy.runner.relay_links import RelayedLinks, RelayOffer, check_networks, decide_links, overlap, read_links
+from koalapy.runner.relay_links import (
+    RelayedLinks,
+    RelayOffer,
+    check_networks,
+    decide_links,
+    node_ports,
+    overlap,
+    read_links,
+)
 from koalapy.runner.settings import Failure
 
 NORTH = [("10.1.0.11", [("10.1.0.0/24", "10.1.0.11")]), ("10.1.0.12", [("10.1.0.0/24", "10.1.0.12")])]

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from koalapy.runner.processes import command_of, descendants
-from koalapy.runner.relay_layout import RELAY_CONTROL_PORTS, SPARE_PORTS
+from koalapy.runner.relay_links import RELAY_CONTROL_PORTS, SPARE_PORTS
 from koalapy.runner.relay_protocol import derive_node_key
 from tests.grid.namespaces import ACCOUNT, LABORATORY, NODE_NAMES, Laboratory, laboratory
 from tests.needs import LIBMPI_5, MPI, MPIRUN_5, OPEN_MPI_4, needs

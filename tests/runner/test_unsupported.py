@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from koalapy.runner.output_filter import ADVICE
+from koalapy.runner.output_streams import ADVICE
 from tests.runner.conftest import MPI_ENVIRONMENT, FakeAgent
 from tests.runner.test_hostile_head import SERIES, prefix_of, start_pair
 from tests.runner.test_openmpi import run_program

@@ -10,8 +10,14 @@ import pytest
 
 from koalapy.runner.exec_guard import ExecGuard
 from koalapy.runner.link import Loop
-from koalapy.runner.processes import Processes
-from koalapy.runner.usage import COST_FACTOR, FIRST_INTERVAL_S, MAX_INTERVAL_S, UsageMeter, resident_pages
+from koalapy.runner.processes import (
+    COST_FACTOR,
+    FIRST_INTERVAL_S,
+    MAX_INTERVAL_S,
+    Processes,
+    UsageMeter,
+    resident_pages,
+)
 
 pytestmark = pytest.mark.processes
 BURN = "import time\nx = bytearray(60_000_000)\nwhile time.process_time() < 0.3: pass"

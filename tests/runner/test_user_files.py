@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.runner import user_files
+from koalapy.runner import program_output
+from koalapy.runner.program_output import OutputFile
 from koalapy.runner.settings import Failure
-from koalapy.runner.user_files import OutputFile
 
 
 def make_file(path: Path, said: list[str] | None = None) -> OutputFile:
@@ -23,13 +23,13 @@ def test_common_file_gets_lines_of_all_ranks_and_koalapy(tmp_path: Path) -> None
 
 
 def test_file_of_each_rank_gets_its_output_with_few_files_open(tmp_path: Path) -> None:
-    file, count = make_file(tmp_path / "log.%r"), user_files.MAX_OPEN_FILES + 10
+    file, count = make_file(tmp_path / "log.%r"), program_output.MAX_OPEN_FILES + 10
     before = len(os.listdir("/proc/self/fd"))
     for turn in range(2):
         for rank in range(count):
             file.write(rank, b"%d\n" % turn)
     file.write(None, b"koala: a line of no rank\n")
-    assert len(os.listdir("/proc/self/fd")) - before <= user_files.MAX_OPEN_FILES
+    assert len(os.listdir("/proc/self/fd")) - before <= program_output.MAX_OPEN_FILES
     assert sorted(os.listdir(tmp_path)) == sorted(f"log.{rank}" for rank in range(count))
     assert {path.read_bytes() for path in tmp_path.iterdir()} == {b"0\n1\n"}
 

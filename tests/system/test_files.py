@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from koalapy.model.errors import UsageError
-from koalapy.runner.atomic_files import replace_file
+from koalapy.runner.folders import replace_file
 from koalapy.store.engine import make_engine
 from koalapy.system.files import make_private_directory
 from tests.needs import ROOT, needs

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from koalapy.agent import main as agents
 from koalapy.agent.lrm.commands import run_command
-from koalapy.agent.lrm.drmaa.process import DrmaaProcess
+from koalapy.agent.lrm.drmaa.control import DrmaaProcess
 from koalapy.agent.runners.runners import RunnerServer
 from koalapy.model.errors import SiteRejected, SiteUnavailable, UsageError
 from koalapy.system.process import count_open_files, raise_file_limit

@@ -1,6 +1,7 @@
 """The state of one component: commands, messages of its runners, and reports of the resource manager."""
 
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -8,7 +9,6 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 
 from koalapy.agent.components.outputlog import DEFAULT_OUTPUT_LIMIT, OutputLog
-from koalapy.agent.components.program_use import select_use, sum_usages
 from koalapy.agent.core.spool import RUNNER_LOG, JournalFolder
 from koalapy.agent.lrm.port import Fault, JobUse, LrmJob, LrmJobState
 from koalapy.agent.runners.runners import RunnerConnection, encode_line, lrm_name
@@ -434,3 +434,52 @@ class Component:
         if code != 0:
             return code
         return 0 if all(n.result and n.result["code"] == 0 for n in self.nodes) else None
+
+
+MAX_BYTES = 2**53
+"""A larger amount of memory is an error of the accounting."""
+RUNNER_CPU_S = 10.0
+"""Processor seconds on a node that the accounting may count beyond the program: the runner and the job's script."""
+RUNNER_CPU_SHARE = 0.05
+"""The same relative to the program's processor time, since a runner works for as long as the program writes."""
+
+
+def sum_usages(usages: Iterable[dict[str, Any]]) -> ProgramUse | None:
+    """Return the use of all nodes with a report of their runner; None without any."""
+    reported = list(usages)
+    if not reported:
+        return None
+    return ProgramUse(
+        nodes=len(reported),
+        cpu_time=sum(usage["cpu"] for usage in reported),
+        cpu_available=sum(usage["processors"] * usage["seconds"] for usage in reported),
+        peak_memory=max(usage["memory"] for usage in reported),
+    )
+
+
+def select_use(measured: ProgramUse | None, accounted: JobUse | None, nodes: int) -> ProgramUse | None:
+    """Return the accounting of a component's job if it covers more than the measurement by runners, else the latter.
+
+    Runners measure the program alone. The accounting counts the whole job with its runners and waits, but also nodes of
+    which the runner was killed, and processes that are not descendants of a runner. It covers more if it counts more
+    nodes, or more processor time than the program and its runners used. The peak memory is the largest of both.
+    ``nodes``: nodes of the component. Return None if neither is known.
+    """
+    if accounted is None or (measured is None and accounted.cpu_available is None):
+        return measured
+    counted = min(nodes, accounted.nodes or (measured.nodes if measured is not None else nodes))
+    if measured is not None:
+        explained = measured.cpu_time * (1 + RUNNER_CPU_SHARE) + RUNNER_CPU_S * counted
+        counts_more_nodes = counted > measured.nodes and accounted.cpu_time >= measured.cpu_time
+        if counted < measured.nodes or not (counts_more_nodes or accounted.cpu_time > explained):
+            return measured
+    available = accounted.cpu_available if measured is None else accounted.cpu_available or measured.cpu_available
+    reported_peaks = (accounted.peak_memory, measured.peak_memory if measured is not None else None)
+    peaks = [peak for peak in reported_peaks if peak is not None and peak <= MAX_BYTES]
+    return ProgramUse(
+        nodes=counted,
+        cpu_time=accounted.cpu_time,
+        cpu_available=available or 0.0,
+        peak_memory=max(peaks, default=None),
+        accounted=True,
+    )

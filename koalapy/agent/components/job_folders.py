@@ -37,7 +37,7 @@ from koalapy.agent.core.spool import RUNNER_LOG, JournalFolder
 from koalapy.agent.lrm.commands import RunCommand, run_command
 from koalapy.model.errors import SiteFault, SiteRejected, SiteUnavailable, UsageError
 from koalapy.runner.account_files import LEFT, LOG_END, MAX_RESULT, NAME
-from koalapy.runner.atomic_files import replace_file
+from koalapy.runner.folders import replace_file
 from koalapy.runner.result_archive import FileSink
 
 PROGRAM = Path(koalapy.__file__).parent / "runner" / "account_files.py"

@@ -14,10 +14,8 @@ from koalapy.agent.core.settings import AgentSettings
 from koalapy.agent.runners.runners import RunnerSecrets
 from koalapy.model.cluster import pair_of
 from koalapy.protocol.messages import RelayLost, RelayState
-from koalapy.relay.attempts import Attempt
+from koalapy.relay.attempts import Attempt, Limits, add_node_keys, derive_head_key
 from koalapy.relay.client import RelayClient, RelayRejected, log_rejection
-from koalapy.relay.entries import add_node_keys, derive_head_key
-from koalapy.relay.limits import Limits
 from koalapy.runner.relay_protocol import derive_node_key
 from koalapy.runner.relay_streams import resolve_host
 from koalapy.system.event_loop import BackgroundTasks

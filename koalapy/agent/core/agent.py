@@ -17,7 +17,6 @@ from koalapy.agent.components.barrier import Barrier, RejectedRunners
 from koalapy.agent.components.component import Component, Grace
 from koalapy.agent.components.job_folders import JobFolders
 from koalapy.agent.components.job_places import ComponentFolders
-from koalapy.agent.components.open_mpi import OpenMpi, open_mpi_here
 from koalapy.agent.components.outputlog import DEFAULT_OUTPUT_LIMIT
 from koalapy.agent.components.relays import RelayedLinks
 from koalapy.agent.components.streams import Streams
@@ -25,19 +24,18 @@ from koalapy.agent.core.background import Background
 from koalapy.agent.core.daemons import Daemons, ExpiredDaemons
 from koalapy.agent.core.leases import Leases
 from koalapy.agent.core.lrm_jobs import LrmJobs
-from koalapy.agent.core.questions import Handler, Questions
 from koalapy.agent.core.reporter import RECORD_LOST, DiskWatch, Reporter
 from koalapy.agent.core.settings import DEFAULT_TIMEOUTS, RUNNER, AgentSettings, AgentTimeouts
 from koalapy.agent.core.spool import RUNNER_LOG, Spool, format_write_error
 from koalapy.agent.login import LoginServer
 from koalapy.agent.lrm.port import Lrm, LrmSnapshot, LrmSubmission
+from koalapy.agent.lrm.script import OpenMpi, open_mpi_here
 from koalapy.agent.runners.runners import RunnerSecrets, RunnerServer
-from koalapy.agent.runners.uplink import Uplink
+from koalapy.agent.runners.uplink import Handler, Questions, Uplink
 from koalapy.agent.transfers.exports import Exports, missing_programs
-from koalapy.agent.transfers.replicas import Replicas
-from koalapy.agent.transfers.results import FileService
+from koalapy.agent.transfers.replicas import Replicas, Seals
 from koalapy.agent.transfers.roots import Roots
-from koalapy.agent.transfers.seals import Seals
+from koalapy.agent.transfers.stages import FileService
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected
 from koalapy.model.job import ComponentState, is_token, parse_token
 from koalapy.model.node_requirement import NO_REQUIREMENT
@@ -46,7 +44,7 @@ from koalapy.protocol import messages as wire
 from koalapy.runner.folders import remove_stale_folders
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 from koalapy.system.event_loop import BackgroundTasks
-from koalapy.system.systemd import ServiceManager
+from koalapy.system.process import ServiceManager
 
 log = structlog.get_logger()
 
@@ -155,7 +153,9 @@ class Agent:
         self._impostors = RejectedRunners(self._reporter)
         self._leases = Leases(settings.directory, self._reporter, self._jobs.end_component, clock)
         self._streams = Streams(self._reporter, settings.cluster, settings.interactive, clock)
-        self._relays = RelayedLinks(settings, self._reporter, self._secrets, self._on_links_lost)
+        self._relays = RelayedLinks(
+            settings, self._reporter, self._secrets, lambda *loss: self._barrier.fail_relayed(*loss)
+        )
         self._barrier = Barrier(
             self._reporter, self._jobs, self._secrets, self._impostors, self._leases, self._streams, self._relays
         )
@@ -298,9 +298,6 @@ class Agent:
             accepts_scripts=bool(self._settings.accepts_scripts),
             known=self._daemons.known_daemons(),
         )
-
-    def _on_links_lost(self, component: Component, reason: str, is_own_fault: bool) -> None:
-        self._barrier.fail_relayed(component, reason, is_own_fault)
 
     def _on_component_ended(self, component: Component) -> None:
         self._files.on_component_ended(component)

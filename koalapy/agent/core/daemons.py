@@ -17,9 +17,9 @@ from koalapy.agent.components.job_places import ComponentFolders
 from koalapy.agent.core.lrm_jobs import LrmJobs
 from koalapy.agent.core.reporter import Reporter
 from koalapy.agent.core.spool import Spool, open_regular
-from koalapy.agent.transfers.results import FileService
+from koalapy.agent.transfers.stages import FileService
 from koalapy.protocol.messages import KnownDaemon
-from koalapy.runner.atomic_files import replace_file, sync_folder
+from koalapy.runner.folders import replace_file, sync_folder
 
 log = structlog.get_logger()
 

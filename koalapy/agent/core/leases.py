@@ -16,7 +16,7 @@ import structlog
 from koalapy.agent.components.component import Component, Grace
 from koalapy.agent.core.reporter import Reporter
 from koalapy.protocol.messages import LeaseRenewed, RenewLease
-from koalapy.runner.atomic_files import replace_file
+from koalapy.runner.folders import replace_file
 from koalapy.runner.lease import SilenceClock, renewal_interval
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 

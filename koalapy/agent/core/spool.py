@@ -21,7 +21,7 @@ from typing import Any
 import structlog
 
 from koalapy.agent.runners.runner_messages import parse_result
-from koalapy.agent.transfers.trees import remove_tree
+from koalapy.agent.transfers.roots import remove_tree
 from koalapy.runner.account_files import LOG_END as LAST_LINE_WINDOW
 from koalapy.runner.account_files import MAX_RESULT
 from koalapy.runner.account_files import RUNNER_LOG as RUNNER_LOG
@@ -131,18 +131,17 @@ class DiskSync:
 
 def _sync_paths(paths: Iterable[Path]) -> list[tuple[Path, OSError | None]]:
     """Flush files and folders to the disk, one after another; return the error of each, None on success."""
-    return [(path, _sync_existing(path)) for path in paths]
-
-
-def _sync_existing(path: Path) -> OSError | None:
-    """Flush a file or folder to the disk; return the error, None on success or if it was removed meanwhile."""
-    try:
-        sync_path(path)
-    except FileNotFoundError:
-        return None  # removed in between
-    except OSError as error:
-        return error
-    return None
+    results: list[tuple[Path, OSError | None]] = []
+    for path in paths:
+        try:
+            sync_path(path)
+        except FileNotFoundError:  # removed in between
+            results.append((path, None))
+        except OSError as error:
+            results.append((path, error))
+        else:
+            results.append((path, None))
+    return results
 
 
 def sync_path(path: Path) -> None:

@@ -1,17 +1,22 @@
-"""Write the script that a resource manager runs for one component. It starts the runner on each node.
+"""Write the script that a resource manager runs for one component, and find the Open MPI that such scripts find.
 
-The script contains all data of the runner, since every local user may read the job data of the resource manager. So the
-script is on a file system that the nodes share, readable by its owner only. Each node's secret is in a separate file
-until its runner reads and removes it, since the script's variables are in its shell's environment.
+The script starts the runner on each node. It contains all data of the runner, since every local user may read the job
+data of the resource manager. So the script is on a file system that the nodes share, readable by its owner only. Each
+node's secret is in a separate file until its runner reads and removes it, since the script's variables are in its
+shell's environment.
 """
 
 import asyncio
 import os
+import re
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from koalapy.agent.components.job_folders import JobFolders
+from koalapy.agent.core.settings import AgentSettings
+from koalapy.agent.lrm.commands import run_command
 from koalapy.agent.lrm.port import LrmSubmission
 from koalapy.agent.runners.runners import secret_files, write_secrets
 from koalapy.model.errors import SiteFault, SiteRejected, SiteUnavailable
@@ -115,3 +120,36 @@ def _script_text(submission: LrmSubmission, fanout: Fanout, path: Path) -> str:
         case "none":
             parts.append(f"KOALA_NODE_INDEX=0 exec {argv}\n")
     return "".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenMpi:
+    """The Open MPI that was found; ``version`` is empty and ``complaint`` says why if there is none."""
+
+    path: str = ""
+    version: str = ""
+    complaint: str = ""
+
+    @property
+    def series(self) -> int:
+        return int(self.version.partition(".")[0])
+
+
+async def open_mpi_here(settings: AgentSettings, prefix: str | None) -> OpenMpi:
+    """Return the first Open MPI on the programs' ``PATH``, or that of ``prefix``. Raise ``SiteError`` if no command can
+    be run."""
+    mpirun = f"{prefix}/bin/mpirun" if prefix else "mpirun"
+    lines = [LOAD_MODULES.format(names=shlex.join(settings.modules))] if settings.modules else []
+    if path := settings.environment.get("PATH"):
+        lines.append(f'export PATH={shlex.quote(path)}:"$PATH"\n')
+    lines.append(f"command -v {shlex.quote(mpirun)} && exec {shlex.quote(mpirun)} --version")
+    environment = {name: value for name, value in settings.environment.items() if name != "PATH"}
+    answer = await run_command("sh", "-c", "".join(lines), environment={**os.environ, **environment})
+    output = answer.output.decode(errors="replace").splitlines()
+    if not output:
+        reason = next((line.strip() for line in answer.errors.splitlines() if line.strip()), "")
+        return OpenMpi(complaint=f"{mpirun} was not found" + (f" ({reason})" if reason else ""))
+    version = re.search(r"\(Open MPI\) (\d[\w.]*)", "\n".join(output[1:]))
+    if version is None:
+        return OpenMpi(output[0], complaint=f"{output[0]} is not Open MPI")
+    return OpenMpi(output[0], version[1])

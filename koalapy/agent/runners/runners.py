@@ -21,13 +21,12 @@ import structlog
 from koalapy.agent.core.spool import format_write_error
 from koalapy.agent.lrm.port import Lrm
 from koalapy.agent.runners.runner_messages import parse_hello, parse_message
-from koalapy.runner.atomic_files import replace_file
+from koalapy.runner.folders import replace_file
 from koalapy.runner.link import KEEPALIVE
-from koalapy.runner.session import TAG_LENGTH, Line, Session, derive_key
+from koalapy.runner.session import TAG_LENGTH, Line, Session, derive_key, derive_token_key
 from koalapy.runner.settings import SECRET_FILE
 from koalapy.system.event_loop import ACCEPTS_PER_TURN, accept_waiting, raise_backlog
 from koalapy.system.process import count_open_files
-from koalapy.system.token_keys import derive_token_key
 
 log = structlog.get_logger()
 

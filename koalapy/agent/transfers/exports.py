@@ -23,12 +23,12 @@ import structlog
 from pydantic import BaseModel, Field
 
 from koalapy.agent.accounts import drop_capabilities
-from koalapy.agent.core.questions import ASKER
 from koalapy.agent.core.settings import DEFAULT_TIMEOUTS, AgentTimeouts
+from koalapy.agent.runners.uplink import ASKER
 from koalapy.agent.transfers.replicas import ReplicaRequest, Replicas
 from koalapy.agent.transfers.tunnel import CERTIFICATE, HOST, PORT
 from koalapy.model.errors import SiteFault, SiteRejected
-from koalapy.runner.atomic_files import replace_file
+from koalapy.runner.folders import replace_file
 from koalapy.system.event_loop import TLS_FIRST_BYTE, BackgroundTasks, peek_first_byte
 
 log = structlog.get_logger()

@@ -18,18 +18,31 @@ import structlog
 from koalapy.agent.components.job_folders import JobFolders
 from koalapy.agent.core.spool import JournalFolder
 from koalapy.agent.transfers.daemon_files import DaemonBusy
-from koalapy.agent.transfers.digest import GrowingDigest
-from koalapy.agent.transfers.pull import Pull, TransferTools, is_process_alive, kill_orphans
-from koalapy.agent.transfers.replicas import ReplicaRequest
-from koalapy.agent.transfers.roots import CONTENT, is_plain_name
-from koalapy.agent.transfers.seals import make_read_only
-from koalapy.agent.transfers.sharing import StageError, content_key, site_error
-from koalapy.agent.transfers.trees import BadBundle, copy_tree, remove_tree, unpack_bundle
+from koalapy.agent.transfers.pull import (
+    Pull,
+    StageError,
+    TransferTools,
+    content_key,
+    is_process_alive,
+    kill_orphans,
+    site_error,
+)
+from koalapy.agent.transfers.replicas import ReplicaRequest, make_read_only
+from koalapy.agent.transfers.roots import (
+    CONTENT,
+    BadBundle,
+    GrowingDigest,
+    copy_tree,
+    is_plain_name,
+    remove_tree,
+    unpack_bundle,
+)
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
 from koalapy.model.reports import StageFault, StageState, StageStatus, TransferMeasurement
 from koalapy.protocol.messages import Stage, StageBundle, StageFile
 
 log = structlog.get_logger()
+
 Made = TypeVar("Made")
 
 ORPHANS_TIMEOUT = 30.0

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from rich.cells import cell_len
 
-from koalapy.cli.terminal.width import align_left, cut_text
+from koalapy.cli.terminal.screen import align_left, cut_text
 from koalapy.client.answers import Attempt, AttemptComponent, Job
 from koalapy.client.errors import printable
 from koalapy.model.wording import format_time

@@ -19,7 +19,7 @@ def list_clusters(watch: Watch = False, as_json: AsJson = False, daemon: Daemon 
     """Show the clusters and their nodes."""
     client = daemon.client()
     if watch:
-        from koalapy.cli.terminal.watching import watch_page as watch_clusters
+        from koalapy.cli.terminal.screen import watch_page as watch_clusters
 
         refuse_together(watch=True, json=as_json)
         watch_clusters(client, _request_clusters, tables.clusters_table)

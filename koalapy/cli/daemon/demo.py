@@ -42,7 +42,8 @@ def run_demo(keep: bool) -> int:
             job = _run_job(client)
             output = b"".join(client.stream_logs(job["id"], False, None)).decode(errors="replace")
             _show_result(job, client.attempts(job["id"], 6), output)
-            passed = job["state"] == "succeeded" and _is_checked(output)
+            checks = [line for line in output.splitlines() if line.startswith("check:")]
+            passed = job["state"] == "succeeded" and any(check.rstrip().endswith("passed") for check in checks)
             is_kept = keep
     finally:
         if not is_kept:
@@ -114,10 +115,6 @@ def _end_processes(daemon: "subprocess.Popen[str]", directory: Path) -> None:
         if f"locald.py\0--dir\0{directory}" in _read_process_file(pid, "cmdline"):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
-
-
-def _is_checked(output: str) -> bool:
-    return any(line.startswith("check:") and line.rstrip().endswith("passed") for line in output.splitlines())
 
 
 def _poll_until(look: Callable[[], T | None], goal: str) -> T:

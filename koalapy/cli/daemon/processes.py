@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from koalapy.cli.terminal.arguments import Argument, Option
+from koalapy.cli.terminal.arguments import Argument, Group, Option
 from koalapy.cli.terminal.options import ABOUT_CA_FILE, DAEMON, Daemon
 from koalapy.client.access import DEFAULT_URL, check_showable
 from koalapy.client.errors import CliError, Exit, printable
@@ -58,7 +58,7 @@ def start_daemon(
     if not host:
         raise CliError("--host is empty", Exit.USAGE, "give 127.0.0.1, or 0.0.0.0 for every address of this machine")
     scrub_environment()
-    from koalapy.config.installed import installed_configuration
+    from koalapy.config.strict_yaml import installed_configuration
     from koalapy.daemon.main import serve as run_daemon
     from koalapy.daemon.web_server import ServerOptions
 
@@ -189,3 +189,25 @@ def restore_data(
         print(printable(f"what was there is in {displaced}: remove it when it is not needed any more"))
     if summary.configuration:
         print(printable(f"the configuration of that day is {directory / 'koala.yaml'}"))
+
+
+RelayConfig = Annotated[Path, Option("--config", help="configuration file in YAML")]
+
+
+def start_hub(config: RelayConfig) -> None:
+    """Run the hub of relayed links, beside the daemon."""
+    from koalapy.relay.main import run_hub
+
+    run_hub(config)
+
+
+def start_head(config: RelayConfig) -> None:
+    """Run the relay of one cluster, beside its agent."""
+    from koalapy.relay.main import run_head
+
+    run_head(config)
+
+
+relay_group = Group(
+    "Relay MPI traffic between clusters whose nodes cannot reach each other.", {"hub": start_hub, "head": start_head}
+)

@@ -3,11 +3,11 @@
 import os
 from typing import Annotated
 
-from koalapy.cli.jobs.selection import LastJob, find_job
-from koalapy.cli.jobs.submission import NO_LINES, Lines, in_terms_of_options
+from koalapy.cli.jobs.jobs import LastJob, find_job
+from koalapy.cli.jobs.submission import NO_LINES, ScriptLines, in_terms_of_options
 from koalapy.cli.terminal.arguments import Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, print_answer
-from koalapy.cli.terminal.progress import waiting_for
+from koalapy.cli.terminal.screen import waiting_for
 from koalapy.cli.terminal.tables import format_moment, format_table
 from koalapy.client.answers import Json
 from koalapy.client.client import Client
@@ -130,7 +130,7 @@ def explain_job(job: LastJob = None, as_json: AsJson = False, daemon: Daemon = D
     print_answer(explanation, as_json, format_explanation)
 
 
-def dry_run(client: Client, body: Json, options: Json, lines: Lines = NO_LINES, *, as_json: bool) -> None:
+def dry_run(client: Client, body: Json, options: Json, lines: ScriptLines = NO_LINES, *, as_json: bool) -> None:
     """Print how a job would be handled, without submitting it."""
     try:
         explanation = client.post("/api/v1/explain", body)

@@ -1,21 +1,23 @@
-"""``koala history``: ended jobs with their times, node-hours, processor time and memory, each and in sum."""
+"""``koala history``: ended jobs with their times and use of resources. ``koala usage``: sums by days or weeks."""
 
 import csv
 import io
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Annotated, Any
 from urllib.parse import parse_qs, urlsplit
 
 from koalapy.cli.terminal.arguments import Option
-from koalapy.cli.terminal.options import DAEMON, Daemon, show_json
+from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, print_answer, refuse_together, show_json
+from koalapy.cli.terminal.streams import ProgramOutput
 from koalapy.cli.terminal.tables import format_listed_count, format_moment, format_table
 from koalapy.client.answers import Json
 from koalapy.client.client import MAX_PAGE_SIZE, Client
 from koalapy.client.errors import CliError, Exit, printable
 from koalapy.model.array import format_task
-from koalapy.model.history import HistorySort
+from koalapy.model.history import HistorySort, Kind, Step
 from koalapy.model.job import FINAL_STATES, JobState
 from koalapy.model.times import PAST_TIME_EXAMPLES
 from koalapy.model.wording import escape_formula, format_bytes, format_duration, format_share
@@ -91,7 +93,9 @@ def show_history(
     elif form is Format.CSV:
         _print_csv([[_csv_value(job[column]) for column in CSV_COLUMNS] for job in jobs], CSV_COLUMNS)
     else:
-        print(_format_history(jobs, sums, wide=form is Format.WIDE))
+        wide = form is Format.WIDE
+        header = (*JOB_COLUMNS, *(("SUBMITTED", "STARTED") if wide else ()), *USE_COLUMNS)
+        print(format_table(header, [_history_row(job, wide=wide) for job in jobs], fold=not wide))
     if form is not Format.CSV and form is not Format.JSON and not only_sums:
         if not jobs:
             period = f"since {since}" + (f" until {until}" if until != "now" else "")
@@ -149,11 +153,6 @@ def _sort_key(sort: HistorySort) -> Callable[[Json], tuple[bool, float, int]]:
         HistorySort.MEMORY: ("peak_memory", -1),
     }[sort]
     return lambda job: (job[field] is None, sign * (job[field] or 0.0), -job["id"])
-
-
-def _format_history(jobs: list[Json], sums: Json, *, wide: bool) -> str:
-    header = (*JOB_COLUMNS, *(("SUBMITTED", "STARTED") if wide else ()), *USE_COLUMNS)
-    return format_table(header, [_history_row(job, wide=wide) for job in jobs], fold=not wide)
 
 
 def _history_row(job: Json, *, wide: bool) -> list[object]:
@@ -219,3 +218,52 @@ def _print_csv(rows: list[list[object]], header: Any) -> None:
 def _csv_value(value: object) -> object:
     """Return a value as a CSV cell; a text that spreadsheets would run as a formula is quoted."""
     return escape_formula(" ".join(value) if isinstance(value, list) else value)
+
+
+MAX_DAYS = 36_500
+HEADER = ("DAYS", "NAME", "JOBS", "FAILED", "SUCCESS", "CO-ALLOC", "USED", "QUEUED", "IN 10 MIN", "RUN", "SLOWDOWN")
+
+
+def show_usage(
+    by: Annotated[Kind, Option(help="group by")] = Kind.GRID,
+    step: Annotated[Step, Option(help="period of a row")] = Step.DAY,
+    days: Annotated[int, Option(help="number of days until today, in UTC", min=1)] = 30,
+    name: Annotated[str | None, Option(help="only this cluster, user, policy, priority or home site")] = None,
+    as_csv: Annotated[bool, Option("--csv", help="print CSV")] = False,
+    as_swf: Annotated[bool, Option("--swf", help="print the jobs as a trace in the Standard Workload Format")] = False,
+    as_json: AsJson = False,
+    daemon: Daemon = DAEMON,
+) -> None:
+    """Show past use of clusters, wait times and outcomes by days or weeks.
+
+    USED: share of all node time. QUEUED, RUN and SLOWDOWN: means over jobs whose program ended by itself. IN 10 MIN:
+    share of these jobs that were placed within ten minutes.
+    """
+    refuse_together(csv=as_csv, swf=as_swf, json=as_json)
+    client = daemon.client()
+    first = datetime.now(UTC).date() - timedelta(days=min(days, MAX_DAYS) - 1)
+    query: Json = {"by": by.value, "step": step.value, "first": first.isoformat()} | ({"name": name} if name else {})
+    if as_csv or as_swf:
+        ProgramOutput().write_all(client.stream_text("/api/v1/usage", query | {"format": "csv" if as_csv else "swf"}))
+        return
+    print_answer(client.get("/api/v1/usage", **query), as_json, _format_usage)
+
+
+def _format_usage(answer: Json) -> str:
+    rows = format_table(HEADER, [_usage_row(line) for line in answer["lines"]])
+    retention = "for good" if answer["jobs_keep"] is None else f"for {format_duration(answer['jobs_keep'])}"
+    return (
+        f"{rows}\n\nKnown since {answer['since'] or 'today'}. Days are kept for good, jobs {retention} after their end."
+    )
+
+
+def _usage_row(line: Json) -> list[object]:
+    """Return the table cells of a period: its days, job counts, percentages and mean times."""
+    days = line["start"] if line["start"] == line["end"] else f"{line['start']} to {line['end']}"
+    success, coallocated, used, soon = (
+        format_share(line[name]) for name in ("success", "coallocated", "utilisation", "within_10m")
+    )
+    queued, ran = format_duration(line["queue_time"]), format_duration(line["run_time"])
+    slowdown = "-" if line["slowdown"] is None else f"{line['slowdown']:.2f}"
+    counts = [days, line["name"] or "-", line["jobs"], line["failed"]]
+    return [*counts, success, coallocated, used, queued, soon, ran, slowdown]

@@ -115,18 +115,18 @@ def _watch_jobs(
     client: Client, look: Callable[[Client], JobListing], form: Format, nothing: str, **options: bool
 ) -> NoReturn:
     """Show the jobs after every change. As NDJSON, print each changed job, even if it is no longer listed."""
-    from koalapy.cli.terminal import watching
+    from koalapy.cli.terminal import screen
 
     refuse_together(watch=True, **options)
     if form is Format.NDJSON:
-        watching.show_changes(client, look, lambda previous, now: _print_changed(client, previous, now))
+        screen.show_changes(client, look, lambda previous, now: _print_changed(client, previous, now))
 
     def format_page(listing: JobListing) -> str:
         text = tables.queue_table(listing.jobs, wide=form is Format.WIDE)
         text += f"\n{nothing}" if not listing.jobs else ""
         return text + (f"\n{_describe_cut(listing)}" if listing.has_more else "")
 
-    watching.watch_page(client, look, format_page)
+    screen.watch_page(client, look, format_page)
 
 
 def _print_changed(client: Client, previous: JobListing | None, now: JobListing) -> None:

@@ -11,8 +11,7 @@ from typing import Annotated, Any
 import click
 from click.core import ParameterSource
 
-from koalapy.cli.jobs.job_options import JOB_OPTIONS, Export, exported_variables, form_of
-from koalapy.cli.jobs.submission import Lines, RequestOptions
+from koalapy.cli.jobs.submission import JOB_OPTIONS, Export, RequestOptions, ScriptLines, exported_variables, form_of
 from koalapy.cli.terminal.arguments import Options, click_command
 from koalapy.client.answers import Json
 from koalapy.client.errors import CliError, Exit, printable
@@ -205,7 +204,7 @@ class LoadedScript:
     text: str
     options: ScriptOptions
 
-    def apply_options(self, request: RequestOptions, job: Json) -> tuple[RequestOptions, Json, Lines]:
+    def apply_options(self, request: RequestOptions, job: Json) -> tuple[RequestOptions, Json, ScriptLines]:
         """Return the options of the script as those of the command line override them, and the lines of its own."""
         merged_request, merged_job = merge_request(self.options.request, request), merge_job(self.options.job, job)
         lines = {name: line for name, line in self.options.lines.items() if job.get(name) is None}

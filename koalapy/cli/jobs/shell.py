@@ -11,10 +11,9 @@ from types import FrameType
 from typing import Annotated, Any
 
 from koalapy.cli.jobs import submission
-from koalapy.cli.jobs.job_options import JOB_OPTIONS, read_options
-from koalapy.cli.jobs.job_progress import ProgressReporter, read_changes
+from koalapy.cli.jobs.submission import JOB_OPTIONS, read_options
 from koalapy.cli.jobs.submit import submit_with_files
-from koalapy.cli.jobs.waiting import end_with
+from koalapy.cli.jobs.waiting import ProgressReporter, end_with, read_changes
 from koalapy.cli.terminal.arguments import Argument, Option, Options
 from koalapy.cli.terminal.job_reference import JobReferenceType
 from koalapy.cli.terminal.options import DAEMON, Daemon
@@ -51,7 +50,7 @@ def run_job(
     ident = submitted["id"]
     if not quiet:
         print(printable(f"koala: submitted job {ident}"), file=sys.stderr, flush=True)
-    from koalapy.client.program_input import ProgramInput
+    from koalapy.client.node_stream import ProgramInput
 
     problems: list[str] = []
 
@@ -108,7 +107,7 @@ def open_shell(
         return _serve_terminal(client, job, command[1:], cluster, node)
     held = _submit_interactive(client, request, options | {"launcher": "processes"}, list(HOLD_COMMAND), file)
     ident = held["id"]
-    from koalapy.client.program_input import ProgramInput
+    from koalapy.client.node_stream import ProgramInput
 
     attendant = ProgramInput(client, ident, None, lambda problem: None)
     attendant.start()

@@ -13,7 +13,7 @@ from io import BufferedRandom
 from pathlib import Path
 from typing import BinaryIO
 
-from koalapy.cli.terminal.progress import CountingReader, Progress, Transfer, waiting_for
+from koalapy.cli.terminal.screen import CountingReader, Progress, Transfer, waiting_for
 from koalapy.client.client import Client
 from koalapy.client.errors import CliError, Exit
 from koalapy.model.wording import is_utf8

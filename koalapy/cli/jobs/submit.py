@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import click
 
 from koalapy.cli.jobs import submission
-from koalapy.cli.jobs.job_options import JOB_OPTIONS, Export, exported_variables, read_options
+from koalapy.cli.jobs.submission import JOB_OPTIONS, Export, exported_variables, read_options
 from koalapy.cli.terminal.arguments import AFTER_DASHES, Argument, Option, Options
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Timeout, refuse_together, show_json
 from koalapy.client.answers import Job as SubmittedJob
@@ -139,7 +139,7 @@ def submit_with_files(
     options: Json,
     paths: list[str],
     key: str | None,
-    lines: submission.Lines = submission.NO_LINES,
+    lines: submission.ScriptLines = submission.NO_LINES,
 ) -> SubmittedJob:
     """Upload the files, then submit the job."""
     if paths:

@@ -1,13 +1,22 @@
-"""Commands that wait for jobs or print their output."""
+"""Commands that wait for jobs or print their output, and the progress that they report.
 
+An unusual change of a job is a line on standard error. For a job that does not run yet, the cause of its wait is
+printed after a short delay, and file transfers are shown as bars.
+"""
+
+import json
+import re
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Annotated, NamedTuple
 
-from koalapy.cli.files import transfers
-from koalapy.cli.jobs.job_progress import ProgressReporter
-from koalapy.cli.jobs.selection import (
+from rich.cells import cell_len
+
+from koalapy.cli.jobs.jobs import (
     NO_SELECTION,
     LastJob,
     Selection,
@@ -19,14 +28,243 @@ from koalapy.cli.jobs.selection import (
 )
 from koalapy.cli.terminal.arguments import Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Jobs, Timeout, refuse_together, show_json
+from koalapy.cli.terminal.screen import Block, Progress, align_left
 from koalapy.cli.terminal.streams import ProgramOutput
+from koalapy.cli.terminal.tables import seconds_since
+from koalapy.client.answers import Component, Job, TimelineEntry
 from koalapy.client.answers import Job as JobAnswer
-from koalapy.client.client import FINAL, Absence, Client, name_of
+from koalapy.client.client import FINAL, Absence, Client, name_of, read_events
 from koalapy.client.errors import CliError, Exit, printable
-from koalapy.client.timeouts import TimeIsUp, time_limit
+from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts, TimeIsUp, time_limit
+from koalapy.model.wording import format_bytes, format_duration
 from koalapy.runner.output_streams import StreamSplitter
 
-RETRY_DELAY = 0.5
+EVENTS_RETRY_DELAY_S = 1.0
+"""Seconds until the next request to an unreachable daemon."""
+RUNS = ("running", *FINAL)
+
+
+class ProgressReporter:
+    """A thread that reports changes of a job while the block runs. Its errors do not end the wait."""
+
+    def __init__(self, client: Client, job: int, *, from_the_first: bool, in_place: bool = True) -> None:
+        """``from_the_first``: also report earlier changes; ``in_place``: on a terminal, also show the cause and the
+        duration of the wait in one line that is redrawn."""
+        self._client, self._job, self._from_the_first = client.clone_for_thread(), job, from_the_first
+        self._thread = threading.Thread(target=self._follow_job, daemon=True)
+        self._over = threading.Event()
+        self._timeouts = client.timeouts
+        self._wait = WaitReporter(self._timeouts)
+        self._line = Progress(
+            self._wait.describe_wait if in_place else lambda: "", plain=False, timeouts=self._timeouts
+        )
+
+    def __enter__(self) -> "ProgressReporter":
+        self._thread.start()
+        self._line.__enter__()
+        return self
+
+    def __exit__(self, error: object, *_: object) -> None:
+        self._over.set()
+        self._wait.close()
+        self._line.__exit__()
+        if error is None:
+            self._thread.join(self._timeouts.last_report_s)
+
+    def _follow_job(self) -> None:
+        """Report changes of the job until the daemon ends the stream. Reconnect if the daemon becomes unreachable."""
+        last_entry = 0
+        skip = not self._from_the_first
+        while True:
+            previous_entry = last_entry
+            try:
+                for entries, job in read_changes(self._client.stream_events(self._job, last_entry)):
+                    messages = [] if skip else list(progress_lines(entries, job))
+                    for line in messages:
+                        _report_line(line)
+                    self._wait.update(job, is_reported=bool(messages))
+                    last_entry, skip = max([last_entry, *(number for number, _ in entries)]), False
+            except CliError as error:
+                if error.code is not Exit.UNREACHABLE or self._over.wait(EVENTS_RETRY_DELAY_S):
+                    return
+                continue
+            except (ValueError, KeyError):
+                return
+            if last_entry == previous_entry:  # the stream has ended without new entries
+                return
+
+
+class WaitReporter:
+    """A reporter that prints the cause of a job's wait after a short delay, and later each change of it."""
+
+    def __init__(self, timeouts: ClientTimeouts = DEFAULT_TIMEOUTS) -> None:
+        self._lock = threading.Lock()
+        self._is_silent = True
+        self._job: Job | None = None
+        self._reported = ""
+        self._timer = threading.Timer(timeouts.wait_report_delay_s, self._end_silence)
+        self._timer.daemon = True
+        self._timer.start()  # start it last: it may call back immediately
+
+    def update(self, job: Job, *, is_reported: bool) -> None:
+        """Store the changed job and report its wait. ``is_reported``: the reason was printed already."""
+        with self._lock:
+            self._job = job
+            if is_reported:
+                self._reported = describe_state(job)
+            elif not self._is_silent:
+                self._report_wait()
+
+    def close(self) -> None:
+        self._timer.cancel()
+
+    def describe_wait(self) -> str:
+        """Return the state of a waiting job, the duration of its wait and the cause; empty for a running job."""
+        with self._lock:
+            job = self._job
+            if job is None or self._is_silent or job["state"] in RUNS:
+                return ""
+            waits = format_duration(seconds_since(job["submitted_at"], None))
+            return f"job {job['id']} is {job['state']}, {waits}" + (f": {job['reason']}" if job["reason"] else "")
+
+    def _end_silence(self) -> None:
+        """End the initial delay, and print what the job waits for. Called by the timer."""
+        with self._lock:
+            self._is_silent = False
+            if self._job is not None:
+                self._report_wait()
+
+    def _report_wait(self) -> None:
+        """Print the state of the job and the cause of its wait, unless they were printed before."""
+        assert self._job is not None
+        runs = self._job["state"] in RUNS
+        if describe_state(self._job) == self._reported or (runs and not self._reported) or self._job["state"] in FINAL:
+            return
+        self._reported = describe_state(self._job)
+        reason = "" if runs else self._job["reason"]
+        _report_line(f"job {self._job['id']} is {self._job['state']}" + (f": {reason}" if reason else ""))
+
+
+def describe_state(job: Job) -> str:
+    """Return state and reason of a job without numbers, since these change too often for a comparison."""
+    return re.sub(r"\d+", "0", f"{job['state']}: {'' if job['state'] in RUNS else job['reason']}")
+
+
+def _report_line(line: str) -> None:
+    Block.report(f"koala: {printable(line)}")
+
+
+def progress_lines(entries: list[tuple[int, TimelineEntry]], job: Job) -> Iterator[str]:
+    """Yield a line of text for each timeline entry that a waiting user should see. ``job``: the job afterwards."""
+    for _, entry in entries:
+        reason = entry["reason"]
+        if entry["event"] == "requeued":
+            yield f"job {job['id']} queues again: {reason}"
+        elif entry["event"] in ("unknown", "held", "released") or reason.endswith(" is back"):
+            yield f"job {job['id']} is {entry['state']}" + (f": {reason}" if reason not in ("", entry["event"]) else "")
+
+
+def read_changes(pieces: Iterator[bytes]) -> Iterator[tuple[list[tuple[int, TimelineEntry]], Job]]:
+    """Yield each change in a stream of events: the numbered new timeline entries, and the job after them."""
+    entries: list[tuple[int, TimelineEntry]] = []
+    for fields in read_events(pieces):
+        if fields.get("event") == "timeline":
+            entries.append((int(fields["id"]), json.loads(fields["data"])))
+        elif fields.get("event") == "job":
+            yield entries, json.loads(fields["data"])
+            entries = []
+
+
+BAR_COLUMNS = 20
+"""Width of a progress bar in characters."""
+POLL_INTERVAL = 0.5
+"""Seconds between two requests for a job during its transfers."""
+UNDER_WAY = ("queued", "held", "placed", "claiming", "unknown")
+"""States of a job in which files may still be transferred."""
+
+
+def has_transfers(job: Job) -> bool:
+    """Return whether files may be transferred to a component of the job."""
+    has_inputs = any(component.get("inputs") for component in job["request"].get("components", ()))
+    return bool(has_inputs or job["inputs"] or job["result_inputs"] or job["bundle"])
+
+
+def transfer_lines(job: Job, *, unicode: bool) -> list[str]:
+    """Return a line for each component with current or completed transfers."""
+    staged = [
+        (printable(f"{i} {c['cluster']}"), c)
+        for i, c in enumerate(job["components"])
+        if c["staging_since"] and (c["stage_size"] or c["staged_at"] is None)
+    ]
+    width = max((cell_len(label) for label, _ in staged), default=0)
+    return [f"{align_left(label, width)}  {printable(_progress_text(job, c, unicode))}" for label, c in staged]
+
+
+def _progress_text(job: Job, component: Component, unicode: bool) -> str:
+    """Return the progress of a component's transfers with a bar, or their duration if they are complete.
+
+    For example ``120 of 200 MB from north, 45 MB/s``.
+    """
+    size, staged = component["stage_size"], component["staged"]
+    remote_sources = sorted({source for source in component["sources"] if source != component["cluster"]})
+    origin = f" from {', '.join(remote_sources)}" if remote_sources else ""
+    since = component["staging_since"] or ""
+    if component["staged_at"]:
+        took = seconds_since(since, component["staged_at"])
+        return f"{format_bytes(size)}{origin} in {took:.3g} s{_format_speed(size, took)}"
+    if not size:
+        return f"waits for its files{origin}"
+    now = job["ended_at"] or datetime.now(UTC).isoformat()
+    passed = seconds_since(since, now)
+    return f"{_draw_bar(staged / size, unicode)} {_format_share(staged, size)}{origin}{_format_speed(staged, passed)}"
+
+
+def _format_share(staged: int, size: int) -> str:
+    """Return two sizes as text: ``120 of 200 MB``, or each with its unit if the units differ."""
+    (staged_number, staged_unit), (total_number, total_unit) = (
+        format_bytes(staged).split(" "),
+        format_bytes(size).split(" "),
+    )
+    return (
+        f"{staged_number} of {total_number} {total_unit}"
+        if staged_unit == total_unit
+        else f"{staged_number} {staged_unit} of {total_number} {total_unit}"
+    )
+
+
+def _format_speed(size: int, seconds: float) -> str:
+    return f", {format_bytes(size / seconds)}/s" if size and seconds >= 0.05 else ""
+
+
+def _draw_bar(fraction: float, unicode: bool) -> str:
+    full = int(min(1.0, fraction) * BAR_COLUMNS)
+    return "[" + ("█" if unicode else "#") * full + ("░" if unicode else ".") * (BAR_COLUMNS - full) + "]"
+
+
+def follow_transfers(client: Client, job: int, deadline: float | None = None) -> None:
+    """Show the progress of a job's transfers on standard error, until they are complete or the job has ended.
+
+    Raise ``TimeIsUp`` at ``deadline`` (monotonic seconds).
+    """
+    with Block(leaves_lines=True) as block:
+        while True:
+            answer = client.job(job)
+            is_waiting = answer["state"] in ("queued", "held")
+            if not is_waiting:
+                block.draw(transfer_lines(answer, unicode=False))
+            elif sys.stderr.isatty():
+                block.draw([printable(f"{answer['state']}: {answer['reason']}")])
+            is_staging = any(
+                component["staging_since"] and not component["staged_at"] for component in answer["components"]
+            )
+            if answer["state"] not in UNDER_WAY or not has_transfers(answer) or not (is_waiting or is_staging):
+                return
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeIsUp
+            client.timeouts.sleep(POLL_INTERVAL)
+
+
+OUTPUT_RETRY_DELAY_S = 0.5
 """Seconds until the next request for a job's output to an unreachable daemon."""
 
 
@@ -35,7 +273,7 @@ def end_with(client: Client, submitted: JobAnswer, deadline: float | None, *, as
     job = submitted["id"]
     try:
         # Show the transfers first, if there are any.
-        shows_transfers = show_output and not as_json and transfers.has_transfers(submitted)
+        shows_transfers = show_output and not as_json and has_transfers(submitted)
         with ProgressReporter(client, job, from_the_first=True, in_place=not shows_transfers):
             if shows_transfers and sys.stderr.isatty():
                 with suppress(TimeIsUp):  # the wait for an unreachable daemon follows below
@@ -59,7 +297,7 @@ def end_with(client: Client, submitted: JobAnswer, deadline: float | None, *, as
 def _follow_transfers(client: Client, job: int, deadline: float | None) -> None:
     """Show the transfers of a job until they are complete; stop silently if the daemon becomes unreachable."""
     try:
-        transfers.follow_transfers(client, job, deadline)
+        follow_transfers(client, job, deadline)
     except CliError as error:
         if not error.may_recover:
             raise
@@ -140,7 +378,7 @@ def _follow_logs(client: Client, job: int, selection: LogSelection, raw: bool) -
             absence.tolerate(error)
             if has_output:
                 break  # a new stream would repeat the output from its beginning
-        client.timeouts.sleep(RETRY_DELAY)
+        client.timeouts.sleep(OUTPUT_RETRY_DELAY_S)
     client.wait_for_end(job, None)
     print(f"koala: the daemon was unreachable for a while; koala logs {job} shows all of the output", file=sys.stderr)
 

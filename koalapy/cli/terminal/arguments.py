@@ -23,8 +23,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import click
 from click.core import ParameterSource
 
-from koalapy.cli.terminal.job_reference import JobReference, JobReferenceType
-from koalapy.cli.terminal.whole_numbers import parse_int
+from koalapy.cli.terminal.job_reference import JobReference, JobReferenceType, parse_int
 from koalapy.client.errors import CliError, Exit
 from koalapy.model.wording import suggest_names
 

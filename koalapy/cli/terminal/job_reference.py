@@ -14,6 +14,14 @@ from koalapy.model.array import TaskIndices
 if TYPE_CHECKING:
     from koalapy.client.client import Client
 
+_WHOLE_NUMBER = re.compile(r"-?[0-9]{1,100}")
+
+
+def parse_int(text: str) -> int | None:
+    """Return the whole number that a text is; None if it is another text."""
+    return int(text) if _WHOLE_NUMBER.fullmatch(text) else None
+
+
 _REFERENCE = re.compile(r"([0-9]{1,100})(?:\[([^\[\]]*)\])?")
 _SLURM_TASK = re.compile(r"([0-9]+)_\[?([0-9][0-9,-]*)\]?")
 MAX_TASKS = 1000

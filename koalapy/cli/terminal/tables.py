@@ -9,7 +9,7 @@ from typing import Any
 from rich.cells import cell_len
 
 from koalapy.cli.clusters.gantt import draw_chart
-from koalapy.cli.terminal.width import align_left, fold_text, terminal_size
+from koalapy.cli.terminal.screen import align_left, fold_text, terminal_size
 from koalapy.client.answers import Attempt, Cluster, Component, Job, Json, ListedJob, RelatedJob, Tasks
 from koalapy.client.client import name_of, nodes_of
 from koalapy.client.errors import printable

@@ -10,14 +10,11 @@ from http import HTTPStatus
 from threading import Thread
 from typing import Annotated
 
-from koalapy.cli.files import transfers
-from koalapy.cli.jobs import explain
+from koalapy.cli.jobs import explain, waiting
 from koalapy.cli.terminal import tables
 from koalapy.cli.terminal.arguments import Option
 from koalapy.cli.terminal.options import DAEMON, Daemon
-from koalapy.cli.terminal.screen import BOLD, REVERSE, Line, Screen
-from koalapy.cli.terminal.watching import TICK_S, Feed
-from koalapy.cli.terminal.width import can_redraw, fold_text
+from koalapy.cli.terminal.screen import BOLD, REVERSE, TICK_S, Feed, Line, Screen, can_redraw, fold_text
 from koalapy.client.answers import Alert, Cluster, ListedJob
 from koalapy.client.client import Client, nodes_of
 from koalapy.client.errors import CliError, Exit, printable
@@ -284,7 +281,7 @@ class JobPage:
             raise
 
         def format_page() -> str:
-            staged = transfers.transfer_lines(job, unicode=self._unicode)
+            staged = waiting.transfer_lines(job, unicode=self._unicode)
             text = tables.job_page(job, attempts, MAX_ATTEMPTS, staged, unicode=self._unicode)
             return text if explanation is None else f"{explain.format_explanation(explanation)}\n\n{text}"
 

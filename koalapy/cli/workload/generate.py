@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import yaml
 
 from koalapy.cli.terminal.arguments import Option
+from koalapy.cli.terminal.job_reference import parse_int
 from koalapy.cli.terminal.options import DAEMON, Daemon
-from koalapy.cli.terminal.progress import waiting_for
-from koalapy.cli.terminal.whole_numbers import parse_int
+from koalapy.cli.terminal.screen import waiting_for
 from koalapy.cli.workload.report import write_file
 from koalapy.client.errors import CliError, Exit
 from koalapy.config.strict_yaml import DuplicateKey, load_yaml

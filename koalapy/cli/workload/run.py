@@ -9,8 +9,7 @@ from typing import Annotated
 
 from koalapy.cli.terminal.arguments import Argument, Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, show_json
-from koalapy.cli.terminal.progress import waiting_for
-from koalapy.cli.terminal.screen import Block
+from koalapy.cli.terminal.screen import Block, waiting_for
 from koalapy.cli.terminal.streams import without_control_codes
 from koalapy.cli.workload.report import Plots, PlotsOption, make_folder, save_report
 from koalapy.client.answers import Json

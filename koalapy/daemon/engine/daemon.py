@@ -32,7 +32,7 @@ from koalapy.model.errors import StoreUnavailable
 from koalapy.ports import Store
 from koalapy.protocol.frames import MAX_FRAME_SIZE
 from koalapy.system.event_loop import ACCEPTS_PER_TURN, raise_backlog
-from koalapy.system.systemd import ServiceManager
+from koalapy.system.process import ServiceManager
 
 log = structlog.get_logger()
 

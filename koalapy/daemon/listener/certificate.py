@@ -8,7 +8,7 @@ from pathlib import Path
 import structlog
 
 from koalapy.model.errors import UsageError
-from koalapy.runner.atomic_files import replace_file
+from koalapy.runner.folders import replace_file
 from koalapy.system.certificate_files import LoadedCertificate, load_certificate, read_stamps, server_context
 
 log = structlog.get_logger()

@@ -19,9 +19,9 @@ from koalapy.model.job import Attempt, Job, JobId, JobState
 from koalapy.model.job_spec import Launcher
 from koalapy.model.request import ClusterName
 from koalapy.protocol.messages import PlanNode, PlanRelay, RelayLost, RelayState
+from koalapy.relay.attempts import AttemptPlan, HeadIdentity, NodePlan, derive_head_key
 from koalapy.relay.client import RelayClient, log_rejection
-from koalapy.relay.entries import AttemptPlan, HeadIdentity, NodePlan, derive_head_key
-from koalapy.runner.relay_layout import FIRST_PORT, LAST_PORT, count_ports, node_ports
+from koalapy.runner.relay_links import FIRST_PORT, LAST_PORT, count_ports, node_ports
 from koalapy.scheduler.events import RelayChanged
 from koalapy.scheduler.ledger import live
 from koalapy.system.event_loop import BackgroundTasks

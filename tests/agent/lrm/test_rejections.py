@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.agent.lrm.drmaa.process import convert_error
+from koalapy.agent.lrm.drmaa.control import convert_error
 from koalapy.agent.lrm.port import Fault
 from koalapy.agent.lrm.rejections import classify_rejection
 from koalapy.agent.lrm.slurm.states import fault_of_waiting

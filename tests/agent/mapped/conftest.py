@@ -21,7 +21,7 @@ from koalapy.agent.core.agent import Agent
 from koalapy.agent.core.settings import DEFAULT_TIMEOUTS, AgentSettings, AgentTimeouts
 from koalapy.agent.lrm.local.adapter import LocalLrm
 from koalapy.agent.runners.runners import lrm_name
-from koalapy.system.systemd import ServiceManager
+from koalapy.system.process import ServiceManager
 from tests.agent.conftest import FakeDaemon, Site
 
 ALICE = Account("alice", 64_101, 64_101, (64_101,), "/nonexistent/alice", "/bin/sh")

@@ -12,15 +12,13 @@ from typing import Any
 
 import pytest
 
-from koalapy.agent.core.questions import Handler, Questions
 from koalapy.agent.core.settings import AgentTimeouts
+from koalapy.agent.runners.uplink import Handler, Questions
 from koalapy.agent.transfers.daemon_files import DaemonFiles
-from koalapy.agent.transfers.digest import measure_content
 from koalapy.agent.transfers.exports import RSYNC, Exports
 from koalapy.agent.transfers.pull import TransferTools
-from koalapy.agent.transfers.replicas import Replicas
-from koalapy.agent.transfers.roots import Roots
-from koalapy.agent.transfers.seals import Seals
+from koalapy.agent.transfers.replicas import Replicas, Seals
+from koalapy.agent.transfers.roots import Roots, measure_content
 from koalapy.agent.transfers.stages import Stages
 from koalapy.model.reports import StageStatus
 from koalapy.protocol.messages import Answer, Ask, Stage, StageBundle, StageFile

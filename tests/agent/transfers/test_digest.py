@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from koalapy.agent.transfers.digest import Content, GrowingDigest, measure_content
 from koalapy.agent.transfers.replicas import Replicas
-from koalapy.agent.transfers.roots import Roots
+from koalapy.agent.transfers.roots import Content, GrowingDigest, Roots, measure_content
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from koalapy.agent.core.questions import RECONNECT_ALLOWANCE
+from koalapy.agent.runners.uplink import RECONNECT_ALLOWANCE
 from koalapy.agent.transfers import exports, pull
 from koalapy.agent.transfers.exports import Route
 from koalapy.agent.transfers.pull import MAX_TRIES, Pull, RsyncOutcome

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from koalapy.agent.components.component import Component
 from koalapy.agent.components.job_folders import MAX_CONCURRENT, JobFolders
 from koalapy.agent.core.spool import JournalFolder
-from koalapy.agent.transfers import results
+from koalapy.agent.transfers import stages
 from koalapy.agent.transfers.daemon_files import DaemonFiles
-from koalapy.agent.transfers.results import Collector
+from koalapy.agent.transfers.stages import Collector
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 from koalapy.runner.result_archive import FoldersTooDeep, Patterns, open_regular, write_archive
 from tests.agent.conftest import VIRTUAL_DEADLINE
@@ -235,7 +235,7 @@ async def test_error_of_collector_ends_collection(tmp_path: Path, monkeypatch: p
     def broken(*_: object) -> None:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(results, "write_archive", broken)
+    monkeypatch.setattr(stages, "write_archive", broken)
     fake = FakeDaemonFiles()
     collecting = Collecting(tmp_path, DaemonFiles(fake.url, "north", "s3cret"))
     collecting.reached = True
@@ -249,7 +249,7 @@ async def test_unreadable_result_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     def refusing(*_: object) -> None:
         raise PermissionError(13, "Permission denied", "a")
 
-    monkeypatch.setattr(results, "write_archive", refusing)
+    monkeypatch.setattr(stages, "write_archive", refusing)
     fake = FakeDaemonFiles()
     collecting = Collecting(tmp_path, DaemonFiles(fake.url, "north", "s3cret"))
     collecting.reached = True
@@ -274,14 +274,14 @@ async def test_hanging_collection_delays_no_other_user(tmp_path: Path, monkeypat
         Component(
             "test", f"{job}.1.0", JournalFolder(tmp_path / "spool"), stage=f"{job}.1.9", collect=("*",), user="mallory"
         )
-        for job in range(100, 100 + 3 * results.MAX_SENDERS)
+        for job in range(100, 100 + 3 * stages.MAX_SENDERS)
     ]
     try:
         for component in stubborn:
             component.plan, component.ended = {}, True
             collecting.collector.collect_results(component)
         await asyncio.sleep(0)
-        for component in stubborn[: results.MAX_SENDERS]:
+        for component in stubborn[: stages.MAX_SENDERS]:
             collecting.collector.cancel_collection(component)
         collecting.component.user = "alice"
         await collecting.collect()

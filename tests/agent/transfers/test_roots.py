@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.agent.transfers.digest import measure_content
 from koalapy.agent.transfers.replicas import ReplicaRequest, Replicas
-from koalapy.agent.transfers.roots import Roots, is_plain_name
+from koalapy.agent.transfers.roots import Roots, is_plain_name, measure_content
 from koalapy.model.errors import SiteRejected
 from koalapy.validation.inputs import name_problem
 

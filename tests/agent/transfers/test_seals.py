@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agent.transfers import replicas, seals
-from koalapy.agent.transfers.digest import Content, measure_content
-from koalapy.agent.transfers.seals import Seals
+from koalapy.agent.transfers import replicas
+from koalapy.agent.transfers.replicas import Seals
+from koalapy.agent.transfers.roots import Content, measure_content
 from koalapy.protocol.messages import StageFile
 from tests.agent.transfers.conftest import INSTANCE, FileSite, SetClock, T, measure_path, needs_rsync
 
@@ -146,7 +146,7 @@ async def test_making_replica_read_only_is_no_change(north: FileSite, read_files
 async def test_making_recent_replica_read_only_is_no_change(north: FileSite, read_files: list[str]) -> None:
     path = north.make_replica("data")
     path.chmod(0o664)
-    await north.restart(clock=SetClock(path.stat().st_ctime + seals.SETTLED + 1e-5))
+    await north.restart(clock=SetClock(path.stat().st_ctime + replicas.SETTLED + 1e-5))
     for token in (T, U):
         north.start_stage(north.make_input(path), token=token)
         await north.wait_for_state("done", token)
@@ -236,17 +236,17 @@ async def test_brought_input_is_read_only_and_removable(north: FileSite, south: 
 
 
 def test_invalid_seals_file_is_ignored(tmp_path: Path) -> None:
-    path = tmp_path / "seals.json"
+    path = tmp_path / "replicas.json"
     for text in ("", "[]", '{"a": 1}', '{"a": [1]}', "\0"):
         path.write_text(text)
         assert not Seals(path).is_unchanged(Path("a"), "1", "2")
 
 
 def test_seals_are_limited(tmp_path: Path) -> None:
-    book = Seals(tmp_path / "seals.json", max_retained=3)
+    book = Seals(tmp_path / "replicas.json", max_retained=3)
     for number in range(5):
         book.record_seal(Path(f"/{number}"), "seal", "checksum", LONG_AGO)
-    again = Seals(tmp_path / "seals.json")
+    again = Seals(tmp_path / "replicas.json")
     assert [again.is_unchanged(Path(f"/{number}"), "seal", "checksum") for number in range(5)] == [False] * 2 + [
         True
     ] * 3

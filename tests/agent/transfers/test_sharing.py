@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from koalapy.agent.transfers import stage
-from koalapy.agent.transfers.digest import Content
-from koalapy.agent.transfers.trees import copy_tree
+from koalapy.agent.transfers.roots import Content, copy_tree
 from koalapy.model.errors import SiteFault, SiteRejected, SiteUnavailable
 from tests.agent.transfers.conftest import INSTANCE, FileSite, Gate, SetClock, T, Wire, measure_path, needs_rsync
 from tests.agent.transfers.fake_daemon_files import FakeDaemonFiles

@@ -16,8 +16,8 @@ from koalapy.agent.core.spool import JournalFolder
 from koalapy.agent.transfers import stage
 from koalapy.agent.transfers.daemon_files import DaemonFiles
 from koalapy.agent.transfers.pull import MAX_BUNDLES
+from koalapy.agent.transfers.roots import BadBundle, remove_tree, unpack_bundle
 from koalapy.agent.transfers.stage import StageRun
-from koalapy.agent.transfers.trees import BadBundle, remove_tree, unpack_bundle
 from koalapy.model.errors import SiteRejected
 from koalapy.protocol.messages import Stage, StageBundle
 from tests.agent.transfers.conftest import INSTANCE, FileSite, T

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from koalapy.agent.transfers.sharing import Turns
+from koalapy.agent.transfers.pull import Turns
 
 
 class Waiter:

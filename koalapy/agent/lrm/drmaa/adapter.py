@@ -8,8 +8,7 @@ from pathlib import Path
 
 from koalapy.agent.components.job_folders import JobFolders
 from koalapy.agent.core.settings import AgentSettings, SiteSettings
-from koalapy.agent.lrm.drmaa.control import DrmaaAccounts, DrmaaControl, drmaa_control
-from koalapy.agent.lrm.drmaa.process import NO_SUCH_JOB, Unanswered
+from koalapy.agent.lrm.drmaa.control import NO_SUCH_JOB, DrmaaAccounts, DrmaaControl, Unanswered, drmaa_control
 from koalapy.agent.lrm.port import (
     DrmaaEnding,
     Finding,
@@ -31,7 +30,7 @@ from koalapy.agent.lrm.script import place_script
 from koalapy.agent.lrm.slurm.commands import time_limit
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
 from koalapy.model.node_requirement import NodeRequirement
-from koalapy.runner.atomic_files import replace_file
+from koalapy.runner.folders import replace_file
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
 STATES: Mapping[str, LrmJobState] = {

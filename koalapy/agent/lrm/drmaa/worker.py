@@ -89,7 +89,11 @@ class Worker:
 
     def _answer(self, request: dict[str, Any]) -> None:
         """Execute a request and send its reply, or the error that the library raised."""
-        operations = {"submit": self._submit_job, "cancel": self._cancel_job, "status": self._read_states}
+        operations = {
+            "submit": self._submit_job,
+            "cancel": lambda request: self._session.control(request["job"], "terminate"),
+            "status": self._read_states,
+        }
         try:
             reply: Any = operations[request["op"]](request)
         except Exception as error:  # noqa: BLE001 the exit codes of other jobs must not be lost
@@ -113,9 +117,6 @@ class Worker:
             self._session.deleteJobTemplate(template)
         self._jobs.add(job)
         return job
-
-    def _cancel_job(self, request: dict[str, Any]) -> None:
-        self._session.control(request["job"], "terminate")
 
     def _read_states(self, request: dict[str, Any]) -> dict[str, str]:
         """Return the DRMAA state of each job, or the name of the error of its query."""

@@ -9,29 +9,41 @@ and holds the directory's lock until none is left.
 """
 
 import argparse
+import errno
 import fcntl
 import gc
 import json
 import os
 import re
+import selectors
 import signal
 import socket
 import stat
 import sys
 import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 if __name__ == "__main__":  # -I leaves out the directory of our own package
     sys.path.append(str(Path(__file__).resolve().parents[4]))
 
-from koalapy.agent.lrm.local.jobs import JobTable, Journal, LocalNode
-from koalapy.agent.lrm.local.processes import MARK, adopt_orphans, end_children, kill_cluster, redirect_streams
+from koalapy.agent.lrm.local.jobs import JobTable, Journal, LocalJob, LocalNode, RequestRejected
+from koalapy.agent.lrm.local.processes import (
+    MARK,
+    adopt_orphans,
+    end_children,
+    is_below,
+    kill_cluster,
+    redirect_streams,
+)
 from koalapy.agent.lrm.local.runs import Runs, Timers
-from koalapy.agent.lrm.local.server import Server
 from koalapy.agent.lrm.local.spawn import Preloaded, PreloadError, Spawner
-from koalapy.runner.atomic_files import replace_file
-from koalapy.system.process import forbid_dumps
+from koalapy.runner.folders import replace_file
+from koalapy.system.process import forbid_dumps, get_peer
 
 CANNOT_RUN = 2
 HELD_BY_ANOTHER = 3
@@ -42,6 +54,355 @@ PUBLISH_INTERVAL_S = 2.0
 MAX_NODES = 254
 """Addresses of the last octet."""
 _MAX_SOCKET_PATH_BYTES = 107
+_MAX_LINE_BYTES = 4 << 20
+_MAX_UNSENT_BYTES = 64 << 20
+_FORBIDDEN_FOR_JOBS = ("submit", "cancel", "shutdown", "keep")
+"""Operations that programs on the cluster itself may not request."""
+_RESULT_UNDELIVERED = 1
+"""Exit code of a runner after no agent has received its result."""
+_KEY_RETENTION_S = 7 * 86400.0
+_MAX_PENDING_BYTES = 1 << 16
+"""Bytes that a client has not read yet, beyond which its notices of change wait."""
+_NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
+_ACCEPT_RETRY_S = 0.5
+_NOTICE_INTERVAL_S = 0.01
+
+
+class ClientConnection:
+    """A connection of a client, with its buffers."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self.connection = connection
+        self.is_from_job = is_below(get_peer(connection).pid, os.getpid())
+        """Whether the client is a program of a job: all their processes stay descendants of locald."""
+        self.attached_jobs: list[LocalJob] = []
+        """Jobs that end when the client disconnects."""
+        self.received = bytearray()
+        self.unsent = bytearray()
+        self.is_watching = False
+        self.notified_seq = 0
+        """The ``seq`` of the job table in the last notice to this client."""
+
+    def receive_lines(self) -> list[bytes] | None:
+        """Return complete lines that have arrived; None if the client is gone or its line is too long."""
+        try:
+            data = self.connection.recv(1 << 16)
+        except BlockingIOError:
+            return []
+        except OSError:
+            return None
+        self.received += data
+        if not data or len(self.received) > _MAX_LINE_BYTES:
+            return None
+        *lines, self.received = self.received.split(b"\n")
+        return [bytes(line) for line in lines if line.strip()]
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Queue a message for ``flush``."""
+        self.unsent += json.dumps(message, separators=(",", ":")).encode() + b"\n"
+
+    def flush(self) -> bool:
+        """Send as much as the socket takes; return False if the client is gone or has stopped reading."""
+        try:
+            while self.unsent:
+                del self.unsent[: self.connection.send(self.unsent)]
+        except BlockingIOError:
+            return len(self.unsent) <= _MAX_UNSENT_BYTES
+        except OSError:
+            return False
+        return True
+
+
+class Server:
+    """Answers clients and advances the queue."""
+
+    def __init__(
+        self,
+        jobs: JobTable,
+        runs: Runs,
+        timers: Timers,
+        journal: Journal,
+        listener: socket.socket,
+        *,
+        settings: dict[str, Any],
+        linger_s: float,
+    ) -> None:
+        """``settings``: the reply to ``hello``; ``linger_s``: seconds without clients and jobs until it ends."""
+        self._jobs = jobs
+        self._runs = runs
+        self._timers = timers
+        self._journal = journal
+        self._listener = listener
+        self._settings = settings
+        self._linger_s = linger_s
+        self._clients: set[ClientConnection] = set()
+        self._waiting: defaultdict[LocalJob, list[tuple[ClientConnection, Any]]] = defaultdict(list)
+        """Clients that wait for a job's end, with the ids of their requests."""
+        self._journalled_seq = jobs.seq
+        self._key = ""
+        self._key_needed_until = 0.0
+        """When to forget the key: until then an agent needs it to accept results that runners could not deliver."""
+        self._is_stopping = self._is_done = self._is_terminated = False
+        self._operations: dict[str, Callable[[ClientConnection, dict[str, Any]], dict[str, Any] | None]] = {
+            "hello": lambda _, __: self._settings,
+            "submit": self._submit_job,
+            "cancel": self._cancel_job,
+            "find": self._find_job,
+            "wait": self._wait_for_job,
+            "list": self._list_jobs,
+            "watch": self._watch,
+            "shutdown": self._shut_down,
+            "keep": self._keep_key,
+        }
+        self._selector = selectors.DefaultSelector()
+        self._signal_reader, self._signal_writer = socket.socketpair()
+        for end in (self._signal_reader, self._signal_writer, listener):
+            end.setblocking(False)
+
+    def run(self) -> None:
+        """Serve until a client or SIGTERM ends the cluster, or until it was unused for ``linger_s`` seconds."""
+
+        def terminate(*_: object) -> None:
+            self._is_terminated = True
+
+        signal.set_wakeup_fd(self._signal_writer.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, terminate)
+        self.listen()
+        self._selector.register(self._signal_reader, selectors.EVENT_READ, self._handle_signals)
+        self._selector.register(self._runs.workers.reports, selectors.EVENT_READ, self._runs.collect_reports)
+        while True:
+            self._advance()
+            if self._is_done:
+                break
+            for key, _ in self._selector.select(self._timers.seconds_left()):
+                key.data()
+            self._timers.run_due()
+
+    def release(self) -> None:
+        """Close everything in this process only: a forked one must not change what epoll watches for the other."""
+        signal.set_wakeup_fd(-1)
+        self._selector.close()
+        for client in self._clients:
+            client.connection.close()
+        for end in (self._listener, self._signal_reader, self._signal_writer):
+            end.close()
+        self._journal.close()
+
+    def _handle_signals(self) -> None:
+        """Collect ended processes after a signal. After SIGTERM, stop all jobs, so that the server ends."""
+        with suppress(BlockingIOError):
+            while self._signal_reader.recv(4096):
+                pass
+        self._runs.reap()
+        if self._is_terminated and not self._is_stopping:
+            self._stop_all_jobs()
+
+    def listen(self) -> None:
+        """Accept clients from now on."""
+        self._selector.register(self._listener, selectors.EVENT_READ, self.accept_client)
+
+    def accept_client(self) -> None:
+        """Accept a waiting client. If no file descriptor is left, stop listening for a while."""
+        try:
+            connection, _ = self._listener.accept()
+        except OSError as error:  # gone again, or no resources left
+            if error.errno in _NO_RESOURCES:  # the selector would report the listener all the time
+                self._selector.unregister(self._listener)
+                self._timers.set("listen", _ACCEPT_RETRY_S, self.listen)
+            return
+        client = ClientConnection(connection)
+        self._clients.add(client)
+        self._selector.register(connection, selectors.EVENT_READ, lambda: self._read_requests(client))
+
+    def _read_requests(self, client: ClientConnection) -> None:
+        """Read and answer the request lines of a client, or drop a client that has disconnected."""
+        lines = client.receive_lines()
+        if lines is None:
+            self._drop_client(client)
+            return
+        for line in lines:
+            self._answer(client, line)
+
+    def _drop_client(self, client: ClientConnection) -> None:
+        """Close a client's connection and end the jobs that are attached to it."""
+        self._clients.discard(client)
+        self._selector.unregister(client.connection)
+        client.connection.close()
+
+        def end_attached() -> None:
+            for job in client.attached_jobs:
+                self._end_job(job, "its client disconnected")
+
+        if client.attached_jobs:
+            self._timers.set(client, 0.0, end_attached)
+
+    def _answer(self, client: ClientConnection, line: bytes) -> None:
+        """Execute a request line and send the reply, or the error if the request is rejected."""
+        reply: dict[str, Any] | None
+        request: Any = None
+        try:
+            request = json.loads(line)
+            if not isinstance(request, dict) or request.get("op") not in list(self._operations):
+                raise RequestRejected(f"op: must be one of {', '.join(self._operations)}")
+            if client.is_from_job and request["op"] in _FORBIDDEN_FOR_JOBS:
+                raise RequestRejected(f"op: programs on the cluster may not request {request['op']}")
+            reply = self._operations[request["op"]](client, request)
+        except RequestRejected as error:
+            reply = {"error": str(error), "kind": error.kind}
+        except (ValueError, RecursionError) as error:
+            reply = {"error": f"not JSON: {error}", "kind": "rejected"}
+        if reply is not None:
+            id = request.get("id") if isinstance(request, dict) else None
+            client.send(reply if id is None else {"id": id, **reply})
+
+    def _keep_key(self, _: ClientConnection, request: dict[str, Any]) -> dict[str, Any]:
+        """Return the key of the cluster's agents: the first one that an agent offered to this process."""
+        if not isinstance(key := request.get("key"), str) or not key:
+            raise RequestRejected("key: must be a string")
+        self._key = self._key or key
+        return {"key": self._key}
+
+    def _submit_job(self, client: ClientConnection, request: dict[str, Any]) -> dict[str, Any]:
+        """Queue a job; an ``attached`` one ends when its client disconnects."""
+        if self._is_stopping:
+            raise RequestRejected("the cluster is shutting down", "unavailable")
+        if type(attached := request.get("attached", False)) is not bool:
+            raise RequestRejected(f"attached: must be true or false, not {attached!r}")
+        job = self._jobs.submit_job(request)
+        try:
+            self._journal.add_submitted(job)
+        except OSError as error:
+            self._jobs.end_job(job)
+            raise RequestRejected(f"the journal cannot be written: {error}", "unavailable") from error
+        if attached:
+            client.attached_jobs.append(job)
+        return {"job": str(job.id)}
+
+    def _cancel_job(self, _: ClientConnection, request: dict[str, Any]) -> dict[str, Any]:
+        """Cancel a job if its number and name agree; raise ``RequestRejected`` otherwise."""
+        job = self._jobs.find_job(request.get("job"))
+        if job is None:
+            raise RequestRejected(f"job: there is no job {request.get('job')!r} on this cluster", "unknown")
+        if job.name != request.get("name"):
+            raise RequestRejected(
+                f"name: job {job.id} has the name {job.name!r}, not {request.get('name')!r}: nothing was cancelled"
+            )
+        self._end_job(job, "cancelled")
+        return {"state": job.state}
+
+    def _end_job(self, job: LocalJob, reason: str) -> None:
+        """Remove a queued job, or stop a running one. Ignore an ended one."""
+        if job.state == "queued":
+            job.reason = reason
+            self._jobs.end_job(job)
+        elif job.state == "running":
+            self._runs.stop_job(job, reason)
+
+    def _find_job(self, _: ClientConnection, request: dict[str, Any]) -> dict[str, Any]:
+        """Return the record of a name's newest job, or of the job with an id; ``{"job": None}`` without one."""
+        name = request.get("name")
+        job = self._jobs.newest_job(name) if isinstance(name, str) else self._jobs.find_job(request.get("job"))
+        return {"job": None} if job is None else job.as_record()
+
+    def _wait_for_job(self, client: ClientConnection, request: dict[str, Any]) -> dict[str, Any] | None:
+        """Return the job's record, or None to answer when it ends."""
+        job = self._jobs.find_job(request.get("job"))
+        if job is None or job.state == "ended":
+            return {"job": None} if job is None else job.as_record()
+        self._waiting[job].append((client, request.get("id")))
+        return None
+
+    def _list_jobs(self, _: ClientConnection, request: dict[str, Any]) -> dict[str, Any]:
+        """Return all active jobs, and those with a prefix in their name that ended after ``ended_since``."""
+        since, prefix = request.get("ended_since", 0), request.get("ended_prefix", "")
+        if type(since) is not int or not isinstance(prefix, str):
+            raise RequestRejected("ended_since must be a whole number, ended_prefix a string")
+        if prefix:  # the client is an agent, which has the results now
+            self._key_needed_until = 0.0
+        ended = (job for job in self._jobs.jobs_ended_since(since) if job.name.startswith(prefix))
+        return {
+            "seq": self._jobs.seq,
+            "total": len(self._jobs.nodes),
+            "idle": len(self._jobs.idle_nodes()),
+            "jobs": [job.as_record() for job in (*self._jobs.active_jobs, *ended)],
+        }
+
+    def _watch(self, client: ClientConnection, _: dict[str, Any]) -> dict[str, Any]:
+        """Notify a client of changes of the job table from now on; return the number of the last change."""
+        client.is_watching = True
+        client.notified_seq = self._jobs.seq
+        return {"seq": client.notified_seq}
+
+    def _shut_down(self, _: ClientConnection, request: dict[str, Any]) -> dict[str, Any]:
+        """Stop all jobs and end the server, unless it has jobs or other clients and the request excludes that."""
+        active = len(self._jobs.active_jobs)
+        is_shared = bool(request.get("if_alone")) and len(self._clients) > 1
+        if (request.get("if_idle") and active) or is_shared:
+            return {"shutdown": False, "jobs": active}
+        self._stop_all_jobs()
+        return {"shutdown": True, "jobs": active}
+
+    def _stop_all_jobs(self) -> None:
+        """Stop all jobs and accept no others; the server ends when they have ended."""
+        self._is_stopping = True
+        for job in [*self._jobs.queue, *self._jobs.running.values()]:
+            self._end_job(job, "the cluster is shut down")
+
+    def _advance(self) -> None:
+        """Start queued jobs, record ended ones, send replies and notices, and decide whether the server may end."""
+        while not self._is_stopping and (job := self._jobs.start_next_job()):
+            self._runs.start_job(job)
+        self._record_ended_jobs()
+        self._notify_watchers()
+        for client in list(self._clients):
+            if not client.flush():
+                self._drop_client(client)
+                continue
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.unsent else 0)
+            key = self._selector.get_key(client.connection)
+            if key.events != events:
+                self._selector.modify(client.connection, events, key.data)
+        self._is_done = self._is_done or (self._is_stopping and not self._jobs.active_jobs)
+        if self._clients or self._jobs.active_jobs:
+            self._timers.cancel("linger")
+        elif "linger" not in self._timers:
+            self._timers.set("linger", self._linger_s, self._end_if_unused)
+
+    def _end_if_unused(self) -> None:
+        """End the server, or wait longer if an agent may still need the key for undelivered results."""
+        if time.monotonic() < self._key_needed_until and self._journal.exists:
+            self._timers.set("linger", self._linger_s, self._end_if_unused)
+        else:
+            self._is_done = True
+
+    def _record_ended_jobs(self) -> None:
+        """Write newly ended jobs to the journal, and reply to clients that wait for them."""
+        for job in reversed(self._jobs.jobs_ended_since(self._journalled_seq)):
+            self._journal.add_ended(job)
+            if self._key and job.exit_code == _RESULT_UNDELIVERED:
+                self._key_needed_until = time.monotonic() + _KEY_RETENTION_S
+            for client, id in self._waiting.pop(job, ()):
+                client.send({"id": id, **job.as_record()})
+        self._journalled_seq = self._jobs.seq
+        if self._journal.is_long:
+            with suppress(OSError):  # it stays long
+                self._journal.rewrite(self._jobs.all_jobs)
+
+    def _notify_watchers(self) -> None:
+        """Notify watching clients of changes of the job table, at most once per interval."""
+        if "notice" in self._timers:
+            return
+        seq = self._jobs.seq
+        unaware = [client for client in self._clients if client.is_watching and client.notified_seq != seq]
+        for client in unaware:
+            if len(client.unsent) < _MAX_PENDING_BYTES:
+                client.notified_seq = seq
+                client.send({"changed": seq})
+        if unaware:
+            self._timers.set("notice", _NOTICE_INTERVAL_S, lambda: None)
 
 
 def main() -> int:

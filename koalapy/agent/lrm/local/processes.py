@@ -5,8 +5,7 @@ import os
 import select
 import signal
 import time
-from collections import defaultdict
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Container, Iterable
 from contextlib import suppress
 
 MARK = "LOCALD_MARK"
@@ -17,13 +16,9 @@ Its value ends with ``@`` and the cluster's directory.
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
-# Kernels without CONFIG_PROC_CHILDREN lack the file.
-_KERNEL_LISTS_CHILDREN = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
 _EXEC_PAUSES_S = [0.0003 * number for number in range(1, 11)]
 """Pauses between looks at a process that shows no environment. They differ, for programs that exec at a fixed rate."""
 _POLL_INTERVAL_S = 0.02
-_PID_REUSE_S = 5.0
-"""Seconds in which the kernel does not use a process id again."""
 
 
 def adopt_orphans() -> None:
@@ -70,43 +65,15 @@ def is_below(pid: int, ancestor: int) -> bool:
 
 def process_trees(roots: Iterable[int]) -> list[int]:
     """Return these processes and all their descendants, parents first."""
-    children_of = _children_by_kernel if _KERNEL_LISTS_CHILDREN else _children_by_scan()
     pids = list(roots)
     for pid in pids:
-        pids += children_of(pid)
+        pids += _children_of(pid)
     return pids
 
 
-class OrphanFinder:
-    """Finds orphans: children that this process did not start, but adopted when their parents ended."""
-
-    def __init__(self) -> None:
-        self._foreign: set[int] = set()
-        """Processes that are no descendants of this one: they never become its children."""
-        self._foreign_until = 0.0
-
-    def find_orphans(self, started: Container[int]) -> list[int]:
-        """Return the process ids of all children of this process except those in ``started``."""
-        children = _children_by_kernel(os.getpid()) if _KERNEL_LISTS_CHILDREN else self._scan(started)
-        return [pid for pid in children if pid not in started]
-
-    def _scan(self, started: Container[int]) -> list[int]:
-        """Search the process table for children of this process not in ``started``; cache foreign processes."""
-        now = time.monotonic()
-        if now > self._foreign_until:
-            self._foreign.clear()
-        self._foreign_until = now + _PID_REUSE_S
-        present = set(_all_pids())
-        self._foreign &= present
-        children = []
-        for pid in sorted(present - self._foreign):
-            if pid not in started:
-                parent = _parent_of(pid)
-                if parent == os.getpid():
-                    children.append(pid)
-                elif parent in self._foreign or parent in (None, 0, 1):
-                    self._foreign.add(pid)
-        return children
+def find_orphans(started: Container[int]) -> list[int]:
+    """Return the children of this process that it did not start, but adopted when their parents ended."""
+    return [pid for pid in _children_of(os.getpid()) if pid not in started]
 
 
 def end_children(grace_s: float = 0.0) -> None:
@@ -114,10 +81,10 @@ def end_children(grace_s: float = 0.0) -> None:
 
     The calling process must adopt orphans, so that no descendant escapes.
     """
-    finder, deadline = OrphanFinder(), time.monotonic() + grace_s
+    deadline = time.monotonic() + grace_s
     while _reap_children():
         if time.monotonic() >= deadline:
-            send_signal(process_trees(finder.find_orphans(())), signal.SIGKILL)
+            send_signal(process_trees(find_orphans(())), signal.SIGKILL)
         time.sleep(_POLL_INTERVAL_S)
 
 
@@ -220,7 +187,7 @@ def _all_pids() -> list[int]:
     return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
 
 
-def _children_by_kernel(pid: int) -> list[int]:
+def _children_of(pid: int) -> list[int]:
     """Return the ids of a process's children as the kernel lists them; none if the process is gone."""
     children: list[int] = []
     with suppress(OSError):
@@ -228,15 +195,6 @@ def _children_by_kernel(pid: int) -> list[int]:
             with suppress(OSError), open(f"/proc/{pid}/task/{thread}/children", "rb") as listing:
                 children += map(int, listing.read().split())
     return children
-
-
-def _children_by_scan() -> Callable[[int], list[int]]:
-    """Read the whole process table once; return a function that looks up the children of a process."""
-    children: defaultdict[int, list[int]] = defaultdict(list)
-    for pid in _all_pids():
-        if parent := _parent_of(pid):
-            children[parent].append(pid)
-    return lambda pid: children.get(pid, [])
 
 
 def _parent_of(pid: int) -> int | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import suppress
 
 from koalapy.agent.lrm.local.jobs import WALLTIME_EXCEEDED, JobTable, LocalJob, LocalNode
-from koalapy.agent.lrm.local.processes import MARK, OrphanFinder, process_trees, read_mark, send_signal
+from koalapy.agent.lrm.local.processes import MARK, find_orphans, process_trees, read_mark, send_signal
 from koalapy.agent.lrm.local.spawn import Spawner
 
 
@@ -85,7 +85,6 @@ class Runs:
         self._base_env = base_env
         self._kill_grace_s = kill_grace_s
         self._worker_linger_s = worker_linger_s
-        self._orphan_finder = OrphanFinder()
         self._runs: dict[LocalNode, NodeRun] = {}
         self._by_pid: dict[int, NodeRun] = {}
         """Runs with a living main process."""
@@ -211,7 +210,7 @@ class Runs:
         if not ending:
             return
         orphans: defaultdict[NodeRun, list[int]] = defaultdict(list)
-        for pid in self._orphan_finder.find_orphans({*self._by_pid, *self.workers}):
+        for pid in find_orphans({*self._by_pid, *self.workers}):
             orphan_run = self._orphan_runs.get(pid) or self._find_run(pid, ending)
             if orphan_run is not None:
                 orphans[orphan_run].append(pid)

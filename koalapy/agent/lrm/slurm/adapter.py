@@ -32,7 +32,6 @@ from koalapy.agent.lrm.rejections import (
     split_options,
 )
 from koalapy.agent.lrm.script import place_script
-from koalapy.agent.lrm.slurm.accounting import SlurmAccounting
 from koalapy.agent.lrm.slurm.answers import (
     COLUMNS,
     SlurmJob,
@@ -43,7 +42,7 @@ from koalapy.agent.lrm.slurm.answers import (
     read_uid,
     words_in,
 )
-from koalapy.agent.lrm.slurm.commands import SbatchControl, SlurmCommands, time_limit
+from koalapy.agent.lrm.slurm.commands import SbatchControl, SlurmAccounting, SlurmCommands, time_limit
 from koalapy.agent.lrm.slurm.offer import Offer, check_nodes, check_partition, check_version, read_offer
 from koalapy.agent.lrm.slurm.states import (
     NodeState,

@@ -10,8 +10,7 @@ import pytest
 
 from koalapy.agent.core.settings import SiteSettings
 from koalapy.agent.lrm.drmaa.adapter import ENDED_RETENTION_S, DrmaaLrm
-from koalapy.agent.lrm.drmaa.control import DrmaaControl
-from koalapy.agent.lrm.drmaa.process import NO_SUCH_JOB, Unanswered
+from koalapy.agent.lrm.drmaa.control import NO_SUCH_JOB, DrmaaControl, Unanswered
 from koalapy.agent.lrm.port import DrmaaEnding, JobControl, JobUse, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 from tests.virtual_time import VirtualClock, VirtualTimeLoop

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from koalapy.agent.lrm.drmaa.adapter import STATES
-from koalapy.agent.lrm.drmaa.process import PERMANENT_ERRORS, TRANSIENT_ERRORS, convert_error, start_error
+from koalapy.agent.lrm.drmaa.control import PERMANENT_ERRORS, TRANSIENT_ERRORS, convert_error, start_error
 from koalapy.agent.lrm.port import DrmaaEnding, LrmJobState
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 from tests.needs import DRMAA

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agent.lrm.drmaa.control import DrmaaControl
-from koalapy.agent.lrm.drmaa.process import NO_SUCH_JOB, DrmaaTimeouts, Unanswered
+from koalapy.agent.lrm.drmaa.control import NO_SUCH_JOB, DrmaaControl, DrmaaTimeouts, Unanswered
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 from tests.agent.lrm.conftest import eventually, is_alive
 
@@ -209,7 +208,7 @@ async def test_ended_job_is_reported(
 
 AGENT = """
 import asyncio, os, sys
-from koalapy.agent.lrm.drmaa.process import NO_SUCH_JOB
+from koalapy.agent.lrm.drmaa.control import NO_SUCH_JOB
 from koalapy.agent.lrm.drmaa.control import DrmaaControl
 async def main():
     control = DrmaaControl(None, environment={"PYTHONPATH": sys.argv[1], "FAKE_DRMAA": sys.argv[2]})

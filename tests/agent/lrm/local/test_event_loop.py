@@ -10,8 +10,8 @@ from typing import cast
 import pytest
 
 from koalapy.agent.lrm.local.jobs import JobTable, Journal
+from koalapy.agent.lrm.local.locald import Server
 from koalapy.agent.lrm.local.runs import Runs, Timers
-from koalapy.agent.lrm.local.server import Server
 from koalapy.runner.link import Loop
 
 TimerCalls = tuple[Callable[[str, float, Callable[[], None]], None], Callable[[str], None], Callable[[], None]]

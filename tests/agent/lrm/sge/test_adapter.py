@@ -10,9 +10,8 @@ import pytest
 from koalapy.agent.components.job_folders import JobFolders
 from koalapy.agent.lrm.commands import CommandResult
 from koalapy.agent.lrm.port import LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
-from koalapy.agent.lrm.sge.adapter import LAYOUT_MAX_AGE_S, SgeLrm
+from koalapy.agent.lrm.sge.adapter import ENDED_RETENTION_S, LAYOUT_MAX_AGE_S, SgeLrm
 from koalapy.agent.lrm.sge.commands import SgeCommands
-from koalapy.agent.lrm.sge.jobs import ENDED_RETENTION_S
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 from koalapy.model.reports import NodeClassReport
 from tests.virtual_time import VirtualClock, VirtualTimeLoop

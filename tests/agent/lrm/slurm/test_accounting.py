@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.agent.lrm.port import JobUse
-from koalapy.agent.lrm.slurm.accounting import RETRY_INTERVAL_S, read_size, read_time, read_uses
 from koalapy.agent.lrm.slurm.adapter import SlurmLrm
+from koalapy.agent.lrm.slurm.commands import RETRY_INTERVAL_S, read_size, read_time, read_uses
 from tests.signals import pass_time
 from tests.virtual_time import VirtualClock, VirtualTimeLoop
 

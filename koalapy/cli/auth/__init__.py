@@ -1,1 +1,0 @@
-"""Commands for logins, tokens and access."""

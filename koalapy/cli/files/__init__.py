@@ -1,1 +1,0 @@
-"""Commands that store, fetch and copy files."""
