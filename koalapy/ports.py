@@ -15,6 +15,7 @@ from koalapy.model.history import (
     HistoryFilter,
     HistoryPage,
     Key,
+    LocalLoad,
     PastComponent,
     PastComponents,
     Sample,
@@ -533,6 +534,15 @@ class SampleStore(Protocol):
 
     def samples(self, since: float) -> list[Sample]:
         """Return the samples from a time on, oldest first."""
+
+    def add_local_load(self, loads: Sequence[LocalLoad]) -> None:
+        """Store the load of clusters in one slot, and delete that of slots older by ``LOAD_KEPT_S``."""
+
+    def local_load(self, first_slot: int, joined_slots: int) -> list[LocalLoad]:
+        """Return the means over so many slots each, from a slot on, by cluster and time.
+
+        ``slot`` is then the number of such a longer slot.
+        """
 
 
 class AlertMarkStore(Protocol):

@@ -7,6 +7,7 @@ queue or one of its components.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import pairwise
 from math import ceil
 from urllib.parse import quote
@@ -14,7 +15,7 @@ from urllib.parse import quote
 from markupsafe import Markup, escape
 
 from koalapy.dashboard.pictures import job_series
-from koalapy.model.history import PastComponent
+from koalapy.model.history import LoadPeriod, PastComponent
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobId, JobState, TimelineEntry
 from koalapy.model.wording import format_duration, format_nodes, format_time, shorten
 
@@ -162,8 +163,8 @@ class TimelineLane:
     bars: Sequence[TimelineBar]
     cluster: str = ""
     """The cluster that the label links to; empty for none."""
-    local: int | None = None
-    """Nodes that local users have now; None if unknown."""
+    load: Sequence[LoadPeriod] = ()
+    """The share of its nodes that local users had, oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,11 +217,11 @@ def job_timeline(lanes: Sequence[JobLane], job: JobId, now: float, expected: Seq
 
 
 def draw_timeline(content: Timeline) -> Markup:
-    """Return the picture of a timeline; empty without any bar or expected start.
+    """Return the picture of a timeline; empty without any bar, local load or expected start.
 
     The page also has a table with the same values.
     """
-    if not content.expected and not any(lane.bars for lane in content.lanes):
+    if not content.expected and not any(lane.bars or any(p.share for p in lane.load) for lane in content.lanes):
         return Markup()
     start, span = content.start, max(content.end - content.start, 0.001)
     left = _label_width(content)
@@ -242,7 +243,7 @@ def draw_timeline(content: Timeline) -> Markup:
     for row, lane in enumerate(content.lanes):
         top = AXIS_HEIGHT + row * (lane_height + LANE_GAP)
         parts += _draw_lane(
-            lane, top, lane_height, x, None if content.is_of_job else x(content.now), is_of_job=content.is_of_job
+            lane, top, lane_height, x, _draw_load(lane, content, top, lane_height, x), is_of_job=content.is_of_job
         )
     if start < content.complete_since < content.end:
         until = x(content.complete_since)
@@ -311,7 +312,7 @@ def pack(bars: Sequence[TimelineBar], nodes: int) -> list[tuple[TimelineBar, int
 
 
 def _draw_lane(
-    lane: TimelineLane, top: float, height: float, x: ToPosition, now_x: float | None, *, is_of_job: bool
+    lane: TimelineLane, top: float, height: float, x: ToPosition, load: str, *, is_of_job: bool
 ) -> Iterator[Markup]:
     """Yield the label of a lane, its background and its bars, the first node at the bottom."""
     label = shorten(lane.label, 24)
@@ -322,15 +323,43 @@ def _draw_lane(
     yield Markup('<rect class="lane-back" x="{}" y="{}" width="{}" height="{}"/>').format(
         x(0.0), top, WIDTH - RIGHT_MARGIN - x(0.0), height
     )
-    if lane.local and now_x is not None:
-        tall = min(height, max(MIN_BAR_HEIGHT, height * lane.local / max(1, lane.nodes)))
-        yield Markup(
-            '<rect class="local" x="{:.1f}" y="{:.1f}" width="8" height="{:.1f}"><title>{}</title></rect>'
-        ).format(now_x, top, tall, f"{lane.local} nodes of local users on {lane.label} now")
+    if load:
+        yield Markup(load)
     for bar, offset in pack(lane.bars, lane.nodes):
         tall = min(height, max(MIN_BAR_HEIGHT, height * bar.size / max(1, lane.nodes)))
         y = max(top, top + height - height * offset / max(1, lane.nodes) - tall)
         yield _draw_bar(bar, lane, y, tall, x, is_of_job=is_of_job)
+
+
+def _draw_load(lane: TimelineLane, content: Timeline, top: float, height: float, x: ToPosition) -> str:
+    """Return the local load of a lane as an area that hangs from its upper edge; empty without any.
+
+    Its path does not depend on the current time, so that it is computed once for many pages.
+    """
+    periods = [period for period in lane.load if period.end > content.start and period.start < content.now]
+    if not any(period.share for period in periods):
+        return ""
+    left, width = x(content.start), x(content.now) - x(content.start)
+    shares = [100 * period.share for period in periods]
+    label = f"local users on {lane.label}: {min(shares):.0f} to {max(shares):.0f} %, last known {shares[-1]:.0f} %"
+    return (
+        f'<svg class="load" role="img" aria-label="{escape(label)}" x="{left}" y="{top}" width="{width:.1f}" '
+        f'height="{height}" viewBox="{content.start / 60 - lane.load[0].start / 60:.2f} 0 '
+        f'{(content.now - content.start) / 60:.2f} 100" preserveAspectRatio="none"><title>{escape(label)}</title>'
+        f'<path d="{_load_path(tuple(lane.load))}"/></svg>'
+    )
+
+
+@lru_cache(maxsize=2000)
+def _load_path(load: tuple[LoadPeriod, ...]) -> str:
+    """Return the outline of local load, in minutes since its first period and percent of the nodes."""
+    first, end, parts = load[0].start, None, list[str]()
+    for period in load:
+        if period.start != end:
+            parts.append(f"{'V0Z' if parts else ''}M{(period.start - first) / 60:.6g} 0")
+        parts.append(f"V{100 * period.share:.4g}H{(period.end - first) / 60:.6g}")
+        end = period.end
+    return "".join([*parts, "V0Z"])
 
 
 def _draw_bar(

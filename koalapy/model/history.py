@@ -447,3 +447,30 @@ class Sample:
     """Jobs that ended, in any state."""
     startup: float | None
     """Mean seconds from the placement to the start of the jobs that started; None without one."""
+
+
+LOAD_SLOT_S = 600.0
+"""Time over which the use of a cluster by its local users is averaged."""
+LOAD_KEPT_S = 7 * 86400.0
+"""Time for which it is stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalLoad:
+    """The nodes of a cluster's local users in a slot of ``LOAD_SLOT_S``; a slot without current reports has none."""
+
+    slot: int
+    """Number of the slot since the epoch."""
+    cluster: ClusterName
+    local: float
+    """Mean number of nodes of local users."""
+    total: float
+    """Mean number of all nodes."""
+
+
+class LoadPeriod(NamedTuple):
+    """The mean share of a cluster's nodes that local users had, from 0 to 1, over a period in seconds of the epoch."""
+
+    start: float
+    end: float
+    share: float

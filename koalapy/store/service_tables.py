@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Connection, RowMapping, delete, func, insert, select
 
 from koalapy.model.alert import AlertKey, AlertKind, AlertMark, MarkAction
-from koalapy.model.history import KEPT_S, Sample
+from koalapy.model.history import KEPT_S, LOAD_KEPT_S, LOAD_SLOT_S, LocalLoad, Sample
 from koalapy.model.measurement import MAX_PINGPONGS, Measurement, MeasurementKind
 from koalapy.model.notification import Notification
 from koalapy.model.request import ClusterName
@@ -88,6 +88,20 @@ class SqlSamples:
         """Return the samples from a time on, oldest first."""
         query = select(tables.samples).where(tables.samples.c.at >= since).order_by(tables.samples.c.at)
         return [Sample(**row) for row in self._database.rows(query)]
+
+    def add_local_load(self, loads: Sequence[LocalLoad]) -> None:
+        table, oldest = tables.local_load, max(load.slot for load in loads) - int(LOAD_KEPT_S // LOAD_SLOT_S)
+        with self._database.writing() as connection:
+            connection.execute(delete(table).where(table.c.slot < oldest))
+            upsert(connection, table, [asdict(load) for load in loads])
+
+    def local_load(self, first_slot: int, joined_slots: int) -> list[LocalLoad]:
+        columns = tables.local_load.c
+        slot = (columns.slot // joined_slots).label("slot")
+        means = (func.avg(columns.local).label("local"), func.avg(columns.total).label("total"))
+        query = select(slot, columns.cluster, *means).where(columns.slot >= first_slot)
+        rows = self._database.rows(query.group_by(columns.cluster, slot).order_by(columns.cluster, slot))
+        return [LocalLoad(**row) for row in rows]
 
 
 class SqlAlertMarks:

@@ -24,7 +24,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeEngine
 
-from koalapy.model.history import Figures, Sample
+from koalapy.model.history import Figures, LocalLoad, Sample
 from koalapy.model.job import ComponentState, JobState
 from koalapy.model.job_spec import Priority
 
@@ -513,6 +513,15 @@ samples = Table(
         for each in fields(Sample)
         if each.name != "at"
     ),
+)
+
+# The use of each cluster by its local users, by slots of ten minutes of the last week.
+local_load = Table(
+    "local_load",
+    metadata,
+    Column("slot", Integer, primary_key=True, autoincrement=False),
+    Column("cluster", Plain(100), primary_key=True),
+    *(Column(each.name, Float, nullable=False) for each in fields(LocalLoad) if each.type is float),
 )
 
 # Acknowledgements and silences of alerts.

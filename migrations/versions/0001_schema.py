@@ -221,6 +221,14 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("at", name="pk_samples"),
     )
     op.create_table(
+        "local_load",
+        sa.Column("slot", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("cluster", sa.String(100), nullable=False),
+        sa.Column("local", sa.Float(), nullable=False),
+        sa.Column("total", sa.Float(), nullable=False),
+        sa.PrimaryKeyConstraint("slot", "cluster", name="pk_local_load"),
+    )
+    op.create_table(
         "alert_marks",
         sa.Column("kind", sa.String(40), nullable=False),
         sa.Column("target", sa.String(300), nullable=False),
@@ -500,6 +508,7 @@ def downgrade() -> None:
     op.drop_table("queues")
     op.drop_table("plans")
     op.drop_table("outbox")
+    op.drop_table("local_load")
     op.drop_table("samples")
     op.drop_table("alert_marks")
     op.drop_table("notifications")

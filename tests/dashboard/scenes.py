@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
+from math import sin
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -19,7 +20,7 @@ from koalapy.daemon.engine.engine import WorkItem
 from koalapy.model.alert import AlertRules
 from koalapy.model.cluster import Link
 from koalapy.model.disk import Disk
-from koalapy.model.history import Sample
+from koalapy.model.history import LOAD_KEPT_S, LOAD_SLOT_S, LocalLoad, Sample
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState, TimelineEntry
 from koalapy.model.job_spec import JobSpec, Launcher, Priority
 from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory, LrmCalls, LrmOperation, Versions
@@ -91,7 +92,7 @@ class SceneMaker:
         """Return measured links between the first twelve clusters."""
         draw, names = Random(5), list(self.nodes)[:12]
         return {
-            (one, other): Link(draw.uniform(2e-4, 1.2e-2), draw.choice((1.2e8, 5e8, 1.2e9)))
+            (min(one, other), max(one, other)): Link(draw.uniform(2e-4, 1.2e-2), draw.choice((1.2e8, 5e8, 1.2e9)))
             for index, one in enumerate(names)
             for other in names[:index]
         }
@@ -153,7 +154,7 @@ class SceneMaker:
     def _add_ended(self, submitted: float) -> None:
         draw = self._random
         size = draw.choice((1, 2, 4, 4, 8, 12))
-        clusters = draw.sample(list(self.nodes), 2 if size > 4 else 1)
+        clusters = list(dict.fromkeys(draw.choices(list(self.nodes), self.nodes.values(), k=2 if size > 4 else 1)))
         placed = submitted + draw.expovariate(1 / 240)
         started = placed + draw.uniform(1.0, 9.0)
         ended = min(self.now - 1, started + draw.expovariate(1 / 900))
@@ -267,6 +268,19 @@ class SceneMaker:
                     draw.uniform(1.0, 3.0) + 4 * (200 < minute < 230) if started else None,
                 )
 
+    def local_load(self) -> Iterator[list[LocalLoad]]:
+        """Yield the local load by slot: for a week, with nights, and without reports of some clusters for an hour."""
+        last = int(self.now // LOAD_SLOT_S)
+        slots = int(LOAD_KEPT_S // LOAD_SLOT_S)
+        for slot in range(last - slots, last):
+            hour = (slot - last) * LOAD_SLOT_S / 3600
+            if slot > last - 144 or slot % 6 == 0:
+                yield [
+                    LocalLoad(slot, name, nodes * max(0.0, 0.35 + 0.3 * sin(index + hour / 3.8)), nodes)
+                    for index, (name, nodes) in enumerate(self.nodes.items())
+                    if not (index % 3 == 1 and -3 < hour < -2) and not (name in self.away and hour > -1.2)
+                ]
+
     def batch(self, epoch: int) -> Batch:
         """Return the transaction that stores all jobs."""
         return Batch(self.now, epoch, {job.id: job for job in self.jobs}, timeline=self.timeline)
@@ -348,6 +362,8 @@ def serve_scene(name: str, folder: Path) -> Iterator[ServedDaemon]:
         samples = SqlSamples(store.database)
         for sample in maker.samples():
             samples.add_sample(sample)
+        for loads in maker.local_load():
+            samples.add_local_load(loads)
         store.release_lease()
         store.close()
     rules = AlertRules(hold=0.0)

@@ -19,7 +19,7 @@ from koalapy.dashboard.timeline import (
     draw_timeline,
     pack,
 )
-from koalapy.model.history import PastComponent
+from koalapy.model.history import LoadPeriod, PastComponent
 
 HOSTILE = (
     "<script>alert(1)</script>",
@@ -104,7 +104,13 @@ def test_hostile_texts_inject_no_element(text: str) -> None:
     root = check(str(grid_map(content)))
     assert any(text in element.get("aria-label", "") for element in root.iter("a"))
     bar = TimelineBar(7, 2, [Phase("running", 1.0, 5.0)], 2, is_shared=True, error=text)
-    shown = Timeline(0.0, 9.0, 6.0, [TimelineLane(text, 4, [bar], text, 1)], [ExpectedStart(8, 2, 6.5, 7.0, 8.0)])
+    shown = Timeline(
+        0.0,
+        9.0,
+        6.0,
+        [TimelineLane(text, 4, [bar], text, [LoadPeriod(0.0, 6.0, 0.5)])],
+        [ExpectedStart(8, 2, 6.5, 7.0, 8.0)],
+    )
     root = check(str(draw_timeline(shown)))
     assert any(text in element.get("aria-label", "") for element in root.iter("a"))
 
@@ -119,7 +125,8 @@ def test_timeline_keeps_bars_in_their_lane(drawn: list[tuple[float, float, int]]
     assert sorted(bar.job for bar, _ in placed) == list(range(len(bars)))
     for bar, offset in placed:
         assert 0 <= offset <= max(0, nodes - bar.size)
-    picture = str(draw_timeline(Timeline(0.0, 2000.0, now, [TimelineLane("north", nodes, bars, "north", 1)])))
+    load = [LoadPeriod(0.0, 900.0, 0.5)] if bars else []
+    picture = str(draw_timeline(Timeline(0.0, 2000.0, now, [TimelineLane("north", nodes, bars, "north", load)])))
     if not bars:
         assert picture == ""
         return

@@ -2,14 +2,23 @@
 
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from koalapy.daemon.observability.figures import LOAD_PERIODS, Samples
 from koalapy.dashboard.charts import Slot, describe_range, line_chart, make_slots, stacked_chart
-from koalapy.model.history import Sample
+from koalapy.dashboard.timeline import Phase, Timeline, TimelineBar, TimelineLane, draw_timeline
+from koalapy.model.history import LOAD_KEPT_S, LOAD_SLOT_S, LoadPeriod, Sample
+from koalapy.store.database import Database
+from koalapy.store.service_tables import SqlSamples
 from tests.daemon_in_process import ServedDaemon
 from tests.dashboard.people import Person, create_token
 from tests.dashboard.scenes import SCENES, Scene, serve_scene
+from tests.databases import open_database
 
 
 @pytest.fixture(scope="module")
@@ -90,3 +99,57 @@ def test_charts_average_samples_and_leave_gaps() -> None:
     assert describe_range(slots, "queued", "{:.0f}".format) == "0 to 10"
     assert not line_chart([Slot(0.0)], ("queued",), "queue")
     assert not stacked_chart([], ("ours",), "nodes")
+
+
+@dataclass
+class FakeCluster:
+    """A cluster with a current report, or without."""
+
+    name: str
+    background: int
+    total: int
+    is_current: bool = True
+
+    def known_at(self, now: float) -> float:
+        return now if self.is_current else now - 1
+
+
+async def test_local_load_has_gap_while_agent_is_away(tmp_path: Path) -> None:
+    north, south, now = FakeCluster("north", 2, 8), FakeCluster("south", 9, 6), [600 * 4800.0]
+    grid = SimpleNamespace(clusters=lambda: [north, south], used=0)
+    for cluster in grid.clusters():
+        cluster.used = cluster.down = 0
+        cluster.state = None
+    engine: Any = SimpleNamespace(queries=SimpleNamespace(grid=grid), stored_queued=0, subscribe=lambda _: None)
+    store = SqlSamples(Database(open_database(tmp_path / "koala.db")))
+    samples = Samples(engine, store, lambda: now[0])
+    for minute in range(60):
+        south.is_current = not 20 <= minute < 40
+        north.background = 4 if minute >= 50 else 2
+        await samples.take()
+        now[0] += 60.0
+    loads = await samples.read_local_load(3600.0)
+    start = now[0] - 3600.0
+    assert loads["north"] == tuple(
+        LoadPeriod(start + 600 * slot, start + 600 * slot + 600, 0.25 if slot < 5 else 0.5) for slot in range(6)
+    )
+    assert [(period.start - start, period.share) for period in loads["south"]] == [
+        (0.0, 1.0), (600.0, 1.0), (2400.0, 1.0), (3000.0, 1.0),
+    ]  # fmt: skip
+    again = await Samples(engine, store, lambda: now[0]).read_local_load(3600.0)
+    assert again["north"] == loads["north"][:5], "after a restart, the slot that had not ended is missing"
+    for _ in range(int(LOAD_KEPT_S // LOAD_SLOT_S) + 3):
+        now[0] += LOAD_SLOT_S
+        await samples.take()
+    assert len(store.local_load(0, 1)) == 2 * (LOAD_KEPT_S // LOAD_SLOT_S + 1)
+    weeks = await samples.read_local_load(4 * LOAD_KEPT_S)
+    assert 8 < len(weeks["south"]) <= LOAD_PERIODS + 2
+
+
+def test_timeline_draws_load_with_gaps() -> None:
+    load = (LoadPeriod(0.0, 600.0, 0.25), LoadPeriod(600.0, 1200.0, 0.5), LoadPeriod(1800.0, 2400.0, 1.0))
+    bar = TimelineBar(7, 1, [Phase("running", 0.0, 600.0)])
+    picture = draw_timeline(Timeline(300.0, 2600.0, 2400.0, [TimelineLane("<north>", 4, [bar], load=load)]))
+    assert 'd="M0 0V25H10V50H20V0ZM30 0V100H40V0Z"' in picture
+    assert 'viewBox="5.00 0 35.00 100"' in picture, "the picture begins within the first period"
+    assert "local users on &lt;north&gt;: 25 to 100 %, last known 100 %" in picture

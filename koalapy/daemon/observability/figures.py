@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import groupby
+from math import ceil
 
 from koalapy.daemon.alerts.alerts import Alerts
 from koalapy.daemon.alerts.health import Check, HealthMonitor
@@ -13,7 +15,7 @@ from koalapy.model.alert import AlertKind, Severity
 from koalapy.model.cluster import ClusterState
 from koalapy.model.disk import Disk
 from koalapy.model.errors import StoreUnavailable
-from koalapy.model.history import Sample
+from koalapy.model.history import LOAD_SLOT_S, LoadPeriod, LocalLoad, Sample
 from koalapy.model.job import Job, JobState
 from koalapy.model.job_spec import Priority
 from koalapy.model.reports import LrmCalls, LrmOperation, Versions
@@ -166,6 +168,9 @@ def _cluster_figures(cluster: ClusterStatus, engine: Engine, now: float) -> Clus
 
 SHOWN_S = 6 * 3600.0
 """The period of the charts."""
+LOAD_PERIODS = 48
+"""Maximum number of periods of a cluster's local load in a timeline."""
+_MAX_CACHED_LOADS = 20
 _BEFORE_START = (None, JobState.QUEUED, JobState.PLACED, JobState.CLAIMING, JobState.STARTING)
 
 
@@ -177,6 +182,10 @@ class Samples:
         self._started = self._ended = 0
         self._startup_s = 0.0
         """Sum of the start-up times of the started jobs."""
+        self._slot, self._slot_counts = 0, dict[ClusterName, list[tuple[int, int]]]()
+        """The current slot of local load, and for each cluster its local and all nodes, at each sample."""
+        self._loads: dict[tuple[int, int], Mapping[ClusterName, tuple[LoadPeriod, ...]]] = {}
+        """Loads by first slot and number of joined slots, until the next slot is stored."""
         engine.subscribe(self._count_change)
 
     def _count_change(self, job: Job, previous_state: JobState | None) -> None:
@@ -211,11 +220,60 @@ class Samples:
             startup=startup / started if started else None,
         )
 
+    def count_local_load(self) -> list[LocalLoad]:
+        """Count the nodes of local users by cluster. Return the means of the last slot when another has begun.
+
+        A cluster without a current report is not counted, so that its load has a gap.
+        """
+        now, ended = self._clock(), list[LocalLoad]()
+        if (slot := int(now // LOAD_SLOT_S)) != self._slot:
+            for name, counts in self._slot_counts.items():
+                local, total = (sum(numbers) / len(counts) for numbers in zip(*counts, strict=True))
+                ended.append(LocalLoad(self._slot, name, local, total))
+            self._slot, self._slot_counts = slot, {}
+        for cluster in self._engine.queries.grid.clusters():
+            if cluster.known_at(now) == now and cluster.total:
+                self._slot_counts.setdefault(cluster.name, []).append((cluster.background, cluster.total))
+        return ended
+
     async def take(self) -> None:
-        """Store a sample; lose it while the database is unavailable."""
-        sample = self.make_sample()
+        """Store a sample, and the local load of a slot that has ended; lose them while the database is unavailable."""
+        sample, loads = self.make_sample(), self.count_local_load()
         with suppress(StoreUnavailable):
             await run_in_database(self._store.add_sample, sample)
+            if loads:
+                await run_in_database(self._store.add_local_load, loads)
+                self._loads.clear()
+
+    async def read_local_load(self, seconds: float) -> Mapping[ClusterName, tuple[LoadPeriod, ...]]:
+        """Return the local load of the last seconds by cluster, in at most ``LOAD_PERIODS`` periods, oldest first.
+
+        There are no periods for times at which a cluster was not reported.
+        """
+        joined = max(1, ceil(seconds / LOAD_SLOT_S / LOAD_PERIODS))
+        first = int((self._clock() - seconds) // LOAD_SLOT_S) // joined * joined
+        if (loads := self._loads.get((first, joined))) is None:
+            try:
+                rows: Sequence[LocalLoad] = await query(self._store.local_load, first, joined)
+            except StoreUnavailable:
+                return {}
+            length, end = joined * LOAD_SLOT_S, self._slot * LOAD_SLOT_S or self._clock()
+            loads = {
+                name: tuple(
+                    LoadPeriod(row.slot * length, min(end, (row.slot + 1) * length), min(1.0, row.local / row.total))
+                    for row in rows_of_cluster
+                )
+                for name, rows_of_cluster in groupby(rows, key=lambda row: row.cluster)
+            }
+            if len(self._loads) >= _MAX_CACHED_LOADS:
+                self._loads.clear()
+            self._loads[first, joined] = loads
+        start = self._slot * LOAD_SLOT_S
+        current = {
+            name: (LoadPeriod(start, start + LOAD_SLOT_S, min(1.0, counts[-1][0] / counts[-1][1])),)
+            for name, counts in self._slot_counts.items()
+        }
+        return {name: loads.get(name, ()) + current.get(name, ()) for name in loads.keys() | current.keys()}
 
     async def read_recent(self) -> Sequence[Sample]:
         """Return the stored samples of the last hours, oldest first; none while the database is unavailable."""

@@ -241,6 +241,7 @@ def add_clusters(dashboard: Dashboard, services: Services, surveyor: SurveyCache
         days = services.history.make_span(None, None, USE_DAYS)
         use = await services.history.read_table(Kind.CLUSTER, Step.DAY, days, name)
         failed = await services.history.list_failed_components(name, MAX_ERRORS)
+        loads = await services.samples.read_local_load(TIMELINE_S)
         known = await nodes_visible_to(name, caller)
         rows = list_nodes(status, known, queries, caller, MAX_LISTED_NODES)
         nodes, node_table = show_nodes(rows, TableQuery(limit=MAX_NODES_SHOWN), f"{page_of(name)}/nodes")
@@ -271,7 +272,7 @@ def add_clusters(dashboard: Dashboard, services: Services, surveyor: SurveyCache
                 now - TIMELINE_S,
                 now + 0.02 * TIMELINE_S,
                 now,
-                [TimelineLane(name, max(1, status.total), bars, local=status.background)],
+                [TimelineLane(name, max(1, status.total), bars, load=loads.get(name, ()))],
                 complete_since=max(0.0, ended.complete_since),
             ),
             use=[

@@ -125,8 +125,9 @@ def add_timeline(dashboard: Dashboard, services: Services) -> None:
         starts = expected_starts(queries, forecasts.latest_forecast, caller, now)
         first = starts[:MAX_EXPECTED] if not cluster else []
         future = min(max([start.high - now for start in first], default=0.0) * 1.05, seconds * MAX_FUTURE)
+        loads = await services.samples.read_local_load(seconds)
         lanes = [
-            TimelineLane(name, max(1, queries.grid[name].total), bars[name], name, queries.grid[name].background)
+            TimelineLane(name, max(1, queries.grid[name].total), bars[name], name, loads.get(name, ()))
             for name in shown
         ]
         return TimelineView(
