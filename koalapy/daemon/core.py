@@ -20,7 +20,6 @@ from koalapy.daemon.network.links import LinkTable
 from koalapy.daemon.network.relays import Relays
 from koalapy.daemon.observability.spans import log_change
 from koalapy.model.limits import DAY, Limits
-from koalapy.model.profile import ClusterProfile
 from koalapy.model.replica import Catalogue
 from koalapy.model.request import ClusterName
 from koalapy.policies.registry import Registry
@@ -173,7 +172,9 @@ def collect_clusters(settings: Settings, saved: Saved) -> list[KnownCluster]:
     records = {record.name: record for record in saved.clusters}
     clusters = []
     for name, section in settings.clusters.items():
-        profile = _complete_profile(section, settings.lease)
+        # The home directory is that of this account if its nodes are this host.
+        home = str(Path.home()) if section.home is None and section.lrm.on_this_host else section.home
+        profile = replace(section, home=home, lease=settings.lease if section.lease is None else section.lease)
         cluster = KnownCluster(name, section.speed, profile, uplink_bandwidth=section.uplink_bandwidth)
         if (record := records.get(name)) is not None:
             cluster = replace(
@@ -188,12 +189,6 @@ def collect_clusters(settings: Settings, saved: Saved) -> list[KnownCluster]:
         clusters.append(cluster)
     used = {component.cluster for job in saved.jobs if job.attempt for component in job.attempt.components}
     return clusters + [KnownCluster(name) for name in sorted(used - settings.clusters.keys())]
-
-
-def _complete_profile(section: ClusterSection, lease: float) -> ClusterProfile:
-    """Return the section with the home directory of this account, if its nodes are this host, and with a lease."""
-    home = str(Path.home()) if section.home is None and section.lrm.on_this_host else section.home
-    return replace(section, home=home, lease=lease if section.lease is None else section.lease)
 
 
 def build_describer(settings: Settings, grid: GridStatus, data_dir: Path) -> Callable[[ClusterName], ClusterRecord]:

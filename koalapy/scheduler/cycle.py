@@ -91,7 +91,8 @@ class Cycle:
                 self._follow_ends(now)
                 break
         # 7. Return the changes, and the commands to clusters.
-        self._end_placing()
+        self._knowledge.notes_waits = False
+        self.invalidate()
         return self._ledger.take_effects(share=self._keeps_effects)
 
     def apply(self, event: Event, now: float) -> None:
@@ -113,10 +114,6 @@ class Cycle:
         self._refused_owners.clear()
         self._knowledge.notes_waits = True
         self._candidates.begin_cycle()
-
-    def _end_placing(self) -> None:
-        self._knowledge.notes_waits = False
-        self.invalidate()
 
     # Ask policies
 
@@ -174,9 +171,9 @@ class Cycle:
                     owner_answer = self._evaluate(owner, candidate, now) if offer.idle_test()(group.needs) else None
                     if not isinstance(owner_answer, Placement):
                         self._refused_owners.add(group)
-                    elif _is_on(owner.spec.home_site, owner_answer) or self._needs_reclaimed_nodes(
-                        owner, candidate, placement, now
-                    ):
+                    elif all(
+                        component.cluster == owner.spec.home_site for component in owner_answer.components
+                    ) or self._needs_reclaimed_nodes(owner, candidate, placement, now):
                         answer = self._ask_policy(candidate, now)
                         if not isinstance(answer, Placement):
                             self._count_refusal(candidate, answer, now)
@@ -258,8 +255,3 @@ class Cycle:
             self._ledger.count_refusals(refusal.kind)
         if candidate.is_newcomer:
             self._candidates.count_newcomer_try(self._ledger.jobs[candidate.job], now)
-
-
-def _is_on(site: ClusterName, placement: Placement) -> bool:
-    """Return whether all components of a placement are on one cluster."""
-    return all(component.cluster == site for component in placement.components)

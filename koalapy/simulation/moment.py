@@ -48,21 +48,13 @@ class Moment:
 
     def create_grid(self) -> SimulatedGrid:
         """Return a simulated grid with the clusters and links of the snapshot; each cluster has at least one node."""
-        clusters = {
-            cluster.name: SimulatedCluster(
-                max(1, self._node_count(cluster)), cluster.speed, cluster.profile, startup=self._startup_time(cluster)
+        clusters = {}
+        for cluster in self.beginning.clusters:
+            nodes = self.nodes.get(cluster.name) or NodesNow(cluster.total)
+            clusters[cluster.name] = SimulatedCluster(
+                max(1, nodes.total), cluster.speed, cluster.profile, startup=nodes.startup
             )
-            for cluster in self.beginning.clusters
-        }
         return SimulatedGrid(clusters, {(first, second): link for first, second, link in self.beginning.links})
-
-    def _node_count(self, cluster: KnownCluster) -> int:
-        nodes = self.nodes.get(cluster.name)
-        return cluster.total if nodes is None else nodes.total
-
-    def _startup_time(self, cluster: KnownCluster) -> float:
-        nodes = self.nodes.get(cluster.name)
-        return 0.0 if nodes is None else nodes.startup
 
     def create_scheduler(self, policies: Registry, *, keeps_effects: bool, max_starts: int | None = None) -> Scheduler:
         """Return a scheduler with all jobs of the snapshot. Its clusters are unreachable until they report.

@@ -61,10 +61,8 @@ class OpenFiles:
 
 def open_files_of(engine: Engine) -> OpenFiles | None:
     """Return the files of a database; None for a database in memory or on a server."""
-    name = engine.url.database
-    if engine.dialect.name != "sqlite" or not name or name == ":memory:" or name.startswith("file:"):
-        return None
-    return OpenFiles(Path(name))
+    path = file_of(engine.url)
+    return None if path is None else OpenFiles(path)
 
 
 def _stat_file(path: Path) -> os.stat_result | None:
@@ -125,9 +123,9 @@ def make_engine(url: str) -> Engine:
     raise _no_database(url)
 
 
-def file_of(url: str | None) -> Path | None:
+def file_of(url: str | URL | None) -> Path | None:
     """Return the file of a SQLite database; None for other databases and in memory."""
-    if not url or not url.startswith("sqlite"):
+    if not url or not str(url).startswith("sqlite"):
         return None
     name = make_url(url).database
     return Path(name) if name and name != ":memory:" and not name.startswith("file:") else None
@@ -164,8 +162,7 @@ def _sqlite_engine(url: URL, **options: Any) -> Engine:
     treat its own processes as foreign. The file is private to the account; SQLite gives its companion files the same
     mode.
     """
-    if url.database and url.database != ":memory:" and not url.database.startswith("file:"):
-        path = Path(url.database)
+    if (path := file_of(url)) is not None:
         with suppress(OSError):  # SQLite itself reports the error
             make_private_file(path)
             for companion in filter(Path.exists, (Path(f"{path}-wal"), Path(f"{path}-shm"))):

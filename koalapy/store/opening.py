@@ -1,6 +1,5 @@
 """Open the stores of a daemon: the database of a URL, and the output of components."""
 
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,8 +38,6 @@ from koalapy.store.sql import SqlStore
 
 LOCK_NUMBER = 0x6B6F616C61
 """Advisory lock number; arbitrary, but the same for every daemon of the database."""
-UNRELEASED = re.compile(r"\d{4}")
-"""Revision numbers before the first release, from which no upgrade exists."""
 
 
 def migrations_directory() -> Path:
@@ -58,7 +55,7 @@ def alembic_config() -> Config:
 def migrate(engine: Engine, revision: str = "head") -> None:
     """Upgrade a database to a revision; do nothing if it has the revision.
 
-    Raise ``StoreUnavailable`` if there is no database, and ``UsageError`` if an unreleased or later version created it.
+    Raise ``StoreUnavailable`` if there is no database, and ``UsageError`` if another version created it.
     """
     config = alembic_config()
     with unavailable_is_known(), writing(engine).begin() as connection:
@@ -71,21 +68,13 @@ def migrate(engine: Engine, revision: str = "head") -> None:
         except CommandError as error:
             if not isinstance(error.__cause__, ResolutionError):
                 raise
-            raise _unknown_revision(str(error.__cause__.argument)) from error
-
-
-def _unknown_revision(revision: str) -> UsageError:
-    """Return the error for a database of an unreleased version, or of a later one than this."""
-    if UNRELEASED.fullmatch(revision):
-        message = f"the database has the revision {revision}, of a version of koalapy before the first release"
-        hint = (
-            "it cannot be upgraded: end its jobs with the version that made it, then name a new database, "
-            "or move this one away"
-        )
-    else:
-        message = f"the database is of a later version of koalapy (revision {revision})"
-        hint = "install that version again, or put back a copy of the database from before it"
-    return UsageError(message, field="database", value=revision, hint=hint)
+            revision = str(error.__cause__.argument)
+            raise UsageError(
+                f"the database is of another version of koalapy (revision {revision})",
+                field="database",
+                value=revision,
+                hint="install that version again, or put back a copy of the database from before it",
+            ) from error
 
 
 def _check_encoding(connection: Connection) -> None:

@@ -28,17 +28,14 @@ class SqlTokens:
         self._database = database
 
     def tokens(self) -> list[StoredToken]:
-        """Return all tokens in order of their ids."""
         query = select(tables.tokens).order_by(tables.tokens.c.id)
         return [StoredToken(**row) for row in self._database.rows(query)]
 
     def save_tokens(self, tokens: Sequence[StoredToken]) -> None:
-        """Insert or replace tokens in one transaction."""
         with self._database.writing() as connection:
             upsert(connection, tables.tokens, [asdict(token) for token in tokens])
 
     def remove_tokens(self, tokens: Collection[int]) -> None:
-        """Delete tokens by id."""
         with self._database.writing() as connection:
             for chunk in chunks(tokens):
                 connection.execute(delete(tables.tokens).where(tables.tokens.c.id.in_(chunk)))
@@ -51,7 +48,6 @@ class SqlNotifications:
         self._database = database
 
     def notifications(self) -> list[Notification]:
-        """Return all undelivered notifications in order of their ids."""
         query = select(tables.notifications).order_by(tables.notifications.c.id)
         return [Notification(**row) for row in self._database.rows(query)]
 
@@ -79,13 +75,11 @@ class SqlSamples:
         self._database = database
 
     def add_sample(self, sample: Sample) -> None:
-        """Store a sample, and delete those that are older by ``KEPT_S``."""
         with self._database.writing() as connection:
             connection.execute(delete(tables.samples).where(tables.samples.c.at < sample.at - KEPT_S))
             upsert(connection, tables.samples, [asdict(sample)])
 
     def samples(self, since: float) -> list[Sample]:
-        """Return the samples from a time on, oldest first."""
         query = select(tables.samples).where(tables.samples.c.at >= since).order_by(tables.samples.c.at)
         return [Sample(**row) for row in self._database.rows(query)]
 
@@ -111,7 +105,6 @@ class SqlAlertMarks:
         self._database = database
 
     def alert_marks(self) -> list[AlertMark]:
-        """Return all marks, including expired ones."""
         rows = self._database.rows(select(tables.alert_marks))
         return [
             AlertMark(**{**row, "kind": AlertKind(row["kind"]), "action": MarkAction(row["action"])})
@@ -120,7 +113,6 @@ class SqlAlertMarks:
         ]
 
     def save_alert_marks(self, marks: Sequence[AlertMark], removed: Collection[AlertKey], now: float) -> None:
-        """Insert or replace marks, and remove others and expired ones, in one transaction."""
         columns = tables.alert_marks.c
         with self._database.writing() as connection:
             connection.execute(delete(tables.alert_marks).where(columns.until <= now))
@@ -168,7 +160,6 @@ class SqlMeasurements:
         return self._read_measurements(select(tables.measurements).where(_columns.id.in_(newest)).order_by(_columns.id))
 
     def history(self, one: ClusterName, other: ClusterName, limit: int) -> list[Measurement]:
-        """Return the newest measurements between two clusters in both directions, newest first."""
         forward = (_columns.one == one) & (_columns.other == other)
         backward = (_columns.one == other) & (_columns.other == one)
         query = select(tables.measurements).where(forward | backward)

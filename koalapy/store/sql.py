@@ -257,7 +257,6 @@ class SqlStore:
             return jobs[0] if jobs else None
 
     def array_of(self, task: JobId) -> Job | None:
-        """Return the array with a task of this number, which may have no record; None if there is none."""
         jobs = tables.jobs.c
         arrays = select(tables.jobs).where(text("array_size > 0"), jobs.id < task)
         with self.database.reading() as connection:

@@ -192,7 +192,7 @@ def _key_columns(key: Key) -> dict[str, Any]:
 def days_of(connection: Connection, day_filter: DayFilter) -> dict[Key, Figures]:
     """Return the daily figures that match a query; each line of several days has the key of its first day."""
     columns = day_table.c
-    period = _period_of(day_filter.days, day_filter.offset)
+    period = columns.day - (columns.day - day_filter.offset) % day_filter.days  # the first day of a line
     query = select(period.label("period"), columns.name, *(func.sum(columns[name]).label(name) for name in NAMES))
     query = query.where(
         columns.kind == day_filter.kind.value, columns.day >= day_filter.first, columns.day <= day_filter.last
@@ -202,11 +202,6 @@ def days_of(connection: Connection, day_filter: DayFilter) -> dict[Key, Figures]
         query = query.where(columns.name == day_filter.name)
     query = query.group_by(period, columns.name).order_by(period, columns.name).limit(day_filter.limit)
     return {Key(day_filter.kind, int(row[0]), row[1]): _to_figures(row[2:]) for row in connection.execute(query)}
-
-
-def _period_of(length: int, offset: int) -> ColumnElement[int]:
-    """Return the SQL expression for the first day of a line; see ``DayFilter``."""
-    return day_table.c.day - (day_table.c.day - offset) % length
 
 
 def _to_figures(sums: Sequence[Any]) -> Figures:

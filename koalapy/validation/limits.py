@@ -193,7 +193,8 @@ def _reject_property(
     problem = f"is {value}, but {where} with {only}"
     if name in ("features", "partition"):
         known = {text for _, node_class in nodes for text in _names_of(name, node_class)}
-        wrong = [text for text in _requested(name, requirement) if text not in known] or [str(value)]
+        requested = requirement.features if name == "features" else (requirement.partition,)
+        wrong = [text for text in requested if text not in known] or [str(value)]
         reject(field_name, value, problem, suggest_names(wrong[0], known))
     cluster, node_class = max(nodes, key=lambda pair: (_amount(name, pair[1], requirement), pair[1].total))
     total = sum(
@@ -208,10 +209,6 @@ def _reject_property(
         hint = f"{no_gpus}; koala clusters show NAME shows what its nodes have"
         hint = suggest_names(requirement.gpus.type, types) if types else hint
     reject(field_name, value, problem, hint)
-
-
-def _requested(name: str, requirement: NodeRequirement) -> Sequence[str]:
-    return requirement.features if name == "features" else (requirement.partition,)
 
 
 def _names_of(name: str, node_class: NodeClass) -> tuple[str, ...]:

@@ -115,7 +115,10 @@ class Keeper:
         """Yield the jobs that arrive in the next ``span`` seconds; each counts as outstanding until ``refused``."""
         if self._observed_at is None or not self._total or self._target <= 0:
             return
-        grown = self._arrival_rate() * span
+        # The arrivals per second are those for the target, and those for the missing node-seconds.
+        work = (1 + self._max_job_nodes()) / 2 * self._mean
+        rate = max(0.0, self._target * self._total + self._missing_node_seconds() / self._mean) / work
+        grown = rate * span
         while grown >= self._until_next:
             grown -= self._until_next
             self._until_next = self._draws.expovariate(1.0)
@@ -142,11 +145,6 @@ class Keeper:
         """Return the node-seconds, until a mean job's time ahead, that outstanding jobs do not cover."""
         ahead = self._target * self._total * self._mean
         return self._owed + ahead - sum(entry.job.nodes * entry.remaining for entry in self._outstanding)
-
-    def _arrival_rate(self) -> float:
-        """Return the arrivals per second: those for the target, and those for the missing node-seconds."""
-        work = (1 + self._max_job_nodes()) / 2 * self._mean
-        return max(0.0, self._target * self._total + self._missing_node_seconds() / self._mean) / work
 
     def _draw_job(self) -> LocalJob:
         """Draw a job with a uniform number of nodes and an exponential run time, within limits."""

@@ -276,17 +276,14 @@ def _series_by_size(runs: Runs) -> list[tuple[str, dict[Key, list[Json]]]]:
         if len(runs) > 1:
             series.append((label, jobs))
         else:
-            series += [(f"{priority} priority", group) for priority, group in group_jobs(jobs, _priority_of).items()]
+            by_priority = group_jobs(jobs, lambda job: str(job["priority"]))
+            series += [(f"{priority} priority", group) for priority, group in by_priority.items()]
     split = len(runs) == 1
 
     def key(job: Json) -> Key:
         return job["nodes"], job["components"] if split else None
 
     return [(label, group_jobs(jobs, key)) for label, jobs in series if jobs]
-
-
-def _priority_of(job: Json) -> str:
-    return str(job["priority"])
 
 
 def _size_name(key: Key) -> str:

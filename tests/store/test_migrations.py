@@ -89,19 +89,12 @@ def test_database_rejects_unknown_states_and_priorities(url: str, table: str) ->
         connection.exec_driver_sql(f"update {table} set {column} = 'odd'")
 
 
-@pytest.mark.parametrize(
-    ("revision", "message"),
-    [
-        ("9999_later", r"of a later version of koalapy \(revision 9999_later\)"),
-        ("0017", "has the revision 0017, of a version of koalapy before the first release"),
-    ],
-)
-def test_migrate_of_unknown_revision_is_rejected(tmp_path: Path, revision: str, message: str) -> None:
+def test_migrate_of_unknown_revision_is_rejected(tmp_path: Path) -> None:
     engine = make_engine(f"sqlite:///{tmp_path}/koala.db")
     migrate(engine)
     with engine.begin() as connection:
-        connection.exec_driver_sql(f"update alembic_version set version_num = '{revision}'")
-    with pytest.raises(UsageError, match=message):
+        connection.exec_driver_sql("update alembic_version set version_num = '9999_other'")
+    with pytest.raises(UsageError, match=r"of another version of koalapy \(revision 9999_other\)"):
         migrate(engine)
     with engine.connect() as connection:
-        assert connection.exec_driver_sql("select version_num from alembic_version").scalar() == revision
+        assert connection.exec_driver_sql("select version_num from alembic_version").scalar() == "9999_other"

@@ -61,7 +61,10 @@ class CommandMessages:
         header: dict[str, Any] = {"id": ident, "epoch": self._epoch, "token": command.token}
         match command:
             case StopComponent():
-                return _build_stop(command, header).model_dump()
+                header["reason"] = command.reason
+                if command.warning is not None:
+                    header |= {"signal": command.warning.signal, "grace": command.warning.grace}
+                return Stop(**header).model_dump()
             case ForgetComponent():
                 return Forget(**header).model_dump()
             case UnstageComponent():
@@ -242,12 +245,6 @@ def _build_plan(
         **({} if relay is None else {"relay": relay.plan}),
         **_build_warnings(job.spec),
     }
-
-
-def _build_stop(command: StopComponent, header: dict[str, Any]) -> Stop:
-    if command.warning is None:
-        return Stop(**header, reason=command.reason)
-    return Stop(**header, reason=command.reason, signal=command.warning.signal, grace=command.warning.grace)
 
 
 def _build_warnings(spec: JobSpec) -> dict[str, Any]:

@@ -305,11 +305,11 @@ class Identities:
         if not caller.has_role(Role.ADMIN):
             user = caller.user if user in (None, caller.user) else ""
         chosen = (token for token in self._stored.values() if user in (None, token.user))
-        return [self._with_last_use(token) for token in chosen if every or self.is_valid(token, now)]
-
-    def _with_last_use(self, token: StoredToken) -> StoredToken:
-        used = self._last_used.get(token.id)
-        return token if used is None else replace(token, last_used_at=used)
+        return [
+            replace(token, last_used_at=self._last_used.get(token.id, token.last_used_at))
+            for token in chosen
+            if every or self.is_valid(token, now)
+        ]
 
     # Revoke tokens
 

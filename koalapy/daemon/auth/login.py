@@ -174,7 +174,9 @@ class Logins:
         )
         log.info("login", action="login", cluster=cluster, account=account, user=user, role=str(role), token=token.id)
         await self._record_login(cluster, Identity(user, role, how), f"token {token.id}", DONE)
-        await self._revoke_oldest(user, how)
+        logins = sorted(token.id for token in self._tokens.list_tokens(_DAEMON, user) if token.how == how)
+        if excess := logins[:-MAX_LOGINS]:
+            await self._tokens.revoke_tokens(excess, _DAEMON)
         return Vouched(ident=vouch.ident, token=token_text, user=user, role=str(role), lifetime=lifetime)
 
     async def _record_login(
@@ -183,12 +185,6 @@ class Logins:
         if self._audit is not None:
             origin = f"cluster {cluster}"
             await self._audit.record("login", user, origin=origin, target=target[:100], outcome=outcome, detail=detail)
-
-    async def _revoke_oldest(self, user: str, how: str) -> None:
-        """Revoke the oldest logins of an account beyond ``MAX_LOGINS``."""
-        tokens = sorted(token.id for token in self._tokens.list_tokens(_DAEMON, user) if token.how == how)
-        if excess := tokens[:-MAX_LOGINS]:
-            await self._tokens.revoke_tokens(excess, _DAEMON)
 
     async def revoke_outdated(self) -> None:
         """Revoke the logins that the present configuration would not grant; called when the daemon starts."""

@@ -204,7 +204,7 @@ class Oidc:
         keys_clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.provider = provider
-        self.keys = ProviderKeys(fetch or key_source(provider), self._clear_cache, keys_clock)
+        self.keys = ProviderKeys(fetch or key_source(provider), lambda: self._cached.clear(), keys_clock)
         self._clock = clock
         self._cached: dict[bytes, Verified] = {}
         self._latest_by_user: dict[str, Verified] = {}
@@ -286,9 +286,6 @@ class Oidc:
             if latest is None and len(self._latest_by_user) >= MAX_KNOWN:
                 del self._latest_by_user[next(iter(self._latest_by_user))]
             self._latest_by_user[verified.user] = verified
-
-    def _clear_cache(self) -> None:
-        self._cached.clear()
 
 
 _LISTED = ", ".join(ALGORITHMS)

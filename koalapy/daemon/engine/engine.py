@@ -496,7 +496,10 @@ class Engine:
             self._notifier.send_notifications(batch.notifications)
         # ``greet`` sends all commands to a cluster that has just reported its inventory.
         greeted = {item.inventory_of for item in transaction.items if item.inventory_of}
-        self._send_commands({cluster: commands for cluster, commands in messages.items() if cluster not in greeted})
+        if self._dispatcher is not None:
+            for cluster, commands in messages.items():
+                if cluster not in greeted:
+                    self._dispatcher.send_commands(cluster, commands)
         for item in transaction.items:
             if item.greet is not None:
                 item.greet([m for m in messages.get(item.inventory_of, ()) if m["type"] == "forget"])
@@ -516,11 +519,6 @@ class Engine:
         changed: dict[Topic, bool] = {"jobs": bool(effects.jobs), "clusters": counted or bool(effects.clusters)}
         if any(changed.values()):
             self.changes.note_change(*(topic for topic, is_so in changed.items() if is_so))
-
-    def _send_commands(self, messages: dict[str, list[dict[str, Any]]]) -> None:
-        if self._dispatcher is not None:
-            for cluster, commands in messages.items():
-                self._dispatcher.send_commands(cluster, commands)
 
 
 def steady_clock() -> Callable[[], float]:

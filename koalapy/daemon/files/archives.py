@@ -84,13 +84,16 @@ async def receive_archive(content: AsyncIterator[bytes], path: Path, limit: int,
     invalid archive, ``StoreUnavailable`` if it cannot be written, and ``TimeoutError`` if the sender stalls.
     """
     digest, size = hashlib.sha256(), 0
-    with _create_file(path) as file:
+    with converted_errors():
+        file = io.FileIO(path, "xb")
+    with file:
         async for piece in _join_pieces(content):
             size += len(piece)
             check_size(size, limit)
             await hold.add_bytes(len(piece))
             await asyncio.to_thread(_write_piece, file, digest, piece)
-        await asyncio.to_thread(_sync_file, file)
+        with converted_errors():
+            await asyncio.to_thread(os.fsync, file.fileno())
     return Archive(digest.hexdigest(), size, await asyncio.to_thread(check_archive, path))
 
 
@@ -109,11 +112,6 @@ def converted_errors() -> Iterator[None]:
     except OSError as error:
         hint = "try again when the daemon's data directory has room"
         raise StoreUnavailable(f"the archive cannot be stored: {error.strerror or error}", hint=hint) from error
-
-
-def _create_file(path: Path) -> io.FileIO:
-    with converted_errors():
-        return io.FileIO(path, "xb")
 
 
 async def _join_pieces(content: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -139,11 +137,6 @@ def _write_piece(file: io.FileIO, digest: "hashlib._Hash", piece: bytes) -> None
         remaining = memoryview(piece)
         while remaining:
             remaining = remaining[file.write(remaining) or 0 :]
-
-
-def _sync_file(file: io.FileIO) -> None:
-    with converted_errors():
-        os.fsync(file.fileno())
 
 
 def check_archive(path: Path) -> dict[str, bool]:

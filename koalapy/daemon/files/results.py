@@ -327,7 +327,7 @@ class ResultInputs:
     async def _find_part(self, result_input: ResultInput, scanned: Scanned) -> ArchivePart:
         """Return the part of an archive that holds a result. Raise ``NotFoundError`` if none does, or several do."""
         archives = await self._results.list_archives(result_input.source)
-        selected, parts, ranks = _plain_path(result_input), [], []
+        selected, parts, ranks = "/".join(_names_of(result_input)), [], []
         for result, path in archives:
             if result_input.rank not in (None, result.rank):
                 continue
@@ -363,10 +363,6 @@ def _find_entries(path: Path) -> frozenset[str]:
             entries.add(name)
             name = name.rpartition("/")[0]
     return frozenset(entries)
-
-
-def _plain_path(result_input: ResultInput) -> str:
-    return "/".join(_names_of(result_input))
 
 
 def _names_of(result_input: ResultInput) -> list[str]:

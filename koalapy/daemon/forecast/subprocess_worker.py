@@ -89,7 +89,8 @@ def _start_child(
     It is a socket because another process of this account could open the child's pipes through ``/proc/PID/fd``.
     """
     ours, theirs = socket.socketpair()
-    command = [sys.executable, "-m", __spec__.name, f"{timeout_s}", *map(_name_of, functions)]
+    names = [f"{function.__module__}:{function.__qualname__}" for function in functions]
+    command = [sys.executable, "-m", __spec__.name, f"{timeout_s}", *names]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(VARIABLE_PREFIX)}
     try:
         with theirs:
@@ -100,10 +101,6 @@ def _start_child(
         ours.close()
         raise
     return process, ours
-
-
-def _name_of(function: Function) -> str:
-    return f"{function.__module__}:{function.__qualname__}"
 
 
 def _kill_child(process: "subprocess.Popen[bytes]") -> None:

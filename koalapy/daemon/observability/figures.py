@@ -125,7 +125,7 @@ async def _count_jobs(jobs: Sequence[Job], now: float) -> JobFigures:
             counts[state, job.spec.priority] += 1
             if job.spec.home_site:
                 by_site[job.spec.home_site, state] += 1
-            state_since = _state_since(job)
+            state_since = (job.started_at or job.placed_at if state.is_active else None) or job.submitted_at
             if state_since < since.get(state, now):
                 since[state] = state_since
             if job.attempt is not None and state.is_active:
@@ -135,13 +135,6 @@ async def _count_jobs(jobs: Sequence[Job], now: float) -> JobFigures:
                         missing += max(0, component.stage_size - component.staged)
     oldest = {state: now - state_since for state, state_since in since.items()}
     return JobFigures(counts, oldest, internal, staging, missing, by_site)
-
-
-def _state_since(job: Job) -> float:
-    """Return the time since which a job has been waiting, placed or started, as far as that is stored."""
-    if job.state.is_active:
-        return job.started_at or job.placed_at or job.submitted_at
-    return job.submitted_at
 
 
 def _cluster_figures(cluster: ClusterStatus, engine: Engine, now: float) -> ClusterFigures:

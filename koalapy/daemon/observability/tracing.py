@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import structlog
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -92,14 +92,8 @@ class Tracing:
             while len(batch) < MAX_AT_ONCE and not self._waiting.empty():
                 batch.append(self._waiting.get_nowait())
             try:
-                self._send_spans(
-                    [
-                        self._to_readable(*entry)
-                        for make in batch
-                        if make is not None
-                        for entry in _pair_with_job(*make())
-                    ]
-                )
+                made = [make() for make in batch if make is not None]
+                self._send_spans([self._to_readable(job, span) for job, spans in made for span in spans])
             except Exception as error:
                 log.error("spans were lost by an internal error", action="spans-lost", exc_info=error)
             goes_on = None not in batch
@@ -134,10 +128,6 @@ class Tracing:
     def _span_context(self, job: JobId, path: str) -> SpanContext:
         ids = trace_of(self._instance, job), id_of(self._instance, job, path)
         return SpanContext(*ids, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
-
-
-def _pair_with_job(job: JobId, spans: Iterable[Span]) -> Iterator[tuple[JobId, Span]]:
-    return ((job, span) for span in spans)
 
 
 def _to_nanoseconds(seconds: float) -> int:
