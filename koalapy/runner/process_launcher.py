@@ -1,4 +1,7 @@
-"""Start the program once on each node, with what distributed frameworks need to find each other."""
+"""Choose the role of a node in the program of its job, and start programs of the launcher ``processes``.
+
+These run once on each node, with what distributed frameworks need to find each other.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import os
 import socket
 
 from koalapy.runner.containers import Container, find_container
+from koalapy.runner.openmpi import Follower, Head
 from koalapy.runner.parameters import rank_ports
 from koalapy.runner.plan import Plan, Role
 from koalapy.runner.processes import require_program
@@ -174,3 +178,15 @@ def find_free_port(host: str, ports: tuple[int, int] | None) -> int | None:
             port: int = probe.getsockname()[1]
             return port
     return None
+
+
+def make_role(runner: Node, plan: Plan) -> Role:
+    """Return the role of a node, as the plan's launcher, script and head say."""
+    is_head = plan.me is plan.head
+    if plan.message["launcher"] == "processes":
+        return Single(runner, plan)
+    if plan.message.get("is_script"):
+        from koalapy.runner.script import ScriptFollower, ScriptHead  # few jobs need it
+
+        return ScriptHead(runner, plan) if is_head else ScriptFollower(runner, plan)
+    return Head(runner, plan) if is_head else Follower(runner, plan)

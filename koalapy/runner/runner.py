@@ -22,10 +22,10 @@ from koalapy.runner.lease import SilenceClock, boot_time, renewal_interval
 from koalapy.runner.link import MAX_LAG, Link, Loop, encode
 from koalapy.runner.openmpi import Follower
 from koalapy.runner.plan import Plan, Role, folder_fault
+from koalapy.runner.process_launcher import make_role
 from koalapy.runner.processes import Processes, UsageMeter, check_node, forbid_dumps, require_program
 from koalapy.runner.program_output import Output, ProgramOutput
 from koalapy.runner.rank_processors import check_processors
-from koalapy.runner.roles import make_role
 from koalapy.runner.session import seal_file
 from koalapy.runner.settings import Failure, SecretGone, Settings
 from koalapy.runner.streams import Streams

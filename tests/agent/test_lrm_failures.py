@@ -11,14 +11,13 @@ import pytest
 
 from koalapy.agent.components.component import Component
 from koalapy.agent.components.job_folders import JobFolders
-from koalapy.agent.components.job_places import ComponentFolders
 from koalapy.agent.core import lrm_polling
 from koalapy.agent.core.lrm_jobs import LrmJobs
 from koalapy.agent.core.reporter import Reporter
 from koalapy.agent.core.spool import Spool
 from koalapy.agent.lrm.port import LrmJob, LrmJobState, LrmSubmission
 from koalapy.agent.runners.uplink import Uplink
-from koalapy.agent.transfers.stages import Stages
+from koalapy.agent.transfers.stages import ComponentFolders, Stages
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 from koalapy.protocol.messages import Hello
 from tests import signals

@@ -16,7 +16,6 @@ import koalapy
 from koalapy.agent.components.barrier import Barrier, RejectedRunners
 from koalapy.agent.components.component import Component, Grace
 from koalapy.agent.components.job_folders import JobFolders
-from koalapy.agent.components.job_places import ComponentFolders
 from koalapy.agent.components.outputlog import DEFAULT_OUTPUT_LIMIT
 from koalapy.agent.components.relays import RelayedLinks
 from koalapy.agent.components.streams import Streams
@@ -35,7 +34,7 @@ from koalapy.agent.runners.uplink import Handler, Questions, Uplink
 from koalapy.agent.transfers.exports import Exports, missing_programs
 from koalapy.agent.transfers.replicas import Replicas, Seals
 from koalapy.agent.transfers.roots import Roots
-from koalapy.agent.transfers.stages import FileService
+from koalapy.agent.transfers.stages import ComponentFolders, FileService
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected
 from koalapy.model.job import ComponentState, is_token, parse_token
 from koalapy.model.node_requirement import NO_REQUIREMENT

@@ -13,11 +13,10 @@ from typing import Any
 
 import structlog
 
-from koalapy.agent.components.job_places import ComponentFolders
 from koalapy.agent.core.lrm_jobs import LrmJobs
 from koalapy.agent.core.reporter import Reporter
 from koalapy.agent.core.spool import Spool, open_regular
-from koalapy.agent.transfers.stages import FileService
+from koalapy.agent.transfers.stages import ComponentFolders, FileService
 from koalapy.protocol.messages import KnownDaemon
 from koalapy.runner.folders import replace_file, sync_folder
 

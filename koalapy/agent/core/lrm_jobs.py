@@ -8,13 +8,13 @@ from typing import cast, get_args
 import structlog
 
 from koalapy.agent.components.component import Component
-from koalapy.agent.components.job_places import ComponentFolders
 from koalapy.agent.core.lrm_health import LrmHealth, format_error, unexpected_error
 from koalapy.agent.core.lrm_polling import FIRST_POLL_DELAY, PollSchedule
 from koalapy.agent.core.reporter import Reporter
 from koalapy.agent.core.settings import DEFAULT_TIMEOUTS, AgentTimeouts
 from koalapy.agent.core.spool import format_write_error
 from koalapy.agent.lrm.port import Fault, Lrm, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
+from koalapy.agent.transfers.stages import ComponentFolders
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 from koalapy.model.reports import LrmOperation
 from koalapy.model.wording import format_nodes

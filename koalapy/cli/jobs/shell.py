@@ -1,4 +1,4 @@
-"""``koala run`` and ``koala shell``: jobs with a client that sends input."""
+"""``koala run`` and ``koala shell``, jobs with a client that sends input, and ``koala mpirun`` inside of scripts."""
 
 import os
 import signal
@@ -190,3 +190,25 @@ def _interrupt_twice(job: int) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, previous_handler)
+
+
+VARIABLE = "KOALA_MPIRUN"
+"""Variable of scripts with the path of the runner's ``mpirun``."""
+
+
+def start_program(
+    arguments: Annotated[
+        list[str] | None,
+        Argument(help="options of mpirun, the program and its arguments", takes_rest=True, takes_options=True),
+    ] = None,
+) -> int | None:
+    """Start a program on all nodes of a job, inside the job's script. koala mpirun --help there lists its options."""
+    path = os.environ.get(VARIABLE)
+    if not path:
+        hint = "write it into a script, and submit that: koala submit job.sh"
+        raise CliError("koala mpirun starts programs inside the script of a job only", Exit.NOT_ALLOWED, hint)
+    try:
+        os.execv(path, [path, *(arguments or [])])
+    except OSError as error:
+        hint = "its nodes are no longer available"
+        raise CliError("the job of this script has ended", Exit.NOT_ALLOWED, hint) from error
