@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from math import ceil, cos, hypot, log, pi, sin, sqrt
 from urllib.parse import quote
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from koalapy.dashboard.pictures import STATE_NAMES, NodeCounts, job_series
 from koalapy.model.cluster import ClusterPair, pair_of
@@ -114,11 +114,8 @@ def grid_map(content: GridMap, format_bandwidth: FormatNumber = str, format_late
         links = [link for link in links if spanned.issuperset(link.pair)]
     links.sort(key=lambda link: (-(link.bandwidth or 0.0), link.pair))
     parts = [
-        Markup('<svg class="map" viewBox="0 0 {0} {1}" width="{0}" height="{1}" role="group" aria-label="{2}">').format(
-            WIDTH,
-            round(height),
-            f"Map of {_count(len(content.clusters), 'cluster')}; the tables below have the same values",
-        ),
+        f'<svg class="map" viewBox="0 0 {WIDTH} {round(height)}" width="{WIDTH}" height="{round(height)}" role="group" '
+        f'aria-label="Map of {_count(len(content.clusters), "cluster")}; the tables below have the same values">',
         *_draw_links(links, places, format_bandwidth, format_latency),
         *_draw_jobs(jobs, places),
         *_draw_latencies(links, places, format_latency),
@@ -129,8 +126,8 @@ def grid_map(content: GridMap, format_bandwidth: FormatNumber = str, format_late
     for cluster in rows:
         name = shorten(cluster.name.removesuffix(domain), 12) if len(rows) <= MAX_NAMED else ""
         parts.append(_draw_cluster(cluster, places[cluster.name], shared[cluster.name], name))
-    parts.append(Markup("</svg>"))
-    return Markup("").join(parts)
+    parts.append("</svg>")
+    return Markup("".join(parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,16 +174,14 @@ def _common_domain(names: Sequence[ClusterName]) -> str:
 
 def _draw_latencies(
     links: Sequence[MapLink], places: Mapping[ClusterName, Place], format_latency: FormatNumber
-) -> Iterator[Markup]:
+) -> Iterator[str]:
     """Yield the latency on each link, if there are few links."""
     for link in links if len(links) <= MAX_LABELLED_LINKS else ():
         if link.latency is not None:
             one, other = (places[name] for name in link.pair)
             # Off the middle, where lines between opposite clusters cross.
             x, y = one.x + (other.x - one.x) * 0.38, one.y + (other.y - one.y) * 0.38
-            yield Markup('<text class="latency" x="{:.1f}" y="{:.1f}">{}</text>').format(
-                x, y + 4, format_latency(link.latency)
-            )
+            yield f'<text class="latency" x="{x:.1f}" y="{y + 4:.1f}">{escape(format_latency(link.latency))}</text>'
 
 
 def _draw_links(
@@ -194,7 +189,7 @@ def _draw_links(
     places: Mapping[ClusterName, Place],
     format_bandwidth: FormatNumber,
     format_latency: FormatNumber,
-) -> Iterator[Markup]:
+) -> Iterator[str]:
     """Yield each link as a line with its latency in the middle."""
     bandwidths = [link.bandwidth for link in links if link.bandwidth]
     highest, lowest = max(bandwidths, default=1.0), min(bandwidths, default=1.0)
@@ -203,29 +198,29 @@ def _draw_links(
         one, other = (places[name] for name in link.pair)
         share = 0.0 if not link.bandwidth else 1 - log(highest / link.bandwidth) / span
         width = NARROWEST_LINK + share * (WIDEST_LINK - NARROWEST_LINK)
-        kind = "link" + (" relayed" if link.is_relayed else "") + f" {link.state}"
-        label = (
+        kind = escape(f"link{' relayed' if link.is_relayed else ''} {link.state}")
+        label = escape(
             f"{link.pair[0]} – {link.pair[1]}: unreachable"
             if link.state == "unreachable"
             else f"{link.pair[0]} – {link.pair[1]}: {format_bandwidth(link.bandwidth)}, "
             f"{format_latency(link.latency)}{', relayed' if link.is_relayed else ''}, {link.state}"
         )
-        line = Markup('x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}"').format(one.x, one.y, other.x, other.y)
+        line = f'x1="{one.x:.1f}" y1="{one.y:.1f}" x2="{other.x:.1f}" y2="{other.y:.1f}"'
         path = f"/network/{quote(link.pair[0], safe='')}/{quote(link.pair[1], safe='')}"
         # The wide transparent line is what a pointer hits.
-        yield Markup(
-            '<a href="{}" aria-label="{}"><title>{}</title><line class="hit" {}/>'
-            '<line class="{}" {} stroke-width="{:.1f}"/></a>'
-        ).format(path, label, label, line, kind, line, width)
+        yield (
+            f'<a href="{path}" aria-label="{label}"><title>{label}</title><line class="hit" {line}/>'
+            f'<line class="{kind}" {line} stroke-width="{width:.1f}"/></a>'
+        )
 
 
-def _draw_jobs(jobs: Sequence[MapJob], places: Mapping[ClusterName, Place]) -> Iterator[Markup]:
+def _draw_jobs(jobs: Sequence[MapJob], places: Mapping[ClusterName, Place]) -> Iterator[str]:
     """Yield each job as curves from its largest component to the others. Jobs of one pair of clusters are apart."""
     drawn: Counter[ClusterPair] = Counter()
     for job in jobs:
         first, *others = job.nodes
         sizes = ", ".join(f"{size} on {name}" for name, size in job.nodes.items())
-        label = f"job {job.id}, {job.state}: {_count(sum(job.nodes.values()), 'node')}, {sizes}"
+        label = escape(f"job {job.id}, {job.state}: {_count(sum(job.nodes.values()), 'node')}, {sizes}")
         curves = []
         for other in others:
             pair = pair_of(first, other)
@@ -236,8 +231,9 @@ def _draw_jobs(jobs: Sequence[MapJob], places: Mapping[ClusterName, Place]) -> I
             length = hypot(x2 - x1, y2 - y1) or 1.0
             x, y = (x1 + x2) / 2 - (y2 - y1) / length * step, (y1 + y2) / 2 + (x2 - x1) / length * step
             curves.append(f"M{x1:.1f} {y1:.1f}Q{x:.1f} {y:.1f} {x2:.1f} {y2:.1f}")
-        yield Markup('<a href="/jobs/{}" aria-label="{}"><title>{}</title><path class="job {}" d="{}"/></a>').format(
-            job.id, label, label, job_series(job.id), " ".join(curves)
+        yield (
+            f'<a href="/jobs/{job.id}" aria-label="{label}"><title>{label}</title>'
+            f'<path class="job {job_series(job.id)}" d="{" ".join(curves)}"/></a>'
         )
 
 
@@ -249,39 +245,31 @@ def describe_cluster(cluster: MapCluster, shared_jobs: int) -> str:
     return f"{cluster.name}, {cluster.state}: {_count(cluster.nodes.total, 'node')}, {nodes or 'none'}{stale}{shared}"
 
 
-def _draw_cluster(cluster: MapCluster, place: Place, shared_jobs: int, name: str) -> Markup:
+def _draw_cluster(cluster: MapCluster, place: Place, shared_jobs: int, name: str) -> str:
     """Return a disc with an arc for the nodes of each state, from the top clockwise, and the share of used nodes."""
-    x, y, radius, label = place.x, place.y, place.radius, describe_cluster(cluster, shared_jobs)
-    classes = " ".join(filter(None, ("cluster", cluster.state, "stale" if cluster.is_stale else "")))
+    x, y, radius, label = place.x, place.y, place.radius, escape(describe_cluster(cluster, shared_jobs))
+    classes = escape(f"cluster {cluster.state}{' stale' if cluster.is_stale else ''}")
     parts = [
-        Markup('<a class="{}" href="/clusters/{}" aria-label="{}"><title>{}</title>').format(
-            classes, quote(cluster.name, safe=""), label, label
-        ),
-        Markup('<circle class="disc" cx="{:.1f}" cy="{:.1f}" r="{:.1f}"/>').format(x, y, radius),
+        f'<a class="{classes}" href="/clusters/{quote(cluster.name, safe="")}" aria-label="{label}">'
+        f'<title>{label}</title><circle class="disc" cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}"/>'
     ]
     total, offset, thick = cluster.nodes.total, 0.0, radius * 0.36
-    turn = Markup('transform="rotate(-90 {:.1f} {:.1f})"').format(x, y)
     for kind, count in asdict(cluster.nodes).items():
         if not count or kind == "idle":
             continue
         share = 100 * count / total
         parts.append(
-            Markup(
-                '<circle class="arc {}" cx="{:.1f}" cy="{:.1f}" r="{:.1f}" stroke-width="{:.1f}" pathLength="100"'
-                ' stroke-dasharray="{:.2f} 100" stroke-dashoffset="{:.2f}" {}/>'
-            ).format(kind, x, y, radius - thick / 2, thick, share, -offset, turn)
+            f'<circle class="arc {kind}" cx="{x:.1f}" cy="{y:.1f}" r="{radius - thick / 2:.1f}"'
+            f' stroke-width="{thick:.1f}" pathLength="100" stroke-dasharray="{share:.2f} 100"'
+            f' stroke-dashoffset="{-offset:.2f}" transform="rotate(-90 {x:.1f} {y:.1f})"/>'
         )
         offset += share
     if radius >= 18 and total:
-        parts.append(
-            Markup('<text class="share" x="{:.1f}" y="{:.1f}">{:.0f}%</text>').format(
-                x, y + 3.5, 100 * cluster.used / total
-            )
-        )
+        parts.append(f'<text class="share" x="{x:.1f}" y="{y + 3.5:.1f}">{100 * cluster.used / total:.0f}%</text>')
     if name:
-        parts.append(Markup('<text class="name" x="{:.1f}" y="{:.1f}">{}</text>').format(x, y + radius + 13, name))
-    parts.append(Markup("</a>"))
-    return Markup("").join(parts)
+        parts.append(f'<text class="name" x="{x:.1f}" y="{y + radius + 13:.1f}">{escape(name)}</text>')
+    parts.append("</a>")
+    return "".join(parts)
 
 
 def _count(number: int, noun: str) -> str:

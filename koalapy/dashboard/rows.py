@@ -162,7 +162,8 @@ class Survey:
             self.site_use[job.spec.home_site].waiting += 1
         request = job.spec.request
         if isinstance(request, FixedRequest):
-            self.requested.update({component.cluster or "" for component in request.components})
+            for cluster in {component.cluster or "" for component in request.components}:
+                self.requested[cluster] += 1
         else:
             self.anywhere += 1
         if not job.spec.internal and (self.oldest is None or job.submitted_at < self.oldest.submitted_at):

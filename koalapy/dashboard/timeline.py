@@ -152,6 +152,11 @@ class TimelineBar:
     def end(self) -> float:
         return self.phases[-1].end
 
+    @property
+    def text(self) -> str:
+        """Return the phases with their durations."""
+        return ", ".join([f"{phase.what} {format_duration(phase.seconds)}" for phase in self.phases])
+
 
 @dataclass(frozen=True, slots=True)
 class TimelineLane:
@@ -237,7 +242,7 @@ def draw_timeline(content: Timeline) -> Markup:
     label = "Timeline of the job" if content.is_of_job else f"Timeline of {len(content.lanes)} clusters"
     parts = [
         Markup('<svg class="timeline" viewBox="0 0 {0} {1}" width="{0}" height="{1}" role="group" aria-label="{2}">')
-        .format(WIDTH, height, f"{label}; the table below has the same values"),
+        .format(WIDTH, height, f"{label}; the page has the same values as a table"),
         *_draw_ticks(content, span, height, x),
     ]  # fmt: skip
     for row, lane in enumerate(content.lanes):
@@ -366,14 +371,14 @@ def _draw_bar(
     bar: TimelineBar, lane: TimelineLane, y: float, height: float, x: ToPosition, *, is_of_job: bool
 ) -> Markup:
     """Return a bar with its phases, a mark for a restart and one for an early end. It links to its job."""
-    phases = ", ".join(f"{phase.what} {format_duration(phase.seconds)}" for phase in bar.phases)
     ended = f"; ended early: {bar.error[:200]}" if bar.error else ""
     what = lane.label if is_of_job else f"job {bar.job}, {bar.size} nodes on {lane.label}"
-    label = f"{what}{f', attempt {bar.attempt}' if bar.attempt > 1 else ''}: {phases}{ended}"
+    label = f"{what}{f', attempt {bar.attempt}' if bar.attempt > 1 else ''}: {bar.text}{ended}"
     # Formatted without Markup, since there may be hundreds of bars; the label is the only text that is not a number.
+    # There is no title, which would double the size of the page: a script shows the label below the picture.
     text = escape(label)
     opening = '<g class="bar-of-job" role="img"' if is_of_job else f'<a href="/jobs/{bar.job}"'
-    parts = [f'{opening} aria-label="{text}"><title>{text}</title>']
+    parts = [f'{opening} aria-label="{text}">']
     colour = f" {job_series(bar.job)}" if bar.is_shared else ""
     for phase in bar.phases:
         first = x(phase.start)

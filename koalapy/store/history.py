@@ -1,10 +1,11 @@
 """Statistics of ended jobs, and their deletion."""
 
 from collections.abc import Sequence
+from functools import cache
 from math import inf
 from typing import Any
 
-from sqlalchemy import ColumnElement, RowMapping, Select, case, delete, func, select, tuple_, update
+from sqlalchemy import RowMapping, Select, bindparam, case, delete, func, select, tuple_, update
 
 from koalapy.model.history import (
     DayFilter,
@@ -33,7 +34,6 @@ MAX_FREED_PAGES = 1000
 
 _jobs, _parts, _days, _lease = tables.jobs.c, tables.components.c, tables.days.c, tables.lease.c
 _history = tables.history.c
-_KEY = (_parts.job_id, _parts.generation, _parts.index)
 _FINAL = [state.value for state in FINAL_STATES]
 
 
@@ -102,47 +102,17 @@ class SqlHistory:
             return read_page(connection, which, self._max_examined)
 
     def ended_components(self, since: float, limit: int, cluster: ClusterName = "") -> PastComponents:
-        if cluster:
-            window = self._newest_on(cluster)
-        else:
-            window = select(*_KEY).where(_parts.ended_at > since).order_by(_parts.ended_at.desc())
-        start = case((_parts.claimed_at < since, since), else_=_parts.claimed_at)
-        largest = _select_of(window.limit(self._max_examined)).where(
-            _parts.ended_at > since, _parts.claimed_at < _parts.ended_at
-        )
-        largest = largest.order_by((_parts.size * (_parts.ended_at - start)).desc(), _parts.job_id.desc()).limit(limit)
-        found = self._past_components(largest, _parts.ended_at, _parts.job_id, _parts.index)
-        last = _select_of(window.offset(self._max_examined - 1).limit(1)).with_only_columns(_parts.ended_at)
-        ends = [row["ended_at"] for row in self._database.rows(last)]
-        return PastComponents(found, ends[0] if ends and ends[0] is not None else -inf)
+        values = {"since": since, "cluster": cluster, "examined": self._max_examined, "limit": limit}
+        with self._database.reading() as connection:
+            rows = connection.execute(_largest_components(on_cluster=bool(cluster)), values).all()
+            last = select(_window(on_cluster=bool(cluster)).subquery().c.ended_at).limit(1)
+            ends = connection.execute(last.offset(self._max_examined - 1), values).scalar()
+        return PastComponents([_past_component(row) for row in rows], -inf if ends is None else ends)
 
     def failed_components(self, cluster: ClusterName, limit: int) -> list[PastComponent]:
-        failed = _select_of(self._newest_on(cluster).limit(self._max_examined))
-        failed = failed.where(_parts.ended_at.is_not(None), _parts.error != "")
-        failed = failed.order_by(_parts.ended_at.desc(), _parts.job_id.desc()).limit(limit)
-        return self._past_components(failed, _parts.ended_at.desc(), _parts.job_id.desc(), _parts.index)
-
-    def _newest_on(self, cluster: ClusterName) -> Select[Any]:
-        """Return a query for the components of a cluster, those of the newest jobs first."""
-        return select(*_KEY).where(_parts.cluster == cluster).order_by(_parts.job_id.desc())
-
-    def _past_components(self, selected: Select[Any], *order: ColumnElement[Any]) -> list[PastComponent]:
-        """Return the components of which a query selects the keys."""
-        keys, attempt, other = selected.subquery(), tables.attempts.c, tables.components.alias()
-        of_attempt = (other.c.job_id == _parts.job_id) & (other.c.generation == _parts.generation)
-        is_shared = select(other.c.index).where(of_attempt, other.c.cluster != _parts.cluster).exists()
-        names = ("generation", "cluster", "size", "claimed_at", "ended_at", "error")
-        query = select(
-            _parts.job_id.label("job"),
-            *(_parts[name] for name in names),
-            attempt.barrier_at,
-            attempt.launched_at,
-            is_shared.label("is_shared"),
-        )
-        query = query.select_from(keys).join(tables.components, tuple_(*_KEY) == _key_of(keys.c))
-        has_attempt = (attempt.job_id == _parts.job_id) & (attempt.generation == _parts.generation)
-        rows = self._database.rows(query.join(tables.attempts, has_attempt).order_by(*order))
-        return [PastComponent(**{**row, "is_shared": bool(row["is_shared"])}) for row in rows]
+        values = {"cluster": cluster, "examined": self._max_examined, "limit": limit}
+        with self._database.reading() as connection:
+            return [_past_component(row) for row in connection.execute(_failed_components(), values)]
 
     def expired_jobs(self, before: float, limit: int, *, internal: bool) -> list[JobId]:
         query = select(_jobs.id).where(_jobs.internal == internal, _jobs.ended_at < before, _jobs.state.in_(_FINAL))
@@ -174,15 +144,58 @@ class SqlHistory:
         return free > self._max_freed_pages
 
 
-def _select_of(window: Select[Any]) -> Select[Any]:
-    """Return a query for the keys of the components of a window, which conditions may narrow."""
-    keys = window.subquery()
-    return select(*_KEY).select_from(keys).join(tables.components, tuple_(*_KEY) == _key_of(keys.c))
+def _window(*, on_cluster: bool) -> Select[Any]:
+    """Return a query for the components that ended since ``since``, the last ones first; or, on one ``cluster``, for
+    all of its components, those of the newest jobs first."""
+    names = ("job_id", "generation", "index", "cluster", "size", "claimed_at", "ended_at", "error")
+    query = select(*(_parts[name] for name in names))
+    if on_cluster:
+        return query.where(_parts.cluster == bindparam("cluster")).order_by(_parts.job_id.desc())
+    return query.where(_parts.ended_at > bindparam("since")).order_by(_parts.ended_at.desc())
 
 
-def _key_of(columns: Any) -> ColumnElement[Any]:
-    """Return the primary key of a component as one value."""
-    return tuple_(columns.job_id, columns.generation, columns.index)
+@cache
+def _largest_components(*, on_cluster: bool) -> Select[Any]:
+    """Return the query for the ``limit`` components with the most node-seconds among the ``examined`` ones."""
+    found, since = _window(on_cluster=on_cluster).limit(bindparam("examined")).subquery().c, bindparam("since")
+    start = case((found.claimed_at < since, since), else_=found.claimed_at)
+    largest = select(found).where(found.ended_at > since, found.claimed_at < found.ended_at)
+    weight = found.size * (found.ended_at - start)
+    chosen = largest.order_by(weight.desc(), found.job_id.desc()).limit(bindparam("limit")).subquery().c
+    return _with_attempts(chosen).order_by(chosen.ended_at, chosen.job_id, chosen["index"])
+
+
+@cache
+def _failed_components() -> Select[Any]:
+    """Return the query for the last components of a cluster that ended early."""
+    found = _window(on_cluster=True).limit(bindparam("examined")).subquery().c
+    failed = select(found).where(found.ended_at.is_not(None), found.error != "")
+    last = failed.order_by(found.ended_at.desc(), found.job_id.desc()).limit(bindparam("limit")).subquery().c
+    return _with_attempts(last).order_by(last.ended_at.desc(), last.job_id.desc(), last["index"])
+
+
+def _with_attempts(found: Any) -> Select[Any]:
+    """Return a query for the fields of ``PastComponent``, in their order, of found components."""
+    attempt, other = tables.attempts.c, tables.components.alias().c
+    of_attempt = (other.job_id == found.job_id) & (other.generation == found.generation)
+    is_shared = select(other["index"]).where(of_attempt, other.cluster != found.cluster).exists()
+    has_attempt = (attempt.job_id == found.job_id) & (attempt.generation == found.generation)
+    return select(
+        found.job_id,
+        found.generation,
+        found.cluster,
+        found.size,
+        found.claimed_at,
+        attempt.barrier_at,
+        attempt.launched_at,
+        found.ended_at,
+        found.error,
+        is_shared.label("is_shared"),
+    ).where(has_attempt)
+
+
+def _past_component(row: Sequence[Any]) -> PastComponent:
+    return PastComponent(*row[:-1], is_shared=bool(row[-1]))
 
 
 def _ended_job(row: RowMapping) -> EndedJob:

@@ -3,6 +3,7 @@
 ``python -m tests.dashboard.scenes large`` serves one until it is interrupted, and prints its address and token.
 """
 
+import gc
 import sys
 import time
 from asyncio import run_coroutine_threadsafe
@@ -380,6 +381,9 @@ def serve_scene(name: str, folder: Path) -> Iterator[ServedDaemon]:
 
 def main() -> None:
     with TemporaryDirectory() as folder, serve_scene(sys.argv[1], Path(folder)) as daemon:
+        # As the daemon does when it is ready.
+        gc.collect()
+        gc.freeze()
         print(daemon.url, daemon.admin_token, flush=True)
         ThreadEvent().wait()
 

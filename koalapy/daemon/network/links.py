@@ -1,8 +1,9 @@
 """Decide latency and bandwidth of the links between clusters by configuration, ping-pongs and transfers of files."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import ItemsView, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cached_property
 from statistics import median
 
 from koalapy.model.cluster import ClusterPair, Link, pair_of
@@ -39,7 +40,7 @@ class LinkState(StrEnum):
     UNMEASURED = "unmeasured"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LinkMeasurements:
     """The configured values and the newest measurements of a link, since its nodes last could not reach each other."""
 
@@ -104,7 +105,7 @@ class LinkMeasurements:
         """The newest measurement with a bandwidth."""
         return self._last_of(self.measured, self.moved, self.moved_back)
 
-    @property
+    @cached_property
     def link(self) -> Link:
         """The link from the first cluster to the second as policies use it.
 
@@ -112,7 +113,7 @@ class LinkMeasurements:
         """
         return self._link_in_direction(back=False)
 
-    @property
+    @cached_property
     def link_back(self) -> Link:
         """The link from the second cluster to the first as policies use it."""
         return self._link_in_direction(back=True)
@@ -201,6 +202,9 @@ class LinkTable:
 
     def list_pairs(self) -> list[ClusterPair]:
         return list(self._measurements)
+
+    def items(self) -> ItemsView[ClusterPair, LinkMeasurements]:
+        return self._measurements.items()
 
     def __getitem__(self, pair: ClusterPair) -> LinkMeasurements:
         return self._measurements[pair]

@@ -124,18 +124,18 @@ class Network:
 
     def list_links(self) -> list[LinkRecord]:
         """Return the links of all pairs of clusters, within one and between two."""
-        now, stale_after, table = self._engine.clock(), self._settings.stale_after, self._links
-        view = self._queries.grid.view()
+        now, stale_after, view = self._engine.clock(), self._settings.stale_after, self._queries.grid.view()
+        has_relays = bool(view.relays)
         return [
             LinkRecord(
                 pair,
-                table[pair].state_at(now, stale_after),
-                table[pair].link,
-                table[pair],
+                measurements.state_at(now, stale_after),
+                measurements.link,
+                measurements,
                 self._under_way.get(pair),
-                view.path_between(*pair) is LinkPath.RELAYED,
+                has_relays and view.path_between(*pair) is LinkPath.RELAYED,
             )
-            for pair in table.list_pairs()
+            for pair, measurements in self._links.items()
         ]
 
     @property

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import log
 from typing import Annotated
 from urllib.parse import quote
@@ -22,6 +23,8 @@ from koalapy.model.request import ClusterName
 
 STEPS = 5
 """Number of shades of the heat map."""
+MAX_COMPLETE = 12
+"""Number of clusters up to which those without a known link have a row, too."""
 Limit = Annotated[int, Query(ge=1, le=1000, description="maximum number of measurements")]
 
 
@@ -44,7 +47,7 @@ class LinkDirection:
 
 @dataclass(frozen=True, slots=True)
 class NetworkView:
-    """All links in both directions, by source and target."""
+    """Links in both directions, by source and target. In a large grid, only of clusters with a known link."""
 
     clusters: Sequence[ClusterName]
     rows: Sequence[Sequence[LinkDirection]]
@@ -52,9 +55,11 @@ class NetworkView:
     """Seconds after which a measurement counts as stale."""
     notes: Sequence[tuple[ClusterName, ClusterName, str]]
     """Links with running measurements or errors."""
+    omitted: Sequence[ClusterName]
+    """Clusters without a known link, which have no row."""
 
     def render_row(self, index: int) -> Markup:
-        """Return the cells of a row as HTML. A grid of 60 clusters has 3,600 of them."""
+        """Return the cells of a row as HTML. A grid of 60 clusters may have 3,600 of them."""
         return Markup("".join(map(_render_link, self.rows[index])))
 
 
@@ -125,7 +130,6 @@ def notes_of(records: Sequence[LinkRecord]) -> list[tuple[ClusterName, ClusterNa
 
 
 def _render_link(link: LinkDirection) -> str:
-    source, target = escape(link.source), escape(link.target)
     if link.state is LinkState.UNREACHABLE:
         text = "not measured" if link.relayed else "unreachable"
     elif link.bandwidth is None and link.latency is None:
@@ -140,9 +144,17 @@ def _render_link(link: LinkDirection) -> str:
         text += "<small>relayed</small>"
     if link.under_way:
         text += "<small>being measured</small>"
-    path = f"/network/{quote(link.source, safe='')}/{quote(link.target, safe='')}"
-    label = f'<span class="hidden">{source} to {target}: </span>'
-    return f'<td class="step{link.step} {link.state}"><a href="{path}">{label}{text}</a></td>'
+    (source, source_path), (target, target_path) = _name_forms(link.source), _name_forms(link.target)
+    return (
+        f'<td class="step{link.step} {link.state}"><a href="/network/{source_path}/{target_path}">'
+        f'<span class="hidden">{source} to {target}: </span>{text}</a></td>'
+    )
+
+
+@lru_cache(1000)
+def _name_forms(name: ClusterName) -> tuple[str, str]:
+    """Return a name as HTML and as part of a path."""
+    return str(escape(name)), quote(name, safe="")
 
 
 def add_network(dashboard: Dashboard, services: Services) -> None:
@@ -152,11 +164,17 @@ def add_network(dashboard: Dashboard, services: Services) -> None:
     @dashboard.page("/network", "network.html", operation="show_network", title="Network", key="l")
     async def matrix() -> NetworkView:
         """Return the newest measurement of each pair of clusters, and within each cluster."""
-        records = network.list_links()
+        records, omitted = network.list_links(), list[ClusterName]()
         names = [record.pair[0] for record in records if record.pair[0] == record.pair[1]]
+        if len(names) > MAX_COMPLETE:
+            known = [one for one in records if one.state is not LinkState.UNMEASURED or one.under_way is not None]
+            with_link = {name for record in known for name in record.pair}
+            omitted = [name for name in names if name not in with_link]
+            names = [name for name in names if name in with_link]
+            records = [record for record in records if with_link.issuperset(record.pair)]
         links = link_directions(records)
         rows = [[links[source, target] for target in names] for source in names]
-        return NetworkView(names, rows, network.stale_after, notes_of(records))
+        return NetworkView(names, rows, network.stale_after, notes_of(records), omitted)
 
     @dashboard.page("/network/{one}/{other}", "link.html", operation="show_link_history", title="Link")
     async def link(one: Name, other: Name, limit: Limit = 100) -> LinkView:

@@ -44,6 +44,8 @@ class TimelineView:
     timeline: Timeline
     span: int
     spans: dict[int, str]
+    table: bool
+    """Whether the values are shown as a table in place of the picture."""
     cluster: ClusterName
     """The only cluster; empty for all."""
     hidden_lanes: int
@@ -110,7 +112,7 @@ def add_timeline(dashboard: Dashboard, services: Services) -> None:
     )
 
     @dashboard.page("/timeline", "timeline.html", operation="list_clusters", title="Timeline", key="t", shared=True)
-    async def show(caller: Caller, span: Span = "3600", cluster: Focus = "") -> TimelineView:
+    async def show(caller: Caller, span: Span = "3600", cluster: Focus = "", table: bool = False) -> TimelineView:
         """Return the components of the last seconds by cluster, those clusters with the most jobs first."""
         now, seconds = engine.clock(), int(span)
         names = sorted(record.name for record in services.jobs.list_clusters())
@@ -141,6 +143,7 @@ def add_timeline(dashboard: Dashboard, services: Services) -> None:
             ),
             span=seconds,
             spans=SPANS,
+            table=table,
             cluster=cluster,
             hidden_lanes=len(names) - len(shown),
             is_cut=len(ended.components) == MAX_BARS or len(active) > MAX_BARS,
