@@ -5,6 +5,7 @@ its nodes, and its colour is that of its job if the job spans several clusters. 
 queue or one of its components.
 """
 
+from bisect import insort
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -241,10 +242,10 @@ def draw_timeline(content: Timeline) -> Markup:
     height = bottom + len(content.expected) * EXPECTED_HEIGHT + 4
     label = "Timeline of the job" if content.is_of_job else f"Timeline of {len(content.lanes)} clusters"
     parts = [
-        Markup('<svg class="timeline" viewBox="0 0 {0} {1}" width="{0}" height="{1}" role="group" aria-label="{2}">')
-        .format(WIDTH, height, f"{label}; the page has the same values as a table"),
+        f'<svg class="timeline" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" role="group" '
+        f'aria-label="{label}; the page has the same values as a table">',
         *_draw_ticks(content, span, height, x),
-    ]  # fmt: skip
+    ]
     for row, lane in enumerate(content.lanes):
         top = AXIS_HEIGHT + row * (lane_height + LANE_GAP)
         parts += _draw_lane(
@@ -253,25 +254,16 @@ def draw_timeline(content: Timeline) -> Markup:
     if start < content.complete_since < content.end:
         until = x(content.complete_since)
         parts.append(
-            Markup(
-                '<rect class="unread" x="{}" y="{}" width="{:.1f}" height="{}"><title>{}</title></rect>'
-                '<text class="unread" x="{:.1f}" y="{}">not read</text>'
-            ).format(
-                left,
-                AXIS_HEIGHT,
-                until - left,
-                bottom - AXIS_HEIGHT - LANE_GAP,
-                "too many components ended since to read these",
-                (left + until) / 2,
-                AXIS_HEIGHT + 16,
-            )
+            f'<rect class="unread" x="{left}" y="{AXIS_HEIGHT}" width="{until - left:.1f}" '
+            f'height="{bottom - AXIS_HEIGHT - LANE_GAP}"><title>too many components ended since to read these</title>'
+            f'</rect><text class="unread" x="{(left + until) / 2:.1f}" y="{AXIS_HEIGHT + 16}">not read</text>'
         )
     for row, expected in enumerate(content.expected):
         parts.append(_draw_expected(expected, bottom + row * EXPECTED_HEIGHT, x))
     if start < content.now < content.end:
-        parts.append(Markup('<path class="now" d="M{} {}V{}"/>').format(x(content.now), AXIS_HEIGHT - 6, height))
-    parts.append(Markup("</svg>"))
-    return Markup("").join(parts)
+        parts.append(f'<path class="now" d="M{x(content.now)} {AXIS_HEIGHT - 6}V{height}"/>')
+    parts.append("</svg>")
+    return Markup("".join(parts))
 
 
 def _label_width(content: Timeline) -> float:
@@ -281,55 +273,49 @@ def _label_width(content: Timeline) -> float:
     return round(min(MAX_LABEL_WIDTH, longest * LABEL_LETTER_WIDTH + 12), 1)
 
 
-def _draw_ticks(content: Timeline, span: float, height: int, x: ToPosition) -> Iterator[Markup]:
+def _draw_ticks(content: Timeline, span: float, height: int, x: ToPosition) -> Iterator[str]:
     """Yield lines at round times with their labels. A script converts times of day to the viewer's zone."""
     step = next((step for step in STEPS if span / step <= MAX_TICKS), ceil(span / MAX_TICKS / 604800) * 604800)
     is_relative = content.is_of_job and span <= MAX_RELATIVE_S
     first = content.start if is_relative else ceil(content.start / step) * step
     for number in range(int((content.start + span - first) / step) + 1):
         at = first + number * step
-        yield Markup('<path class="tick" d="M{} {}V{}"/>').format(x(at), AXIS_HEIGHT - 6, height)
+        yield f'<path class="tick" d="M{x(at)} {AXIS_HEIGHT - 6}V{height}"/>'
         if is_relative:
-            yield Markup('<text class="tick" x="{}" y="11">{}</text>').format(x(at), _format_elapsed(number * step))
+            yield f'<text class="tick" x="{x(at)}" y="11">{_format_elapsed(number * step)}</text>'
         else:
-            text = format_time(at, content.now)
-            yield Markup('<text class="tick" data-at="{:.0f}" x="{}" y="11">{}</text>').format(at, x(at), text)
+            yield f'<text class="tick" data-at="{at:.0f}" x="{x(at)}" y="11">{format_time(at, content.now)}</text>'
 
 
 def pack(bars: Sequence[TimelineBar], nodes: int) -> list[tuple[TimelineBar, int]]:
     """Return the bars in the order of time, each with the first of its nodes, so that bars overlap only if they have
     more nodes together than the lane."""
     placed: list[tuple[TimelineBar, int]] = []
-    active: list[tuple[int, TimelineBar]] = []
+    active: list[tuple[int, float, int]] = []  # first node, end and size, sorted
     for bar in sorted(bars, key=lambda bar: (bar.start, bar.job)):
-        active = sorted(
-            ((offset, other) for offset, other in active if other.end > bar.start), key=lambda pair: pair[0]
-        )
-        free = 0
-        for offset, other in active:
-            if offset - free >= bar.size:
+        start, size, free = bar.start, bar.size, 0
+        active = [entry for entry in active if entry[1] > start]
+        for offset, _, other_size in active:
+            if offset - free >= size:
                 break
-            free = max(free, offset + other.size)
-        offset = max(0, min(free, nodes - bar.size))
-        active.append((offset, bar))
+            free = max(free, offset + other_size)
+        offset = max(0, min(free, nodes - size))
+        insort(active, (offset, bar.end, size))
         placed.append((bar, offset))
     return placed
 
 
 def _draw_lane(
     lane: TimelineLane, top: float, height: float, x: ToPosition, load: str, *, is_of_job: bool
-) -> Iterator[Markup]:
+) -> Iterator[str]:
     """Yield the label of a lane, its background and its bars, the first node at the bottom."""
     label = shorten(lane.label, 24)
-    text = Markup('<text class="label" x="0" y="{:.1f}">{}</text>').format(top + height / 2 + 4, label)
-    if lane.cluster:
-        text = Markup('<a href="/clusters/{}">{}</a>').format(quote(lane.cluster, safe=""), text)
-    yield text
-    yield Markup('<rect class="lane-back" x="{}" y="{}" width="{}" height="{}"/>').format(
-        x(0.0), top, WIDTH - RIGHT_MARGIN - x(0.0), height
-    )
+    text = f'<text class="label" x="0" y="{top + height / 2 + 4:.1f}">{escape(label)}</text>'
+    yield f'<a href="/clusters/{quote(lane.cluster, safe="")}">{text}</a>' if lane.cluster else text
+    left = x(0.0)
+    yield f'<rect class="lane-back" x="{left}" y="{top}" width="{WIDTH - RIGHT_MARGIN - left}" height="{height}"/>'
     if load:
-        yield Markup(load)
+        yield load
     for bar, offset in pack(lane.bars, lane.nodes):
         tall = min(height, max(MIN_BAR_HEIGHT, height * bar.size / max(1, lane.nodes)))
         y = max(top, top + height - height * offset / max(1, lane.nodes) - tall)
@@ -367,9 +353,7 @@ def _load_path(load: tuple[LoadPeriod, ...]) -> str:
     return "".join([*parts, "V0Z"])
 
 
-def _draw_bar(
-    bar: TimelineBar, lane: TimelineLane, y: float, height: float, x: ToPosition, *, is_of_job: bool
-) -> Markup:
+def _draw_bar(bar: TimelineBar, lane: TimelineLane, y: float, height: float, x: ToPosition, *, is_of_job: bool) -> str:
     """Return a bar with its phases, a mark for a restart and one for an early end. It links to its job."""
     ended = f"; ended early: {bar.error[:200]}" if bar.error else ""
     what = lane.label if is_of_job else f"job {bar.job}, {bar.size} nodes on {lane.label}"
@@ -397,30 +381,29 @@ def _draw_bar(
     elif bar.error:
         parts.append(f'<path class="early" d="M{x(bar.end)} {y:.1f}v{height:.1f}"/>')
     parts.append("</g>" if is_of_job else "</a>")
-    return Markup("".join(parts))
+    return "".join(parts)
 
 
 def _expected_label(expected: ExpectedStart) -> str:
     return f"waits: job {expected.job} · {expected.nodes}"
 
 
-def _draw_expected(expected: ExpectedStart, top: float, x: ToPosition) -> Markup:
+def _draw_expected(expected: ExpectedStart, top: float, x: ToPosition) -> str:
     """Return the interval of a job's start, with a mark in its middle."""
     low, middle, high = x(expected.low), x(expected.middle), x(expected.high)
     low_time, middle_time, high_time = (
         format_time(at, expected.low) for at in (expected.low, expected.middle, expected.high)
     )
-    label = (
+    label = escape(
         f"job {expected.job}, {format_nodes(expected.nodes)}: starts about {middle_time} UTC, with 80 % "
         f"probability from {low_time} to {high_time}"
     )
-    return Markup(
-        '<a href="/jobs/{}" aria-label="{}"><title>{}</title><text class="label" x="0" y="{}">{}</text>'
-        '<rect class="range" x="{}" y="{}" width="{:.1f}" height="6"/><path class="middle" d="M{} {}v12"/></a>'
-    ).format(
-        expected.job, label, label, top + 13, _expected_label(expected), low, top + 6,
-        max(MIN_BAR_WIDTH, high - low), middle, top + 3,
-    )  # fmt: skip
+    return (
+        f'<a href="/jobs/{expected.job}" aria-label="{label}"><text class="label" x="0" y="{top + 13}">'
+        f'{_expected_label(expected)}</text><rect class="range" x="{low}" y="{top + 6}" '
+        f'width="{max(MIN_BAR_WIDTH, high - low):.1f}" height="6"/>'
+        f'<path class="middle" d="M{middle} {top + 3}v12"/></a>'
+    )
 
 
 def _format_elapsed(seconds: float) -> str:

@@ -23,7 +23,7 @@ from koalapy.validation.permissions import may_see_all_of
 
 SPANS = {900: "15 minutes", 3600: "1 hour", 21_600: "6 hours", 86_400: "1 day", 604_800: "1 week", 2_419_200: "4 weeks"}
 """The spans to choose from, in seconds."""
-MAX_BARS = 300
+MAX_BARS = 200
 """Maximum number of bars of ended components, and of those of active jobs: the largest ones."""
 MAX_LANES = 60
 MAX_EXPECTED = 10
