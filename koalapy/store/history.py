@@ -5,7 +5,20 @@ from functools import cache
 from math import inf
 from typing import Any
 
-from sqlalchemy import RowMapping, Select, bindparam, case, delete, func, select, tuple_, update
+from sqlalchemy import (
+    Boolean,
+    ColumnElement,
+    RowMapping,
+    Select,
+    bindparam,
+    case,
+    delete,
+    func,
+    select,
+    tuple_,
+    type_coerce,
+    update,
+)
 
 from koalapy.model.history import (
     DayFilter,
@@ -107,12 +120,12 @@ class SqlHistory:
             rows = connection.execute(_largest_components(on_cluster=bool(cluster)), values).all()
             last = select(_window(on_cluster=bool(cluster)).subquery().c.ended_at).limit(1)
             ends = connection.execute(last.offset(self._max_examined - 1), values).scalar()
-        return PastComponents([_past_component(row) for row in rows], -inf if ends is None else ends)
+        return PastComponents([PastComponent(*row) for row in rows], -inf if ends is None else ends)
 
     def failed_components(self, cluster: ClusterName, limit: int) -> list[PastComponent]:
         values = {"cluster": cluster, "examined": self._max_examined, "limit": limit}
         with self._database.reading() as connection:
-            return [_past_component(row) for row in connection.execute(_failed_components(), values)]
+            return [PastComponent(*row) for row in connection.execute(_failed_components(), values)]
 
     def expired_jobs(self, before: float, limit: int, *, internal: bool) -> list[JobId]:
         query = select(_jobs.id).where(_jobs.internal == internal, _jobs.ended_at < before, _jobs.state.in_(_FINAL))
@@ -157,9 +170,10 @@ def _window(*, on_cluster: bool) -> Select[Any]:
 @cache
 def _largest_components(*, on_cluster: bool) -> Select[Any]:
     """Return the query for the ``limit`` components with the most node-seconds among the ``examined`` ones."""
-    found, since = _window(on_cluster=on_cluster).limit(bindparam("examined")).subquery().c, bindparam("since")
+    since: ColumnElement[float] = bindparam("since")
+    found = _window(on_cluster=on_cluster).limit(bindparam("examined")).subquery().c
     start = case((found.claimed_at < since, since), else_=found.claimed_at)
-    largest = select(found).where(found.ended_at > since, found.claimed_at < found.ended_at)
+    largest = select(*found).where(found.ended_at > since, found.claimed_at < found.ended_at)
     weight = found.size * (found.ended_at - start)
     chosen = largest.order_by(weight.desc(), found.job_id.desc()).limit(bindparam("limit")).subquery().c
     return _with_attempts(chosen).order_by(chosen.ended_at, chosen.job_id, chosen["index"])
@@ -169,7 +183,7 @@ def _largest_components(*, on_cluster: bool) -> Select[Any]:
 def _failed_components() -> Select[Any]:
     """Return the query for the last components of a cluster that ended early."""
     found = _window(on_cluster=True).limit(bindparam("examined")).subquery().c
-    failed = select(found).where(found.ended_at.is_not(None), found.error != "")
+    failed = select(*found).where(found.ended_at.is_not(None), found.error != "")
     last = failed.order_by(found.ended_at.desc(), found.job_id.desc()).limit(bindparam("limit")).subquery().c
     return _with_attempts(last).order_by(last.ended_at.desc(), last.job_id.desc(), last["index"])
 
@@ -190,12 +204,8 @@ def _with_attempts(found: Any) -> Select[Any]:
         attempt.launched_at,
         found.ended_at,
         found.error,
-        is_shared.label("is_shared"),
+        type_coerce(is_shared, Boolean),
     ).where(has_attempt)
-
-
-def _past_component(row: Sequence[Any]) -> PastComponent:
-    return PastComponent(*row[:-1], is_shared=bool(row[-1]))
 
 
 def _ended_job(row: RowMapping) -> EndedJob:
