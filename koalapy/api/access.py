@@ -71,6 +71,7 @@ ACCESS: Mapping[str, Access] = {
     "logout": Role.USER,
     "measure_network": Role.OPERATOR,
     "open_terminal": "owner",
+    "preview_drain": Role.OPERATOR,
     "read_logs": "owner",
     "ready": "public",
     "release_job": "owner",

@@ -9,7 +9,7 @@ from pydantic import WithJsonSchema
 from koalapy.api import fields
 from koalapy.api.access import Caller
 from koalapy.api.derived import view_model
-from koalapy.api.fields import Input, Output, Positive, Reason, Seconds, Timestamp
+from koalapy.api.fields import GivenReason, Input, Output, Positive, Reason, Seconds, Timestamp
 from koalapy.api.problems import problem, problem_responses
 from koalapy.api.routes import api_router
 from koalapy.daemon.agents.questions import Questions
@@ -32,7 +32,7 @@ Since = Annotated[
 class DrainOrder(Input):
     """The reason for a drain, and what becomes of the cluster's jobs."""
 
-    reason: Reason = ""
+    reason: GivenReason
     requeue: bool = False
     """Whether running jobs are stopped, after the warning that they requested, and queued again."""
 
@@ -152,10 +152,9 @@ def _add_orders(router: APIRouter, service: Jobs) -> None:
         return await service.clear_cluster(name)
 
     @router.post("/clusters/{name}/drain", response_model=ClusterView)
-    async def drain_cluster(name: Name, caller: Caller, order: DrainOrder | None = None) -> Any:
+    async def drain_cluster(name: Name, caller: Caller, order: DrainOrder) -> Any:
         """Place no more jobs on a cluster; its running jobs continue, or are queued again. A second drain replaces the
         reason of the first."""
-        order = order or DrainOrder()
         return await service.drain_cluster(name, caller, order.reason, requeue=order.requeue)
 
     @router.post("/clusters/{name}/resume", response_model=ClusterView, responses=problem_responses(409))

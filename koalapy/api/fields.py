@@ -419,6 +419,8 @@ Coallocation = Annotated[int | None, BeforeValidator(_parse_coallocation), WithJ
 
 Name = Annotated[Text, length_field(Length(MAX_NAME_LENGTH, one_line=True)), AfterValidator(check_one_line)]
 Reason = Annotated[Text, length_field(Length(1000, one_line=True)), AfterValidator(check_one_line)]
+GivenReason = Annotated[Reason, Field(pattern=r"^[^\x00]*[^\x00 ][^\x00]*$")]
+"""A reason that is not empty."""
 FileName = Annotated[Text, length_field(Length(MAX_PATH_LENGTH))]
 Cluster = Annotated[Text, length_field(Length(MAX_CLUSTER_NAME_LENGTH, minimum=1))]
 LogicalName = Annotated[

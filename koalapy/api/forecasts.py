@@ -8,13 +8,14 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BeforeValidator, Field
 
 from koalapy.api.access import Caller, Id
+from koalapy.api.clusters import Name as ClusterPath
 from koalapy.api.derived import view_model
 from koalapy.api.fields import MAX_ID, Input, Name, Output, Seconds, Text, as_json, is_bare_number, parse_duration
 from koalapy.api.job_views import JobSubmission, job_view
 from koalapy.api.problems import problem_responses
 from koalapy.api.routes import api_router, cancel_on_disconnect
 from koalapy.config.strict_yaml import DuplicateKey, load_yaml
-from koalapy.daemon.forecast.forecasts import Forecasts, IfSubmitted
+from koalapy.daemon.forecast.forecasts import DrainPreview, Forecasts, IfSubmitted
 from koalapy.daemon.jobs.advisor import Advisor, ApplicationRecord
 from koalapy.daemon.jobs.job_records import JobRecord
 from koalapy.daemon.jobs.jobs import Jobs
@@ -217,6 +218,9 @@ class WhatIfView(Output):
     """Null if no change was requested."""
 
 
+DrainPreviewView = view_model("DrainPreviewView", DrainPreview)
+
+
 class JobForecastView(Output):
     ready: bool
     """False if the forecast was not computed within the waiting time; ask again later."""
@@ -262,6 +266,12 @@ def forecasts_router(service: Forecasts, jobs: Jobs) -> APIRouter:
         simulation draws other run times. This takes some seconds and changes nothing."""
         change = parse_change(**question.model_dump(exclude={"horizon"}))
         return await cancel_on_disconnect(request, service.what_if(change, question.horizon))
+
+    @router.get("/clusters/{name}/drain", response_model=DrainPreviewView)
+    async def preview_drain(name: ClusterPath, request: Request) -> Any:
+        """Simulate what a drain of a cluster would do now: the jobs that run there, and the waiting jobs that would
+        start later. This takes some seconds and changes nothing."""
+        return await cancel_on_disconnect(request, service.preview_drain(name))
 
     @router.post("/forecast", response_model=IfSubmittedView, responses=problem_responses(409))
     async def foretell_submission(submission: JobSubmission, caller: Caller, wait: Wait = 10.0) -> Any:

@@ -320,9 +320,10 @@ JobIds = Annotated[list[fields.JobId], Field(min_length=1, max_length=MAX_JOBS)]
 
 
 class ActionReason(Input):
-    """The reason for an action on a job."""
+    """The reason for an action on a job, which its owner sees."""
 
     reason: fields.Reason = ""
+    """Required to cancel or hold the job of another user."""
 
 
 class CancelReason(ActionReason):

@@ -299,6 +299,7 @@ audit = Table(
     Index(None, "at"),
     Index(None, "actor", "id"),
     Index(None, "action", "id"),
+    Index(None, "target", "id"),
 )
 
 # The last entry of the audit, and the last entry that was deleted by age, after which the remaining chain begins.

@@ -1,9 +1,9 @@
 """Check permissions of callers: jobs, owners, priorities, home sites and notifications."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
-from koalapy.model.errors import ForbiddenError, ProblemCode, reject
+from koalapy.model.errors import ForbiddenError, ProblemCode, UsageError, reject
 from koalapy.model.identity import HighPriority, Identity, Role
 from koalapy.model.job import Job
 from koalapy.model.job_spec import JobSpec, Priority
@@ -13,11 +13,13 @@ from koalapy.model.wording import format_list
 
 
 def may_see_all_of(caller: Identity, job: Job) -> bool:
-    """Return whether a caller may see all details of a job: owners their jobs, operators any job.
+    """Return whether a caller may see all details of a job: owners their jobs, operators any job."""
+    return caller.has_role(Role.OPERATOR) or owns(caller, job)
 
-    Jobs that the daemon itself submits belong to no user, whatever their field ``owner`` says.
-    """
-    return caller.has_role(Role.OPERATOR) or (job.spec.owner == caller.user and not job.spec.internal)
+
+def owns(caller: Identity, job: Job) -> bool:
+    """Return whether a job is the caller's. A job of the daemon is no user's, whatever its field ``owner`` says."""
+    return job.spec.owner == caller.user and not job.spec.internal
 
 
 def check_job_access(caller: Identity, job: Job) -> None:
@@ -30,6 +32,20 @@ def check_job_access(caller: Identity, job: Job) -> None:
             hint="ask its owner or an operator of the grid; koala queue shows what all users may see of it",
             code=ProblemCode.NOT_OWNER,
         )
+
+
+def check_reason(caller: Identity, jobs: Iterable[Job], reason: str) -> None:
+    """Raise ``UsageError`` if one of the jobs is another user's and the caller gives no reason for the action."""
+    if reason.strip():
+        return
+    job = next((job for job in jobs if not owns(caller, job)), None)
+    if job is not None:
+        raise missing_reason(f"job {job.id} is {job.spec.owner}'s", "its owner sees it")
+
+
+def missing_reason(action: str, reader: str) -> UsageError:
+    """Return the error for an action without the reason that it requires."""
+    return UsageError(f"{action}, and reason is empty", field="reason", hint=f"give reason (--reason): {reader}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,7 @@ def upgrade() -> None:
     op.create_index("ix_audit_action_id", "audit", ["action", "id"])
     op.create_index("ix_audit_actor_id", "audit", ["actor", "id"])
     op.create_index("ix_audit_at", "audit", ["at"])
+    op.create_index("ix_audit_target_id", "audit", ["target", "id"])
     op.create_table(
         "audit_chain",
         sa.Column("one", sa.Integer(), autoincrement=False, nullable=False),

@@ -153,6 +153,7 @@ def test_access_table_grants_only_the_intended_rights() -> None:
         "unmark_alert",
         "export_record",
         "measure_network",
+        "preview_drain",
         "remove_replicas",
         "resume_cluster",
         "show_sharing",
@@ -349,6 +350,8 @@ async def test_change_jobs_without_permission_is_rejected_per_job(api: Api, acti
         (3, 404),
     ]
     assert (await api.send_as("ada", "GET", "/api/v1/jobs/1")).json()["timeline"][1:] == []
+    if action == "hold":
+        order["reason"] = "test"
     answer_to_director = await api.send_as("director", "POST", f"/api/v1/jobs/{action}", json=order)
     assert [result["problem"] and result["problem"]["status"] for result in answer_to_director.json()["jobs"]] == [
         None,
@@ -476,17 +479,49 @@ async def test_submit_with_high_priority_by_allowed_user_is_accepted(tmp_path: P
 @pytest.mark.evidence("U2")
 async def test_timeline_names_actor_of_each_change(api: Api) -> None:
     await api.submit_as("ada")
-    for user, action in (("ada", "hold"), ("director", "release"), ("root", "cancel")):
-        assert (await api.send_as(user, "POST", f"/api/v1/jobs/1/{action}")).status_code == 200
+    for user, action, body in (
+        ("ada", "hold", None),
+        ("director", "release", None),
+        ("root", "cancel", {"reason": "x"}),
+    ):
+        assert (await api.send_as(user, "POST", f"/api/v1/jobs/1/{action}", json=body)).status_code == 200
     job = (await api.send_as("ada", "GET", "/api/v1/jobs/1")).json()
     lines = [(line["event"], line["actor"], line["reason"]) for line in job["timeline"]]
     assert lines == [
         ("submitted", "ada", ""),
         ("held", "ada", "held by ada"),
         ("released", "director", ""),
-        ("cancelled", "root", "cancelled by root"),
+        ("cancelled", "root", "x"),
     ]
-    assert job["reason"] == "cancelled by root"
+    assert job["reason"] == "x"
+
+
+@pytest.mark.parametrize("action", ["cancel", "hold"])
+async def test_action_on_job_of_other_user_without_reason_returns_422(api: Api, action: str) -> None:
+    for _ in range(2):
+        await api.submit_as("ada")
+    await api.submit_as("director")
+    for path, body in (
+        (f"1/{action}", None),
+        (f"1/{action}", {"reason": ""}),
+        (f"1/{action}", {"reason": "  "}),
+        (action, {"jobs": [3, 1]}),
+        (action, {"jobs": [3, 1], "reason": " "}),
+    ):
+        answer = await api.send_as("director", "POST", f"/api/v1/jobs/{path}", json=body)
+        problem = answer.json()
+        assert (answer.status_code, problem["field"]) == (422, "reason"), problem
+        assert "job 1 is ada's" in problem["detail"]
+    jobs = (await api.send_as("root", "GET", "/api/v1/jobs")).json()["jobs"]
+    assert {job["state"] for job in jobs} == {"queued"}, "own jobs of a rejected request are not changed either"
+    assert (await api.send_as("director", "POST", f"/api/v1/jobs/3/{action}")).status_code == 200
+    assert (await api.send_as("ada", "POST", f"/api/v1/jobs/{action}", json={"jobs": [2, 3]})).status_code == 200
+    answer = await api.send_as(
+        "director", "POST", f"/api/v1/jobs/{action}", json={"jobs": [1], "reason": "<b>full</b>"}
+    )
+    assert answer.status_code == 200
+    job = (await api.send_as("ada", "GET", "/api/v1/jobs/1")).json()
+    assert (job["reason"], job["timeline"][-1]["actor"]) == ("<b>full</b>", "director")
 
 
 @pytest.mark.evidence("U3")

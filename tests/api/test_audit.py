@@ -48,7 +48,7 @@ async def test_audit_entry_of_change_names_actor_target_and_outcome(api: Api) ->
     await api.submit_as("ada")
     await api.send_as("ada", "POST", "/api/v1/jobs/1/hold")
     await api.send_as("director", "POST", "/api/v1/jobs/1/cancel", json={"reason": "enough"})
-    await api.send_as("director", "POST", "/api/v1/clusters/north/drain")
+    await api.send_as("director", "POST", "/api/v1/clusters/north/drain", json={"reason": "new disks"})
     await api.send_as("director", "POST", "/api/v1/replicas", json={"name": "m", "cluster": "north", "path": "/m"})
     await api.send_as("ada", "POST", "/api/v1/bundles", content=BUNDLE)
     token = await api.send_as("ada", "POST", "/api/v1/tokens", json={})
@@ -63,6 +63,7 @@ async def test_audit_entry_of_change_names_actor_target_and_outcome(api: Api) ->
         ("ada", "user", "upload_bundle", "done"),
         ("ada", "user", "create_token", "done"),
     ]
+    assert [entry["detail"] for entry in log[2:4]] == ["enough", "new disks"]
     targets = [entry["target"] for entry in log]
     assert targets[:5] == ["job 1", "job 1", "job 1", "cluster north", "m on north"]
     assert targets[5].startswith("bundle ")
@@ -112,7 +113,23 @@ async def test_audit_of_cancel_jobs_names_jobs_of_other_users(api: Api) -> None:
     await api.submit_as("bob")
     await api.send_as("bob", "POST", "/api/v1/jobs/cancel", json={"jobs": [1, 2]})
     entry = (await list_entries(api))[-1]
-    assert (entry["action"], entry["target"], entry["detail"]) == ("cancel_jobs", "jobs 1, 2", "not bob's: 1")
+    assert (entry["action"], entry["target"], entry["detail"]) == ("cancel_jobs", "job 2", "not bob's: 1")
+
+
+async def test_audit_of_bulk_action_has_an_entry_for_each_changed_job(api: Api) -> None:
+    for _ in range(3):
+        await api.submit_as("ada")
+    await api.send_as("ada", "POST", "/api/v1/jobs/3/hold")
+    for _ in range(2):
+        order = {"jobs": [1, 2, 3], "reason": "full"}
+        assert (await api.send_as("director", "POST", "/api/v1/jobs/hold", json=order)).status_code == 200
+    log = [(entry["action"], entry["target"], entry["detail"]) for entry in (await list_entries(api))[4:]]
+    assert log == [
+        ("hold_jobs", "job 1", "full"),
+        ("hold_jobs", "job 2", "full"),
+        ("hold_jobs", "jobs 1, 2, 3", "full"),  # the repetition, which changed nothing
+    ]
+    assert (await api.send_as("root", "GET", "/api/v1/audit/verify")).json()["problem"] == ""
 
 
 async def test_audit_filters_by_user_action_and_page(api: Api) -> None:
@@ -140,7 +157,8 @@ async def test_change_and_audit_entry_are_one_transaction(api: Api, monkeypatch:
     for path in ("jobs/1/hold", "jobs/1/release", "jobs/1/cancel"):
         assert (await api.send_as("ada", "POST", f"/api/v1/{path}")).status_code == 200
     for path in ("drain", "resume", "clear"):
-        assert (await api.send_as("director", "POST", f"/api/v1/clusters/north/{path}")).status_code == 200
+        body = {"reason": "test"} if path == "drain" else None
+        assert (await api.send_as("director", "POST", f"/api/v1/clusters/north/{path}", json=body)).status_code == 200
     assert len(await list_entries(api)) == 7
 
 

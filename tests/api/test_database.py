@@ -122,7 +122,7 @@ async def check_refusals(stack: AsyncExitStack, path: Path, trouble: Callable[[P
             await api.post(JOBS, json=BODY | {"name": "refused"}, headers={"Idempotency-Key": "k"}),
             await api.post(f"{JOBS}/{queued['id']}/cancel"),
             await api.post(f"{JOBS}/{queued['id']}/hold"),
-            await api.post("/api/v1/clusters/north/drain"),
+            await api.post("/api/v1/clusters/north/drain", json={"reason": "test"}),
             await api.post("/api/v1/clusters/north/clear"),
         ]
         for answer in rejected:

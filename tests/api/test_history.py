@@ -17,7 +17,7 @@ TODAY = datetime.now(UTC).date()
 
 async def submit_cancelled_job(api: httpx2.AsyncClient, body: Json, **spec: str) -> int:
     job = (await api.post("/api/v1/jobs", json=body | spec)).json()["id"]
-    answer = await api.post(f"/api/v1/jobs/{job}/cancel")
+    answer = await api.post(f"/api/v1/jobs/{job}/cancel", json={"reason": "test"})
     assert answer.json()["state"] == "cancelled"
     return int(job)
 

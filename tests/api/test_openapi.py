@@ -123,7 +123,7 @@ async def test_every_answer_conforms_to_document(open_api: Open, body: Json) -> 
     await api.get("/api/v1/advisor/record")
     for question in ({}, {"add": ["west=4"]}, {"add": ["west"]}, {"rlue": []}):
         await api.post("/api/v1/what-if", json=question)
-    for path in ("/jobs/1/forecast", "/jobs/99/forecast", "/jobs/1/forecast?wait=x"):
+    for path in ("/jobs/1/forecast", "/jobs/99/forecast", "/jobs/1/forecast?wait=x", "/clusters/north/drain"):
         await api.get(f"/api/v1{path}")
     for action in ("hold", "hold", "release", "cancel", "cancel"):
         await api.post(f"/api/v1/jobs/1/{action}")

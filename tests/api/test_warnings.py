@@ -79,8 +79,8 @@ async def test_cancel_and_drain_accept_warn(open_api: Open, body: dict[str, Any]
     assert (await api.post(f"/api/v1/jobs/{jobs[0]}/cancel", json={"warn": True})).status_code == 200
     results = (await api.post("/api/v1/jobs/cancel", json={"jobs": jobs, "warn": True})).json()["jobs"]
     assert [result["problem"] for result in results] == [None, None]
-    drained = await api.post("/api/v1/clusters/north/drain", json={"requeue": True})
+    drained = await api.post("/api/v1/clusters/north/drain", json={"requeue": True, "reason": "test"})
     assert (drained.status_code, drained.json()["state"]) == (200, "drained")
     for path in ("/jobs/1/cancel", "/clusters/north/drain"):
-        answer = await api.post(f"/api/v1{path}", json={"warn": "soon", "requeue": "soon"})
+        answer = await api.post(f"/api/v1{path}", json={"warn": "soon", "requeue": "soon", "reason": "test"})
         assert answer.status_code == 422

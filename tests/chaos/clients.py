@@ -156,7 +156,7 @@ class Submitters:
     def _cancel(self, client: Client, ident: int, planned: PlannedJob) -> None:
         self._cancelled[planned.number] = None
         try:
-            answer = client.request("POST", f"/api/v1/jobs/{ident}/cancel", self._until, json={})
+            answer = client.request("POST", f"/api/v1/jobs/{ident}/cancel", self._until, json={"reason": "test"})
         except TimeoutError as error:
             self.troubles.append(f"{planned.name} could not be cancelled: {error}")
             return

@@ -189,9 +189,8 @@ class MemoryService:
         self, cluster: ClusterName, caller: Identity, reason: str, *, requeue: bool = False
     ) -> ClusterRecord:
         self.get_cluster(cluster)
-        if reason or self.south.drained is None:
-            used = 0 if requeue else 2
-            self.south = replace(self.south, state="drained", drained=Drain(1000.0, caller.user, reason), used=used)
+        used = 0 if requeue else 2
+        self.south = replace(self.south, state="drained", drained=Drain(1000.0, caller.user, reason), used=used)
         return self.south
 
     async def resume_cluster(self, cluster: ClusterName) -> ClusterRecord:

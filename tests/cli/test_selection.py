@@ -124,7 +124,21 @@ def test_actions_as_json_print_results_and_exit_with_worst_code(koala: Koala, se
     assert (ended.code, ended.err) == (Exit.NOT_FOUND, "")
     assert [(result["job"], result["state"]) for result in results] == [(1, "cancelled"), (9, None)]
     assert results[1]["problem"]["code"] == "not-found"
-    drained = json.loads(koala("clusters", "drain", "south", "--json").out)
+    drained = json.loads(koala("clusters", "drain", "south", "--reason", "x", "--json").out)
     assert (drained["name"], drained["state"]) == ("south", "drained")
     assert json.loads(koala("clusters", "resume", "south", "--json").out)["state"] == "unusable"
     assert json.loads(koala("clusters", "clear", "south", "--json").out)["state"] == "usable"
+
+
+def test_drain_without_reason_asks_for_it_on_terminal_only(koala: Koala, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = koala("clusters", "drain", "south")
+    assert (refused.code, refused.out) == (Exit.USAGE, "")
+    assert "reason" in refused.err
+    for answer in ("", "  \n"):
+        monkeypatch.setattr(sys, "stdin", Terminal(answer))
+        refused = koala("clusters", "drain", "south")
+        assert refused.code == Exit.USAGE
+        assert refused.err.startswith("Reason, which others will see: koala: reason")
+    monkeypatch.setattr(sys, "stdin", Terminal("new disks\n"))
+    assert koala("clusters", "drain", "south").out.startswith("cluster south is drained")
+    assert "by ada: new disks" in koala("clusters").out

@@ -57,6 +57,26 @@ async def test_what_if_with_invalid_change_simulates_nothing() -> None:
         await forecasts.what_if(Change(drain=("nowhere",)))
 
 
+async def test_preview_of_drain_lists_running_and_delayed_jobs() -> None:
+    async def work(question: Question) -> Answer:
+        return answer_what_if(question)
+
+    queries = queries_at(50.0)
+    forecasts = Forecasts(queries, People(), Clock(), load_policies, work)
+    used = {cluster.name: sum(cluster.live.values()) for cluster in queries.grid.clusters()}
+    name = max(used, key=used.__getitem__)
+    preview = await forecasts.preview_drain(name)
+    assert sum(job.nodes for job in preview.running) == used[name] > 0
+    assert [job.job for job in preview.running] == sorted({job.job for job in preview.running})
+    assert 0 < len(preview.delayed) <= preview.waiting
+    ends = [job.changed.middle - job.starts.middle if job.changed else 1e9 for job in preview.delayed]
+    assert ends == sorted(ends, reverse=True)
+    assert ends[-1] >= 1.0
+    assert queries.grid[name].drained is None
+    with pytest.raises((UsageError, NotFoundError)):
+        await forecasts.preview_drain("nowhere")
+
+
 async def test_forecast_is_reused_for_a_minute() -> None:
     calls: list[float] = []
     clock = Clock()

@@ -14,5 +14,6 @@ def linked_pages(client: httpx2.Client) -> list[str]:
     kinds: dict[str, str] = {}
     for path in paths:
         for link in DETAIL.findall(client.get(path).text):
-            kinds.setdefault("/".join(link.split("/")[:2]) + str(link.count("/")), link)
+            _, section, _, *rest = link.split("/")
+            kinds.setdefault(f"{section} {rest if section == 'clusters' else len(rest)}", link)
     return paths + [link for link in kinds.values() if link not in paths]

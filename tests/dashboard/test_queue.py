@@ -135,10 +135,14 @@ def test_queue_action_applies_to_confirmed_jobs(daemon: ServedDaemon, people: di
     assert (empty_confirmation["jobs"], empty_confirmation["left_out"]) == ([], [{"count": 1, "reason": "not yours"}])
     assert "forms" not in alice.get_page(f"/queue/confirm?action=hold&job={mine[0]}")
     page = olga.get_page(confirm_path)
-    daemon.http.post(f"/api/v1/jobs/{mine[1]}/cancel").raise_for_status()
+    daemon.http.post(f"/api/v1/jobs/{mine[1]}/cancel", json={"reason": "test"}).raise_for_status()
     # Send the earlier form: the state of one of its jobs has changed.
     csrf = page.partition('name="csrf" value="')[2].partition('"')[0]
-    sent = {"csrf": csrf, "jobs": confirmation["shown_states"], "reason": "a flood", "q": "user:dave"}
+    assert confirmation["needs_reason"]
+    assert 'name="reason" maxlength="1000" autocomplete="off" required' in page
+    sent = {"csrf": csrf, "jobs": confirmation["shown_states"], "reason": " ", "q": "user:dave"}
+    assert olga.http.post("/queue/hold", data=sent, headers=olga.origin).status_code == 422
+    sent["reason"] = "a flood"
     response = olga.http.post("/queue/hold", data=sent, headers=olga.origin)
     assert response.status_code == 303
     result = olga.get_json(response.headers["location"] + ".json")
@@ -147,8 +151,11 @@ def test_queue_action_applies_to_confirmed_jobs(daemon: ServedDaemon, people: di
     assert "<h2>Rejected</h2>" in olga.get_page(response.headers["location"])
     assert alice.http.get(response.headers["location"]).status_code == 404
     assert [daemon.job(job)["reason"] for job in (mine[0], mine[2])] == ["a flood", "a flood"]
-    entry = daemon.http.get("/api/v1/audit", params={"user": "olga", "action": "hold_jobs"}).json()["entries"][-1]
-    assert (entry["outcome"], str(mine[0]) in entry["target"]) == ("done", True)
+    entries = daemon.http.get("/api/v1/audit", params={"user": "olga", "action": "hold_jobs"}).json()["entries"][-2:]
+    assert [(entry["outcome"], entry["target"], entry["detail"]) for entry in entries] == [
+        ("done", f"job {mine[2]}", "a flood"),
+        ("done", f"job {mine[0]}", "a flood"),
+    ]
     for action in ("release", "high", "low", "cancel"):
         confirm_path = f"/queue/confirm?action={action}&all=true&q=user:dave"
         path = "/queue/priority" if action in ("high", "low") else f"/queue/{action}"

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from koalapy.dashboard.pages.audit import MAX_CHANGES
 from tests.daemon.archives import GOOD, archive_of
 from tests.daemon_in_process import ServedDaemon
 from tests.dashboard.people import Person, create_token
@@ -44,11 +45,49 @@ def test_users_page_revokes_token_with_permission(daemon: ServedDaemon, root: Pe
 def test_users_page_counts_jobs_of_user(daemon: ServedDaemon, root: Person, alice: Person) -> None:
     body = {"request": {"type": "flexible", "total_size": 8}, "command": ["sleep", "600"], "owner": "alice"}
     job = daemon.http.post("/api/v1/jobs", json=body).raise_for_status().json()["id"]
-    daemon.http.post(f"/api/v1/jobs/{job}/hold").raise_for_status()
+    daemon.http.post(f"/api/v1/jobs/{job}/hold", json={"reason": "<b>x"}).raise_for_status()
     (line,) = [user for user in root.get_json("/users.json")["users"] if user["user"] == "alice"]
     assert (line["held"], line["active"]) == (1, 0)
     assert [user["user"] for user in alice.get_json("/users.json")["users"]] == ["alice"]
     assert root.get_json("/queue.json", q="user:alice state:held")["jobs"][0]["id"] == job
+
+
+def test_pages_list_changes_of_job_cluster_and_user_for_operators_only(
+    daemon: ServedDaemon, root: Person, alice: Person
+) -> None:
+    body = {"request": {"type": "flexible", "total_size": 8}, "command": ["sleep", "600"], "owner": "alice"}
+    job = daemon.http.post("/api/v1/jobs", json=body).raise_for_status().json()["id"]
+    for number in range(MAX_CHANGES + 2):
+        order = {"jobs": [job]} if number % 2 else {"jobs": [job], "reason": f"<x-injected> {number}"}
+        daemon.http.post(f"/api/v1/jobs/{'release' if number % 2 else 'hold'}", json=order)
+    daemon.http.post("/api/v1/clusters/north/drain", json={"reason": "<x-injected>"}).raise_for_status()
+    daemon.http.post("/api/v1/clusters/north/resume").raise_for_status()
+    assert alice.send_form(f"/queue/confirm?action=hold&job={job}", "/queue/hold").status_code == 303
+    page = root.get_json(f"/jobs/{job}.json")["changes"]
+    assert len(page["entries"]) == MAX_CHANGES
+    assert page["is_newest"]
+    older = root.get_json(f"/jobs/{job}.json", changes=page["older"])["changes"]
+    assert [entry["action"] for entry in older["entries"]][-2:] == ["hold_jobs", "submit_job"]
+    assert (older["older"], older["is_newest"]) == (0, False)
+    numbers = [entry["id"] for entry in [*page["entries"], *older["entries"]]]
+    assert numbers == sorted(set(numbers), reverse=True)
+    changes = root.get_json("/clusters/north.json")["changes"]["entries"]
+    assert [(entry["action"], entry["detail"]) for entry in changes[:2]] == [
+        ("resume_cluster", ""),
+        ("drain_cluster", "<x-injected>"),
+    ]
+    assert root.get_json("/users.json", user="alice")["changes"]["entries"][0]["target"] == f"job {job}"
+    for path in (f"/jobs/{job}", f"/jobs/{job}?changes={page['older']}", "/clusters/north", "/users?user=alice"):
+        text = root.get_page(path)
+        assert 'id="changes"' in text
+        assert "<x-injected>" not in text
+        assert "192.0.2." not in text.partition('id="changes"')[2]
+        text = alice.get_page(path)
+        assert 'id="changes"' not in text
+        assert alice.get_json(path.replace("?", ".json?") if "?" in path else f"{path}.json")["changes"] is None
+    for wrong in ("-1", "x", str(2**70)):
+        root.get_page(f"/jobs/{job}?changes={wrong}", 422)
+    daemon.http.post(f"/api/v1/jobs/{job}/cancel", json={"reason": "test"}).raise_for_status()
 
 
 def test_audit_page_is_filtered_and_newest_first(daemon: ServedDaemon, root: Person) -> None:

@@ -178,12 +178,13 @@ class GridUser:
         return str(self.http.get(f"/api/v1/jobs/{ident}/logs").text)
 
     def cancel(self, ident: int) -> None:
-        assert self.http.post(f"/api/v1/jobs/{ident}/cancel").status_code == 200
+        answer = self.http.post(f"/api/v1/jobs/{ident}/cancel", json={"reason": "test"})
+        assert answer.status_code == 200
 
     def cancel_all_jobs(self) -> None:
         """Cancel every active job, and wait until it has ended."""
         for job in self.http.get("/api/v1/jobs", params={"active": True}).json()["jobs"]:
-            self.http.post(f"/api/v1/jobs/{job['id']}/cancel")
+            self.http.post(f"/api/v1/jobs/{job['id']}/cancel", json={"reason": "test"})
             self.wait_for_end(job["id"])
 
 

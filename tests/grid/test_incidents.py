@@ -263,7 +263,7 @@ def test_alert_of_starving_wide_job(grid: IncidentGrid) -> None:
     grid.wait_for_state(narrow[0], "running")
     alert = grid.wait_for_alert("job-starves", f"job {wide}")
     assert "waits for 8 nodes, while 1 later job got some" in alert["summary"]
-    assert f"koala hold {narrow[1]};" in alert["remedy"]
+    assert f"koala hold {narrow[1]} --reason starving;" in alert["remedy"]
     assert "rules.aging" in alert["remedy"]
     grid.apply_remedy(alert)
     assert grid.get_job(narrow[1])["state"] == "held"
@@ -294,7 +294,7 @@ def test_alert_of_user_flooding_queue(grid: IncidentGrid) -> None:
     gate.open()
     assert grid.wait_for_end(bobs_job)["state"] == "succeeded"
     assert {grid.get_job(job)["state"] for job in flood} == {"held"}
-    assert grid.run_koala("cancel", *map(str, flood)).returncode == 0
+    assert grid.run_koala("cancel", *map(str, flood), "--reason", "test").returncode == 0
     grid.wait_until_idle()
 
 

@@ -25,7 +25,7 @@ def test_replay_reproduces_record_of_testbed(bed: Testbed, tmp_path: Path) -> No
     load = bed.start_local_job("south", 1)
     waiting_job = bed.submit({"type": "fixed", "components": [{"size": 2, "cluster": "north"}]}, *gate.hold)
     bed.wait_for_state(waiting_job, "running")
-    assert bed.run_koala("clusters", "drain", "east").returncode == 0
+    assert bed.run_koala("clusters", "drain", "east", "--reason", "test").returncode == 0
     idents = [alone, waiting_job, *submit_jobs(bed, draw, 3)]
     for runner in bed.list_runners(f"{waiting_job}.", "north-1"):
         runner.kill()

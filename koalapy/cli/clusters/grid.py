@@ -5,13 +5,16 @@ from typing import Annotated, cast
 
 from koalapy.cli.terminal import tables
 from koalapy.cli.terminal.arguments import Argument, Group, Option
-from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Watch, print_answer, refuse_together
+from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, ReasonPrompt, Watch, print_answer, refuse_together
+from koalapy.cli.terminal.screen import waiting_for
 from koalapy.cli.terminal.tables import seconds_since
 from koalapy.client.answers import Alert, Cluster, Json
-from koalapy.client.client import Client
+from koalapy.client.client import Client, in_path
 from koalapy.client.errors import CliError, Exit, printable
-from koalapy.model.wording import format_duration, format_nodes
+from koalapy.model.wording import format_days, format_duration, format_nodes
 
+MAX_DELAYED = 20
+"""Maximum number of printed jobs that a drain would delay."""
 Name = Annotated[str, Argument(help="the cluster", completes="clusters")]
 
 
@@ -47,18 +50,62 @@ def _format_state(cluster: Cluster) -> str:
 
 def drain_cluster(
     name: Name,
-    reason: Annotated[str, Option("--reason", help="reason, visible to all users", may_be_empty=True)] = "",
+    reason: Annotated[str, Option("--reason", help="reason, required and visible to all users")] = "",
     requeue: Annotated[
         bool, Option("--requeue", help="stop its jobs after their warning; they return to their queues")
+    ] = False,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="only predict, by simulation, which jobs it would delay")
     ] = False,
     as_json: AsJson = False,
     daemon: Daemon = DAEMON,
 ) -> None:
-    """Drain a cluster: running jobs continue, nothing more is placed. Repeat to change the reason."""
-    order = {"reason": reason} | ({"requeue": True} if requeue else {})
-    cluster = daemon.client().act_on_cluster(name, "drain", order)
+    """Drain a cluster: running jobs continue, nothing more is placed. Repeat to change the reason.
+
+    On a terminal it asks for the reason if none is given.
+    """
+    path = f"/api/v1/clusters/{in_path(name)}/drain"
+    if dry_run:
+        with waiting_for("simulates"):
+            preview = daemon.client().get(path, patient=True)
+        print_answer(preview, as_json, lambda preview: _format_preview(preview, requeue=requeue))
+        return
+    order = Json({"requeue": True} if requeue else {})
+    cluster = ReasonPrompt(daemon.client(), reason).post(path, order)
     remaining = f"; jobs still have {format_nodes(cluster['used'])} there" if cluster["used"] else ""
     print_answer(cluster, as_json, lambda cluster: f"cluster {cluster['name']} is drained{remaining}")
+
+
+def _format_preview(preview: Json, *, requeue: bool) -> str:
+    """Return what a drain would do: the jobs that run there, and those that would start later."""
+    from koalapy.cli.jobs.explain import format_interval
+
+    name, running, delayed = preview["cluster"], preview["running"], preview["delayed"]
+    effect = "would stop and queue again" if requeue else "would continue there"
+    parts = [f"Nothing was changed. {_count_jobs(len(running))} on {name} {effect}."]
+    if running:
+        rows = [[job["job"], job["owner"], job["nodes"]] for job in running]
+        parts.append(tables.format_table(("JOB", "USER", "NODES"), rows))
+    if requeue and running:
+        parts.append("The simulation does not include their second start.")
+    parts.append(f"{_count_jobs(len(delayed))} of the {preview['waiting']} that wait would start later.")
+    if delayed:
+        never = f"not in {format_days(preview['horizon'])}"
+        rows = [
+            [job["job"], job["owner"], format_interval(job["starts"]), format_interval(job["changed"])]
+            if job["changed"]
+            else [job["job"], job["owner"], format_interval(job["starts"]), never]
+            for job in delayed[:MAX_DELAYED]
+        ]
+        parts.append(tables.format_table(("JOB", "USER", "STARTS IN", "AFTER THE DRAIN"), rows))
+    if len(delayed) > MAX_DELAYED:
+        parts.append(f"and {len(delayed) - MAX_DELAYED} more; --json prints all")
+    parts += [f"Note: {preview['note']}."] if preview["note"] else []
+    return "\n\n".join(parts)
+
+
+def _count_jobs(count: int) -> str:
+    return "1 job" if count == 1 else f"{count} jobs"
 
 
 def resume_cluster(name: Name, as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:

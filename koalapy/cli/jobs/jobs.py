@@ -4,7 +4,7 @@
 """
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import chain
@@ -12,7 +12,17 @@ from typing import Annotated
 
 from koalapy.cli.terminal.arguments import Argument, Option
 from koalapy.cli.terminal.job_reference import JobReference
-from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Jobs, Why, refuse_together, show_json
+from koalapy.cli.terminal.options import (
+    DAEMON,
+    AsJson,
+    Daemon,
+    Jobs,
+    OwnersWhy,
+    ReasonPrompt,
+    Why,
+    refuse_together,
+    show_json,
+)
 from koalapy.client.answers import Json, ListedJob
 from koalapy.client.client import FINAL, Client, problem_to_error
 from koalapy.client.errors import CliError, Exit, printable
@@ -198,7 +208,7 @@ def _expected_start(client: Client, job: int) -> str:
 def cancel_jobs(
     jobs: Jobs = None,
     selection: Selection = NO_SELECTION,
-    reason: Why = "",
+    reason: OwnersWhy = "",
     warn: Annotated[
         bool, Option("--warn", help="send the warning signal and wait for the grace of --signal first")
     ] = False,
@@ -210,7 +220,7 @@ def cancel_jobs(
 
     On a terminal it asks before it cancels selected jobs, or the one you submitted last if none is given.
     """
-    client, orders = daemon.client(), Json({"reason": reason} | ({"warn": True} if warn else {}))
+    client, order = daemon.client(), Json({"warn": True} if warn else {})
     asks = not jobs and not selection.last and not selection.dry_run and not yes and sys.stdin.isatty()
     if asks and not selection.filters:
         last = client.job(find_last_job(client))
@@ -227,16 +237,17 @@ def cancel_jobs(
         print_dry_run("cancel", [*chosen, *map(str, parts)], as_json=as_json)
         return Exit.OK
     report_selection(selection, chosen)
-    results = client.act_on_jobs("cancel", chosen, **orders)
-    return _print_results(chain(results, _cancel_tasks(client, parts, orders)), as_json, _cancel_text)
+    post = ReasonPrompt(client, reason).post
+    results = client.act_on_jobs("cancel", chosen, order, post)
+    return _print_results(chain(results, _cancel_tasks(post, parts, order)), as_json, _cancel_text)
 
 
-def _cancel_tasks(client: Client, parts: Iterable[JobReference], orders: Json) -> Iterator[Json]:
+def _cancel_tasks(post: Callable[[str, Json], Json], parts: Iterable[JobReference], order: Json) -> Iterator[Json]:
     """Cancel tasks of arrays, and yield the result for each array."""
     for part in parts:
         result = {"job": part.job, "tasks": str(part.tasks), "state": None, "problem": None}
         try:
-            answer = client.post(f"/api/v1/jobs/{part.job}/cancel", {**orders, "tasks": str(part.tasks)})
+            answer = post(f"/api/v1/jobs/{part.job}/cancel", {**order, "tasks": str(part.tasks)})
         except CliError as error:
             if not error.status:
                 raise
@@ -258,14 +269,14 @@ def _whole_jobs(action: str, jobs: list[JobReference] | None, words: str = "") -
 def hold_jobs(
     jobs: QueuedJobs = None,
     selection: Selection = NO_SELECTION,
-    reason: Why = "",
+    reason: OwnersWhy = "",
     as_json: AsJson = False,
     daemon: Daemon = DAEMON,
 ) -> int:
     """Hold queued jobs: they are not placed until they are released."""
     client = daemon.client()
     chosen = select_jobs(client, "hold", _whole_jobs("hold", jobs), selection)
-    return _act(client, "hold", chosen, {"reason": reason}, selection, as_json, lambda result: str(result["state"]))
+    return _act(client, "hold", chosen, {}, selection, as_json, lambda result: str(result["state"]), reason)
 
 
 def release_jobs(
@@ -286,16 +297,17 @@ def change_priority(
     daemon: Daemon = DAEMON,
 ) -> int:
     """Change the priority of waiting jobs; their order by submission time stays."""
-    client, orders = daemon.client(), {"priority": priority, "reason": reason}
+    client, order = daemon.client(), {"priority": priority}
     chosen = select_jobs(client, "priority", _whole_jobs("priority", jobs, f"priority {priority}"), selection)
     return _act(
         client,
         "priority",
         chosen,
-        orders,
+        order,
         selection,
         as_json,
         lambda job: f"{job['state']}, {job['priority']} priority",
+        reason,
     )
 
 
@@ -307,17 +319,22 @@ def _act(
     client: Client,
     action: str,
     jobs: list[int],
-    orders: Mapping[str, str | bool],
+    order: Json,
     selection: Selection,
     as_json: bool,
     change: Callable[[Json], str],
+    reason: str | None = None,
 ) -> int:
-    """Apply an action to jobs and print the result for each job; return the worst exit code."""
+    """Apply an action to jobs and print the result for each job; return the worst exit code.
+
+    ``reason``: None for an action without a reason.
+    """
     if selection.dry_run:
         print_dry_run(action, jobs, as_json=as_json)
         return Exit.OK
     report_selection(selection, jobs)
-    return _print_results(client.act_on_jobs(action, jobs, **orders), as_json, change)
+    post = None if reason is None else ReasonPrompt(client, reason).post
+    return _print_results(client.act_on_jobs(action, jobs, order, post), as_json, change)
 
 
 def _print_results(results: Iterable[Json], as_json: bool, change: Callable[[Json], str]) -> int:

@@ -1,6 +1,7 @@
 """Options and arguments shared by several commands."""
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
@@ -11,6 +12,7 @@ from koalapy.cli.terminal.arguments import Argument, Option
 from koalapy.cli.terminal.job_reference import JobReference
 from koalapy.cli.terminal.screen import Block
 from koalapy.client.access import DEFAULT_URL
+from koalapy.client.answers import Json
 from koalapy.client.client import Client
 from koalapy.client.errors import CliError, Exit
 from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
@@ -31,6 +33,9 @@ Jobs = Annotated[
 ]
 Timeout = Annotated[float | None, Option("--timeout", help="timeout in seconds", min=0, max=MAX_WAIT_S)]
 Why = Annotated[str, Option("--reason", help="reason, shown in the job's timeline", may_be_empty=True)]
+OwnersWhy = Annotated[
+    str, Option("--reason", help="reason, shown to the jobs' owners; required for jobs of others", may_be_empty=True)
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,24 @@ class Daemon:
 
 DAEMON = Daemon()
 """Default value of the parameter in signatures. The command line passes another object."""
+
+
+class ReasonPrompt:
+    """Sends orders with their reason, and asks for it once on the terminal if the daemon requires one."""
+
+    def __init__(self, client: Client, reason: str) -> None:
+        self._client, self._reason = client, reason
+
+    def post(self, path: str, body: Json) -> Json:
+        """Send an order with the reason. Raise ``CliError`` if one is required and there is no terminal to ask on."""
+        try:
+            return self._client.post(path, {**body, "reason": self._reason})
+        except CliError as error:
+            if error.field != "reason" or self._reason.strip() or not sys.stdin.isatty():
+                raise
+        print("Reason, which others will see: ", end="", file=sys.stderr, flush=True)
+        self._reason = sys.stdin.readline().strip()
+        return self._client.post(path, {**body, "reason": self._reason})
 
 
 def refuse_together(**flags: bool) -> None:

@@ -170,7 +170,7 @@ class RestDaemon:
 
     @_translated_errors()
     def cancel_jobs(self, jobs: Sequence[int]) -> Sequence[str]:
-        results = self._client.act_on_jobs("cancel", list(jobs), reason="the workload was interrupted")
+        results = self._client.act_on_jobs("cancel", list(jobs), {"reason": "the workload was interrupted"})
         return [str(result["problem"]["detail"]) for result in results if result["problem"]]
 
     @_translated_errors()

@@ -82,7 +82,9 @@ class JobChecks:
         missing = [c for c in job.attempt.gang if c.state in _MISSING] if job.attempt else []
         clusters = sorted({component.cluster for component in missing})
         held_nodes = sum(c.size for c in job.attempt.gang if c.state is ComponentState.CLAIMED) if job.attempt else 0
-        drain = f"; or place no jobs there: koala clusters drain {clusters[0]}" if clusters else ""
+        drain = (
+            f"; or place no jobs there: koala clusters drain {clusters[0]} --reason 'claims hang'" if clusters else ""
+        )
         return Alert(
             AlertKind.CLAIM_STUCK,
             Severity.WARNING,
@@ -119,8 +121,8 @@ class JobChecks:
         permanent = "" if self._queries.rules.aging else "; permanently: rules.aging true in the configuration"
         if not later:
             return f"see what it waits for: koala explain {job.id}{permanent}"
-        suffix = " and the jobs after them" if len(later) > MAX_LISTED else ""
-        return f"hold the later jobs: koala hold {' '.join(later[:MAX_LISTED])}{suffix}{permanent}"
+        suffix = ", and the jobs after them" if len(later) > MAX_LISTED else ""
+        return f"hold the later jobs{suffix}: koala hold {' '.join(later[:MAX_LISTED])} --reason starving{permanent}"
 
     def _flood_alerts(self, queued: Counter[str], now: float) -> list[Alert]:
         """Return an alert for each user with too large a part of the queue. Return none if only one user has jobs."""
@@ -133,8 +135,8 @@ class JobChecks:
                 f"user {owner}",
                 f"{count} of the {total} queued jobs belong to {owner}",
                 f"other users have queued jobs as well: {format_list(sorted(set(queued) - {owner}))}",
-                f"hold them: koala hold $({listing} --user {quote(owner)} --limit {count}); permanently: "
-                f"limits.users.{owner}.queued_jobs in the configuration",
+                f"hold them: koala hold $({listing} --user {quote(owner)} --limit {count}) "
+                f"--reason 'too many at once'; permanently: limits.users.{owner}.queued_jobs in the configuration",
                 now,
                 user=owner,
             )

@@ -18,7 +18,7 @@ import structlog
 from koalapy.daemon.agents.wire import CommandMessages, FindRelay
 from koalapy.daemon.engine.database import SLOW_AFTER_S, DatabaseMonitor
 from koalapy.daemon.jobs.changes import Changes, Topic
-from koalapy.daemon.observability.audit import DONE, AuditedRequest, take_change
+from koalapy.daemon.observability.audit import AuditedRequest, take_change
 from koalapy.daemon.observability.instruments import Instruments
 from koalapy.model.cluster import check_cluster
 from koalapy.model.errors import KoalaError, StoreUnavailable
@@ -399,7 +399,9 @@ class Engine:
             clusters=[self._describe(name) for name in sorted(effects.clusters)],
             advised=effects.advised,
             scans=effects.scans,
-            audit=[item.deed.make_entry(transaction.now, DONE) for item in transaction.items if item.deed],
+            audit=[
+                entry for item in transaction.items if item.deed for entry in item.deed.make_entries(transaction.now)
+            ],
             notifications=self._make_notifications(effects.jobs.values(), transaction.now),
         )
         return batch, messages

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from math import inf
 
 import structlog
 
@@ -10,16 +11,17 @@ from koalapy.daemon.forecast.subprocess_worker import run_in_subprocess
 from koalapy.daemon.forecast.track_record import TrackRecord
 from koalapy.model.dependency import Clause
 from koalapy.model.errors import BusyError
-from koalapy.model.job import Job, JobId, new_job
+from koalapy.model.job import Job, JobId, JobState, new_job
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.prediction import PredictionSource
+from koalapy.model.request import ClusterName
 from koalapy.model.wording import format_days
 from koalapy.policies.registry import Registry
 from koalapy.record.format import People
 from koalapy.scheduler.explain.dry_run import DryRun
 from koalapy.scheduler.queries import Queries
 from koalapy.simulation.moment import moment_of
-from koalapy.simulation.twin import HORIZON, Answer, Change, Expected, Forecast, Question
+from koalapy.simulation.twin import HORIZON, Answer, Change, Expected, Forecast, Interval, Question
 from koalapy.simulation.wire import answer_question, read_answer, write_question
 
 log = structlog.get_logger()
@@ -32,6 +34,8 @@ SUBMISSION_TIMEOUT_S = 30.0
 """Timeout of the forecast of one submission."""
 MAX_SUBMISSIONS = 8
 """The most concurrent forecasts of submissions; further ones are rejected."""
+MIN_DELAY_S = 1.0
+"""Least difference between two expected starts that counts as a delay."""
 REST_FACTOR = 10.0
 """After a periodic forecast the next one waits this many times as long as it took."""
 
@@ -59,6 +63,44 @@ class IfSubmitted:
     """The reason why no start is known."""
     is_pending: bool = False
     """Whether the forecast is still being computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunningThere:
+    """An unfinished job with nodes on a cluster."""
+
+    job: JobId
+    owner: str
+    nodes: int
+    """Nodes on this cluster."""
+
+
+@dataclass(frozen=True, slots=True)
+class DelayedJob:
+    """A waiting job that would start later; times in seconds from now."""
+
+    job: JobId
+    owner: str
+    starts: Interval
+    changed: Interval | None
+    """The start after the drain; None if it starts in no simulation."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrainPreview:
+    """The expected effect of draining a cluster now."""
+
+    cluster: ClusterName
+    running: tuple[RunningThere, ...]
+    """Jobs with nodes there, which continue; a drain that requeues stops them."""
+    waiting: int
+    """Number of waiting jobs."""
+    delayed: tuple[DelayedJob, ...]
+    """Waiting jobs that would start later, those that would not start at all first, then by delay."""
+    horizon: float
+    """Number of simulated seconds."""
+    note: str
+    """Why simulations ended early; empty if none did."""
 
 
 class Forecasts:
@@ -90,6 +132,33 @@ class Forecasts:
         """Simulate a change. Raise ``UsageError`` or ``NotFoundError`` if it is invalid, ``BusyError`` on timeout."""
         async with self._one_at_a_time:
             return await self._simulate_change(change, PredictionSource.WHAT_IF, horizon)
+
+    async def preview_drain(self, cluster: ClusterName) -> DrainPreview:
+        """Simulate the drain of a cluster. Raise the errors of ``what_if``."""
+        answer = await self.what_if(Change(drain=(cluster,)))
+        assert answer.changed is not None
+        changed_starts = {expected.job: expected.starts for expected in answer.changed.jobs}
+        delays: list[tuple[float, DelayedJob]] = []
+        for expected in answer.as_it_is.jobs:
+            job, changed = self._queries.unfinished(expected.job), changed_starts.get(expected.job)
+            if job is not None and expected.starts is not None:
+                delay = inf if changed is None else changed.middle - expected.starts.middle
+                if delay >= MIN_DELAY_S:
+                    delays.append((delay, DelayedJob(job.id, job.spec.owner, expected.starts, changed)))
+        nodes_by_job: dict[JobId, RunningThere] = {}
+        for token, nodes in self._queries.grid[cluster].live.items():
+            if (there := self._queries.find(token)) is not None:
+                job = there[0]
+                previous = nodes_by_job.get(job.id)
+                nodes_by_job[job.id] = RunningThere(job.id, job.spec.owner, nodes + (previous.nodes if previous else 0))
+        return DrainPreview(
+            cluster,
+            tuple(nodes_by_job[ident] for ident in sorted(nodes_by_job)),
+            sum(expected.state is JobState.QUEUED for expected in answer.as_it_is.jobs),
+            tuple(delayed for _, delayed in sorted(delays, key=lambda pair: (-pair[0], pair[1].job))),
+            min(answer.as_it_is.horizon, answer.changed.horizon),
+            answer.changed.note or answer.as_it_is.note,
+        )
 
     async def forecast_job(self, job: JobId, patience: float) -> tuple[bool, Expected | None]:
         """Return whether the forecast of an unfinished job is known within ``patience`` seconds, and the forecast.

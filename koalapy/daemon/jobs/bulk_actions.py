@@ -20,7 +20,7 @@ from koalapy.model.job import Job, JobId, JobState
 from koalapy.model.job_spec import Priority
 from koalapy.scheduler.events import Event, JobCancelled, JobHeld, JobPriorityChanged, JobReleased
 from koalapy.scheduler.queries import Queries
-from koalapy.validation.permissions import SubmissionRules, check_job_access, may_see_all_of
+from koalapy.validation.permissions import SubmissionRules, check_job_access, check_reason, may_see_all_of
 
 
 class BulkActions:
@@ -50,7 +50,7 @@ class BulkActions:
         warn: bool = False,
     ) -> Sequence[ActionResult]:
         """Cancel jobs; with ``warn`` their programs get the warning signal and grace time that they asked for."""
-        reason = reason or f"cancelled by {caller.user}"
+        given, reason = reason, reason or f"cancelled by {caller.user}"
 
         def make_event(job: Job) -> Event:
             return JobCancelled(job.id, reason, caller.user, warn)
@@ -59,7 +59,9 @@ class BulkActions:
             indices = self._queries.select_pending(array, tasks)
             return JobCancelled(array, reason, caller.user, warn, indices)
 
-        return await self._act_on_jobs(jobs, caller, make_event, expected, JobState.CANCELLED, cancel_pending)
+        return await self._act_on_jobs(
+            jobs, caller, make_event, expected, given, target=JobState.CANCELLED, change_pending=cancel_pending
+        )
 
     async def hold_jobs(
         self, jobs: Sequence[JobId], caller: Identity, reason: str, expected: ExpectedStates = NO_EXPECTED_STATES
@@ -72,7 +74,7 @@ class BulkActions:
             is_queued = job.state is JobState.QUEUED
             return JobHeld(job.id, reason or f"held by {caller.user}", caller.user) if is_queued else None
 
-        return await self._act_on_jobs(jobs, caller, make_event, expected)
+        return await self._act_on_jobs(jobs, caller, make_event, expected, reason)
 
     async def release_jobs(
         self, jobs: Sequence[JobId], caller: Identity, expected: ExpectedStates = NO_EXPECTED_STATES
@@ -111,11 +113,14 @@ class BulkActions:
         caller: Identity,
         make_event: Callable[[Job], Event | None],
         expected: ExpectedStates,
+        reason: str | None = None,
+        *,
         target: JobState | None = None,
         change_pending: Callable[[JobId, Sequence[JobId]], Event] | None = None,
     ) -> Sequence[ActionResult]:
         """Act on the caller's unfinished jobs. A job that ended in the state ``target`` is a success.
 
+        ``reason``: the caller's reason, required for jobs of other users; None for an action that needs none.
         ``make_event`` returns None if a job is already as requested, and raises ``ConflictError`` if it cannot change.
         ``change_pending`` makes one event for all tasks of an array that were not started, or raises it too.
         """
@@ -136,6 +141,7 @@ class BulkActions:
             """
             events: list[Event] = []
             pending: dict[JobId, list[JobId]] = {}
+            changed: list[JobId] = []
             for ident in filter(may_change, ids):
                 job = queries.unfinished(ident)
                 assert job is not None
@@ -148,6 +154,7 @@ class BulkActions:
                         pending.setdefault(job.array_job, []).append(ident)
                     elif (event := make_event(job)) is not None:
                         events.append(event)
+                        changed.append(ident)
                 except ConflictError as error:
                     errors[ident] = error
             for array, tasks in pending.items():
@@ -156,16 +163,21 @@ class BulkActions:
                     events.append(change_pending(array, tasks))
                 except ConflictError as error:
                     errors.update(dict.fromkeys(tasks, error))
+                else:
+                    changed += tasks
+            if item.deed is not None:
+                item.deed.targets = [f"job {ident}" for ident in changed]
             return tuple(events)
 
         unfinished = [job for ident in ids if (job := queries.unfinished(ident)) is not None]
         forbidden_ids = [str(job.id) for job in unfinished if not may_see_all_of(caller, job)]
-        describe_request(
-            f"jobs {', '.join(map(str, ids))}",
-            f"not {caller.user}'s: {', '.join(forbidden_ids)}" if forbidden_ids else "",
-        )
+        forbidden = f"not {caller.user}'s: {', '.join(forbidden_ids)}" if forbidden_ids else ""
+        describe_request(f"jobs {', '.join(map(str, ids))}", "; ".join(filter(None, (reason, forbidden))))
+        if reason is not None:
+            check_reason(caller, (job for job in unfinished if may_see_all_of(caller, job)), reason)
+        item = WorkItem(prepare=make_events)
         if any(map(may_change, ids)):
-            await self._commit_item(WorkItem(prepare=make_events))
+            await self._commit_item(item)
         jobs_after = await self._get_many(ids)
         if target is JobState.CANCELLED:  # a task that was never started has no stored record
             unstarted = [replace(job, state=target) for job in unfinished if job.array_job is not None]

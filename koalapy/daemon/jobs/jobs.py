@@ -60,7 +60,14 @@ from koalapy.scheduler.explain.explain import explain, explain_submission
 from koalapy.scheduler.queries import Queries
 from koalapy.system.event_loop import iterate_in_slices
 from koalapy.validation.limits import Limits
-from koalapy.validation.permissions import SubmissionRules, check_job_access, check_notifications, with_home_site
+from koalapy.validation.permissions import (
+    SubmissionRules,
+    check_job_access,
+    check_notifications,
+    check_reason,
+    missing_reason,
+    with_home_site,
+)
 from koalapy.validation.request import check_size, check_times, with_all_indices
 from koalapy.validation.submission import SubmissionChecks, hash_key, hash_spec
 
@@ -214,22 +221,29 @@ class Jobs:
 
         With ``warn`` its program gets the warning signal and grace time that the job asked for.
         """
-        if tasks is not None:
-            describe_request(f"job {job}", f"tasks {tasks}")
         event = JobCancelled(job, reason or f"cancelled by {caller.user}", caller.user, warn, tasks)
-        return await self._act_on_job(job, caller, event)
+        return await self._act_on_job(job, caller, event, reason, "" if tasks is None else f"tasks {tasks}")
 
     async def hold(self, job: JobId, caller: Identity, reason: str) -> JobRecord:
-        return await self._act_on_job(job, caller, JobHeld(job, reason or f"held by {caller.user}", caller.user))
+        event = JobHeld(job, reason or f"held by {caller.user}", caller.user)
+        return await self._act_on_job(job, caller, event, reason)
 
     async def release(self, job: JobId, caller: Identity) -> JobRecord:
         return await self._act_on_job(job, caller, JobReleased(job, caller.user))
 
-    async def _act_on_job(self, job: JobId, caller: Identity, event: Event) -> JobRecord:
-        """Apply an event to the caller's unfinished job. Raise ``ConflictError`` if it has ended."""
+    async def _act_on_job(
+        self, job: JobId, caller: Identity, event: Event, reason: str | None = None, tasks: str = ""
+    ) -> JobRecord:
+        """Apply an event to the caller's unfinished job. Raise ``ConflictError`` if it has ended.
+
+        ``reason``: the caller's reason, required for another user's job; None for an action that needs none.
+        """
         record = await self.get_owned(job, caller)
         if self._queries.unfinished(job) is None:
             raise already_ended_error(record.job)
+        if reason is not None:
+            check_reason(caller, [record.job], reason)
+            describe_request(f"job {job}", ": ".join(filter(None, (tasks, reason))))
         await self.commit_item(WorkItem(events=(event,)))
         if record.job.array_job is not None and self._queries.unfinished(job) is None:
             job = record.job.array_job  # a task that was never started has no record of its own
@@ -244,8 +258,14 @@ class Jobs:
     async def drain_cluster(
         self, cluster: ClusterName, caller: Identity, reason: str, *, requeue: bool = False
     ) -> ClusterRecord:
-        """Place no further jobs on a cluster; with ``requeue`` stop and requeue those that are there."""
+        """Place no further jobs on a cluster; with ``requeue`` stop and requeue those that are there.
+
+        Raise ``UsageError`` without a reason.
+        """
         self.get_cluster(cluster)
+        if not reason.strip():
+            raise missing_reason(f"cluster {cluster} is to be drained", "all users see it")
+        describe_request(detail=f"requeue: {reason}" if requeue else reason)
         await self.commit_item(WorkItem(events=(ClusterDrained(cluster, caller.user, reason, requeue),)))
         return self._describe(cluster)
 
@@ -269,6 +289,7 @@ class Jobs:
     async def declare_cluster_lost(self, cluster: ClusterName, caller: Identity, reason: str) -> ClusterRecord:
         """End all components on an unreachable cluster. Raise ``ConflictError`` if its agent is connected."""
         self.get_cluster(cluster)
+        describe_request(detail=reason)
         await self.commit_item(WorkItem(events=(ClusterLost(cluster, caller.user, reason),)))
         return self._describe(cluster)
 

@@ -51,6 +51,8 @@ class AuditedRequest:
     caller: Identity | None = None
     target: str = ""
     detail: str = ""
+    targets: Sequence[str] = ()
+    """The objects that the action changed, if it may change several; each gets an entry."""
     written: bool = False
     """Whether it is part of a transaction, or needs no further entry."""
 
@@ -58,6 +60,11 @@ class AuditedRequest:
         user, role, how = (self.caller.user, str(self.caller.role), self.caller.how) if self.caller else ("", "", "")
         target, detail = _to_storable(self.target), _to_storable(self.detail)
         return AuditEntry(time, user, role, how, self.address, self.action, target, outcome, detail)
+
+    def make_entries(self, time: float) -> list[AuditEntry]:
+        """Return the entries of an action that was done: one for each changed object, by which it is found later."""
+        entry = self.make_entry(time, DONE)
+        return [replace(entry, target=target) for target in self.targets] or [entry]
 
 
 def _to_storable(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The page Audit, for administrators: recorded actions with user, address and outcome, newest first."""
+"""The page Audit, for administrators, and the changes of a job, cluster or user on its page, for operators."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,13 +26,57 @@ from koalapy.dashboard.tables import (
     write_position,
 )
 from koalapy.model.audit import AuditEntry, AuditFilter
-from koalapy.model.identity import Role
+from koalapy.model.identity import Identity, Role
 
 SPANS = {"": "", "3600": "the last hour", "86400": "the last day", "604800": "the last week"}
 
 Target = Annotated[fields.Text, Query(max_length=200, description="only actions on this target, such as job 7")]
 Result = Annotated[Literal["", "done", "refused", "failed"], Query(description="only actions with this outcome")]
 Since = Annotated[Literal["", "3600", "86400", "604800"], Query(description="only entries of the last seconds")]
+
+
+MAX_CHANGES = 20
+"""Number of changes that a page of a job, cluster or user shows at once."""
+Before = Annotated[int, Query(alias="changes", ge=0, le=fields.MAX_ID, description="only changes before this entry")]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """An audit entry as operators see it, without the address and the authentication."""
+
+    id: int
+    at: float
+    actor: str
+    action: str
+    target: str
+    outcome: str
+    detail: str
+    times: int
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Audit entries that concern a page, newest first."""
+
+    entries: Sequence[Change]
+    older: int
+    """The value of ``changes`` in the query for older entries; 0 if there are none."""
+    is_newest: bool
+
+
+async def read_changes(
+    audit_log: Audit, caller: Identity, before: int, *, target: str = "", actor: str = ""
+) -> Changes | None:
+    """Return changes of a target or by a user before an entry (0: the newest); None unless operators ask."""
+    if not caller.has_role(Role.OPERATOR):
+        return None
+    audit_filter = AuditFilter(actor=actor, target=target, limit=MAX_CHANGES + 1, newest_first=True, before=before)
+    found = await audit_log.read_entries(audit_filter)
+    shown = [
+        Change(entry.id, entry.at, entry.actor, entry.action, entry.target, entry.outcome, entry.detail, entry.times)
+        for entry in found[:MAX_CHANGES]
+    ]
+    return Changes(shown, shown[-1].id if len(found) > MAX_CHANGES else 0, before == 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,13 @@ from urllib.parse import quote
 from koalapy.api.access import Caller
 from koalapy.api.clusters import Name
 from koalapy.daemon.agents.questions import KnownNodes
+from koalapy.daemon.forecast.forecasts import DrainPreview
+from koalapy.daemon.observability.audit import Audit
 from koalapy.daemon.observability.instruments import Instruments
 from koalapy.daemon.services import Services
 from koalapy.dashboard.cluster_table import CLUSTERS, NODES, NodeRow, list_nodes, show_nodes
 from koalapy.dashboard.dashboard import Dashboard, SentForm
+from koalapy.dashboard.pages.audit import Before, Changes, read_changes
 from koalapy.dashboard.pages.timeline import active_components, make_bars
 from koalapy.dashboard.pictures import NodeCounts, Point
 from koalapy.dashboard.rows import (
@@ -155,6 +158,8 @@ class ClusterPage:
     """Available nodes by class; empty if the cluster has no node classes."""
     uplink: Uplink | None
     details: Mapping[str, object]
+    changes: Changes | None
+    """Recorded actions on it; None unless an operator asks."""
 
 
 def failures_of(instruments: Instruments, cluster: ClusterName) -> Failures:
@@ -193,7 +198,7 @@ def components_on(cluster: ClusterStatus, queries: Queries, caller: Identity) ->
             yield ClusterComponent(job.id, component.rank, size, component.state, owner, component.claimed_at)
 
 
-def add_clusters(dashboard: Dashboard, services: Services, surveyor: SurveyCache) -> None:
+def add_clusters(dashboard: Dashboard, services: Services, surveyor: SurveyCache, audit_log: Audit) -> None:
     """Add the pages of all clusters and of one cluster, and the actions of operators on a cluster."""
     engine, queries = dashboard.engine, dashboard.engine.queries
 
@@ -231,7 +236,7 @@ def add_clusters(dashboard: Dashboard, services: Services, surveyor: SurveyCache
         return NodesPage(name, q, shown, view, replace(known, nodes=()), status.total)
 
     @dashboard.page("/clusters/{name}", "cluster.html", operation="show_cluster", title="Cluster", shared=True)
-    async def cluster(name: Name, caller: Caller) -> ClusterPage:
+    async def cluster(name: Name, caller: Caller, changes_before: Before = 0) -> ClusterPage:
         """Return the state of one cluster; raise ``NotFoundError`` if there is none of this name."""
         record, survey, now = services.jobs.get_cluster(name), await surveyor.load(), engine.clock()
         status = queries.grid[name]
@@ -290,11 +295,19 @@ def add_clusters(dashboard: Dashboard, services: Services, surveyor: SurveyCache
             node_classes=status.node_classes,
             uplink=queries.grid.uplinks.get(name),
             details={name: value for name, value in record.details.items() if name in SHOWN_DETAILS},
+            changes=await read_changes(audit_log, caller, changes_before, target=f"cluster {name}"),
         )
+
+    @dashboard.page(
+        "/clusters/{name}/drain", "drain.html", operation="preview_drain", title="Drain a cluster", live=False
+    )
+    async def preview(name: Name) -> DrainPreview:
+        """Return the jobs that a drain of the cluster would affect, by simulation."""
+        return await services.forecasts.preview_drain(name)
 
     @dashboard.action("/clusters/{name}/drain", operation="drain_cluster")
     async def drain(name: Name, caller: Caller, form: SentForm) -> str:
-        await services.jobs.drain_cluster(name, caller, form.reason)
+        await services.jobs.drain_cluster(name, caller, form.reason, requeue=bool(form.get("requeue")))
         return page_of(name)
 
     @dashboard.action("/clusters/{name}/resume", operation="resume_cluster")

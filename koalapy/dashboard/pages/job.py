@@ -17,8 +17,10 @@ from koalapy.api.forecasts import ExplanationView
 from koalapy.api.job_views import AttemptView, JobView, TimelineView, attempt_view, view_for
 from koalapy.daemon.jobs.output import OutputTail
 from koalapy.daemon.jobs.submissions import RelatedJobs
+from koalapy.daemon.observability.audit import Audit
 from koalapy.daemon.services import Services
 from koalapy.dashboard.dashboard import Dashboard
+from koalapy.dashboard.pages.audit import Before, Changes, read_changes
 from koalapy.dashboard.pages.timeline import expected_start
 from koalapy.dashboard.rows import JobRow, job_row
 from koalapy.dashboard.timeline import ExpectedStart, JobLane, Timeline, build_lanes, job_timeline
@@ -95,9 +97,11 @@ class JobPageView:
     """The first started and unfinished tasks of an array."""
     related: RelatedJobs = ((), ())
     """The jobs that it depends on, and those that depend on it."""
+    changes: Changes | None = None
+    """Recorded actions on it; None unless an operator asks."""
 
 
-def add_job(dashboard: Dashboard, services: Services) -> None:
+def add_job(dashboard: Dashboard, services: Services, audit_log: Audit) -> None:
     """Add the page of one job and the forms that change it."""
     engine, jobs = dashboard.engine, services.jobs
 
@@ -109,7 +113,9 @@ def add_job(dashboard: Dashboard, services: Services) -> None:
         return [] if start is None else [start]
 
     @dashboard.page("/jobs/{job}", "job.html", operation="show_job", title="Job", shared=True)
-    async def show(caller: Caller, job: Id, attempts: Last = 5, find: Find = "") -> JobPageView:
+    async def show(
+        caller: Caller, job: Id, attempts: Last = 5, find: Find = "", changes_before: Before = 0
+    ) -> JobPageView:
         """Return a job with its last attempts and output; other users' jobs only in part."""
         record = await jobs.get(job)
         may_see_all = may_see_all_of(caller, record.job)
@@ -144,6 +150,7 @@ def add_job(dashboard: Dashboard, services: Services) -> None:
                 for task in engine.queries.tasks_of(job)[:MAX_TASKS]
             ],
             related=await jobs.list_related(current),
+            changes=await read_changes(audit_log, caller, changes_before, target=f"job {job}"),
         )
 
     @dashboard.router.get("/jobs/{job}/output/{component}", operation_id="read_logs", response_class=PlainTextResponse)

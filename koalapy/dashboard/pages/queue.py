@@ -36,7 +36,7 @@ from koalapy.model.job import FINAL_STATES, Job, JobId, JobState
 from koalapy.model.job_search import KINDS, MAX_LENGTH, JobSearch, format_term, parse_search
 from koalapy.model.job_spec import Priority
 from koalapy.system.event_loop import iterate_in_slices
-from koalapy.validation.permissions import may_see_all_of
+from koalapy.validation.permissions import may_see_all_of, owns
 
 MAX_SELECTED = 1000
 """Maximum number of jobs in one bulk action."""
@@ -112,6 +112,8 @@ class ConfirmView:
     users: Mapping[str, int]
     left_out: Sequence[LeftOut]
     q: str
+    needs_reason: bool
+    """Whether the action needs a reason, since some jobs are of other users."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +272,7 @@ def add_queue(dashboard: Dashboard, services: Services) -> None:
             users=dict(users),
             left_out=left_out,
             q=q,
+            needs_reason=action in ("cancel", "hold") and any(not owns(caller, job) for job in affected),
         )
 
     _add_actions(dashboard, services)

@@ -11,8 +11,10 @@ from koalapy.api.access import Caller
 from koalapy.api.tokens import Id, LimitedUser, TokenView, limited_user
 from koalapy.daemon.auth.identities import Identities
 from koalapy.daemon.jobs.quota import ScopeInUse
+from koalapy.daemon.observability.audit import Audit
 from koalapy.daemon.services import Services
 from koalapy.dashboard.dashboard import Dashboard, SentForm
+from koalapy.dashboard.pages.audit import Before, Changes, read_changes
 from koalapy.dashboard.rendering import identifier, render_age, with_query
 from koalapy.dashboard.tables import (
     Column,
@@ -67,6 +69,8 @@ class UsersView:
     tokens: Sequence[TokenView]
     more_tokens: int
     include_invalid: bool
+    changes: Changes | None
+    """Recorded actions of the user; None unless an operator asks."""
 
 
 @dataclass(slots=True)
@@ -154,7 +158,7 @@ SORT_KEYS: dict[str, Callable[[UserUse], Value]] = {
 }
 
 
-def add_users(dashboard: Dashboard, services: Services, identities: Identities) -> None:
+def add_users(dashboard: Dashboard, services: Services, identities: Identities, audit_log: Audit) -> None:
     """Add the page of users, their limits and tokens, and the form that revokes a token."""
     engine, limits = dashboard.engine, services.limits
 
@@ -177,6 +181,7 @@ def add_users(dashboard: Dashboard, services: Services, identities: Identities) 
         user: LimitedUser = None,
         include_invalid: IncludeInvalid = False,
         q: Words = "",
+        changes_before: Before = 0,
     ) -> UsersView:
         """Return the use of each visible user, and the limits and tokens of the chosen user."""
         shown_user = limited_user(caller, user)
@@ -196,6 +201,7 @@ def add_users(dashboard: Dashboard, services: Services, identities: Identities) 
             tokens=[TokenView.model_validate(token) for token in tokens[:MAX_TOKENS]],
             more_tokens=max(0, len(tokens) - MAX_TOKENS),
             include_invalid=include_invalid,
+            changes=await read_changes(audit_log, caller, changes_before, actor=shown_user),
         )
 
     @dashboard.action("/users/tokens/{token}/revoke", operation="revoke_token")

@@ -213,7 +213,7 @@ class Contact:
                 f"cluster {cluster.name} cannot be declared lost while its agent is connected",
                 field="cluster",
                 value=cluster.name,
-                hint=f"to have its jobs run elsewhere, use koala clusters drain {cluster.name} --requeue",
+                hint=f"to have its jobs run elsewhere, use koala clusters drain {cluster.name} --requeue --reason WHY",
             )
         error = f"{cluster.name} was declared lost" + (f": {event.reason}" if event.reason else "")
         with self._health.group_errors(cluster.name):
