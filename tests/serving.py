@@ -22,11 +22,14 @@ from koalapy.api.history import history_router, record_router, sharing_router
 from koalapy.api.monitoring import add_metrics, alerts_router
 from koalapy.api.network import network_router
 from koalapy.api.tokens import limits_router
+from koalapy.config.notifications import MailSection, NotificationSection, OperatorsSection
 from koalapy.daemon.agents.questions import NodeLists
 from koalapy.daemon.alerts.alerts import Alerts
 from koalapy.daemon.alerts.cluster_checks import ClusterChecks, DiskCheck
 from koalapy.daemon.alerts.health import HealthMonitor
 from koalapy.daemon.alerts.job_checks import JobChecks
+from koalapy.daemon.alerts.notification_channels import DeliveryFailed
+from koalapy.daemon.alerts.notifications import Notifications
 from koalapy.daemon.auth.identities import Identities
 from koalapy.daemon.auth.login import LoginCodes
 from koalapy.daemon.auth.pace import Pace
@@ -57,6 +60,7 @@ from koalapy.model.identity import Identity
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.limits import Limits
 from koalapy.model.measurement import MeasurementSettings
+from koalapy.model.notification import Notification
 from koalapy.model.users import Accounts
 from koalapy.policies.registry import builtin_policies
 from koalapy.policies.registry import load_policies as installed
@@ -85,6 +89,7 @@ from koalapy.validation.permissions import SubmissionRules
 from tests.daemon.sites import Sites
 from tests.databases import open_database
 from tests.identities import administrators
+from tests.memory_stores import memory_stores
 
 Open = Callable[..., Any]
 
@@ -106,6 +111,18 @@ async def _answer_here(question: Question) -> Answer:
 
 async def _answer_sharing_here(question: SharingQuestion) -> SharingReport:
     return answer_sharing(question)
+
+
+OPERATORS_MAIL = NotificationSection(
+    MailSection("127.0.0.1:25", "koala@example.org", "none"), operators=OperatorsSection(["ops@example.org"])
+)
+
+
+class RefusingSender:
+    """A mail server that rejects every mail with a hostile text."""
+
+    async def deliver_notification(self, notification: Notification) -> str:
+        raise DeliveryFailed(f"SMTP 550 <x-injected> {notification.to}")
 
 
 class Deferred:
@@ -150,7 +167,7 @@ class SharedApplication:
             self._defer, ("bundles", "engine", "health", "history", "jobs", "results")
         )
         routers = [
-            alerts_router(self._defer("alerts")),
+            alerts_router(self._defer("alerts"), self._defer("notifications")),
             network_router(self._defer("network")),
             files_router(self._defer("files"), bundles, results),
             agent_files_router(
@@ -325,6 +342,9 @@ async def serving(
         "limits": LimitsInUse(queries.owner_use, bundles.size_of, results.size_of, engine.clock),
         "network": network,
         "node_lists": NodeLists(sites, engine.clock),
+        "notifications": Notifications(
+            memory_stores().notifications, {"mail": RefusingSender()}, OPERATORS_MAIL, engine.clock, queries.jobs
+        ),
         "record": record,
         "samples": Samples(engine, SqlSamples(database), engine.clock),
         "results": results,

@@ -100,6 +100,7 @@ ACCESS: Mapping[str, Access] = {
     "stop_background": Role.OPERATOR,
     "submit_job": Role.USER,
     "submit_jobs": Role.USER,
+    "test_notification": Role.OPERATOR,
     "unmark_alert": Role.OPERATOR,
     "upload_bundle": Role.USER,
     "verify_audit": Role.ADMIN,

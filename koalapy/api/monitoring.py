@@ -22,6 +22,7 @@ from koalapy.api.problems import RETRY_AFTER_S, problem, problem_responses
 from koalapy.api.routes import api_router
 from koalapy.daemon.alerts.alerts import Alerts
 from koalapy.daemon.alerts.health import Check, HealthMonitor, HealthReport
+from koalapy.daemon.alerts.notifications import DeliveryResult, Notifications
 from koalapy.daemon.engine.engine import Engine
 from koalapy.daemon.observability.audit import describe_request
 from koalapy.daemon.observability.figures import ClusterFigures, Figures, figures_of
@@ -33,6 +34,7 @@ from koalapy.model.errors import ProblemCode
 from koalapy.model.identity import Identity
 from koalapy.model.job import ACTIVE_STATES, FINAL_STATES, JobState
 from koalapy.model.job_spec import Priority
+from koalapy.model.notification import Channel
 from koalapy.model.placement import RefusalKind
 from koalapy.model.prediction import Outcome, PredictionKind
 from koalapy.model.wording import format_duration, format_list
@@ -168,8 +170,26 @@ class MarkOrder(AlertSelection):
     """Seconds until the mark expires."""
 
 
-def alerts_router(alerts: Alerts) -> APIRouter:
-    """Return the route that lists active alerts."""
+class NotificationTest(Input):
+    """The channel to test."""
+
+    channel: Channel
+
+
+class NotificationTestResults(Output):
+    results: list[view_model("DeliveryResultView", DeliveryResult)]  # type: ignore[valid-type]
+
+
+async def send_test(notifications: Notifications, caller: Identity, channel: Channel) -> list[DeliveryResult]:
+    """Send a test notification to the operators' recipients of a channel, with an audit entry; return the results."""
+    results = await notifications.send_test(channel, caller.user)
+    delivered = sum(result.delivered for result in results)
+    describe_request(channel, f"delivered to {delivered} of {len(results)} recipients")
+    return results
+
+
+def alerts_router(alerts: Alerts, notifications: Notifications) -> APIRouter:
+    """Return the routes that list active alerts, mark them, and test their notifications."""
     router = api_router("health", "/alerts")
 
     @router.get("", response_model=AlertList)
@@ -191,6 +211,12 @@ def alerts_router(alerts: Alerts) -> APIRouter:
     async def unmark_alert(selection: AlertSelection) -> Any:
         """Remove the acknowledgements and silences of current alerts."""
         return {"alerts": await unmark_alerts(alerts, selection.kind, selection.targets), "looked_at": alerts.looked_at}
+
+    @router.post("/test", response_model=NotificationTestResults, responses=problem_responses(409))
+    async def test_notification(caller: Caller, order: NotificationTest) -> Any:
+        """Send a test notification to the mail addresses or webhooks that the configuration names for operators, and
+        return the answer of each. A channel is tested at most once in 30 seconds."""
+        return {"results": await send_test(notifications, caller, order.channel)}
 
     return router
 

@@ -36,7 +36,7 @@ KOALA = Group(
             "what-if": "koalapy.cli.jobs.explain:what_if",
             "clusters": "koalapy.cli.clusters.grid:clusters_group",
             "top": "koalapy.cli.terminal.top:show_top",
-            "alerts": "koalapy.cli.clusters.grid:list_alerts",
+            "alerts": "koalapy.cli.clusters.grid:alerts_group",
             "metrics": "koalapy.cli.clusters.grid:show_metrics",
             "history": "koalapy.cli.jobs.history:show_history",
             "usage": "koalapy.cli.jobs.history:show_usage",

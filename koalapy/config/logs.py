@@ -198,6 +198,7 @@ MEANINGS: Mapping[str, str] = {
     "notification-dropped": "A notification was dropped: too many wait for this user, or for operators if empty.",
     "notification-failed": "A notification failed for good.",
     "notification-retried": "A notification failed, and is sent again later.",
+    "notification-tested": "An operator has sent a test notification; `answer` is that of the receiver.",
     "notifications-not-kept": "The database did not store notifications. They may be sent twice after a restart.",
     "notified": "A notification was sent by mail or webhook.",
     "oidc-keys-missing": "The OpenID provider's keys cannot be fetched. The daemon uses the known keys.",

@@ -17,6 +17,7 @@ from koalapy.daemon.alerts.alerts import Alerts, Check, build_alerts
 from koalapy.daemon.alerts.daemon_checks import CertificateCheck, RecordCheck, RelayCheck
 from koalapy.daemon.alerts.health import DISK_INTERVAL, HealthMonitor
 from koalapy.daemon.alerts.notifications import LOOK_INTERVAL as NOTIFICATIONS_INTERVAL
+from koalapy.daemon.alerts.notifications import Notifications
 from koalapy.daemon.auth.identities import Identities
 from koalapy.daemon.auth.login import Logins
 from koalapy.daemon.core import Core
@@ -73,6 +74,7 @@ class Services:
     streams: Streams
     attendance: Attendance
     samples: Samples
+    notifications: Notifications
 
 
 def build_services(
@@ -193,6 +195,7 @@ def build_services(
         streams,
         attendance,
         Samples(engine, stores.samples, clock),
+        core.notifications,
     )
 
 

@@ -134,7 +134,7 @@ def build_application(
         network_router(services.network),
         advisor_router(services.advisor),
         limits_router(services.limits),
-        alerts_router(services.alerts),
+        alerts_router(services.alerts, services.notifications),
         history_router(services.history),
         sharing_router(services.sharing, services.history),
         forecasts_router(services.forecasts, services.jobs),

@@ -159,6 +159,7 @@ def test_access_table_grants_only_the_intended_rights() -> None:
         "show_sharing",
         "start_background",
         "stop_background",
+        "test_notification",
         "verify_replicas",
     }
     assert operations.pop("owner") == {

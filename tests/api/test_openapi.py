@@ -174,6 +174,8 @@ async def test_every_answer_conforms_to_document(open_api: Open, body: Json) -> 
     for action in ("mark", "unmark"):
         for order in ({"kind": "disk", "action": "silence"}, {"kind": "disk"}, {"kind": "x"}):
             await api.post(f"/api/v1/alerts/{action}", json=order)
+    for channel in ("mail", "mail", "webhook", "pager"):
+        await api.post("/api/v1/alerts/test", json={"channel": channel})
     await request_files(api, sites)
     for order in (None, {"user": "bob", "role": "user", "expires": "8h", "note": "CI"}, {"role": "god"}):
         await api.post("/api/v1/tokens", json=order)

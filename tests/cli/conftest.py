@@ -94,7 +94,7 @@ class Server:
             network_router(self.network),
             advisor_router(self.advisor.advisor),
             forecasts_router(self.service, self.service),
-            alerts_router(Alerts((), AlertRules(), time.time)),
+            alerts_router(Alerts((), AlertRules(), time.time), None),  # type: ignore[arg-type]
             files_router(None, self.bundles, self.results),  # type: ignore[arg-type]
             *([limits_router(self.limits)] if self.limits else []),
             *([history_router(self.history)] if self.history else []),

@@ -60,6 +60,8 @@ async def test_answer_type_matches_api_schema(open_api: Open, kind: type) -> Non
 
 def test_alert_type_matches_api_schema() -> None:
     app = FastAPI()
-    app.include_router(alerts_router(Alerts((), AlertRules(), float)))
+    app.include_router(
+        alerts_router(Alerts((), AlertRules(), float), None)  # type: ignore[arg-type]
+    )
     schemas = app.openapi()["components"]["schemas"]
     compare_fields(answers.Alert, schemas["AlertView"], schemas, "Alert")

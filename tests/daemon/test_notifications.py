@@ -9,14 +9,20 @@ import pytest
 
 from koalapy.config.notifications import MailSection, NotificationSection, OperatorsSection, WebhookSection
 from koalapy.daemon.alerts.notification_channels import DeliveryFailed, Mail, Webhooks
-from koalapy.daemon.alerts.notification_events import build_alert_body, build_job_body, format_mail, requested_events
-from koalapy.daemon.alerts.notifications import FIRST_PAUSE, MAX_PAUSE, Notifications
+from koalapy.daemon.alerts.notification_events import (
+    build_alert_body,
+    build_job_body,
+    build_test_body,
+    format_mail,
+    requested_events,
+)
+from koalapy.daemon.alerts.notifications import FIRST_PAUSE, MAX_PAUSE, TEST_INTERVAL_S, Notifications
 from koalapy.daemon.engine.timeouts import DaemonTimeouts
 from koalapy.model.alert import Alert, AlertKind, Severity
-from koalapy.model.errors import StoreUnavailable
+from koalapy.model.errors import BusyError, ConflictError, StoreUnavailable
 from koalapy.model.job import Attempt, Job, JobState
 from koalapy.model.job_spec import JobSpec
-from koalapy.model.notification import AllowedRecipients, MailType, Notification
+from koalapy.model.notification import CHANNELS, AllowedRecipients, MailType, Notification
 from koalapy.model.request import FlexibleRequest
 from koalapy.system.tls import SYSTEM_TRUST
 from tests import signals
@@ -46,11 +52,12 @@ class Scene:
         self.notifications = Notifications(self.store, senders, self.section, lambda: self.now, lambda: self.jobs)  # type: ignore[arg-type]
         return self.notifications
 
-    async def deliver_notification(self, notification: Notification) -> None:
+    async def deliver_notification(self, notification: Notification) -> str:
         self.tried.append(f"{notification.body['event']} to {notification.to}")
         waits = self.answer(notification)
         if waits is not None:
             await waits
+        return "taken"
 
     def change_job(self, job: Job, previous_state: JobState | None) -> None:
         """Store and send the notifications of a change, as the engine does."""
@@ -319,7 +326,7 @@ async def test_webhook_status_decides_about_retry() -> None:
                 await sender.deliver_notification(notification)
             assert refused.value.is_permanent == for_good, code
         hook.answers = [200]
-        await sender.deliver_notification(notification)
+        assert await sender.deliver_notification(notification) == "HTTP status 200"
         assert {post.path for post in hook.posts} == {"/hook"}, "no redirection is followed"
         assert len({post.signature.partition(",v1=")[2] for post in hook.posts}) >= 1
     with pytest.raises(DeliveryFailed) as away:
@@ -370,8 +377,9 @@ async def test_mail_rejection_code_decides_about_retry() -> None:
             with pytest.raises(DeliveryFailed) as refused:
                 await mail.deliver_notification(to)
             assert refused.value.is_permanent == for_good
+            assert answer in str(refused.value)
         box.answers = ["250 OK"]
-        await mail.deliver_notification(to)
+        assert await mail.deliver_notification(to) == f"accepted by 127.0.0.1:{box.port}"
         (mailed,) = box.mails
         assert mailed["Subject"] == "[koala] job 1 größe has failed"
         assert mailed["Message-ID"] == f"<{body['id']}.koala@example.org>"
@@ -379,3 +387,34 @@ async def test_mail_rejection_code_decides_about_retry() -> None:
         with pytest.raises(DeliveryFailed):
             await tls.deliver_notification(to)
         assert len(box.mails) == 1, "nothing goes in clear where it is not to"
+
+
+async def test_test_of_channel_uses_configured_recipients_only_once_in_30_s(scene: Scene) -> None:
+    scene.section = replace(
+        SECTION,
+        operators=OperatorsSection(["ops@example.org", "eve@example.org"], ["https://hooks.example.org/SECRET"]),
+    )
+    notifications = scene.open_notifications()
+
+    def refuse_eve(notification: Notification) -> None:
+        if notification.to == "eve@example.org":
+            raise DeliveryFailed("SMTP 550 <x-injected>")
+
+    scene.answer = refuse_eve
+    results = await notifications.send_test("mail", "olga")
+    assert [result.to for result in results] == ["ops@example.org", "eve@example.org"]
+    assert [result.delivered for result in results] == [True, False]
+    assert results[1].answer == "SMTP 550 <x-injected>"
+    with pytest.raises(BusyError) as busy:
+        await notifications.send_test("mail", "olga")
+    assert 0 < busy.value.retry_after <= TEST_INTERVAL_S
+    (result,) = await notifications.send_test("webhook", "olga")
+    assert (result.to, result.delivered) == ("hooks.example.org", True), "the path of a webhook may be secret"
+    scene.now += TEST_INTERVAL_S
+    assert len(await notifications.send_test("mail", "olga")) == 2
+    assert list(scene.store.notifications()) == [], "a test is not repeated"
+    scene.section = SECTION
+    for channel in CHANNELS:
+        with pytest.raises(ConflictError, match="is configured for operators"):
+            await scene.open_notifications().send_test(channel, "olga")
+    assert format_mail(build_test_body("olga", 1.0))[1].startswith("olga tests")

@@ -79,6 +79,30 @@ def test_acknowledged_and_silenced_alerts_name_operator_and_are_audited(scene: S
     assert {("olga", "mark_alert"), ("ada", "unmark_alert")} <= {(e["actor"], e["action"]) for e in entries}
 
 
+def test_operator_tests_configured_notifications_only(scene: ServedDaemon) -> None:
+    with closing(Person(scene, create_token(scene, "otto", "operator"))) as operator:
+        assert "1 mail address" in operator.get_page("/")
+        assert operator.send_form("/", "/alerts/test", channel="mail", csrf="x").status_code == 403
+        for wrong in ("", "pager", "http://169.254.169.254/"):
+            assert operator.send_form("/", "/alerts/test", channel=wrong).status_code == 422
+        assert operator.send_form("/", "/alerts/test", channel="webhook").status_code == 409
+        answer = operator.send_form("/", "/alerts/test", channel="mail", to="eve@example.com")
+        assert answer.status_code == 200
+        assert "SMTP 550 &lt;x-injected&gt; ops@example.org" in answer.text
+        assert "eve@example.com" not in answer.text
+        answer = operator.send_form("/", "/alerts/test", channel="mail")
+        assert (answer.status_code, int(answer.headers["retry-after"]) > 0) == (429, True)
+    entries = scene.http.get("/api/v1/audit", params={"user": "otto", "action": "test_notification"}).json()["entries"]
+    assert ("done", "mail", "delivered to 0 of 1 recipients") in [
+        (entry["outcome"], entry["target"], entry["detail"]) for entry in entries
+    ]
+    body = {"channel": "mail", "to": "eve@example.com"}
+    assert scene.http.post("/api/v1/alerts/test", json=body).status_code == 422
+    with closing(Person(scene, create_token(scene, "uma"))) as user:
+        assert "/alerts/test" not in user.get_page("/")
+        assert user.get_json("/now.json")["notified"] == {}
+
+
 def test_user_cannot_acknowledge_and_sees_no_forms(scene: ServedDaemon) -> None:
     token = create_token(scene, "ursula")
     with closing(Person(scene, token)) as user:

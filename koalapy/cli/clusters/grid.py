@@ -172,6 +172,20 @@ clusters_group = Group(
 )
 
 
+Channel = Annotated[str, Argument(help="mail or webhook")]
+
+
+def send_test(channel: Channel, as_json: AsJson = False, daemon: Daemon = DAEMON) -> int:
+    """Send a test notification to the configured recipients of alerts, and print the answer of each.
+
+    A channel is tested at most once in 30 seconds.
+    """
+    answer = daemon.client().post("/api/v1/alerts/test", {"channel": channel}, patient=True)
+    rows = [[r["channel"], r["to"], "yes" if r["delivered"] else "no", r["answer"]] for r in answer["results"]]
+    print_answer(answer, as_json, lambda _: tables.format_table(("CHANNEL", "TO", "DELIVERED", "ANSWER"), rows))
+    return Exit.OK if all(result["delivered"] for result in answer["results"]) else Exit.FAILED
+
+
 def list_alerts(as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
     """List current alerts with cause and remedy, most urgent first.
 
@@ -190,3 +204,8 @@ def _format_alert(alert: Alert) -> str:
     fields = {name: printable(str(value)) for name, value in alert.items()}
     head = f"{fields['severity'].upper()}  {fields['target']}  {fields['kind']}, for {so_long}"
     return f"{head}\n  {fields['summary']}\n  cause:  {fields['cause']}\n  remedy: {fields['remedy']}"
+
+
+alerts_group = Group(
+    "List current alerts, or test how operators are notified of them.", {"test": send_test}, default=list_alerts
+)

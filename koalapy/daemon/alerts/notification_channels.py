@@ -25,6 +25,8 @@ from koalapy.model.notification import Notification, host_of
 
 MAX_HANGING = 8
 """Maximum number of threads that wait for a mail server, which may never finish its answers."""
+MAX_ANSWER_LENGTH = 200
+"""Maximum length in characters of a receiver's answer."""
 SIGNATURE = "X-Koala-Signature"
 
 
@@ -39,8 +41,8 @@ class DeliveryFailed(Exception):
 class Sender(Protocol):
     """A channel that delivers notifications."""
 
-    async def deliver_notification(self, notification: Notification) -> None:
-        """Deliver a notification. Raise ``DeliveryFailed`` if that fails."""
+    async def deliver_notification(self, notification: Notification) -> str:
+        """Deliver a notification and return the receiver's answer. Raise ``DeliveryFailed`` if that fails."""
         ...
 
 
@@ -52,7 +54,7 @@ class Webhooks:
     ) -> None:
         self._secrets, self._context, self._timeout_s = secrets, context, timeouts.webhook_s
 
-    async def deliver_notification(self, notification: Notification) -> None:
+    async def deliver_notification(self, notification: Notification) -> str:
         url, host = httpx2.URL(notification.to), host_of(urlsplit(notification.to))
         secret = self._secrets.get(host)
         if secret is None or url.host != (urlsplit(notification.to).hostname or ""):
@@ -78,6 +80,7 @@ class Webhooks:
             raise DeliveryFailed(
                 f"it answered HTTP status {status}", for_good=300 <= status < 500 and status not in (408, 425, 429)
             )
+        return f"HTTP status {status}"
 
 
 def sign_content(secret: str, url: str, content: bytes, signed_at: int) -> str:
@@ -100,7 +103,7 @@ class Mail:
         self._max_hanging = max_hanging
         self._hanging = 0
 
-    async def deliver_notification(self, notification: Notification) -> None:
+    async def deliver_notification(self, notification: Notification) -> str:
         try:
             await self._send_in_thread(_build_message(notification, self._section.sender))
         except TimeoutError:
@@ -108,19 +111,22 @@ class Mail:
                 f"the mail server did not accept the mail within {self._timeouts.mail_s:g} s"
             ) from None
         except smtplib.SMTPRecipientsRefused as error:
-            codes = [code for code, _ in error.recipients.values()]
+            answers = list(error.recipients.values())
             raise DeliveryFailed(
-                f"the mail server rejects all recipients with the SMTP codes {codes}: check operators.mail",
-                for_good=all(code >= 500 for code in codes),
+                f"the mail server rejects the recipient: {', '.join(_describe_answer(*answer) for answer in answers)}",
+                for_good=all(code >= 500 for code, _ in answers),
             ) from error
         except smtplib.SMTPDataError as error:
             raise DeliveryFailed(
-                f"the mail server rejects the mail with the SMTP code {error.smtp_code}",
+                f"the mail server rejects the mail: {_describe_answer(error.smtp_code, error.smtp_error)}",
                 for_good=error.smtp_code >= 500,
             ) from error
         except (smtplib.SMTPException, OSError, ValueError) as error:
-            code = f" {error.smtp_code}" if isinstance(error, smtplib.SMTPResponseException) else ""
-            raise DeliveryFailed(f"{type(error).__name__}{code}"[:200]) from error
+            text = str(error)
+            if isinstance(error, smtplib.SMTPResponseException):
+                text = _describe_answer(error.smtp_code, error.smtp_error)
+            raise DeliveryFailed(f"{type(error).__name__}: {text}"[:MAX_ANSWER_LENGTH]) from error
+        return f"accepted by {self._section.server}"
 
     async def _send_in_thread(self, message: EmailMessage) -> None:
         """Send a mail in a new thread, so that a mail server that hangs does not block the daemon.
@@ -172,6 +178,13 @@ class Mail:
             if section.user:
                 server.login(section.user, section.password)
             server.send_message(message)
+
+
+def _describe_answer(code: int, text: bytes | str) -> str:
+    """Return an answer of a mail server in one line, such as ``SMTP 550 no such user``."""
+    words = text.decode(errors="replace") if isinstance(text, bytes) else text
+    line = "".join(sign if sign.isprintable() else " " for sign in words)
+    return f"SMTP {code} {line}".strip()[:MAX_ANSWER_LENGTH]
 
 
 def _build_message(notification: Notification, sender: str) -> EmailMessage:

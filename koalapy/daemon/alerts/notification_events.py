@@ -84,8 +84,15 @@ def build_alert_body(alert: Alert, now: float, *, begins: bool) -> dict[str, Any
     return {"id": secrets.token_hex(8), "event": event, "at": now, **kind, **details}
 
 
+def build_test_body(user: str, now: float) -> dict[str, Any]:
+    """Return the body of a test notification that an operator sends."""
+    return {"id": secrets.token_hex(8), "event": "test", "at": now, "by": user}
+
+
 def format_mail(body: dict[str, Any]) -> tuple[str, str]:
     """Return the subject and the text of a mail for a notification body."""
+    if body["event"] == "test":
+        return "[koala] test", f"{body['by']} tests whether alerts reach you. Nothing has happened."
     if body["event"].startswith("alert"):
         prefix = "over: " if body["event"] == "alert-over" else f"{body['severity']}: "
         lines = [body["summary"], "", f"cause:  {body['cause']}", f"remedy: {body['remedy']}"]

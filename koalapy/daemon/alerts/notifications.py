@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,14 @@ from koalapy.daemon.alerts.notification_channels import DeliveryFailed, Mail, Se
 from koalapy.daemon.alerts.notification_events import (
     build_alert_body,
     build_job_body,
+    build_test_body,
     list_recipients,
     requested_events,
     waits_since,
 )
 from koalapy.daemon.engine.database import query
 from koalapy.model.alert import Alert, Severity
-from koalapy.model.errors import LeaseLost, StoreUnavailable, UsageError
+from koalapy.model.errors import BusyError, ConflictError, LeaseLost, StoreUnavailable, UsageError
 from koalapy.model.job import Job, JobState
 from koalapy.model.notification import Channel, MailType, Notification
 from koalapy.model.throttle import Throttle
@@ -41,8 +42,24 @@ AT_ONCE = 8
 """Recipients that are notified at the same time."""
 SLICE = 200
 """Jobs that are examined before other tasks run."""
+TEST_INTERVAL_S = 30.0
+"""Minimum seconds between two tests of a channel."""
+MAX_TESTED = 8
+"""Maximum number of recipients of a test, the first ones."""
 LOOK_INTERVAL = 30.0
 """Seconds between two searches for jobs that wait for long."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryResult:
+    """The result of a test notification to one recipient."""
+
+    channel: Channel
+    to: str
+    """The mail address, or the host of the webhook, whose path may be secret."""
+    delivered: bool
+    answer: str
+    """The answer of the mail server or webhook, or the error."""
 
 
 class Notifications:
@@ -67,6 +84,7 @@ class Notifications:
             self._add_to_queue(notification)
             self._last_id = notification.id
         self._rate_limit = Throttle(section.per_hour, 3600 / section.per_hour)
+        self._test_limit = Throttle(1, TEST_INTERVAL_S)
         self._paced: set[int] = set()
         """Notifications that the rate limit has let through once; their retries are not counted again."""
         self._deliveries: dict[str, asyncio.Task[None]] = {}
@@ -141,6 +159,41 @@ class Notifications:
         if notifications:
             self.send_notifications(notifications)
             self._store_in_background(notifications)
+
+    def count_recipients(self) -> dict[Channel, int]:
+        """Return the number of operators' recipients of each channel that has some."""
+        operators = self._section.operators
+        counts: dict[Channel, int] = {"mail": len(operators.mail), "webhook": len(operators.webhooks)}
+        return {channel: count for channel, count in counts.items() if count}
+
+    async def send_test(self, channel: Channel, user: str) -> list[DeliveryResult]:
+        """Send a test notification to the operators' configured recipients of a channel now, once, past the queue.
+
+        Raise ``ConflictError`` if none is configured, ``BusyError`` if the last test was less than
+        ``TEST_INTERVAL_S`` ago.
+        """
+        operators, sender, now = self._section.operators, self._senders.get(channel), self._clock()
+        recipients = operators.mail if channel == "mail" else operators.webhooks
+        if sender is None or not recipients:
+            setting = f"notifications.operators.{'mail' if channel == 'mail' else 'webhooks'}"
+            raise ConflictError(f"no {channel} is configured for operators", field="channel", hint=f"set {setting}")
+        if wait := self._test_limit.count_if_allowed(channel, now):
+            hint = f"try again in {wait:.0f} s"
+            raise BusyError(f"the {channel} was tested a moment ago", retry_after=wait, hint=hint)
+        tests = [
+            Notification(0, now, channel, recipient, "", build_test_body(user, now))
+            for recipient in recipients[:MAX_TESTED]
+        ]
+        return list(await asyncio.gather(*(self._test_recipient(sender, test) for test in tests)))
+
+    async def _test_recipient(self, sender: Sender, test: Notification) -> DeliveryResult:
+        """Send a test notification, and return the result."""
+        try:
+            answer, is_delivered = await self._deliver_through(sender, test), True
+        except DeliveryFailed as error:
+            answer, is_delivered = str(error), False
+        log.info("a notification was tested", action="notification-tested", to=test.destination, answer=answer)
+        return DeliveryResult(test.channel, test.destination, is_delivered, answer)
 
     async def notify_long_waits(self) -> None:
         """Notify owners of the jobs that have become long-waiting since the last call."""
@@ -287,10 +340,11 @@ class Notifications:
                 )
 
     @staticmethod
-    async def _deliver_through(sender: Sender, notification: Notification) -> None:
-        """Deliver a notification. Raise ``DeliveryFailed`` for unexpected errors as well, so that retries end."""
+    async def _deliver_through(sender: Sender, notification: Notification) -> str:
+        """Deliver a notification and return the answer. Raise ``DeliveryFailed`` for unexpected errors as well, so that
+        retries end."""
         try:
-            await sender.deliver_notification(notification)
+            return await sender.deliver_notification(notification)
         except DeliveryFailed:
             raise
         except Exception as error:

@@ -1,21 +1,22 @@
 """The first page: use of the grid over the last hours, what needs attention, and all clusters as tiles."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from koalapy.api.access import Caller
-from koalapy.api.monitoring import DEFAULT_MARK_S, MAX_MARK_S, mark_alerts, unmark_alerts
+from koalapy.api.monitoring import DEFAULT_MARK_S, MAX_MARK_S, mark_alerts, send_test, unmark_alerts
 from koalapy.daemon.observability.figures import SHOWN_S
 from koalapy.daemon.services import Services
 from koalapy.dashboard.attention import AlertGroup, group_alerts
 from koalapy.dashboard.charts import Slot, make_slots
-from koalapy.dashboard.dashboard import Dashboard, Form, SentForm
+from koalapy.dashboard.dashboard import Dashboard, Form, FormAnswer, SentForm
 from koalapy.dashboard.rows import AlertRow, ClusterRow, SurveyCache, alert_row, cluster_row, severity
 from koalapy.model.alert import AlertKind, MarkAction
 from koalapy.model.errors import UsageError
-from koalapy.model.identity import Identity
+from koalapy.model.identity import Identity, Role
 from koalapy.model.job import Job
+from koalapy.model.notification import CHANNELS, Channel
 from koalapy.scheduler.queries import Queries
 from koalapy.validation.permissions import may_see_all_of
 
@@ -54,6 +55,8 @@ class Overview:
     groups: Sequence[AlertGroup]
     """Active alerts by cause, most urgent first, acknowledged ones last."""
     silenced: Sequence[AlertRow]
+    notified: Mapping[Channel, int]
+    """Number of operators' recipients of alerts by channel, for operators."""
     queued: int
     active: int
     nodes: int
@@ -136,6 +139,7 @@ def add_overview(dashboard: Dashboard, services: Services, surveyor: SurveyCache
         slots = make_slots(samples, now, SHOWN_S)
         return Overview(
             groups=groups,
+            notified=services.notifications.count_recipients() if caller.has_role(Role.OPERATOR) else {},
             silenced=silenced,
             queued=engine.stored_queued,
             active=engine.stored_active,
@@ -176,6 +180,13 @@ def add_overview(dashboard: Dashboard, services: Services, surveyor: SurveyCache
             raise UsageError(f"give from 0 to {MAX_MARK_S / 3600:g} hours", field="hours", value=hours)
         await mark_alerts(alerts, caller, kind, targets, action, form.reason, hours * 3600)
         return "/"
+
+    @dashboard.form("/alerts/test", "tested.html", operation="test_notification", title="Test of notifications")
+    async def test(caller: Caller, form: SentForm) -> FormAnswer:
+        channel = next((channel for channel in CHANNELS if channel == form.get("channel")), None)
+        if channel is None:
+            raise UsageError("there is no such channel", field="channel", hint="give mail or webhook")
+        return await send_test(services.notifications, caller, channel), 200
 
     @dashboard.action("/alerts/unmark", operation="unmark_alert")
     async def unmark(form: SentForm) -> str:
