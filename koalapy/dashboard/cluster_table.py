@@ -91,7 +91,7 @@ CLUSTERS: TableDefinition[ClusterRow] = TableDefinition(
             lambda row, _: _jobs_cell(row.waiting, "queued", row),
             "number",
         ),
-        Column("known", "State as of", lambda row: iso_time(row.known_at), _age_cell, "nowrap"),
+        Column("known", "Report", lambda row: iso_time(row.known_at), _age_cell, "nowrap"),
         Column("manager", "Resource manager", lambda row: row.problem, _resource_manager_cell, is_sortable=False),
         Column("reason", "Reason", lambda row: row.reason, style="said", is_sortable=False),
     ),

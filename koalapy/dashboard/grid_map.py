@@ -24,14 +24,14 @@ MAX_RING = 16
 """Maximum number of clusters on the ellipse."""
 MAX_NAMED = 80
 """Maximum number of clusters in rows that show their names."""
-MAX_LABELLED_LINKS = 28
+MAX_LABELLED_LINKS = 15
 """Maximum number of links that show their latency."""
 MAX_DRAWN_JOBS = 40
 WIDTH = 960
 RING_HEIGHT, FLAT_RING_HEIGHT = 520, 360
 """Heights of the ellipse, and of one with at most ``FLAT_RING`` clusters."""
 FLAT_RING = 4
-MIN_COLUMNS = 12
+MIN_COLUMNS = 9
 LARGEST_RADIUS, SMALLEST_RADIUS = 40.0, 12.0
 WIDEST_LINK, NARROWEST_LINK = 7.0, 1.0
 MIN_BANDWIDTH_RATIO = 10.0

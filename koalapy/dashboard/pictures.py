@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 
 from markupsafe import Markup, escape
 
@@ -172,10 +173,11 @@ def series(points: Sequence[Point], label: str, format_value: Callable[[float], 
     positions = [(x(point.at), y(point.value)) for point in points]
     parts.append(f'<polyline class="line" points="{" ".join(f"{a:.1f},{b:.1f}" for a, b in positions)}"/>')
     parts += [f'<circle class="mark" cx="{a:.1f}" cy="{b:.1f}" r="{MARK}"/>' for a, b in positions]
-    parts.append(f'<text class="start" x="{LEFT}" y="{SERIES_HEIGHT - 5}">{format_time(first, last)}</text>')
+    is_daily = all(point.at % 86_400 == 0 for point in points)
+    dates = [datetime.fromtimestamp(at, UTC).date().isoformat() for at in (first, last)]
+    first_text, last_text = dates if is_daily else (format_time(first, last), format_time(last, last))
+    parts.append(f'<text class="start" x="{LEFT}" y="{SERIES_HEIGHT - 5}">{first_text}</text>')
     if last > first:
-        parts.append(
-            f'<text class="end" x="{SERIES_WIDTH - RIGHT}" y="{SERIES_HEIGHT - 5}">{format_time(last, last)}</text>'
-        )
+        parts.append(f'<text class="end" x="{SERIES_WIDTH - RIGHT}" y="{SERIES_HEIGHT - 5}">{last_text}</text>')
     parts.append("</svg>")
     return Markup("".join(parts))

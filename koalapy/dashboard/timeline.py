@@ -38,7 +38,7 @@ LANE_HEIGHTS = ((6, 90), (20, 40), (60, 20))
 """Height of a lane for at most this many lanes; ``JOB_LANE_HEIGHT`` in a job's timeline."""
 JOB_LANE_HEIGHT = 18
 MIN_BAR_WIDTH, MIN_BAR_HEIGHT = 1.5, 2.0
-LETTER_WIDTH, MIN_TEXT_HEIGHT = 7.0, 11.0
+LETTER_WIDTH, TICK_LETTER_WIDTH, MIN_TEXT_HEIGHT = 7.0, 6.1, 11.0
 STEPS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 43200, 86400, 604800)
 MAX_TICKS = 9
 MAX_RELATIVE_S = 900.0
@@ -256,7 +256,8 @@ def draw_timeline(content: Timeline) -> Markup:
         parts.append(
             f'<rect class="unread" x="{left}" y="{AXIS_HEIGHT}" width="{until - left:.1f}" '
             f'height="{bottom - AXIS_HEIGHT - LANE_GAP}"><title>too many components ended since to read these</title>'
-            f'</rect><text class="unread" x="{(left + until) / 2:.1f}" y="{AXIS_HEIGHT + 16}">not read</text>'
+            f'</rect><text class="unread" x="{(left + until) / 2:.1f}" y="{AXIS_HEIGHT + 16}">'
+            "jobs are left out: too many</text>"
         )
     for row, expected in enumerate(content.expected):
         parts.append(_draw_expected(expected, bottom + row * EXPECTED_HEIGHT, x))
@@ -281,10 +282,11 @@ def _draw_ticks(content: Timeline, span: float, height: int, x: ToPosition) -> I
     for number in range(int((content.start + span - first) / step) + 1):
         at = first + number * step
         yield f'<path class="tick" d="M{x(at)} {AXIS_HEIGHT - 6}V{height}"/>'
-        if is_relative:
-            yield f'<text class="tick" x="{x(at)}" y="11">{_format_elapsed(number * step)}</text>'
-        else:
-            yield f'<text class="tick" data-at="{at:.0f}" x="{x(at)}" y="11">{format_time(at, content.now)}</text>'
+        text = _format_elapsed(number * step) if is_relative else format_time(at, content.now)
+        if x(at) + len(text) * TICK_LETTER_WIDTH > WIDTH:
+            continue
+        instant = "" if is_relative else f' data-at="{at:.0f}"'
+        yield f'<text class="tick"{instant} x="{x(at)}" y="11">{text}</text>'
 
 
 def pack(bars: Sequence[TimelineBar], nodes: int) -> list[tuple[TimelineBar, int]]:

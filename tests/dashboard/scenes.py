@@ -24,7 +24,16 @@ from koalapy.model.disk import Disk
 from koalapy.model.history import LOAD_KEPT_S, LOAD_SLOT_S, LocalLoad, Sample
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState, TimelineEntry
 from koalapy.model.job_spec import JobSpec, Launcher, Priority
-from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory, LrmCalls, LrmOperation, Versions
+from koalapy.model.node_requirement import Gpus
+from koalapy.model.reports import (
+    ClusterReport,
+    ComponentStatus,
+    Inventory,
+    LrmCalls,
+    LrmOperation,
+    NodeClassReport,
+    Versions,
+)
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, NonFixedRequest
 from koalapy.ports import Batch
 from koalapy.scheduler.events import (
@@ -327,9 +336,19 @@ class SceneMaker:
                 state = "held" if host in tokens else next(others)
                 reason = "down+drain: fan broken, ticket 4711" if state == "down" else ""
                 token = tokens.get(host, "")
-                nodes.append({"name": host, "state": state, "reason": reason, "token": token})
+                node_class = "a100-256GB" if len(nodes) < self.nodes[name] // 4 else "haswell-64GB"
+                nodes.append({"name": host, "state": state, "reason": reason, "token": token, "node_class": node_class})
             answers[name] = {"nodes": nodes, "age": 3.0}
         return Sites(nodes=answers)
+
+    @staticmethod
+    def _classes(total: int, idle: int) -> tuple[NodeClassReport, ...]:
+        """Return two classes of nodes: three quarters of the nodes have no GPU."""
+        big = total // 4
+        return (
+            NodeClassReport("haswell-64GB", total - big, idle, memory=64 * 2**30, cores=16, features=("haswell", "ib")),
+            NodeClassReport("a100-256GB", big, 0, memory=256 * 2**30, cores=64, gpus=(Gpus(4, "a100"),)),
+        )
 
     def _report(self, name: str, index: int, held: list[tuple[str, Component]]) -> ClusterReport:
         """Return the nodes of a cluster: local users have most of those that no component has."""
@@ -348,6 +367,7 @@ class SceneMaker:
             frozenset(token for token, _ in held),
             problem,
             disks=(Disk("spool", "/var/spool/koala", free, 500 * 2**30),),
+            node_classes=self._classes(total, idle),
             versions=Versions("1.0.0", "Slurm 22.05.8", "4.1.4"),
             calls=(LrmCalls(LrmOperation.SNAPSHOT, 4000 + index, index % 3, 400.0, 0.9),),
         )

@@ -3,6 +3,7 @@
 import csv
 import io
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 
 from koalapy.dashboard.tables import TableQuery, cut_page, matches_text
 from koalapy.model.errors import UsageError
-from tests.daemon_in_process import ServedDaemon
+from tests.daemon.sites import Sites
+from tests.daemon_in_process import ServedDaemon, daemon_in_thread
 from tests.dashboard.people import Person, create_token
 
 ROWS = st.dictionaries(st.integers(0, 99), st.one_of(st.none(), st.integers(-3, 3)), max_size=40)
@@ -133,3 +135,28 @@ def test_columns_and_order_are_in_all_links_and_in_csv(olga: Person) -> None:
     assert answer.headers["content-type"].startswith("text/csv")
     assert answer.headers["content-disposition"] == 'attachment; filename="queue.csv"'
     assert len(answer.text.splitlines()) == 3
+
+
+def test_nodes_of_cluster_are_escaped_sorted_filtered_and_paged(tmp_path: Path) -> None:
+    hostile = {"name": "<script>x</script>", "state": "down", "reason": '"><img src=x> fan', "node_class": "<b>"}
+    others = [{"name": name, "state": state} for name, state in (("n10", "idle"), ("n2", "idle"), ("n3", "local"))]
+    sites = Sites(nodes={"north": {"nodes": [*others, hostile], "age": 2.0}})
+    with daemon_in_thread(tmp_path / "koala.db", sites, has_dashboard=True) as daemon:
+
+        def names(query: str) -> list[str]:
+            return [node["name"] for node in daemon.http.get(f"/clusters/north/nodes.json{query}").json()["nodes"]]
+
+        assert names("") == ["<script>x</script>", "n3", "n2", "n10"], "nodes that are down are first, idle ones last"
+        assert names("?sort=-node") == ["n10", "n3", "n2", "<script>x</script>"]
+        assert names("?q=fan") == ["<script>x</script>"]
+        assert names("?q=idle&limit=1") == ["n2"]
+        view = daemon.http.get("/clusters/north/nodes.json?q=idle&limit=1").json()
+        assert names("?" + view["table"]["next"].partition("?")[2]) == ["n10"]
+        for path in ("/clusters/north", "/clusters/north/nodes"):
+            page = daemon.http.get(path, headers={"Accept": "text/html"}).text
+            assert "&lt;script&gt;x" in page
+            assert "<script>x" not in page
+            assert "<img" not in page
+        assert "known" in daemon.http.get("/clusters/south/nodes.json").json()
+        assert daemon.http.get("/clusters/nowhere/nodes").status_code == 404
+        assert daemon.http.get("/clusters/north/nodes.csv?sort=node").text.count("\n") == 5

@@ -15,13 +15,13 @@ from koalapy.model.request import ClusterName
 from koalapy.simulation.sharing import SharingReport, Verdict
 
 FIGURES = {
-    "utilisation": "nodes used",
-    "queue_time": "queue time",
-    "response_time": "response time",
-    "slowdown": "slowdown",
-    "success": "success",
-    "coallocated": "co-allocated",
-    "jobs": "jobs that ended",
+    "utilisation": "Nodes used",
+    "queue_time": "Queue time",
+    "response_time": "Response time",
+    "slowdown": "Slowdown",
+    "success": "Success",
+    "coallocated": "Co-allocated",
+    "jobs": "Jobs that ended",
 }
 """The charts: attributes of ``HistoryLine`` and their titles."""
 SHARES = frozenset({"utilisation", "success", "coallocated"})

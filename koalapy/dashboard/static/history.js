@@ -4,7 +4,7 @@
   if (!window.uPlot) return;
   const drawn = new Map();
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const COLOURS = ["--accent", "--running", "--claimed", "--local", "--down", "--quiet", "--warn", "--ok"];
+  const COLOURS = ["--series-1", "--series-2", "--series-3", "--series-4", "--series-5", "--series-6"];
   const DASHES = [[], [6, 3], [2, 2], [8, 3, 2, 3]];
   const span = (s) => s === null ? "–" : s < 1 ? `${(s * 1000).toFixed(0)} ms` : s < 10 ? `${s.toFixed(1)} s` : s < 60 ? `${s.toFixed(0)} s` : s < 3600 ? `${(s / 60).toFixed(0)} min`
     : s < 172800 ? `${(s / 3600).toFixed(1)} h` : `${(s / 86400).toFixed(1)} d`;
@@ -17,14 +17,14 @@
     const axis = { stroke: colour("--quiet"), grid: { stroke: colour("--line") }, ticks: { stroke: colour("--line") } };
     const series = picture.curves.map((curve, index) => ({
       label: curve.name || "all", stroke: colour(COLOURS[index % COLOURS.length]), width: 2, spanGaps: false,
-      dash: DASHES[Math.floor(index / 2) % DASHES.length], points: { show: picture.at.length < 40 },
+      dash: DASHES[Math.floor(index / COLOURS.length) % DASHES.length], points: { show: picture.at.length < 40 },
       value: (_, value) => value === undefined || value === null ? "–" : TOLD[picture.unit](value),
     }));
     const options = {
       width: Math.max(240, place.clientWidth), height: 220, series: [{ value: "{YYYY}-{MM}-{DD}" }, ...series],
       tzDate: (at) => uPlot.tzDate(new Date(at * 1000), "Etc/UTC"),
-      scales: { x: { range: [day(view.first) - 43200, day(view.last) + 43200] }, y: { range: (_, low, high) => [0, picture.unit === "share" ? Math.max(1, high ?? 1) : (high || 1) * 1.05] } },
-      axes: [axis, { ...axis, size: 64, values: told }], cursor: { sync: { key: "history" } },
+      scales: { x: { range: [day(view.since > view.first ? view.since : view.first) - 43200, day(view.last) + 43200] }, y: { range: (_, low, high) => [0, picture.unit === "share" ? Math.max(1, high ?? 1) : (high || 1) * 1.05] } },
+      axes: [{ ...axis, values: (_, at) => at.map((time) => new Date(time * 1000).toISOString().slice(5, 10)) }, { ...axis, size: 64, values: told }], cursor: { sync: { key: "history" } },
     };
     place.replaceChildren();
     return new uPlot(options, [picture.at, ...picture.curves.map((curve) => curve.values)], place);
