@@ -3,6 +3,7 @@
 import io
 import json
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from rich.cells import cell_len
 
 from koalapy.cli.terminal import tables
 from koalapy.cli.terminal.screen import fold_text
+from koalapy.client.client import Client
 from koalapy.client.errors import Exit
 from koalapy.model.job import JobState
 from tests.cli.conftest import Koala, Server
@@ -108,6 +110,22 @@ def test_wait_exits_with_code_of_job(koala: Koala, command: tuple[str, ...], cod
     assert ("koala: job 1 failed: the program failed\n" in result.err) == (code != 0)
     assert koala("wait", "1").code == code
     assert json.loads(koala("wait", "1", "--json").out)["id"] == 1
+
+
+def test_wait_with_daemon_that_marks_no_streams_prints_both_in_one(
+    koala: Koala, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request_stream = Client.stream_logs
+
+    def request_unknown_stream(
+        client: Client, job: int, follow: bool, component: None, stream: str | None, *_: object
+    ) -> Iterator[bytes]:
+        return request_stream(client, job, follow, component, "unknown" if stream else None)
+
+    monkeypatch.setattr(Client, "stream_logs", request_unknown_stream)
+    result = koala(*FLEXIBLE, "--wait", "--", "echo", "hello")
+    assert (result.code, result.out) == (0, "hello\n")
+    assert "koala: the daemon is older than this koala, so errors are part of the output\n" in result.err
 
 
 def test_submit_wait_json_prints_json_only(koala: Koala) -> None:

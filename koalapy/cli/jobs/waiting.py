@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
+from http import HTTPStatus
 from typing import Annotated, NamedTuple
 
 from rich.cells import cell_len
@@ -391,12 +392,21 @@ def _print_logs(client: Client, job: int, follow: bool, selection: LogSelection,
 
 
 def _print_streams(client: Client, job: int) -> None:
-    """Print the output of a job until its end, and its error stream to standard error if that is kept apart."""
+    """Print the output of a job until its end, and its error stream to standard error if that is kept apart.
+
+    A daemon that does not mark the streams gets a request for both in one, with a message.
+    """
     splitter = StreamSplitter()
     writers = {is_error: ProgramOutput(is_error=is_error) for is_error in (False, True)}
-    for piece in client.stream_logs(job, True, None, "marked"):
-        for is_error, text in splitter.split(piece):
-            writers[is_error].write_piece(text)
+    try:
+        for piece in client.stream_logs(job, True, None, "marked"):
+            for is_error, text in splitter.split(piece):
+                writers[is_error].write_piece(text)
+    except CliError as error:
+        if (error.status, error.field) != (HTTPStatus.UNPROCESSABLE_ENTITY, "stream"):
+            raise
+        print("koala: the daemon is older than this koala, so errors are part of the output", file=sys.stderr)
+        _print_logs(client, job, True, LogSelection())
     for writer in writers.values():
         writer.finish()
 
