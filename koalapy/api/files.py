@@ -29,6 +29,7 @@ from koalapy.model.request import Bundle
 from koalapy.ports import StoredResult
 
 TAR = "application/x-tar"
+MAX_OFFSET = 2**53
 BODY = {"requestBody": {"required": True, "content": {TAR: {"schema": {"type": "string", "format": "binary"}}}}}
 INCOMPLETE = partial(
     problem, ProblemCode.INCOMPLETE_BODY, "the connection ended before the body did", field="body", hint="send it again"
@@ -41,6 +42,8 @@ After = Annotated[Text, Query(max_length=1000, description="start with this logi
 AfterCluster = Annotated[Text, Query(max_length=100, description="and, for that file, after this cluster")]
 Needed = Annotated[Text, Query(min_length=1, max_length=1000, description="the logical file")]
 Where = Annotated[Text | None, Query(min_length=1, max_length=100, description="only on this cluster")]
+Offset = Annotated[int, Query(ge=0, le=MAX_OFFSET, description="only the bytes from this one on")]
+ArchiveVersion = Annotated[Text, Query(max_length=100, description="with offset: the ETag of the broken download")]
 BundleId = Annotated[Text, Path(max_length=100, description="the bundle's id, the SHA-256 of the archive")]
 
 
@@ -102,9 +105,10 @@ def files_router(files: Files, bundles: Bundles, results: Results) -> APIRouter:
         response_class=StreamingResponse,
         responses={200: {"content": {TAR: {}}, "description": "a folder RANK-CLUSTER for each component"}},
     )
-    async def fetch_results(job: Id) -> StreamingResponse:
-        """Download the result files of the job's last attempt as one tar archive."""
-        return StreamingResponse(await results.open_archive(job), media_type=TAR)
+    async def fetch_results(job: Id, offset: Offset = 0, version: ArchiveVersion = "") -> StreamingResponse:
+        """Download the result files of the job's last attempt as one tar archive, or the rest of it."""
+        archive = await results.open_archive(job, offset, version)
+        return StreamingResponse(archive.pieces, media_type=TAR, headers={"ETag": f'"{archive.version}"'})
 
     return router
 

@@ -28,6 +28,8 @@ MAX_ACTIVE_JOBS = 10_000
 LONG_POLL_S = 20.0
 """Time for which the daemon may hold a request until a job has ended."""
 ANSWER_TIMEOUT_S = LONG_POLL_S + 20
+RETRY_DELAY_S = 0.5
+"""Pause before a new connection for a download that broke off."""
 ABSENCE_TIMEOUT_S = 60.0
 """Time for which a daemon that has responded before may be unreachable: jobs continue without it."""
 
@@ -215,8 +217,25 @@ class Client:
         return Client(self.url, None, self._access, self.timeouts, self.report)
 
     def stream_results(self, job: int) -> Iterator[bytes]:
-        """Yield the archive of a job's results."""
-        return self._stream_pieces(f"/api/v1/jobs/{job}/results", {}, LONG_POLL_S)
+        """Yield the archive of a job's results. After a lost connection, continue where it broke off."""
+        absence, received = Absence(self), 0
+        query: Json = {}
+        while True:
+            offset, headers = received, dict[str, str]()
+            try:
+                for piece in self._stream_pieces(f"/api/v1/jobs/{job}/results", query, LONG_POLL_S, answered=headers):
+                    received += len(piece)
+                    yield piece
+                return
+            except CliError as error:
+                version = headers.get("etag", "").strip('"') or query.get("version")
+                if not version or (headers and received == offset):
+                    raise
+                if received > offset:
+                    absence.end()
+                absence.tolerate(error)
+            query = {"offset": received, "version": version}
+            self.timeouts.sleep(RETRY_DELAY_S)
 
     def open_stream(self, job: int, kind: Literal["terminal", "input"], **query: Any) -> "NodeStream":
         """Open a terminal on a node of a job, or a stream to its program's standard input; ``query``: as in REST."""
@@ -259,11 +278,17 @@ class Client:
         return self._request_json("POST", "/api/v1/bundles", content=archive, headers=headers, timeout=None)
 
     def _stream_pieces(
-        self, path: str, query: Json, timeout: float | None, headers: dict[str, str] | None = None
+        self,
+        path: str,
+        query: Json,
+        timeout: float | None,
+        headers: dict[str, str] | None = None,
+        answered: dict[str, str] | None = None,
     ) -> Iterator[bytes]:
         """Yield the body of a GET response as it arrives. Request a new login once if the daemon rejects the old one.
 
-        ``timeout``: seconds without data; None for no limit. Raise ``CliError`` for a rejected or interrupted response.
+        ``timeout``: seconds without data; None for no limit. ``answered`` gets the headers of an accepted response,
+        with names in small letters. Raise ``CliError`` for a rejected or interrupted response.
         """
         began = False
         try:
@@ -278,6 +303,8 @@ class Client:
                     if status >= HTTPStatus.BAD_REQUEST:
                         raise self._rejection_error(Answer(status, response_headers, b"".join(pieces)))
                     began = self.has_answered = True
+                    if answered is not None:
+                        answered.update((name.lower(), value) for name, value in response_headers.items())
                     yield from pieces
                     return
         except CONNECTION_ERRORS as error:

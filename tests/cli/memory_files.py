@@ -1,9 +1,10 @@
 """A daemon's files in memory."""
 
 import hashlib
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from pathlib import Path
 
+from koalapy.daemon.files.results import ResultArchive
 from koalapy.model.errors import NotFoundError
 from koalapy.model.identity import Identity
 from koalapy.model.request import ClusterName
@@ -36,6 +37,12 @@ class MemoryBundles:
         raise AssertionError("for agents only")
 
 
+def _skip_bytes(pieces: Iterable[bytes], count: int) -> Iterator[bytes]:
+    for piece in pieces:
+        yield piece[count:]
+        count = max(0, count - len(piece))
+
+
 class MemoryResults:
     def __init__(self) -> None:
         self.archives: dict[int, Sequence[bytes]] = {}
@@ -43,9 +50,10 @@ class MemoryResults:
     async def store_result(self, cluster: ClusterName, token: str, content: AsyncIterator[bytes]) -> StoredResult:
         raise AssertionError("for agents only")
 
-    async def open_archive(self, job: int) -> Iterator[bytes]:
+    async def open_archive(self, job: int, offset: int = 0, version: str = "") -> ResultArchive:
         if job not in self.archives:
             raise NotFoundError(
                 f"nothing is collected of job {job}", field="job", hint="koala submit --collect PATTERN"
             )
-        return iter(self.archives[job])
+        assert version in ("", "v1")
+        return ResultArchive("v1", _skip_bytes(self.archives[job], offset))

@@ -340,6 +340,28 @@ def test_fetch_with_broken_stream_reports_broken_connection(koala: Koala, server
     assert not [path for path in (tmp_path / "x").rglob("*") if path.is_file()]
 
 
+class CutStream(list[bytes]):
+    """Pieces of an archive, of which each download gets one more before its connection breaks off."""
+
+    downloads = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        self.downloads += 1
+        for index, piece in enumerate(super().__iter__()):
+            if index == self.downloads:
+                raise OSError(5, "Input/output error")
+            yield piece
+
+
+def test_fetch_continues_broken_downloads_where_they_ended(koala: Koala, server: Server, tmp_path: Path) -> None:
+    stream = CutStream([DATA[:700], DATA[700:4000], DATA[4000:]])
+    add_results(server, stream, "north", "south")
+    ended = koala("fetch", "7", "--to", str(tmp_path / "x"))
+    assert (ended.code, stream.downloads) == (0, 3), ended.err
+    assert "broke off (" in ended.err
+    assert (tmp_path / "x" / "0-north" / "out" / "-a b").read_bytes() == b"a" * 3000
+
+
 @pytest.mark.parametrize(
     "end", [KeyboardInterrupt, OSError(28, "No space left on device"), CliError("away", Exit.UNREACHABLE)]
 )

@@ -260,11 +260,12 @@ class ArchivePart:
         return f"{self.target}/{name[len(self.selected) + 1 :]}" if name.startswith(f"{self.selected}/") else None
 
 
-def join_archives(parts: Sequence[ArchivePart]) -> Iterator[bytes]:
-    """Yield one archive of the entries of several, in pieces that are large enough for sending."""
+def join_archives(parts: Sequence[ArchivePart], offset: int = 0) -> Iterator[bytes]:
+    """Yield one archive of the entries of several from a byte on, in pieces that are large enough for sending."""
     buffer = bytearray()
     for piece in _join_entries(parts):
-        buffer += piece
+        buffer += piece[offset:]
+        offset = max(0, offset - len(piece))
         if len(buffer) >= PIECE_SIZE:
             yield bytes(buffer)
             buffer.clear()
