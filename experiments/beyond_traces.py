@@ -19,9 +19,9 @@ from koalapy.model.job_spec import ClaimingMode, JobSpec
 from koalapy.model.request import ComponentRequest, FlexibleRequest, InputFile, NonFixedRequest
 from koalapy.model.users import SharingMode
 from koalapy.scheduler.rules import Rules
-from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
 from koalapy.simulation.jobs import Outcome, PlannedJob
 from koalapy.simulation.simulation import Simulation
+from koalapy.simulation.site import SimulatedCluster, SimulatedGrid
 from koalapy.workload.tables import markdown_table
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from koalapy.model.job_spec import JobSpec, Launcher
 from koalapy.model.request import ComponentRequest, FlexibleRequest, NonFixedRequest
 from koalapy.model.users import SharingMode
 from koalapy.scheduler.rules import ReclaimedPosition, Rules
-from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
 from koalapy.simulation.jobs import Outcome, PlannedJob, mean_of_jobs
 from koalapy.simulation.simulation import Simulation
+from koalapy.simulation.site import SimulatedCluster, SimulatedGrid
 from koalapy.workload.swf import TraceJob
 
 TRACE = "SDSC-SP2-1998-huang56490"

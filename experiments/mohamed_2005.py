@@ -14,9 +14,9 @@ from koalapy.model.job_spec import ClaimingMode, JobSpec, Priority
 from koalapy.model.request import ComponentRequest, InputFile, NonFixedRequest
 from koalapy.scheduler.effects import Effects
 from koalapy.scheduler.rules import Rules
-from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
 from koalapy.simulation.jobs import JobOutcome, PlannedJob, mean_of_jobs
 from koalapy.simulation.simulation import Simulation
+from koalapy.simulation.site import SimulatedCluster, SimulatedGrid
 from koalapy.workload.generate import generate_workload
 from koalapy.workload.recipe import PRESETS, GridSize
 

@@ -80,10 +80,9 @@ from koalapy.store.advice import SqlAdvice, SqlPredictions
 from koalapy.store.audit import SqlAudit
 from koalapy.store.database import Database
 from koalapy.store.engine import SQLITE_BUSY_TIMEOUT
-from koalapy.store.files import SqlFiles
 from koalapy.store.history import SqlHistory
 from koalapy.store.output import FileOutput
-from koalapy.store.service_tables import SqlAlertMarks, SqlMeasurements, SqlSamples, SqlTokens
+from koalapy.store.service_tables import SqlAlertMarks, SqlFiles, SqlMeasurements, SqlSamples, SqlTokens
 from koalapy.store.sql import SqlStore
 from koalapy.validation.permissions import SubmissionRules
 from tests.daemon.sites import Sites

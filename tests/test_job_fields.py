@@ -19,7 +19,7 @@ from koalapy.model.field import describe_fields, split_annotation
 from koalapy.model.job import Job
 from koalapy.model.job_spec import Coallocation, JobSpec, Lease, PointInTime
 from koalapy.model.request import FlexibleRequest
-from koalapy.store.rows import spec_from_json, spec_to_json
+from koalapy.store.sql import spec_from_json, spec_to_json
 from tests.model.specs import specs, values_of
 
 FIELDS = describe_fields(JobSpec)

@@ -10,8 +10,8 @@ from typing import Any
 from experiments.run_times import communicating
 from koalapy.model.cluster import ClusterPair, Link, pair_of
 from koalapy.model.request import ClusterName
-from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
 from koalapy.simulation.jobs import Gang, PlannedJob, RunTime
+from koalapy.simulation.site import SimulatedCluster, SimulatedGrid
 
 Weigh = Callable[[Sequence[float]], float]
 DELFT, LEIDEN = "delft", "leiden"

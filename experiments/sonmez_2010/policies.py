@@ -13,9 +13,9 @@ from experiments.sonmez_2010.workloads import DAY, HOUR, SIZES, measured, rules,
 from experiments.traces import Traces
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import ComponentRequest, FlexibleRequest, NonFixedRequest
-from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
 from koalapy.simulation.jobs import LocalUser, PlannedJob, RunTime
 from koalapy.simulation.simulation import Simulation
+from koalapy.simulation.site import SimulatedCluster, SimulatedGrid
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

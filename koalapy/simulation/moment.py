@@ -9,7 +9,7 @@ from koalapy.policies.registry import Registry
 from koalapy.record.format import Beginning, KnownCluster, People
 from koalapy.scheduler.queries import Queries
 from koalapy.scheduler.scheduler import Scheduler
-from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
+from koalapy.simulation.site import SimulatedCluster, SimulatedGrid
 
 HAVE_NODES = frozenset({ComponentState.CLAIMED, ComponentState.RUNNING, ComponentState.STOPPING})
 IN_QUEUE = frozenset({ComponentState.SUBMITTED, ComponentState.WAITING})

@@ -17,9 +17,9 @@ from koalapy.model.job import JobId, JobState
 from koalapy.model.job_spec import JobSpec, Launcher, Priority
 from koalapy.model.request import ClusterName, ComponentRequest, NonFixedRequest
 from koalapy.scheduler.rules import Rules
-from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
 from koalapy.simulation.jobs import PlannedJob
 from koalapy.simulation.simulation import Simulation
+from koalapy.simulation.site import SimulatedCluster, SimulatedGrid
 
 MAX_NAMED = 100
 """Maximum number of jobs that are listed for one reason."""

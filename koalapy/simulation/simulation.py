@@ -25,10 +25,9 @@ from koalapy.scheduler.queue.start_conditions import latest_start
 from koalapy.scheduler.rules import Rules
 from koalapy.scheduler.scheduler import Scheduler
 from koalapy.scheduler.state import SchedulerState
-from koalapy.simulation.grid import SimulatedGrid
 from koalapy.simulation.jobs import Gang, JobOutcome, LocalUser, NotRun, Outcome, PlannedJob, RunTime, constant_run_time
 from koalapy.simulation.moment import HAVE_NODES, IN_QUEUE, Moment
-from koalapy.simulation.site import Runner, Site
+from koalapy.simulation.site import Runner, SimulatedGrid, Site
 from koalapy.validation.submission import check_submission
 
 MIN_IN_VAIN = 200

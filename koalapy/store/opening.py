@@ -30,10 +30,16 @@ from koalapy.store.advice import SqlAdvice, SqlPredictions
 from koalapy.store.audit import SqlAudit
 from koalapy.store.database import Database
 from koalapy.store.engine import MEMORY, make_engine, unavailable_is_known, writing
-from koalapy.store.files import SqlFiles
 from koalapy.store.history import SqlHistory
 from koalapy.store.job_numbers import JobNumbers
-from koalapy.store.service_tables import SqlAlertMarks, SqlMeasurements, SqlNotifications, SqlSamples, SqlTokens
+from koalapy.store.service_tables import (
+    SqlAlertMarks,
+    SqlFiles,
+    SqlMeasurements,
+    SqlNotifications,
+    SqlSamples,
+    SqlTokens,
+)
 from koalapy.store.sql import SqlStore
 
 LOCK_NUMBER = 0x6B6F616C61

@@ -4,18 +4,27 @@ The outbox stores commands, and each plan that the commands of an attempt refer 
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from functools import cache
 from itertools import count, groupby
+from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import Connection, delete, func, insert, select, text, update
+from pydantic import TypeAdapter
+from sqlalchemy import Connection, RowMapping, Table, delete, func, insert, select, text, update
 from sqlalchemy.sql import bindparam
 
-from koalapy.model.job import FINAL_STATES, Attempt, Component, Job, JobId, TimelineEntry
-from koalapy.model.job_spec import Priority
-from koalapy.ports import Batch, JobFilter, JobPage, OutboxEntry, Saved, Submitted, Usage
+from koalapy.model.application import application_of
+from koalapy.model.array import ArrayTasks
+from koalapy.model.cluster import Drain
+from koalapy.model.dependency import Clause
+from koalapy.model.job import FINAL_STATES, Attempt, ClusterRefusal, Component, Job, JobId, TimelineEntry
+from koalapy.model.job import TimelineEntry as Entry
+from koalapy.model.job_spec import JobSpec, Priority
+from koalapy.ports import Batch, ClusterRecord, JobFilter, JobPage, OutboxEntry, Saved, Submitted, Usage
 from koalapy.protocol.frames import PLAN, Plan
-from koalapy.store import rows, tables
+from koalapy.store import tables
 from koalapy.store.advice import complete_advised, write_advised
 from koalapy.store.audit import write_audit
 from koalapy.store.database import Database, chunks, insert_rows, upsert
@@ -170,7 +179,7 @@ class SqlStore:
         """Write all records of a batch in an open transaction, and delete acknowledged commands."""
         self._write_jobs(connection, batch.jobs.values())
         self._write_attempts(connection, batch.attempts)
-        insert_rows(connection, tables.timeline, [rows.entry_to_row(entry) for entry in batch.timeline])
+        insert_rows(connection, tables.timeline, [entry_to_row(entry) for entry in batch.timeline])
         write_commands(connection, batch)
         if batch.acknowledged:
             statement = delete(tables.outbox).where(tables.outbox.c.id == bindparam("done"))
@@ -179,7 +188,7 @@ class SqlStore:
         # A key belongs to the first job that was stored with it.
         keys = [{"key": s.key, "job_id": s.job, "digest": s.digest, "at": batch.at} for s in batch.submitted]
         upsert(connection, tables.submissions, keys, replace=False)
-        upsert(connection, tables.clusters, [rows.cluster_to_row(record) for record in batch.clusters])
+        upsert(connection, tables.clusters, [cluster_to_row(record) for record in batch.clusters])
         scans = [{"priority": priority.value, "scans": scans} for priority, scans in batch.scans.items()]
         upsert(connection, tables.queues, scans)
         write_audit(connection, batch.audit)
@@ -194,10 +203,10 @@ class SqlStore:
         old: list[Job] = []
         for job in jobs:
             (old if job.id in self._known else new).append(job)
-        insert_rows(connection, tables.jobs, [rows.new_job_to_row(job) for job in new])
+        insert_rows(connection, tables.jobs, [new_job_to_row(job) for job in new])
         if old:
             statement = update(tables.jobs).where(tables.jobs.c.id == bindparam("key"))
-            connection.execute(statement, [rows.job_to_row(job) | {"key": job.id} for job in old])
+            connection.execute(statement, [job_to_row(job) | {"key": job.id} for job in old])
         changed = [
             (job.id, job.attempt)
             for job in (*new, *old)
@@ -207,9 +216,9 @@ class SqlStore:
 
     def _write_attempts(self, connection: Connection, tried: Sequence[tuple[JobId, Attempt]]) -> None:
         """Insert or replace attempts, and those of their components that have changed since they were last stored."""
-        upsert(connection, tables.attempts, [rows.attempt_to_row(job, attempt) for job, attempt in tried])
+        upsert(connection, tables.attempts, [attempt_to_row(job, attempt) for job, attempt in tried])
         components = [
-            rows.component_to_row(job, attempt.generation, component)
+            component_to_row(job, attempt.generation, component)
             for job, attempt in tried
             for component in changed_components(attempt, self._written.get(job))
         ]
@@ -237,7 +246,7 @@ class SqlStore:
             return Saved(
                 tuple(jobs),
                 commands,
-                tuple(rows.cluster_from_row(row) for row in clusters),
+                tuple(cluster_from_row(row) for row in clusters),
                 (last if self._job_numbers is None else self._job_numbers.last_given(last)) + 1,
                 {Priority(row["priority"]): row["scans"] for row in queues},
             )
@@ -283,7 +292,7 @@ class SqlStore:
         ids = select(tables.timeline.c.id).where(tables.timeline.c.job_id == job).order_by(tables.timeline.c.id)
         page = ids.offset(after).limit(limit).subquery()
         query = select(tables.timeline).join(page, page.c.id == tables.timeline.c.id).order_by(page.c.id)
-        return [rows.entry_from_row(row) for row in self.database.rows(query)]
+        return [entry_from_row(row) for row in self.database.rows(query)]
 
     def attempts(self, job: JobId, last: int | None = None) -> list[Attempt]:
         attempts, components = tables.attempts, tables.components
@@ -294,8 +303,8 @@ class SqlStore:
             first = tried[0]["generation"] if tried else 0
             parts = select(components).where(components.c.job_id == job, components.c.generation >= first)
             for row in connection.execute(parts.order_by(components.c.index)).mappings():
-                by_generation[row["generation"]].append(rows.component_from_row(row))
-        return [rows.attempt_from_row(row, tuple(by_generation[row["generation"]])) for row in tried]
+                by_generation[row["generation"]].append(component_from_row(row))
+        return [attempt_from_row(row, tuple(by_generation[row["generation"]])) for row in tried]
 
     def usage(self, start: float, end: float) -> Usage:
         with self.database.reading() as connection:
@@ -316,7 +325,7 @@ def jobs_of(connection: Connection, query: Any) -> list[Job]:
     attempts: dict[tuple[JobId, int], Attempt] = {}
     for ids in chunks(row["id"] for row in selected if row["generation"]):
         attempts |= _last_attempts(connection, ids)
-    return [rows.job_from_row(row, attempts.get((row["id"], row["generation"]))) for row in selected]
+    return [job_from_row(row, attempts.get((row["id"], row["generation"]))) for row in selected]
 
 
 def _last_attempts(connection: Connection, ids: list[JobId]) -> dict[tuple[JobId, int], Attempt]:
@@ -331,11 +340,109 @@ def _last_attempts(connection: Connection, ids: list[JobId]) -> dict[tuple[JobId
         .order_by(components.job_id, components.index)
     ).mappings()
     by_job = {
-        key: tuple(rows.component_from_row(row) for row in group)
+        key: tuple(component_from_row(row) for row in group)
         for key, group in groupby(parts, key=lambda row: (row["job_id"], row["generation"]))
     }
     tried = connection.execute(select(tables.attempts).join(tables.jobs, of_attempt).where(jobs.id.in_(ids))).mappings()
     return {
-        (row["job_id"], row["generation"]): rows.attempt_from_row(row, by_job[(row["job_id"], row["generation"])])
+        (row["job_id"], row["generation"]): attempt_from_row(row, by_job[(row["job_id"], row["generation"])])
         for row in tried
     }
+
+
+Row = RowMapping
+_SPEC, _JOB, _CLUSTER = TypeAdapter(JobSpec), TypeAdapter(Job), TypeAdapter(ClusterRecord)
+_REFUSALS, _CLAUSES = TypeAdapter(tuple[ClusterRefusal, ...]), TypeAdapter(tuple[Clause, ...])
+_TASKS = TypeAdapter(ArrayTasks)
+_NAMES = tuple(field.name for field in fields(JobSpec))
+_DEFAULTS = tuple(field.default for field in fields(JobSpec))
+_VALUES = attrgetter(*_NAMES)
+_ATTEMPT, _COMPONENT, _ENTRY = TypeAdapter(Attempt), TypeAdapter(Component), TypeAdapter(Entry)
+
+
+def spec_to_json(spec: JobSpec) -> dict[str, Any]:
+    """Return a submission as JSON. It omits fields with default values, so that the rows of queued jobs are short."""
+    changed = {name for name, value, default in zip(_NAMES, _VALUES(spec), _DEFAULTS, strict=True) if value != default}
+    changed.add("command")
+    data: dict[str, Any] = _SPEC.dump_python(spec, mode="json", include=changed)
+    return data
+
+
+def spec_from_json(data: Mapping[str, Any]) -> JobSpec:
+    return _SPEC.validate_python(data)
+
+
+def _to_row(table: Table, value: Any) -> dict[str, Any]:
+    """Return the fields of a value that a table has columns for."""
+    names, values_of = _columns_of(table, value.__class__)
+    return dict(zip(names, values_of(value), strict=True))
+
+
+@cache
+def _columns_of(table: Table, kind: type[Any]) -> tuple[list[str], Callable[[Any], Any]]:
+    """Return the fields that a table has columns for, and the function that reads all of them."""
+    names = [column.name for column in table.columns if hasattr(kind, column.name) and column.name != "spec"]
+    return names, attrgetter(*names)
+
+
+def job_to_row(job: Job) -> dict[str, Any]:
+    """Return the columns of a job that may change."""
+    refusals = _REFUSALS.dump_python(job.refusals, mode="json") if job.refusals else None
+    tasks = None if job.tasks is None else _TASKS.dump_python(job.tasks, mode="json")
+    awaits = _CLAUSES.dump_python(job.awaits, mode="json") if job.awaits else None
+    lists = {"refusals": refusals, "tasks": tasks, "awaits": awaits}
+    return _to_row(tables.jobs, job) | {"priority": job.spec.priority, **lists}
+
+
+def new_job_to_row(job: Job) -> dict[str, Any]:
+    """Return all columns of a new job."""
+    row = job_to_row(job) | _to_row(tables.jobs, job.spec)
+    return row | {"application": application_of(job.spec), "spec": spec_to_json(job.spec)}
+
+
+def job_from_row(row: Row, attempt: Attempt | None) -> Job:
+    # The submission, with the priority, which may have changed since.
+    spec = spec_from_json({**row["spec"], "priority": row["priority"]})
+    lists = {"refusals": row["refusals"] or (), "awaits": row["awaits"] or ()}
+    return _JOB.validate_python({**row, **lists, "spec": spec, "attempt": attempt})
+
+
+def attempt_to_row(job: JobId, attempt: Attempt) -> dict[str, Any]:
+    return _to_row(tables.attempts, attempt) | {"job_id": job}
+
+
+def attempt_from_row(row: Row, components: tuple[Component, ...]) -> Attempt:
+    return _ATTEMPT.validate_python({**row, "components": components})
+
+
+def component_to_row(job: JobId, generation: int, component: Component) -> dict[str, Any]:
+    return _to_row(tables.components, component) | {"job_id": job, "generation": generation}
+
+
+def component_from_row(row: Row) -> Component:
+    return _COMPONENT.validate_python(dict(row))
+
+
+def entry_to_row(entry: Entry) -> dict[str, Any]:
+    return _to_row(tables.timeline, entry) | {"job_id": entry.job}
+
+
+def entry_from_row(row: Row) -> Entry:
+    return _ENTRY.validate_python({**row, "job": row["job_id"]})
+
+
+def cluster_to_row(record: ClusterRecord) -> dict[str, Any]:
+    """Return the columns of a cluster that must survive a restart; its agent reports the others after that."""
+    drain = record.drained
+    return _to_row(tables.clusters, record) | {
+        "drained_at": drain.at if drain else None,
+        "drained_by": drain.by if drain else None,
+        "drained_reason": drain.reason if drain else None,
+    }
+
+
+def cluster_from_row(row: Row) -> ClusterRecord:
+    drained_at = row["drained_at"]
+    drained = None if drained_at is None else Drain(drained_at, row["drained_by"] or "", row["drained_reason"] or "")
+    unknown = {"idle": 0, "used": 0, "background": 0, "down": 0, "processes_per_node": 1, "speed": 1.0}
+    return _CLUSTER.validate_python({**row, **unknown, "drained": drained})

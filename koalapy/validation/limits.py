@@ -8,9 +8,16 @@ from typing import Any, NoReturn
 from koalapy.model.array import MAX_ARRAY_SIZE
 from koalapy.model.cluster import NodeClass, check_cluster
 from koalapy.model.errors import UsageError, reject
-from koalapy.model.host_list import count_hosts
 from koalapy.model.job_spec import JobSpec, Launcher
-from koalapy.model.node_requirement import EXCLUDED, MAX_CORES, MAX_EXCLUDED_NODES, WORD, NodeRequirement, count_gpus
+from koalapy.model.node_requirement import (
+    EXCLUDED,
+    MAX_CORES,
+    MAX_EXCLUDED_NODES,
+    WORD,
+    NodeRequirement,
+    count_gpus,
+    count_hosts,
+)
 from koalapy.model.profile import (
     RUNTIME,
     ClusterProfile,

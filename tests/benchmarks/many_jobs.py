@@ -17,7 +17,7 @@ from sqlalchemy import Engine, Table, insert
 from koalapy.model.job import Component, ComponentState, Job, JobState
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import FlexibleRequest
-from koalapy.store import rows, tables
+from koalapy.store import sql, tables
 from koalapy.store.engine import make_engine, writing
 from koalapy.store.opening import migrate
 
@@ -103,7 +103,7 @@ class _RowGenerator:
             application=APPLICATIONS[number % len(APPLICATIONS)],
             internal=number % 200 == 199,
         )
-        return spec, rows.new_job_to_row(Job(0, spec, 0.0)), json.dumps(rows.spec_to_json(spec))
+        return spec, sql.new_job_to_row(Job(0, spec, 0.0)), json.dumps(sql.spec_to_json(spec))
 
     def cluster(self, name: str, nodes: int) -> Row:
         return {"name": name, "kind": "local", "state": "up", "reason": "", "total": nodes, "errors": 0} | {
@@ -197,7 +197,7 @@ class _RowGenerator:
             component = Component(
                 index, cluster, nodes, component_state, hosts=("127.0.0.1",), claimed_at=started, submitted_at=placed
             )
-            row = rows.component_to_row(ident, 1, component) | {"ended_at": ended, "lrm_job": str(ident)}
+            row = sql.component_to_row(ident, 1, component) | {"ended_at": ended, "lrm_job": str(ident)}
             yield {name: _to_driver_value(value) for name, value in row.items()}
 
     def _history(self, job: Row, clusters: list[str], nodes: int, ended: float) -> Row:

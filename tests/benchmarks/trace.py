@@ -12,9 +12,9 @@ from experiments.traces import Traces, default_folder
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import ComponentRequest, NonFixedRequest
 from koalapy.scheduler.rules import Rules
-from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
 from koalapy.simulation.jobs import Outcome, PlannedJob
 from koalapy.simulation.simulation import Simulation
+from koalapy.simulation.site import SimulatedCluster, SimulatedGrid
 
 TRACE = "SDSC-SP2-1998-huang56490"
 TRACES = Traces(default_folder())

@@ -8,10 +8,10 @@ from koalapy.model.request import ComponentRequest, FlexibleRequest, NonFixedReq
 from koalapy.policies.registry import builtin_policies
 from koalapy.record.format import People
 from koalapy.scheduler.rules import Rules
-from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
 from koalapy.simulation.jobs import PlannedJob
 from koalapy.simulation.moment import Moment, moment_of
 from koalapy.simulation.simulation import Simulation
+from koalapy.simulation.site import SimulatedCluster, SimulatedGrid
 from koalapy.simulation.twin import HORIZON, Change, Question, answer_what_if
 
 GRID = SimulatedGrid({f"c{number}": SimulatedCluster(nodes) for number, nodes in enumerate((85, 41, 46, 32))})

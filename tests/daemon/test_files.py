@@ -35,8 +35,8 @@ from koalapy.model.replica import Catalogue, Replica, ReplicaState
 from koalapy.model.request import Bundle, FlexibleRequest, InputFile
 from koalapy.ports import Batch
 from koalapy.scheduler.events import ReplicasChanged
-from koalapy.store.files import SqlFiles
 from koalapy.store.history import SqlHistory
+from koalapy.store.service_tables import SqlFiles
 from tests import signals
 from tests.daemon.archives import GOOD, archive_of, make_archive, make_special_member, unpack_archive, yield_pieces
 from tests.daemon.sites import Sites, sha256_hex

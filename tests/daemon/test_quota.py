@@ -21,8 +21,8 @@ from koalapy.model.request import FlexibleRequest
 from koalapy.ports import Batch
 from koalapy.store.database import Database
 from koalapy.store.engine import make_engine
-from koalapy.store.files import SqlFiles
 from koalapy.store.opening import migrate
+from koalapy.store.service_tables import SqlFiles
 from koalapy.store.sql import SqlStore
 from tests.daemon.archives import archive_of, yield_pieces
 

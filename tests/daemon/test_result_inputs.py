@@ -18,7 +18,7 @@ from koalapy.model.job import Attempt, Component, Job, JobState, new_job
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import FlexibleRequest
 from koalapy.ports import Batch
-from koalapy.store.files import SqlFiles
+from koalapy.store.service_tables import SqlFiles
 from tests.daemon.archives import archive_of, unpack_archive, yield_pieces
 from tests.daemon.test_hub import Daemon, running_daemon
 

@@ -24,8 +24,8 @@ from koalapy.model.job_spec import JobSpec
 from koalapy.model.measurement import MeasurementSettings
 from koalapy.model.request import FlexibleRequest
 from koalapy.ports import Batch, OutputPiece, StoredBundle
-from koalapy.store.files import SqlFiles
 from koalapy.store.history import SqlHistory
+from koalapy.store.service_tables import SqlFiles
 from tests.daemon.archives import archive_of, yield_pieces
 from tests.daemon.test_hub import Daemon, running_daemon
 

@@ -22,10 +22,9 @@ from typing import Any
 from experiments.local_users import poisson
 from koalapy.api.job_views import JobSubmission
 from koalapy.model.cluster import Link
-from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
 from koalapy.simulation.jobs import Gang, PlannedJob
 from koalapy.simulation.simulation import Simulation
-from koalapy.simulation.site import Runner
+from koalapy.simulation.site import Runner, SimulatedCluster, SimulatedGrid
 from koalapy.workload.plan import Arrival, Workload, workload_lines
 from koalapy.workload.tables import markdown_table
 

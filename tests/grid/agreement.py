@@ -19,10 +19,9 @@ from koalapy.model.request import ClusterName
 from koalapy.record.format import Beginning, Step
 from koalapy.record.replay import RecordFile
 from koalapy.scheduler.events import JobSubmitted, Reported
-from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
 from koalapy.simulation.jobs import PlannedJob
 from koalapy.simulation.simulation import Simulation
-from koalapy.simulation.site import Runner
+from koalapy.simulation.site import Runner, SimulatedCluster, SimulatedGrid
 
 CLUSTERS = {"east": 8, "north": 16, "south": 12}
 ENDED_STATES = (ComponentState.DELIVERING, ComponentState.ENDED)

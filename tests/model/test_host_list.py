@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.model.host_list import count_hosts, expand_host_list
+from koalapy.model.node_requirement import count_hosts, expand_host_list
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.request import FlexibleRequest
 from koalapy.model.users import SharingMode
 from koalapy.scheduler.rules import Rules
-from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
 from koalapy.simulation.jobs import JobOutcome, PlannedJob
 from koalapy.simulation.sharing import (
     ExclusionReason,
@@ -31,6 +30,7 @@ from koalapy.simulation.sharing import (
     simulate_single_site,
 )
 from koalapy.simulation.simulation import Simulation
+from koalapy.simulation.site import SimulatedCluster, SimulatedGrid
 
 START = 20_000 * DAY
 SITES = {"north": Site(8), "south": Site(4, 2.0)}

@@ -22,10 +22,9 @@ from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleReques
 from koalapy.scheduler.effects import Effects
 from koalapy.scheduler.events import JobSubmitted
 from koalapy.scheduler.rules import Rules
-from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
 from koalapy.simulation.jobs import JobOutcome, LocalUser, Outcome, PlannedJob
 from koalapy.simulation.simulation import Simulation
-from koalapy.simulation.site import Site
+from koalapy.simulation.site import SimulatedCluster, SimulatedGrid, Site
 
 NORTH_SOUTH = {"north": SimulatedCluster(8), "south": SimulatedCluster(4)}
 

@@ -7,7 +7,7 @@ from hypothesis import given
 
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import Bundle, ComponentRequest, FlexibleRequest, InputFile, NonFixedRequest
-from koalapy.store.rows import spec_from_json, spec_to_json
+from koalapy.store.sql import spec_from_json, spec_to_json
 from tests.model.specs import specs
 
 

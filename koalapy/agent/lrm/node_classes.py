@@ -11,7 +11,6 @@ from typing import Annotated, NamedTuple
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from koalapy.model.errors import SiteFault, SiteRejected
-from koalapy.model.host_list import count_hosts, expand_host_list
 from koalapy.model.node_requirement import (
     MAX_CORES,
     MAX_EXCLUDED_NODES,
@@ -20,6 +19,8 @@ from koalapy.model.node_requirement import (
     WORD,
     Gpus,
     NodeRequirement,
+    count_hosts,
+    expand_host_list,
 )
 from koalapy.model.reports import ListedNode, ListedState, NodeClassReport
 from koalapy.model.wording import format_bytes, parse_memory

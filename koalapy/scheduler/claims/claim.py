@@ -24,8 +24,7 @@ from koalapy.scheduler.attempts.facts import expected_end_of_transfers, filter_o
 from koalapy.scheduler.claims.preemption import Preemption, Reclaiming
 from koalapy.scheduler.effects import ClaimFailure
 from koalapy.scheduler.ledger import live
-from koalapy.scheduler.queue.eligibility import Eligibility, may_not_be_claimed, tries_used_up
-from koalapy.scheduler.queue.link_rules import count_streams
+from koalapy.scheduler.queue.eligibility import Eligibility, count_streams, may_not_be_claimed, tries_used_up
 from koalapy.scheduler.queue.placement_queues import PlacementQueues
 from koalapy.scheduler.state import Deadline, SchedulerState
 

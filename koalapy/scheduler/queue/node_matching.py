@@ -15,8 +15,7 @@ from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, R
 from koalapy.model.request import ClusterName, ComponentRequest, FixedRequest, FlexibleRequest
 from koalapy.model.wording import format_list
 from koalapy.policies.policy import Policy, not_usable
-from koalapy.scheduler.queue.eligibility import Demands, Eligibility
-from koalapy.scheduler.queue.link_rules import streams_refusal
+from koalapy.scheduler.queue.eligibility import Demands, Eligibility, streams_refusal
 from koalapy.scheduler.queue.policy_calls import PolicyCalls
 
 

@@ -20,8 +20,14 @@ from koalapy.policies.constraints import Constraints, cap_components, grid_parts
 from koalapy.policies.knowledge import Knowledge
 from koalapy.policies.policy import Policy, not_usable, reason_for
 from koalapy.scheduler.advisor.knowledge import KnowledgeBuilder
-from koalapy.scheduler.queue.eligibility import Demands, Eligibility, Reasons, without_barred
-from koalapy.scheduler.queue.link_rules import linked_sets, streams_refusal
+from koalapy.scheduler.queue.eligibility import (
+    Demands,
+    Eligibility,
+    Reasons,
+    linked_sets,
+    streams_refusal,
+    without_barred,
+)
 from koalapy.scheduler.queue.placement_queues import PlacementQueues
 from koalapy.scheduler.state import SchedulerState
 

@@ -13,7 +13,7 @@ from koalapy.model.request import ClusterName
 from koalapy.scheduler.attempts.facts import unclaimed
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.ledger import live
-from koalapy.scheduler.queue.link_rules import count_streams
+from koalapy.scheduler.queue.eligibility import count_streams
 from koalapy.scheduler.queue.queue import Entry, IdleSummary, PlacementQueue
 from koalapy.scheduler.rules import Rules
 from koalapy.scheduler.state import SchedulerState

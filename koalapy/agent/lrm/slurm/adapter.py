@@ -56,8 +56,7 @@ from koalapy.agent.lrm.slurm.states import (
     waiting_text,
 )
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
-from koalapy.model.host_list import expand_host_list
-from koalapy.model.node_requirement import count_gpus
+from koalapy.model.node_requirement import count_gpus, expand_host_list
 from koalapy.model.reports import ListedState
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 

@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from koalapy.model.errors import SiteUnavailable
-from koalapy.model.host_list import expand_host_list
-from koalapy.model.node_requirement import MAX_CORES, MAX_GPUS, WORD, Gpus
+from koalapy.model.node_requirement import MAX_CORES, MAX_GPUS, WORD, Gpus, expand_host_list
 
 _WIDTHS = {
     "JobID": 24,

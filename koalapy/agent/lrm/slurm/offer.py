@@ -9,7 +9,7 @@ from koalapy.agent.lrm.slurm.answers import SlurmNode, read_count
 from koalapy.agent.lrm.slurm.commands import SlurmCommands
 from koalapy.agent.lrm.slurm.states import NodeState
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected
-from koalapy.model.host_list import expand_host_list
+from koalapy.model.node_requirement import expand_host_list
 from koalapy.model.wording import format_list
 
 _PARTITION_STATES = {"up": "UP", "down": "DOWN", "drain": "DRAIN", "inact": "INACTIVE"}
