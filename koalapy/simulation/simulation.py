@@ -277,7 +277,10 @@ class Simulation:
         while True:
             if self._unqueued:
                 self._submit_waiting()
-            self._start_components()
+            while self._starting:
+                starting, self._starting = self._starting, []
+                for site, runner in starting:
+                    self._on_start(site, runner)
             if self._changed:
                 self._report_nodes()
             events, self._events = self._events, []
@@ -428,12 +431,6 @@ class Simulation:
             self._changed.add(site)
             self._reporting.add(site)
 
-    def _start_components(self) -> None:
-        while self._starting:
-            starting, self._starting = self._starting, []
-            for site, runner in starting:
-                self._on_start(site, runner)
-
     def _on_start(self, site: Site, runner: Runner) -> None:
         """Report that all nodes of a component have started, or let it fail with the probability of its cluster."""
         if runner.is_over:
@@ -493,7 +490,10 @@ class Simulation:
         site, token = self._sites[command.cluster], command.token
         match command:
             case SubmitComponent():
-                if report := site.submit(self._create_runner(effects.jobs, token)):
+                ident, _, index, _ = parse_token(token)
+                attempt = effects.jobs[ident].attempt
+                assert attempt is not None, "who is handed to a resource manager was placed"
+                if report := site.submit(Runner(ident, token, attempt.components[index].size)):
                     self._events.append(report)
             case OpenBarrier():
                 if runner := site.runners.get(token):
@@ -507,13 +507,6 @@ class Simulation:
                 self._stage_inputs(site, token)
             case _:
                 pass
-
-    def _create_runner(self, jobs: Mapping[JobId, Job], token: Token) -> Runner:
-        """Return the runner of a component, to be queued by the simulated resource manager of its cluster."""
-        ident, _, index, _ = parse_token(token)
-        attempt = jobs[ident].attempt
-        assert attempt is not None, "who is handed to a resource manager was placed"
-        return Runner(ident, token, attempt.components[index].size)
 
     def _program_starts(self, job: Job, gang: list[tuple[Site, Runner]]) -> None:
         """Report that a program runs on all its components, and schedule their ends."""

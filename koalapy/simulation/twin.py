@@ -514,6 +514,10 @@ def _summarize_courses(plan: _Plan, courses: Sequence[_Course]) -> Forecast:
         [course.ends[ident] for ident in waiting if plan.is_within_horizon(course.ends.get(ident))]
         for course in courses
     ]
+    cut = (
+        f"only the first {plan.max_tasks:,} of {plan.waiting_tasks:,} waiting tasks of arrays are simulated; the ends "
+        "of arrays are extrapolated"
+    )
     return Forecast(
         now,
         min(course.simulated_s for course in courses),
@@ -523,15 +527,7 @@ def _summarize_courses(plan: _Plan, courses: Sequence[_Course]) -> Forecast:
         _percentile_interval(fmean(times) - now for times in ends_of_waiting if times),
         _percentile_interval(len(times) for times in starts_of_waiting) if waiting else None,
         fmean(course.utilisation for course in courses),
-        _describe_cut(plan) if any(course.is_cut for course in courses) else "",
-    )
-
-
-def _describe_cut(plan: _Plan) -> str:
-    """Return the text that says which tasks were simulated."""
-    return (
-        f"only the first {plan.max_tasks:,} of {plan.waiting_tasks:,} waiting tasks of arrays are simulated; the ends "
-        "of arrays are extrapolated"
+        cut if any(course.is_cut for course in courses) else "",
     )
 
 

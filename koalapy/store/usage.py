@@ -32,8 +32,11 @@ def usage_between(connection: Connection, start: float, end: float) -> Usage:
     for query in (_ended_in(start, end), _not_ended(start, end)):
         for cluster, seconds in connection.execute(query):
             nodes[cluster] = nodes.get(cluster, 0.0) + float(seconds)
-    states, restarts = _ended_jobs(connection, start, end)
-    return Usage(nodes, _mean_times(connection, start, end), states, restarts)
+    by_state = select(jobs.c.state, func.count(), func.sum(jobs.c.restarts)).group_by(jobs.c.state)
+    rows = connection.execute(by_state.where(USERS, jobs.c.ended_at > start, jobs.c.ended_at <= end)).all()
+    ended = [(JobState(state), count, restarts) for state, count, restarts in rows if JobState(state) in FINAL_STATES]
+    states = {state: count for state, count, _ in ended}
+    return Usage(nodes, _mean_times(connection, start, end), states, sum(restarts for _, _, restarts in ended))
 
 
 def _by_days(connection: Connection, start: float, now: float) -> Usage:
@@ -114,13 +117,6 @@ def _not_ended(start: float, end: float) -> Select[str, float]:
     query = query.where(THEIRS_ARE_USERS, jobs.c.state.in_(active), components.c.generation == jobs.c.generation)
     query = query.where(components.c.ended_at.is_(None), components.c.claimed_at < end)
     return query.group_by(components.c.cluster)
-
-
-def _ended_jobs(connection: Connection, start: float, end: float) -> tuple[dict[JobState, int], int]:
-    query = select(jobs.c.state, func.count(), func.sum(jobs.c.restarts)).group_by(jobs.c.state)
-    rows = connection.execute(query.where(USERS, jobs.c.ended_at > start, jobs.c.ended_at <= end)).all()
-    ended = [(JobState(state), count, restarts) for state, count, restarts in rows if JobState(state) in FINAL_STATES]
-    return {state: count for state, count, _ in ended}, sum(restarts for _, _, restarts in ended)
 
 
 def _mean_times(connection: Connection, start: float, end: float) -> dict[Priority, MeanTimes]:

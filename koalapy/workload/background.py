@@ -122,7 +122,9 @@ class Keeper:
         while grown >= self._until_next:
             grown -= self._until_next
             self._until_next = self._draws.expovariate(1.0)
-            job = self._draw_job()
+            # A uniform number of nodes and an exponential run time, within limits.
+            seconds = min(self._draws.expovariate(1 / self._mean), TAIL * self._mean, LONGEST)
+            job = LocalJob(self._draws.randint(1, self._max_job_nodes()), round(max(0.5, seconds), 1))
             self._outstanding.append(_Outstanding(job, self._observed_at, job.seconds))
             yield job
             # The new job reduces the missing node-seconds.
@@ -145,11 +147,6 @@ class Keeper:
         """Return the node-seconds, until a mean job's time ahead, that outstanding jobs do not cover."""
         ahead = self._target * self._total * self._mean
         return self._owed + ahead - sum(entry.job.nodes * entry.remaining for entry in self._outstanding)
-
-    def _draw_job(self) -> LocalJob:
-        """Draw a job with a uniform number of nodes and an exponential run time, within limits."""
-        seconds = min(self._draws.expovariate(1 / self._mean), TAIL * self._mean, LONGEST)
-        return LocalJob(self._draws.randint(1, self._max_job_nodes()), round(max(0.5, seconds), 1))
 
     def _advance_jobs(self, span: float, busy: int, now: float) -> None:
         """Reduce the remaining time of the oldest jobs that fit into the busy nodes, and drop jobs that have ended."""

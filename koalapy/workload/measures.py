@@ -115,24 +115,18 @@ def compute_means(jobs: Sequence[Json]) -> Json:
     ended = [job for job in jobs if job["state"] in ENDED]
     ran = [job for job in ended if has_run(job)]
     states = Counter(job["state"] for job in jobs)
-    failures = sum(_count_failures(job) for job in ended)
-    attempts = sum((job["restarts"] or 0) + 1 for job in ended)
+    restarts = sum(job["restarts"] or 0 for job in ended)
+    given_up = sum(job["state"] == "failed" and job["reason"].startswith(INFRASTRUCTURE_FAILURE) for job in ended)
     placed = [job for job in ran if job["coallocated"] is not None]
     result: Json = {"jobs": len(jobs), "states": dict(sorted(states.items())), "ran": len(ran)}
     result |= {name: mean_of(ran, name) for name in (*TIMES, *COUNTS)}
     result["coallocated"] = _round_or_none(_mean_or_none([bool(job["coallocated"]) for job in placed]))
     result["clusters_combined"] = _round_or_none(_mean_or_none([len(job["clusters"]) for job in placed]))
     # A job may fail more than once and still succeed, as counted in mohamed-2005.
-    result["failures"] = _round_or_none(failures / attempts) if ended else None
+    result["failures"] = _round_or_none((restarts + given_up) / (restarts + len(ended))) if ended else None
     response = sorted(job["response_time"] for job in ran if job["response_time"] is not None)
     result["response_quantiles"] = {f"{part:g}": _round_or_none(quantile_of(response, part)) for part in FRACTIONS}
     return result
-
-
-def _count_failures(job: Json) -> int:
-    """Return the number of failed attempts: the restarts, and the last attempt of a job that was given up."""
-    given_up = bool(job["state"] == "failed" and job["reason"].startswith(INFRASTRUCTURE_FAILURE))
-    return int(job["restarts"] or 0) + given_up
 
 
 def mean_of(jobs: Iterable[Json], name: str) -> float | None:

@@ -337,7 +337,11 @@ class Engine:
                 transaction.items.append(item)
             if time.thread_time() >= taken_in_until:
                 break
-        await self._raise_epoch(max((item.epoch for item in transaction.items), default=0))
+        epoch = max((item.epoch for item in transaction.items), default=0)
+        if epoch > self.epoch:  # stored first, so that agents reject all earlier commands
+            await self._write_with_retries(partial(self._store.raise_epoch, epoch))
+            self.epoch = epoch
+            self.outbox.raise_ids(epoch)
         effects = self._scheduler.step((), transaction.now)
         self.instruments.count_effects(effects)
         for warning in effects.warnings:
@@ -433,13 +437,6 @@ class Engine:
         except ValueError:
             return None  # a component that is not of this daemon; it is stopped or forgotten all the same
         return effects.jobs.get(job) or self.queries.job(job)
-
-    async def _raise_epoch(self, epoch: int) -> None:
-        """Store a higher epoch, the number of the daemon run, so that agents reject all earlier commands."""
-        if epoch > self.epoch:
-            await self._write_with_retries(partial(self._store.raise_epoch, epoch))
-            self.epoch = epoch
-            self.outbox.raise_ids(epoch)
 
     async def _write_with_retries(self, work: Callable[[], None]) -> None:
         """Write, and retry until it succeeds: nothing may be acted on that is not stored."""

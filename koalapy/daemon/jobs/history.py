@@ -221,7 +221,8 @@ class History:
         position = (start, 0)
         while True:
             jobs: Sequence[EndedJob] = await query(self._store.ended_jobs, position, end, TRACE_PAGE_SIZE)
-            yield await asyncio.to_thread(_trace_lines, jobs, numbers, user)
+            lines = await asyncio.to_thread(lambda page: [_trace_line(job, numbers, user) for job in page], jobs)
+            yield "".join(lines)
             if len(jobs) < TRACE_PAGE_SIZE:
                 return
             position = (jobs[-1].ended_at, jobs[-1].id)
@@ -340,10 +341,6 @@ def _trace_header(start: float, end: float, node_counts: Sequence[tuple[int, Clu
     }
     partitions = [f"; Partition: {number} {name}" for number, name in enumerate(sorted(nodes), 1)]
     return "\n".join([*(f"; {name}: {value}" for name, value in fields.items()), *partitions]) + "\n"
-
-
-def _trace_lines(jobs: Sequence[EndedJob], numbers: Numbers, user: str | None) -> str:
-    return "".join(_trace_line(job, numbers, user) for job in jobs)
 
 
 def _trace_line(job: EndedJob, numbers: Numbers, user: str | None) -> str:

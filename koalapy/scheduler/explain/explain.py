@@ -222,7 +222,9 @@ def _make_headline(
     else:
         headline = _claiming(attempt, rules, now)
     lrm_reasons = "".join(f"; {name}: {reason}" for name, reason in sorted(reasons.items()) if reason)
-    return headline + lrm_reasons + _lrm_problems(attempt, grid)
+    awaited = sorted({c.cluster for c in attempt.gang if c.state is not ComponentState.CLAIMED})
+    problems = [f"; {name}: {grid[name].problem}" for name in awaited if name in grid and grid[name].problem]
+    return headline + lrm_reasons + "".join(problems)
 
 
 def _component_list(components: Sequence[Component]) -> str:
@@ -238,12 +240,6 @@ def _out_of_reach(attempt: Attempt, now: float) -> str:
     names = sorted({c.cluster for c in lost})
     are = "is" if len(names) == 1 else "are"
     return f"{format_list(names)} {are} out of reach since {format_time(since, now)}: what runs there is not known"
-
-
-def _lrm_problems(attempt: Attempt, grid: GridStatus) -> str:
-    """Return the problems reported by the resource managers of a job that has not all its nodes."""
-    awaited = {c.cluster for c in attempt.gang if c.state is not ComponentState.CLAIMED}
-    return "".join(f"; {name}: {grid[name].problem}" for name in sorted(awaited) if name in grid and grid[name].problem)
 
 
 def _claiming(attempt: Attempt, rules: Rules, now: float) -> str:
