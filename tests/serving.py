@@ -39,8 +39,7 @@ from koalapy.daemon.files.files import Files
 from koalapy.daemon.files.results import ResultInputs, Results
 from koalapy.daemon.forecast.forecasts import Forecasts
 from koalapy.daemon.forecast.sharing import Sharing
-from koalapy.daemon.forecast.track_record import TrackRecord
-from koalapy.daemon.jobs.advisor import Advisor
+from koalapy.daemon.forecast.track_record import Advisor, TrackRecord
 from koalapy.daemon.jobs.history import History
 from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.daemon.jobs.output import Outputs

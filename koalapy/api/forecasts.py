@@ -16,17 +16,16 @@ from koalapy.api.problems import problem_responses
 from koalapy.api.routes import api_router, cancel_on_disconnect
 from koalapy.config.strict_yaml import DuplicateKey, load_yaml
 from koalapy.daemon.forecast.forecasts import DrainPreview, Forecasts, IfSubmitted
-from koalapy.daemon.jobs.advisor import Advisor, ApplicationRecord
+from koalapy.daemon.forecast.track_record import Advisor, ApplicationRecord
 from koalapy.daemon.jobs.job_records import JobRecord
 from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.model.advice import AdvisedPlacement, Option
 from koalapy.model.bounds import MAX_NODES
 from koalapy.model.errors import UsageError
-from koalapy.model.explanation import Explanation, PastReason
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import Job
 from koalapy.model.job_spec import MAX_DURATION, JobSpec
-from koalapy.model.placement import PlacedComponent, Placement
+from koalapy.model.placement import Explanation, PastReason, PlacedComponent, Placement
 from koalapy.model.prediction import Coverage
 from koalapy.model.request import MAX_NAME_LENGTH
 from koalapy.policies.knowledge import LogNormal

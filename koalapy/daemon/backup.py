@@ -17,9 +17,9 @@ from koalapy import __version__
 from koalapy.config.settings import load_settings
 from koalapy.config.strict_yaml import installed_configuration
 from koalapy.model.errors import ConflictError, DatabaseDamaged, NotFoundError, StoreUnavailable, UsageError
+from koalapy.store.database import current_holder
 from koalapy.store.engine import file_of, make_engine
 from koalapy.store.job_numbers import NUMBERS_FILE, recorded_numbers
-from koalapy.store.lease import current_holder
 
 DATABASE, FILES, CONFIGURATION, MANIFEST = "koala.db", "files", "koala.yaml", "backup.json"
 """The entries of a backup. The manifest is written last, so a folder without one is an incomplete backup."""

@@ -9,12 +9,11 @@ from koalapy.model.advice import Option
 from koalapy.model.cluster import ClusterView, GridView
 from koalapy.model.placement import PlacedComponent, Placement, Refusal
 from koalapy.model.request import ClusterName, FlexibleRequest, InputFile, NonFixedRequest
-from koalapy.model.transfer import NONE, Transfer, estimate_transfer
 from koalapy.policies.close_to_files import CloseToFiles
 from koalapy.policies.communication_aware import CommunicationAware
 from koalapy.policies.flexible import ClusterMinimization
 from koalapy.policies.knowledge import Capacity, Knowledge
-from koalapy.policies.network import Weighing, near_to_all, network_of
+from koalapy.policies.network import NONE, Transfer, Weighing, estimate_transfer, near_to_all, network_of
 from koalapy.policies.policy import Policy
 from koalapy.policies.splitting import place_options
 from koalapy.policies.worst_fit import WorstFit

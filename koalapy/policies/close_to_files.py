@@ -16,9 +16,9 @@ from koalapy.model.request import (
     Request,
     RequestType,
 )
-from koalapy.model.transfer import NONE, Transfer, estimate_transfer
 from koalapy.model.wording import MAX_LISTED, format_idle, format_list, format_nodes
 from koalapy.policies.fixed import Fixed
+from koalapy.policies.network import NONE, Transfer, estimate_transfer
 from koalapy.policies.policy import (
     does_not_serve,
     idle_nodes,

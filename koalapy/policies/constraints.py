@@ -11,7 +11,7 @@ from math import inf
 from koalapy.model.cluster import ClusterView, GridView
 from koalapy.model.placement import Placement
 from koalapy.model.request import ClusterName, FixedRequest, FlexibleRequest, Request
-from koalapy.model.transfer import estimate_transfer
+from koalapy.policies.network import estimate_transfer
 
 MAX_PARTS_TRIED = 8
 """Maximum number of parts of the grid that are tried for each range of speeds."""

@@ -1,17 +1,256 @@
-"""Shared database access of the SQL stores: sessions, the lease check and helpers."""
+"""Shared database access of the SQL stores: sessions, helpers, and the lease by which one daemon writes at a time.
 
+The lease is a row with an epoch that each new holder increments.
+"""
+
+import os
+import socket
+import threading
 import time
+import uuid
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from operator import itemgetter
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Dialect, Engine, RowMapping, Table, insert
+import structlog
+from sqlalchemy import Connection, Dialect, Engine, RowMapping, Table, bindparam, insert, inspect, select, update
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import IntegrityError
 
-from koalapy.store.engine import open_files_of, reading, unavailable_is_known, writing
-from koalapy.store.lease import Lease
+from koalapy.model.errors import ConflictError, LeaseLost, StoreUnavailable
+from koalapy.store.engine import RESTART_HINT, RETRY_HINT, open_files_of, reading, unavailable_is_known, writing
+from koalapy.store.tables import lease
+
+log = structlog.get_logger()
+
+
+LEASE_SECONDS = 30.0
+POLL_INTERVAL = 1.0
+"""Seconds between two reads of a lease that is watched."""
+LOCK_TIMEOUT_S = 3.0
+"""Seconds that a transaction waits for those of this process that came before."""
+_NOTE_BATCH = update(lease).values(batch=bindparam("number"))
+_READ_LEASE = select(lease.c.epoch, lease.c.holder, lease.c.batch).with_for_update(read=True)
+_LOCK_LEASE = select(lease.c.epoch, lease.c.holder, lease.c.batch).with_for_update()
+"""Statements of each transaction. To build one takes longer than to run it."""
+
+
+class FairLock:
+    """A lock that threads of this process get in the order in which they asked for it. It is not reentrant.
+
+    SQLite's own waiting is not fair: a thread that writes again and again can starve another one.
+    """
+
+    def __init__(self, timeout_s: float = LOCK_TIMEOUT_S) -> None:
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._waiting: deque[threading.Lock] = deque()
+        self._is_held = False
+
+    @contextmanager
+    def acquire(self) -> Iterator[None]:
+        """Hold the lock. Raise ``StoreUnavailable`` if it is not free within the timeout."""
+        waiter = threading.Lock()
+        with self._lock:
+            if is_first := not self._is_held:
+                self._is_held = True
+            else:
+                waiter.acquire()
+                self._waiting.append(waiter)
+        if not is_first and not waiter.acquire(timeout=self._timeout_s):
+            with self._lock:
+                if waiter in self._waiting:  # else it got the lock just at the timeout
+                    self._waiting.remove(waiter)
+                    raise StoreUnavailable("the database does not answer: another transaction goes on", hint=RETRY_HINT)
+        try:
+            yield
+        finally:
+            with self._lock:
+                if self._waiting:
+                    self._waiting.popleft().release()
+                else:
+                    self._is_held = False
+
+
+class Lease:
+    """A lease that this process holds until ``release``. Every writing transaction checks it."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Callable[[], float],
+        sleep: Callable[[float], None] = time.sleep,
+        check_files: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Take the lease. Raise ``ConflictError`` if another daemon holds it.
+
+        ``check_files`` raises ``StoreUnavailable`` if the database files were removed or replaced, so that writes would
+        be lost.
+        """
+        self._engine, self._clock, self._check_files = engine, clock, check_files
+        self._write_lock = FairLock() if engine.dialect.name == "sqlite" else None
+        self._batch = 0
+        """Number of the last batch that is known to be stored."""
+        self._rising = 0
+        """The epoch (number of the lease's holder) that ``raise_epoch`` is writing, which may already be stored."""
+        self.holder = f"{socket.gethostname()}:{os.getpid()}:{_boot_of(os.getpid())}"
+        odd = self._try_to_acquire()
+        if odd is not None:
+            self._watch_lease(odd, sleep)
+            self._try_to_acquire(dead=odd)
+
+    def _try_to_acquire(self, dead: float | None = None) -> float | None:
+        try:
+            return self._acquire_once(dead)
+        except IntegrityError:  # another daemon has just inserted the row
+            return self._acquire_once(dead)
+
+    def _acquire_once(self, dead: float | None) -> float | None:
+        """Take the lease and return None, or return its expiry if that is too late by this machine's clock.
+
+        ``dead`` is such an expiry, which its holder did not renew. Raise ``ConflictError`` if another daemon holds the
+        lease.
+        """
+        with self._engine.begin() as connection:
+            row = connection.execute(select(lease).with_for_update()).mappings().first()
+            now = self._clock()  # read after the lock: the holder may have renewed while this waited
+            if row is None:
+                self.instance, self.epoch = uuid.uuid4().hex[:8], 1
+                connection.execute(insert(lease).values(id=1, instance=self.instance, **self._lease_values(now)))
+                return None
+            expiry: float = row["expires_at"]
+            if expiry > now and expiry != dead and _may_live(row["holder"]):
+                if expiry > now + LEASE_SECONDS and dead is None:
+                    return expiry
+                raise _conflict_error(row["holder"])
+            self.instance, self.epoch = row["instance"], row["epoch"] + 1
+            connection.execute(update(lease).values(**self._lease_values(now)))
+            return None
+
+    def _watch_lease(self, expiry: float, sleep: Callable[[float], None]) -> None:
+        """Watch a lease with an expiry too late by this machine's clock.
+
+        Raise ``ConflictError`` if its holder renews it.
+        """
+        log.warning(
+            "the lease ends too late by this machine's clock: it is watched", action="lease-watched", s=LEASE_SECONDS
+        )
+        for _ in range(int(LEASE_SECONDS / POLL_INTERVAL)):
+            sleep(POLL_INTERVAL)
+            with self._engine.connect() as connection:
+                row = connection.execute(select(lease)).mappings().one()
+            if row["expires_at"] != expiry:
+                if row["expires_at"] == 0.0:
+                    return  # released
+                raise _conflict_error(row["holder"])
+
+    def _lease_values(self, now: float) -> dict[str, object]:
+        return {"epoch": self.epoch, "holder": self.holder, "expires_at": now + LEASE_SECONDS, "batch": 0}
+
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        """Begin a transaction that checks the lease. Raise ``LeaseLost`` or ``StoreUnavailable``."""
+        with self._checked_transaction() as connection:
+            self._check_lease(connection)
+            yield connection
+
+    @contextmanager
+    def _checked_transaction(self) -> Iterator[Connection]:
+        """Yield a connection in a transaction. Check before and after it that the database files were not replaced."""
+        self._check_files()
+        lock = nullcontext() if self._write_lock is None else self._write_lock.acquire()
+        with lock, unavailable_is_known(), self._engine.begin() as connection:
+            yield connection
+        self._check_files()
+
+    @contextmanager
+    def writing_once(self, number: int) -> Iterator[Connection | None]:
+        """Begin transaction ``number``, or yield None if it was committed before.
+
+        Numbers increase with each new transaction. The response to a commit may be lost although it was carried out.
+        """
+        with self._checked_transaction() as connection:
+            last_number = self._check_lease(connection, to_change=True)
+            if last_number >= number:
+                yield None
+            else:
+                connection.execute(_NOTE_BATCH, {"number": number})
+                yield connection
+        self._batch = max(self._batch, number)
+
+    def _check_lease(self, connection: Connection, *, to_change: bool = False) -> int:
+        """Return the number of the last stored batch, and lock the row until the transaction ends.
+
+        Raise ``LeaseLost`` if another daemon has taken the lease. Raise ``StoreUnavailable`` if the content is older
+        than the last commit, as after a copy was restored.
+        """
+        row = connection.execute(_LOCK_LEASE if to_change else _READ_LEASE).one()
+        if row.epoch < self.epoch or (row.epoch == self.epoch and row.batch < self._batch):
+            raise StoreUnavailable(
+                "the database was replaced by an older copy while the daemon used it", hint=RESTART_HINT
+            )
+        if row.epoch != self.epoch and (row.epoch, row.holder) != (self._rising, self.holder):
+            raise LeaseLost(
+                f"another daemon (run {row.epoch}) has taken over the database from this one (run {self.epoch})"
+            )
+        return int(row.batch)
+
+    def raise_epoch(self, epoch: int) -> None:
+        """Store a higher epoch, the number that each new holder of the lease increments.
+
+        May be repeated if the result is unknown. Raise ``LeaseLost`` if another daemon has taken over.
+        """
+        self._rising = epoch
+        with self.writing() as connection:
+            connection.execute(update(lease).values(epoch=epoch))
+        self.epoch = epoch
+
+    def renew(self, now: float) -> None:
+        with self._checked_transaction() as connection:
+            self._check_lease(connection, to_change=True)
+            connection.execute(update(lease).values(expires_at=now + LEASE_SECONDS))
+
+    def release(self) -> None:
+        """Set the lease to expired, so that the next daemon starts at once."""
+        with self._checked_transaction() as connection:
+            connection.execute(update(lease).where(lease.c.epoch == self.epoch).values(expires_at=0.0))
+
+
+def current_holder(engine: Engine, now: float) -> str:
+    """Return the host and process that may hold a lease now; empty if no process does or the database has no lease."""
+    with unavailable_is_known(), engine.connect() as connection:
+        if not inspect(connection).has_table(lease.name):
+            return ""
+        row = connection.execute(select(lease.c.holder, lease.c.expires_at)).first()
+    if row is None or row.expires_at <= now or not _may_live(row.holder):
+        return ""
+    return str(row.holder.rsplit(":", 1)[0])
+
+
+def _conflict_error(holder: str) -> ConflictError:
+    return ConflictError(
+        f"another daemon ({holder.rsplit(':', 1)[0]}) serves this database",
+        hint="end it first, or give this one its own --data-dir",
+    )
+
+
+def _boot_of(pid: int) -> str:
+    """Return the start time of a process on this machine in clock ticks; empty if the process does not exist."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stat:
+            return stat.read().rsplit(")", 1)[1].split()[19]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def _may_live(holder: str) -> bool:
+    """Return whether the holder may still run. Only a process on this machine can be known to have ended."""
+    host, pid, boot = holder.rsplit(":", 2)
+    return host != socket.gethostname() or _boot_of(int(pid)) == boot
+
 
 Id = TypeVar("Id", int, str)
 

@@ -38,9 +38,8 @@ from koalapy.model.request import ClusterName
 from koalapy.store import tables
 from koalapy.store.advice import MAX_RETAINED_RUNS, retain_runs
 from koalapy.store.database import Database
-from koalapy.store.ended_jobs import MAX_EXAMINED, read_page
+from koalapy.store.ended_jobs import MAX_EXAMINED, THEIRS_ARE_USERS, days_of, read_page
 from koalapy.store.sql import jobs_of
-from koalapy.store.usage import THEIRS_ARE_USERS, days_of
 
 MAX_FREED_PAGES = 1000
 """Maximum unused pages of SQLite that are returned to the disk in one step."""

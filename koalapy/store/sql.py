@@ -28,11 +28,11 @@ from koalapy.store import tables
 from koalapy.store.advice import complete_advised, write_advised
 from koalapy.store.audit import write_audit
 from koalapy.store.database import Database, chunks, insert_rows, upsert
+from koalapy.store.ended_jobs import add_batch, usage_between
 from koalapy.store.job_numbers import JobNumbers
 from koalapy.store.listing import MAX_PAGE_BYTES, count_jobs, page_of_ids, within_page_bytes
 from koalapy.store.service_tables import write_notifications
 from koalapy.store.tables import outbox, plans
-from koalapy.store.usage import add_batch, usage_between
 
 PlanKey = tuple[JobId, int]
 

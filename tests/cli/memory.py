@@ -13,10 +13,10 @@ from koalapy.model.array import TaskIndices
 from koalapy.model.cluster import Drain, check_cluster
 from koalapy.model.dependency import Clause
 from koalapy.model.errors import BusyError, ConflictError, NotFoundError, StoreUnavailable, naming_item
-from koalapy.model.explanation import Explanation
 from koalapy.model.identity import HighPriority, Identity, Role
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobId, JobState, TimelineEntry
 from koalapy.model.job_spec import JobSpec, OutputStream, Priority
+from koalapy.model.placement import Explanation
 from koalapy.model.request import ClusterName
 from koalapy.policies.registry import builtin_policies
 from koalapy.ports import ClusterRecord, JobFilter, MeanTimes, Usage

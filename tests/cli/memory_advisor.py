@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from koalapy.daemon.forecast.track_record import TrackRecord
-from koalapy.daemon.jobs.advisor import Advisor
+from koalapy.daemon.forecast.track_record import Advisor, TrackRecord
 from koalapy.model.advice import AdvisedPlacement, Run
 from koalapy.model.prediction import Course, Prediction
 from koalapy.scheduler.advisor.experience import Experience

@@ -9,10 +9,9 @@ import pytest
 from koalapy.daemon.forecast.forecasts import IfSubmitted
 from koalapy.model.cluster import ClusterState
 from koalapy.model.command_line import command_for
-from koalapy.model.explanation import Change, ClusterFinding, Explanation, PastReason
 from koalapy.model.job import JobState
 from koalapy.model.job_spec import JobSpec, Launcher, Priority
-from koalapy.model.placement import PlacedComponent, Placement
+from koalapy.model.placement import Change, ClusterFinding, Explanation, PastReason, PlacedComponent, Placement
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, NonFixedRequest
 from koalapy.simulation.twin import Expected, Interval
 from tests.cli.conftest import Koala, Server

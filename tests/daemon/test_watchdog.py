@@ -10,9 +10,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from koalapy.daemon.engine.daemon import Watchdog
+from koalapy.daemon.engine.daemon import StandIn, Watchdog
 from koalapy.daemon.engine.timeouts import DaemonTimeouts
-from koalapy.daemon.listener.stand_in import StandIn
 from koalapy.system.process import SOCKET, WATCHDOG_PID, WATCHDOG_SPAN, ServiceManager
 from tests import signals
 from tests.certificates import CertificateAuthority

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from koalapy.model.cluster import ClusterState, GridView, Link
 from koalapy.model.placement import PlacedComponent, Placement, Refusal
 from koalapy.model.request import ComponentRequest, FixedRequest, InputFile, NonFixedRequest
-from koalapy.model.transfer import Transfer, estimate_transfer
 from koalapy.policies.close_to_files import CloseToFiles, closest_site
+from koalapy.policies.network import Transfer, estimate_transfer
 from koalapy.policies.worst_fit import WorstFit
 from tests.policies.grids import (
     NAMES,

@@ -10,11 +10,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from koalapy.model.cluster import Drain, Link
-from koalapy.model.explanation import Explanation
 from koalapy.model.job import Job, JobId, JobState
 from koalapy.model.job_spec import JobSpec, Launcher, Priority
 from koalapy.model.limits import Limits, LimitSettings, UserLimits
-from koalapy.model.placement import Placement, Refusal
+from koalapy.model.placement import Explanation, Placement, Refusal
 from koalapy.model.profile import ClusterProfile, Mpi, MpiSeries
 from koalapy.model.reports import ClusterReport
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, InputFile, NonFixedRequest, Request

@@ -6,7 +6,7 @@ from koalapy.model.cluster import GridView, Link
 from koalapy.model.job import JobId, JobState
 from koalapy.model.job_spec import Priority
 from koalapy.model.request import ComponentRequest, FixedRequest, InputFile, NonFixedRequest
-from koalapy.model.transfer import Transfer, estimate_transfer, immovable_reason
+from koalapy.policies.network import Transfer, estimate_transfer, immovable_reason
 from tests.scheduler.requests import flexible
 from tests.scheduler.sites import Site
 from tests.scheduler.world import World

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from koalapy.model.errors import StoreUnavailable
-from koalapy.store.lease import FairLock
+from koalapy.store.database import FairLock
 
 
 def test_threads_write_in_the_order_in_which_they_came() -> None:

@@ -7,9 +7,8 @@ import pytest
 from sqlalchemy import event
 
 from koalapy.model.errors import ConflictError, LeaseLost
-from koalapy.store.database import Database
+from koalapy.store.database import LEASE_SECONDS, Database
 from koalapy.store.engine import make_engine
-from koalapy.store.lease import LEASE_SECONDS
 from koalapy.store.sql import SqlStore
 from tests.store.conftest import Open
 from tests.store.jobs import make_batch, make_job

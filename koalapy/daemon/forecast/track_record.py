@@ -1,8 +1,10 @@
-"""Store predictions of jobs, and compare them with the outcomes."""
+"""Report what the advisor has learned of applications, and how accurate its predictions and forecasts were."""
 
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 
 import structlog
 
@@ -21,10 +23,13 @@ from koalapy.model.prediction import (
     compute_coverage,
     judge_prediction,
 )
+from koalapy.policies.knowledge import HOPELESS, PAYS_UP_TO, SURE, ClusterSet, LogNormal, Slowdowns
 from koalapy.ports import AdviceStore, PredictionStore
+from koalapy.scheduler.advisor.experience import Experience, RunSummary
 from koalapy.simulation.twin import Expected, Forecast, Interval
 
 log = structlog.get_logger()
+
 
 PERIODS = (1.0, 7.0, 30.0, 365.0)
 """The periods of the accuracy report, in days up to now."""
@@ -162,3 +167,92 @@ def _judged_advice(advised: Sequence[AdvisedPlacement]) -> Iterator[JudgedPredic
             error = advice.actual - advice.predicted
             outcome = Outcome.LATE if error > 0 else Outcome.EARLY
             yield JudgedPrediction(advice.job, PredictionKind.ADVISED, advice.at, outcome, error)
+
+
+MAX_LEARNED_RUNS = 5000
+"""The number of latest runs from which the advisor learns when a daemon starts."""
+
+
+class Verdict(StrEnum):
+    """What happens to an application's jobs that fit on no single cluster now, but will on one later."""
+
+    CO_ALLOCATED = "co-allocated"
+    """Co-allocate, unless the wait is known to be shorter than the cost of co-allocation."""
+    BY_THE_WAIT = "by the wait"
+    """Co-allocate if the wait is known to be longer than the cost."""
+    ONE_CLUSTER = "one cluster"
+    """Likewise, but not while other jobs wait."""
+    NOT_KNOWN = "not known yet"
+    """Likewise, but while other jobs wait only occasionally, to learn the slowdown."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApplicationRecord:
+    """The experience with an application; slowdown and verdict are those on its most used combination of clusters."""
+
+    application: str
+    clusters: ClusterSet
+    slowdown: LogNormal
+    runs_on_several: int
+    """The number of co-allocated runs that could be compared with runs of the same size on one cluster."""
+    killed_on_several: int
+    """The number of those runs that were killed at their walltime."""
+    verdict: Verdict
+    runs: list[RunSummary]
+    slowdowns: dict[ClusterSet, LogNormal]
+    """Slowdowns by observed combination of clusters."""
+
+
+class Advisor:
+    """The experience of the scheduler and the stored advice."""
+
+    def __init__(self, experience: Experience, store: AdviceStore, track_record: TrackRecord) -> None:
+        self._experience = experience
+        self._store = store
+        self._track_record = track_record
+
+    async def list_applications(self, owner: str | None = None) -> list[ApplicationRecord]:
+        """Return applications by name; with ``owner`` only those that this user's jobs have run."""
+        names = self._experience.applications()
+        visible = names if owner is None else await query(self._store.applications_of, owner)
+        return [self._describe_application(name) for name in names if name in visible]
+
+    def _describe_application(self, name: str) -> ApplicationRecord:
+        """Return what past runs show of an application.
+
+        Its verdict is on the clusters that it used together most often.
+        """
+        summaries, slowdowns = self._experience.seen(name), self._experience.slowdowns(name)
+        several: dict[ClusterSet, int] = {}
+        for summary in summaries:
+            if summary.where:
+                several[summary.where] = several.get(summary.where, 0) + summary.runs
+        most_used = max(several, key=lambda clusters: (several[clusters], clusters), default=())
+        return ApplicationRecord(
+            name,
+            most_used,
+            slowdowns.on_clusters(most_used),
+            slowdowns.runs,
+            slowdowns.killed,
+            verdict_on(slowdowns, most_used),
+            summaries,
+            {clusters: slowdowns.on_clusters(clusters) for clusters in several},
+        )
+
+    async def read_advice(self, application: str, limit: int, owner: str | None = None) -> list[AdvisedPlacement]:
+        """Return stored advice, newest first; an empty application or no owner selects all."""
+        return await query(self._store.record, application, limit, owner)
+
+    async def read_coverage(self, application: str, owner: str | None = None) -> list[Coverage]:
+        """Return the accuracy of predictions by kind and period, for the same selection."""
+        return await self._track_record.read_coverage(owner, application)
+
+
+def verdict_on(slowdowns: Slowdowns, clusters: ClusterSet) -> Verdict:
+    """Return the verdict that follows from the slowdown on these clusters."""
+    harmless_probability = slowdowns.harmless_probability(clusters)
+    if harmless_probability <= HOPELESS:
+        return Verdict.ONE_CLUSTER
+    if harmless_probability < SURE:
+        return Verdict.NOT_KNOWN
+    return Verdict.CO_ALLOCATED if slowdowns.on_clusters(clusters).value <= PAYS_UP_TO else Verdict.BY_THE_WAIT

@@ -35,13 +35,13 @@ from koalapy.model.application import printable_application_of, summarize_job
 from koalapy.model.array import TaskIndices
 from koalapy.model.dependency import Clause
 from koalapy.model.errors import ConflictError, NotFoundError, StoreUnavailable
-from koalapy.model.explanation import Explanation
 from koalapy.model.history import DAY
 from koalapy.model.identity import Identity
 from koalapy.model.job import Attempt, Job, JobId, JobState, TimelineEntry, new_job
 from koalapy.model.job_search import JobSort
 from koalapy.model.job_spec import JobSpec, OutputStream, Priority
 from koalapy.model.notification import AllowedRecipients
+from koalapy.model.placement import Explanation
 from koalapy.model.request import ClusterName
 from koalapy.policies.registry import DEFAULTS
 from koalapy.ports import ClusterRecord, JobFilter, Store, Submitted

@@ -19,11 +19,10 @@ from koalapy.daemon.services import Services
 from koalapy.dashboard.dashboard import Dashboard, Form, FormAnswer, SentForm
 from koalapy.model.command_line import command_for
 from koalapy.model.errors import KoalaError, UsageError
-from koalapy.model.explanation import Explanation
 from koalapy.model.identity import Identity
 from koalapy.model.job import JobState
 from koalapy.model.job_spec import JobSpec, Launcher
-from koalapy.model.placement import Placement
+from koalapy.model.placement import Explanation, Placement
 from koalapy.model.wording import format_duration
 from koalapy.validation.permissions import check_job_access
 

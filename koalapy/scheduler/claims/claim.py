@@ -16,9 +16,9 @@ from koalapy.model.job_spec import ClaimingMode, Priority
 from koalapy.model.node_requirement import ANY_NODE
 from koalapy.model.placement import PlacedComponent, Placement
 from koalapy.model.request import ClusterName, FixedRequest
-from koalapy.model.transfer import Transfer, estimate_transfer
 from koalapy.model.wording import format_list
 from koalapy.policies.close_to_files import closest_site
+from koalapy.policies.network import Transfer, estimate_transfer
 from koalapy.scheduler.attempts.attempts import Attempts
 from koalapy.scheduler.attempts.facts import expected_end_of_transfers, filter_of, unclaimed
 from koalapy.scheduler.claims.preemption import Preemption, Reclaiming

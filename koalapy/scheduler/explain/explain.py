@@ -7,10 +7,17 @@ from typing import NamedTuple
 
 from koalapy.model.cluster import ClusterState, GridView
 from koalapy.model.dependency import Clause
-from koalapy.model.explanation import ClusterFinding, Explanation, PastReason
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobId, JobState, TimelineEntry
 from koalapy.model.job_spec import JobSpec
-from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal
+from koalapy.model.placement import (
+    ClusterFinding,
+    ClusterReason,
+    Explanation,
+    PastReason,
+    PlacedComponent,
+    Placement,
+    Refusal,
+)
 from koalapy.model.request import ClusterName, FixedRequest, Request
 from koalapy.model.wording import format_bytes, format_list, format_nodes, format_time
 from koalapy.scheduler.clusters import ClusterStatus

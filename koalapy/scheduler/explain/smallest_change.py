@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from koalapy.model.cluster import GridView, LinkUse
-from koalapy.model.explanation import Change, ChangeValue
 from koalapy.model.job_spec import JobSpec, Priority
+from koalapy.model.placement import Change, ChangeValue
 from koalapy.model.request import FixedRequest, FlexibleRequest, NonFixedRequest
 from koalapy.model.wording import format_list, format_nodes
 from koalapy.policies.registry import DEFAULTS

@@ -13,11 +13,11 @@ from koalapy.model.job_spec import JobSpec
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal, RefusalKind
 from koalapy.model.profile import describe_missing_folders
 from koalapy.model.request import ClusterName, FixedRequest, FlexibleRequest, Request
-from koalapy.model.transfer import immovable_reason
 from koalapy.model.users import NOWHERE
 from koalapy.model.wording import format_list, format_nodes
 from koalapy.policies.constraints import Constraints, cap_components, grid_parts, part_with
 from koalapy.policies.knowledge import Knowledge
+from koalapy.policies.network import immovable_reason
 from koalapy.policies.policy import Policy, not_usable, reason_for
 from koalapy.scheduler.advisor.knowledge import KnowledgeBuilder
 from koalapy.scheduler.queue.eligibility import (
