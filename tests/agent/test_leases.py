@@ -148,28 +148,19 @@ def test_lease_note_from_future_counts_as_now(tmp_path: Path) -> None:
     assert LeasedAgent(tmp_path).leases.silence_for(LeasedAgent(tmp_path).component) == 0
 
 
-def test_resumed_agent_requests_renewal_before_ending_components(leased_agent: LeasedAgent) -> None:
+@pytest.mark.parametrize("renewed", [True, False])
+def test_resumed_agent_ends_components_only_without_renewal(leased_agent: LeasedAgent, renewed: bool) -> None:
     leased_agent.leases.on_welcome()
     leased_agent.answer_renewal()
     leased_agent.leases._look_due = leased_agent.now_s + 10
     leased_agent.now_s += 1000
     assert not leased_agent.end_expired()
-    leased_agent.leases.request_renewal()
-    leased_agent.answer_renewal()
+    if renewed:
+        leased_agent.leases.request_renewal()
+        leased_agent.answer_renewal()
     leased_agent.leases._look_due = leased_agent.now_s + RENEWAL_TIMEOUT
     leased_agent.now_s += RENEWAL_TIMEOUT
-    assert not leased_agent.end_expired()
-
-
-def test_resumed_agent_ends_components_without_renewal(leased_agent: LeasedAgent) -> None:
-    leased_agent.leases.on_welcome()
-    leased_agent.answer_renewal()
-    leased_agent.leases._look_due = leased_agent.now_s + 10
-    leased_agent.now_s += 1000
-    assert not leased_agent.end_expired()
-    leased_agent.leases._look_due = leased_agent.now_s + RENEWAL_TIMEOUT
-    leased_agent.now_s += RENEWAL_TIMEOUT
-    assert leased_agent.end_expired()
+    assert bool(leased_agent.end_expired()) != renewed
 
 
 DELAYS = st.floats(0.0, 300.0)

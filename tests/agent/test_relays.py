@@ -59,6 +59,14 @@ async def open_component(daemon: FakeDaemon, **fields: Any) -> None:
     await daemon.send_command("open", T, **plan, **fields)
 
 
+async def start_relayed_component(daemon: FakeDaemon, directory: Path) -> FakeRunner:
+    """Return the runner of a component that has received its plan with relayed links."""
+    runner = await claim_component(daemon, directory)
+    await open_component(daemon, relay=RELAY, relay_entry=ENTRY)
+    await runner.receive("open")
+    return runner
+
+
 async def test_agent_without_relay_or_with_an_older_daemon_reports_nothing(
     daemon: FakeDaemon, head: FakeRelay, tmp_path: Path
 ) -> None:
@@ -114,9 +122,7 @@ async def test_head_forgets_the_attempt_when_its_component_has_ended(
 ) -> None:
     lrm = MemoryLrm()
     async with running_agent(lrm, daemon, tmp_path, relay=str(head.path)):
-        runner = await claim_component(daemon, tmp_path)
-        await open_component(daemon, relay=RELAY, relay_entry=ENTRY)
-        await runner.receive("open")
+        runner = await start_relayed_component(daemon, tmp_path)
         await runner.report_exit()
         assert ATTEMPT in head.attempts
         runner.writer.close()
@@ -154,9 +160,7 @@ async def test_lost_attempt_fails_its_component(
     daemon: FakeDaemon, head: FakeRelay, tmp_path: Path, via: list[str], reason: str, by_hub: bool
 ) -> None:
     async with running_agent(MemoryLrm(), daemon, tmp_path, relay=str(head.path)):
-        runner = await claim_component(daemon, tmp_path)
-        await open_component(daemon, relay=RELAY, relay_entry=ENTRY)
-        await runner.receive("open")
+        runner = await start_relayed_component(daemon, tmp_path)
         head.send({"t": "lost", "attempt": "8.1", "why": "another", "via": via})
         head.send({"t": "lost", "attempt": ATTEMPT, "why": reason.replace("node a", "node 0"), "via": via})
         assert (await runner.receive("relay_lost"))["why"] == reason
@@ -172,9 +176,7 @@ async def test_loss_at_the_hub_that_the_daemon_reports_fails_the_component(
     daemon: FakeDaemon, head: FakeRelay, tmp_path: Path
 ) -> None:
     async with running_agent(MemoryLrm(), daemon, tmp_path, relay=str(head.path)):
-        runner = await claim_component(daemon, tmp_path)
-        await open_component(daemon, relay=RELAY, relay_entry=ENTRY)
-        await runner.receive("open")
+        runner = await start_relayed_component(daemon, tmp_path)
         await daemon.send_messages("north", {"type": "relay_lost", "attempt": ATTEMPT, "reason": "head south is lost"})
         assert (await runner.receive("relay_lost"))["why"] == "head south is lost"
         await daemon.wait_until(lambda: daemon.status(T)["relay_lost"])
@@ -185,9 +187,7 @@ async def test_loss_while_the_agent_was_away_is_learned_from_the_head(
 ) -> None:
     lrm = MemoryLrm()
     async with running_agent(lrm, daemon, tmp_path, relay=str(head.path)):
-        runner = await claim_component(daemon, tmp_path)
-        await open_component(daemon, relay=RELAY, relay_entry=ENTRY)
-        await runner.receive("open")
+        _runner = await start_relayed_component(daemon, tmp_path)
     head.lost = {ATTEMPT: {"why": "the hub at grid:8643 is lost: no answer", "via": ["hub"]}}
     async with running_agent(lrm, daemon, tmp_path, relay=str(head.path)):
         await daemon.wait_until(lambda: daemon.status(T)["error"] == head.lost[ATTEMPT]["why"])
@@ -212,9 +212,7 @@ async def test_hanging_head_delays_a_start_only_until_its_time_is_over(
 async def test_attempt_that_the_head_rejects_still_starts(daemon: FakeDaemon, head: FakeRelay, tmp_path: Path) -> None:
     head.rejected.add(ATTEMPT)
     async with running_agent(MemoryLrm(), daemon, tmp_path, relay=str(head.path)):
-        runner = await claim_component(daemon, tmp_path)
-        await open_component(daemon, relay=RELAY, relay_entry=ENTRY)
-        await runner.receive("open")
+        _runner = await start_relayed_component(daemon, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import io
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -147,19 +148,27 @@ def test_wait_timeout_prints_output_and_exits_with_6(koala: Koala) -> None:
     assert koala("wait", "1", "--timeout", "0.1").code == 6
 
 
-def test_wait_continues_after_daemon_restart(koala: Koala, server: Server) -> None:
-    koala(*FLEXIBLE, "-q", "--", "start", "early")
+@contextmanager
+def restarted_after(server: Server, event: threading.Event) -> Iterator[None]:
+    """Restart the server after an event in the block; job 1 succeeds meanwhile."""
 
     def restart() -> None:
-        assert server.service.wait_started.wait(30)
+        assert event.wait(30)
         server.end()
         server.service.records[1] = replace(server.service.records[1], state=JobState.SUCCEEDED, exit_code=0)
         server.start()
 
     restarting = threading.Thread(target=restart)
     restarting.start()
-    result = koala("wait", "1")
+    yield
     restarting.join()
+
+
+def test_wait_continues_after_daemon_restart(koala: Koala, server: Server) -> None:
+    koala(*FLEXIBLE, "-q", "--", "start", "early")
+
+    with restarted_after(server, server.service.wait_started):
+        result = koala("wait", "1")
     assert (result.code, result.out) == (0, "job 1 succeeded\n")
 
 
@@ -194,16 +203,8 @@ def test_wait_timeout_applies_while_database_is_unreachable(koala: Koala, server
 def test_logs_follow_waits_for_job_after_daemon_restart(koala: Koala, server: Server) -> None:
     koala(*FLEXIBLE, "-q", "--", "start", "early")
 
-    def restart() -> None:
-        assert server.service.output_followed.wait(30)
-        server.end()
-        server.service.records[1] = replace(server.service.records[1], state=JobState.SUCCEEDED, exit_code=0)
-        server.start()
-
-    restarting = threading.Thread(target=restart)
-    restarting.start()
-    result = koala("logs", "-f", "1")
-    restarting.join()
+    with restarted_after(server, server.service.output_followed):
+        result = koala("logs", "-f", "1")
     assert (result.code, result.out) == (0, "early")
     assert "still waiting" in result.err
     assert result.err.endswith("koala: the daemon was unreachable for a while; koala logs 1 shows all of the output\n")

@@ -165,26 +165,21 @@ def test_head_with_line_forged_by_the_network_refuses_it(links: Links) -> None:
     expect_refusal(links, head, "unauthenticated", opener.send_first_line(line + forged))
 
 
-def test_head_with_tls_but_without_certificate_of_the_other_refuses_streams(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_other_certificate", [False, True])
+def test_head_without_right_certificate_of_the_other_refuses_streams(
+    tmp_path: Path, has_other_certificate: bool
+) -> None:
     links = Links(tmp_path, tls=True)
     links.identities.clear()
+    if has_other_certificate:
+        certificate = CertificateAuthority(tmp_path / "other").issue().certificate.read_text()
+        links.identities["south"] = HeadIdentity(certificate)
     links.heads["north"].remove_attempt(ATTEMPT)
     links.heads["north"].add_attempt(links.entry("north"))
     node = RawChild(links, links.heads["north"].server.port, Credentials(node_key(0), ATTEMPT, 0))
     message = {"t": "open", "attempt": ATTEMPT, "from": 0, "stream": 900, "to": 2, "port": links.port(2)}
-    expect_refusal(links, links.heads["north"], "no-certificate", node.send_stream_line(message))
-    links.close()
-
-
-def test_head_with_another_certificate_of_the_other_refuses_it(tmp_path: Path) -> None:
-    links = Links(tmp_path, tls=True)
-    certificate = CertificateAuthority(tmp_path / "other").issue().certificate.read_text()
-    links.identities["south"] = HeadIdentity(certificate)
-    links.heads["north"].remove_attempt(ATTEMPT)
-    links.heads["north"].add_attempt(links.entry("north"))
-    node = RawChild(links, links.heads["north"].server.port, Credentials(node_key(0), ATTEMPT, 0))
-    message = {"t": "open", "attempt": ATTEMPT, "from": 0, "stream": 900, "to": 2, "port": links.port(2)}
-    expect_refusal(links, links.heads["north"], "tls", node.send_stream_line(message))
+    reason = "tls" if has_other_certificate else "no-certificate"
+    expect_refusal(links, links.heads["north"], reason, node.send_stream_line(message))
     links.close()
 
 
