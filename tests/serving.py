@@ -23,6 +23,7 @@ from koalapy.api.monitoring import add_metrics, alerts_router
 from koalapy.api.network import network_router
 from koalapy.api.tokens import limits_router
 from koalapy.config.notifications import MailSection, NotificationSection, OperatorsSection
+from koalapy.daemon.agents.hub import AgentDetails
 from koalapy.daemon.agents.questions import NodeLists
 from koalapy.daemon.alerts.alerts import Alerts
 from koalapy.daemon.alerts.cluster_checks import ClusterChecks, DiskCheck
@@ -114,6 +115,9 @@ async def _answer_sharing_here(question: SharingQuestion) -> SharingReport:
 OPERATORS_MAIL = NotificationSection(
     MailSection("127.0.0.1:25", "koala@example.org", "none"), operators=OperatorsSection(["ops@example.org"])
 )
+
+
+HOSTILE_AGENT = AgentDetails("<x-injected>", 7, '"><x-injected>', "other", 3, "<x-injected>", 1.0, -7200.0)
 
 
 class RefusingSender:
@@ -339,6 +343,8 @@ async def serving(
         "jobs": jobs,
         "limits": LimitsInUse(queries.owner_use, bundles.size_of, results.size_of, engine.clock),
         "network": network,
+        "hub": SimpleNamespace(describe_agent=lambda name: HOSTILE_AGENT),
+        "certificate": SimpleNamespace(fingerprint="ab" * 32, expires_at=2e9),
         "node_lists": NodeLists(sites, engine.clock),
         "notifications": Notifications(
             memory_stores().notifications, {"mail": RefusingSender()}, OPERATORS_MAIL, engine.clock, queries.jobs

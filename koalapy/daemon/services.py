@@ -74,6 +74,8 @@ class Services:
     attendance: Attendance
     samples: Samples
     notifications: Notifications
+    certificate: Certificate | None
+    """The daemon's certificate, which agents check; None without TLS."""
 
 
 def build_services(
@@ -195,6 +197,7 @@ def build_services(
         attendance,
         Samples(engine, stores.samples, clock),
         core.notifications,
+        certificate,
     )
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from koalapy.daemon.agents import hub
 from koalapy.daemon.agents.agent_messages import AgentMessages, RecordRejectedRunner, TransferFeedback
-from koalapy.daemon.agents.hub import Hub, Terms
+from koalapy.daemon.agents.hub import Hub, Terms, compare_versions
 from koalapy.daemon.agents.questions import Questions
 from koalapy.daemon.agents.session import MAX_UNREAD, Session, Sessions
 from koalapy.daemon.agents.streams import Streams
@@ -186,6 +186,9 @@ async def test_cluster_shows_problem_of_resource_manager(tmp_path: Path) -> None
         async with daemon.agent_of("south") as south:
             south.say_to_daemon(Inventory(components=()), report_nodes(4))
             await wait_for_state(daemon, "south", ("usable", 4, ""))
+            agent = daemon.hub.describe_agent("north")
+            assert (agent.host, agent.pid, agent.version, agent.comparison) == ("head", 1, "1", "newer")
+            assert agent.connected_at is not None
             north.say_to_daemon(report_nodes(0, "there is no partition fast"))
             await wait_for_state(daemon, "north", ("unreachable", 0, "there is no partition fast"))
             assert daemon.cluster_view("south") == ("usable", 4, ""), "nobody else is disturbed"
@@ -194,9 +197,27 @@ async def test_cluster_shows_problem_of_resource_manager(tmp_path: Path) -> None
             north.say_to_daemon(report_nodes(2, "squeue did not answer"))
             await wait_for_state(daemon, "north", ("unreachable", 2, "squeue did not answer"))
         await wait_for_state(daemon, "south", ("unreachable", 4, "its agent is not connected"))
+        daemon.hub.note_rejection("south", "the token is not that of cluster south", "set the token")
+        agent = daemon.hub.describe_agent("south")
+        assert (agent.host, agent.rejection and agent.rejection.remedy) == ("", "set the token")
         assert [(c.state, c.reason) for c in daemon.store.load().clusters if c.name == "north"] == [
             ("unreachable", "squeue did not answer")
         ]
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        ("0.10.0", "same"),
+        ("0.9.9", "older"),
+        ("0.10.1", "newer"),
+        ("1", "newer"),
+        ("", "other"),
+        ("0.10.0rc1", "other"),
+    ],
+)
+def test_compare_versions_orders_by_numbers(version: str, expected: str) -> None:
+    assert compare_versions(version, "0.10.0") == expected
 
 
 async def test_hub_with_unavailable_database_rejects_agent(tmp_path: Path) -> None:

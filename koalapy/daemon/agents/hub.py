@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 import structlog
 from pydantic import ValidationError
 
+from koalapy import __version__
 from koalapy.daemon.agents.agent_messages import AgentMessages
 from koalapy.daemon.agents.questions import Questions
 from koalapy.daemon.agents.session import MAX_UNREAD, Connection, Session, Sessions
@@ -47,6 +48,37 @@ class Rejection:
     reason: str
     remedy: str
     rejected_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class AgentDetails:
+    """A connected agent as its hello describes it, or why the last agent of the cluster is not connected."""
+
+    host: str = ""
+    """The host and process of the connected agent; empty without one."""
+    pid: int = 0
+    version: str = ""
+    comparison: str = ""
+    """``same``, ``older`` or ``newer`` than the daemon's version; ``other`` if it cannot be compared."""
+    protocol: int = 0
+    identity: str = ""
+    """The configured identity of its jobs."""
+    connected_at: float | None = None
+    clock_offset: float | None = None
+    """Seconds by which its clock is ahead of the daemon's; None if unknown."""
+    rejection: Rejection | None = None
+    """The last rejected connection, without a connected agent."""
+
+
+def compare_versions(version: str, with_version: str) -> str:
+    """Return whether a version is the ``same`` as another, ``older`` or ``newer``, or cannot be compared: ``other``."""
+    if version == with_version:
+        return "same"
+    try:
+        one, other = ([int(part) for part in text.split(".")] for text in (version, with_version))
+    except ValueError:
+        return "other"
+    return "older" if one < other else "newer"
 
 
 class OtherProtocol(UsageError):
@@ -94,6 +126,22 @@ class Hub:
         """Store why a connection was rejected, for the alert that the cluster has no agent."""
         if self._sessions.get(cluster) is None:
             self.rejections[cluster] = Rejection(reason, remedy, self._engine.clock())
+
+    def describe_agent(self, cluster: ClusterName) -> AgentDetails:
+        """Return the connected agent of a cluster, or why its last connection was rejected."""
+        session = self._sessions.get(cluster)
+        if session is None:
+            return AgentDetails(rejection=self.rejections.get(cluster))
+        hello = session.hello
+        return AgentDetails(
+            hello.host,
+            hello.pid,
+            hello.version,
+            compare_versions(hello.version, __version__),
+            hello.protocol,
+            hello.identity,
+            session.connected_at,
+        )
 
     async def close(self) -> None:
         """Close all connections; agents reconnect when the daemon runs again."""

@@ -39,6 +39,7 @@ class Session:
         self.hello = hello
         self.ready = False
         """Whether commands may be sent."""
+        self.connected_at = 0.0
         self.silence = 0.0
         """Seconds."""
         self._heard_at = asyncio.get_running_loop().time()
@@ -190,7 +191,7 @@ class Sessions:
 
     def add(self, session: Session) -> None:
         """Set the session of a cluster, in place of an earlier one."""
-        self._sessions[session.cluster] = session
+        self._sessions[session.cluster], session.connected_at = session, self._clock()
         session.set_awaited(awaited=session.cluster in self._awaited)
 
     def remove(self, session: Session) -> bool:

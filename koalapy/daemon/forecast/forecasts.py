@@ -34,6 +34,8 @@ SUBMISSION_TIMEOUT_S = 30.0
 """Timeout of the forecast of one submission."""
 MAX_SUBMISSIONS = 8
 """The most concurrent forecasts of submissions; further ones are rejected."""
+PREVIEW_HORIZON_S = 86_400.0
+"""Number of simulated seconds of the preview of a drain."""
 MIN_DELAY_S = 1.0
 """Least difference between two expected starts that counts as a delay."""
 REST_FACTOR = 10.0
@@ -135,7 +137,7 @@ class Forecasts:
 
     async def preview_drain(self, cluster: ClusterName) -> DrainPreview:
         """Simulate the drain of a cluster. Raise the errors of ``what_if``."""
-        answer = await self.what_if(Change(drain=(cluster,)))
+        answer = await self.what_if(Change(drain=(cluster,)), PREVIEW_HORIZON_S)
         assert answer.changed is not None
         changed_starts = {expected.job: expected.starts for expected in answer.changed.jobs}
         delays: list[tuple[float, DelayedJob]] = []

@@ -1,5 +1,6 @@
 """Load the daemon's certificate from its files, and reload it without a restart when they change."""
 
+import hashlib
 import ssl
 import time
 from datetime import UTC, datetime
@@ -46,6 +47,11 @@ class Certificate:
     def expires_at(self) -> float:
         """Return the expiry of the certificate in use, in seconds since the start of 1970."""
         return self._loaded.expires_at
+
+    @property
+    def fingerprint(self) -> str:
+        """Return the SHA-256 fingerprint of the certificate in use, in hexadecimal."""
+        return hashlib.sha256(ssl.PEM_cert_to_DER_cert(self._loaded.pem)).hexdigest()
 
     def reload_if_changed(self) -> None:
         """Reload the files if they have changed. If they are unusable, log why and keep the old certificate."""

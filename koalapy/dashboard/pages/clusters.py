@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from koalapy.api.access import Caller
 from koalapy.api.clusters import Name
+from koalapy.daemon.agents.hub import AgentDetails
 from koalapy.daemon.agents.questions import KnownNodes
 from koalapy.daemon.forecast.forecasts import DrainPreview
 from koalapy.daemon.observability.audit import Audit
@@ -158,6 +159,10 @@ class ClusterPage:
     """Available nodes by class; empty if the cluster has no node classes."""
     uplink: Uplink | None
     details: Mapping[str, object]
+    agent: AgentDetails | None
+    """The connected agent; None unless an operator asks."""
+    certificate: tuple[str, float] | None
+    """The fingerprint and the expiry of the daemon's certificate, for operators; None without TLS."""
     changes: Changes | None
     """Recorded actions on it; None unless an operator asks."""
 
@@ -239,6 +244,7 @@ def add_clusters(dashboard: Dashboard, services: Services, surveyor: SurveyCache
     async def cluster(name: Name, caller: Caller, changes_before: Before = 0) -> ClusterPage:
         """Return the state of one cluster; raise ``NotFoundError`` if there is none of this name."""
         record, survey, now = services.jobs.get_cluster(name), await surveyor.load(), engine.clock()
+        is_operator = caller.has_role(Role.OPERATOR)
         status = queries.grid[name]
         ended = await services.history.list_components(now - TIMELINE_S, MAX_BARS, name)
         active = [one for one in active_components(queries) if one.cluster == name]
@@ -295,6 +301,10 @@ def add_clusters(dashboard: Dashboard, services: Services, surveyor: SurveyCache
             node_classes=status.node_classes,
             uplink=queries.grid.uplinks.get(name),
             details={name: value for name, value in record.details.items() if name in SHOWN_DETAILS},
+            agent=services.hub.describe_agent(name) if is_operator else None,
+            certificate=None
+            if (certificate := services.certificate) is None or not is_operator
+            else (certificate.fingerprint, certificate.expires_at),
             changes=await read_changes(audit_log, caller, changes_before, target=f"cluster {name}"),
         )
 
