@@ -53,11 +53,11 @@ def _resource_manager_cell(row: ClusterRow, now: float) -> str:
         return '<span class="hint">unknown</span>'
     if row.answers is None:
         return "not reported"
-    text = f'<span class="good">answers</span> in {format_seconds(row.answers.mean)}'
+    text = f'<span class="nowrap"><span class="good">answers</span> in {format_seconds(row.answers.mean)}</span>'
     if not row.answers.failures:
         return text
-    failures = f"failed {row.answers.failures:,} of {row.answers.count:,} times"
-    return f"{text}, {link(f'{_path(row)}#calls', failures)}"
+    failures = f"{row.answers.failures:,} of {row.answers.count:,} failed"
+    return f'{text}, <span class="nowrap">{link(f"{_path(row)}#calls", failures)}</span>'
 
 
 CLUSTERS: TableDefinition[ClusterRow] = TableDefinition(
