@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from playwright.sync_api import Browser
+
 from tests.dashboard.browser import PHONE, Visitor, chromium
 from tests.dashboard.scenes import SCENES, serve_scene
 from tests.grid.embedded import EmbeddedGrid
@@ -104,25 +106,38 @@ def picture_scene(name: str, folder: Path) -> None:
 
 def picture_documentation(folder: Path) -> None:
     """Take the pictures of the documentation: of a busy grid with output, and of a scene with its last hours."""
-    looks: dict[str, dict[str, Any]] = {"": {}, "-dark": {"color_scheme": "dark"}, "-phone": {"viewport": PHONE}}
-    pages = {"queue": "/queue", "job": "/jobs/7", "history": "/history", "new-job": "/jobs/new?from=7"}
     with chromium() as browser:
         with start_busy_grid() as grid:
             visitor = Visitor(browser, grid.url, grid.admin_token)
-            for name, path in pages.items():
+            for name, path in {"queue": "/queue", "job": "/jobs/7", "new-job": "/jobs/new?from=7"}.items():
                 page = visitor.open(path, live=name != "new-job")
                 if name == "new-job":
                     page.locator("#command").wait_for()
                 page.wait_for_timeout(300)
                 page.screenshot(path=folder / f"dashboard-{name}.png")
             visitor.close()
-        with tempfile.TemporaryDirectory() as data, serve_scene("sixty", Path(data)) as daemon:
-            for look, options in looks.items():
-                visitor = Visitor(browser, daemon.url, daemon.admin_token, **options)
-                for name, path in {"now": "/", "map": "/map", "timeline": "/timeline?span=21600"}.items():
-                    if name == "now" or not look:
-                        visitor.open(path).screenshot(path=folder / f"dashboard-{name}{look}.png")
-                visitor.close()
+        overviews = {"now": {}, "now-dark": {"color_scheme": "dark"}, "now-phone": {"viewport": PHONE}}
+        _picture_pages(browser, "sixty", dict.fromkeys(overviews, "/"), folder, overviews)
+        others = {
+            "map": "/map",
+            "timeline": "/timeline?span=21600",
+            "history": "/history",
+            "cluster": "/clusters/delft-1",
+        }
+        _picture_pages(browser, "small", others, folder)
+
+
+def _picture_pages(
+    browser: Browser, scene: str, pages: dict[str, str], folder: Path, options: dict[str, dict[str, Any]] | None = None
+) -> None:
+    """Take pictures of pages of a scene, each with its options of a browser."""
+    with tempfile.TemporaryDirectory() as data, serve_scene(scene, Path(data)) as daemon:
+        for name, path in pages.items():
+            visitor = Visitor(browser, daemon.url, daemon.admin_token, **(options or {}).get(name, {}))
+            page = visitor.open(path)
+            page.wait_for_timeout(300)
+            page.screenshot(path=folder / f"dashboard-{name}.png")
+            visitor.close()
 
 
 def main() -> None:

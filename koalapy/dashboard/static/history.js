@@ -24,7 +24,7 @@
       width: Math.max(240, place.clientWidth), height: 220, series: [{ value: "{YYYY}-{MM}-{DD}" }, ...series],
       tzDate: (at) => uPlot.tzDate(new Date(at * 1000), "Etc/UTC"),
       scales: { x: { range: [day(view.since > view.first ? view.since : view.first) - 43200, day(view.last) + 43200] }, y: { range: (_, low, high) => [0, picture.unit === "share" ? Math.max(1, high ?? 1) : (high || 1) * 1.05] } },
-      axes: [{ ...axis, values: (_, at) => at.map((time) => new Date(time * 1000).toISOString().slice(5, 10)) }, { ...axis, size: 64, values: told }], cursor: { sync: { key: "history" } },
+      axes: [{ ...axis, incrs: [1, 2, 7, 14, 28, 91, 364].map((days) => days * 86400), values: (_, at) => at.map((time) => new Date(time * 1000).toISOString().slice(5, 10)) }, { ...axis, size: 64, values: told }], cursor: { sync: { key: "history" } },
     };
     place.replaceChildren();
     return new uPlot(options, [picture.at, ...picture.curves.map((curve) => curve.values)], place);
