@@ -336,7 +336,8 @@ def test_interrupting_a_run_twice_cancels_its_job(grid: EmbeddedGrid) -> None:
     grid.wait_until_idle()
 
 
-def test_input_survives_a_restart_of_the_daemon(make_grid: MakeGrid) -> None:
+@pytest.mark.parametrize("process", ["agent", "daemon"])
+def test_input_survives_a_restart(make_grid: MakeGrid, process: str) -> None:
     grid = make_grid()
     folder = grid.make_folder()
     program = "read a; echo $a; cat >rest; echo end >&2"
@@ -353,10 +354,14 @@ def test_input_survives_a_restart_of_the_daemon(make_grid: MakeGrid) -> None:
     client.stdin.flush()
     assert client.stdout.readline() == "first\n"
     port = int(grid.url.rpartition(":")[2])
-    grid.kill_daemon()
+    if process == "daemon":
+        grid.kill_daemon()
+    else:
+        grid.find_agent("north").kill()
     client.stdin.write(before := "before\n" * 20_000)
     client.stdin.flush()
-    grid.start(port)
+    if process == "daemon":
+        grid.start(port)
     client.stdin.write(after := "after\n" * 100_000)
     client.stdin.close()
     assert client.wait(120) == 0
