@@ -109,7 +109,7 @@ class Container:
             )
 
     def _bound_folders(self, folder: str, temporary: str) -> list[str]:
-        """Return the folders to bind, in order. Raise ``Failure`` if the image lacks a necessary one."""
+        """Return the folders to bind, in order. Raise ``Failure`` if a necessary one cannot be bound."""
         bound: list[str] = []
         for path in dict.fromkeys((folder, temporary, *self._wanted)):
             is_necessary = path in (folder, temporary)
@@ -123,6 +123,8 @@ class Container:
                     "the job: create it in the image, or choose a folder below /tmp",
                     126,
                 )
+            if self.runtime == "apptainer" and set(path) & set(",:"):
+                raise Failure(f"Apptainer cannot bind the folder {path}: choose one without commas and colons", 126)
             bound.append(path)
         return bound
 
