@@ -79,6 +79,8 @@ class JobFilter:
     """None: any number."""
     ids: tuple[JobId, ...] | None = None
     """Only jobs with these ids; None: any."""
+    first: JobId = 1
+    """Only jobs with this id or a larger one; ignored with ``ids`` or ``array``."""
     array: JobId | None = None
     """Only the tasks of this array; None: no tasks, unless by their ids."""
     since: float | None = None

@@ -137,7 +137,9 @@ class ClusterView:
 
     def with_idle(self, idle: int) -> "ClusterView":
         """Return the cluster with another number of idle nodes."""
-        return replace(self, idle=idle, node_classes=resize_classes(self.node_classes, idle))
+        # Not by ``replace``, which takes four times as long; forecasts call this thousands of times.
+        classes = resize_classes(self.node_classes, idle)
+        return ClusterView(self.name, self.total, idle, self.state, self.speed, self.note, classes)
 
     def admits_all(self, requirement: NodeRequirement) -> bool:
         """Return whether all of its nodes meet a requirement."""

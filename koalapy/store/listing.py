@@ -76,11 +76,11 @@ class _Bounds(NamedTuple):
 
 def _bounds_of(connection: Connection, job_filter: JobFilter) -> _Bounds:
     """Return the bounds of a filter's page. Jobs have ids in the order of their submission."""
-    first, before = 1, job_filter.before
+    first, before = job_filter.first, job_filter.before
     if job_filter.array is not None:
-        return _Bounds(first, before)  # the tasks of an array are submitted at their turns
+        return _Bounds(1, before)  # the tasks of an array are submitted at their turns
     if job_filter.since is not None:
-        first = _first_id_since(connection, job_filter.since)
+        first = max(first, _first_id_since(connection, job_filter.since))
     if job_filter.until is not None:
         end = _first_id_since(connection, job_filter.until)
         before = end if before is None else min(before, end)

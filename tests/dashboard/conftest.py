@@ -1,6 +1,7 @@
 """Fixtures: a browser, a daemon and a grid for all tests of a file."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,34 @@ def browser() -> Iterator[Any]:
         yield started
 
 
-@pytest.fixture(scope="module")
-def grid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedGrid]:
-    """A daemon with two clusters of four nodes."""
-    running = EmbeddedGrid(tmp_path_factory.mktemp("dashboard") / "koala", **SOON).start()
+@contextmanager
+def running_grid(factory: pytest.TempPathFactory) -> Iterator[EmbeddedGrid]:
+    """Run a daemon with two clusters of four nodes."""
+    running = EmbeddedGrid(factory.mktemp("dashboard") / "koala", **SOON).start()
     running.wait_until_idle()
     yield running
     close_grid(running)
+
+
+@pytest.fixture(scope="session")
+def shared_grid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedGrid]:
+    with running_grid(tmp_path_factory) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def grid(shared_grid: EmbeddedGrid) -> Iterator[EmbeddedGrid]:
+    """A daemon with two clusters of four idle nodes, which has the ended jobs and users of other files."""
+    yield shared_grid
+    shared_grid.cancel_all_jobs()
+    shared_grid.wait_until_idle()
+
+
+@pytest.fixture(scope="module")
+def new_grid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedGrid]:
+    """A daemon that no other file uses, for tests that count all jobs."""
+    with running_grid(tmp_path_factory) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")

@@ -39,6 +39,11 @@ async def test_pictures_show_users_with_most_nodes() -> None:
 
 
 @pytest.fixture(scope="module")
+def grid(new_grid: EmbeddedGrid) -> EmbeddedGrid:
+    return new_grid
+
+
+@pytest.fixture(scope="module")
 def grid_with_ended_jobs(grid: EmbeddedGrid) -> EmbeddedGrid:
     """A grid with ended jobs: two of alice, one of them on both clusters, and one of bob."""
     for owner, nodes in (("alice", 2), ("alice", 6), ("bob", 1)):

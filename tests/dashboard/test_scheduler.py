@@ -93,6 +93,11 @@ def test_parameters_show_each_rule_and_its_default() -> None:
 # In a browser
 
 
+@pytest.fixture(scope="module")
+def grid(new_grid: EmbeddedGrid) -> EmbeddedGrid:
+    return new_grid
+
+
 def read_rows(page: Any, section: str) -> dict[str, list[str]]:
     """Return the rows of a table by their first cell."""
     cells_of_rows = [row.locator("td").all_inner_texts() for row in page.locator(f"#{section} tbody tr").all()]

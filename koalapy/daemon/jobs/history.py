@@ -180,12 +180,30 @@ class History:
 
     async def read_table(self, kind: Kind, step: Step, span: Span, name: str | None = None) -> Table:
         """Return the figures of a span. Raise ``UsageError`` if they have more than ``MAX_LINES`` lines."""
-        now = self._clock()
+        return (await self._read_tables(span, (kind, step, name)))[0]
+
+    async def read_table_and_total(
+        self, kind: Kind, step: Step, span: Span, name: str | None = None
+    ) -> tuple[Table, HistoryLine | None]:
+        """Return the same, and the figures of the whole grid over the span; None without jobs."""
+        table, total = await self._read_tables(span, (kind, step, name), (Kind.GRID, Step.ALL, None))
+        return table, total.lines[0] if total.lines else None
+
+    async def _read_tables(self, span: Span, *selections: tuple[Kind, Step, str | None]) -> list[Table]:
         first, last = span.days
-        length, offset = {Step.DAY: (1, 0), Step.WEEK: (7, FIRST_MONDAY), Step.ALL: (last - first + 1, first)}[step]
-        day_filter = DayFilter(kind, first, last, name, length, offset, MAX_LINES + 1)
+        steps = {Step.DAY: (1, 0), Step.WEEK: (7, FIRST_MONDAY), Step.ALL: (last - first + 1, first)}
+        filters = [DayFilter(kind, first, last, name, *steps[step], MAX_LINES + 1) for kind, step, name in selections]
         jobs = tuple(self._jobs())  # a copy: the query runs in a thread, while the scheduler changes jobs
-        lines, first_day = await query(self._read_lines, day_filter, jobs, now)
+        tables, first_day = await query(self._read_lines, filters, jobs, self._clock())
+        since = None if first_day is None else _to_date(first_day)
+        return [
+            self._make_table(kind, step, span, since, lines)
+            for (kind, step, _), lines in zip(selections, tables, strict=True)
+        ]
+
+    def _make_table(
+        self, kind: Kind, step: Step, span: Span, since: date | None, lines: Sequence[HistoryLine]
+    ) -> Table:
         if len(lines) > MAX_LINES:
             raise UsageError(
                 f"the table has more than {MAX_LINES} lines",
@@ -193,22 +211,25 @@ class History:
                 value=str(step),
                 hint="ask for fewer days, for weeks (step=week), or for one name (name=NAME)",
             )
-        since = None if first_day is None else _to_date(first_day)
         return Table(kind, step, span.first, span.last, since, self._jobs_keep, lines)
 
     def _read_lines(
-        self, day_filter: DayFilter, jobs: Sequence[Job], now: float
-    ) -> tuple[list[HistoryLine], int | None]:
-        """Return the lines and the first recorded day. Runs in a thread, since it blocks."""
-        days = Days(self._store.days(day_filter))
-        for key, figures in count_running_jobs(jobs, now).items():
-            if day_filter.matches(key):
-                days[Key(key.kind, day_filter.period_start(key.day), key.name)].add(figures)
-        first_day, node_counts = self._store.first_day(), self._store.nodes_by_day(day_filter.last)
-        last = min(day_filter.last, day_of(now))
-        first = last if first_day is None else min(max(first_day, day_filter.first), last)
+        self, filters: Sequence[DayFilter], jobs: Sequence[Job], now: float
+    ) -> tuple[list[list[HistoryLine]], int | None]:
+        """Return the lines of filters of the same days, and the first recorded day. Runs in a thread."""
+        running, (first, last) = count_running_jobs(jobs, now), (filters[0].first, filters[0].last)
+        first_day, node_counts = self._store.first_day(), self._store.nodes_by_day(last)
+        last = min(last, day_of(now))
+        first = last if first_day is None else min(max(first_day, first), last)
         capacity = _Capacity(node_counts, first, last, now, self._store.first_submission() or 0.0)
-        return [_make_line(key, figures, day_filter, capacity) for key, figures in sorted(days.items())], first_day
+        tables = []
+        for day_filter in filters:
+            days = Days(self._store.days(day_filter))
+            for key, figures in running.items():
+                if day_filter.matches(key):
+                    days[Key(key.kind, day_filter.period_start(key.day), key.name)].add(figures)
+            tables.append([_make_line(key, figures, day_filter, capacity) for key, figures in sorted(days.items())])
+        return tables, first_day
 
     async def export_trace(self, span: Span, user: str | None) -> AsyncIterator[str]:
         """Yield the kept jobs that ended in a span in the Standard Workload Format.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from heapq import nlargest
 
 from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.model.errors import ForbiddenError
@@ -42,7 +43,9 @@ class JobFinder:
         """Return one page. Raise ``ForbiddenError`` for a search for another user's jobs by owner."""
         is_meant = self._make_test(search, caller)
         unfinished = await self._find_unfinished(search, is_meant, below)
-        ended, horizon = await self._find_ended(search, caller, is_meant, below, limit)
+        # Older ended jobs cannot be on this page.
+        first = nlargest(limit + 1, (job.id for job in unfinished))[-1] if len(unfinished) > limit else 1
+        ended, horizon = await self._find_ended(search, caller, is_meant, below, limit, first)
         unfinished_ids = {job.id for job in unfinished}
         jobs = [job for job in (*unfinished, *ended) if horizon is None or job.id >= horizon]
         jobs = [job for job in jobs if not (job.state in FINAL_STATES and job.id in unfinished_ids)]
@@ -85,9 +88,15 @@ class JobFinder:
         return jobs
 
     async def _find_ended(
-        self, search: JobSearch, caller: Identity, is_meant: Callable[[Job], bool], below: JobId | None, limit: int
+        self,
+        search: JobSearch,
+        caller: Identity,
+        is_meant: Callable[[Job], bool],
+        below: JobId | None,
+        limit: int,
+        first: JobId,
     ) -> tuple[list[Job], JobId | None]:
-        """Return ended jobs and the id down to which all were examined; None if all were."""
+        """Return ended jobs, from ``first`` on, and the id down to which all were examined; None if all were."""
         states = search.states & FINAL_STATES
         if not states:
             return [], None
@@ -109,6 +118,7 @@ class JobFinder:
             min_restarts=search.minimum("restarts"),
             max_restarts=search.maximum("restarts"),
             ids=search.ids,
+            first=first,
             array=search.array,
         )
         jobs: list[Job] = []

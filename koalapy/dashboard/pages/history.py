@@ -106,8 +106,7 @@ def add_history(dashboard: Dashboard, history: History) -> None:
     ) -> HistoryView:
         """Return the use by cluster, user or another kind, as charts and as lines with the newest first."""
         span = history.make_span(first, last)
-        table = await history.read_table(by, step, span, visible_to(caller, by, name))
-        total = (await history.read_table(Kind.GRID, Step.ALL, span)).lines
+        table, total = await history.read_table_and_total(by, step, span, visible_to(caller, by, name))
         pictures, omitted = pictures_of(table.lines)
         return HistoryView(
             by=by,
@@ -117,7 +116,7 @@ def add_history(dashboard: Dashboard, history: History) -> None:
             name=name,
             since=table.since,
             jobs_keep=table.jobs_keep,
-            total=total[0] if total else None,
+            total=total,
             pictures=pictures,
             more=omitted,
             lines=table.lines[::-1],
