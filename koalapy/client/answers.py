@@ -115,6 +115,7 @@ class Job(_JobState):
     claiming_tries: int
     memory: int | None
     cpus_per_rank: int | None
+    share: bool
     container: str | None
     components: list[Component]
     begin: str | None

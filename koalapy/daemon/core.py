@@ -204,7 +204,10 @@ def build_describer(settings: Settings, grid: GridStatus, data_dir: Path) -> Cal
             details["directory"] = str(directory / "lrm")
             details["replica_directories"] = section.replica_directories or [str(replica_directory(directory))]
         if classes := cluster.node_classes:
-            details["node_classes"] = [asdict(node_class) for node_class in classes]
+            details["node_classes"] = [
+                *map(asdict, classes),
+                *(asdict(part) | {"is_part": True} for part in cluster.parts),
+            ]
         if (uplink := grid.uplinks.get(name)) is not None:
             details["uplink"] = asdict(uplink)
         if cluster.disks:

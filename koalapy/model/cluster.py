@@ -106,6 +106,20 @@ class NodeClass:
     partitions: tuple[str, ...] = ()
     """Partitions of Slurm, or queues of Grid Engine, that have these nodes."""
 
+    @property
+    def is_part(self) -> bool:
+        """Return whether other jobs use these nodes too."""
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class NodeClassPart(NodeClass):
+    """Nodes of a class of which other jobs use a part; ``memory``, ``cores`` and ``gpus`` are what they leave."""
+
+    @property
+    def is_part(self) -> bool:
+        return True
+
 
 @dataclass(frozen=True, slots=True)
 class Uplink:
@@ -129,6 +143,8 @@ class ClusterView:
     note: str = ""
     node_classes: tuple[NodeClass, ...] = ()
     """The idle nodes by class. Empty: all nodes have the speed of the cluster and unknown memory."""
+    parts: tuple[NodeClass, ...] = ()
+    """The partly used nodes that other jobs may share. They are not among the idle nodes."""
 
     @property
     def usable_idle(self) -> int:
@@ -146,8 +162,15 @@ class ClusterView:
         return self.name not in requirement.exclude and all(map(requirement.is_met_by, self.known_classes))
 
     def restrict_to(self, requirement: NodeRequirement) -> "ClusterView | None":
-        """Return the cluster with only the nodes that meet a requirement; None if it has none."""
-        if self.admits_all(requirement):
+        """Return the cluster with only the nodes that meet a requirement; None if it has none.
+
+        For a job that shares nodes, partly used nodes with enough left count as idle nodes of their class.
+        """
+        parts: dict[str, int] = {}
+        if self.parts and requirement.share:
+            for part in filter(requirement.is_met_by, self.parts):
+                parts[part.name] = parts.get(part.name, 0) + part.idle
+        if not parts and self.admits_all(requirement):
             return self
         if self.name in requirement.exclude:
             return None
@@ -155,14 +178,19 @@ class ClusterView:
         if not classes:
             return None
         total = min(self.total, sum(max(node_class.total, node_class.idle) for node_class in classes))
+        if parts:
+            classes = tuple(replace(each, idle=each.idle + parts.pop(each.name, 0)) for each in classes)
         idle = sum(node_class.idle for node_class in classes)
-        return replace(self, total=total, idle=idle, node_classes=classes if self.node_classes else ())
+        return replace(self, total=total, idle=idle, node_classes=classes if self.node_classes else (), parts=())
 
     def without(self, requirement: NodeRequirement | None, size: int) -> "ClusterView":
         """Return the cluster without ``size`` idle nodes, which meet a requirement."""
-        classes = take_nodes(self.node_classes, NodeFilter(requirement=requirement), size)
+        nodes = NodeFilter(requirement=requirement)
+        parts = take_nodes(self.parts, nodes, size)
+        size -= count_nodes(self.parts) - count_nodes(parts)
+        classes = take_nodes(self.node_classes, nodes, size)
         idle = max(0, self.idle - size)
-        return replace(self, idle=idle, node_classes=resize_classes(classes, idle))
+        return replace(self, idle=idle, node_classes=resize_classes(classes, idle), parts=parts)
 
     @property
     def known_classes(self) -> tuple[NodeClass, ...]:
@@ -186,6 +214,11 @@ def take_nodes(classes: tuple[NodeClass, ...], nodes: NodeFilter, size: int) -> 
 def count_idle(classes: tuple[NodeClass, ...], nodes: NodeFilter = ANY_NODE) -> int:
     """Return the number of idle nodes that a filter admits."""
     return sum(node_class.idle for node_class in classes if nodes.admits(node_class))
+
+
+def count_nodes(classes: Iterable[NodeClass]) -> int:
+    """Return the number of nodes of these classes that are idle, or partly so."""
+    return sum(node_class.idle for node_class in classes)
 
 
 def resize_classes(classes: tuple[NodeClass, ...], idle: int) -> tuple[NodeClass, ...]:

@@ -167,6 +167,10 @@ class JobSpec(_RequirementCache):
     cpus_per_rank: Annotated[
         NodeCores | None, Field("processors of each MPI process; it is bound to them, and OMP_NUM_THREADS is set")
     ] = None
+    share: Annotated[bool, Field("accept part of each node, beside other jobs; needs --cores or --cpus-per-rank")] = (
+        False
+    )
+    """Whether other jobs may use the remaining cores of its nodes, on clusters with the setting ``share``."""
     name: Annotated[Name, Field("name of the job")] = ""
     owner: Annotated[Name, Field("owner of the job, for operators; default: you")] = ""
     home_site: Annotated[Name, Field("cluster that the job is accounted to")] = ""
@@ -327,10 +331,10 @@ class JobSpec(_RequirementCache):
 
     def _requirement_of(self, component: ComponentRequest | None) -> NodeRequirement | None:
         requirement = combine_requirements(self, component)
-        if not self.cores_of_ranks:
+        cores = max(self.cores_of_ranks, (requirement and requirement.cores) or 0)
+        if not cores:
             return requirement
-        requirement = requirement or NO_REQUIREMENT
-        return replace(requirement, cores=max(self.cores_of_ranks, requirement.cores or 0))
+        return replace(requirement or NO_REQUIREMENT, cores=cores, share=self.share)
 
     @property
     def cores_of_ranks(self) -> int:
@@ -340,8 +344,14 @@ class JobSpec(_RequirementCache):
         """
         return (self.cpus_per_rank or 0) * (self.processes_per_node or 1)
 
-    def ranks_per_node(self, default: int) -> int:
-        """Return the MPI processes on each node; ``default``: the number at its site for one processor each."""
+    def ranks_per_node(self, default: int, request_index: int | None = None) -> int:
+        """Return the MPI processes on each node of a component.
+
+        ``default``: the number at its site for one processor each; a job that shares nodes has one for each of its
+        cores.
+        """
+        if self.share and (requirement := self.node_requirement(request_index)) is not None:
+            default = requirement.cores or default
         return self.processes_per_node or max(1, default // (self.cpus_per_rank or 1))
 
     @property

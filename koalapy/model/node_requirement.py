@@ -73,6 +73,10 @@ class NodeProperties(Protocol):
     def features(self) -> Sequence[str]: ...
     @property
     def partitions(self) -> Sequence[str]: ...
+    @property
+    def is_part(self) -> bool:
+        """Return whether other jobs use these nodes too, so that only jobs that share nodes may get them."""
+        ...
 
 
 def _is_word_or_empty(text: str) -> bool:
@@ -107,6 +111,8 @@ class NodeRequirement:
     account: Word = ""
     qos: Word = ""
     """Account and quality of service, which the resource manager checks."""
+    share: bool = False
+    """Whether a part of each node is enough, beside other jobs. ``cores`` is set then."""
 
     def __str__(self) -> str:
         """Return the properties as a phrase: ``8 cores, 2 GPUs a100 and feature ib``; empty without any."""
@@ -241,7 +247,14 @@ class NodeFilter(NamedTuple):
         """Return whether the component may get nodes of this class."""
         if self.node_class and nodes.name != self.node_class:
             return False
+        if nodes.is_part and not self.shares:
+            return False
         return self.requirement is None or self.requirement.is_met_by(nodes)
+
+    @property
+    def shares(self) -> bool:
+        """Return whether the component accepts a part of each node."""
+        return self.requirement is not None and self.requirement.share
 
     def __str__(self) -> str:
         """Return the nodes as text to append: ``of the class fast``, ``with 2 GPUs``; empty for any node."""

@@ -206,6 +206,19 @@ class Versions:
 
 
 @dataclass(frozen=True, slots=True)
+class NodePartReport:
+    """Nodes of which other jobs use a part, and leave the same. A job that shares nodes could get one part of each."""
+
+    nodes: Nodes
+    cores: Annotated[int, Interval(ge=1, le=MAX_CORES)]
+    """Idle cores of each node."""
+    memory: Bytes | None = None
+    """Idle bytes of memory of each node; None: not limited."""
+    gpus: Annotated[tuple[CheckedGpus, ...], MaxLen(MAX_FEATURES)] = ()
+    """Idle GPUs of each node by type."""
+
+
+@dataclass(frozen=True, slots=True)
 class NodeClassReport:
     """A class of equal nodes of a cluster. ``idle`` counts the nodes that a job of this class could get now."""
 
@@ -224,6 +237,8 @@ class NodeClassReport:
     features: Annotated[tuple[Label, ...], MaxLen(MAX_FEATURES)] = ()
     partitions: Annotated[tuple[Label, ...], MaxLen(MAX_FEATURES)] = ()
     """Partitions or queues that have all of these nodes."""
+    parts: Annotated[tuple[NodePartReport, ...], MaxLen(MAX_LINES)] = ()
+    """Partly used nodes, if the site lets jobs share nodes. They are not among the idle nodes."""
 
 
 MAX_LOST_RECORDS = 20
@@ -258,6 +273,8 @@ class ClusterReport:
     """
     lost_records: Annotated[tuple[Name, ...], MaxLen(MAX_LOST_RECORDS)] = ()
     """Components of which the agent lost the records in the last hour, and ended the remaining processes."""
+    shares: bool = False
+    """Whether jobs may share nodes there."""
     calls: Annotated[tuple[LrmCalls, ...], MaxLen(MAX_CALLS)] = field(default=(), compare=False)
     """Sent with the next report that another change causes, since the statistics change at every poll."""
     type: Literal["report"] = field(default="report", kw_only=True)

@@ -481,6 +481,8 @@ class Open(Command):
     """The text of the script; only the head component gets it."""
     cpus_per_rank: Annotated[int, Field(ge=1, le=MAX_CORES)] | None = None
     """Processors to which each rank is bound; None: ranks are not bound."""
+    share: bool = False
+    """Whether other jobs may use the remaining processors of the nodes."""
     relay: PlanRelay | None = None
     relay_entry: RelayEntry | None = None
     """The attempt for the head of this cluster, without the keys of its nodes; runners do not get it."""

@@ -178,6 +178,11 @@ class Plan:
         return self.message.get("cpus_per_rank")
 
     @property
+    def shares_nodes(self) -> bool:
+        """Return whether other jobs may use the remaining processors of the nodes."""
+        return bool(self.message.get("share"))
+
+    @property
     def size(self) -> int:
         return sum(node["slots"] for node in self.nodes)
 

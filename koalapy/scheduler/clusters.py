@@ -72,6 +72,8 @@ class ClusterStatus:
     exited: set[Token] = field(default_factory=set)
     """Components with a program that has ended, as reported before its exit code."""
     classes: NodeClasses = field(default_factory=NodeClasses)
+    shares: bool = False
+    """Whether jobs may share nodes there."""
     _idle: int = 0
     _holding: frozenset[Token] = frozenset()
 
@@ -98,6 +100,8 @@ class ClusterStatus:
     """Components that do not have their nodes yet according to the last report, and their sizes."""
     _promised: int = 0
     """The sum of these sizes."""
+    _beside: dict[Token, int] = field(default_factory=dict)
+    """For each component that shares nodes: how many partly used nodes it could get when it was placed."""
     _leaving: dict[Token, int] = field(default_factory=dict)
     _leave_by: dict[Token, float] = field(default_factory=dict)
     """When the grace of each warned component ends."""
@@ -131,7 +135,7 @@ class ClusterStatus:
         self.capacity_gained |= bool(self.lacks - report.lacks)
         self.lacks, self.disks = report.lacks, report.disks
         available_before, expected = (self.available if not self.problem or report.problem else 0), self.expected
-        classes_before = () if self.problem else self.node_classes
+        classes_before, parts_before = ((), ()) if self.problem else (self.node_classes, self.parts)
         self.problem, self.notices, self.lost_records = report.problem, report.notices, report.lost_records
         if not report.problem:
             self.outdated_since = None
@@ -146,6 +150,11 @@ class ClusterStatus:
         if report.node_classes or self.classes.reported:
             self.classes.report(report.node_classes, self.speed)
         self.reported = True
+        if report.shares and not self.shares:  # components of an earlier daemon run may share nodes
+            for token in [token for token in self.live if self.classes.filter_of(token).shares]:
+                self.clear_preemptible(token)
+                self._leaving.pop(token, None)
+        self.shares = report.shares
         if self.doubt is not None and self._idle < self.doubt.nodes:
             # Some of the doubted idle nodes are in use now, so these existed.
             self.doubt = replace(self.doubt, nodes=self._idle) if self._idle else None
@@ -155,6 +164,7 @@ class ClusterStatus:
         self.capacity_gained |= self.available > available_before
         if self.classes.reported:
             self.capacity_gained |= has_more_nodes(self.node_classes, classes_before)
+            self.capacity_gained |= self.shares and has_more_nodes(self.parts, parts_before)
         self.capacity_expected |= self.expected > expected
 
     def _take_holding(self, holding: frozenset[Token]) -> None:
@@ -187,7 +197,10 @@ class ClusterStatus:
         bytes per second that it exchanges with other clusters.
         """
         self.on_change(self.name)
-        if size > self.idle:
+        shares = self.shares and nodes.shares
+        if shares:
+            self._beside[token] = min(size, count_idle(self.parts, nodes))
+        elif size > self.idle:
             self._promised_from[token] = frozenset(self._leaving)
             self._release_deadlines[token] = max(self._leave_by.values(), default=0.0)
         self.live[token] = size
@@ -195,7 +208,7 @@ class ClusterStatus:
             self._guests.add(token)
         self.classes.promise(token, nodes)
         self.uplink.add_demand(token, demand)
-        if preemptible:
+        if preemptible and not shares:  # its end would free no whole node
             self._make_preemptible(token, size)
         if token not in self._holding:
             self._await_nodes(token, size)
@@ -247,7 +260,7 @@ class ClusterStatus:
             self._leave_by[token] = deadline
             for waiting in (waiting for waiting, leaving in self._promised_from.items() if token in leaving):
                 self._release_deadlines[waiting] = max(self._release_deadlines[waiting], deadline)
-        if token in self.live:
+        if token in self.live and not self._may_share(token):
             self.capacity_expected |= token not in self._leaving
             self._leaving[token] = self.live[token]
             self.on_change(self.name)
@@ -270,8 +283,9 @@ class ClusterStatus:
         self.on_change(self.name)
         available_before, expected_before = self.available, self.expected
         self.delivering.discard(token)
-        size = self.live.pop(token, 0)
+        size, frees_nodes = self.live.pop(token, 0), not self._may_share(token)
         self.classes.release(token)
+        self._beside.pop(token, None)
         self.capacity_gained |= self.uplink.remove_demand(token)
         self._promised_from.pop(token, None)
         self.exited.discard(token)
@@ -282,7 +296,7 @@ class ClusterStatus:
         self._promised -= self._awaiting.pop(token, 0)
         if token not in self._holding:
             self._leaving.pop(token, None)
-        elif size:
+        elif size and frees_nodes:
             self._leaving[token] = size
         if token in self._trials:
             self._trials.remove(token)
@@ -316,9 +330,21 @@ class ClusterStatus:
         """Return the classes of the available nodes; empty if all nodes are equal."""
         return self._of_classes(self.available)
 
+    @property
+    def parts(self) -> tuple[NodeClass, ...]:
+        """Return the partly used nodes that jobs may share now: none while the cluster is doubted or limited."""
+        if not self.shares or self.doubt is not None or self.limit is not None or self.health.unusable:
+            return ()
+        return self.classes.parts(self._awaiting)
+
+    def _may_share(self, token: Token) -> bool:
+        """Return whether other jobs may use the nodes of a component too."""
+        return self.shares and self.classes.filter_of(token).shares
+
     def available_of(self, nodes: NodeFilter) -> int:
         """Return the available nodes that a component may get."""
-        return self.available if self.classes.admits_all(nodes) else count_idle(self.node_classes, nodes)
+        idle = self.available if self.classes.admits_all(nodes) else count_idle(self.node_classes, nodes)
+        return idle + count_idle(self.parts, nodes)
 
     def reserve(self, job: JobId, nodes: int) -> None:
         """Reserve nodes for a job, in place of its previous reservation here."""
@@ -353,7 +379,12 @@ class ClusterStatus:
     @property
     def surplus(self) -> int:
         """Return the idle nodes less those promised or doubted; negative if there are too few."""
-        return self._idle - self._promised - self.doubted
+        return self._idle - self._promised_idle - self.doubted
+
+    @property
+    def _promised_idle(self) -> int:
+        """Return the promised nodes without those that components may find among partly used ones."""
+        return self._promised - sum(nodes for token, nodes in self._beside.items() if token in self._awaiting)
 
     @property
     def doubted(self) -> int:
@@ -365,8 +396,11 @@ class ClusterStatus:
     def idle_reported_for(self, token: Token) -> int:
         """Return the nodes reported idle for a waiting component, less those promised to others of its class.
 
-        Return 0 if an earlier component waits for another class, since a strict queue may be held up by it.
+        Return 0 if an earlier component waits for another class, since a strict queue may be held up by it, and for a
+        component that shares nodes, which the resource manager may keep for others.
         """
+        if self._may_share(token):
+            return 0
         nodes, waiting = self.classes.filter_of(token), 0
         for component in self.live:
             if component == token:
@@ -426,7 +460,7 @@ class ClusterStatus:
     @property
     def expected(self) -> int:
         """Return the nodes available once all leaving components have ended; negative if too many are promised."""
-        return self._idle - self._promised + self.leaving - self.doubted
+        return self._idle - self._promised_idle + self.leaving - self.doubted
 
     @property
     def reported_idle(self) -> int:
@@ -506,10 +540,11 @@ class ClusterStatus:
             filter(None, (self.state_reason, self.capacity_restriction, lacks if self.lacks else "", *self.notices))
         )
 
-    def view(self, idle: int, *, by_preemption: bool = False) -> ClusterView:
+    def view(self, idle: int, *, by_preemption: bool = False, hides_parts: bool = False) -> ClusterView:
         """Return the cluster as policies see it, with ``idle`` idle nodes. Probation is shown as usable or unusable.
 
-        ``by_preemption``: the nodes that are not available yet may be of any class.
+        ``by_preemption``: the nodes that are not available yet may be of any class. ``hides_parts``: partly used nodes
+        are not offered.
         """
         state = self.state
         if state is ClusterState.PROBATION:
@@ -519,7 +554,8 @@ class ClusterStatus:
         if by_preemption and classes and idle > self.available:
             freed = idle - self.available
             classes = resize_classes(classes, idle) if len(classes) == 1 else (*classes, weakest_class(classes, freed))
-        return ClusterView(self.name, self.total, idle, state, self.speed, note, classes)
+        parts = () if hides_parts or not self.shares else self.parts
+        return ClusterView(self.name, self.total, idle, state, self.speed, note, classes, parts)
 
     def _of_classes(self, idle: int) -> tuple[NodeClass, ...]:
         if not self.classes.reported:

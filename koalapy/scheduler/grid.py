@@ -52,6 +52,13 @@ class ReplicaSites(Mapping[str, Sites]):
 Links = Mapping[ClusterPair, Link]
 IdleOf = Callable[[ClusterStatus], int]
 """Returns how many nodes of a cluster are offered as idle; a negative number means none."""
+HidesParts = Callable[[ClusterStatus], bool]
+"""Returns whether the partly used nodes of a cluster are not offered."""
+
+
+def never_hide_parts(_: ClusterStatus) -> bool:
+    return False
+
 
 MAX_TOUCHES = 1000
 """Maximum number of stored changes of clusters. A reader that is farther behind rereads all clusters."""
@@ -156,12 +163,19 @@ class GridStatus:
         return self._available.view() if idle_of is None else self.cached_view(idle_of).view()
 
     def cached_view(
-        self, idle_of: IdleOf, *, streams: Callable[[], int] | None = None, by_preemption: bool = False
+        self,
+        idle_of: IdleOf,
+        *,
+        streams: Callable[[], int] | None = None,
+        by_preemption: bool = False,
+        hides_parts: HidesParts = never_hide_parts,
     ) -> "CachedView":
         """Return a cached view with ``idle_of`` idle nodes per cluster, and ``streams`` over the hub; default: those
         that live attempts leave. Their numbers may change only when a cluster is touched. ``by_preemption``: whether
         jobs must be ended for some of these nodes."""
-        return CachedView(self, idle_of, streams or (lambda: self.free_streams), by_preemption=by_preemption)
+        return CachedView(
+            self, idle_of, streams or (lambda: self.free_streams), by_preemption=by_preemption, hides_parts=hides_parts
+        )
 
     def with_current_links(self, view: GridView, streams: int) -> GridView:
         """Return a view with the current links, uplinks and file locations, and with free ``streams``."""
@@ -330,9 +344,16 @@ class CachedView:
     """A view of the grid that is updated only for the clusters touched since it was last read."""
 
     def __init__(
-        self, grid: GridStatus, idle_of: IdleOf, streams: Callable[[], int], *, by_preemption: bool = False
+        self,
+        grid: GridStatus,
+        idle_of: IdleOf,
+        streams: Callable[[], int],
+        *,
+        by_preemption: bool = False,
+        hides_parts: HidesParts = never_hide_parts,
     ) -> None:
         self._grid, self._idle_of, self._streams, self._by_preemption = grid, idle_of, streams, by_preemption
+        self._hides_parts = hides_parts
         self._view = GridView(())
         self._version = 0
 
@@ -362,4 +383,8 @@ class CachedView:
         return last.with_clusters([cluster for cluster in views if cluster != last.get(cluster.name)])
 
     def _see(self, cluster: ClusterStatus) -> ClusterView:
-        return cluster.view(max(0, self._idle_of(cluster)), by_preemption=self._by_preemption)
+        return cluster.view(
+            max(0, self._idle_of(cluster)),
+            by_preemption=self._by_preemption,
+            hides_parts=cluster.shares and self._hides_parts(cluster),
+        )

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from koalapy.model.cluster import NodeClass, count_idle, resize_classes, take_nodes
+from koalapy.model.cluster import NodeClass, NodeClassPart, count_idle, resize_classes, take_nodes
 from koalapy.model.job import Token
 from koalapy.model.node_requirement import ANY_NODE, NodeFilter
 from koalapy.model.reports import NodeClassReport
@@ -17,6 +17,8 @@ class NodeClasses:
 
     reported: tuple[NodeClass, ...] = ()
     """The classes with the nodes that the agent reports as idle."""
+    _parts: tuple[NodeClass, ...] = ()
+    """The reported nodes of which other jobs use a part."""
     _filters: dict[Token, NodeFilter] = field(default_factory=dict)
     """The nodes that each component may get, if these are not all."""
     kept: NodeFilter = ANY_NODE
@@ -41,6 +43,29 @@ class NodeClasses:
             )
             for node_class in unique
         )
+        parts: list[NodeClass] = []
+        for node_class, known in zip(unique, self.reported, strict=True):
+            left = known.total - known.idle
+            for part in node_class.parts:
+                nodes = min(part.nodes, left)
+                left -= nodes
+                properties = part.memory, 0, part.cores, part.gpus, known.features, known.partitions
+                parts.append(NodeClassPart(known.name, nodes, known.power, *properties))
+        self._parts = tuple(parts)
+
+    def parts(self, awaiting: Mapping[Token, int]) -> tuple[NodeClass, ...]:
+        """Return the partly used nodes that are left by components whose nodes are not reported yet.
+
+        Such a component may get any of these nodes, so it is subtracted from all that it may get.
+        """
+        parts = self._parts
+        if parts:
+            for token, nodes in self._filters.items():
+                if nodes.shares and (size := awaiting.get(token, 0)):
+                    parts = tuple(
+                        replace(part, idle=max(0, part.idle - size)) if nodes.admits(part) else part for part in parts
+                    )
+        return parts
 
     def promise(self, token: Token, nodes: NodeFilter) -> None:
         """Record which nodes a component may get."""

@@ -91,6 +91,25 @@ def check_node_names(spec: JobSpec, limits: Limits) -> None:
         _check_names(f"request.components[{index}].", component)
 
 
+def check_share(spec: JobSpec, limits: Limits) -> None:
+    """Reject a job that shares nodes without saying how many cores it needs, or with components that could share one.
+
+    Two components of a job on one node would be one host to Open MPI.
+    """
+    if not spec.share:
+        return
+    request, count = spec.request, max(1, len(_components(spec)))
+    if not all((requirement := spec.node_requirement(index)) and requirement.cores for index in range(count)):
+        problem = "is true, but the job does not say how many cores it needs of each node"
+        reject("share", True, problem, "give --cores, or --cpus-per-rank")
+    names = [component.cluster for component in _components(spec)]
+    has_options = isinstance(request, FlexibleRequest) and bool(request.split_options)
+    if has_options or (count > 1 and (None in names or len(set(names)) < count)):
+        problem = "is true, but two components of the job could get the same node"
+        hint = "name another cluster for each component, or use --flexible without split options"
+        reject("share", True, problem, hint)
+
+
 def _components(spec: JobSpec) -> Sequence[ComponentRequest]:
     return () if isinstance(spec.request, FlexibleRequest) else spec.request.components
 
@@ -156,7 +175,9 @@ def _field_names(spec: JobSpec, component: ComponentRequest | None, index: int |
     """Return the name in the request of each property: of the component if it sets it, else of the job."""
     names = [field.name for field in fields(NodeRequirement)]
     return {
-        name: f"request.components[{index}].{name}" if component is not None and getattr(component, name) else name
+        name: f"request.components[{index}].{name}"
+        if component is not None and getattr(component, name, None)
+        else name
         for name in names
     }
 

@@ -25,6 +25,7 @@ from koalapy.validation.limits import (
     check_home_site,
     check_node_names,
     check_nodes,
+    check_share,
 )
 from koalapy.validation.request import (
     bytes_of,
@@ -67,6 +68,7 @@ CHECKS: tuple[Callable[[JobSpec, Limits], None], ...] = (
     check_folders,
     check_clusters_share,
     check_node_names,
+    check_share,
     check_nodes,
     check_fits,
     check_fits_together,

@@ -98,6 +98,9 @@ def test_processes_per_node_default_to_those_of_cluster() -> None:
     assert slots(replace(spec, processes_per_node=8)) == [8, 8, 8]
     assert slots(replace(spec, cpus_per_rank=2)) == [1, 1, 1], "as many as fit, but at least one"
     assert slots(replace(spec, processes_per_node=8, cpus_per_rank=2)) == [8, 8, 8]
+    assert slots(replace(spec, cores=6, share=True)) == [6, 6, 6], "one for each of its cores"
+    assert slots(replace(spec, cores=6, cpus_per_rank=3, share=True)) == [2, 2, 2]
+    assert slots(replace(spec, cores=6, processes_per_node=1, share=True)) == [1, 1, 1]
 
 
 @pytest.mark.parametrize(("cpus_per_rank", "plan"), [(None, {}), (4, {"cpus_per_rank": 4})])

@@ -124,3 +124,32 @@ def test_required_nodes_are_used_under_several_policies(make_grid: Callable[...,
     assert read_placement(grid, job)[0][3] == ["127.0.1.4"]
     refused = grid.run_koala("submit", "--flexible", "1", "--gpus", "a100:4", "--", "true")
     assert "nearest: north has 2 GPUs a100 on 1 node" in refused.stderr
+
+
+def test_jobs_that_share_run_at_once_on_one_node(make_grid: Callable[..., EmbeddedGrid]) -> None:
+    classes = {"small": {"nodes": 1, "cores": 4, "memory": "8GB"}}
+    north = {"network": "127.0.1", "nodes": 1, "share": True, "node_classes": classes}
+    grid = make_grid(KOALA_CLUSTERS=json.dumps({"north": north}))
+
+    def submit(*options: str) -> int:
+        command = ("--flexible", "1", "--launcher", "processes", *options, "--", *SLEEPING)
+        return int(json.loads(grid.run_koala("submit", "--json", *command).stdout)["id"])
+
+    first, second = submit("--share", "--cores", "2"), submit("--share", "--cpus-per-rank", "1")
+    wait_until_running(grid, first)
+    wait_until_running(grid, second)
+    assert [read_placement(grid, job)[0][3] for job in (first, second)] == [["127.0.1.1"]] * 2
+    assert "small, partly used" in grid.run_koala("clusters", "show", "north").stdout
+    assert "small, partly used" in grid.http.get("/clusters/north").text
+    assert "shares nodes" in grid.run_koala("show", str(first)).stdout
+    third, whole = submit("--share", "--cores", "3"), submit("--cores", "1")
+    explanation = grid.run_koala("explain", str(third)).stdout
+    assert "1 partly used node can be shared" in explanation, explanation
+    assert {grid.get_job(job)["state"] for job in (third, whole)} == {"queued"}
+    grid.run_koala("cancel", str(first))
+    wait_until_running(grid, third)
+    assert grid.get_job(second)["state"] == "running"
+    assert grid.get_job(whole)["state"] == "queued", "a part of the node is in use"
+    for job in (second, third):
+        grid.run_koala("cancel", str(job))
+    wait_until_running(grid, whole)

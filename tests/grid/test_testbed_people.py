@@ -17,7 +17,7 @@ import pytest
 from koalapy.system.tls import Trust
 from tests.grid.containers import Container
 from tests.grid.grid import MAX_WAIT_S, Gate, NodeProcess, wait_until
-from tests.grid.testbed import CLUSTERS, Testbed
+from tests.grid.testbed import CLUSTERS, WEST, Testbed
 
 UIDS = {"alice": "1501", "bob": "1502"}
 EACH = pytest.mark.parametrize("cluster", CLUSTERS)
@@ -115,6 +115,36 @@ def test_job_processes_belong_to_job_owner(bed: Testbed, alice: User, robert: Us
     assert sorted(bed.heads[cluster].shell(queue_command).split()) == ["alice", "bob"]
     for ident, gate in jobs.values():
         finish_job(bed, ident, gate)
+
+
+@pytest.mark.evidence("J13")
+@pytest.mark.parametrize("cluster", ["south", WEST])
+def test_jobs_of_two_users_share_nodes(bed: Testbed, alice: User, robert: User, cluster: str) -> None:
+    """South binds processes to the processors of their job, and counts memory; west does neither."""
+    head = bed.west_head if cluster == WEST else bed.heads[cluster]
+    with bed.open_west():
+        head.run("scontrol", "update", "PartitionName=batch", "OverSubscribe=NO")
+        try:
+            gate = bed.make_gate()
+            show = "echo $(uname -n) $(grep Cpus_allowed_list /proc/self/status)"
+            hold = ("sh", "-c", f'{show}; exec "$@"', "sh", *gate.hold)
+            jobs = [user.submit(cluster, *hold, size=2, share=True, cores=1) for user in (alice, robert)]
+            for job in jobs:
+                bed.wait_for_state(job, "running")
+            hosts = [set(bed.get_job(job)["components"][0]["hosts"]) for job in jobs]
+            assert hosts[0] & hosts[1], hosts
+            whole = alice.submit(cluster, "true", size=2)
+            assert bed.get_job(whole)["state"] == "queued"
+        finally:
+            head.run("scontrol", "update", "PartitionName=batch", "OverSubscribe=EXCLUSIVE")
+        gate.open()
+        for job in jobs:
+            ended = bed.wait_for_end(job, 120)
+            assert (ended["state"], ended["exit_code"], ended["restarts"]) == ("succeeded", 0, 0), ended
+        assert bed.wait_for_end(whole, 120)["state"] == "succeeded"
+        if cluster == "south":
+            lines = [line for job in jobs for line in bed.read_output(job).splitlines() if line != "done"]
+            assert sorted(lines) == [f"south-{node} Cpus_allowed_list: {cpu}" for node in (1, 2) for cpu in (0, 1)]
 
 
 @pytest.mark.evidence("K1")

@@ -80,6 +80,19 @@ def test_ranks_of_shared_or_unasked_processors_are_not_bound() -> None:
     assert binding_lines(plan_of(1, None), NODE) == []
 
 
+@pytest.mark.usefixtures("four_processors")
+@pytest.mark.parametrize(("count", "is_bound"), [(4, False), (8, True)])
+def test_ranks_on_shared_node_are_bound_if_the_resource_manager_binds_their_job(
+    count: int, is_bound: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: count)
+    plan = plan_of(1, 2)
+    plan.message["share"] = True
+    assert bool(binding_lines(plan, NODE)) is is_bound
+    plan.message["cpus_per_rank"] = 4
+    assert binding_lines(plan, NODE), "it has the whole node"
+
+
 def test_requested_processors_are_the_number_of_threads() -> None:
     assert plan_of(1, 4).environment(NODE)["OMP_NUM_THREADS"] == "4"
     assert plan_of(1, 4, OMP_NUM_THREADS="2").environment(NODE)["OMP_NUM_THREADS"] == "2", "the job's own"

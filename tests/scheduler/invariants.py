@@ -282,7 +282,9 @@ def check_counts(world: "World") -> None:
                     sending[c.cluster].add(job.token(c.index))
                 elif c.state not in (ComponentState.PLACED, ComponentState.ENDED):
                     node_counts[c.cluster][job.token(c.index)] = c.size
-                    if is_preemptible(world, job) and c.state is not ComponentState.STOPPING and c.warned_at is None:
+                    frees_nodes = not (job.spec.share and queries.grid[c.cluster].shares)
+                    is_stopping = c.state is ComponentState.STOPPING or c.warned_at is not None
+                    if is_preemptible(world, job) and frees_nodes and not is_stopping:
                         preemptible[c.cluster][job.token(c.index)] = c.size
                         if job.spec.home_site != c.cluster and world.rules.sharing == "feasible":
                             guests[c.cluster].add(job.token(c.index))
@@ -355,12 +357,20 @@ def check_views(queries: Queries) -> None:
 
     def view_for(priority: Priority) -> GridView:
         streams = max(0, queries.queues.reservation.streams_left_to(priority))
-        view = grid.view(lambda cluster: cluster.available - queries.reserved_nodes(cluster.name, priority))
-        return grid.with_current_links(view, streams)
 
-    def nodes_for_reservation(cluster: ClusterStatus) -> int:
+        def reserved(cluster: ClusterStatus) -> int:
+            return queries.reserved_nodes(cluster.name, priority)
+
+        free = grid.cached_view(lambda c: c.available - reserved(c), hides_parts=lambda c: reserved(c) > 0)
+        return grid.with_current_links(free.view(), streams)
+
+    def view_for_reservation() -> GridView:
         # Without a reservation this view is not used.
-        return cluster.available - cluster.reserved_for_others(queries.reservation)
+        def reserved(cluster: ClusterStatus) -> int:
+            return cluster.reserved_for_others(queries.reservation)
+
+        free = grid.cached_view(lambda c: c.available - reserved(c), hides_parts=lambda c: reserved(c) > 0)
+        return free.view()
 
     def with_preemption(cluster: ClusterStatus) -> int:
         room = cluster.expected + cluster.preemptible - cluster.reserved_for_others()
@@ -370,10 +380,7 @@ def check_views(queries: Queries) -> None:
         (grid.view(), grid.view(lambda cluster: cluster.available)),
         (queries.view(Priority.LOW), view_for(Priority.LOW)),
         (queries.view(Priority.HIGH), view_for(Priority.HIGH)),
-        (
-            queries.own_view(),
-            grid.view(nodes_for_reservation) if queries.reservation is not None else queries.own_view(),
-        ),
+        (queries.own_view(), view_for_reservation() if queries.reservation is not None else queries.own_view()),
         (queries.view_with_preemption(), grid.cached_view(with_preemption, by_preemption=True).view()),
     ):
         assert view == recomputed

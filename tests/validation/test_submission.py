@@ -39,6 +39,20 @@ WRONG_OPTIONS = [
         " is 16, for 8192 processes on each node: more than any node has processors",
         "give at most 8",
     ),
+    (
+        make_spec(one_component(), share=True),
+        "share",
+        True,
+        " is true, but the job does not say how many cores it needs of each node",
+        "give --cores, or --cpus-per-rank",
+    ),
+    (
+        make_spec(NonFixedRequest((ComponentRequest(1), ComponentRequest(1))), share=True, cores=1),
+        "share",
+        True,
+        " is true, but two components of the job could get the same node",
+        "name another cluster for each component, or use --flexible without split options",
+    ),
     (make_spec(one_component(), cpus_per_rank=0), "cpus_per_rank", 0, " is 0", "give at least 1, or leave it out"),
     (
         make_spec(one_component(), cores=100_000),

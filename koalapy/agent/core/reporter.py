@@ -232,6 +232,7 @@ class Reporter:
                 versions=self.versions,
                 calls=self._calls(),
                 node_classes=snapshot.node_classes,
+                shares=snapshot.shares,
                 lost_records=self.lost_records.recent_tokens(),
             )
         else:

@@ -58,6 +58,18 @@ def _embedded_only(probability: float, info: ValidationInfo) -> float:
     return probability
 
 
+def _check_share(share: bool, info: ValidationInfo) -> bool:
+    kind, identity = info.data.get("kind"), info.data.get("identity")
+    if share and kind not in ("local", "slurm"):
+        raise ValueError(f"share is only for clusters of the kinds slurm and local, and not for {kind}")
+    if share and kind == "slurm" and identity == "service":
+        raise ValueError(
+            "share needs the identity mapped or own: with service, the jobs of all users run as one account, and could "
+            "reach each other on a node"
+        )
+    return share
+
+
 def _loopback_network(network: str) -> str:
     """Return three bytes in their shortest form. Raise ``ValueError`` for anything else."""
     if not re.fullmatch(r"127(\.\d{1,3}){2}", network) or any(int(byte) > 255 for byte in network.split(".")):
@@ -141,6 +153,12 @@ class SiteSettings:
     """Number of files and folders pulled from other sites at once; further ones wait."""
     node_classes: dict[NodeClassName, NodeClassSettings] = field(default_factory=dict)
     """Groups of equal nodes and their properties, if the resource manager does not report them."""
+    share: Annotated[bool, AfterValidator(_check_share)] = False
+    """Whether jobs that ask for it (``--share``) get a part of a node beside other jobs.
+
+    For Slurm with ``select/cons_tres``, and the kind ``local``. Only nodes with known cores are shared. Slurm needs a
+    partition that shares nodes (no ``OverSubscribe=EXCLUSIVE``).
+    """
     accepts_scripts: bool | None = None
     """Whether a script that runs at another site may choose the programs of its job on this cluster. By default only on
     embedded clusters. Scripts of jobs on this cluster alone are always accepted."""

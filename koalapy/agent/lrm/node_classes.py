@@ -4,6 +4,7 @@ Nodes of a configured class belong to it. The others are equal if their resource
 cores, GPUs and partitions, and about the same memory.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, NamedTuple
@@ -22,13 +23,14 @@ from koalapy.model.node_requirement import (
     count_hosts,
     expand_host_list,
 )
-from koalapy.model.reports import ListedNode, ListedState, NodeClassReport
+from koalapy.model.reports import ListedNode, ListedState, NodeClassReport, NodePartReport
 from koalapy.model.wording import format_bytes, parse_memory
 
 MAX_CLASSES = 64
 """Classes beyond which nodes outside of configured classes form only one."""
 MAX_NAME_LENGTH = 100
 NO_ALIASES: Mapping[str, str] = {}
+NO_PARTS: Mapping[str, "NodePart"] = {}
 
 
 def _validate_host_list(text: str) -> str:
@@ -119,6 +121,51 @@ class NodeGroup:
     features: tuple[str, ...] = ()
     partitions: tuple[str, ...] = ()
 
+    @property
+    def is_part(self) -> bool:
+        return False
+
+    @property
+    def memory_per_core(self) -> int | None:
+        """Return the bytes that a job gets with each core if it asks for no memory; None: memory is not limited."""
+        return self.memory // self.cores if self.memory and self.cores and self.memory >= self.cores else None
+
+    def report_parts(self, used: Mapping[str, "NodePart"]) -> tuple[NodePartReport, ...]:
+        """Return what the jobs on partly used nodes leave, if a node of the class has it. ``used``: by node."""
+        if self.cores is None:
+            return ()
+        counts = Counter(self._left_by(used[name]) for name in self.nodes if name in used)
+        return tuple(
+            NodePartReport(count, left.cores, left.memory, left.gpus)
+            for left, count in sorted(counts.items(), key=lambda item: repr(item[0]))
+            if left.cores > 0
+        )
+
+    def _left_by(self, used: "NodePart") -> "NodePart":
+        cores = (self.cores or 0) - used.cores
+        if self.memory is None:
+            return NodePart(cores, None, subtract_gpus(self.gpus, used.gpus))
+        memory = max(0, self.memory - (used.memory or 0))
+        if per_core := self.memory_per_core:
+            cores = min(cores, memory // per_core)  # a job that asks for no memory needs as much
+        return NodePart(cores, memory, subtract_gpus(self.gpus, used.gpus))
+
+
+class NodePart(NamedTuple):
+    """A part of a node: what the jobs on it use, or leave."""
+
+    cores: int
+    memory: int | None = None
+    """Bytes; None: not limited."""
+    gpus: tuple[Gpus, ...] = ()
+
+
+def subtract_gpus(gpus: Iterable[Gpus], used: Iterable[Gpus]) -> tuple[Gpus, ...]:
+    """Return the remaining GPUs by type. Used ones of unknown type may be of each type."""
+    counts = {entry.type: entry.count for entry in used}
+    left = {e.type: e.count - counts.get(e.type, 0) - (counts.get("", 0) if e.type else 0) for e in gpus}
+    return tuple(Gpus(count, gpu_type) for gpu_type, count in left.items() if count > 0)
+
 
 @dataclass(frozen=True, slots=True)
 class NodeGroups:
@@ -128,8 +175,13 @@ class NodeGroups:
     notices: tuple[str, ...] = ()
     """Problems of the configured classes."""
 
-    def report(self, count_idle: Callable[[frozenset[str]], int]) -> tuple[NodeClassReport, ...]:
-        """Return a report for each class; ``count_idle`` returns how many of these nodes one job could have now."""
+    def report(
+        self, count_idle: Callable[[frozenset[str]], int], used: Mapping[str, NodePart] = NO_PARTS
+    ) -> tuple[NodeClassReport, ...]:
+        """Return a report for each class; ``count_idle`` returns how many of these nodes one job could have now.
+
+        ``used``: what jobs use of each node that others may share.
+        """
         return tuple(
             NodeClassReport(
                 group.name,
@@ -141,6 +193,7 @@ class NodeGroups:
                 group.gpus,
                 group.features,
                 group.partitions,
+                group.report_parts(used) if used else (),
             )
             for group in self.groups
         )

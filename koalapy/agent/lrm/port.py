@@ -178,11 +178,16 @@ class LrmSnapshot:
     min_job_nodes: int = 1
     nodes: tuple[ListedNode, ...] = ()
     """The nodes one by one, without components; empty if the resource manager does not list them."""
+    shares: bool = False
+    """Whether jobs may share nodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class LrmSubmission:
-    """A job to submit: ``argv`` runs once on each of ``nodes`` exclusive nodes, with ``environment`` added."""
+    """A job to submit: ``argv`` runs once on each of ``nodes`` nodes, with ``environment`` added.
+
+    The nodes are exclusive unless its requirement says otherwise and the site lets jobs share nodes.
+    """
 
     name: str
     nodes: int

@@ -32,15 +32,16 @@ module load {names} || {{ echo "koala: cannot load the modules {names}" >&2; exi
 """
 # A shell starts the runner, so that a missing program ends with 127 as on other clusters. Binding is disabled, since
 # the runner is the only task of a node and needs all its processors; the default of sites would give it one. Where no
-# plugin binds, the option is left out: srun would print a warning into each job's output.
+# plugin binds, the option is left out: srun would print a warning into each job's output. A job that shares its nodes
+# is bound to its own processors there.
 SRUN_TEMPLATE = """\
-bind=--cpu-bind=none
+bind=--cpu-bind={bind}
 case "$(scontrol show config 2>/dev/null | grep '^TaskPlugin ')" in
     *affinity* | *cgroup* | '') ;;
     *) bind= ;;
 esac
 exec srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 --mpi=none \\
-    $bind --export=ALL /bin/sh -c 'exec "$@"' koala {argv}
+    $bind{cpus} --export=ALL /bin/sh -c 'exec "$@"' koala {argv}
 """
 # Start once on each host of the host file, which has a line for each queue instance. The first one is this host. The
 # others are started by qrsh, so that Grid Engine ends them with the job; they run this script again, since qrsh joins
@@ -106,7 +107,10 @@ def _script_text(submission: LrmSubmission, fanout: Fanout, path: Path) -> str:
     argv = shlex.join(submission.argv)
     match fanout:
         case "srun":
-            parts.append(SRUN_TEMPLATE.format(nodes=submission.nodes, argv=argv))
+            shares = submission.requirement.share
+            cpus = f" --cpus-per-task={submission.requirement.cores}" if shares else ""
+            bind = "cores" if shares else "none"
+            parts.append(SRUN_TEMPLATE.format(nodes=submission.nodes, argv=argv, bind=bind, cpus=cpus))
         case "qrsh":
             parts.append(QRSH_TEMPLATE.format(argv=argv, script=shlex.quote(shlex.quote(str(path)))))
         case "none" if submission.nodes > 1:

@@ -203,6 +203,7 @@ SLURM = (
     ForeignOption(("--gpus-per-task",), _reject("use --gpus with the GPUs of each node")),
     ForeignOption(("--constraint", "-C"), _translate_constraint, "FEATURE"),
     ForeignOption(("--exclusive",), _always(remark="jobs get whole nodes"), is_flag=True),
+    ForeignOption(("--oversubscribe", "-s"), _reject("use --share, with --cores or --cpus-per-rank"), is_flag=True),
     ForeignOption(("--switches",), _translate_switches),
     ForeignOption(("--nodelist", "-w"), _reject(CLUSTERS)),
     ForeignOption(("--clusters", "-M"), _reject(CLUSTERS)),

@@ -163,8 +163,8 @@ def _class_table(classes: Sequence[Json]) -> str:
     visible_columns = {name: cell for name, cell in columns.items() if name == "MEMORY" or any(map(cell, classes))}
     rows = [
         [
-            c["name"] or "all",
-            c["total"],
+            _class_name(c),
+            c["total"] or "-",
             c["idle"],
             f"{c['power']:g}",
             *(cell(c) or "-" for cell in visible_columns.values()),
@@ -172,6 +172,11 @@ def _class_table(classes: Sequence[Json]) -> str:
         for c in classes
     ]
     return format_table(["CLASS", "TOTAL", "IDLE", "POWER", *visible_columns], rows)
+
+
+def _class_name(node_class: Json) -> str:
+    """Return the name of a class; its partly used nodes have a row of their own."""
+    return f"{node_class['name'] or 'all'}{', partly used' if node_class.get('is_part') else ''}"
 
 
 def _format_gpus(gpus: Json) -> str:
@@ -271,6 +276,7 @@ def job_page(
         ("request", f"{request['type']}, {format_nodes(nodes_of(request))}, {job['priority']} priority"),
         *([("home site", job["home_site"])] if job.get("home_site") else []),
         *([("each node", nodes)] if (nodes := _requirement_text(job)) else []),
+        *([("shares nodes", "with other jobs, where the site allows it")] if job.get("share") else []),
         *([("cpus per rank", str(job["cpus_per_rank"]))] if job.get("cpus_per_rank") else []),
         *([("container", image)] if (image := job.get("container")) else []),
         ("policy", job["policy"]),

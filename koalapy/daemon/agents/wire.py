@@ -206,7 +206,7 @@ def plan_nodes(job: Job, profiles: Mapping[ClusterName, ClusterProfile]) -> list
     nodes: list[PlanNode] = []
     for component in live(job).gang:
         token = job.token(component.index)
-        per_node = job.spec.ranks_per_node(profiles[component.cluster].processes_per_node)
+        per_node = job.spec.ranks_per_node(profiles[component.cluster].processes_per_node, component.request_index)
         nodes += [
             PlanNode(host=host, cluster=component.cluster, token=token, node=index, slots=per_node)
             for index, host in enumerate(component.hosts)
@@ -242,6 +242,7 @@ def _build_plan(
         "walltime": _enforced_walltime(job.spec),
         **({"is_script": True} if job.spec.script else {}),
         **({"cpus_per_rank": job.spec.cpus_per_rank} if job.spec.cpus_per_rank else {}),
+        **({"share": True} if job.spec.share else {}),
         **({} if relay is None else {"relay": relay.plan}),
         **_build_warnings(job.spec),
     }

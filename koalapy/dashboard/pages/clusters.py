@@ -156,7 +156,7 @@ class ClusterPage:
     profile: ClusterProfile
     speed: float
     node_classes: Sequence[NodeClass]
-    """Available nodes by class; empty if the cluster has no node classes."""
+    """Available nodes by class, and partly used ones; empty if the cluster has no node classes."""
     uplink: Uplink | None
     details: Mapping[str, object]
     agent: AgentDetails | None
@@ -298,7 +298,7 @@ def add_clusters(dashboard: Dashboard, services: Services, surveyor: SurveyCache
             ],
             profile=status.profile,
             speed=status.speed,
-            node_classes=status.node_classes,
+            node_classes=(*status.node_classes, *status.parts),
             uplink=queries.grid.uplinks.get(name),
             details={name: value for name, value in record.details.items() if name in SHOWN_DETAILS},
             agent=services.hub.describe_agent(name) if is_operator else None,

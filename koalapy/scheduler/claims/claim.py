@@ -39,6 +39,10 @@ class ClaimTry:
         self._taken = Counter[ClusterName]()
         self._classes: dict[ClusterName, tuple[NodeClass, ...]] = {}
         """The classes of the nodes left by cluster, if a component may not get all nodes of its cluster."""
+        self._parts: dict[ClusterName, tuple[NodeClass, ...]] = {}
+        """The partly used nodes left by cluster, if the job may share them."""
+        self._taken_idle = Counter[int]()
+        """The idle nodes among those of each startable component, by its index."""
         self._gang_size = len(live(job).gang)
         self.startable: list[Component] = []
         self.blocked: list[Component] = []
@@ -93,27 +97,41 @@ class ClaimTry:
         if free is None or component.index not in self._particular:
             return free
         classes = self._classes.get(component.cluster, self._grid[component.cluster].node_classes)
-        return min(free, count_idle(classes, filter_of(self._spec, component)))
+        nodes = filter_of(self._spec, component)
+        return min(free, count_idle(classes, nodes)) + count_idle(self._parts_of(component.cluster), nodes)
+
+    def _parts_of(self, cluster: ClusterName) -> tuple[NodeClass, ...]:
+        """Return the partly used nodes that are left for this job on a cluster."""
+        status = self._grid[cluster]
+        if not self._spec.share or status.reserved_for_others(self._job):
+            return ()
+        return self._parts.get(cluster, status.parts)
 
     def _needs_particular_nodes(self, component: Component) -> bool:
-        """Return whether a component may get only some nodes of its cluster."""
+        """Return whether a component may get only some nodes of its cluster, or also partly used ones."""
         nodes = filter_of(self._spec, component)
-        return nodes is not ANY_NODE and not self._grid[component.cluster].classes.admits_all(nodes)
+        if nodes is ANY_NODE:
+            return False
+        return not self._grid[component.cluster].classes.admits_all(nodes) or bool(self._parts_of(component.cluster))
 
     @property
     def view(self) -> GridView:
         """Return the grid with the nodes left for another component."""
         view = self._grid.view()
-        names = {name for name, nodes in self._taken.items() if nodes}
+        names = {name for name, nodes in self._taken.items() if nodes} | self._parts.keys()
         names |= {cluster.name for cluster in self._grid.clusters() if cluster.reserved_for_others(self._job)}
         changed = [cluster for name in sorted(names) if (cluster := view.get(name)) is not None]
-        changed = [replace(c, node_classes=self._classes.get(c.name, c.node_classes)) for c in changed]
+        changed = [
+            replace(c, node_classes=self._classes.get(c.name, c.node_classes), parts=self._parts_of(c.name))
+            for c in changed
+        ]
         return view.with_clusters([cluster.with_idle(max(0, self.free(cluster.name) or 0)) for cluster in changed])
 
     def move(self, moved: Component, left_behind: ClusterName) -> None:
         """Move a component that can start on another cluster."""
         if any(component.index == moved.index for component in self.startable):
-            self._taken[left_behind] -= moved.size  # it may get any node there: others do not preempt
+            # It may get any node there: others do not preempt.
+            self._taken[left_behind] -= self._taken_idle[moved.index]
         for components in (self.startable, self.preempting, self.blocked):
             components[:] = [component for component in components if component.index != moved.index]
         self._take(moved)
@@ -125,11 +143,16 @@ class ClaimTry:
 
     def _take(self, component: Component) -> None:
         """Count a component as startable, and its nodes as taken from its cluster."""
-        self._taken[component.cluster] += component.size
+        name, size, nodes = component.cluster, component.size, filter_of(self._spec, component)
+        if parts := self._parts_of(name):
+            beside = min(size, count_idle(parts, nodes))
+            self._parts[name] = take_nodes(parts, nodes, beside)
+            size -= beside
+        self._taken[name] += size
+        self._taken_idle[component.index] = size
         if self._particular:
-            name = component.cluster
             classes = self._classes.get(name, self._grid[name].node_classes)
-            self._classes[name] = take_nodes(classes, filter_of(self._spec, component), component.size)
+            self._classes[name] = take_nodes(classes, nodes, size)
         self.startable.append(component)
 
 
@@ -353,7 +376,7 @@ class Claiming:
         if spec.priority is not Priority.HIGH:
             reserved = {cluster: nodes for cluster in view.by_idle if (nodes := self._reservation.aged(cluster.name))}
             view = view.with_clusters(
-                [cluster.with_idle(max(0, cluster.idle - nodes)) for cluster, nodes in reserved.items()]
+                [replace(c.with_idle(max(0, c.idle - nodes)), parts=()) for c, nodes in reserved.items()]
             )
         requirement = spec.node_requirement(component.request_index)
         if requirement is not None and (part := requirement.matching_part) is not None:
@@ -361,6 +384,8 @@ class Claiming:
         component_request = spec.component(component.request_index)
         barred = job.barred_clusters(self._state.now)
         other_clusters = {member.cluster for member in live(job).gang if member.index != component.index}
+        if spec.share:  # two components of a job could get the same node of a cluster
+            barred |= other_clusters
         open_to_it = frozenset(
             cluster.name
             for cluster in view.by_idle

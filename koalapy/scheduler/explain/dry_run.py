@@ -167,6 +167,8 @@ class DryRun:
     def preempts(self, spec: JobSpec, placement: Placement) -> bool:
         """Return whether a placement needs nodes of other jobs."""
         view = self.view(spec.priority)
+        if spec.share and (requirement := spec.node_requirements[0]) is not None:
+            view = view.matching(requirement)  # with the partly used nodes that it may share
         idle = {cluster.name: cluster.idle for cluster in view.by_idle}
         return any(placement.nodes_on(c.cluster) > idle.get(c.cluster, 0) for c in placement.components)
 

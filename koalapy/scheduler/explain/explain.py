@@ -148,6 +148,8 @@ def _holders(cluster: ClusterStatus, idle: int, kept_for: JobId | None) -> str:
             texts.append(f"{who} {'' if texts else 'have '}{count}")
     if cluster.down:
         texts.append(f"{cluster.down} {'is' if cluster.down == 1 else 'are'} down")
+    if count := sum(part.idle for part in cluster.parts):
+        texts.append(f"{count} partly used {'node' if count == 1 else 'nodes'} can be shared")
     texts += [f"{cluster.name} {condition}" for condition in (cluster.limit, cluster.doubt) if condition is not None]
     texts += cluster.notices
     if idle < cluster.available and kept_for is not None:

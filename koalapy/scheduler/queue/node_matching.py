@@ -177,7 +177,10 @@ class ComponentSearch:
             if not self._may_share(frozenset([*partial, cluster.name])):
                 continue
             classes = _take_all(cluster, promised) or ()
-            left = replace(cluster, idle=count_idle(classes), node_classes=classes if cluster.node_classes else ())
+            idle, parts = [c for c in classes if not c.is_part], tuple(c for c in classes if c.is_part)
+            left = replace(
+                cluster, idle=count_idle(classes), node_classes=tuple(idle) if cluster.node_classes else (), parts=parts
+            )
             matching = left if component.requirement is None else left.restrict_to(component.requirement)
             if matching is not None:
                 # All fit together, as checked above: a component placed before can move to other nodes of the cluster.
@@ -194,7 +197,7 @@ def _take_all(cluster: ClusterView, promised: Promised) -> tuple[NodeClass, ...]
 
     As in the counts of promised nodes, components with the smallest choice come first.
     """
-    classes = tuple(cluster.known_classes)
+    classes = (*cluster.parts, *cluster.known_classes)
 
     def count_admitted(entry: tuple[NodeFilter, int]) -> int:
         return sum(max(each.total, each.idle) for each in classes if entry[0].admits(each))
@@ -293,7 +296,8 @@ class NodeMatching:
             return answer
         if requirement.of_nodes is None:
             return Refusal("; ".join([answer.summary, *(lacking_text(c, requirement) for c in lacking)]), answer.kind)
-        return Refusal(f"{answer.summary}; only nodes with {requirement} count", answer.kind)
+        left = " left" if requirement.share else ""
+        return Refusal(f"{answer.summary}; only nodes with {requirement}{left} count", answer.kind)
 
     def explain(self, policy: Policy, spec: JobSpec, view: GridView) -> tuple[ClusterReason, ...]:
         """Return why each cluster cannot serve the job now, by name; empty if the job can be placed."""

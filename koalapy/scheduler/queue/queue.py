@@ -35,12 +35,14 @@ class Needs:
     """Nodes needed on each named cluster."""
     home: ClusterName = ""
     """The cluster that may reclaim nodes for the job, which then needs all of its nodes there."""
+    shares: bool = False
+    """Whether nodes that are not idle may serve too."""
 
 
-def needs_of(request: Request, home: ClusterName = "") -> Needs:
-    """Return the needs of a request; ``home`` may reclaim nodes for it."""
+def needs_of(request: Request, home: ClusterName = "", *, shares: bool = False) -> Needs:
+    """Return the needs of a request; ``home`` may reclaim nodes for it. ``shares``: partly used nodes serve too."""
     needs = _needs_of(request)
-    return replace(needs, home=home) if home else needs
+    return replace(needs, home=home, shares=shares) if home or shares else needs
 
 
 def _needs_of(request: Request) -> Needs:
@@ -73,6 +75,8 @@ class IdleSummary:
     def may_fit(self, needs: Needs) -> bool:
         """Return whether a request may fit, judged by its needs only."""
         by_idle = self.view.by_idle
+        if needs.shares and any(cluster.parts for cluster in by_idle):
+            return True
         if not by_idle or needs.total > self.view.usable_idle or needs.largest > by_idle[0].idle:
             return False
         if needs.min_component_size > 1 and not self._has_nodes(needs.total, needs.min_component_size):
@@ -302,7 +306,9 @@ class PlacementQueue:
         group = self._groups.get(shape)
         if group is None:
             awaits = awaited_by(spec, is_limited=ask is not None, home=home)
-            group = self._groups[shape] = Group(shape, needs_of(spec.request, home), awaits, ask, section)
+            group = self._groups[shape] = Group(
+                shape, needs_of(spec.request, home, shares=spec.share), awaits, ask, section
+            )
             for change in awaits:
                 self._awaiting[change].add(group)
         if self._arrived is not None:

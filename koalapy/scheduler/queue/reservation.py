@@ -62,17 +62,25 @@ class Reservation:
         """Streams over the hub that the job would need, reserved like its nodes until it is placed."""
         self._held: dict[JobId, Counter[ClusterName]] = {}
         """Nodes of jobs with the starvation guarantee, reserved against all others until they are claimed."""
+        # A node becomes idle only if no further job is placed beside those that run there.
         self._left = {
             priority: self._grid.cached_view(
-                partial(self._left_to, priority), streams=partial(self.streams_left_to, priority)
+                partial(self._left_to, priority),
+                streams=partial(self.streams_left_to, priority),
+                hides_parts=partial(
+                    lambda priority, cluster: self.reserved_nodes(cluster.name, priority) > 0, priority
+                ),
             )
             for priority in Priority
         }
         self._own = self._grid.cached_view(
-            lambda cluster: cluster.available - cluster.reserved_for_others(self._chosen)
+            lambda cluster: cluster.available - cluster.reserved_for_others(self._chosen),
+            hides_parts=lambda cluster: cluster.reserved_for_others(self._chosen) > 0,
         )
         self._without_own_jobs = self._grid.cached_view(
-            lambda cluster: cluster.capacity_without_own_jobs, streams=lambda: self._grid.relays.streams
+            lambda cluster: cluster.capacity_without_own_jobs,
+            streams=lambda: self._grid.relays.streams,
+            hides_parts=lambda _: True,
         )
         self._empty = GridView(())
         """The grid without the scheduler's jobs, as last seen."""

@@ -212,3 +212,24 @@ def test_settings_of_wrong_class_are_rejected(section: dict[str, object], proble
 def test_memory_of_class_accepts_units() -> None:
     settings = TypeAdapter(SiteSettings).validate_python({"node_classes": {"big": {"nodes": 1, "memory": "1.5GiB"}}})
     assert settings.node_classes["big"].memory == 3 << 29
+
+
+@pytest.mark.evidence("J13")
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"kind": "local"}, ""),
+        ({"kind": "slurm", "identity": "own"}, ""),
+        ({"kind": "slurm", "identity": "mapped"}, ""),
+        ({"kind": "slurm"}, "share needs the identity mapped or own"),
+        ({"kind": "sge", "identity": "mapped"}, "only for clusters of the kinds slurm and local, and not for sge"),
+    ],
+)
+def test_site_shares_nodes_only_where_users_are_kept_apart(settings: dict[str, object], problem: str) -> None:
+    adapter = TypeAdapter(SiteSettings)
+    assert not adapter.validate_python(settings).share
+    if not problem:
+        assert adapter.validate_python(settings | {"share": True}).share
+        return
+    with pytest.raises(ValidationError, match=problem):
+        adapter.validate_python(settings | {"share": True})

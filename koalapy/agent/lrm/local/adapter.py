@@ -6,6 +6,7 @@ import json
 import os
 import random
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,12 +16,12 @@ import koalapy
 from koalapy.agent.components.job_folders import JobFolders
 from koalapy.agent.core.settings import RUNNER, AgentSettings
 from koalapy.agent.lrm.local.cluster import REQUEST_TIMEOUT_S, LocalCluster, raise_error
-from koalapy.agent.lrm.local.jobs import WALLTIME_EXCEEDED
-from koalapy.agent.lrm.node_classes import KnownNode, NodeClassSettings, group_nodes
+from koalapy.agent.lrm.local.jobs import WALLTIME_EXCEEDED, Part
+from koalapy.agent.lrm.node_classes import NO_PARTS, KnownNode, NodeClassSettings, NodePart, group_nodes
 from koalapy.agent.lrm.port import JOB_PREFIX, Finding, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
 from koalapy.agent.runners.runners import secret_files, write_secrets
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
-from koalapy.model.node_requirement import NodeRequirement
+from koalapy.model.node_requirement import Gpus, NodeRequirement, count_gpus
 from koalapy.model.reports import ListedState
 
 _ENDED_RETENTION_S = 10.0
@@ -42,7 +43,12 @@ def make_lrm(settings: AgentSettings) -> "LocalLrm":
     network = settings.network or "127.0.1"
     cluster = LocalCluster(settings.directory.with_name("lrm"), settings.cluster, settings.nodes, network, RUNNER)
     return LocalLrm(
-        cluster, JOB_PREFIX, settings.start_failures, JobFolders.from_settings(settings), settings.node_classes
+        cluster,
+        JOB_PREFIX,
+        settings.start_failures,
+        JobFolders.from_settings(settings),
+        settings.node_classes,
+        share=settings.share,
     )
 
 
@@ -73,8 +79,11 @@ class LocalLrm:
         start_failures: float = 0.0,
         folders: JobFolders | None = None,
         node_classes: Mapping[str, NodeClassSettings] = _NO_CLASSES,
+        *,
+        share: bool = False,
     ) -> None:
-        """``start_failures``: the probability that a start is made to fail."""
+        """``start_failures``: the probability that a start is made to fail. ``share``: whether jobs may share nodes."""
+        self._share = share
         self._folders = folders or JobFolders.for_own_account()
         self._classes = group_nodes([KnownNode(address) for address in cluster.addresses], node_classes)
         self.cluster = cluster
@@ -136,9 +145,49 @@ class LocalLrm:
             output=str(submission.output),
             walltime=submission.walltime,
             eligible=sorted(eligible or ()),
+            parts=self._parts_for(submission.requirement),
             secrets=list(submission.secrets) if self._key else [],
         )
         return str(reply["job"])
+
+    def _parts_for(self, requirement: NodeRequirement) -> dict[str, Part]:
+        """Return what a job that shares nodes takes of each node, as locald expects it; empty for other jobs."""
+        if not (self._share and requirement.share and requirement.cores):
+            return {}
+        parts = {}
+        for group in self._classes.groups:
+            if group.cores is None or not requirement.is_met_by(group):
+                continue
+            part: Part = {"cores": (requirement.cores, group.cores)}
+            if per_core := group.memory_per_core:
+                part["memory"] = (requirement.memory or per_core * requirement.cores, group.memory)
+            if gpus := requirement.gpus:
+                part["gpus"] = (gpus.count, count_gpus(group.gpus, ""))
+                for entry in group.gpus:  # which of the types an untyped request gets is not recorded
+                    if gpus.type in ("", entry.type):
+                        part[f"gpus:{entry.type}"] = (gpus.count, entry.count if gpus.type else None)
+            parts.update(dict.fromkeys(group.nodes, part))
+        return parts
+
+    def _used_parts(self, records: Sequence[dict[str, Any]]) -> dict[str, NodePart]:
+        """Return what running jobs use of each node that they share."""
+        used: dict[str, Counter[str]] = {}
+        exclusive: set[str] = set()
+        for record in records:
+            if record["state"] == "running":
+                parts = record.get("parts", {})  # none from a locald of an earlier version
+                exclusive.update(set(record["nodes"]) - parts.keys())
+                for address, part in parts.items():
+                    used.setdefault(address, Counter()).update(part)
+        return {
+            address: NodePart(
+                amounts["cores"],
+                amounts["memory"],
+                tuple(Gpus(n, key.partition(":")[2]) for key, n in amounts.items() if key.startswith("gpus:")),
+            )
+            for address, amounts in used.items()
+            if address not in exclusive
+        }
 
     async def find_job(self, name: str, user: str = "") -> str | None:
         record = await (await self._connect()).request("find", name=name)
@@ -178,7 +227,9 @@ class LocalLrm:
         for record in reply["jobs"]:
             nodes = record["nodes"] if record["state"] == "running" else ()
             is_local = record["user"] not in users or not record["name"].startswith(self._prefix)
-            states.update(dict.fromkeys(nodes, "local" if is_local else "held"))
+            for node in nodes:
+                if states[node] != "held":  # jobs of several daemons may share it
+                    states[node] = "local" if is_local else "held"
             if is_local:
                 continue
             if record["state"] == "ended":
@@ -193,7 +244,11 @@ class LocalLrm:
             background=sum(state == "local" for state in states.values()),
             down=0,
             notices=self._classes.notices,
-            node_classes=self._classes.report(lambda names: sum(states[name] == "idle" for name in names)),
+            node_classes=self._classes.report(
+                lambda names: sum(states[name] == "idle" for name in names),
+                self._used_parts(reply["jobs"]) if self._share else NO_PARTS,
+            ),
+            shares=self._share,
             jobs=(*jobs, *(job for job, _ in self._ended.values())),
             nodes=self._classes.list_nodes(states, {}),
         )

@@ -20,6 +20,13 @@ MAX_RETAINED_JOBS = 10_000
 _MAX_JOURNAL_LINES = 6 * MAX_RETAINED_JOBS
 
 
+Part = dict[str, tuple[int, int | None]]
+"""By resource: how much a job uses of a node, and how much of it all jobs on the node may use together.
+
+None: it is not checked for this job.
+"""
+
+
 class RequestRejected(Exception):
     """A rejected request; ``kind`` is ``rejected``, or ``unavailable`` or ``limit`` if it may succeed later."""
 
@@ -30,11 +37,26 @@ class RequestRejected(Exception):
 
 @dataclass(eq=False, slots=True)
 class LocalNode:
-    """A node, and the job that holds it."""
+    """A node, and the jobs on it: one, or several that share it."""
 
     name: str
     address: str
-    job: "LocalJob | None" = None
+    jobs: "list[LocalJob]" = field(default_factory=list)
+
+    def can_run(self, job: "LocalJob") -> bool:
+        """Return whether a job may get the node now, alone or beside those that it has."""
+        if job.eligible and self.address not in job.eligible:
+            return False
+        if not self.jobs:
+            return True
+        part = job.parts.get(self.address)
+        if part is None:
+            return False
+        others = [other.parts[self.address] for other in self.jobs if self.address in other.parts]
+        return len(others) == len(self.jobs) and all(
+            capacity is None or amount + sum(other[name][0] for other in others if name in other) <= capacity
+            for name, (amount, capacity) in part.items()
+        )
 
 
 @dataclass(eq=False, slots=True)
@@ -56,6 +78,8 @@ class LocalJob:
     walltime: float | None = None
     eligible: frozenset[str] = frozenset()
     """Addresses of the nodes that it may get; empty: any."""
+    parts: dict[str, Part] = field(default_factory=dict)
+    """What it takes of each node that it may share, by address."""
     state: str = "queued"
     """``queued``, ``running`` or ``ended``."""
     nodes: list[LocalNode] = field(default_factory=list)
@@ -66,14 +90,17 @@ class LocalJob:
     """The table's ``seq`` when the job ended."""
 
     def as_record(self) -> dict[str, Any]:
-        """Return the job as clients see it."""
+        """Return the job as clients see it, with the parts of its nodes."""
+        addresses = [node.address for node in self.nodes]
+        used = [(address, self.parts[address]) for address in addresses if address in self.parts]
         return {
             "job": str(self.id),
             "name": self.name,
             "user": self.user,
             "size": self.size,
             "state": self.state,
-            "nodes": [node.address for node in self.nodes],
+            "nodes": addresses,
+            "parts": {address: {name: amount for name, (amount, _) in part.items()} for address, part in used},
             "exit_code": self.exit_code,
             "lost": self.lost,
             "reason": self.reason,
@@ -83,7 +110,8 @@ class LocalJob:
 class JobTable:
     """All jobs, and a queue that is strictly first come, first served over all users.
 
-    A node belongs to one job at a time; the lowest numbers are allocated first.
+    A node belongs to one job at a time, or to several that share it. Partly used nodes are allocated first, and then
+    the lowest numbers.
     """
 
     def __init__(self, nodes: list[LocalNode], ended_jobs: Iterable[LocalJob] = ()) -> None:
@@ -119,18 +147,20 @@ class JobTable:
         return job
 
     def start_next_job(self) -> LocalJob | None:
-        """Allocate nodes to the head of the queue and return it; None if there are too few idle nodes."""
+        """Allocate nodes to the head of the queue and return it; None if it would get too few."""
         if not self.queue:
             return None
         head = self.queue[0]
-        nodes = [node for node in self.idle_nodes() if not head.eligible or node.address in head.eligible]
+        nodes = [node for node in self.nodes if node.can_run(head)]
+        if head.parts:
+            nodes.sort(key=lambda node: not node.jobs)
         if len(nodes) < head.size:
             return None
         job = self.queue.popleft()
         job.state = "running"
         job.nodes = nodes[: job.size]
         for node in job.nodes:
-            node.job = job
+            node.jobs.append(job)
         self.running[job.id] = job
         self.seq += 1
         return job
@@ -140,7 +170,7 @@ class JobTable:
         if self.running.pop(job.id, None) is None:
             self.queue.remove(job)
         for node in job.nodes:
-            node.job = None
+            node.jobs.remove(job)
         self._add_ended(job)
 
     def mark_lost(self, job: LocalJob, reason: str) -> None:
@@ -150,7 +180,7 @@ class JobTable:
             self.seq += 1
 
     def idle_nodes(self) -> list[LocalNode]:
-        return [node for node in self.nodes if node.job is None]
+        return [node for node in self.nodes if not node.jobs]
 
     def find_job(self, id: object) -> LocalJob | None:
         """Return the job with this id, a decimal string as in records."""
@@ -172,11 +202,11 @@ class JobTable:
         self._by_id[job.id] = self._newest_by_name[job.name] = job
 
     def _add_ended(self, job: LocalJob) -> None:
-        """Mark a job as ended, drop its command and secrets, and forget the oldest ended job above the limit."""
+        """Mark a job as ended, drop its command, parts and secrets, and forget the oldest ended job above the limit."""
         self.seq += 1
         job.state = "ended"
         job.ended_seq = self.seq
-        job.argv, job.env, job.secrets, job.account = [], {}, [], None
+        job.argv, job.env, job.secrets, job.account, job.parts = [], {}, [], None, {}
         self._ended.append(job)
         if len(self._ended) > MAX_RETAINED_JOBS:
             oldest = self._ended.popleft()
@@ -230,7 +260,25 @@ def parse_submission(request: dict[str, Any], id: int, addresses: frozenset[str]
         account=_parse_account(request.get("account")),
         walltime=None if walltime is None else float(walltime),
         eligible=frozenset(eligible),
+        parts=_parse_parts(request.get("parts", {}), addresses),
     )
+
+
+def _parse_parts(value: object, addresses: frozenset[str]) -> dict[str, Part]:
+    """Return the parts of nodes in a request. Raise ``RequestRejected`` if they are malformed."""
+    parts: dict[str, Part] = {}
+    try:
+        for address, part in value.items():  # type: ignore[attr-defined]
+            parts[address] = {str(name): (amount, capacity) for name, (amount, capacity) in part.items()}
+    except (AttributeError, TypeError, ValueError):
+        raise RequestRejected("parts: must have an amount and a capacity of each resource, by address") from None
+    for amount, capacity in (entry for part in parts.values() for entry in part.values()):
+        is_whole = type(amount) is int and (capacity is None or type(capacity) is int)
+        if not is_whole or amount < 0 or (capacity is not None and amount > capacity):
+            raise RequestRejected(f"parts: {amount!r} of {capacity!r} is no part of a node")
+    if not addresses.issuperset(parts):
+        raise RequestRejected("parts: must have addresses of nodes")
+    return parts
 
 
 def _parse_text(name: str, value: object, *, may_be_empty: bool = False) -> str:

@@ -85,7 +85,7 @@ class Runs:
         self._base_env = base_env
         self._kill_grace_s = kill_grace_s
         self._worker_linger_s = worker_linger_s
-        self._runs: dict[LocalNode, NodeRun] = {}
+        self._runs: dict[tuple[LocalJob, LocalNode], NodeRun] = {}
         self._by_pid: dict[int, NodeRun] = {}
         """Runs with a living main process."""
         self._orphan_runs: dict[int, NodeRun] = {}
@@ -111,7 +111,7 @@ class Runs:
                 "LOCALD_NODE_INDEX": str(index),
                 MARK: run.mark,
             }
-            self._runs[node] = run
+            self._runs[job, node] = run
             try:
                 secret = job.secrets[index] if job.secrets else ""
                 run.pid = self._spawner.spawn(job.argv, env, job.cwd, job.output, account=job.account, secret=secret)
@@ -130,7 +130,7 @@ class Runs:
             job.reason = reason
         self._timers.cancel(job)
         for node in job.nodes:
-            run = self._runs.get(node)
+            run = self._runs.get((job, node))
             if run is not None and not run.sent_signal:
                 self._signal_run(run, signal.SIGTERM)
         self._sweep()
@@ -223,8 +223,8 @@ class Runs:
                     send_signal(process_trees(new_pids), run.sent_signal)
             elif not run.is_alive:
                 self._timers.cancel(run)
-                del self._runs[run.node]
-                if not any(node in self._runs for node in run.job.nodes):
+                del self._runs[run.job, run.node]
+                if not any((run.job, node) in self._runs for node in run.job.nodes):
                     self._timers.cancel(run.job)
                     self._jobs.end_job(run.job)
 

@@ -4,7 +4,7 @@ import contextlib
 import os
 import pwd
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -47,6 +47,7 @@ from koalapy.agent.lrm.slurm.offer import Offer, check_nodes, check_partition, c
 from koalapy.agent.lrm.slurm.states import (
     NodeState,
     fault_of_waiting,
+    is_partly_used,
     is_starting,
     job_end,
     job_state,
@@ -56,7 +57,7 @@ from koalapy.agent.lrm.slurm.states import (
     waiting_text,
 )
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
-from koalapy.model.node_requirement import count_gpus, expand_host_list
+from koalapy.model.node_requirement import NodeRequirement, count_gpus, expand_host_list
 from koalapy.model.reports import ListedState
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
@@ -67,6 +68,8 @@ RESUME_TIMEOUT_S = 60.0
 OFFER_MAX_AGE_S = 10.0
 """Age at which partitions and reservations are read again."""
 NO_GROUPS = NodeGroups()
+HOLDING = (LrmJobState.RUNNING, LrmJobState.UNKNOWN)
+"""States of jobs that hold nodes."""
 _MAX_SNAPSHOT_TRIES = 3
 _MEMORY_OPTIONS = ("--mem", "--mem-per-cpu", "--mem-per-gpu")
 _MAX_RETAINED_CANCELLED = 10_000
@@ -125,6 +128,8 @@ class SlurmLrm(PolledLrm):
         self._cancelled: set[str] = set()
         self._ended: frozenset[str] = frozenset()
         """Ended grid jobs of the last snapshot."""
+        self._running: frozenset[str] = frozenset()
+        """Running grid jobs of the last answer of squeue."""
 
     async def open(self) -> None:
         self._control.on_ended(self.poll_soon)
@@ -134,11 +139,14 @@ class SlurmLrm(PolledLrm):
         await self._control.close()
 
     async def submit_job(self, submission: LrmSubmission) -> str:
+        if not self._settings.share:
+            submission = replace(submission, requirement=replace(submission.requirement, share=False))
         await self._reject_size(submission)
         native = [f"--nodes={submission.nodes}", f"--comment={submission.name}"]
         if submission.walltime is not None:
             native.append(f"--time={time_limit(submission.walltime)}")
-        native += [*self._common_options(), *self._node_options(submission)]
+        part = submission.requirement if submission.requirement.share else None
+        native += [*self._common_options(part), *self._node_options(submission)]
         script = await place_script(submission, "srun", self._folders)
         try:
             return await self._control.submit_job(script, submission, native)
@@ -220,6 +228,10 @@ class SlurmLrm(PolledLrm):
             jobs = [await self._convert_job(job, nodes, offer) for job in slurm_jobs]
             ended = frozenset(job.id for job in jobs if job.state is LrmJobState.ENDED)
             is_consistent, self._ended = ended <= self._ended, ended
+            new = {job.id for job in jobs if job.state in HOLDING} - self._running
+            # Slurm may not have counted these when it was asked for its nodes.
+            not_counted = {name for job in jobs if job.id in new for name in job.nodes}
+            self._running = frozenset(job.id for job in jobs if job.state in HOLDING)
             if is_consistent:
                 break
         jobs = await self._accounting.add_uses(jobs)
@@ -233,18 +245,28 @@ class SlurmLrm(PolledLrm):
             if job.state is LrmJobState.QUEUED
         )
         error = "; ".join(filter(None, (offer.error, await self._control.submit_error())))
-        return replace(make_snapshot(nodes, jobs, offer, queued_nodes, self._groups), submit_error=error)
+        shared = None if not self._settings.share else _partly_used_nodes(nodes, offer, not_counted)
+        return replace(make_snapshot(nodes, jobs, offer, queued_nodes, self._groups, shared), submit_error=error)
 
-    def _common_options(self) -> list[str]:
-        """Return the options of every job."""
-        options = ["--ntasks-per-node=1", "--exclusive", "--no-requeue"]
+    def _common_options(self, part: NodeRequirement | None = None) -> list[str]:
+        """Return the options of every job; ``part``: what a job that shares its nodes needs of each."""
+        options = ["--ntasks-per-node=1", f"--cpus-per-task={part.cores}" if part else "--exclusive", "--no-requeue"]
         if not any(option.partition("=")[0] in _MEMORY_OPTIONS for option in self._native_options):
-            options.append("--mem=0")  # the whole memory of each node, not the site's default
+            # The whole memory of each node, or that of the requested cores: not the site's default.
+            options += self._memory_of_part(part) if part else ["--mem=0"]
         if self._settings.partition:
             options.append(f"--partition={self._settings.partition}")
         if self._settings.account:
             options.append(f"--account={self._settings.account}")
         return [*options, *self._native_options]
+
+    def _memory_of_part(self, part: NodeRequirement) -> list[str]:
+        """Return the memory of a job that shares its nodes; without any, what belongs to its cores."""
+        if part.memory:
+            return [f"--mem={-(-part.memory >> 20)}M"]
+        groups = [group for group in self._groups.groups if part.is_met_by(group)]
+        per_core = min((memory for group in groups if (memory := group.memory_per_core)), default=0) >> 20
+        return [f"--mem-per-cpu={per_core}M"] if per_core else []
 
     def _node_options(self, submission: LrmSubmission) -> list[str]:
         """Return options that restrict a job to the nodes that it may get, and the account that it chooses.
@@ -433,20 +455,34 @@ def node_states(nodes: Sequence[SlurmNode], offer: Offer) -> list[NodeState]:
     ]
 
 
+def _partly_used_nodes(nodes: Sequence[SlurmNode], offer: Offer, excluded: Container[str]) -> list[SlurmNode]:
+    """Return the nodes of which grid jobs could get the remaining part."""
+    up = {partition.name for partition in offer.partitions if partition.is_up}
+    return [
+        node
+        for node in nodes
+        if node.partitions & up
+        and node.name not in excluded
+        and is_partly_used(node.words, reserved=offer.has_reserved(node.name))
+    ]
+
+
 def make_snapshot(
     nodes: Sequence[SlurmNode],
     jobs: Sequence[LrmJob],
     offer: Offer,
     queued_nodes: int = 0,
     groups: NodeGroups = NO_GROUPS,
+    shared: Sequence[SlurmNode] | None = None,
 ) -> LrmSnapshot:
     """Return a snapshot; ``queued_nodes`` is the number of nodes that queued grid jobs request.
+
+    ``shared``: the partly used nodes that further jobs may share; None if jobs share no nodes.
 
     So many planned nodes count as idle, since the backfill scheduler may keep them for these jobs. No more nodes are
     idle than one job could have.
     """
-    holding = (LrmJobState.RUNNING, LrmJobState.UNKNOWN)
-    held = {name for job in jobs if job.state in holding for name in job.nodes}
+    held = {name for job in jobs if job.state in HOLDING for name in job.nodes}
     all_states = list(zip(nodes, node_states(nodes, offer), strict=True))
     states = [pair for pair in all_states if pair[0].name not in held]
     idle_nodes = [node for node, state in states if state == "idle"]
@@ -462,6 +498,7 @@ def make_snapshot(
         limits.append(
             f"a job in {offer.description} gets at least {offer.min_job_nodes} nodes, and smaller ones are rejected"
         )
+    parts = list(shared or ())[: offer.max_job_nodes([*available, *(shared or ())]) - idle]
     return LrmSnapshot(
         total=len(nodes),
         idle=idle,
@@ -470,8 +507,10 @@ def make_snapshot(
         jobs=tuple(jobs),
         notices=(*limits, *groups.notices),
         node_classes=groups.report(
-            lambda names: offer.max_job_nodes([node for node in available if node.name in names])
+            lambda names: offer.max_job_nodes([node for node in available if node.name in names]),
+            {node.name: node.used for node in parts if node.used is not None},
         ),
+        shares=shared is not None,
         min_job_nodes=offer.min_job_nodes,
         nodes=groups.list_nodes(
             {node.name: "held" if node.name in held else _LISTED_STATES[state] for node, state in all_states},

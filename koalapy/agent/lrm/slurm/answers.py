@@ -15,6 +15,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
+from typing_extensions import TypeIs
+
+from koalapy.agent.lrm.node_classes import NodePart
 from koalapy.model.errors import SiteUnavailable
 from koalapy.model.node_requirement import MAX_CORES, MAX_GPUS, WORD, Gpus, expand_host_list
 
@@ -39,6 +42,7 @@ _UNTIL_USER = _UNTIL_NAME - _WIDTHS["Reason"]
 """Bytes of a line up to the end of that column."""
 _COUNT = re.compile(r"(\d{1,18}(?:\.\d{1,6})?)([KMGTP]?)", re.ASCII)
 _UNITS = ("", "K", "M", "G", "T", "P")
+_ALLOCATED = ("cpus", "memory", "gres")
 _MEMORY_UNSET = 1
 """Megabytes that Slurm reports for a node without configured memory."""
 
@@ -62,6 +66,8 @@ class SlurmNode:
     cores: int | None = None
     """CPUs, as Slurm counts them; None if Slurm does not report them."""
     gpus: tuple[Gpus, ...] = ()
+    used: NodePart | None = None
+    """What jobs use of it; None if Slurm does not report that of each node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +158,10 @@ def _read_node(entry: Mapping[str, Any], partitions: frozenset[str]) -> list[Slu
     words = _state_words(entry.get("state"), f"node {name}", "sinfo")
     if flags := entry.get("state_flags"):
         words |= _state_words(flags, f"node {name}", "sinfo")
-    return [SlurmNode(name, words, _reason(entry.get("reason")), partitions, **_properties(entry))]
+    used = None
+    if _is_count(cpus := entry.get("alloc_cpus")) and _is_count(megabytes := entry.get("alloc_memory")):
+        used = NodePart(cpus, megabytes << 20, read_gres(entry.get("gres_used")))
+    return [SlurmNode(name, words, _reason(entry.get("reason")), partitions, **_properties(entry), used=used)]
 
 
 def _read_group(entry: Mapping[str, Any], partitions: frozenset[str]) -> list[SlurmNode]:
@@ -169,7 +178,20 @@ def _read_group(entry: Mapping[str, Any], partitions: frozenset[str]) -> list[Sl
     state = node.get("state") if isinstance(node, dict) else entry.get("state")
     words = _state_words(state, f"node {hosts[0]}", "sinfo") if hosts else frozenset()
     reason, properties = _reason(entry.get("reason")), _properties(entry)
-    return [SlurmNode(host, words, reason, partitions, **properties) for host in hosts]
+    used = _used_by_group(entry) if len(hosts) == 1 else None
+    return [SlurmNode(host, words, reason, partitions, **properties, used=used) for host in hosts]
+
+
+def _used_by_group(entry: Mapping[str, Any]) -> NodePart | None:
+    """Return what jobs use of all nodes of a group; None if that is not reported."""
+    cpus, memory, gres = (value if isinstance(value := entry.get(name), dict) else {} for name in _ALLOCATED)
+    if not (_is_count(used := cpus.get("allocated")) and _is_count(megabytes := memory.get("allocated"))):
+        return None
+    return NodePart(used, megabytes << 20, read_gres(gres.get("used")))
+
+
+def _is_count(value: object) -> TypeIs[int]:
+    return type(value) is int and 0 <= value < 1 << 32
 
 
 def _properties(entry: Mapping[str, Any]) -> dict[str, Any]:

@@ -35,6 +35,8 @@ _NODE_DOWN = _split(
     "NO_RESPOND MAINT MAINTENANCE MAN_POWER_DOWN POWER_DOWN POWERING_DOWN POWER_DRAIN REBOOT REBOOT_ISSUED BLOCKED"
 )
 _NODE_BUSY = _split("ALLOCATED MIXED COMPLETING RESERVED PERFCTRS")
+_NODE_MIXED = _split("MIXED CLOUD DYNAMIC_NORM")
+"""All words that the state of a partly used node may contain."""
 _NODE_IDLE = _split("IDLE PLANNED CLOUD POWERED_DOWN DYNAMIC_NORM DYNAMIC_FUTURE RESUME UNDRAIN REBOOT_CANCELED")
 """All words that the state of an idle node may contain."""
 _NODE_BECOMES_READY = _split("POWERING_UP POWER_UP REBOOT_REQUESTED")
@@ -136,6 +138,12 @@ def node_state(words: AbstractSet[str], *, reserved: bool = False) -> NodeState:
     if "IDLE" not in words or not words <= _NODE_IDLE:
         return "down"
     return "planned" if "PLANNED" in words else "idle"
+
+
+def is_partly_used(words: AbstractSet[str], *, reserved: bool = False) -> bool:
+    """Return whether jobs use a part of a node and others may get the remaining one; ``reserved``: see
+    ``node_state``."""
+    return "MIXED" in words and (words - _NODE_RESERVED if reserved else words) <= _NODE_MIXED
 
 
 def fault_of_waiting(reason: str, *, choice: bool = False) -> Fault | None:

@@ -1,6 +1,7 @@
 """Node classes of Slurm."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from koalapy.agent.lrm.port import LrmSnapshot
 from koalapy.agent.lrm.slurm.answers import read_gres
 from koalapy.model.errors import SiteRejected
 from koalapy.model.node_requirement import Gpus, NodeRequirement
+from koalapy.model.reports import NodePartReport
 
-from .conftest import COLUMNS, FakeSlurm
+from .conftest import COLUMNS, FakeSlurm, column_line
 from .test_adapter import make_submission
 
 GB = 1000
@@ -23,28 +25,34 @@ FORMS = ["22.05", "grouped", "numbers"]
 
 GRES = {"n3": "gpu:a100:2(S:0-1),tape:1", "n4": "gpu:2(S:0,1)"}
 CPUS = {"n3": 32, "n4": 64}
+NOTHING_USED: Mapping[str, tuple[int, int, str]] = {}
 PARTITIONS = {"n3": ["main", "gpu"]}
 
 
-def show_nodes(slurm: FakeSlurm, form: str = "22.05", **states: str) -> None:
-    """Set four nodes, in the format of a release of Slurm."""
+def show_nodes(
+    slurm: FakeSlurm, form: str = "22.05", used: Mapping[str, tuple[int, int, str]] = NOTHING_USED, **states: str
+) -> None:
+    """Set four nodes, in the format of a release of Slurm; ``used``: allocated processors, megabytes and GPUs."""
 
     def node(name: str, features: str, memory: int, weight: int) -> dict[str, Any]:
         state = states.get(name, "IDLE")
+        cpus, megabytes, gpus = used.get(name, (0, 0, "gpu:0"))
         if form == "22.05":
             fields = {"features": features, "real_memory": memory, "weight": weight}
-            fields |= {"cpus": CPUS.get(name, 8), "gres": GRES.get(name, ""), "gres_used": "gpu:0"}
+            fields |= {"cpus": CPUS.get(name, 8), "gres": GRES.get(name, ""), "gres_used": gpus}
+            fields |= {"alloc_cpus": cpus, "alloc_memory": megabytes}
             return {"name": name, "state": state.lower(), "partitions": PARTITIONS.get(name, ["main"])} | fields
         group: dict[str, Any] = {
             "nodes": {"nodes": [name]},
             "node": {"state": [state]},
             "partition": {"name": "main"},
             "features": {"total": features, "active": features},
-            "gres": {"total": GRES.get(name, ""), "used": "gpu:0"},
-            "cpus": {"allocated": 0, "total": 99, "minimum": CPUS.get(name, 8), "maximum": CPUS.get(name, 8)},
+            "gres": {"total": GRES.get(name, ""), "used": gpus},
+            "cpus": {"allocated": cpus, "total": 99, "minimum": CPUS.get(name, 8), "maximum": CPUS.get(name, 8)},
         }
         if form == "grouped":
-            memory_range, weight_range = {"minimum": memory, "maximum": memory}, {"minimum": weight, "maximum": weight}
+            weight_range = {"minimum": weight, "maximum": weight}
+            memory_range = {"minimum": memory, "maximum": memory, "allocated": megabytes}
             return group | {"memory": memory_range, "weight": weight_range}
         return group | {"memory": memory, "weight": {"set": True, "infinite": False, "number": weight}}
 
@@ -227,3 +235,65 @@ async def test_rejection_of_chosen_account_concerns_the_job_only(slurm: FakeSlur
         with pytest.raises(SiteRejected, match="Invalid account") as refused:
             await adapter.submit_job(make_submission(tmp_path, nodes=1, requirement=requirement))
         assert refused.value.fault == fault
+
+
+SHARE = {"share": True, "identity": "own", "partition": "main,gpu"}
+USED = {"n1": (2, 8 * GB, ""), "n2": (2, 60 * GB, ""), "n3": (30, 6 * GB, "gpu:a100:1(IDX:0)"), "n4": (64, 0, "gpu:0")}
+
+
+@pytest.mark.parametrize("form", ["22.05", "grouped"])
+async def test_site_that_shares_reports_what_jobs_leave_of_nodes(slurm: FakeSlurm, form: str) -> None:
+    show_nodes(slurm, form, USED, n1="MIXED", n2="MIXED", n3="MIXED", n4="MIXED")
+    snapshot = await slurm.make_lrm(**SHARE).take_snapshot()
+    assert snapshot.shares
+    assert {c.name: c.parts for c in snapshot.node_classes if c.parts} == {
+        "gpu+ib-2xa100-67.1GB": (NodePartReport(1, 2, 58 * GB << 20, (Gpus(1, "a100"),)),),
+        "ib-67.1GB": (NodePartReport(1, 6, 56 * GB << 20),),
+    }, "the memory that n2 has left is that of no core"
+    assert (snapshot.idle, snapshot.background) == (0, 4)
+    snapshot = await slurm.make_lrm(partition="main,gpu").take_snapshot()
+    assert not snapshot.shares
+    assert not any(c.parts for c in snapshot.node_classes)
+
+
+@pytest.mark.parametrize(
+    "state", ["ALLOCATED", "MIXED+DRAIN", "MIXED+PLANNED", "MIXED+COMPLETING", "IDLE", "MIXED+NEW"]
+)
+async def test_node_that_takes_no_job_has_no_part(slurm: FakeSlurm, state: str) -> None:
+    show_nodes(slurm, "22.05", USED, n1=state, n2="DOWN", n3="DOWN", n4="DOWN")
+    assert not any(c.parts for c in (await slurm.make_lrm(**SHARE).take_snapshot()).node_classes)
+
+
+async def test_node_of_a_job_that_has_just_started_has_no_part_yet(slurm: FakeSlurm) -> None:
+    """Slurm listed the nodes before it started the job."""
+    show_nodes(slurm, "22.05", USED, n1="MIXED", n2="DOWN", n3="DOWN", n4="DOWN")
+    slurm.set_answer("squeue", column_line(id="1", name="koala-x-1.1.0", nodes="n1", state="RUNNING"), when=COLUMNS)
+    adapter = slurm.make_lrm(**SHARE)
+    assert [sum(len(c.parts) for c in (await adapter.take_snapshot()).node_classes) for _ in range(2)] == [0, 1]
+
+
+async def test_parts_beyond_the_limit_of_a_partition_are_not_reported(slurm: FakeSlurm) -> None:
+    show_nodes(slurm, "22.05", dict.fromkeys(("n1", "n2"), (2, 0, "")), n1="MIXED", n2="MIXED", n4="DOWN")
+    slurm.set_answer("sinfo", "main*|up|1-2\n", when="*%P*")
+    snapshot = await slurm.make_lrm(share=True, identity="own").take_snapshot()
+    assert (snapshot.idle, sum(part.nodes for c in snapshot.node_classes for part in c.parts)) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "memory", "expected"),
+    [
+        (SHARE, None, "--cpus-per-task=4 --no-requeue --mem-per-cpu=2000M"),
+        (SHARE, 10**9, "--cpus-per-task=4 --no-requeue --mem=954M"),
+        (SHARE | {"options": ("--mem=1G",)}, None, "--cpus-per-task=4 --no-requeue --partition"),
+        ({"partition": "main,gpu"}, None, "--exclusive --no-requeue --mem=0"),
+    ],
+)
+async def test_job_that_shares_gets_processors_and_memory_where_the_site_shares(
+    slurm: FakeSlurm, tmp_path: Path, settings: dict[str, Any], memory: int | None, expected: str
+) -> None:
+    show_nodes(slurm)
+    requirement = NodeRequirement(cores=4, memory=memory, share=True)
+    await slurm.make_lrm(**settings).submit_job(make_submission(tmp_path, nodes=1, requirement=requirement))
+    assert f"--ntasks-per-node=1 {expected}" in slurm.list_calls("sbatch")[-1]
+    script = (tmp_path / "launch").read_text()
+    assert ("--cpu-bind=cores" in script, "$bind --cpus-per-task=4" in script) == (("share" in settings),) * 2
