@@ -324,9 +324,9 @@ async def serving(
     checks = (ClusterChecks(clusters_of, ()), DiskCheck(list, clusters_of, DiskLimits()))
     mark_store = SqlAlertMarks(database)
     if alert_rules is None:
-        alerts = Alerts((), AlertRules(), engine.clock, (), mark_store)
+        alerts = Alerts((), AlertRules(), engine.clock, mark_store=mark_store)
     else:
-        alerts = Alerts((*checks, JobChecks(queries, alert_rules)), alert_rules, engine.clock, (), mark_store)
+        alerts = Alerts((*checks, JobChecks(queries, alert_rules)), alert_rules, engine.clock, mark_store=mark_store)
     token_store = SqlTokens(database)
     identities = Identities(users, token_store) if users else administrators(*(tokens or [TOKEN]), store=token_store)
     services = {

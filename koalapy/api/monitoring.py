@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from koalapy.api.access import Caller, identity_of
 from koalapy.api.derived import view_model
-from koalapy.api.fields import Input, Output, Problem, Reason, Text, Timestamp
+from koalapy.api.fields import Input, Output, Problem, Reason, Seconds, Text, Timestamp
 from koalapy.api.problems import RETRY_AFTER_S, problem, problem_responses
 from koalapy.api.routes import api_router
 from koalapy.daemon.alerts.alerts import Alerts
@@ -166,7 +166,7 @@ class MarkOrder(AlertSelection):
 
     action: MarkAction
     reason: Reason = ""
-    duration: Annotated[float, Field(gt=0, le=MAX_MARK_S)] = DEFAULT_MARK_S
+    duration: Annotated[Seconds, Field(gt=0, le=MAX_MARK_S)] = DEFAULT_MARK_S
     """Seconds until the mark expires."""
 
 

@@ -155,3 +155,5 @@ class Alert(TypedDict):
     cause: str
     remedy: str
     since: str
+    mark: Json | None
+    """Its acknowledgement or silence."""

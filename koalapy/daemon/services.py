@@ -160,9 +160,9 @@ def build_services(
         more_checks = (RelayCheck(core.relays), *more_checks)
     if core.record is not None:
         more_checks = (RecordCheck(core.record), *more_checks)
-    changed = core.notifications.alert_changed
+    notify = core.notifications.alert_changed
     alerts = build_alerts(
-        settings, engine, queries, hub, sessions, health, network, data_dir, more_checks, changed, stores.alert_marks
+        settings, engine, queries, hub, sessions, health, network, data_dir, more_checks, notify, stores.alert_marks
     )
     track_record = TrackRecord(stores.predictions, stores.advice, clock)
     times = RetentionTimes(settings.jobs_keep, settings.internal_jobs_keep)

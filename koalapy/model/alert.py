@@ -55,6 +55,8 @@ class AlertKind(StrEnum):
     """A disk is nearly full."""
     SLOW_LINK = "slow-link"
     """The network between two clusters is much slower than expected, or is down."""
+    CLOCK = "clock"
+    """The clock of the daemon's host or of an agent's host is wrong."""
     RELAY = "relay"
     """The hub of relayed links is not reachable, or the relay of a site is not connected to it."""
     REPLICAS_GONE = "replicas-gone"
@@ -176,7 +178,8 @@ class AlertRules:
     """The conditions that raise alerts; the section ``alerts`` of the configuration. Times are in seconds."""
 
     hold: Annotated[float, Ge(0), Le(1e9)] = 5.0
-    """Time that a problem must last before its alert is raised."""
+    """Time that a problem must last before its alert is raised. Notifications are sent if it then lasts as long
+    again."""
     release: Annotated[float, Ge(0), Le(1e9)] = 15.0
     """Time that a problem must be gone before its alert is cleared."""
     black_hole_failures: Count = 5

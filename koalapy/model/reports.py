@@ -277,6 +277,8 @@ class ClusterReport:
     """Whether jobs may share nodes there."""
     calls: Annotated[tuple[LrmCalls, ...], MaxLen(MAX_CALLS)] = field(default=(), compare=False)
     """Sent with the next report that another change causes, since the statistics change at every poll."""
+    silent_for: Seconds = field(default=0.0, compare=False)
+    """Seconds since the last answer of the resource manager, if ``problem`` is that it does not answer."""
     type: Literal["report"] = field(default="report", kw_only=True)
 
 

@@ -224,6 +224,8 @@ class Confirmed(Message):
 
     type: Literal["confirmed"] = "confirmed"
     sequence: ProbeNumber
+    clock: Annotated[float, Interval(ge=-1e12, le=1e12)] | None = None
+    """The agent's wall clock in seconds since 1970; None: an agent of a version that does not send it."""
 
 
 class Vouch(Message):

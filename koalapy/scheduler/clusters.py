@@ -66,6 +66,8 @@ class ClusterStatus:
     """Response statistics of its resource manager, as of ``reported_at``."""
     reported_at: float | None = None
     """When its agent last reported its nodes."""
+    lrm_silent_since: float | None = None
+    """When its resource manager last answered; None unless its agent reports that it does not answer."""
     outdated_since: float | None = None
     """Since when the node counts may be outdated, as the agent is away or cannot query its resource manager. None after
     the next full report."""
@@ -137,6 +139,7 @@ class ClusterStatus:
         available_before, expected = (self.available if not self.problem or report.problem else 0), self.expected
         classes_before, parts_before = ((), ()) if self.problem else (self.node_classes, self.parts)
         self.problem, self.notices, self.lost_records = report.problem, report.notices, report.lost_records
+        self.lrm_silent_since = now - report.silent_for if report.problem and report.silent_for else None
         if not report.problem:
             self.outdated_since = None
         elif self.outdated_since is None:

@@ -73,6 +73,7 @@ async def test_lrm_silent_from_the_start_is_reported(lrm: MemoryLrm, daemon: Fak
     lrm.is_answering.clear()
     async with running_agent(lrm, daemon, tmp_path):
         await daemon.wait_until(lambda: bool(re.fullmatch(SILENT, reported_counts(daemon)[2])))
+        assert daemon.report()["silent_for"] >= AgentTimeouts().lrm_silence_s
         lrm.is_answering.set()
         await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))
 

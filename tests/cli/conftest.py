@@ -80,6 +80,7 @@ class Server:
     """The expected token of each cluster's agent."""
     history: History | None = None
     audit: Audit = field(default_factory=lambda: Audit(memory_stores().audit, time.time))
+    alerts: Alerts = field(default_factory=lambda: Alerts((), AlertRules(), time.time))
     port: int = 0
 
     @property
@@ -94,7 +95,7 @@ class Server:
             network_router(self.network),
             advisor_router(self.advisor.advisor),
             forecasts_router(self.service, self.service),
-            alerts_router(Alerts((), AlertRules(), time.time), None),  # type: ignore[arg-type]
+            alerts_router(self.alerts, None),  # type: ignore[arg-type]
             files_router(None, self.bundles, self.results),  # type: ignore[arg-type]
             *([limits_router(self.limits)] if self.limits else []),
             *([history_router(self.history)] if self.history else []),

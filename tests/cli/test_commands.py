@@ -1,9 +1,10 @@
 """Output and exit codes of commands, against a server in this process."""
 
+import asyncio
 import io
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from koalapy.cli.terminal import tables
 from koalapy.cli.terminal.screen import fold_text
 from koalapy.client.client import Client
 from koalapy.client.errors import Exit
+from koalapy.model.alert import Alert, AlertKind, AlertRules, Severity
 from koalapy.model.job import JobState
 from tests.cli.conftest import Koala, Server
 
@@ -538,3 +540,30 @@ def test_show_replaces_control_codes(koala: Koala, server: Server) -> None:
     page = koala("show", "1").out
     assert "\x1b" not in page
     assert "?[2J second line" in page
+
+
+def test_alerts_ack_silence_and_expire_show_the_mark(
+    koala: Koala, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def find_alerts(now: float) -> AsyncIterator[Alert]:
+        for name in ("north", "south"):
+            texts = {"summary": f"the agent of {name} is absent", "cause": "unknown", "remedy": "restart it"}
+            yield Alert(AlertKind.AGENT_AWAY, Severity.CRITICAL, f"cluster {name}", **texts, since=now, cluster=name)
+
+    monkeypatch.setattr(server.alerts, "_checks", [find_alerts])
+    monkeypatch.setattr(server.alerts, "_rules", AlertRules(hold=0))
+    asyncio.run(server.alerts.run_checks())
+    acknowledged = koala("alerts", "ack", "agent-away", "cluster north", "-d", "2h", "--comment", "new switch")
+    assert (acknowledged.code, acknowledged.err) == (0, "")
+    assert "acknowledged by ada until 20" in acknowledged.out
+    assert acknowledged.out.endswith(": new switch\n")
+    listed = koala("alerts").out
+    assert acknowledged.out.strip().splitlines()[-1] in listed
+    assert "cluster south" in listed
+    assert koala("alerts", "silence", "agent-away").out.count("silenced by ada") == 2
+    assert "by ada" not in koala("alerts", "expire", "agent-away").out
+    assert "by ada" not in koala("alerts").out
+    for wrong in (("ack", "disk"), ("silence", "agent-away", "-d", "40-00:00:00"), ("ack", "agent-away", "cluster x")):
+        refused = koala("alerts", *wrong)
+        assert (refused.code != 0, refused.out) == (True, ""), refused
+        assert refused.err.startswith("koala: ")

@@ -1,6 +1,7 @@
 """Alerts: delays at begin and end, order, visibility, and failing checks."""
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
@@ -17,10 +18,12 @@ from koalapy.scheduler.clusters import ClusterStatus
 RULES = AlertRules(hold=5, release=15)
 ADA, BOB = (Identity(name, Role.USER, "") for name in ("ada", "bob"))
 OPERATOR = Identity("otto", Role.OPERATOR, "")
+NOW = 1e9
+"""The start of an alert that its check takes from the clock."""
 
 
 def make_alert(kind: AlertKind = AlertKind.AGENT_AWAY, target: str = "cluster north", **fields: object) -> Alert:
-    texts = {"severity": Severity.CRITICAL, "summary": "gone", "cause": "who knows", "remedy": "koala do", "since": 0.0}
+    texts = {"severity": Severity.CRITICAL, "summary": "gone", "cause": "who knows", "remedy": "koala do", "since": NOW}
     return Alert(kind=kind, target=target, **{**texts, **fields})  # type: ignore[arg-type]
 
 
@@ -31,10 +34,14 @@ class Scene:
         self.now = 100.0
         self.wrong: list[Alert] = []
         self.told: list[tuple[str, bool]] = []
-        self.alerts = Alerts([self._yield_wrong], RULES, lambda: self.now, [self._record_change])
+        self.alerts = Alerts([self._yield_wrong], RULES, lambda: self.now, self._record_change, self._notify)
+        self.notified: list[tuple[str, bool]] = []
 
     def _record_change(self, alert: Alert, begins: bool) -> None:
         self.told.append((alert.target, begins))
+
+    def _notify(self, alert: Alert, begins: bool) -> None:
+        self.notified.append((alert.target, begins))
 
     async def _yield_wrong(self, now: float) -> AsyncIterator[Alert]:
         for alert in self.wrong:
@@ -42,7 +49,7 @@ class Scene:
 
     async def run_checks(self, seconds: float, *wrong: Alert) -> list[str]:
         self.now += seconds
-        self.wrong = list(wrong)
+        self.wrong = [replace(alert, since=self.now) if alert.since == NOW else alert for alert in wrong]
         await self.alerts.run_checks()
         return [alert.target for alert in self.alerts.current_alerts()]
 
@@ -68,7 +75,13 @@ async def test_alert_begins_after_hold_and_ends_after_release(scene: Scene) -> N
         assert await scene.run_checks(2, make_alert()) == ["cluster north"]
     assert await scene.run_checks(14) == ["cluster north"]
     assert await scene.run_checks(1) == []
-    assert scene.told == [("cluster north", True), ("cluster north", False)]
+    assert scene.told == scene.notified == [("cluster north", True), ("cluster north", False)]
+
+
+async def test_alert_of_earlier_problem_is_listed_at_once_and_notified_if_it_lasts(scene: Scene) -> None:
+    assert await scene.run_checks(2, make_alert(since=scene.now - 3)) == ["cluster north"]
+    assert await scene.run_checks(15) == []
+    assert (scene.told, scene.notified) == ([("cluster north", True), ("cluster north", False)], [])
 
 
 async def test_alert_has_newest_summary_and_earliest_time(scene: Scene) -> None:
@@ -127,7 +140,7 @@ async def test_alerts_with_failing_check_run_other_checks(scene: Scene) -> None:
 async def test_database_check_counts_recent_successes_only() -> None:
     now = 0.0
     writes = Timings(clock=lambda: now)
-    check = DatabaseCheck(DatabaseMonitor(), writes, "look at it", RULES)
+    check = DatabaseCheck(DatabaseMonitor(), writes, "look at it", "free space", RULES)
 
     async def list_alerts() -> list[str]:
         return [f"{alert.severity} {alert.cause}" async for alert in check(now)]
@@ -141,6 +154,15 @@ async def test_database_check_counts_recent_successes_only() -> None:
     assert await list_alerts() == ["warning the median transaction of the last minute took 0.5 s"]
     now = WINDOW + 1
     assert await list_alerts() == []
+
+
+async def test_database_alert_of_full_disk_says_what_to_free() -> None:
+    monitor = DatabaseMonitor()
+    check = DatabaseCheck(monitor, Timings(), "look at it", "free space", RULES)
+    for reason, remedy in (("database is locked", "look at it"), ("database or disk is full", "free space")):
+        monitor.note_failure("engine", reason)
+        monitor.note_failure("engine")  # the next try has not ended yet
+        assert [(alert.cause, alert.remedy) async for alert in check(0.0)] == [(reason, remedy)]
 
 
 async def test_cluster_check_alerts_until_lost_records_are_gone() -> None:

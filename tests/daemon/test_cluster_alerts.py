@@ -1,21 +1,24 @@
 """Alerts, health checks, metrics and dashboard distinguish a disconnected agent from a silent resource manager."""
 
+import time
 from pathlib import Path
 
 import pytest
 
-from koalapy.daemon.alerts.cluster_checks import CONNECT_GRACE, REJECTION_WINDOW, ClusterChecks
+from koalapy.daemon.alerts.cluster_checks import CONNECT_GRACE, REJECTION_WINDOW, ClockCheck, ClusterChecks, DiskCheck
 from koalapy.daemon.alerts.daemon_checks import CertificateCheck
 from koalapy.daemon.alerts.health import HealthMonitor
 from koalapy.daemon.listener.certificate import EXPIRY_WARNING, Certificate
 from koalapy.daemon.observability.figures import _cluster_figures as figures_of_cluster
 from koalapy.dashboard.rows import ClusterRow, Survey, cluster_row
 from koalapy.model.alert import Alert, AlertKind, Severity
-from koalapy.model.disk import DiskLimits
-from koalapy.model.reports import Inventory
-from koalapy.scheduler.clusters import NO_REPORT_YET
+from koalapy.model.disk import Disk, DiskLimits
+from koalapy.model.reports import ClusterReport, Inventory
+from koalapy.protocol.messages import Confirmed
+from koalapy.scheduler.clusters import NO_REPORT_YET, ClusterStatus
 from tests.certificates import CertificateAuthority
 from tests.daemon.test_hub import Daemon, report_nodes, running_daemon, wait_for_state
+from tests.signals import until
 
 NO_SINFO = "cannot run sinfo: No such file or directory"
 NOT_YET = "its agent has not connected yet"
@@ -97,13 +100,78 @@ async def test_agent_away_alert_names_rejected_connection_and_remedy(tmp_path: P
         assert alert.cause == (
             f"{NOT_YET}; a connection in its name was rejected: the token is not that of cluster north"
         )
-        assert alert.remedy == "set KOALA_AGENT_TOKEN"
+        assert alert.summary == "the agent of north is rejected: no jobs are placed there"
+        assert alert.remedy.startswith("set KOALA_AGENT_TOKEN; then restart it")
         (alert,) = await alerts_of(daemon, seconds=REJECTION_WINDOW + 1)
         assert alert.cause == NOT_YET
         async with daemon.agent_of("north"):
             await wait_for_state(daemon, "north", ("unreachable", 0, NO_REPORT_YET))
             daemon.hub.note_rejection("north", "the token is not that of cluster north", "")
             assert not daemon.hub.rejections
+
+
+async def test_agent_away_alert_of_rejected_connection_needs_no_grace(tmp_path: Path) -> None:
+    async with running_daemon(tmp_path / "koala.db") as daemon:
+        assert await alerts_of(daemon, seconds=CONNECT_GRACE - 1) == [], "it has time to connect"
+        daemon.hub.note_rejection("north", "the token is not that of cluster north", "set KOALA_AGENT_TOKEN")
+        assert len(await alerts_of(daemon, seconds=CONNECT_GRACE - 1)) == 1
+
+
+async def test_resource_manager_alert_starts_with_silence() -> None:
+    cluster = ClusterStatus("north")
+    cluster.contact.connected = cluster.contact.has_agent = True
+    check = ClusterChecks(lambda: [cluster], [])
+    cluster.report(ClusterReport(total=2, idle=2, problem="not answering since 14:02:07", silent_for=7.0), 20.0)
+    (alert,) = [alert async for alert in check(21.0)]
+    assert (alert.since, alert.cause) == (13.0, "not answering since 14:02:07")
+    assert alert.summary == "no jobs can start on north: its resource manager does not answer"
+    cluster.report(ClusterReport(total=2, idle=2, problem="node table is locked"), 22.0)
+    (alert,) = [alert async for alert in check(23.0)]
+    assert (alert.since, alert.cause) == (23.0, "node table is locked")
+    assert alert.summary.endswith("accepts no jobs")
+
+
+async def test_full_disk_of_agent_is_no_fault_of_resource_manager() -> None:
+    cluster = ClusterStatus("north")
+    cluster.contact.connected = cluster.contact.has_agent = True
+    disk = Disk("spool", "/spool", free=0, size=10**12)
+    cluster.report(ClusterReport(total=2, idle=2, problem=str(disk), disks=(disk,)), 20.0)
+    assert [alert async for alert in ClusterChecks(lambda: [cluster], [])(21.0)] == []
+    (alert,) = [alert async for alert in DiskCheck(tuple, lambda: [cluster], DiskLimits(low=0, least=0))(21.0)]
+    assert (alert.kind, alert.cluster) == (AlertKind.DISK, "north")
+    assert alert.remedy == "find what fills it, on the head node of north: du -xh /spool | sort -h | tail"
+
+
+@pytest.mark.parametrize(
+    ("offsets", "step", "expected"),
+    [
+        ({"north": -7200.0, "south": 1.0, "here": 0.0}, 0.0, {"cluster north": "2:00:00 behind the daemon's"}),
+        ({"north": 7200.0}, 0.0, {"cluster north": "2:00:00 ahead of the daemon's"}),
+        ({"north": -7200.0, "south": -7201.0, "here": 0.0}, 0.0, {"daemon": "2:00:01 ahead of the clocks of the"}),
+        ({"north": -7200.0, "south": 7200.0}, 0.0, {"cluster north": "behind", "cluster south": "ahead of"}),
+        ({"north": 1.0, "south": -29.0, "here": 7200.0}, 0.0, {}),
+        ({"here": 0.0}, 7200.0, {"daemon": "was set"}),
+        ({"north": -7200.0, "south": -7200.0}, 7200.0, {"daemon": "2:00:00 ahead of the clocks of the agents"}),
+    ],
+)
+async def test_clock_check_names_the_wrong_clock(
+    offsets: dict[str, float], step: float, expected: dict[str, str]
+) -> None:
+    check = ClockCheck(lambda: offsets, ["here"], lambda: 1000.0, lambda: 1000.0 + step)
+    alerts = {alert.target: alert async for alert in check(5.0)}
+    assert alerts.keys() == expected.keys()
+    assert all(text in alerts[target].summary for target, text in expected.items()), alerts
+    assert all("timedatectl" in alert.remedy for alert in alerts.values())
+
+
+async def test_clock_of_agent_is_known_from_its_answers_to_probes(tmp_path: Path) -> None:
+    async with running_daemon(tmp_path / "koala.db") as daemon:
+        async with daemon.agent_of("north") as north:
+            north.say_to_daemon(Confirmed(sequence=1))
+            north.say_to_daemon(Confirmed(sequence=2, clock=time.time() - 7200))
+            await until(lambda: bool(daemon.sessions.clock_offsets()))
+            assert daemon.sessions.clock_offsets()["north"] == pytest.approx(-7200, abs=60)
+        assert daemon.sessions.clock_offsets() == {}
 
 
 @pytest.mark.parametrize(

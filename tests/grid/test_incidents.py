@@ -26,12 +26,17 @@ QUICK |= {"starving_after": 1, "flood_jobs": 10}
 ONE_CLICK_AWAY = {"claim-stuck": ("Cancel…",), "queue-flooded": ("Hold…", "Cancel…"), "slow-link": ("Measure",)}
 """Buttons of the page to which an alert links."""
 OF_VERSION = "import sys, koalapy; koalapy.__version__ = sys.argv.pop(1); from koalapy.cli.main import main; main()"
+OF_CLOCK = (
+    "import os, sys, time; real, file = time.time, sys.argv.pop(1); "
+    "time.time = lambda: real() - 7200 * os.path.exists(file); from koalapy.cli.main import main; main()"
+)
 
 
 class IncidentGrid(EmbeddedGrid):
-    """A grid with the embedded clusters north and south, and west with a separate agent and no node."""
+    """A grid with the embedded clusters north and south, and west with a separate agent and one node."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, **sections: Any) -> None:
+        """``sections`` replace those of the configuration, which shortens the delays of alerts."""
         self.measured = directory.parent / "measured.json"
         clusters = {
             "north": {"nodes": 4, "network": "127.0.91"},
@@ -44,6 +49,7 @@ class IncidentGrid(EmbeddedGrid):
             "network": {"command": ["cat", str(self.measured)]},
             "rules": {"unreachable_after": 3, "claim_grace": 600, "barrier_timeout": 600, "aging": False},
             "alerts": QUICK,
+            **sections,
         }
         self.set_measured_bandwidth(1e9)
         (directory.parent / "koala.yaml").write_text(json.dumps(configuration))
@@ -62,13 +68,21 @@ class IncidentGrid(EmbeddedGrid):
         self.connect(url)
         return self
 
-    def start_west(self, version: str = "", url: str = "") -> None:
-        """Start the agent of west, which reports ``version`` unless that is empty."""
+    def start_west(
+        self, version: str = "", url: str = "", *, clock_file: Path | None = None, token: str = TOKEN
+    ) -> None:
+        """Start the agent of west.
+
+        It reports ``version`` unless that is empty. Its clock is two hours behind while ``clock_file`` exists.
+        """
         start = [sys.executable, "-c", OF_VERSION, version] if version else self.koala_command
+        if clock_file is not None:
+            start = [sys.executable, "-c", OF_CLOCK, str(clock_file)]
         directory = str(self.directory.parent / "west")
+        ca_file = {"KOALA_CA_FILE": str(self.ca_file)} if self.ca_file else {}
         self.west = subprocess.Popen(
             [*start, "agent", "west", "--url", url or self.url, "--directory", directory],
-            env=self.environment | {"KOALA_AGENT_TOKEN": TOKEN},
+            env=self.environment | {"KOALA_AGENT_TOKEN": token} | ca_file,
             stderr=(self.directory.parent / "west.log").open("a"),
         )
 
@@ -383,3 +397,14 @@ def test_alert_of_agent_with_other_version(grid: IncidentGrid) -> None:
     grid.start_west()
     grid.wait_for_alert_end("old-version")
     wait_until(lambda: grid.get_cluster("west")["state"] == "usable", "west to be there again")
+
+
+def test_alert_of_wrong_clock(grid: IncidentGrid, tmp_path: Path) -> None:
+    grid.stop_west()
+    grid.start_west(clock_file=(clock_file := tmp_path / "behind"))
+    clock_file.touch()
+    alert = grid.wait_for_alert("clock", "cluster west", "it shows")
+    assert "is 2:00:0" in alert["summary"]
+    assert "behind the daemon's" in alert["summary"]
+    clock_file.unlink()
+    grid.wait_for_alert_end("clock")

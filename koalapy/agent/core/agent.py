@@ -110,6 +110,7 @@ class Agent:
             ended=lambda component: self._on_component_ended(component),
             lacks=missing_programs,
             calls=lambda: self._jobs.calls(),
+            silent_for=lambda: self._jobs.silent_for,
         )
         self._runners = RunnerServer(settings.runner_host, self._address_file, is_public=folders.is_mapped)
         replicas = Replicas(
@@ -441,7 +442,7 @@ class Agent:
         """Answer the daemon's probe: at once, or, if it asks to look, when the cluster's state is fresh."""
         self._jobs.polls.set_nodes_awaited(awaited=message.awaited)
         if not message.look:
-            self._uplink.send_soon(wire.Confirmed(sequence=message.sequence), urgent=True)
+            self._uplink.send_soon(wire.Confirmed(sequence=message.sequence, clock=self._clock.now()), urgent=True)
             return
         self._confirming.spawn(self._confirm(message.sequence))
 

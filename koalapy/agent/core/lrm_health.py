@@ -118,7 +118,8 @@ class LrmHealth:
         """Why it rejected the last submission."""
         self._refused_until = 0.0
         self._refusals = 0
-        self._answered_at = self._clock.now()
+        self._answered_at, self._answered_monotonic = self._clock.now(), self._clock.monotonic()
+        self._is_silent = False
         self._last_poll_s = 0.0
         """Duration of the last successful poll."""
 
@@ -127,6 +128,11 @@ class LrmHealth:
         """Why nothing can be started, in one line; empty if it can."""
         refusal = self._refusal if self._clock.monotonic() < self._refused_until else ""
         return self._fault or self._submit_problem or refusal
+
+    @property
+    def silent_for(self) -> float:
+        """Seconds since the resource manager last answered; 0 unless it is reported as not answering."""
+        return self._clock.monotonic() - self._answered_monotonic if self._is_silent else 0.0
 
     async def poll_lrm(self, operation: LrmOperation, call: Awaitable[T]) -> T:
         """Return the answer to a regular poll; report silence while it lasts. Raise ``SiteError``."""
@@ -151,7 +157,8 @@ class LrmHealth:
         finally:
             polling.cancel()
         self.calls.record_call(operation, began)
-        self._answered_at, self._last_poll_s = self._clock.now(), self._clock.monotonic() - began
+        self._answered_at, self._answered_monotonic = self._clock.now(), self._clock.monotonic()
+        self._last_poll_s, self._is_silent = self._answered_monotonic - began, False
         if self._fault:
             log.info("the resource manager answers again", action="lrm-back")
             self._fault = ""
@@ -197,7 +204,7 @@ class LrmHealth:
         since = f"not answering since {clock_text(self._answered_at, now, exact=True)}" if silent else ""
         if not self._fault:
             log.warning("the resource manager does not answer", action="lrm-lost", reason=text or since)
-        self._fault = ": ".join(filter(None, (since, text)))
+        self._fault, self._is_silent = ": ".join(filter(None, (since, text))), silent
         self._report_problem()
 
 

@@ -195,7 +195,7 @@ class LrmJobs:
         self._health = LrmHealth(self._report_problem, timeouts, clock)
         self.calls = self._health.calls.summarize_calls
         self._leftovers = Leftovers(clock)
-        self.polls = PollSchedule(poll_interval, reporter.live.values, timeouts, clock)
+        self.polls = PollSchedule(poll_interval, reporter.live.values, clock)
         self._address = address
         self._awaited: set[str] = set()
         self._hanging_up: set[str] = set()
@@ -212,6 +212,11 @@ class LrmJobs:
     def problem(self) -> str:
         """Why nothing can be started in the resource manager, in one line; empty if it can."""
         return self._health.problem
+
+    @property
+    def silent_for(self) -> float:
+        """Seconds since the resource manager last answered; 0 unless it is reported as not answering."""
+        return self._health.silent_for
 
     def report_write_error(self, reason: str) -> None:
         """Report that no job can be started because the journal cannot be written."""

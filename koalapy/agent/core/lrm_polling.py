@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from koalapy.agent.components.component import Component
-from koalapy.agent.core.settings import DEFAULT_TIMEOUTS, AgentTimeouts
 from koalapy.agent.lrm.port import LrmSnapshot
 from koalapy.model.errors import SiteUnavailable
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
@@ -25,15 +24,9 @@ AWAITED_POLL_INTERVAL = 1.0
 class PollSchedule:
     """When to poll, and the last snapshot with its cost."""
 
-    def __init__(
-        self,
-        interval: float,
-        live: Callable[[], Iterable[Component]],
-        timeouts: AgentTimeouts = DEFAULT_TIMEOUTS,
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> None:
+    def __init__(self, interval: float, live: Callable[[], Iterable[Component]], clock: Clock = SYSTEM_CLOCK) -> None:
         """Set up. ``interval``: seconds between two polls that the resource manager makes; ``live`` components."""
-        self._timeouts, self._clock = timeouts, clock
+        self._clock = clock
         self._interval, self._live = interval, live
         self._wake = asyncio.Event()
         self._answered = asyncio.Event()
@@ -100,7 +93,7 @@ class PollSchedule:
             self._pause = min(self._interval, self._pause * 2)
             self._pause_until = now + self._pause
         self._ending = ending
-        timeout = max(self._timeouts.report_interval_s, 2 * self._interval)
+        timeout = self._interval
         if self._awaits_others:
             timeout = min(timeout, max(AWAITED_POLL_INTERVAL, MIN_PAUSE_RATIO * self._seconds))
         return min(timeout, self._pause_until - now) if ending else timeout

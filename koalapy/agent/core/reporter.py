@@ -79,14 +79,17 @@ class Reporter:
         ended: Callable[[Component], object] = lambda component: None,
         lacks: Callable[[], list[str]] = list,
         calls: Callable[[], tuple[LrmCalls, ...]] = tuple,
+        silent_for: Callable[[], float] = float,
     ) -> None:
         """Set up.
 
         ``stages`` returns the stages of a daemon, ``lacks`` the programs missing on this host, ``calls`` the statistics
-        of resource manager calls. ``ended`` is called, perhaps several times, with an ended component.
+        of resource manager calls, ``silent_for`` for how long it has not answered. ``ended`` is called, perhaps several
+        times, with an ended component.
         """
         self.uplink, self._clock, self.versions = uplink, clock, versions
         self._stages, self._ended, self._lacks, self._calls = stages, ended, lacks, calls
+        self._silent_for = silent_for
         self.components: dict[str, Component] = {}
         """Components by the names of their jobs in the resource manager."""
         self.live: dict[str, Component] = {}
@@ -237,7 +240,10 @@ class Reporter:
             )
         else:
             previous = self._reported or EMPTY_REPORT
-            report = replace(previous, problem=problem, versions=self.versions, calls=self._calls())
+            silent_for = self._silent_for()
+            report = replace(
+                previous, problem=problem, versions=self.versions, calls=self._calls(), silent_for=silent_for
+            )
         if even_unchanged or report != self._reported:
             self._reported = report
             self.uplink.send_soon(report)

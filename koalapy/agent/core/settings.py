@@ -237,7 +237,7 @@ class AgentTimeouts:
     """The durations of an agent that tests with real processes shorten. All values are in seconds."""
 
     # Resource manager
-    lrm_silence_s: float = 10.0
+    lrm_silence_s: float = 5.0
     """Duration of a poll after which the resource manager is reported as not answering."""
     report_interval_s: float = 10.0
     """Time between two reports of an unchanged cluster."""

@@ -7,10 +7,11 @@ from koalapy.cli.terminal import tables
 from koalapy.cli.terminal.arguments import Argument, Group, Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, ReasonPrompt, Watch, print_answer, refuse_together
 from koalapy.cli.terminal.screen import waiting_for
-from koalapy.cli.terminal.tables import seconds_since
+from koalapy.cli.terminal.tables import moment_text, seconds_since
 from koalapy.client.answers import Alert, Cluster, Json
 from koalapy.client.client import Client, in_path
 from koalapy.client.errors import CliError, Exit, printable
+from koalapy.model.alert import AlertKind
 from koalapy.model.wording import format_days, format_duration, format_nodes
 
 MAX_DELAYED = 20
@@ -187,10 +188,7 @@ def send_test(channel: Channel, as_json: AsJson = False, daemon: Daemon = DAEMON
 
 
 def list_alerts(as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
-    """List current alerts with cause and remedy, most urgent first.
-
-    Operators see all alerts, other users those of clusters and of their own jobs.
-    """
+    """List current alerts with cause and remedy, most urgent first."""
     print_answer(daemon.client().get("/api/v1/alerts"), as_json, _format_alerts)
 
 
@@ -203,9 +201,61 @@ def _format_alert(alert: Alert) -> str:
     so_long = format_duration(seconds_since(alert["since"], None))
     fields = {name: printable(str(value)) for name, value in alert.items()}
     head = f"{fields['severity'].upper()}  {fields['target']}  {fields['kind']}, for {so_long}"
-    return f"{head}\n  {fields['summary']}\n  cause:  {fields['cause']}\n  remedy: {fields['remedy']}"
+    text = f"{head}\n  {fields['summary']}\n  cause:  {fields['cause']}\n  remedy: {fields['remedy']}"
+    return f"{text}\n  {_format_mark(mark)}" if (mark := alert["mark"]) else text
+
+
+def _format_mark(mark: Json) -> str:
+    state = "acknowledged" if mark["action"] == "acknowledge" else "silenced"
+    comment = f": {mark['reason']}" if mark["reason"] else ""
+    return printable(f"{state} by {mark['by']} until {moment_text(mark['until'])}{comment}")
+
+
+Kind = Annotated[AlertKind, Argument(help="the kind of the alerts, such as agent-away")]
+Targets = Annotated[list[str] | None, Argument(help="their targets, such as 'cluster north'; default: all of the kind")]
+Duration = Annotated[str, Option("-d", "--duration", help="how long, e.g. 2h or 1-00:00:00")]
+Comment = Annotated[str, Option("-c", "--comment", help="a note for other operators", may_be_empty=True)]
+
+
+def acknowledge_alerts(
+    kind: Kind,
+    targets: Targets = None,
+    duration: Duration = "4h",
+    comment: Comment = "",
+    as_json: AsJson = False,
+    daemon: Daemon = DAEMON,
+) -> None:
+    """Acknowledge alerts: they stay listed with your name until they end."""
+    _mark_alerts(daemon, "mark", kind, targets, as_json, action="acknowledge", duration=duration, reason=comment)
+
+
+def silence_alerts(
+    kind: Kind,
+    targets: Targets = None,
+    duration: Duration = "4h",
+    comment: Comment = "",
+    as_json: AsJson = False,
+    daemon: Daemon = DAEMON,
+) -> None:
+    """Silence alerts: the dashboard folds them away and no notifications are sent, also when they begin again."""
+    _mark_alerts(daemon, "mark", kind, targets, as_json, action="silence", duration=duration, reason=comment)
+
+
+def expire_marks(kind: Kind, targets: Targets = None, as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
+    """End the acknowledgement or silence of alerts."""
+    _mark_alerts(daemon, "unmark", kind, targets, as_json)
+
+
+def _mark_alerts(
+    daemon: Daemon, path: str, kind: AlertKind, targets: list[str] | None, as_json: bool, **fields: str
+) -> None:
+    body = {"kind": str(kind), "targets": targets or [], **fields}
+    print_answer(daemon.client().post(f"/api/v1/alerts/{path}", body), as_json, _format_alerts)
 
 
 alerts_group = Group(
-    "List current alerts, or test how operators are notified of them.", {"test": send_test}, default=list_alerts
+    "List current alerts, mark them, or test how operators are notified of them.\n\nOperators see all alerts, other users those of clusters and of their own "
+    "jobs.",
+    {"ack": acknowledge_alerts, "expire": expire_marks, "silence": silence_alerts, "test": send_test},
+    default=list_alerts,
 )

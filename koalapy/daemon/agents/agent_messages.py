@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from itertools import groupby
 from typing import Any, get_args
@@ -158,6 +159,8 @@ class AgentMessages:
         self._engine.post(WorkItem(events=(Reported(session.cluster, report),)))
 
     def _handle_confirmation(self, session: Session, message: Confirmed) -> None:
+        if message.clock is not None:
+            session.clock_offset = message.clock - time.time()
         if (as_of := session.take_confirmation(message.sequence)) is not None:
             self._engine.post(WorkItem(events=(ClusterConfirmed(session.cluster, as_of),)))
 

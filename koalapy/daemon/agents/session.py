@@ -43,6 +43,8 @@ class Session:
         self.silence = 0.0
         """Seconds."""
         self._heard_at = asyncio.get_running_loop().time()
+        self.clock_offset: float | None = None
+        """Seconds by which the agent's wall clock is ahead of the daemon's, when it was last told; None: unknown."""
         self.hangs = False
         """Whether the agent has left a probe unanswered and has sent nothing since."""
         self._awaited = False
@@ -204,6 +206,11 @@ class Sessions:
     def agent_versions(self) -> dict[ClusterName, str]:
         """Return the versions of the agents that are connected."""
         return {cluster: session.hello.version for cluster, session in self._sessions.items()}
+
+    def clock_offsets(self) -> dict[ClusterName, float]:
+        """Return by how many seconds the clocks of connected agents are ahead of the daemon's, where known."""
+        offsets = {cluster: session.clock_offset for cluster, session in self._sessions.items()}
+        return {cluster: offset for cluster, offset in offsets.items() if offset is not None}
 
     def send_commands(self, cluster: ClusterName, messages: Iterable[Any]) -> None:
         """Send commands; those of an agent that is not ready stay in the outbox."""

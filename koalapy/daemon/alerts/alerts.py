@@ -1,6 +1,7 @@
 """Run the checks every two seconds, and begin and end alerts with a delay, so that they do not flap."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +12,14 @@ import structlog
 from koalapy.config.settings import Settings
 from koalapy.daemon.agents.hub import Hub
 from koalapy.daemon.agents.session import Sessions
-from koalapy.daemon.alerts.cluster_checks import BlackHoleCheck, ClusterChecks, DiskCheck, FlappingCheck, VersionCheck
+from koalapy.daemon.alerts.cluster_checks import (
+    BlackHoleCheck,
+    ClockCheck,
+    ClusterChecks,
+    DiskCheck,
+    FlappingCheck,
+    VersionCheck,
+)
 from koalapy.daemon.alerts.daemon_checks import DatabaseCheck, LinkCheck, ReplicaCheck
 from koalapy.daemon.alerts.health import HealthMonitor
 from koalapy.daemon.alerts.job_checks import JobChecks
@@ -32,8 +40,8 @@ LOOK_INTERVAL = 2.0
 MAX_ALERTS = 500
 """Maximum number of alerts that are reported, the most urgent first."""
 SQLITE_REMEDY = (
-    "see who else holds the file, and that it lies on a disk of this machine: fuser -v {file}; many users are served "
-    "better by PostgreSQL"
+    "find the process besides the daemon (process {pid}) that holds the file, and end it: fuser -v {file}; if it is "
+    "only slow, move it to a disk of this machine, or to PostgreSQL"
 )
 SERVER_REMEDY = "see what it does: psql -c 'select pid, state, wait_event, query from pg_stat_activity'"
 Check = Callable[[float], AsyncIterator[Alert]]
@@ -44,12 +52,13 @@ Changed = Callable[[Alert, bool], None]
 
 @dataclass(slots=True)
 class Finding:
-    """An alert found by a check, with the times of its first and last finding, and whether it has begun."""
+    """An alert found by a check, and the time of its last finding."""
 
     alert: Alert
-    first: float
     last: float
-    has_begun: bool = False
+    begun_at: float | None = None
+    """When it was first listed; None: not yet."""
+    is_notified: bool = False
 
 
 class Alerts:
@@ -60,11 +69,16 @@ class Alerts:
         checks: Sequence[Check],
         rules: AlertRules,
         clock: Callable[[], float],
-        observers: Sequence[Changed] = (),
+        on_change: Changed = lambda alert, begins: None,
+        notify: Changed = lambda alert, begins: None,
         mark_store: AlertMarkStore | None = None,
     ) -> None:
-        """Call ``observers`` with each alert that begins or ends. ``mark_store`` None: alerts cannot be marked."""
-        self._checks, self._rules, self._clock, self._observers = checks, rules, clock, observers
+        """Call ``on_change`` with each alert that begins or ends, and ``notify`` with each that is listed for longer.
+
+        ``mark_store`` None: alerts cannot be marked.
+        """
+        self._checks, self._rules, self._clock = checks, rules, clock
+        self._on_change, self._notify = on_change, notify
         self._findings: dict[AlertKey, Finding] = {}
         self._mark_store = mark_store
         self._marks = {mark.key: mark for mark in mark_store.alert_marks()} if mark_store is not None else {}
@@ -73,7 +87,7 @@ class Alerts:
 
     def current_alerts(self) -> Sequence[Alert]:
         """Return the present alerts, the most urgent first."""
-        begun = (self._with_mark(finding.alert) for finding in self._findings.values() if finding.has_begun)
+        begun = (self._with_mark(finding.alert) for finding in self._findings.values() if finding.begun_at is not None)
         return sorted(begun, key=urgency_key)[:MAX_ALERTS]
 
     def _with_mark(self, alert: Alert) -> Alert:
@@ -131,36 +145,38 @@ class Alerts:
         self.looked_at = now
 
     def _update_findings(self, alerts: Iterable[Alert], now: float) -> None:
-        """Begin alerts that were found for ``hold`` seconds, and end those not found for ``release`` seconds.
+        """Begin alerts of problems that last for ``hold`` seconds, and end those not found for ``release`` seconds.
 
-        ``alerts`` are what the checks have found at ``now``.
+        ``alerts`` are what the checks have found at ``now``. Notify of alerts that are listed for ``hold`` seconds.
         """
+        hold = self._rules.hold
         for alert in alerts:
-            finding = self._findings.get(alert.key)
-            if finding is None:
-                finding = self._findings[alert.key] = Finding(alert, now, now)
+            finding = self._findings.setdefault(alert.key, Finding(replace(alert, since=min(alert.since, now)), now))
             # A check may report a start before the first finding; the start never moves while the alert lasts.
             finding.alert = replace(alert, since=min(alert.since, finding.alert.since))
             finding.last = now
-            if not finding.has_begun and now - finding.first >= self._rules.hold:
-                finding.has_begun = True
+            if finding.begun_at is None and now - finding.alert.since >= hold:
+                finding.begun_at = now
                 self._report_change(finding.alert, begins=True)
+            if finding.begun_at is not None and not finding.is_notified and now - finding.begun_at >= hold:
+                finding.is_notified = True
+                self._notify(self._with_mark(finding.alert), True)
         for key, finding in list(self._findings.items()):
-            if finding.last < now and (not finding.has_begun or now - finding.last >= self._rules.release):
+            if finding.last < now and (finding.begun_at is None or now - finding.last >= self._rules.release):
                 del self._findings[key]
-                if finding.has_begun:
+                if finding.begun_at is not None:
                     self._report_change(finding.alert, begins=False)
+                if finding.is_notified:
+                    self._notify(self._with_mark(finding.alert), False)
 
     def _report_change(self, alert: Alert, *, begins: bool) -> None:
-        """Log that an alert begins or ends, and notify the observers."""
+        """Log that an alert begins or ends, and report it."""
         fields = {"kind": str(alert.kind), "severity": str(alert.severity), "target": alert.target}
         if begins:
             log.warning(alert.summary, action="alert", cause=alert.cause, **fields)
         else:
             log.info("an alert is over", action="alert-over", **fields)
-        alert = self._with_mark(alert)
-        for observer in self._observers:
-            observer(alert, begins)
+        self._on_change(alert, begins)
 
 
 def build_alerts(
@@ -173,24 +189,28 @@ def build_alerts(
     network: Network,
     data_dir: Path,
     more_checks: Sequence[Check],
-    changed: Changed,
+    notify: Changed,
     mark_store: AlertMarkStore,
 ) -> Alerts:
-    """Return the alerts of a daemon with all its checks; ``changed`` is called with each that begins or ends."""
+    """Return the alerts of a daemon with all its checks; ``notify`` tells operators of them."""
     rules = settings.alerts
     clusters = queries.grid.clusters
     embedded = [name for name, section in settings.clusters.items() if section.is_embedded]
     url = settings.database or f"sqlite:///{data_dir / 'koala.db'}"
-    file = quote(url.partition(":///")[2].partition("?")[0])
-    remedy = SQLITE_REMEDY.format(file=file) if url.startswith("sqlite") else SERVER_REMEDY
+    remedy, full_remedy = SERVER_REMEDY, "free space on the disk of the database server: df -h"
+    if url.startswith("sqlite"):
+        file = Path(url.partition(":///")[2].partition("?")[0])
+        remedy = SQLITE_REMEDY.format(pid=os.getpid(), file=quote(str(file)))
+        full_remedy = f"free space on its disk; find what fills it: du -xh {quote(str(file.parent))} | sort -h | tail"
     engine.subscribe((black_holes := BlackHoleCheck(clusters, rules, engine.clock)).record_exit)
     checks: list[Check] = [
         ClusterChecks(clusters, embedded, hub.rejections),
         black_holes,
         FlappingCheck(clusters, rules),
         DiskCheck(lambda: health.disks, clusters, settings.disks),
+        ClockCheck(sessions.clock_offsets, embedded, engine.clock),
         VersionCheck(sessions.agent_versions, lambda: hub.incompatible),
-        DatabaseCheck(engine.database, engine.instruments.writes, remedy, rules),
+        DatabaseCheck(engine.database, engine.instruments.writes, remedy, full_remedy, rules),
         LinkCheck(network.list_links, rules),
         ReplicaCheck(engine.catalogue),
         JobChecks(queries, rules),
@@ -201,4 +221,4 @@ def build_alerts(
         del alert, begins
         engine.changes.note_change("clusters")
 
-    return Alerts(checks, rules, engine.clock, (changed, signal_change), mark_store)
+    return Alerts(checks, rules, engine.clock, signal_change, notify, mark_store)

@@ -1,6 +1,7 @@
 """Checks of clusters: agents, resource managers, disks, versions, and jobs that fail as soon as they start."""
 
 import re
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,14 +17,15 @@ from koalapy.model.disk import Disk, DiskLimits
 from koalapy.model.job import Attempt, Job, JobState
 from koalapy.model.job_spec import Launcher
 from koalapy.model.request import ClusterName
-from koalapy.model.wording import format_list, format_nodes, format_time
+from koalapy.model.wording import format_duration, format_list, format_nodes, format_time
 from koalapy.scheduler.clusters import NO_REPORT_YET, ClusterStatus
 
 REJECTION_WINDOW = 600.0
 """Seconds for which a rejected connection is reported as the cause of an absent agent."""
 Clusters = Callable[[], Collection[ClusterStatus]]
-CONNECT_GRACE = 20.0
-"""Seconds for agents to connect after the daemon's start, and to report their components once connected."""
+CONNECT_GRACE = 10.0
+"""Seconds for agents to connect after the daemon's start, and to report their components once connected. Agents retry
+at least every 5 seconds."""
 
 
 class ClusterChecks:
@@ -53,10 +55,11 @@ class ClusterChecks:
             if cluster.drained is not None and not cluster.live:
                 continue
             if not cluster.has_agent:
-                if cluster.contact.last_heard is None and now - self._started_at < CONNECT_GRACE:
+                is_new = cluster.contact.last_heard is None and cluster.name not in self._rejections
+                if is_new and now - self._started_at < CONNECT_GRACE:
                     continue  # The daemon has just started.
                 yield self._absent_agent_alert(cluster, now)
-            elif cluster.problem:
+            elif cluster.problem and not _is_full_disk(cluster):
                 yield _resource_manager_alert(cluster, now)
             elif (
                 not cluster.contact.connected
@@ -72,13 +75,15 @@ class ClusterChecks:
 
     def _absent_agent_alert(self, cluster: ClusterStatus, now: float) -> Alert:
         """Return the alert for a cluster without a connected agent, with the likeliest cause and its remedy."""
-        name, cause, remedy = cluster.name, cluster.absence, _restart_remedy(cluster.name)
+        name, cause, remedy, problem = cluster.name, cluster.absence, _restart_remedy(cluster.name), "is absent"
         if name in self._embedded:
             remedy = f"the daemon restarts it; if it hangs, kill it: pkill -f 'agent {name} --embedded'"
         elif (rejected := self._rejections.get(name)) is not None and now - rejected.rejected_at < REJECTION_WINDOW:
             cause = f"{cause}; a connection in its name was rejected: {rejected.reason}"
-            remedy = rejected.remedy or remedy
-        return self._agent_alert(cluster, "is absent", cause, remedy, now)
+            problem = "is rejected"
+            if rejected.remedy:
+                remedy = f"{rejected.remedy}; then restart it on the head node: systemctl restart koala-agent@{name}"
+        return self._agent_alert(cluster, problem, cause, remedy, now)
 
     def _agent_alert(self, cluster: ClusterStatus, problem: str, cause: str, remedy: str, now: float) -> Alert:
         """Return a critical alert about a cluster's agent.
@@ -106,6 +111,11 @@ class ClusterChecks:
         )
 
 
+def _is_full_disk(cluster: ClusterStatus) -> bool:
+    """Return whether nothing starts on a cluster only because disks of its agent are full."""
+    return {*cluster.problem.split("; ")} <= {str(disk) for disk in cluster.disks}
+
+
 def _restart_remedy(name: ClusterName) -> str:
     return f"read its log on the head node of {name}, and restart it: systemctl restart koala-agent@{name}"
 
@@ -113,15 +123,16 @@ def _restart_remedy(name: ClusterName) -> str:
 def _resource_manager_alert(cluster: ClusterStatus, now: float) -> Alert:
     """Return the alert for a resource manager that its agent reports as broken."""
     name = cluster.name
+    state = "accepts no jobs" if cluster.lrm_silent_since is None else "does not answer"
     return Alert(
         AlertKind.RESOURCE_MANAGER,
         Severity.CRITICAL,
         f"cluster {name}",
-        f"no jobs can start on {name}: its resource manager does not answer or accepts no jobs",
+        f"no jobs can start on {name}: its resource manager {state}",
         cluster.problem,
-        f"repair it on the head node of {name}; until then, drain the cluster: koala clusters drain {name} "
-        "--reason 'its resource manager'",
-        now,
+        f"until it is repaired, drain the cluster: koala clusters drain {name} --reason 'its resource manager'; on its "
+        f"head node, see what fails: koala check {name}",
+        now if cluster.lrm_silent_since is None else min(now, cluster.lrm_silent_since),
         cluster=name,
     )
 
@@ -215,7 +226,7 @@ class DiskCheck:
                 yield self._make_alert(disk, f"disk {disk.what}", remedy + "or jobs_keep", "", now)
         for cluster in self._clusters():
             for disk in cluster.disks:
-                if self._limits.is_low(disk):
+                if self._limits.is_low(disk) or str(disk) in cluster.problem:
                     remedy = f"find what fills it, on the head node of {cluster.name}: {_usage_command(disk)}"
                     yield self._make_alert(disk, f"disk {disk.what} of {cluster.name}", remedy, cluster.name, now)
 
@@ -236,6 +247,61 @@ class DiskCheck:
             now,
             cluster=cluster,
         )
+
+
+MAX_CLOCK_OFFSET = 30.0
+"""Seconds by which clocks may differ: far more than messages take."""
+CLOCK_REMEDY = "see whether it is synchronized, and make it so: timedatectl; timedatectl set-ntp true"
+
+
+class ClockCheck:
+    """A check for wrong clocks: of the daemon's host if it was set, or differs from most agents; else of an agent's."""
+
+    def __init__(
+        self,
+        offsets: Callable[[], Mapping[ClusterName, float]],
+        embedded: Collection[ClusterName],
+        steady_clock: Callable[[], float],
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """``offsets``: seconds by which the agents' clocks are ahead of the daemon's; those of ``embedded`` clusters
+        are on its host. ``steady_clock``: the daemon's time, which ignores that its host's clock is set."""
+        self._offsets, self._embedded = offsets, embedded
+        self._steady_clock, self._wall_clock = steady_clock, wall_clock
+
+    async def __call__(self, now: float) -> AsyncIterator[Alert]:
+        offsets = {name: offset for name, offset in self._offsets().items() if name not in self._embedded}
+        wrong = {name: offset for name, offset in offsets.items() if abs(offset) > MAX_CLOCK_OFFSET}
+        values, step = sorted(wrong.values()), self._wall_clock() - self._steady_clock()
+        agree = len(wrong) > max(1, len(offsets) // 2) and values[-1] - values[0] <= MAX_CLOCK_OFFSET
+        if agree or abs(step) > MAX_CLOCK_OFFSET:
+            summary = "the clock of the daemon's host was set, and the daemon still counts by the earlier time"
+            cause = f"it was set {format_duration(abs(step))} {'forward' if step > 0 else 'back'} since the start"
+            if agree:
+                summary = f"the clock of the daemon's host is {_describe_offset(-values[0])} the clocks of the agents"
+                cause = f"{len(wrong)} of {len(offsets)} agents have another time, and agree: "
+                cause += format_list(sorted(wrong))
+            remedy = f"on the daemon's host, {CLOCK_REMEDY}; then restart the daemon: systemctl restart koala-serve"
+            yield Alert(AlertKind.CLOCK, Severity.WARNING, "daemon", summary, cause, remedy, now)
+        for name, offset in wrong.items() if not agree else ():
+            daemon_time = self._wall_clock()
+            yield Alert(
+                AlertKind.CLOCK,
+                Severity.WARNING,
+                f"cluster {name}",
+                f"the clock of the head node of {name} is {_describe_offset(offset)} the daemon's: times of its logs "
+                "and files are wrong, and certificates may be rejected",
+                f"it shows {format_time(daemon_time + offset, daemon_time)} UTC, the daemon's "
+                f"{format_time(daemon_time, daemon_time)}",
+                f"on the head node of {name}, {CLOCK_REMEDY}",
+                now,
+                cluster=name,
+            )
+
+
+def _describe_offset(seconds: float) -> str:
+    """Return an offset of a clock in hours and minutes: ``2:00:00 ahead of``."""
+    return f"{format_duration(abs(seconds))} {'ahead of' if seconds > 0 else 'behind'}"
 
 
 def _usage_command(disk: Disk) -> str:

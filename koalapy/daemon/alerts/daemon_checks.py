@@ -1,6 +1,7 @@
 """Checks of the daemon: its database, certificate, record, configuration, links and replica catalogue."""
 
 import asyncio
+import re
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
@@ -25,25 +26,34 @@ from koalapy.model.wording import format_bytes, format_list
 WINDOW = 60.0
 """Seconds of the window of transactions by which the database is judged slow."""
 
+_DISK_FULL = re.compile("disk is full|no space left", re.IGNORECASE)
+"""What SQLite and PostgreSQL say if they cannot write for lack of space."""
+
 
 class DatabaseCheck:
     """A check for a database that rejects writes or is slow."""
 
-    def __init__(self, database: DatabaseMonitor, writes: Timings, remedy: str, rules: AlertRules) -> None:
-        """``writes``: the engine's transactions; ``remedy``: the alert's hint for this kind of database."""
-        self._database, self._writes, self._remedy, self._rules = database, writes, remedy, rules
+    def __init__(
+        self, database: DatabaseMonitor, writes: Timings, remedy: str, full_remedy: str, rules: AlertRules
+    ) -> None:
+        """``writes``: the engine's transactions; ``remedy``: the alert's hint for this kind of database;
+        ``full_remedy``: the hint if its disk is full."""
+        self._database, self._writes, self._rules = database, writes, rules
+        self._remedy, self._full_remedy = remedy, full_remedy
 
     async def __call__(self, now: float) -> AsyncIterator[Alert]:
         problem, duration = self._database.problem, self._writes.recent_median(WINDOW)
         if problem:
-            yield self._make_alert(Severity.CRITICAL, "rejects writes: jobs and actions are rejected", problem, now)
+            state, since = "rejects writes: jobs and actions are rejected", now - self._database.unavailable_for
+            yield self._make_alert(Severity.CRITICAL, state, problem, since)
         elif duration is not None and duration >= self._rules.database_slow:
             cause = f"the median transaction of the last minute took {duration:.2g} s"
             yield self._make_alert(Severity.WARNING, "is slow, and so are requests to the daemon", cause, now)
 
-    def _make_alert(self, severity: Severity, state: str, cause: str, now: float) -> Alert:
+    def _make_alert(self, severity: Severity, state: str, cause: str, since: float) -> Alert:
         summary = f"the database {state}"
-        return Alert(AlertKind.DATABASE, severity, "database", summary, cause, self._remedy, now)
+        remedy = self._full_remedy if _DISK_FULL.search(cause) else self._remedy
+        return Alert(AlertKind.DATABASE, severity, "database", summary, cause, remedy, since)
 
 
 class CertificateCheck:

@@ -158,10 +158,20 @@ class DatabaseMonitor:
         """The reason why the database is unavailable, or an empty string."""
         return next(iter(self._problems.values()), "")
 
-    def note_failure(self, writer: str, reason: str) -> None:
-        """Record that the transaction of a writer failed."""
+    @property
+    def unavailable_for(self) -> float:
+        """Seconds for which the database has been unavailable; 0 if it is available."""
+        return time.monotonic() - self._since if self._problems else 0.0
+
+    def note_failure(self, writer: str, reason: str = "") -> None:
+        """Record that the transaction of a writer failed, or that it has not ended after ``SLOW_AFTER_S``.
+
+        While it has not ended, the ``reason`` is that of an earlier failure, if there was one.
+        """
+        silence = 0.0 if reason else SLOW_AFTER_S
+        reason = reason or self._problems.get(writer) or f"the database has not answered for {SLOW_AFTER_S:g} s"
         if not self._problems:
-            self._since = time.monotonic()
+            self._since = time.monotonic() - silence
             log.error("the database is unavailable", action="database-away", error=reason)
         self._problems[writer] = reason
         self.away.set()

@@ -132,7 +132,7 @@ class Duties:
             renewing = asyncio.ensure_future(asyncio.to_thread(self._store.renew_lease, self._engine.clock()))
             await asyncio.wait({renewing}, timeout=SLOW_AFTER_S)
             if not renewing.done():
-                self._engine.database.note_failure(LEASE, f"the database has not answered for {SLOW_AFTER_S:g} s")
+                self._engine.database.note_failure(LEASE)
             try:
                 await renewing
             except StoreUnavailable as error:

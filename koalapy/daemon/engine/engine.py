@@ -461,12 +461,12 @@ class Engine:
         """
         writing, began = asyncio.get_running_loop().run_in_executor(self._writer, work), time.monotonic()
         while not (await asyncio.wait({writing}, timeout=SLOW_AFTER_S))[0]:
-            self._cannot_write(silent := f"the database has not answered for {SLOW_AFTER_S:g} s")
+            self._cannot_write()
             if self._stopping and time.monotonic() - began >= LAST_WRITE_TIMEOUT_S:
-                raise StoreUnavailable(silent)
+                raise StoreUnavailable(self.database.problem)
         await writing
 
-    def _cannot_write(self, reason: str) -> None:
+    def _cannot_write(self, reason: str = "") -> None:
         """Reject the waiting items that clients can retry."""
         self.database.note_failure(WRITER, reason)
         retained = []
