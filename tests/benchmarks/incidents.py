@@ -167,6 +167,7 @@ def flood_queue(grid: StopwatchGrid) -> Iterator[None]:
 def set_clock(grid: StopwatchGrid) -> Iterator[None]:
     grid.stop_west()
     grid.start_west(clock_file=grid.clock_file)
+    wait_until(lambda: is_calm(grid), "the agent of west", TIMEOUT_S)
     yield
     grid.clock_file.touch()
     yield
