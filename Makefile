@@ -117,8 +117,9 @@ bench-core: $(STAMP)  ## the scheduler alone, and AccaSim beside it; ends with a
 bench-relay: $(STAMP)  ## Open MPI over relayed links beside kernel routing, in network namespaces: medians, as root, two minutes
 	$(BIN)/python -m tests.benchmarks.relay
 
-bench-dashboard: $(STAMP)  ## what the dashboard costs in a browser (Debian's chromium) and in the daemon, as JSON: two minutes
+bench-dashboard: $(STAMP)  ## what the dashboard costs in a browser (Debian's chromium) and in the daemon, as JSON; how soon it names ten incidents, as root: seven minutes
 	$(BIN)/python -m tests.benchmarks.dashboard
+	$(BIN)/python -m tests.benchmarks.incidents
 
 screenshots: $(STAMP)  ## the documentation's pictures of the dashboard, by Debian's chromium
 	$(BIN)/python -m tests.dashboard.screenshots

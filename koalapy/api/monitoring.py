@@ -28,7 +28,7 @@ from koalapy.daemon.observability.audit import describe_request
 from koalapy.daemon.observability.figures import ClusterFigures, Figures, figures_of
 from koalapy.daemon.observability.instruments import Instruments, Requests
 from koalapy.daemon.observability.timings import BUCKETS, Timings
-from koalapy.model.alert import Alert, AlertKind, MarkAction, Severity
+from koalapy.model.alert import Alert, AlertKind, AlertMark, MarkAction, Severity
 from koalapy.model.cluster import ClusterState
 from koalapy.model.errors import ProblemCode
 from koalapy.model.identity import Identity
@@ -143,7 +143,8 @@ async def unmark_alerts(alerts: Alerts, kind: AlertKind, targets: Sequence[str])
     return await alerts.unmark(alerts.select(kind, targets))
 
 
-AlertView = view_model("AlertView", Alert)
+AlertMarkView = view_model("AlertMarkView", AlertMark, elements={"until": Timestamp})
+AlertView = view_model("AlertView", Alert, elements={"mark": AlertMarkView})
 
 
 class AlertList(Output):

@@ -254,8 +254,8 @@ def _mark_alerts(
 
 
 alerts_group = Group(
-    "List current alerts, mark them, or test how operators are notified of them.\n\nOperators see all alerts, other users those of clusters and of their own "
-    "jobs.",
+    "List current alerts, mark them, or test how operators are notified of them.\n\nOperators see all alerts, other "
+    "users those of clusters and of their own jobs.",
     {"ack": acknowledge_alerts, "expire": expire_marks, "silence": silence_alerts, "test": send_test},
     default=list_alerts,
 )
