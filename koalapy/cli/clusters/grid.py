@@ -7,7 +7,7 @@ from koalapy.cli.terminal import tables
 from koalapy.cli.terminal.arguments import Argument, Group, Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, ReasonPrompt, Watch, print_answer, refuse_together
 from koalapy.cli.terminal.screen import waiting_for
-from koalapy.cli.terminal.tables import moment_text, seconds_since
+from koalapy.cli.terminal.tables import format_moment, seconds_since
 from koalapy.client.answers import Alert, Cluster, Json
 from koalapy.client.client import Client, in_path
 from koalapy.client.errors import CliError, Exit, printable
@@ -208,7 +208,7 @@ def _format_alert(alert: Alert) -> str:
 def _format_mark(mark: Json) -> str:
     state = "acknowledged" if mark["action"] == "acknowledge" else "silenced"
     comment = f": {mark['reason']}" if mark["reason"] else ""
-    return printable(f"{state} by {mark['by']} until {moment_text(mark['until'])}{comment}")
+    return printable(f"{state} by {mark['by']} until {format_moment(mark['until'])}{comment}")
 
 
 Kind = Annotated[AlertKind, Argument(help="the kind of the alerts, such as agent-away")]
