@@ -12,7 +12,7 @@ from koalapy.client.answers import Alert, Cluster, Json
 from koalapy.client.client import Client, in_path
 from koalapy.client.errors import CliError, Exit, printable
 from koalapy.model.alert import AlertKind
-from koalapy.model.wording import format_days, format_duration, format_nodes
+from koalapy.model.wording import format_duration, format_nodes
 
 MAX_DELAYED = 20
 """Maximum number of printed jobs that a drain would delay."""
@@ -91,7 +91,7 @@ def _format_preview(preview: Json, *, requeue: bool) -> str:
         parts.append("The simulation does not include their second start.")
     parts.append(f"{_count_jobs(len(delayed))} of the {preview['waiting']} that wait would start later.")
     if delayed:
-        never = f"not in {format_days(preview['horizon'])}"
+        never = f"not within {preview['horizon'] / 3600:.0f} hours"
         rows = [
             [job["job"], job["owner"], format_interval(job["starts"]), format_interval(job["changed"])]
             if job["changed"]

@@ -141,6 +141,7 @@ class Hub:
             hello.protocol,
             hello.identity,
             session.connected_at,
+            session.clock_offset,
         )
 
     async def close(self) -> None:
