@@ -444,7 +444,7 @@ def check_waiting(world: "World") -> None:
         ).learns:
             continue
         views = [queries.own_view() if has_reservation else queries.view(job.spec.priority)]
-        if high and rules.preemption == "placement":
+        if high and not job.spec.share and rules.preemption == "placement":
             views.append(queries.view_with_preemption())
         if (home := queries.view_at_home(job.spec, everything=has_reservation)) is not None:
             assert [(c.name, c.idle) for c in home] == [

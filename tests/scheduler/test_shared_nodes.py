@@ -135,6 +135,19 @@ def test_job_of_high_priority_does_not_preempt_a_part_of_a_node() -> None:
     assert world.job(low).restarts == 0
 
 
+@pytest.mark.parametrize("cores", [1, CORES])
+def test_job_that_shares_nodes_preempts_no_other(cores: int) -> None:
+    world = SharingWorld({"north": 1})
+    low = world.submit(flexible(1), run_time=50)
+    world.advance(5)
+    urgent = world.share(cores=cores, priority=Priority.HIGH)
+    assert explain_submission(world.queries, world.job(urgent).spec, world.now).placement is None
+    world.advance(20)
+    assert (world.state(low), world.state(urgent)) == (JobState.RUNNING, JobState.QUEUED)
+    world.advance(100)
+    assert {world.state(low), world.state(urgent)} == {JobState.SUCCEEDED}
+
+
 def test_components_that_share_are_not_preempted_after_a_restart() -> None:
     world = SharingWorld({"north": 1})
     world.share(run_time=100)

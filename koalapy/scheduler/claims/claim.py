@@ -409,7 +409,12 @@ class Claiming:
         return count_streams(job.spec, Placement(moved), self._state.grid.view())
 
     def _preemption_for(self, job: Job) -> Preemption | None:
-        """Return the method that frees nodes for a job: preemption for high priority, else reclaiming at its home."""
+        """Return the method that frees nodes for a job: preemption for high priority, else reclaiming at its home.
+
+        Return None for a job that shares nodes: it ends no other job.
+        """
+        if job.spec.share:
+            return None
         if job.spec.priority is Priority.HIGH and self._rules.preemption != "never":
             return self._preemption
         return self._reclaiming.get(self._state.sharing.reclaiming_site(job.spec.home_site))

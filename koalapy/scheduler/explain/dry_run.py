@@ -154,7 +154,7 @@ class DryRun:
             )
 
     def may_preempt(self, spec: JobSpec) -> bool:
-        return spec.priority is Priority.HIGH and self.queries.rules.preemption == "placement"
+        return spec.priority is Priority.HIGH and not spec.share and self.queries.rules.preemption == "placement"
 
     def widest_view(self, spec: JobSpec) -> GridView:
         """Return all nodes that the job could get, if necessary by preemption."""
