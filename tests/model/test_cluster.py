@@ -1,9 +1,11 @@
 """The grid as a policy sees it."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 
-from koalapy.model.cluster import ClusterState, ClusterView, GridView, Link
+from koalapy.model.cluster import ClusterState, ClusterView, GridView, Link, NodeClass, NodeClassPart
 from tests.policies.grids import grid, grids
 
 
@@ -36,3 +38,9 @@ def test_link_between_finds_link_in_both_directions() -> None:
     assert view.link_between("north", "south") is between
     assert view.link_between("north", "north") is within
     assert view.link_between("north", "east") == Link()
+
+
+def test_other_number_of_idle_nodes_keeps_all_else() -> None:
+    classes, parts = (NodeClass("fast", 3, 1.0),), (NodeClassPart("fast", 2, 1.0, cores=4),)
+    cluster = ClusterView("north", 8, 3, ClusterState.DRAINED, 2.0, "maintenance", classes, parts)
+    assert cluster.with_idle(2) == replace(cluster, idle=2, node_classes=(replace(classes[0], idle=2),))
