@@ -123,7 +123,8 @@ class Relay:
         A known attempt stays as it is, with its streams: its runners have the ports that they were given, also if the
         daemon's configuration has changed since.
         """
-        attempts = {str(entry.get("attempt")): Attempt(entry, self.limits, self.loop.time()) for entry in entries}
+        now = self.loop.time()
+        attempts = {attempt.token: attempt for attempt in (Attempt(entry, self.limits, now) for entry in entries)}
         self.set_keys(message)
         for token in self.live.by_token.keys() - attempts.keys():
             self.remove_attempt(token)

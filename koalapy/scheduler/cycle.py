@@ -135,10 +135,8 @@ class Cycle:
         """Evaluate the policy on the offered nodes, then with preemption, then with nodes the home site may reclaim."""
         barred, offer = job.barred_clusters(now), candidate.offer
         answer = self._policies.evaluate(job.spec, offer.view, barred)
-        if isinstance(answer, Refusal) and job.spec.share:
-            return answer  # it ends no other job
-        if isinstance(answer, Refusal) and offer.with_preemption is not None:
-            answer = self._policies.evaluate(job.spec, offer.with_preemption, barred)
+        if isinstance(answer, Refusal) and (widest := offer.with_preemption(job.spec)) is not None:
+            answer = self._policies.evaluate(job.spec, widest, barred)
         if isinstance(answer, Refusal) and (home := offer.at_home(job.spec)) is not None:
             taken_back = self._policies.evaluate(job.spec, home, barred)
             answer = taken_back if isinstance(taken_back, Placement) else answer

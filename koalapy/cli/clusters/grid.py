@@ -92,12 +92,10 @@ def _format_preview(preview: Json, *, requeue: bool) -> str:
     parts.append(f"{_count_jobs(len(delayed))} of the {preview['waiting']} that wait would start later.")
     if delayed:
         never = f"not within {preview['horizon'] / 3600:.0f} hours"
-        rows = [
-            [job["job"], job["owner"], format_interval(job["starts"]), format_interval(job["changed"])]
-            if job["changed"]
-            else [job["job"], job["owner"], format_interval(job["starts"]), never]
-            for job in delayed[:MAX_DELAYED]
-        ]
+        rows = []
+        for job in delayed[:MAX_DELAYED]:
+            changed = format_interval(job["changed"]) if job["changed"] else never
+            rows.append([job["job"], job["owner"], format_interval(job["starts"]), changed])
         parts.append(tables.format_table(("JOB", "USER", "STARTS IN", "AFTER THE DRAIN"), rows))
     if len(delayed) > MAX_DELAYED:
         parts.append(f"and {len(delayed) - MAX_DELAYED} more; --json prints all")

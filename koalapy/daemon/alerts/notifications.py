@@ -154,17 +154,23 @@ class Notifications:
         if not self._has_capacity(""):
             return
         body = build_alert_body(alert, now, begins=begins)
-        notifications = [self._make_notification("mail", to, "", body, now) for to in operators.mail]
-        notifications += [self._make_notification("webhook", to, "", body, now) for to in operators.webhooks]
+        notifications = [
+            self._make_notification(channel, to, "", body, now)
+            for channel, recipients in self._recipients().items()
+            for to in recipients
+        ]
         if notifications:
             self.send_notifications(notifications)
             self._store_in_background(notifications)
 
     def count_recipients(self) -> dict[Channel, int]:
         """Return the number of operators' recipients of each channel that has some."""
+        return {channel: len(recipients) for channel, recipients in self._recipients().items() if recipients}
+
+    def _recipients(self) -> dict[Channel, Sequence[str]]:
+        """Return the operators' recipients by channel."""
         operators = self._section.operators
-        counts: dict[Channel, int] = {"mail": len(operators.mail), "webhook": len(operators.webhooks)}
-        return {channel: count for channel, count in counts.items() if count}
+        return {"mail": operators.mail, "webhook": operators.webhooks}
 
     async def send_test(self, channel: Channel, user: str) -> list[DeliveryResult]:
         """Send a test notification to the operators' configured recipients of a channel now, once, past the queue.
@@ -172,8 +178,7 @@ class Notifications:
         Raise ``ConflictError`` if none is configured, ``BusyError`` if the last test was less than
         ``TEST_INTERVAL_S`` ago.
         """
-        operators, sender, now = self._section.operators, self._senders.get(channel), self._clock()
-        recipients = operators.mail if channel == "mail" else operators.webhooks
+        sender, recipients, now = self._senders.get(channel), self._recipients()[channel], self._clock()
         if sender is None or not recipients:
             setting = f"notifications.operators.{'mail' if channel == 'mail' else 'webhooks'}"
             raise ConflictError(f"no {channel} is configured for operators", field="channel", hint=f"set {setting}")

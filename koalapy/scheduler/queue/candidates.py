@@ -151,10 +151,9 @@ class Offer:
     def view(self) -> GridView:
         return self._see()
 
-    @property
-    def with_preemption(self) -> GridView | None:
-        """Return the view with low-priority jobs preempted; None if preemption is not allowed."""
-        return None if self._see_with_preemption is None else self._see_with_preemption()
+    def with_preemption(self, spec: JobSpec) -> GridView | None:
+        """Return the view with low-priority jobs preempted; None if the job may not preempt."""
+        return None if self._see_with_preemption is None or spec.share else self._see_with_preemption()
 
     def at_home(self, spec: JobSpec) -> GridView | None:
         """Return a view of a job's home site after reclaiming its nodes; None if it may not reclaim."""

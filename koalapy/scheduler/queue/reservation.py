@@ -67,9 +67,7 @@ class Reservation:
             priority: self._grid.cached_view(
                 partial(self._left_to, priority),
                 streams=partial(self.streams_left_to, priority),
-                hides_parts=partial(
-                    lambda priority, cluster: self.reserved_nodes(cluster.name, priority) > 0, priority
-                ),
+                hides_parts=partial(self._is_reserved_from, priority),
             )
             for priority in Priority
         }
@@ -123,6 +121,9 @@ class Reservation:
     def _left_to(self, priority: Priority, cluster: ClusterStatus) -> int:
         return cluster.available - self.reserved_nodes(cluster.name, priority)
 
+    def _is_reserved_from(self, priority: Priority, cluster: ClusterStatus) -> bool:
+        return self.reserved_nodes(cluster.name, priority) > 0
+
     def streams_left_to(self, priority: Priority) -> int:
         """Return the streams over the hub that are offered to jobs of a priority."""
         is_kept = self.job is not None and (self._is_promised or priority is Priority.LOW)
@@ -148,7 +149,7 @@ class Reservation:
         job, previous = self.job, self._reserved_nodes
         if job is None and self._chosen is not None:
             self._placed = self._chosen
-        self._chosen, self._reserved_nodes, self._is_promised = None, Counter(), False
+        self._chosen, self._reserved_nodes, self._reserved_streams, self._is_promised = None, Counter(), 0, False
         for cluster in previous:
             self._grid[cluster].classes.kept = ANY_NODE
         self._choose(evaluate, turns=(self._placed, job))
