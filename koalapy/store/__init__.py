@@ -2,5 +2,5 @@
 
 Imports ``model`` and ``ports``. Start at ``sql.py``. Every writing transaction checks the lease's epoch, so only one
 daemon writes at a time. It also checks the batch number, so a batch is stored once. ``listing.py`` finds a page of jobs
-by indices alone. ``usage.py`` adds a job to the daily figures in the transaction in which it ends.
+by indices alone. ``ended_jobs.py`` adds a job to the daily figures in the transaction in which it ends.
 """
