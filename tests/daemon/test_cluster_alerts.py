@@ -152,6 +152,12 @@ async def test_full_disk_of_agent_is_no_fault_of_resource_manager() -> None:
         ({"north": 1.0, "south": -29.0, "here": 7200.0}, 0.0, {}),
         ({"here": 0.0}, 7200.0, {"daemon": "was set"}),
         ({"north": -7200.0, "south": -7200.0}, 7200.0, {"daemon": "2:00:00 ahead of the clocks of the agents"}),
+        ({"north": -7200.0, "south": -3600.0}, 7200.0, {"daemon": "was set", "cluster south": "1:00:00 behind"}),
+        (
+            {"north": 7200.0, "south": 7210.0, "east": 7220.0, "west": -3600.0, "far": 0.0},
+            0.0,
+            {"daemon": "2:00:00 behind the clocks of the agents", "cluster west": "1:00:00 behind"},
+        ),
     ],
 )
 async def test_clock_check_names_the_wrong_clock(

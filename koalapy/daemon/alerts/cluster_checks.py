@@ -270,21 +270,29 @@ class ClockCheck:
         self._steady_clock, self._wall_clock = steady_clock, wall_clock
 
     async def __call__(self, now: float) -> AsyncIterator[Alert]:
+        """Yield an alert for the daemon's clock if it was set since the start, or if most agents agree on another time.
+
+        Yield alerts for the agents' clocks that differ, unless one of these causes explains it.
+        """
         offsets = {name: offset for name, offset in self._offsets().items() if name not in self._embedded}
         wrong = {name: offset for name, offset in offsets.items() if abs(offset) > MAX_CLOCK_OFFSET}
-        values, step = sorted(wrong.values()), self._wall_clock() - self._steady_clock()
-        agree = len(wrong) > max(1, len(offsets) // 2) and values[-1] - values[0] <= MAX_CLOCK_OFFSET
-        if agree or abs(step) > MAX_CLOCK_OFFSET:
+        daemon_time = self._wall_clock()
+        step = daemon_time - self._steady_clock()
+        was_set, agreeing = abs(step) > MAX_CLOCK_OFFSET, _largest_agreement(wrong)
+        agents_agree = len(agreeing) > max(1, len(offsets) // 2)
+        if agents_agree or was_set:
             summary = "the clock of the daemon's host was set, and the daemon still counts by the earlier time"
             cause = f"it was set {format_duration(abs(step))} {'forward' if step > 0 else 'back'} since the start"
-            if agree:
-                summary = f"the clock of the daemon's host is {_describe_offset(-values[0])} the clocks of the agents"
-                cause = f"{len(wrong)} of {len(offsets)} agents have another time, and agree: "
-                cause += format_list(sorted(wrong))
+            if agents_agree:
+                difference = _describe_offset(-wrong[agreeing[0]])
+                summary = f"the clock of the daemon's host is {difference} the clocks of the agents"
+                cause = f"{len(agreeing)} of {len(offsets)} agents have another time, and agree: "
+                cause += format_list(sorted(agreeing))
             remedy = f"on the daemon's host, {CLOCK_REMEDY}; then restart the daemon: systemctl restart koala-serve"
             yield Alert(AlertKind.CLOCK, Severity.WARNING, "daemon", summary, cause, remedy, now)
-        for name, offset in wrong.items() if not agree else ():
-            daemon_time = self._wall_clock()
+        for name, offset in wrong.items():
+            if (agents_agree and name in agreeing) or (was_set and abs(offset + step) <= MAX_CLOCK_OFFSET):
+                continue
             yield Alert(
                 AlertKind.CLOCK,
                 Severity.WARNING,
@@ -297,6 +305,17 @@ class ClockCheck:
                 now,
                 cluster=name,
             )
+
+
+def _largest_agreement(offsets: Mapping[ClusterName, float]) -> list[ClusterName]:
+    """Return the most clusters with clocks that differ by at most ``MAX_CLOCK_OFFSET``, the earliest clock first."""
+    names, first, largest = sorted(offsets, key=lambda name: offsets[name]), 0, list[ClusterName]()
+    for index, name in enumerate(names):
+        while offsets[name] - offsets[names[first]] > MAX_CLOCK_OFFSET:
+            first += 1
+        if index + 1 - first > len(largest):
+            largest = names[first : index + 1]
+    return largest
 
 
 def _describe_offset(seconds: float) -> str:
