@@ -122,7 +122,7 @@ mpirun -np $SLURM_NTASKS ./bench
 """,
         unclear=(5,),
         remarks=(
-            "line 3: #SBATCH --ntasks 1 → --flexible 1\n",
+            "line 3: #SBATCH --ntasks 1 → --flexible 1 --ppn 1\n",
             "line 3: #SBATCH --mem-per-cpu 500M → --memory 1000MiB (on each node)\n",
             "line 5: #SBATCH --verbose → NOT UNDERSTOOD: koalapy has no such option",
             "line 7: $SLURM_ARRAY_TASK_ID does not describe the whole job: use KOALA_ARRAY_INDEX",

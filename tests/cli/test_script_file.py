@@ -195,6 +195,8 @@ def test_translated_and_own_lines_that_differ_use_own(koala: Koala, write_script
         ("#SBATCH -n 8 --ntasks-per-node=4 --gpus-per-task=a100:2", "--gpus a100:8 (on each node)"),
         ("#SBATCH -N 2 --gpus=h100:4", "--gpus h100:2 (on each node)"),
         ("#SBATCH -N 2 -n 8 -c 2 --mem-per-cpu=1G", "--memory 8GiB (on each node)"),
+        ("#SBATCH -n 1", "--flexible 1 --ppn 1"),
+        ("#SBATCH -n 2 --ntasks-per-node=4", "--flexible 1 --ppn 2"),
         ("#SBATCH -n1 --mail-type=all", "--mail-type begin --mail-type end --mail-type fail"),
         ("#$ -P climate", "--account climate"),
         ("#$ -t 1-9 -tc 3", "--array 1-9%3"),

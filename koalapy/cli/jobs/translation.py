@@ -59,7 +59,7 @@ def translate(script: Script, refused: frozenset[str]) -> ScriptOptions:
     Raise ``CliError`` if a line has no clear meaning.
     """
     directives = [entry for number, text in script.head for entry in _read_line(number, text, script.name)]
-    _combine_sizes({entry.name: entry for entry in directives if entry.prefix == SBATCH})
+    _translate_task_counts({entry.name: entry for entry in directives if entry.prefix == SBATCH})
     _combine_grid_engine([entry for entry in directives if entry.prefix == QSUB])
     options = ScriptOptions()
     print_note(f"{script.name} is translated:")
@@ -82,8 +82,8 @@ def translate(script: Script, refused: frozenset[str]) -> ScriptOptions:
     return options
 
 
-def _combine_sizes(directives: Mapping[str, Directive]) -> None:
-    """Resolve the sizes of Slurm that have a meaning only together with others: tasks, GPUs and memory of all nodes."""
+def _translate_task_counts(directives: Mapping[str, Directive]) -> None:
+    """Set the meaning of Slurm's options that depend on others: tasks, and GPUs and memory of the job or of a task."""
 
     def read(name: str) -> int | None:
         value = directives[name].value if name in directives else ""
@@ -93,8 +93,13 @@ def _combine_sizes(directives: Mapping[str, Directive]) -> None:
     if tasks is not None:
         entry = directives["--ntasks"]
         if nodes is None and (per_node or tasks == 1):
-            nodes = -(-tasks // (per_node or 1))
-            entry.resolve(["--flexible", str(nodes)])
+            ranks_of_one = []
+            if per_node is None or tasks < per_node:  # --ntasks-per-node is a maximum
+                if "--ntasks-per-node" in directives:
+                    directives["--ntasks-per-node"].resolve([], "together with --ntasks")
+                per_node, ranks_of_one = tasks, ["--ppn", str(tasks)]
+            nodes = -(-tasks // per_node)
+            entry.resolve(["--flexible", str(nodes), *ranks_of_one])
         elif nodes is not None and per_node is None:
             per_node = tasks // nodes
             entry.resolve(["--ppn", str(per_node)])
