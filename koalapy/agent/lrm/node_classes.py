@@ -131,17 +131,20 @@ class NodeGroup:
         return self.memory // self.cores if self.memory and self.cores and self.memory >= self.cores else None
 
     def report_parts(self, used: Mapping[str, "NodePart"]) -> tuple[NodePartReport, ...]:
-        """Return what the jobs on partly used nodes leave, if a node of the class has it. ``used``: by node."""
+        """Group the partly used nodes by what is free on each. ``used``: by node; others are not partly used.
+
+        Free cores are at most those that the free memory suffices for, if a job asks for no memory.
+        """
         if self.cores is None:
             return ()
-        counts = Counter(self._left_by(used[name]) for name in self.nodes if name in used)
+        counts = Counter(self._subtract_used(used[name]) for name in self.nodes if name in used)
         return tuple(
             NodePartReport(count, left.cores, left.memory, left.gpus)
             for left, count in sorted(counts.items(), key=lambda item: repr(item[0]))
             if left.cores > 0
         )
 
-    def _left_by(self, used: "NodePart") -> "NodePart":
+    def _subtract_used(self, used: "NodePart") -> "NodePart":
         cores = (self.cores or 0) - used.cores
         if self.memory is None:
             return NodePart(cores, None, subtract_gpus(self.gpus, used.gpus))

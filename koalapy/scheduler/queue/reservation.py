@@ -67,7 +67,7 @@ class Reservation:
             priority: self._grid.cached_view(
                 partial(self._left_to, priority),
                 streams=partial(self.streams_left_to, priority),
-                hides_parts=partial(self._is_reserved_from, priority),
+                hides_parts=partial(self._withholds_nodes, priority),
             )
             for priority in Priority
         }
@@ -121,7 +121,8 @@ class Reservation:
     def _left_to(self, priority: Priority, cluster: ClusterStatus) -> int:
         return cluster.available - self.reserved_nodes(cluster.name, priority)
 
-    def _is_reserved_from(self, priority: Priority, cluster: ClusterStatus) -> bool:
+    def _withholds_nodes(self, priority: Priority, cluster: ClusterStatus) -> bool:
+        """Return whether some nodes of a cluster are not offered to jobs of a priority."""
         return self.reserved_nodes(cluster.name, priority) > 0
 
     def streams_left_to(self, priority: Priority) -> int:
