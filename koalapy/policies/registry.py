@@ -1,7 +1,6 @@
 """A registry of placement policies by name."""
 
 from collections.abc import Callable, Sequence
-from importlib.metadata import entry_points
 from typing import TypeVar, cast, get_args
 
 from koalapy.model.errors import UsageError
@@ -184,6 +183,8 @@ def _find_problem(policy: object) -> str:
 
 def load_policies() -> Registry:
     """Return a registry of the built-in policies and the entry points of group ``koalapy.policies``."""
+    from importlib.metadata import entry_points  # here, since it loads sockets and threads, which schedulers do without
+
     registry = builtin_policies()
     for point in entry_points(group="koalapy.policies"):
         registry.register(point.load()())
