@@ -25,7 +25,7 @@ log = structlog.get_logger()
 
 SLOW_AFTER_S = 2.0
 """Seconds after which a database that has not answered counts as unavailable."""
-COMMIT_TIMEOUT_S = 3.0
+COMMIT_TIMEOUT_S = 10.0
 """Seconds for which a client waits for a commit while the database is unavailable."""
 QUERY_TIMEOUT_S = 5.0
 """Timeout of one query."""
