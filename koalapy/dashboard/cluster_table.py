@@ -8,7 +8,7 @@ from urllib.parse import quote
 from markupsafe import Markup, escape
 
 from koalapy.daemon.agents.questions import KnownNodes
-from koalapy.dashboard.rendering import format_seconds, format_size, identifier, render_age, render_time
+from koalapy.dashboard.rendering import format_seconds, format_size, identifier, render_age, render_time, state_badge
 from koalapy.dashboard.rows import ClusterRow
 from koalapy.dashboard.tables import (
     Column,
@@ -20,7 +20,6 @@ from koalapy.dashboard.tables import (
     link,
     render_table,
     show_rows,
-    state_badge,
 )
 from koalapy.model.identity import Identity
 from koalapy.model.job import Component, Job, JobId

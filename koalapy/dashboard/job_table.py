@@ -5,19 +5,9 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
-from koalapy.dashboard.rendering import render_age, render_time
+from koalapy.dashboard.rendering import render_age, render_time, state_badge
 from koalapy.dashboard.rows import JobRow
-from koalapy.dashboard.tables import (
-    Column,
-    TableDefinition,
-    TableQuery,
-    Value,
-    iso_time,
-    link,
-    make_view,
-    render_table,
-    state_badge,
-)
+from koalapy.dashboard.tables import Column, TableDefinition, TableQuery, Value, iso_time, link, make_view, render_table
 from koalapy.model.application import application_of
 from koalapy.model.identity import Identity
 from koalapy.model.job import Job, JobState

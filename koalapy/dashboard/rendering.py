@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from koalapy import __version__
 from koalapy.dashboard.charts import describe_range, line_chart, stacked_chart, use_bar
@@ -122,6 +122,11 @@ def render_age(timestamp: float | None, now: float) -> Markup:
     return Markup(f'<time class="age" datetime="{iso_time}" title="since {_utc_text(iso_time)} UTC">{text}</time>')
 
 
+def state_badge(state: str, style: str = "") -> Markup:
+    """Return a state as an element; ``style``: the state whose colour it has, by default its own."""
+    return Markup(f'<span class="state {escape(style or state)}">{escape(state)}</span>')
+
+
 def with_query(path: str, **query: object) -> str:
     """Return a path with a query of the values that are not empty."""
     given = {name: value for name, value in query.items() if value not in (None, "", [])}
@@ -187,6 +192,7 @@ def _make_environment() -> Environment:
         "seconds": format_seconds,
         "quoted": lambda text: quote(str(text), safe=""),
         "size": format_size,
+        "state": state_badge,
     }
     environment.globals |= {
         "file": file_url,

@@ -264,11 +264,6 @@ def link(href: str, text: str) -> str:
     return f'<a href="{escape(href)}">{escape(text)}</a>'
 
 
-def state_badge(state: str, style: str = "") -> str:
-    """Return a state as HTML; ``style``: the state whose colour it has, by default its own."""
-    return f'<span class="state {escape(style or state)}">{escape(state)}</span>'
-
-
 def iso_time(timestamp: float | None) -> str | None:
     """Return a time as ISO 8601 in UTC, for CSV."""
     return None if timestamp is None else format_iso_time(timestamp)

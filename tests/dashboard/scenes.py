@@ -258,13 +258,15 @@ class SceneMaker:
         self._add(replace(job, queue_seq=job.id), (submitted, "submitted", JobState.QUEUED))
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the use of the grid once a minute, with a morning of local users and a gap of half an hour."""
-        draw, nodes = Random(3), sum(self.nodes[name] for name in self.connected)
-        ours, queued = 0.4, 0.6 * self.scene.jobs / 10
-        for minute in range(int(HISTORY_S / 60)):
-            ours = min(0.85, max(0.15, ours + draw.uniform(-0.03, 0.03)))
-            queued = max(0.0, queued * draw.uniform(0.97, 1.032))
-            local = min(1 - ours, 0.1 + 0.25 * minute / 360)
+        """Yield the use of the grid once a minute up to the present use, with a gap of half an hour."""
+        draw, nodes = Random(3), sum(self.nodes.values())
+        used = sum(component.size for held in self._held().values() for _, component in held)
+        shares, queues = [used / nodes], [float(sum(job.state is JobState.QUEUED for job in self.jobs))]
+        for _ in range(int(HISTORY_S / 60)):
+            shares.append(min(0.85, max(0.05, shares[-1] + draw.uniform(-0.03, 0.03))))
+            queues.append(queues[-1] * draw.uniform(0.97, 1.032))
+        for minute, (ours, queued) in enumerate(zip(shares[:0:-1], queues[:0:-1], strict=True)):
+            local = (1 - ours) * (0.4 + 0.6 * minute / 360)
             if not 130 < minute < 160:
                 started = int(draw.expovariate(1 / (self.scene.jobs / 360 + 0.5)))
                 yield Sample(

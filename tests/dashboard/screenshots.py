@@ -15,8 +15,8 @@ from playwright.sync_api import Browser
 
 from tests.dashboard.browser import PHONE, Visitor, chromium
 from tests.dashboard.scenes import SCENES, serve_scene
-from tests.grid.embedded import EmbeddedGrid
-from tests.grid.grid import wait_until
+from tests.grid.embedded import EmbeddedGrid, close_grid
+from tests.grid.grid import Load, wait_until
 
 CLUSTERS = {
     "north": {"network": "127.0.31", "nodes": 24},
@@ -47,18 +47,22 @@ def start_busy_grid() -> Iterator[EmbeddedGrid]:
         try:
             grid.nodes = {name: section["nodes"] for name, section in CLUSTERS.items()}  # type: ignore[misc]
             wait_until(lambda: all(c["idle"] for c in grid.list_clusters()), "nodes that are idle")
-            _submit_jobs(grid)
-            yield grid
+            local_load = _submit_jobs(grid)
+            try:
+                yield grid
+            finally:
+                local_load.stop()
         finally:
-            grid.stop_daemon()
+            close_grid(grid)
 
 
-def _submit_jobs(grid: EmbeddedGrid) -> None:
+def _submit_jobs(grid: EmbeddedGrid) -> Load:
+    """Submit the jobs and drain a cluster; return the job of the local user."""
     owners = ("alice", "bruno", "chen")
     for number, owner in enumerate(owners * 2):
         parts = {"type": "flexible", "total_size": 6 + 4 * number}
         grid.wait_for_end(grid.submit(parts, "true", launcher="processes", name=f"warm-up-{number}", owner=owner))
-    local = grid.start_local_job("west", 5)
+    local_load = grid.start_local_job("west", 5)
     running = []
     for sizes, owner, name in (([12, 10], "alice", "wave"), ([14], "bruno", "poisson"), ([6, 6], "chen", "lammps")):
         parts = {"type": "nonfixed", "components": [{"size": size} for size in sizes]}
@@ -69,7 +73,7 @@ def _submit_jobs(grid: EmbeddedGrid) -> None:
         parts = {"type": "flexible", "total_size": total}
         grid.submit(parts, "true", launcher="processes", name=f"sweep-{number}", owner=owner)
     grid.http.post("/api/v1/clusters/west/drain", json={"reason": "new disks on Monday"}).raise_for_status()
-    assert local
+    return local_load
 
 
 def scene_pages(visitor: Visitor) -> dict[str, str]:

@@ -10,7 +10,7 @@ from koalapy.api import fields
 from koalapy.api.audit import Action, Actor
 from koalapy.daemon.observability.audit import Audit
 from koalapy.dashboard.dashboard import Dashboard
-from koalapy.dashboard.rendering import render_time, with_query
+from koalapy.dashboard.rendering import render_time, state_badge, with_query
 from koalapy.dashboard.tables import (
     Column,
     TableDefinition,
@@ -22,7 +22,6 @@ from koalapy.dashboard.tables import (
     make_view,
     parse_position,
     sort_of,
-    state_badge,
     write_position,
 )
 from koalapy.model.audit import AuditEntry, AuditFilter

@@ -15,6 +15,7 @@ from koalapy.daemon.forecast.forecasts import DrainPreview
 from koalapy.daemon.observability.audit import Audit
 from koalapy.daemon.observability.instruments import Instruments
 from koalapy.daemon.services import Services
+from koalapy.dashboard.attention import AlertGroup, group_alerts
 from koalapy.dashboard.cluster_table import CLUSTERS, NODES, NodeRow, list_nodes, show_nodes
 from koalapy.dashboard.dashboard import Dashboard, SentForm
 from koalapy.dashboard.pages.audit import Before, Changes, read_changes
@@ -122,7 +123,9 @@ class ClusterPage:
     lane: ClusterRow
     homes: SiteUse
     """Load sharing of the site; zeros if jobs have no home sites."""
-    troubles: Sequence[AlertRow]
+    groups: Sequence[AlertGroup]
+    """Its active alerts by cause, acknowledged ones last."""
+    silenced: Sequence[AlertRow]
     drained: Drain | None
     health: HealthStatus
     """Consecutive errors, and probation."""
@@ -256,12 +259,13 @@ def add_clusters(dashboard: Dashboard, services: Services, surveyor: SurveyCache
         known = await nodes_visible_to(name, caller)
         rows = list_nodes(status, known, queries, caller, MAX_LISTED_NODES)
         nodes, node_table = show_nodes(rows, TableQuery(limit=MAX_NODES_SHOWN), f"{page_of(name)}/nodes")
+        visible_alerts = services.alerts.visible_to(caller)
+        groups, silenced = group_alerts([alert_row(a, queries.grid) for a in visible_alerts if a.cluster == name])
         return ClusterPage(
             lane=cluster_row(status, record, survey, now),
             homes=survey.site_use.get(name, SiteUse()),
-            troubles=[
-                alert_row(alert, queries.grid) for alert in services.alerts.visible_to(caller) if alert.cluster == name
-            ],
+            groups=groups,
+            silenced=silenced,
             drained=status.drained,
             health=replace(status.health),
             threshold=queries.rules.error_threshold,

@@ -14,7 +14,7 @@ from koalapy.api.files import ReplicaView
 from koalapy.daemon.jobs.quota import StorageUse
 from koalapy.daemon.services import Services
 from koalapy.dashboard.dashboard import Dashboard
-from koalapy.dashboard.rendering import format_size, identifier, render_iso_time, with_query
+from koalapy.dashboard.rendering import format_size, identifier, render_iso_time, state_badge, with_query
 from koalapy.dashboard.tables import (
     Column,
     TableDefinition,
@@ -24,7 +24,6 @@ from koalapy.dashboard.tables import (
     link,
     make_view,
     parse_position,
-    state_badge,
     write_position,
 )
 from koalapy.model.identity import Role

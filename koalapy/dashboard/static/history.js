@@ -6,15 +6,22 @@
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const COLOURS = ["--series-1", "--series-2", "--series-3", "--series-4", "--series-5", "--series-6"];
   const DASHES = [[], [6, 3], [2, 2], [8, 3, 2, 3]];
-  const span = (s) => s === null ? "–" : s < 1 ? `${(s * 1000).toFixed(0)} ms` : s < 10 ? `${s.toFixed(1)} s` : s < 60 ? `${s.toFixed(0)} s` : s < 3600 ? `${(s / 60).toFixed(0)} min`
-    : s < 172800 ? `${(s / 3600).toFixed(1)} h` : `${(s / 86400).toFixed(1)} d`;
+  const UNITS = [[86400, "d", 172800], [3600, "h", 3600], [60, "min", 60], [1, "s", 1], [0.001, "ms", Number.MIN_VALUE], [1, "s", 0]];
+  const span = (s) => {
+    if (s === null) return "–";
+    const [unit, name] = UNITS.find(([, , least]) => s >= least);
+    return `${+(s / unit).toPrecision(s < unit * 100 ? 2 : 3)} ${name}`;
+  };
+  // Distances of marks at round numbers of each unit, in seconds.
+  const STEPS = [0.001, 0.01, 0.1, 1, 10].flatMap((unit) => [1, 2, 5].map((n) => n * unit))
+    .concat([60, 120, 300, 600, 1800, 3600, 7200, 14400, 28800, 86400, 172800, 604800, 2419200]);
   const TOLD = { share: (v) => v === null ? "–" : `${(100 * v).toFixed(0)} %`, seconds: span,
-                 count: (v) => v === null ? "–" : `${+v.toPrecision(4)}` };
+                 count: (v) => v === null ? "–" : (+v.toPrecision(4)).toLocaleString("en") };
 
   const draw = (picture, place, view) => {
     const day = (text) => Date.parse(text) / 1000;
     const told = (_, values) => values.map((value) => value === null ? "" : TOLD[picture.unit](value));
-    const axis = { stroke: colour("--quiet"), grid: { stroke: colour("--line") }, ticks: { stroke: colour("--line") } };
+    const axis = { stroke: colour("--quiet"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line"), width: 1 } };
     const series = picture.curves.map((curve, index) => ({
       label: curve.name || "all", stroke: colour(COLOURS[index % COLOURS.length]), width: 2, spanGaps: false,
       dash: DASHES[Math.floor(index / COLOURS.length) % DASHES.length], points: { show: picture.at.length < 40 },
@@ -24,7 +31,7 @@
       width: Math.max(240, place.clientWidth), height: 220, series: [{ value: "{YYYY}-{MM}-{DD}" }, ...series],
       tzDate: (at) => uPlot.tzDate(new Date(at * 1000), "Etc/UTC"),
       scales: { x: { range: [day(view.since > view.first ? view.since : view.first) - 43200, day(view.last) + 43200] }, y: { range: (_, low, high) => [0, picture.unit === "share" ? Math.max(1, high ?? 1) : (high || 1) * 1.05] } },
-      axes: [{ ...axis, incrs: [1, 2, 7, 14, 28, 91, 364].map((days) => days * 86400), values: (_, at) => at.map((time) => new Date(time * 1000).toISOString().slice(5, 10)) }, { ...axis, size: 64, values: told }], cursor: { sync: { key: "history" } },
+      axes: [{ ...axis, incrs: [1, 2, 7, 14, 28, 91, 364].map((days) => days * 86400), values: (_, at) => at.map((time) => new Date(time * 1000).toISOString().slice(5, 10)) }, { ...axis, size: 64, values: told, ...(picture.unit === "seconds" && { incrs: STEPS }) }], cursor: { sync: { key: "history" } },
     };
     place.replaceChildren();
     return new uPlot(options, [picture.at, ...picture.curves.map((curve) => curve.values)], place);
