@@ -1,15 +1,14 @@
 """The tables of clusters and of the nodes of one cluster."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from koalapy.daemon.agents.questions import KnownNodes
 from koalapy.dashboard.rendering import format_seconds, format_size, identifier, render_age, render_time, state_badge
-from koalapy.dashboard.rows import ClusterRow
+from koalapy.dashboard.rows import ClusterRow, natural_key
 from koalapy.dashboard.tables import (
     Column,
     TableDefinition,
@@ -47,16 +46,16 @@ def _age_cell(row: ClusterRow, now: float) -> str:
 
 def _resource_manager_cell(row: ClusterRow, now: float) -> str:
     if row.problem:
-        return f'<span class="bad">{escape(row.problem)}</span>'
+        return '<span class="bad">starts no jobs</span>'
     if not row.connected:
         return '<span class="hint">unknown</span>'
     if row.answers is None:
         return "not reported"
-    text = f'<span class="nowrap"><span class="good">answers</span> in {format_seconds(row.answers.mean)}</span>'
+    text = f'<span class="good">answers</span> in {format_seconds(row.answers.mean)}'
     if not row.answers.failures:
         return text
     failures = f"{row.answers.failures:,} of {row.answers.count:,} failed"
-    return f'{text}, <span class="nowrap">{link(f"{_path(row)}#calls", failures)}</span>'
+    return f"{text}, {link(f'{_path(row)}#calls', failures)}"
 
 
 CLUSTERS: TableDefinition[ClusterRow] = TableDefinition(
@@ -89,13 +88,16 @@ CLUSTERS: TableDefinition[ClusterRow] = TableDefinition(
             lambda row: row.waiting,
             lambda row, _: _jobs_cell(row.waiting, "queued", row),
             "number",
+            is_optional=True,
         ),
         Column("known", "Report", lambda row: iso_time(row.known_at), _age_cell, "nowrap"),
-        Column("manager", "Resource manager", lambda row: row.problem, _resource_manager_cell, is_sortable=False),
+        Column(
+            "manager", "Resource manager", lambda row: row.problem, _resource_manager_cell, "nowrap", is_sortable=False
+        ),
         Column("reason", "Reason", lambda row: row.reason, style="said", is_sortable=False),
     ),
     "state",
-    ident=lambda row: f"row-{identifier(row.cluster)}",
+    ident=lambda row: f"row-{identifier(natural_key(row.cluster))}",
     href=_path,
 )
 
@@ -163,15 +165,10 @@ def list_nodes(
     return rows[:limit]
 
 
-def _natural_key(name: str) -> str:
-    """Return a sort key by which ``n2`` comes before ``n10``."""
-    return re.sub(r"[0-9]+", lambda digits: digits[0].zfill(10), name)
-
-
 def _state_key(row: NodeRow) -> Value:
     """Return the sort key of the state: nodes that are down first, idle ones last."""
     rank = {"down": 0, "local": 2, "held": 2, "idle": 3}.get(row.state, 1)
-    return f"{rank}{_natural_key(row.name)}"
+    return f"{rank}{natural_key(row.name)}"
 
 
 NODES: TableDefinition[NodeRow] = TableDefinition(
@@ -213,14 +210,14 @@ NODES: TableDefinition[NodeRow] = TableDefinition(
         Column("reason", "Resource manager says", lambda row: row.reason, style="said"),
     ),
     "state",
-    ident=lambda row: f"node-{_natural_key(row.name)}-{row.job or 0}-{row.rank or 0}",
+    ident=lambda row: f"node-{natural_key(row.name)}-{row.job or 0}-{row.rank or 0}",
 )
 
 
 def show_nodes(rows: Sequence[NodeRow], query: TableQuery, path: str, q: str = "") -> tuple[list[NodeRow], TableView]:
     """Return a page of nodes, by default those that are down first."""
     return show_rows(
-        NODES, query, path, {"q": q}, rows, {"node": lambda row: _natural_key(row.name), "state": _state_key}
+        NODES, query, path, {"q": q}, rows, {"node": lambda row: natural_key(row.name), "state": _state_key}
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from urllib.parse import quote
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from koalapy.dashboard.rendering import render_age, render_time, state_badge
 from koalapy.dashboard.rows import JobRow
@@ -13,7 +13,7 @@ from koalapy.model.identity import Identity
 from koalapy.model.job import Job, JobState
 from koalapy.model.job_search import format_term
 from koalapy.model.job_spec import Priority
-from koalapy.model.wording import format_duration
+from koalapy.model.wording import format_duration, shorten
 from koalapy.scheduler.queue.placement_queues import PRIORITIES, PlacementQueues
 from koalapy.validation.permissions import may_see_all_of
 
@@ -36,6 +36,14 @@ def _ran_cell(row: JobRow, now: float) -> str:
     return render_age(row.started_at, now) if row.started_at else ""
 
 
+def _reason_cell(row: JobRow, now: float) -> str:
+    """Return the reason without a long list of clusters in parentheses, which the page of the job has."""
+    is_long = len(row.reason) > MAX_REASON_WIDTH
+    return escape(shorten(row.reason.partition(" (")[0], MAX_REASON_WIDTH) if is_long else row.reason)
+
+
+MAX_REASON_WIDTH = 100
+"""Maximum number of characters of a reason in a row."""
 JOBS: TableDefinition[JobRow] = TableDefinition(
     "jobs",
     (
@@ -74,8 +82,14 @@ JOBS: TableDefinition[JobRow] = TableDefinition(
         Column("ran", "Ran", lambda job: job.ran, _ran_cell, "number"),
         Column("restarts", "Restarts", lambda job: job.restarts, style="number", is_optional=True),
         Column("home", "Home site", lambda job: job.home_site, is_optional=True),
-        Column("clusters", "Clusters", lambda job: job.where, is_sortable=False),
-        Column("reason", "Reason", lambda job: job.reason, style="why", is_sortable=False),
+        Column(
+            "clusters",
+            "Clusters",
+            lambda job: job.where,
+            lambda job, _: escape(job.where.replace(",", ", ")),
+            is_sortable=False,
+        ),
+        Column("reason", "Reason", lambda job: job.reason, _reason_cell, "why", is_sortable=False),
     ),
     "position",
     ident=lambda job: f"job-{job.id}",

@@ -160,12 +160,15 @@ def format_seconds(span: float | None) -> str:
         return "–"
     if span < 1:
         return f"{span * 1000:.2g} ms" if span < 0.01 else f"{span * 1000:.0f} ms"
-    return f"{span:.1f} s" if span < 100 else format_duration(span)
+    return f"{span:.1f} s" if span < 60 else format_duration(span)
 
 
 def format_rate(bandwidth: float | None) -> str:
     """Format bytes per second: ``117 MB/s``; ``–`` for None."""
-    return "–" if bandwidth is None else f"{format_three_digits(bandwidth * 1e-6)} MB/s"
+    if bandwidth is None:
+        return "–"
+    number = bandwidth * 1e-6
+    return f"{number:,.0f} MB/s" if number >= 1000 else f"{format_three_digits(number)} MB/s"
 
 
 def _make_environment() -> Environment:
@@ -202,7 +205,7 @@ def _make_environment() -> Environment:
     }
     environment.globals |= {"lane_meanings": MEANINGS}
     environment.globals |= {picture.__name__: picture for picture in (*PICTURES, *CHARTS)}
-    environment.globals |= {"rate": format_rate, "seconds": format_seconds, "percent": lambda share: f"{share:.0f} %"}
+    environment.globals |= {"rate": format_rate, "seconds": format_seconds, "percent": lambda share: f"{share:.3g} %"}
     environment.globals |= {"whole": "{:,.0f}".format, "tenth": "{:.1f}".format}
     environment.globals |= {"cpu_use": format_cpu_use, "memory_use": format_memory_use}
     return environment

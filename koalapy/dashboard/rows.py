@@ -1,9 +1,11 @@
 """Rows of jobs, clusters and alerts, and the survey of all unfinished jobs that they show."""
 
 import asyncio
+import re
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal
 from urllib.parse import quote
 
@@ -297,6 +299,12 @@ def cluster_row(cluster: ClusterStatus, record: ClusterRecord, survey: Survey, n
         drained=cluster.drained is not None,
         given_up=cluster.health.unusable,
     )
+
+
+@lru_cache(10_000)
+def natural_key(name: str) -> str:
+    """Return a sort key by which ``n2`` comes before ``n10``."""
+    return re.sub(r"[0-9]+", lambda digits: digits[0].zfill(10), name)
 
 
 def severity(row: ClusterRow) -> int:

@@ -278,8 +278,13 @@ def matches_text(words: str, texts: Sequence[str]) -> bool:
 def render_table(
     definition: TableDefinition[R], view: TableView, rows: Sequence[R], now: float, *, selectable: bool = False
 ) -> Markup:
-    """Return a table as HTML. Cells name their column, since narrow screens show each row as a card."""
+    """Return a table as HTML, without columns that are empty unless the address names them.
+
+    Cells name their column, since narrow screens show each row as a card.
+    """
     columns = [definition.by_name[name] for name in view.columns]
+    if rows and not view.chosen:
+        columns = [column for column in columns if _has_cells(column, rows, now)]
     select = definition.selectable if selectable else None
     parts = [
         '<div class="wide" tabindex="0" role="group" aria-label="',
@@ -317,6 +322,14 @@ def render_table(
         parts.append("</tr>\n")
     parts.append("</tbody></table></div>")
     return Markup("".join(parts))
+
+
+def _has_cells(column: Column[R], rows: Sequence[R], now: float) -> bool:
+    """Return whether a cell of a column is not empty."""
+    html, value = column.html, column.value
+    if html is not None:
+        return any(html(row, now) for row in rows)
+    return value is not None and any(value(row) not in (None, "") for row in rows)
 
 
 def _heading(column: Column[Any], view: TableView) -> str:

@@ -97,14 +97,15 @@ def test_series_escapes_texts_and_has_no_nan() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(None, "–"), (0.00012, "0.12 ms"), (0.12, "120 ms"), (2.5, "2.5 s"), (200, "3:20")]
+    ("seconds", "text"),
+    [(None, "–"), (0.00012, "0.12 ms"), (0.12, "120 ms"), (2.5, "2.5 s"), (59.9, "59.9 s"), (91, "1:31")],
 )
 def test_format_seconds_chooses_the_unit(seconds: float | None, text: str) -> None:
     assert format_seconds(seconds) == text
 
 
 @pytest.mark.parametrize(
-    ("rate", "text"), [(None, "–"), (117e6, "117 MB/s"), (1.25e9, "1250 MB/s"), (5e5, "0.500 MB/s")]
+    ("rate", "text"), [(None, "–"), (117e6, "117 MB/s"), (1.25e9, "1,250 MB/s"), (5e5, "0.500 MB/s")]
 )
 def test_format_rate_has_three_digits(rate: float | None, text: str) -> None:
     assert format_rate(rate) == text

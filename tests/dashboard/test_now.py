@@ -134,7 +134,7 @@ def test_page_shows_changes_without_reload(visit: Visit, grid: EmbeddedGrid) -> 
 def test_overview_shows_silent_cluster_first_and_stale(visit: Visit, grid: EmbeddedGrid) -> None:
     page = visit().open("/")
     resume = grid.suspend_agent("south")
-    page.locator("#cluster-south").get_by_text("stale: ").wait_for()
+    page.locator("#cluster-south").get_by_text("unreachable").wait_for()
     assert page.locator("li.tile").first.get_attribute("id") == "cluster-south"
     assert "stale" not in page.locator("#cluster-north").inner_text()
     trouble = page.locator("#alert-agent-away-cluster-south")

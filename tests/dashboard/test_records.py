@@ -76,7 +76,7 @@ def test_pages_list_changes_of_job_cluster_and_user_for_operators_only(
         ("resume_cluster", ""),
         ("drain_cluster", "<x-injected>"),
     ]
-    assert "7200.0 s behind the daemon's" in root.get_page("/clusters/north")
+    assert "2:00:00 behind the daemon's" in root.get_page("/clusters/north")
     page_of_user = alice.get_json("/clusters/north.json")
     assert (page_of_user["agent"], page_of_user["certificate"]) == (None, None)
     assert root.get_json("/users.json", user="alice")["changes"]["entries"][0]["target"] == f"job {job}"

@@ -20,7 +20,7 @@ SLICE = 200
 MAX_STUCK = 20
 """Maximum number of jobs with stuck claims that are reported, the oldest first."""
 MAX_STARVING = 5
-MAX_LISTED = 50
+MAX_LISTED = 20
 """Maximum number of jobs that a remedy lists."""
 
 

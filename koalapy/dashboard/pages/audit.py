@@ -111,7 +111,7 @@ AUDIT: TableDefinition[AuditEntry] = TableDefinition(
             "action",
             "Action",
             lambda entry: entry.action,
-            lambda entry, _: link(with_query("/audit", action=entry.action), entry.action),
+            lambda entry, _: link(with_query("/audit", action=entry.action), entry.action.replace("_", " ")),
             is_sortable=False,
         ),
         Column("target", "Target", lambda entry: entry.target, style="said", is_sortable=False),

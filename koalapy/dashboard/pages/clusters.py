@@ -1,7 +1,7 @@
 """The pages Clusters and one cluster, with the actions drain, resume and clear."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import date
 from itertools import islice
@@ -30,9 +30,10 @@ from koalapy.dashboard.rows import (
     alert_row,
     call_statistics,
     cluster_row,
+    natural_key,
     severity,
 )
-from koalapy.dashboard.tables import TableParameters, TableQuery, TableView, Words, matches_text, show_rows
+from koalapy.dashboard.tables import TableParameters, TableQuery, TableView, Value, Words, matches_text, show_rows
 from koalapy.dashboard.timeline import Timeline, TimelineLane
 from koalapy.model.cluster import Drain, NodeClass, Uplink
 from koalapy.model.disk import Disk
@@ -223,7 +224,11 @@ def add_clusters(dashboard: Dashboard, services: Services, surveyor: SurveyCache
         total: Counter[str] = Counter()
         for row in rows:
             total.update(asdict(row.nodes))
-        shown, view = show_rows(CLUSTERS, table, "/clusters", {"q": q}, rows, {"state": severity})
+        keys: dict[str, Callable[[ClusterRow], Value]] = {
+            "state": severity,
+            "cluster": lambda row: natural_key(row.cluster),
+        }
+        shown, view = show_rows(CLUSTERS, table, "/clusters", {"q": q}, rows, keys)
         return ClustersView(q, shown, view, NodeCounts(**total))
 
     async def nodes_visible_to(name: Name, caller: Caller) -> KnownNodes:

@@ -119,7 +119,7 @@ def add_history(dashboard: Dashboard, history: History) -> None:
             total=total,
             pictures=pictures,
             more=omitted,
-            lines=table.lines[::-1],
+            lines=sorted(table.lines, key=lambda line: (line.start, line.node_seconds), reverse=True),
         )
 
 

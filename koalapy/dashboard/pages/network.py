@@ -133,12 +133,10 @@ def _render_link(link: LinkDirection) -> str:
     if link.state is LinkState.UNREACHABLE:
         text = "not measured" if link.relayed else "unreachable"
     elif link.bandwidth is None and link.latency is None:
-        text = "not measured"
+        text = '–<span class="hidden">not measured</span>'
     else:
         text = f"{format_rate(link.bandwidth)}<br><small>{format_seconds(link.latency)}</small>"
-        if link.state is LinkState.CONFIGURED:
-            text = f"({text})"
-        elif link.state is LinkState.STALE:
+        if link.state is LinkState.STALE:
             text += ' <span class="stale">stale</span>'
     if link.relayed:
         text += "<small>relayed</small>"

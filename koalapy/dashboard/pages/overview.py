@@ -11,7 +11,7 @@ from koalapy.daemon.services import Services
 from koalapy.dashboard.attention import AlertGroup, group_alerts
 from koalapy.dashboard.charts import Slot, make_slots
 from koalapy.dashboard.dashboard import Dashboard, Form, FormAnswer, SentForm
-from koalapy.dashboard.rows import AlertRow, ClusterRow, SurveyCache, alert_row, cluster_row, severity
+from koalapy.dashboard.rows import AlertRow, ClusterRow, SurveyCache, alert_row, cluster_row, natural_key, severity
 from koalapy.model.alert import AlertKind, MarkAction
 from koalapy.model.errors import UsageError
 from koalapy.model.identity import Identity, Role
@@ -110,8 +110,8 @@ def load_of(row: ClusterRow) -> float:
 def sort_tiles(rows: Sequence[ClusterRow], order: TileSort) -> list[ClusterRow]:
     """Return clusters in an order of tiles; ties by name."""
     if order is TileSort.NAME:
-        return sorted(rows, key=lambda row: row.cluster)
-    by_load = sorted(rows, key=lambda row: (-load_of(row), row.cluster))
+        return sorted(rows, key=lambda row: natural_key(row.cluster))
+    by_load = sorted(rows, key=lambda row: (-load_of(row), natural_key(row.cluster)))
     if order is TileSort.LOAD:
         return by_load
     ranks = {row.cluster: rank for rank, row in enumerate(by_load)}

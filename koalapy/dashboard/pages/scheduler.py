@@ -1,5 +1,6 @@
 """The page Scheduler: durations of engine cycles, decisions, failed placement tries, and the rules."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields
 from itertools import pairwise
@@ -148,6 +149,11 @@ def parameters_of(rules: Rules) -> list[Parameter]:
     ]
 
 
+def _in_words(name: str) -> str:
+    """Return the name of a class in words: ``Agent connected``."""
+    return re.sub(r"(?<=.)[A-Z]", lambda letter: f" {letter[0].lower()}", name)
+
+
 def _format_value(value: object) -> str:
     """Format the value of a rule: ``yes`` or ``no``, ``none``, or a number without needless digits."""
     if isinstance(value, bool):
@@ -188,7 +194,7 @@ def scheduler_view(engine: Engine) -> SchedulerView:
             describe_timings("Transactions", "database writes of a cycle", instruments.writes),
             describe_timings("Queries", "database reads", instruments.reads),
         ],
-        events=[Counted(kind, count) for kind, count in rounds.events.most_common()],
+        events=[Counted(_in_words(kind), count) for kind, count in rounds.events.most_common()],
         events_refused=rounds.refused,
         submitted=sum(instruments.submitted.values()),
         ended=[

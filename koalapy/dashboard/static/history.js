@@ -24,7 +24,7 @@
     const axis = { stroke: colour("--quiet"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line"), width: 1 } };
     const series = picture.curves.map((curve, index) => ({
       label: curve.name || "all", stroke: colour(COLOURS[index % COLOURS.length]), width: 2, spanGaps: false,
-      dash: DASHES[Math.floor(index / COLOURS.length) % DASHES.length], points: { show: picture.at.length < 40 },
+      dash: DASHES[Math.floor(index / COLOURS.length) % DASHES.length], points: { show: picture.at.length < 40, fill: colour("--card") },
       value: (_, value) => value === undefined || value === null ? "–" : TOLD[picture.unit](value),
     }));
     const options = {
