@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from koalapy.model.errors import NotFoundError, ProblemCode, UsageError
-from koalapy.model.node_requirement import ANY_NODE, Gpus, NodeFilter, NodeRequirement
+from koalapy.model.node_requirement import ANY_NODE, Gpus, NodeFilter, NodeRequirement, divide_memory
 from koalapy.model.request import ClusterName, InputFile, Request
 from koalapy.model.wording import format_list, suggest_names
 
@@ -111,10 +111,17 @@ class NodeClass:
         """Return whether other jobs use these nodes too."""
         return False
 
+    @property
+    def memory_per_core(self) -> int | None:
+        return divide_memory(self.memory, self.cores)
+
 
 @dataclass(frozen=True, slots=True)
 class NodeClassPart(NodeClass):
     """Nodes of a class of which other jobs use a part; ``memory``, ``cores`` and ``gpus`` are what they leave."""
+
+    memory_per_core: int | None = None
+    """Bytes of memory that belong to each core of the whole node; None: memory is not limited."""
 
     @property
     def is_part(self) -> bool:
@@ -145,6 +152,8 @@ class ClusterView:
     """The idle nodes by class. Empty: all nodes have the speed of the cluster and unknown memory."""
     parts: tuple[NodeClass, ...] = ()
     """The partly used nodes that other jobs may share. They are not among the idle nodes."""
+    selected_for: NodeRequirement | None = None
+    """The requirement by which partly used nodes were counted as idle ones; None: none are."""
 
     @property
     def usable_idle(self) -> int:
@@ -155,17 +164,24 @@ class ClusterView:
         """Return the cluster with another number of idle nodes."""
         # Not by ``replace``, which takes four times as long; forecasts call this thousands of times.
         classes = resize_classes(self.node_classes, idle)
-        return ClusterView(self.name, self.total, idle, self.state, self.speed, self.note, classes, self.parts)
+        return ClusterView(
+            self.name, self.total, idle, self.state, self.speed, self.note, classes, self.parts, self.selected_for
+        )
 
     def admits_all(self, requirement: NodeRequirement) -> bool:
         """Return whether all of its nodes meet a requirement."""
         return self.name not in requirement.exclude and all(map(requirement.is_met_by, self.known_classes))
 
-    def restrict_to(self, requirement: NodeRequirement) -> "ClusterView | None":
+    def select_nodes(self, requirement: NodeRequirement) -> "ClusterView | None":
         """Return the cluster with only the nodes that meet a requirement; None if it has none.
 
-        For a job that shares nodes, partly used nodes with enough left count as idle nodes of their class.
+        For a job that shares nodes, partly used nodes with enough left count as idle nodes of their class. Raise
+        ``ValueError`` if some were counted so for another requirement: what is left of them is not known any more.
         """
+        if self.selected_for is not None:
+            if requirement == self.selected_for:
+                return self
+            raise ValueError(f"the nodes of {self.name} were selected for another requirement; select from all nodes")
         parts: dict[str, int] = {}
         if self.parts and requirement.share:
             for part in filter(requirement.is_met_by, self.parts):
@@ -178,10 +194,17 @@ class ClusterView:
         if not classes:
             return None
         total = min(self.total, sum(max(node_class.total, node_class.idle) for node_class in classes))
-        if parts:
+        if has_parts := bool(parts):
             classes = tuple(replace(each, idle=each.idle + parts.pop(each.name, 0)) for each in classes)
         idle = sum(node_class.idle for node_class in classes)
-        return replace(self, total=total, idle=idle, node_classes=classes if self.node_classes else (), parts=())
+        return replace(
+            self,
+            total=total,
+            idle=idle,
+            node_classes=classes if self.node_classes else (),
+            parts=(),
+            selected_for=requirement if has_parts else None,
+        )
 
     def without(self, requirement: NodeRequirement | None, size: int) -> "ClusterView":
         """Return the cluster without ``size`` idle nodes, which meet a requirement."""
@@ -376,28 +399,28 @@ class GridView:
         results[key] = result
         return result  # type: ignore[return-value]
 
-    def restrict_to(self, names: frozenset[ClusterName]) -> "GridView":
+    def select_clusters(self, names: frozenset[ClusterName]) -> "GridView":
         """Return the view with only these clusters, cached for all requests of a scan."""
         return self.compute_once(("only", names), lambda grid: grid._select_part(names))
 
-    def matching(self, requirement: NodeRequirement) -> "GridView":
-        """Return the view with only the nodes that meet a requirement, cached for all requests of a scan."""
-        return self.compute_once(("matching", requirement), lambda grid: grid._restrict(requirement))
+    def select_nodes(self, requirement: NodeRequirement) -> "GridView":
+        """Return the view with only the nodes that meet a requirement, cached for all requests of a scan.
 
-    def _restrict(self, requirement: NodeRequirement) -> "GridView":
-        """Return the view with only the nodes that meet a requirement; all views with the same clusters share their
-        lasting results."""
-        clusters = tuple(cluster for whole in self.clusters if (cluster := whole.restrict_to(requirement)) is not None)
-        if clusters == self.clusters:
-            return self
-        names = frozenset(cluster.name for cluster in clusters)
-        part = replace(self, clusters=clusters)
-        part.__dict__["_lasting_results"] = self.compute_lasting(("only", names), lambda _: dict[Hashable, object]())
-        return part
+        See ``ClusterView.select_nodes``: of the result, nodes can be selected for the same requirement only.
+        """
+        return self.compute_once(("nodes", requirement), lambda grid: grid._select_matching(requirement))
+
+    def _select_matching(self, requirement: NodeRequirement) -> "GridView":
+        clusters = tuple(cluster for whole in self.clusters if (cluster := whole.select_nodes(requirement)) is not None)
+        return self if clusters == self.clusters else self._with_part(clusters)
 
     def _select_part(self, names: frozenset[ClusterName]) -> "GridView":
+        return self._with_part(tuple(cluster for cluster in self.clusters if cluster.name in names))
+
+    def _with_part(self, clusters: tuple[ClusterView, ...]) -> "GridView":
         """Return the view with only these clusters; all views of the same clusters share their lasting results."""
-        part = replace(self, clusters=tuple(cluster for cluster in self.clusters if cluster.name in names))
+        names = frozenset(cluster.name for cluster in clusters)
+        part = replace(self, clusters=clusters)
         part.__dict__["_lasting_results"] = self.compute_lasting(("only", names), lambda _: dict[Hashable, object]())
         return part
 

@@ -78,6 +78,19 @@ class NodeProperties(Protocol):
         """Return whether other jobs use these nodes too, so that only jobs that share nodes may get them."""
         ...
 
+    @property
+    def memory_per_core(self) -> int | None:
+        """Return the bytes that a job on a part of a node gets with each core if it asks for no memory.
+
+        None: memory is not limited.
+        """
+        ...
+
+
+def divide_memory(memory: int | None, cores: int | None) -> int | None:
+    """Return the memory that belongs to each core of a node; None if it is not known."""
+    return memory // cores if memory and cores and memory >= cores else None
+
 
 def _is_word_or_empty(text: str) -> bool:
     return not text or WORD.fullmatch(text) is not None
@@ -143,10 +156,16 @@ class NodeRequirement:
         return None if part == NO_REQUIREMENT else part
 
     def unmet(self, nodes: NodeProperties) -> Iterable[str]:
-        """Yield the names of the properties that these nodes do not have. Unknown cores and memory count as enough."""
+        """Yield the names of the properties that these nodes do not have. Unknown cores and memory count as enough.
+
+        On a part of a node, a job that asks for no memory needs that of its cores.
+        """
         if self.cores is not None and nodes.cores is not None and nodes.cores < self.cores:
             yield "cores"
-        if self.memory is not None and nodes.memory is not None and nodes.memory < self.memory:
+        memory = self.memory
+        if memory is None and nodes.is_part and self.cores is not None and nodes.memory_per_core is not None:
+            memory = self.cores * nodes.memory_per_core
+        if memory is not None and nodes.memory is not None and nodes.memory < memory:
             yield "memory"
         if self.gpus is not None and count_gpus(nodes.gpus, self.gpus.type) < self.gpus.count:
             yield "gpus"

@@ -133,7 +133,7 @@ def _components_on_one(request: Choosing, grid: GridView, cluster: ClusterView) 
             placed.append(PlacedComponent(component.size, cluster.name, index, transfer.sources, transfer.seconds))
         return tuple(placed)
     if request.split_options:
-        answer = place_options(request, grid.restrict_to(frozenset([cluster.name])))
+        answer = place_options(request, grid.select_clusters(frozenset([cluster.name])))
         return None if isinstance(answer, Refusal) else answer.components
     if request.total_size < request.min_component_size:
         return None
@@ -251,7 +251,7 @@ def _on_few(
     """Return the placement on as few of the first clusters as possible; None if none of the tried numbers suffices."""
     minimum = _min_cluster_count(request.total_size, clusters)
     for number in range(minimum, min(minimum + MAX_COUNTS_TRIED, len(clusters) + 1)):
-        answer = policy.place(request, grid.restrict_to(frozenset(cluster.name for cluster in clusters[:number])))
+        answer = policy.place(request, grid.select_clusters(frozenset(cluster.name for cluster in clusters[:number])))
         if isinstance(answer, Placement):
             return answer
     return None

@@ -80,7 +80,7 @@ class Auto:
         def fits(idle: int) -> bool:
             return isinstance(self.place(request, with_idle(grid, cluster, idle)), Placement)
 
-        later = find_single_cluster_later(request, grid.restrict_to(frozenset([cluster.name])), self._knowledge)
+        later = find_single_cluster_later(request, grid.select_clusters(frozenset([cluster.name])), self._knowledge)
         needs = f"the request needs {request.total_size} in all"
         if later is not None and later.option.wait is not None:
             needs = f"{needs}, which are expected here at {self._format_expected(later.option.wait)}"
@@ -110,7 +110,7 @@ class Auto:
         if sum(cluster.idle for cluster in faster) < request.total_size:
             return self._placement_for(alone, (alone,))
         together = find_multi_cluster_now(
-            request, grid.restrict_to(frozenset(cluster.name for cluster in faster)), self._knowledge
+            request, grid.select_clusters(frozenset(cluster.name for cluster in faster)), self._knowledge
         )
         if isinstance(together, Refusal) or together[0].cost >= alone.cost:
             return self._placement_for(alone, (alone,))

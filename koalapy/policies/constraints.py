@@ -67,7 +67,7 @@ def grid_parts(
             yield cap_components(request, constraints.at_most), inside
         else:
             for names in _sets_within_limit(request, inside, constraints.at_most):
-                yield request, grid.restrict_to(names)
+                yield request, grid.select_clusters(names)
 
 
 def cap_components(request: FlexibleRequest, at_most: int) -> FlexibleRequest:
@@ -82,7 +82,7 @@ def part_with(cluster: ClusterView, request: Request, grid: GridView, constraint
     inside = _one_range(cluster, inside, constraints.speed_ratio)
     if constraints.at_most is not None and not (isinstance(request, FlexibleRequest) and not request.split_options):
         inside = inside[: constraints.at_most - 1]
-    return grid.restrict_to(frozenset([cluster.name, *(c.name for c in inside)]))
+    return grid.select_clusters(frozenset([cluster.name, *(c.name for c in inside)]))
 
 
 def _one_range(cluster: ClusterView, candidates: Sequence[ClusterView], ratio: float | None) -> list[ClusterView]:
@@ -105,7 +105,7 @@ def _speed_ranges(answer: Placement, grid: GridView, ratio: float | None) -> lis
     def sets(grid: GridView) -> list[frozenset[ClusterName]]:
         return speed_sets({cluster.name: cluster.speed for cluster in grid.by_idle}, ratio)
 
-    ranges = [grid.restrict_to(names) for names in grid.compute_once(("speeds", ratio), sets)]
+    ranges = [grid.select_clusters(names) for names in grid.compute_once(("speeds", ratio), sets)]
 
     def rank(inside: GridView) -> tuple[int, int]:
         return -sum(answer.nodes_on(cluster.name) for cluster in inside), -inside.usable_idle

@@ -344,11 +344,6 @@ class ClusterStatus:
         """Return whether other jobs may use the nodes of a component too."""
         return self.shares and self.classes.filter_of(token).shares
 
-    def available_of(self, nodes: NodeFilter) -> int:
-        """Return the available nodes that a component may get."""
-        idle = self.available if self.classes.admits_all(nodes) else count_idle(self.node_classes, nodes)
-        return idle + count_idle(self.parts, nodes)
-
     def reserve(self, job: JobId, nodes: int) -> None:
         """Reserve nodes for a job, in place of its previous reservation here."""
         self.on_change(self.name)

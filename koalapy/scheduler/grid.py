@@ -363,7 +363,7 @@ class CachedView:
         if self._version != grid.version:
             touched, self._version = grid.changed_since(self._version), grid.version
             view = self._update_view(touched) if self._view.clusters else self._anew(touched)
-            self._view = grid.with_current_links(view, max(0, self._streams()))
+            self._view = grid.with_current_links(view, self._streams())
         return self._view
 
     def _anew(self, clusters: Collection[ClusterStatus]) -> GridView:

@@ -50,7 +50,7 @@ class NodeClasses:
                 nodes = min(part.nodes, left)
                 left -= nodes
                 properties = part.memory, 0, part.cores, part.gpus, known.features, known.partitions
-                parts.append(NodeClassPart(known.name, nodes, known.power, *properties))
+                parts.append(NodeClassPart(known.name, nodes, known.power, *properties, known.memory_per_core))
         self._parts = tuple(parts)
 
     def parts(self, awaiting: Mapping[Token, int]) -> tuple[NodeClass, ...]:

@@ -61,12 +61,12 @@ def test_policies_answer_alike_on_changed_and_new_view(
     for step in steps:
         look(view)
         answers(earlier, view)
-        answers(earlier, view.restrict_to(PART))
+        answers(earlier, view.select_clusters(PART))
         view = view.with_clusters(step)
     new = GridView(view.clusters, view.links, view.waiting, view.replicas, view.cut_off)
     assert look(view) == look(new)
     assert answers(request, view) == answers(request, new)
-    assert answers(request, view.restrict_to(PART)) == answers(request, new.restrict_to(PART))
+    assert answers(request, view.select_clusters(PART)) == answers(request, new.select_clusters(PART))
 
 
 def test_changed_view_keeps_its_uplinks() -> None:
@@ -74,7 +74,7 @@ def test_changed_view_keeps_its_uplinks() -> None:
     view = replace(grid(north=4, south=2), uplinks=uplinks)
     assert view.with_clusters([ClusterView("north", 4, 1)]).uplinks is uplinks
     assert view.with_waiting(()).uplinks is uplinks
-    assert view.restrict_to(PART).uplinks is uplinks
+    assert view.select_clusters(PART).uplinks is uplinks
 
 
 def test_changing_a_view_leaves_the_original_unchanged() -> None:
@@ -102,8 +102,8 @@ def test_compute_lasting_recomputes_after_relevant_changes() -> None:
         assert view.with_clusters([different]).compute_lasting("key", work) == len(looks)
     assert len(looks) == 3
     part = frozenset({"north"})
-    assert view.restrict_to(part).compute_lasting("key", work) == 4
-    assert view.with_clusters([ClusterView("south", 2, 0)]).restrict_to(part).compute_lasting("key", work) == 4
+    assert view.select_clusters(part).compute_lasting("key", work) == 4
+    assert view.with_clusters([ClusterView("south", 2, 0)]).select_clusters(part).compute_lasting("key", work) == 4
     assert with_links(view, {"north": Link(1.0)}).compute_lasting("key", work) == 5
 
 

@@ -98,7 +98,7 @@ def possible_sets(job: JobSpec, view: GridView) -> bool:
     sets = [set(chosen_names) for count in range(1, len(names) + 1) for chosen_names in combinations(names, count)]
     for chosen in sets:
         if keeps_constraints(chosen, view, job.coallocation, job.speed_ratio_min):
-            part = view.restrict_to(frozenset(chosen))
+            part = view.select_clusters(frozenset(chosen))
             if isinstance(job.request, FlexibleRequest):
                 max_count = job.request.max_components or len(chosen)
                 idle = [cluster.idle for cluster in part]

@@ -356,7 +356,7 @@ def check_views(queries: Queries) -> None:
     grid = queries.grid
 
     def view_for(priority: Priority) -> GridView:
-        streams = max(0, queries.queues.reservation.streams_left_to(priority))
+        streams = queries.queues.reservation.streams_left_to(priority)
 
         def reserved(cluster: ClusterStatus) -> int:
             return queries.reserved_nodes(cluster.name, priority)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.model.cluster import ClusterView, GridView, NodeClass
+from koalapy.model.cluster import ClusterView, GridView, NodeClass, NodeClassPart
 from koalapy.model.errors import UsageError
 from koalapy.model.job import JobId, JobState, Token, parse_token
 from koalapy.model.job_spec import ClaimingMode, JobSpec, Priority
@@ -450,8 +450,24 @@ def test_components_hold_only_matching_nodes_and_all_jobs_finish(
 def test_view_with_only_matching_nodes_keeps_them_when_resized() -> None:
     view = ClusterView("south", 5, 5, node_classes=tuple(map(as_class, CLASSES["south"])))
     requirement = NodeRequirement(gpus=Gpus(1))
-    matching = GridView((view,)).matching(requirement).get("south")
+    matching = GridView((view,)).select_nodes(requirement).get("south")
     assert matching is not None
     assert (matching.total, matching.idle, [c.name for c in matching.node_classes]) == (2, 2, ["gpu"])
     assert matching.with_idle(1).node_classes[0].idle == 1
-    assert GridView((view,)).matching(NodeRequirement(memory=1)).get("south") is view
+    assert GridView((view,)).select_nodes(NodeRequirement(memory=1)).get("south") is view
+
+
+def test_nodes_selected_with_parts_cannot_be_selected_for_another_requirement() -> None:
+    """What is left of a partly used node is not known once it counts as an idle node of its class."""
+    part = NodeClassPart("big", 1, cores=2)
+    view = ClusterView("south", 2, 1, node_classes=(NodeClass("big", 1, cores=8, total=2),), parts=(part,))
+    small, large = (NodeRequirement(cores=cores, share=True) for cores in (2, 8))
+    selected = view.select_nodes(small)
+    assert selected is not None
+    assert (selected.idle, selected.with_idle(2).select_nodes(small)) == (2, selected)
+    for changed in (selected, selected.with_idle(2), selected.without(small, 1)):
+        with pytest.raises(ValueError, match="of south were selected for another requirement"):
+            changed.select_nodes(large)
+    whole = view.select_nodes(large)
+    assert whole is not None
+    assert (whole.idle, whole.parts) == (1, (part,)), "no part was counted: it may be selected again"

@@ -21,6 +21,7 @@ from koalapy.model.node_requirement import (
     Gpus,
     NodeRequirement,
     count_hosts,
+    divide_memory,
     expand_host_list,
 )
 from koalapy.model.reports import ListedNode, ListedState, NodeClassReport, NodePartReport
@@ -127,21 +128,17 @@ class NodeGroup:
 
     @property
     def memory_per_core(self) -> int | None:
-        """Return the bytes that a job gets with each core if it asks for no memory; None: memory is not limited."""
-        return self.memory // self.cores if self.memory and self.cores and self.memory >= self.cores else None
+        return divide_memory(self.memory, self.cores)
 
     def report_parts(self, used: Mapping[str, "NodePart"]) -> tuple[NodePartReport, ...]:
-        """Group the partly used nodes by what is free on each. ``used``: by node; others are not partly used.
-
-        Free cores are at most those that the free memory suffices for, if a job asks for no memory.
-        """
+        """Group the partly used nodes by what is free on each. ``used``: by node; others are not partly used."""
         if self.cores is None:
             return ()
         counts = Counter(self._subtract_used(used[name]) for name in self.nodes if name in used)
         return tuple(
             NodePartReport(count, left.cores, left.memory, left.gpus)
             for left, count in sorted(counts.items(), key=lambda item: repr(item[0]))
-            if left.cores > 0
+            if left.cores > 0 and left.memory != 0
         )
 
     def _subtract_used(self, used: "NodePart") -> "NodePart":
@@ -149,8 +146,6 @@ class NodeGroup:
         if self.memory is None:
             return NodePart(cores, None, subtract_gpus(self.gpus, used.gpus))
         memory = max(0, self.memory - (used.memory or 0))
-        if per_core := self.memory_per_core:
-            cores = min(cores, memory // per_core)  # a job that asks for no memory needs as much
         return NodePart(cores, memory, subtract_gpus(self.gpus, used.gpus))
 
 

@@ -213,7 +213,7 @@ class Samples:
             startup=startup / started if started else None,
         )
 
-    def count_local_load(self) -> list[LocalLoad]:
+    def sample_background(self) -> list[LocalLoad]:
         """Count the nodes of local users by cluster. Return the means of the last slot when another has begun.
 
         A cluster without a current report is not counted, so that its load has a gap.
@@ -231,7 +231,7 @@ class Samples:
 
     async def take(self) -> None:
         """Store a sample, and the local load of a slot that has ended; lose them while the database is unavailable."""
-        sample, loads = self.make_sample(), self.count_local_load()
+        sample, loads = self.make_sample(), self.sample_background()
         with suppress(StoreUnavailable):
             await run_in_database(self._store.add_sample, sample)
             if loads:

@@ -380,7 +380,7 @@ class Claiming:
             )
         requirement = spec.node_requirement(component.request_index)
         if requirement is not None and (part := requirement.matching_part) is not None:
-            view = view.matching(part)
+            view = view.select_nodes(part)
         component_request = spec.component(component.request_index)
         barred = job.barred_clusters(self._state.now)
         other_clusters = {member.cluster for member in live(job).gang if member.index != component.index}
@@ -398,7 +398,9 @@ class Claiming:
         if not open_to_it:
             return None
         files = component_request.inputs if component_request else spec.inputs
-        return closest_site(component.size, files, view.restrict_to(open_to_it), within, self._rules.assumed_bandwidth)
+        return closest_site(
+            component.size, files, view.select_clusters(open_to_it), within, self._rules.assumed_bandwidth
+        )
 
     def _streams_after(self, job: Job, component: Component, cluster: ClusterName) -> int:
         """Return the streams over relays that a job needs once a component has moved to another cluster."""

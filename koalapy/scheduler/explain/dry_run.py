@@ -104,7 +104,7 @@ class DryRun:
         if not self._barred:
             return self.queries.policy_calls.reasons(spec, view)
         refused = {refusal.cluster: refusal for refusal in self.job.refusals} if self.job is not None else {}
-        offered = view.restrict_to(frozenset(cluster.name for cluster in view if cluster.name not in self._barred))
+        offered = view.select_clusters(frozenset(cluster.name for cluster in view if cluster.name not in self._barred))
         reasons = {reason.cluster: reason for reason in self.queries.policy_calls.reasons(spec, offered)}
         now = self.queries.now
         reasons |= {name: ClusterReason(name, refusal_text(refused[name], now)) for name in self._barred}
@@ -168,7 +168,7 @@ class DryRun:
         """Return whether a placement needs nodes of other jobs."""
         view = self.view(spec.priority)
         if spec.share and (requirement := spec.node_requirements[0]) is not None:
-            view = view.matching(requirement)  # with the partly used nodes that it may share
+            view = view.select_nodes(requirement)  # with the partly used nodes that it may share
         idle = {cluster.name: cluster.idle for cluster in view.by_idle}
         return any(placement.nodes_on(c.cluster) > idle.get(c.cluster, 0) for c in placement.components)
 

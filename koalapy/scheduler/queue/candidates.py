@@ -158,7 +158,7 @@ class Offer:
     def at_home(self, spec: JobSpec) -> GridView | None:
         """Return a view of a job's home site after reclaiming its nodes; None if it may not reclaim."""
         home = None if spec.share else self._sharing.reclaiming_site(spec.home_site)
-        return self._see_taken_back().restrict_to(frozenset({home})) if home else None
+        return self._see_taken_back().select_clusters(frozenset({home})) if home else None
 
     def idle_test(self) -> Callable[[Needs], bool]:
         """Return a fast test, without a policy call, whether enough nodes may be idle for a job's needs."""

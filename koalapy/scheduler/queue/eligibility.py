@@ -252,7 +252,7 @@ class Eligibility:
         lacking = [cluster.name for cluster in view if not folders <= self._profiles[cluster.name].folders]
         if not lacking:
             return view, []
-        return view.restrict_to(frozenset(cluster.name for cluster in view) - set(lacking)), lacking
+        return view.select_clusters(frozenset(cluster.name for cluster in view) - set(lacking)), lacking
 
     def sharing_groups(self, view: GridView, sets: tuple[frozenset[ClusterName], ...]) -> list[GridView]:
         """Return the usable clusters in groups, each of which may run one job together, the most idle nodes first."""
@@ -260,7 +260,7 @@ class Eligibility:
             usable = {cluster.name for cluster in view.by_idle}
             inside = {together & usable: together for together in sets}
             largest = [names for names in inside if names and not any(names < candidate for candidate in inside)]
-            groups = [view.restrict_to(inside[names]) for names in largest]
+            groups = [view.select_clusters(inside[names]) for names in largest]
             groups.sort(key=lambda group: (-group.usable_idle, sorted(cluster.name for cluster in group)))
             self._grouped = (view, sets, groups)
         return self._grouped[2]
@@ -310,7 +310,7 @@ def without_barred(barred: frozenset[ClusterName], view: GridView) -> tuple[Grid
     """Return the view without the barred clusters, and their names."""
     if not barred or not (barred_here := [cluster.name for cluster in view if cluster.name in barred]):
         return view, []
-    return view.restrict_to(frozenset(cluster.name for cluster in view) - barred), barred_here
+    return view.select_clusters(frozenset(cluster.name for cluster in view) - barred), barred_here
 
 
 def scan_tries_all(rules: Rules) -> bool:

@@ -74,7 +74,7 @@ def _create_groups(
         groups.append(ComponentGroup(replace(spec, request=part), tuple(group), demands.nodes[group[0]]))
 
     def rank(group: ComponentGroup) -> tuple[int, int]:
-        matching = view.matching(group.requirement) if group.requirement is not None else view
+        matching = view.select_nodes(group.requirement) if group.requirement is not None else view
         return sum(cluster.total for cluster in matching), -max(component.size for component in group.components)
 
     return sorted(groups, key=rank)
@@ -181,7 +181,7 @@ class ComponentSearch:
             left = replace(
                 cluster, idle=count_idle(classes), node_classes=tuple(idle) if cluster.node_classes else (), parts=parts
             )
-            matching = left if component.requirement is None else left.restrict_to(component.requirement)
+            matching = left if component.requirement is None else left.select_nodes(component.requirement)
             if matching is not None:
                 # All fit together, as checked above: a component placed before can move to other nodes of the cluster.
                 yield cluster.name, replace(matching, idle=max(matching.idle, request.size))
@@ -286,7 +286,7 @@ class NodeMatching:
         """Return the policy's answer for components with one requirement. A refusal names the requirement."""
         if requirement is None:
             return self._calls.evaluate(policy, spec, view)
-        matching = view.matching(requirement)
+        matching = view.select_nodes(requirement)
         lacking, is_impossible = _find_lacking(view, matching, spec)
         if is_impossible:
             texts = [lacking_text(cluster, requirement) for cluster in lacking]
@@ -322,7 +322,7 @@ class NodeMatching:
         """Return the reasons for components with one requirement. They count only nodes that meet it."""
         if requirement is None:
             return self._calls.explain(policy, spec, view)
-        matching = view.matching(requirement)
+        matching = view.select_nodes(requirement)
         lacking, is_impossible = _find_lacking(view, matching, spec)
         reasons = [ClusterReason(cluster.name, lacking_text(cluster, requirement)) for cluster in lacking]
         if not is_impossible:

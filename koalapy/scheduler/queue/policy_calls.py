@@ -248,7 +248,7 @@ class PolicyCalls:
             if cut_off := _fixed_transfer_problem(spec, request, view):
                 return Refusal(cut_off, RefusalKind.FILES)
         elif unmoved := _transfer_problems(spec, view):
-            view = view.restrict_to(frozenset(c.name for c in view if c.name not in unmoved))
+            view = view.select_clusters(frozenset(c.name for c in view if c.name not in unmoved))
             answer = self._evaluate_within_demands(policy, spec, view)
             reasons = "; ".join(dict.fromkeys(unmoved.values()))
             return Refusal(f"{answer.summary}; {reasons}", RefusalKind.FILES) if isinstance(answer, Refusal) else answer
@@ -321,7 +321,7 @@ class PolicyCalls:
         reasons = {c.name: ClusterReason(c.name, not_usable(c)) for c in view if not_usable(c)}
         reasons |= self._eligibility.barred_reasons(spec, barred)
         if unmoved := _transfer_problems(spec, view):
-            able = able.restrict_to(frozenset(c.name for c in able if c.name not in unmoved))
+            able = able.select_clusters(frozenset(c.name for c in able if c.name not in unmoved))
         for name, reason in unmoved.items():
             reasons.setdefault(name, ClusterReason(name, reason))
         for name in lacking:
@@ -419,7 +419,7 @@ class PolicyEvaluator:
         if barred:
             if barred_names := sorted(barred.intersection(_named_clusters(spec))):
                 return Refusal(f"{format_list(barred_names)} has refused it", RefusalKind.ELIGIBILITY)
-            view = view.restrict_to(frozenset(cluster.name for cluster in view if cluster.name not in barred))
+            view = view.select_clusters(frozenset(cluster.name for cluster in view if cluster.name not in barred))
         try:
             policy = self._policy(spec, view)
             answer = self._calls.evaluate(policy, spec, self._with_waiting_requests(policy, spec, view))
@@ -440,7 +440,7 @@ class PolicyEvaluator:
         if spec.node_requirements and not self._are_nodes_reported:
             return True
         view = self.empty_grid()
-        view = view.restrict_to(frozenset(cluster.name for cluster in view if cluster.name not in without))
+        view = view.select_clusters(frozenset(cluster.name for cluster in view if cluster.name not in without))
         try:
             return isinstance(self._answer_with_links(spec, view), Placement)
         except (UsageError, BrokenPolicy):
@@ -551,7 +551,7 @@ class PolicyEvaluator:
         nodes idle."""
         if self._grid.has_no_trusted_cluster:
             return False
-        view = self._whole.view().restrict_to(frozenset(cluster.name for cluster in offered))
+        view = self._whole.view().select_clusters(frozenset(cluster.name for cluster in offered))
         view = view.with_clusters([c.with_idle(min(c.idle, at_most[c.name])) for c in view if c.name in at_most])
         return isinstance(
             self._calls.evaluate(policy, spec, self._with_waiting_requests(policy, spec, view)), Placement

@@ -128,7 +128,7 @@ class Reservation:
     def streams_left_to(self, priority: Priority) -> int:
         """Return the streams over the hub that are offered to jobs of a priority."""
         is_kept = self.job is not None and (self._is_promised or priority is Priority.LOW)
-        return self._grid.free_streams - (self._reserved_streams if is_kept else 0)
+        return max(0, self._grid.free_streams - (self._reserved_streams if is_kept else 0))
 
     def view(self, priority: Priority) -> GridView:
         """Return the grid as offered to jobs of a priority."""

@@ -197,7 +197,7 @@ class Machine(RuleBasedStateMachine):
             policy = policy.informed(Knowledge(bandwidth=spec.per_node_bandwidth or 0.0))
         home, rules = spec.home_site, self.world.rules
         is_open = {name for name in CLUSTER_SIZES if not home or SPEEDS[name] >= rules.speed_threshold * SPEEDS[home]}
-        view = WHOLE_GRID.restrict_to(frozenset({home} if home and rules.sharing == "independent" else is_open))
+        view = WHOLE_GRID.select_clusters(frozenset({home} if home and rules.sharing == "independent" else is_open))
         return isinstance(policy.place(spec.request, view), Placement)
 
 

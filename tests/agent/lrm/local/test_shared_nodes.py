@@ -1,5 +1,6 @@
 """Jobs that share nodes: an embedded cluster's resource manager and the scheduler's counts agree."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +60,18 @@ class SharedCluster:
         idle, holding = len(self.table.idle_nodes()), frozenset(job.name for job in self.table.running.values())
         self.status.report(ClusterReport(5, idle, holding=holding, node_classes=classes, shares=True), 0.0)
 
+    def count_available(self, nodes: NodeFilter) -> int:
+        """Return the available nodes that a component may get."""
+        view = self.status.view(self.status.available)
+        if nodes.requirement is not None:
+            selected = view.select_nodes(nodes.requirement)
+            return 0 if selected is None else selected.idle
+        return view.idle
+
     def place(self, size: int, requirement: NodeRequirement | None) -> bool:
         """Promise nodes to a component if the scheduler has enough; return whether it has."""
         nodes = ANY_NODE if requirement is None else NodeFilter(requirement=requirement)
-        if self.status.available_of(nodes) < size:
+        if self.count_available(nodes) < size:
             return False
         self._placed += 1
         token = f"{self._placed}.1.0"
@@ -120,9 +129,6 @@ def test_components_that_share_start_at_once_where_the_scheduler_counts_nodes(st
             cluster.send_report()
         check_nodes(cluster)
         assert all(part.idle >= 0 for part in cluster.status.parts)
-        for each in (NodeRequirement(cores=2, share=True), NodeRequirement(cores=2, gpus=Gpus(1), share=True)):
-            view = cluster.status.view(cluster.status.available).restrict_to(each)
-            assert (0 if view is None else view.idle) == cluster.status.available_of(NodeFilter(requirement=each))
     while cluster.in_transit:
         assert cluster.deliver().state == "running"
     while cluster.table.running:
@@ -152,20 +158,30 @@ def test_exclusive_job_gets_no_node_that_others_share() -> None:
     ("requirement", "left"),
     [
         (NodeRequirement(cores=1), NodePartReport(2, 3, 6 * GB)),
-        (NodeRequirement(cores=1, memory=7 * GB), None),
+        (NodeRequirement(cores=1, memory=7 * GB), NodePartReport(2, 3, GB)),
         (NodeRequirement(cores=2, memory=GB), NodePartReport(2, 2, 7 * GB)),
+        (NodeRequirement(cores=2, memory=8 * GB), None),
     ],
 )
 def test_memory_of_a_part_is_that_of_its_cores_by_default(
     requirement: NodeRequirement, left: NodePartReport | None
 ) -> None:
     cluster = SharedCluster()
-    small = NodeRequirement(requirement.cores, requirement.memory, exclude=("127.0.1.[3-5]",), share=True)
-    assert cluster.place(2, small)
+    others = "127.0.1.[3-5]"
+    assert cluster.place(2, replace(requirement, exclude=(others,), share=True))
     cluster.deliver()
+    cluster.send_report()
     records = [job.as_record() for job in cluster.table.active_jobs]
     reports = cluster.lrm._classes.report(lambda _: 0, cluster.lrm._used_parts(records))
     assert reports[0].parts == (() if left is None else (left,))
+    for memory, least in ((None, 2 * GB), (GB, GB)):
+        next_job = NodeRequirement(1, memory, share=True)
+        parts = [part for part in cluster.status.parts if next_job.is_met_by(part)]
+        assert bool(parts) == (left is not None and (left.memory or 0) >= least), "what is counted"
+        if parts:
+            assert cluster.place(5, next_job)
+            assert cluster.deliver().state == "running", "and what is given"
+            cluster.end(1)
 
 
 @pytest.mark.parametrize(

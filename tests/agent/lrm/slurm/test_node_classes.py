@@ -248,8 +248,8 @@ async def test_site_that_shares_reports_what_jobs_leave_of_nodes(slurm: FakeSlur
     assert snapshot.shares
     assert {c.name: c.parts for c in snapshot.node_classes if c.parts} == {
         "gpu+ib-2xa100-67.1GB": (NodePartReport(1, 2, 58 * GB << 20, (Gpus(1, "a100"),)),),
-        "ib-67.1GB": (NodePartReport(1, 6, 56 * GB << 20),),
-    }, "the memory that n2 has left is that of no core"
+        "ib-67.1GB": (NodePartReport(1, 6, 4 * GB << 20), NodePartReport(1, 6, 56 * GB << 20)),
+    }
     assert (snapshot.idle, snapshot.background) == (0, 4)
     snapshot = await slurm.make_lrm(partition="main,gpu").take_snapshot()
     assert not snapshot.shares
