@@ -30,8 +30,8 @@ log = structlog.get_logger()
 LEASE_SECONDS = 30.0
 POLL_INTERVAL = 1.0
 """Seconds between two reads of a lease that is watched."""
-LOCK_TIMEOUT_S = 3.0
-"""Seconds that a transaction waits for those of this process that came before."""
+LOCK_TIMEOUT_S = 10.0
+"""Seconds that a transaction waits for those of this process that came before, also on a busy machine."""
 _NOTE_BATCH = update(lease).values(batch=bindparam("number"))
 _READ_LEASE = select(lease.c.epoch, lease.c.holder, lease.c.batch).with_for_update(read=True)
 _LOCK_LEASE = select(lease.c.epoch, lease.c.holder, lease.c.batch).with_for_update()

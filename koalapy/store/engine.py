@@ -90,6 +90,8 @@ SQLITE_BUSY_TIMEOUT = 3000
 RETRY_HINT = "try again when it is back"
 POOL_TIMEOUT = 5.0
 """Seconds to wait for a free connection."""
+MAX_OVERFLOW = 20
+"""Connections beyond the 5 that are kept, so that each thread of the daemon can have one."""
 POSTGRESQL_TIMEOUTS = {
     "connect_timeout": "5",
     "tcp_user_timeout": "10000",
@@ -167,6 +169,7 @@ def _sqlite_engine(url: URL, **options: Any) -> Engine:
             make_private_file(path)
             for companion in filter(Path.exists, (Path(f"{path}-wal"), Path(f"{path}-shm"))):
                 make_private_file(companion)
+    options = {"max_overflow": MAX_OVERFLOW} | options
     engine = create_engine(url, **JSON, pool_timeout=POOL_TIMEOUT, **options)
 
     @event.listens_for(engine, "connect")
@@ -194,7 +197,7 @@ def _postgresql_engine(url: URL) -> Engine:
     """Return an engine that uses psycopg 3 and replaces connections that the server has closed."""
     url = url.set(drivername="postgresql+psycopg", query={**POSTGRESQL_TIMEOUTS, **url.query})
     try:
-        return create_engine(url, **JSON, pool_pre_ping=True, pool_timeout=POOL_TIMEOUT)
+        return create_engine(url, **JSON, pool_pre_ping=True, pool_timeout=POOL_TIMEOUT, max_overflow=MAX_OVERFLOW)
     except ModuleNotFoundError as error:
         raise UsageError(
             "database: PostgreSQL needs the package psycopg",

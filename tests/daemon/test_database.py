@@ -1,13 +1,18 @@
-"""Database threads, shared by users in turn."""
+"""Database threads, shared by users in turn, and what counts as silence of the database."""
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
+from functools import partial
 
 import pytest
 
-from koalapy.daemon.engine.database import Threads
+from koalapy.daemon.engine.database import SLOW_AFTER_S, DatabaseMonitor, Threads, _run_query
+from koalapy.model.errors import StoreUnavailable
+from tests import signals
+from tests.virtual_time import VirtualTimeLoop
 
 DEADLINE = 20.0
 
@@ -70,3 +75,70 @@ async def test_threads_with_cancelled_work_skip_it(gate: threading.Event) -> Non
     gate.set()
     assert await asyncio.wrap_future(threads.submit_for("ada", lambda: "answer")) == "answer"
     assert order == ["eve"]
+
+
+def virtual_loop() -> VirtualTimeLoop:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualTimeLoop)
+    return loop
+
+
+async def test_query_behind_answered_queries_is_not_late() -> None:
+    threads, gates = Threads(1, "test"), [threading.Event() for _ in range(3)]
+    earlier = [asyncio.create_task(_run_query(threads, gate.wait)) for gate in gates]
+    last = asyncio.create_task(_run_query(threads, lambda: "answer"))
+    for gate, running in zip(gates, earlier, strict=True):
+        await asyncio.sleep(0)
+        virtual_loop().jump(4.0)
+        gate.set()
+        assert await running
+    assert await last == "answer"
+
+
+async def test_queries_behind_hanging_query_are_late(gate: threading.Event) -> None:
+    threads = Threads(1, "test")
+    with signals.hanging_threads():
+        queries = (_run_query(threads, gate.wait) for _ in range(3))
+        answers = await asyncio.gather(*queries, return_exceptions=True)
+    assert [type(answer) for answer in answers] == [StoreUnavailable] * 3
+    gate.set()
+    assert await _run_query(threads, lambda: "answer") == "answer", "no thread is left to late queries"
+
+
+async def test_transaction_that_computes_is_no_silence_of_the_database(gate: threading.Event) -> None:
+    """On a busy machine a large transaction takes seconds, and the renewal of the lease waits for it."""
+    monitor, silent, rounds = DatabaseMonitor(), list[str](), list[float]()
+
+    def compute() -> None:
+        while not gate.is_set():
+            until = time.thread_time() + 0.01
+            while time.thread_time() < until:
+                pass
+            rounds.append(until)
+
+    writing = asyncio.create_task(monitor.run_transaction("engine", None, compute, lambda: silent.append("engine")))
+    await signals.until(lambda: rounds)
+    waiting = asyncio.create_task(monitor.run_transaction("lease", None, gate.wait, lambda: silent.append("lease")))
+    for _ in range(4):
+        enough = len(rounds) + 2
+        await signals.until(lambda enough=enough: len(rounds) >= enough)  # type: ignore[misc]
+        virtual_loop().jump(SLOW_AFTER_S)
+        await asyncio.sleep(0)
+    gate.set()
+    await asyncio.gather(writing, waiting)
+    assert silent == []
+
+
+async def test_transactions_of_hanging_database_are_silent(gate: threading.Event) -> None:
+    monitor = DatabaseMonitor()
+
+    async def write(writer: str) -> None:
+        await monitor.run_transaction(writer, None, gate.wait, partial(monitor.note_failure, writer))
+        monitor.note_success(writer)
+
+    writing = [asyncio.create_task(write(writer)) for writer in ("engine", "lease")]
+    with signals.hanging_threads():
+        await signals.until(lambda: set(monitor._problems) == {"engine", "lease"})
+    gate.set()
+    await asyncio.gather(*writing)
+    assert not monitor.problem

@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 import pytest
 
+from koalapy.daemon.engine.database import query
 from koalapy.daemon.jobs.submissions import IdempotencyKeys
 from koalapy.model.errors import StoreUnavailable
 from koalapy.ports import Submitted
@@ -61,6 +62,19 @@ async def test_find_submission_failure_affects_its_callers_only() -> None:
     store.away = False
     store.may_answer.release()
     assert await keys.find_submission("a") is None
+
+
+async def test_find_submission_does_not_wait_for_long_reads() -> None:
+    store, proceed = Slow(), threading.Event()
+    store.may_answer.release()
+    reads = [asyncio.create_task(query(proceed.wait)) for _ in range(20)]  # more than threads
+    await asyncio.sleep(0)
+    try:
+        assert await IdempotencyKeys(store).find_submission("a") is None  # type: ignore[arg-type]
+        assert not any(read.done() for read in reads)
+    finally:
+        proceed.set()
+    assert all(await asyncio.gather(*reads))
 
 
 async def test_find_submission_behind_hanging_query_raises_store_unavailable() -> None:

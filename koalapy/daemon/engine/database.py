@@ -11,6 +11,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, Future
 from contextvars import ContextVar
+from itertools import takewhile
 from typing import Any, ParamSpec, TypeVar
 
 import structlog
@@ -25,10 +26,12 @@ log = structlog.get_logger()
 
 SLOW_AFTER_S = 2.0
 """Seconds after which a database that has not answered counts as unavailable."""
+MIN_WORK_S = 0.005
+"""Processor time in ``SLOW_AFTER_S`` by which a transaction goes on: one that waits for its database uses less."""
 COMMIT_TIMEOUT_S = 10.0
 """Seconds for which a client waits for a commit while the database is unavailable."""
 QUERY_TIMEOUT_S = 5.0
-"""Timeout of one query."""
+"""Timeout of one query from its start, and of waiting ones since another was answered."""
 UNKNOWN_OUTCOME = "look again later: the change is made as a whole or not at all"
 
 READ_TIMINGS = Timings()
@@ -49,6 +52,8 @@ class Threads(Executor):
         self._changed = threading.Condition()
         self._begun = self._open = 0
         """The number of started threads, and of work items that are not done."""
+        self.done = 0
+        """The number of work items that are done."""
 
     def submit(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
         return self.submit_for("", work, *args, **kwargs)
@@ -87,6 +92,7 @@ class Threads(Executor):
             work()
             with self._changed:
                 self._open -= 1
+                self.done += 1
                 self._running[user] -= 1
                 if not self._running[user]:
                     del self._running[user]
@@ -108,6 +114,8 @@ class _ThreadsOfUser(Executor):
 
 
 _readers = Threads(8, "reader", max_per_user=3)
+_finders = Threads(2, "finder")
+"""For queries of some rows by their keys, which do not wait for those that read many rows."""
 _workers = Threads(8, "database")
 """Separate pools, so that queries of a hanging database block neither writes nor the default pool."""
 READING_USER: ContextVar[str] = ContextVar("reading_user", default="")
@@ -121,20 +129,39 @@ async def run_in_database(work: Callable[P, T], *args: P.args, **kwargs: P.kwarg
 
 async def query(question: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Run ``question`` in a reader thread and return its result. Raise ``StoreUnavailable`` on timeout."""
-    reader = _ThreadsOfUser(_readers, READING_USER.get())
-    asking = asyncio.get_running_loop().run_in_executor(reader, lambda: question(*args, **kwargs))
-    began, failed = time.monotonic(), False
+    return await _run_query(_readers, lambda: question(*args, **kwargs))
+
+
+async def find_by_key(question: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run a ``question`` for some rows by their keys, as ``query`` does but before those that read many rows."""
+    return await _run_query(_finders, lambda: question(*args, **kwargs))
+
+
+async def _run_query(threads: Threads, question: Callable[[], T]) -> T:
+    """Run a question in one of the threads. Raise ``StoreUnavailable`` once it has run for ``QUERY_TIMEOUT_S``.
+
+    While it waits for a thread it is not late, unless no other question was answered for that time.
+    """
+    has_begun = threading.Event()
+
+    def answer() -> T:
+        has_begun.set()
+        return question()
+
+    asking = asyncio.get_running_loop().run_in_executor(_ThreadsOfUser(threads, READING_USER.get()), answer)
+    began, failed, is_late = time.monotonic(), False, False
     try:
-        return await asyncio.wait_for(asking, QUERY_TIMEOUT_S)
+        while not is_late:
+            had_begun, done_before = has_begun.is_set(), threads.done
+            if (await asyncio.wait({asking}, timeout=QUERY_TIMEOUT_S))[0]:
+                return asking.result()
+            is_late = had_begun or (not has_begun.is_set() and threads.done == done_before)
+        raise StoreUnavailable(f"the database has not answered for {QUERY_TIMEOUT_S:g} s", hint="try again later")
     except StoreUnavailable:
         failed = True
         raise
-    except TimeoutError:
-        failed = True
-        raise StoreUnavailable(
-            f"the database has not answered for {QUERY_TIMEOUT_S:g} s", hint="try again later"
-        ) from None
     finally:
+        asking.cancel()
         READ_TIMINGS.note(time.monotonic() - began, failed=failed)
 
 
@@ -152,6 +179,8 @@ class DatabaseMonitor:
         """Monotonic time of the last renewal; None before the first."""
         self.lease_lost = False
         self._under_way: set[asyncio.Future[Any]] = set()
+        self._writing: dict[str, None] = {}
+        """The writers with a transaction that has not ended, in the order in which these began."""
 
     @property
     def problem(self) -> str:
@@ -162,6 +191,32 @@ class DatabaseMonitor:
     def unavailable_for(self) -> float:
         """Seconds for which the database has been unavailable; 0 if it is available."""
         return time.monotonic() - self._since if self._problems else 0.0
+
+    async def run_transaction(
+        self, writer: str, threads: Executor | None, work: Callable[[], T], on_silence: Callable[[], None]
+    ) -> T:
+        """Run a transaction in a thread, and return its result.
+
+        Call ``on_silence`` after each ``SLOW_AFTER_S`` in which the database seems not to answer: the thread has used
+        hardly any processor time, and does not wait for an earlier transaction. On a busy machine a large one takes
+        longer.
+        """
+        clocks: list[int] = []
+
+        def run_work() -> T:
+            clocks.append(time.pthread_getcpuclockid(threading.get_ident()))
+            return work()
+
+        running = asyncio.get_running_loop().run_in_executor(threads, run_work)
+        self._writing[writer] = None
+        running.add_done_callback(lambda _: self._writing.pop(writer, None))
+        used = 0.0
+        while not (await asyncio.wait({running}, timeout=SLOW_AFTER_S))[0]:
+            before, used = used, time.clock_gettime(clocks[0]) if clocks else 0.0
+            earlier = takewhile(lambda other: other != writer, self._writing)
+            if used - before < MIN_WORK_S and not any(other not in self._problems for other in earlier):
+                on_silence()
+        return running.result()
 
     def note_failure(self, writer: str, reason: str = "") -> None:
         """Record that the transaction of a writer failed, or that it has not ended after ``SLOW_AFTER_S``.

@@ -9,13 +9,13 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import structlog
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.triggers.base import BaseTrigger
 
-from koalapy.daemon.engine.database import SLOW_AFTER_S
 from koalapy.daemon.engine.engine import RETRY_INTERVAL_S, Engine, WorkItem
 from koalapy.model.errors import LeaseLost, StoreUnavailable
 from koalapy.ports import Store
@@ -127,24 +127,21 @@ class Duties:
 
     async def renew_lease(self) -> None:
         """Renew the daemon's sole right to write to the database; on failure retry until the next renewal is near."""
-        began = asyncio.get_running_loop().time()
+        began, database = asyncio.get_running_loop().time(), self._engine.database
         while not self._stopped and asyncio.get_running_loop().time() - began < LEASE_RENEWAL_INTERVAL_S / 2:
-            renewing = asyncio.ensure_future(asyncio.to_thread(self._store.renew_lease, self._engine.clock()))
-            await asyncio.wait({renewing}, timeout=SLOW_AFTER_S)
-            if not renewing.done():
-                self._engine.database.note_failure(LEASE)
+            renew = partial(self._store.renew_lease, self._engine.clock())
             try:
-                await renewing
+                await database.run_transaction(LEASE, None, renew, partial(database.note_failure, LEASE))
             except StoreUnavailable as error:
-                self._engine.database.note_failure(LEASE, error.message)
+                database.note_failure(LEASE, error.message)
                 await asyncio.sleep(RETRY_INTERVAL_S)
                 continue
             except LeaseLost as error:
                 log.critical("another daemon has taken the lease: this one ends", action="lease-lost", error=str(error))
-                self._engine.database.lease_lost = True
+                database.lease_lost = True
                 self._on_lease_lost()
-            self._engine.database.note_success(LEASE)
-            self._engine.database.lease_renewed_at = time.monotonic()
+            database.note_success(LEASE)
+            database.lease_renewed_at = time.monotonic()
             return
 
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import structlog
 
 from koalapy.daemon.agents.wire import CommandMessages, FindRelay
-from koalapy.daemon.engine.database import SLOW_AFTER_S, DatabaseMonitor
+from koalapy.daemon.engine.database import DatabaseMonitor
 from koalapy.daemon.jobs.changes import Changes, Topic
 from koalapy.daemon.observability.audit import AuditedRequest, take_change
 from koalapy.daemon.observability.instruments import Instruments
@@ -457,14 +457,16 @@ class Engine:
     async def _try_to_write(self, work: Callable[[], None]) -> None:
         """Write in the writer thread.
 
-        When it is slow, reject waiting items; at the daemon's end, give up after a time.
+        When the database does not answer, reject waiting items; at the daemon's end, give up after a time.
         """
-        writing, began = asyncio.get_running_loop().run_in_executor(self._writer, work), time.monotonic()
-        while not (await asyncio.wait({writing}, timeout=SLOW_AFTER_S))[0]:
+        began = time.monotonic()
+
+        def reject_items() -> None:
             self._cannot_write()
             if self._stopping and time.monotonic() - began >= LAST_WRITE_TIMEOUT_S:
                 raise StoreUnavailable(self.database.problem)
-        await writing
+
+        await self.database.run_transaction(WRITER, self._writer, work, reject_items)
 
     def _cannot_write(self, reason: str = "") -> None:
         """Reject the waiting items that clients can retry."""

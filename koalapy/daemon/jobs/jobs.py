@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from koalapy.daemon.engine.database import query
+from koalapy.daemon.engine.database import find_by_key, query
 from koalapy.daemon.engine.engine import RETRY_INTERVAL_S, Engine, WorkItem
 from koalapy.daemon.jobs.bulk_actions import BulkActions
 from koalapy.daemon.jobs.job_records import (
@@ -297,7 +297,7 @@ class Jobs:
 
     async def get(self, job: JobId) -> JobRecord:
         """Return a job. Raise ``NotFoundError`` if it does not exist, also for a task that will never start."""
-        stored = self._queries.unfinished(job) or await query(self._store.job, job)
+        stored = self._queries.unfinished(job) or await find_by_key(self._store.job, job)
         if stored is not None:
             return self.make_record(stored)
         array = await query(self._store.array_of, job)

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from koalapy.daemon.engine.database import QUERY_TIMEOUT_S, query
+from koalapy.daemon.engine.database import find_by_key
 from koalapy.daemon.engine.engine import Engine, WorkItem
 from koalapy.daemon.observability.audit import describe_request
 from koalapy.model.dependency import MAX_BATCH_DEPENDENCIES, Clause, End, EndCondition, resolve_ends
-from koalapy.model.errors import ConflictError, KoalaError, ProblemCode, StoreUnavailable, naming_item, reject
+from koalapy.model.errors import ConflictError, KoalaError, ProblemCode, naming_item, reject
 from koalapy.model.identity import Identity
 from koalapy.model.job import END_TEXTS, Job, JobId, JobState, new_job
 from koalapy.model.job_spec import JobSpec
@@ -202,17 +202,9 @@ class IdempotencyKeys:
     async def _run_lookup(self, lookup: Lookup) -> Mapping[str, Submitted]:
         """Return the earlier submissions of all keys that were requested meanwhile, by one query."""
         await asyncio.sleep(0)  # collect the keys of all tasks that are ready
-        try:
-            async with asyncio.timeout(QUERY_TIMEOUT_S), self._turn:
-                self._next = None
-                return await query(self._store.submitted, lookup.keys)
-        except TimeoutError:
-            raise StoreUnavailable(
-                f"the database has not answered for {QUERY_TIMEOUT_S:g} s", hint="try again later"
-            ) from None
-        finally:
-            if self._next is lookup:
-                self._next = None
+        async with self._turn:  # the query of another lookup, which has a timeout of its own
+            self._next = None
+            return await find_by_key(self._store.submitted, lookup.keys)
 
 
 JOBS_PER_TURN = 50
