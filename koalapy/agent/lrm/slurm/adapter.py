@@ -43,7 +43,7 @@ from koalapy.agent.lrm.slurm.answers import (
     words_in,
 )
 from koalapy.agent.lrm.slurm.commands import SbatchControl, SlurmAccounting, SlurmCommands, time_limit
-from koalapy.agent.lrm.slurm.offer import Offer, check_nodes, check_partition, check_version, read_offer
+from koalapy.agent.lrm.slurm.offer import Offer, check_nodes, check_partition, check_version, read_offer, read_sharing
 from koalapy.agent.lrm.slurm.states import (
     NodeState,
     fault_of_waiting,
@@ -139,7 +139,7 @@ class SlurmLrm(PolledLrm):
         await self._control.close()
 
     async def submit_job(self, submission: LrmSubmission) -> str:
-        if not self._settings.share:
+        if not (submission.requirement.share and (await self._current_offer()).shares):
             submission = replace(submission, requirement=replace(submission.requirement, share=False))
         await self._reject_size(submission)
         native = [f"--nodes={submission.nodes}", f"--comment={submission.name}"]
@@ -207,6 +207,9 @@ class SlurmLrm(PolledLrm):
                 min_nodes = offer.min_job_nodes
                 if offer.error:
                     findings.append(Finding("offer", False, offer.error, "correct the cluster's native_specification"))
+                if offer.exclusive_because:
+                    hint = "remove the setting share, or let Slurm share nodes"
+                    findings.append(Finding("share", False, f"jobs get whole nodes: {offer.exclusive_because}", hint))
                 nodes = await self._read_nodes(offer)
                 findings.append(check_nodes(nodes, node_states(nodes, offer)))
             except SiteError as error:
@@ -245,7 +248,7 @@ class SlurmLrm(PolledLrm):
             if job.state is LrmJobState.QUEUED
         )
         error = "; ".join(filter(None, (offer.error, await self._control.submit_error())))
-        shared = None if not self._settings.share else _partly_used_nodes(nodes, offer, not_counted)
+        shared = _partly_used_nodes(nodes, offer, not_counted) if offer.shares else None
         return replace(make_snapshot(nodes, jobs, offer, queued_nodes, self._groups, shared), submit_error=error)
 
     def _common_options(self, part: NodeRequirement | None = None) -> list[str]:
@@ -344,7 +347,8 @@ class SlurmLrm(PolledLrm):
         """Return partitions and limits for grid jobs; read them anew when they are too old."""
         now = self._clock.monotonic()
         if self._offer is None or now > self._offer_read_at + OFFER_MAX_AGE_S:
-            self._offer = await read_offer(self._commands, self._settings.partition, self._native_options)
+            offer = await read_offer(self._commands, self._settings.partition, self._native_options)
+            self._offer = await read_sharing(self._commands, offer) if self._settings.share else offer
             self._offer_read_at = now
         return self._offer
 
@@ -457,7 +461,7 @@ def node_states(nodes: Sequence[SlurmNode], offer: Offer) -> list[NodeState]:
 
 def _partly_used_nodes(nodes: Sequence[SlurmNode], offer: Offer, excluded: Container[str]) -> list[SlurmNode]:
     """Return the nodes of which grid jobs could get the remaining part."""
-    up = {partition.name for partition in offer.partitions if partition.is_up}
+    up = {partition.name for partition in offer.partitions if partition.is_up and partition.name in offer.sharing}
     return [
         node
         for node in nodes
@@ -498,6 +502,8 @@ def make_snapshot(
         limits.append(
             f"a job in {offer.description} gets at least {offer.min_job_nodes} nodes, and smaller ones are rejected"
         )
+    if offer.exclusive_because:
+        limits.append(f"the site's setting share has no effect: {offer.exclusive_because}")
     parts = list(shared or ())[: offer.max_job_nodes([*available, *(shared or ())]) - idle]
     return LrmSnapshot(
         total=len(nodes),

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from koalapy.agent.lrm.port import Finding
 from koalapy.agent.lrm.slurm.answers import SlurmNode, read_count
@@ -16,6 +16,9 @@ _PARTITION_STATES = {"up": "UP", "down": "DOWN", "drain": "DRAIN", "inact": "INA
 """Availability in sinfo, and the same in ``scontrol`` and ``slurm.conf``."""
 _MIN_RELEASE = (21, 8)
 """The first release with ``sinfo --json``."""
+_SHOW_CONFIG = ("scontrol", "show", "config")
+_EXCLUSIVE = (("OverSubscribe", "EXCLUSIVE"), ("ExclusiveUser", "YES"))
+"""Fields of a partition by which a node with a job takes none of another user."""
 _CONSTRAINT_TOKEN = re.compile(r"[^\s&|,()*]+|[&|,()]|\*\d*")
 
 
@@ -59,6 +62,10 @@ class Offer:
     excluded: frozenset[str] = frozenset()
     error: str = ""
     """Why no grid job would start, whatever is idle; empty if one would."""
+    sharing: frozenset[str] = frozenset()
+    """Those of the partitions in which jobs of several users may use one node; empty unless the site shares nodes."""
+    exclusive_because: str = ""
+    """Why no partition shares nodes, although the site would; empty if one does."""
 
     @property
     def description(self) -> str:
@@ -108,6 +115,11 @@ class Offer:
         return min((p.min_nodes for p in partitions if p.min_nodes > nodes), default=nodes)
 
     @property
+    def shares(self) -> bool:
+        """Return whether grid jobs may get parts of nodes."""
+        return any(partition.name in self.sharing for partition in self._up_partitions)
+
+    @property
     def _up_partitions(self) -> list[Partition]:
         return [partition for partition in self.partitions if partition.is_up]
 
@@ -148,6 +160,25 @@ async def read_offer(commands: SlurmCommands, partition_names: str | None, optio
     elif not error and reservations and not any(reservation.active for reservation in reservations):
         error = "; ".join(f"reservation {r.name} begins at {r.begins}" for r in reservations)
     return Offer(offered, reservations, option_value(options, "--constraint", "-C") or "", excluded, error)
+
+
+async def read_sharing(commands: SlurmCommands, offer: Offer) -> Offer:
+    """Return the offer with the partitions that give parts of nodes, as Slurm is configured. Raise ``SiteError``."""
+    select_type = re.search(r"^SelectType\s*=\s*(\S+)", (await commands.run_checked(*_SHOW_CONFIG)).text, re.MULTILINE)
+    if select_type is not None and not select_type[1].startswith("select/cons_"):
+        return replace(offer, exclusive_because=f"Slurm has SelectType={select_type[1]}")
+    sharing, reasons = set[str](), list[str]()
+    for line in (await commands.run_checked("scontrol", "show", "partition", "--all", "--oneliner")).text.splitlines():
+        fields = dict(re.findall(r"(\w+)=(\S*)", line))
+        name = fields.get("PartitionName", "")
+        if any(name == partition.name for partition in offer.partitions):
+            excludes = [f"{key}={fields[key]}" for key, value in _EXCLUSIVE if fields.get(key) == value]
+            if excludes:
+                reasons.append(f"partition {name} has {excludes[0]}")
+            else:
+                sharing.add(name)
+    because = "" if sharing else "; ".join(reasons) or f"{offer.description} is not shown by scontrol"
+    return replace(offer, sharing=frozenset(sharing), exclusive_because=because)
 
 
 async def list_partitions(commands: SlurmCommands) -> dict[str, Partition]:

@@ -117,6 +117,12 @@ class FakeSlurm:
         return next(fitting, CommandResult(0, b"", ""))
 
 
+def partition_lines(*names: str, share: str = "NO") -> str:
+    """Return the answer of ``scontrol show partition --oneliner``, shortened."""
+    fields = f"AllowAccounts=ALL ExclusiveUser=NO GraceTime=0 Hidden=NO MaxNodes=UNLIMITED OverSubscribe={share}"
+    return "".join(f"PartitionName={name} AllowGroups=ALL {fields} State=UP\n" for name in names)
+
+
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     """Return the cluster of the 22.05 recording, as seen by user ``koala`` with uid 1500."""
@@ -132,4 +138,5 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     fake.set_answer("scancel", "")
     fake.set_answer("sacct", "", errors="Slurm accounting storage is disabled\n", code=1)
     fake.set_answer("srun", "")
+    fake.set_answer("scontrol", partition_lines("main", "other", "gpu"), when="show partition *")
     return fake

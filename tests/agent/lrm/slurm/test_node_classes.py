@@ -14,7 +14,7 @@ from koalapy.model.errors import SiteRejected
 from koalapy.model.node_requirement import Gpus, NodeRequirement
 from koalapy.model.reports import NodePartReport
 
-from .conftest import COLUMNS, FakeSlurm, column_line
+from .conftest import COLUMNS, FakeSlurm, column_line, partition_lines
 from .test_adapter import make_submission
 
 GB = 1000
@@ -270,6 +270,48 @@ async def test_node_of_a_job_that_has_just_started_has_no_part_yet(slurm: FakeSl
     slurm.set_answer("squeue", column_line(id="1", name="koala-x-1.1.0", nodes="n1", state="RUNNING"), when=COLUMNS)
     adapter = slurm.make_lrm(**SHARE)
     assert [sum(len(c.parts) for c in (await adapter.take_snapshot()).node_classes) for _ in range(2)] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("configuration", "partitions", "reason"),
+    [
+        (
+            "SelectType             = select/linear\n",
+            partition_lines("main", "gpu"),
+            "Slurm has SelectType=select/linear",
+        ),
+        ("", partition_lines("main", "gpu", share="EXCLUSIVE"), "partition main has OverSubscribe=EXCLUSIVE"),
+        ("", partition_lines("main", "gpu").replace("User=NO", "User=YES"), "partition main has ExclusiveUser=YES"),
+        ("", "", "partitions main,gpu is not shown by scontrol"),
+    ],
+)
+async def test_slurm_that_gives_whole_nodes_only_offers_no_parts(
+    slurm: FakeSlurm, tmp_path: Path, configuration: str, partitions: str, reason: str
+) -> None:
+    """Else jobs would be placed on parts of nodes without end, and never start."""
+    show_nodes(slurm, "22.05", USED, n1="MIXED", n2="MIXED", n3="MIXED", n4="MIXED")
+    slurm.set_answer("sinfo", "main*|up|1-infinite\ngpu|up|1-infinite\n", when="*%P*")
+    slurm.set_answer("scontrol", configuration, when="show config")
+    slurm.set_answer("scontrol", partitions, when="show partition *")
+    adapter = slurm.make_lrm(**SHARE)
+    snapshot = await adapter.take_snapshot()
+    assert not snapshot.shares
+    assert not any(c.parts for c in snapshot.node_classes)
+    assert reason in " ".join(snapshot.notices)
+    assert reason in " ".join(finding.result for finding in await adapter.check_setup() if finding.subject == "share")
+    requirement = NodeRequirement(cores=4, share=True)
+    await adapter.submit_job(make_submission(tmp_path, nodes=1, requirement=requirement))
+    assert "--exclusive --no-requeue --mem=0" in slurm.list_calls("sbatch")[-1]
+
+
+async def test_partly_used_nodes_of_exclusive_partitions_are_not_offered(slurm: FakeSlurm) -> None:
+    show_nodes(slurm, "22.05", USED, n1="MIXED", n2="MIXED", n3="MIXED", n4="MIXED")
+    partitions = partition_lines("main") + partition_lines("gpu", share="EXCLUSIVE")
+    slurm.set_answer("scontrol", partitions, when="show partition *")
+    snapshot = await slurm.make_lrm(**SHARE).take_snapshot()
+    assert snapshot.shares
+    assert all("main" in c.partitions for c in snapshot.node_classes if c.parts)
+    assert not snapshot.notices
 
 
 async def test_parts_beyond_the_limit_of_a_partition_are_not_reported(slurm: FakeSlurm) -> None:
