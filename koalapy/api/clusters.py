@@ -1,5 +1,6 @@
 """The routes of clusters, their use and background load, and of placement policies."""
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query
@@ -17,8 +18,10 @@ from koalapy.daemon.jobs import job_records
 from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.model.cluster import Drain
 from koalapy.model.errors import ProblemCode, UsageError
+from koalapy.model.identity import Identity, Role
 from koalapy.model.job import FINAL_STATES
 from koalapy.model.job_spec import MAX_DURATION, Priority
+from koalapy.model.reports import LrmOperation
 from koalapy.ports import ClusterRecord, MeanTimes
 
 MIN_SPAN_S = 0.001
@@ -27,6 +30,19 @@ Name = Annotated[fields.Cluster, Path(description="the cluster's name")]
 Since = Annotated[
     float, Query(ge=MIN_SPAN_S, le=MAX_DURATION, allow_inf_nan=False, description="length of the span, in seconds")
 ]
+
+
+OPERATIONS_WITHOUT_JOB = frozenset({LrmOperation.OPEN, LrmOperation.SNAPSHOT, LrmOperation.VERSION})
+"""Operations with errors that users may see. Errors of other operations may reveal a job's owner and command."""
+
+
+def record_for(caller: Identity, record: ClusterRecord) -> ClusterRecord:
+    """Return a cluster as the caller may see it."""
+    if caller.has_role(Role.OPERATOR) or "calls" not in record.details:
+        return record
+    all_calls: Any = record.details["calls"]
+    calls = [call if call["operation"] in OPERATIONS_WITHOUT_JOB else call | {"last_error": ""} for call in all_calls]
+    return replace(record, details={**record.details, "calls": calls})
 
 
 class DrainOrder(Input):
@@ -118,14 +134,14 @@ def clusters_router(service: Jobs) -> APIRouter:
     router = api_router("clusters")
 
     @router.get("/clusters", response_model=ClusterList)
-    async def list_clusters() -> Any:
+    async def list_clusters(caller: Caller) -> Any:
         """List all clusters with their nodes and state."""
-        return {"clusters": service.list_clusters()}
+        return {"clusters": [record_for(caller, record) for record in service.list_clusters()]}
 
     @router.get("/clusters/{name}", response_model=ClusterView)
-    async def show_cluster(name: Name) -> Any:
-        """Show one cluster."""
-        return service.get_cluster(name)
+    async def show_cluster(name: Name, caller: Caller) -> Any:
+        """Show one cluster. Only operators see the resource manager's errors about jobs."""
+        return record_for(caller, service.get_cluster(name))
 
     _add_orders(router, service)
 

@@ -94,6 +94,10 @@ AlertKey = tuple[AlertKind, str]
 """The identity of an alert: its kind and target."""
 
 
+MAX_AHEAD_S = 300.0
+"""Seconds by which a mark may be in the future, since the clocks of daemon hosts differ."""
+
+
 @dataclass(frozen=True, slots=True)
 class AlertMark:
     """An acknowledgement or silence of an alert, valid until a time in seconds since the epoch."""
@@ -113,9 +117,11 @@ class AlertMark:
     def applies_to(self, alert: "Alert", now: float) -> bool:
         """Return whether the mark is valid for an alert.
 
-        An acknowledgement does not apply to an alert that began after it.
+        An acknowledgement does not apply to an alert that began after it. Neither does a mark that a daemon with a
+        wrong clock made in the future: it would last for as long.
         """
-        return now < self.until and (self.action is MarkAction.SILENCE or self.at >= alert.since)
+        is_valid = self.at - MAX_AHEAD_S <= now < self.until
+        return is_valid and (self.action is MarkAction.SILENCE or self.at >= alert.since)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Types with size limits for the messages of agents, daemon and runners.
 
 A larger value closes the connection, so the limits are well above what a correct sender sends. Texts for users, which
-may come from any program, are cut instead.
+may come from any program, are cut and made printable instead.
 """
 
 import base64
@@ -12,6 +12,8 @@ from typing import Annotated, Any
 
 from annotated_types import Interval, Predicate
 
+from koalapy.model.wording import to_line
+
 MAX_NODES = 1_000_000
 MAX_LISTED = 1_000_000
 MAX_TEXT_LENGTH = 20_000
@@ -21,13 +23,13 @@ HOST = re.compile(r"[A-Za-z0-9_:][A-Za-z0-9_.:%-]{0,254}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """A constraint that cuts a text to ``length`` characters."""
+    """A constraint that cuts a text to ``length`` characters, in one line without control characters."""
 
     length: int
 
     def __get_pydantic_core_schema__(self, source: object, handler: Callable[[object], Any]) -> dict[str, Any]:
         """Return the schema of this constraint. Called by pydantic."""
-        function = {"type": "no-info", "function": lambda text: text[: self.length]}
+        function = {"type": "no-info", "function": lambda text: to_line(text[: self.length])}
         return {"type": "function-after", "function": function, "schema": handler(source)}
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from annotated_types import Ge
 
-from koalapy.model.bounds import Name, Path, Space
+from koalapy.model.bounds import Label, ShortText, Space
 from koalapy.model.wording import format_bytes
 
 LOW_FRACTION, MIN_FRACTION = 0.05, 0.01
@@ -18,9 +18,9 @@ LOW_FILES, MIN_FILES = 1000, 50
 class Disk:
     """The disk of a directory: bytes, and the number of files that can still be created (None: no limit)."""
 
-    what: Name
+    what: Label
     """The purpose of the directory, such as ``spool``."""
-    path: Path
+    path: ShortText
     free: Space
     size: Space
     files: Space | None = None

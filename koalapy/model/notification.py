@@ -45,6 +45,14 @@ class Notification:
     """Earliest time of the next try."""
 
     @property
+    def source(self) -> str:
+        """Return the key of its limits: its owner; of an alert its cluster, so that no cluster delays alerts of others.
+
+        No user name has blanks.
+        """
+        return self.owner or f"alerts of {self.body.get('cluster') or 'the daemon'}"
+
+    @property
     def destination(self) -> str:
         """Return the destination for logs: the mail address, or only the host of a URL, since its path may be
         secret."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from annotated_types import Interval, MaxLen
+from annotated_types import Interval, MaxLen, Predicate
 
 from koalapy.model.bounds import (
     MAX_LISTED,
@@ -222,7 +222,7 @@ class NodePartReport:
 class NodeClassReport:
     """A class of equal nodes of a cluster. ``idle`` counts the nodes that a job of this class could get now."""
 
-    name: Name
+    name: Annotated[Name, Predicate(str.isprintable)]
     """Name by which components request them; empty if all nodes are equal."""
     total: Nodes
     idle: Nodes
@@ -271,7 +271,7 @@ class ClusterReport:
 
     Empty if no properties of the nodes are known.
     """
-    lost_records: Annotated[tuple[Name, ...], MaxLen(MAX_LOST_RECORDS)] = ()
+    lost_records: Annotated[tuple[Label, ...], MaxLen(MAX_LOST_RECORDS)] = ()
     """Components of which the agent lost the records in the last hour, and ended the remaining processes."""
     shares: bool = False
     """Whether jobs may share nodes there."""

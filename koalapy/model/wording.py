@@ -136,6 +136,12 @@ def escape_formula(value: object) -> object:
     return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
 
 
+def to_line(text: str) -> str:
+    """Return a text with blanks in place of line breaks, control characters and characters that change the order of
+    others, so that it can neither add lines or headers nor alter a terminal."""
+    return text if text.isprintable() else "".join(sign if sign.isprintable() else " " for sign in text)
+
+
 def shorten(text: str, length: int) -> str:
     """Cut a text to ``length`` characters; an ellipsis marks the cut."""
     return text if len(text) <= length else f"{text[: length - 1]}…"

@@ -20,11 +20,13 @@ from koalapy.model.bounds import (
     Count,
     ExitCode,
     Host,
+    Label,
     Name,
     Nodes,
     Number,
     Path,
     Seconds,
+    ShortText,
     TruncatedText,
 )
 from koalapy.model.errors import SiteFault
@@ -146,9 +148,9 @@ class Hello(Message):
     type: Literal["hello"] = "hello"
     cluster: Name
     protocol: Count = PROTOCOL
-    version: Name
-    lrm: Name
-    host: Name
+    version: Label
+    lrm: Label
+    host: ShortText
     pid: Count
     identity: Name = "service"
     """The configured identity of its jobs: ``own``, ``service`` or ``mapped``."""
@@ -224,8 +226,11 @@ class Confirmed(Message):
 
     type: Literal["confirmed"] = "confirmed"
     sequence: ProbeNumber
-    clock: Annotated[float, Interval(ge=-1e12, le=1e12)] | None = None
-    """The agent's wall clock in seconds since 1970; None: an agent of a version that does not send it."""
+    clock: Annotated[float, Interval(ge=-1e10, le=1e11)] | None = None
+    """The agent's wall clock in seconds since 1970, in a year that dates can show.
+
+    None: an agent of a version that does not send it.
+    """
 
 
 class Vouch(Message):

@@ -191,6 +191,9 @@ class ContactStatus:
     """When the open request was first sent, over all connections; moved on by the daemon's suspension."""
 
 
+LAST_ERROR = ", the last: "
+
+
 @dataclass(slots=True)
 class HealthStatus:
     """The errors of a cluster in a row, and its probation."""
@@ -198,10 +201,19 @@ class HealthStatus:
     errors: int = 0
     unusable: bool = False
     note: str = ""
-    """Why the cluster is unusable."""
+    """Why the cluster is unusable, with the last error, which may name a job or its files."""
     trials: int = 0
     """Failed probations since it became unusable. Each doubles the next pause."""
     probation: bool = False
     """Whether the unusable cluster is being tried again."""
     probation_at: float | None = None
     """When the next trial may start."""
+
+    @property
+    def summary(self) -> str:
+        """Return why the cluster is unusable, as all users may know it."""
+        return self.note.partition(LAST_ERROR)[0]
+
+    @property
+    def last_error(self) -> str:
+        return self.note.partition(LAST_ERROR)[2]

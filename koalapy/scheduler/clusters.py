@@ -509,17 +509,17 @@ class ClusterStatus:
 
     @property
     def state_reason(self) -> str:
-        """Return why nothing is placed here, for operators; empty if the cluster is usable."""
+        """Return why nothing is placed here, as all users may know it; empty if the cluster is usable."""
         if self.drained is not None:
             author = f"by {self.drained.by}" if self.drained.by else "by an operator"
             return f"{author}: {self.drained.reason}" if self.drained.reason else author
         if not self.contact.connected:
             return self.problem or self.absence or NO_REPORT_YET
         if self.health.unusable and not self.health.probation:
-            return self.health.note
+            return self.health.summary
         if self.problem:
             return self.problem
-        return f"on probation, one component at a time; {self.health.note}" if self.health.unusable else ""
+        return f"on probation, one component at a time; {self.health.summary}" if self.health.unusable else ""
 
     @property
     def moves_files(self) -> bool:

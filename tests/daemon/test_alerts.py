@@ -10,7 +10,16 @@ from koalapy.daemon.alerts.cluster_checks import ClusterChecks
 from koalapy.daemon.alerts.daemon_checks import WINDOW, DatabaseCheck
 from koalapy.daemon.engine.database import DatabaseMonitor
 from koalapy.daemon.observability.timings import Timings
-from koalapy.model.alert import LET_OTHERS_GO, OPERATORS_SEE_IT, Alert, AlertKind, AlertRules, Severity
+from koalapy.model.alert import (
+    LET_OTHERS_GO,
+    OPERATORS_SEE_IT,
+    Alert,
+    AlertKind,
+    AlertMark,
+    AlertRules,
+    MarkAction,
+    Severity,
+)
 from koalapy.model.identity import Identity, Role
 from koalapy.model.reports import ClusterReport
 from koalapy.scheduler.clusters import ClusterStatus
@@ -176,3 +185,12 @@ async def test_cluster_check_alerts_until_lost_records_are_gone() -> None:
     assert "7.1.0.ab, 8.1.0.cd" in lost_alert.cause
     cluster.report(ClusterReport(total=2, idle=2), 3.0)
     assert [alert async for alert in check(4.0)] == []
+
+
+def test_mark_from_the_future_is_not_valid() -> None:
+    """A daemon that ran with a clock a year ahead must not silence alerts for a year."""
+    alert = make_alert()
+    mark = AlertMark(alert.kind, alert.target, MarkAction.SILENCE, "olga", NOW + 3e7, NOW + 3e7 + 3600)
+    assert not mark.applies_to(alert, NOW)
+    assert mark.applies_to(alert, NOW + 3e7)
+    assert not mark.applies_to(alert, NOW + 3e7 + 3600)

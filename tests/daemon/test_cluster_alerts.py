@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.daemon.alerts.cluster_checks import CONNECT_GRACE, REJECTION_WINDOW, ClockCheck, ClusterChecks, DiskCheck
+from koalapy.daemon.alerts.cluster_checks import (
+    CONNECT_GRACE,
+    MAX_LOW_DISKS,
+    REJECTION_WINDOW,
+    ClockCheck,
+    ClusterChecks,
+    DiskCheck,
+)
 from koalapy.daemon.alerts.daemon_checks import CertificateCheck
 from koalapy.daemon.alerts.health import HealthMonitor
 from koalapy.daemon.listener.certificate import EXPIRY_WARNING, Certificate
@@ -13,8 +20,10 @@ from koalapy.daemon.observability.figures import _cluster_figures as figures_of_
 from koalapy.dashboard.rows import ClusterRow, Survey, cluster_row
 from koalapy.model.alert import Alert, AlertKind, Severity
 from koalapy.model.disk import Disk, DiskLimits
+from koalapy.model.identity import Identity, Role
 from koalapy.model.reports import ClusterReport, Inventory
 from koalapy.protocol.messages import Confirmed
+from koalapy.scheduler.cluster_conditions import HealthStatus
 from koalapy.scheduler.clusters import NO_REPORT_YET, ClusterStatus
 from tests.certificates import CertificateAuthority
 from tests.daemon.test_hub import Daemon, report_nodes, running_daemon, wait_for_state
@@ -142,6 +151,27 @@ async def test_full_disk_of_agent_is_no_fault_of_resource_manager() -> None:
     assert alert.remedy == "find what fills it, on the head node of north: du -xh /spool | sort -h | tail"
 
 
+@pytest.mark.evidence("G10")
+async def test_cluster_with_many_full_disks_has_few_alerts() -> None:
+    cluster = ClusterStatus("north")
+    disks = tuple(Disk(f"spool {number}", "/spool", free=0, size=10**12) for number in range(100))
+    cluster.report(ClusterReport(total=2, idle=2, disks=disks), 20.0)
+    check = DiskCheck(tuple, lambda: [cluster], DiskLimits())
+    assert len([alert async for alert in check(21.0)]) == MAX_LOW_DISKS
+
+
+@pytest.mark.evidence("U14")
+async def test_unusable_cluster_alert_shows_last_error_to_operators_only() -> None:
+    cluster = ClusterStatus("north", health=HealthStatus(3, unusable=True, note="3 errors in a row, the last: alice's"))
+    cluster.contact.connected = cluster.contact.has_agent = True
+    (alert,) = [alert async for alert in ClusterChecks(lambda: [cluster], [])(21.0)]
+    assert "(the last: alice's)" in alert.remedy
+    seen = alert.visible_to(Identity("bob", Role.USER, "a test"))
+    assert seen is not None
+    assert seen.cause == "3 errors in a row"
+    assert "alice" not in str(seen)
+
+
 @pytest.mark.parametrize(
     ("offsets", "step", "expected"),
     [
@@ -150,6 +180,7 @@ async def test_full_disk_of_agent_is_no_fault_of_resource_manager() -> None:
         ({"north": -7200.0, "south": -7201.0, "here": 0.0}, 0.0, {"daemon": "2:00:01 ahead of the clocks of the"}),
         ({"north": -7200.0, "south": 7200.0}, 0.0, {"cluster north": "behind", "cluster south": "ahead of"}),
         ({"north": 1.0, "south": -29.0, "here": 7200.0}, 0.0, {}),
+        ({"north": 1e11, "south": -1e10}, 0.0, {"cluster north": "ahead of", "cluster south": "behind"}),
         ({"here": 0.0}, 7200.0, {"daemon": "was set"}),
         ({"north": -7200.0, "south": -7200.0}, 7200.0, {"daemon": "2:00:00 ahead of the clocks of the agents"}),
         ({"north": -7200.0, "south": -3600.0}, 7200.0, {"daemon": "was set", "cluster south": "1:00:00 behind"}),

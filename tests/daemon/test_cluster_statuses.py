@@ -61,7 +61,7 @@ def test_cluster_unusable_without_agent_stays_unusable(tmp_path: Path) -> None:
     again, south = make_statuses(SETTINGS, saved_by(tmp_path, north))
     assert stored_fields(again) == stored_fields(north)
     again.contact.connected = True
-    assert (again.state, again.state_reason) == (ClusterState.UNUSABLE, north.health.note)
+    assert (again.state, again.state_reason) == (ClusterState.UNUSABLE, north.health.summary)
     assert stored_fields(south) == stored_fields(ClusterStatus("south"))
 
 

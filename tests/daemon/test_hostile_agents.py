@@ -174,13 +174,34 @@ def test_report_with_many_long_notices_is_truncated(loop: Loop) -> None:
 @pytest.mark.parametrize(
     "large",
     [
-        {"disks": [{"what": "spool", "path": "/" + "x" * 60_000, "free": 1, "size": 2}] * 20},
         {"node_classes": [{"name": f"{n:04}" + "x" * 900, "total": 1, "idle": 1} for n in range(1000)]},
         {"calls": [{"operation": "snapshot", "last_error": "x"}] * 51},
     ],
 )
 def test_report_larger_than_a_page_is_disconnected(loop: Loop, large: dict[str, Any]) -> None:
     assert loop.receive_message([to_plain_json(report_nodes(4)) | large]).startswith("a message is invalid")
+
+
+@pytest.mark.evidence("G10")
+def test_texts_of_agent_are_printable_lines(loop: Loop) -> None:
+    text = "down\n\x1b[2J\u202e\x00"
+    disk = {"what": text, "path": text, "free": 1, "size": 2}
+    odd = {"problem": text, "notices": [text], "lacks": [text], "disks": [disk], "lost_records": [text]}
+    odd |= {"versions": {"lrm": text}, "calls": [{"operation": text, "last_error": text}]}
+    assert not loop.receive_message([to_plain_json(report_nodes(4)) | odd])
+    cluster = loop.daemon.engine.queries.grid["north"]
+    (calls,), (low,) = cluster.calls, cluster.disks
+    shown = (*cluster.notices, *cluster.lacks, *cluster.lost_records, cluster.problem, calls.operation)
+    assert set(shown) == {low.what} == {low.path} == {calls.last_error} == {"down  [2J  "}
+    named = {"node_classes": [{"name": text, "total": 1, "idle": 1}]}
+    assert loop.receive_message([to_plain_json(report_nodes(4)) | named]).startswith("a message is invalid")
+
+
+@pytest.mark.evidence("G10")
+@pytest.mark.parametrize("clock", [1e12, -1e12, float("nan"), float("inf")])
+def test_clock_in_a_year_without_dates_is_disconnected(loop: Loop, clock: float) -> None:
+    message = {"type": "confirmed", "sequence": 1, "clock": clock}
+    assert loop.receive_message([message]).startswith("a message is invalid")
 
 
 @given(st.lists(st.text(max_size=300), max_size=60), st.integers(1, 30), st.integers(100, 3000))

@@ -208,6 +208,31 @@ async def test_notifications_are_limited_by_queue_and_rate() -> None:
     assert (len(scene.tried), scene.store.notifications()) == (6, [])
 
 
+@pytest.mark.evidence("G10")
+async def test_alerts_of_one_cluster_neither_delay_nor_drop_those_of_others() -> None:
+    operators = OperatorsSection(["ops@example.org"])
+    scene = Scene(replace(SECTION, waiting=5, per_hour=3, operators=operators))
+    north = replace(ALERT, kind=AlertKind.DISK, cluster="north")
+    for number in range(9):
+        scene.notifications.alert_changed(replace(north, target=f"disk {number} of north"), begins=True)
+    for cluster in ("south", ""):
+        scene.notifications.alert_changed(replace(north, cluster=cluster, summary=f"of {cluster}"), begins=True)
+    await scene.settle_deliveries()
+    await scene.settle_deliveries()
+    assert len(scene.tried) == 3 + 1 + 1
+    assert [each.body["cluster"] for each in scene.store.notifications()] == ["north", "north"]
+
+
+@pytest.mark.evidence("G10")
+def test_mail_has_no_lines_or_headers_of_a_cluster() -> None:
+    text = "full\r\nremedy: rm -rf /\nBcc: eve@example.org\u202e\x1b[2J"
+    alert = replace(ALERT, target=text, summary=text, cause=text)
+    subject, body = format_mail(build_alert_body(alert, 5.0, begins=True))
+    assert subject.isprintable()
+    assert [line.partition(":")[0] for line in body.splitlines() if line] == ["full  remedy", "cause", "remedy"]
+    assert all(map(str.isprintable, body.splitlines()))
+
+
 async def test_long_wait_is_notified_once(scene: Scene) -> None:
     waits = replace(SPEC, mail_type=(MailType.WAITING,))
     attempt = Attempt(1, (), 910.0, ended_at=960.0)

@@ -97,6 +97,9 @@ def test_rejected_form_keeps_its_values(daemon: ServedDaemon, alice: Person) -> 
     assert alice.http.get("/jobs/new?from=99999").status_code == 404
     forged = json.dumps({"source": 1, "request": {}, "fields": {"owner": "bob"}})
     assert send(alice, "/jobs/new", nodes="2", command="x", kept=forged).status_code == 403
+    for request in ({"type": "flexible"}, {"type": "flexible", "total_size": {}}, None):
+        forged = json.dumps({"source": 1, "nodes": "2", "request": request, "fields": {"command": 5}})
+        assert send(alice, "/jobs/new/check", nodes="2", command="x", kept=forged).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,13 @@
 """Summaries of all jobs for pages, computed once."""
 
 import asyncio
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from koalapy.api.clusters import record_for
 from koalapy.daemon.jobs.changes import Changes
 from koalapy.daemon.observability.instruments import Instruments
 from koalapy.dashboard.pages.clusters import failures_of, visible_calls
@@ -16,6 +17,7 @@ from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.reports import LrmCalls, LrmOperation
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest
+from koalapy.ports import ClusterRecord
 from koalapy.scheduler.effects import AttemptFailure, ClaimFailure
 from koalapy.system.event_loop import SLICE_SIZE
 
@@ -119,3 +121,8 @@ def test_lrm_errors_are_shown_to_operators_only() -> None:
     }
     assert errors[Role.OPERATOR] == errors[Role.ADMIN] == {operation.last_error for operation in calls}
     assert errors[Role.USER] == {"", "open: alice", "snapshot: alice", "version: alice"}
+    details: dict[str, object] = {"calls": [asdict(call) for call in calls]}
+    record = ClusterRecord("north", "slurm", "usable", 4, 4, 0, 0, 0, 0, "", None, 1, 1.0, details=details)
+    for role in Role:
+        shown: Any = record_for(Identity("bob", role, ""), record).details["calls"]
+        assert {call["last_error"] for call in shown} == errors[role], "the REST API shows the same"

@@ -154,16 +154,20 @@ def _lost_records_alert(cluster: ClusterStatus, now: float) -> Alert:
 
 
 def _unusable_alert(cluster: ClusterStatus, now: float) -> Alert:
-    """Return the alert for a cluster that the scheduler avoids after repeated errors."""
-    name = cluster.name
+    """Return the alert for a cluster that the scheduler avoids after repeated errors.
+
+    The last error may name a job, so it is in the remedy, which only operators see.
+    """
+    name, error = cluster.name, cluster.health.last_error
     use = "one component at a time is placed there" if cluster.health.probation else "no jobs are placed there"
     return Alert(
         AlertKind.BLACK_HOLE,
         Severity.CRITICAL,
         f"cluster {name}",
         f"{name} is unusable after repeated errors: {use}",
-        cluster.health.note,
-        f"fix the cause of the errors, then use the cluster again: koala clusters clear {name}",
+        cluster.health.summary,
+        f"fix the cause of the errors{f' (the last: {error})' if error else ''}, then use the cluster again: "
+        f"koala clusters clear {name}",
         now,
         cluster=name,
     )
@@ -211,6 +215,10 @@ class FlappingCheck:
                 )
 
 
+MAX_LOW_DISKS = 10
+"""Maximum number of low disks of a cluster that are reported, so that a cluster hides no alerts of others."""
+
+
 class DiskCheck:
     """A check for full or nearly full disks of the daemon and of the agents."""
 
@@ -225,10 +233,10 @@ class DiskCheck:
                 )
                 yield self._make_alert(disk, f"disk {disk.what}", remedy + "or jobs_keep", "", now)
         for cluster in self._clusters():
-            for disk in cluster.disks:
-                if self._limits.is_low(disk) or str(disk) in cluster.problem:
-                    remedy = f"find what fills it, on the head node of {cluster.name}: {_usage_command(disk)}"
-                    yield self._make_alert(disk, f"disk {disk.what} of {cluster.name}", remedy, cluster.name, now)
+            low = [disk for disk in cluster.disks if self._limits.is_low(disk) or str(disk) in cluster.problem]
+            for disk in low[:MAX_LOW_DISKS]:
+                remedy = f"find what fills it, on the head node of {cluster.name}: {_usage_command(disk)}"
+                yield self._make_alert(disk, f"disk {disk.what} of {cluster.name}", remedy, cluster.name, now)
 
     def _make_alert(self, disk: Disk, target: str, remedy: str, cluster: ClusterName, now: float) -> Alert:
         """Return the alert for a low disk: critical if it is full, else a warning.

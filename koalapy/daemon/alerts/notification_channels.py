@@ -22,6 +22,7 @@ from koalapy.config.notifications import MailSection
 from koalapy.daemon.alerts.notification_events import format_mail
 from koalapy.daemon.engine.timeouts import DEFAULT_TIMEOUTS, DaemonTimeouts
 from koalapy.model.notification import Notification, host_of
+from koalapy.model.wording import to_line
 
 MAX_HANGING = 8
 """Maximum number of threads that wait for a mail server, which may never finish its answers."""
@@ -183,8 +184,7 @@ class Mail:
 def _describe_answer(code: int, text: bytes | str) -> str:
     """Return an answer of a mail server in one line, such as ``SMTP 550 no such user``."""
     words = text.decode(errors="replace") if isinstance(text, bytes) else text
-    line = "".join(sign if sign.isprintable() else " " for sign in words)
-    return f"SMTP {code} {line}".strip()[:MAX_ANSWER_LENGTH]
+    return f"SMTP {code} {to_line(words)}".strip()[:MAX_ANSWER_LENGTH]
 
 
 def _build_message(notification: Notification, sender: str) -> EmailMessage:

@@ -7,6 +7,7 @@ from typing import Any
 from koalapy.model.alert import Alert
 from koalapy.model.job import Job, JobState
 from koalapy.model.notification import Channel, MailType
+from koalapy.model.wording import to_line
 
 Recipients = Iterator[tuple[Channel, str]]
 MAX_REASON_LENGTH = 500
@@ -96,7 +97,7 @@ def format_mail(body: dict[str, Any]) -> tuple[str, str]:
     if body["event"].startswith("alert"):
         prefix = "over: " if body["event"] == "alert-over" else f"{body['severity']}: "
         lines = [body["summary"], "", f"cause:  {body['cause']}", f"remedy: {body['remedy']}"]
-        return _header_line(f"[koala] {prefix}{body['target']}, {body['kind']}"), "\n".join(lines)
+        return _format_mail(f"{prefix}{body['target']}, {body['kind']}", lines)
     name = f" {body['name']}" if body["name"] else ""
     status = {"job-begin": "runs", "job-waiting": "still waits"}.get(body["event"], f"has {body['state']}")
     status = "is cancelled" if status == "has cancelled" else status
@@ -110,9 +111,9 @@ def format_mail(body: dict[str, Any]) -> tuple[str, str]:
     if body["restarts"]:
         lines.append(f"restarts: {body['restarts']}")
     lines += ["", f"koala show {body['job']}", f"koala explain {body['job']}"]
-    return _header_line(f"[koala] job {body['job']}{name} {status}"), "\n".join(lines)
+    return _format_mail(f"job {body['job']}{name} {status}", lines)
 
 
-def _header_line(text: str) -> str:
-    """Return a text as a header of one line, so that names with line breaks cannot add headers."""
-    return "".join(sign if sign.isprintable() else " " for sign in text)[:200]
+def _format_mail(subject: str, lines: list[str]) -> tuple[str, str]:
+    """Return a subject and a text of lines. No name or reason adds a header or a line to them."""
+    return f"[koala] {to_line(subject)}"[:200], "\n".join(map(to_line, lines))

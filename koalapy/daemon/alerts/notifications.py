@@ -76,9 +76,10 @@ class Notifications:
         self._store, self._senders, self._section = store, senders, section
         self._clock, self._jobs = clock, jobs
         self._waiting: dict[int, Notification] = {}
-        self._ids_by_recipient: dict[str, dict[int, None]] = {}
-        """Ids by recipient: each recipient gets its notifications in order, however many retries one needs."""
-        self._count_by_owner: Counter[str] = Counter()
+        self._queues: dict[tuple[str, str], dict[int, None]] = {}
+        """Ids by recipient and source: each recipient gets those of a source in order, however many retries one
+        needs."""
+        self._count_by_source: Counter[str] = Counter()
         self._last_id = 0
         for notification in store.notifications():
             self._add_to_queue(notification)
@@ -115,12 +116,12 @@ class Notifications:
         body = build_job_body(event, job, now)
         return [self._make_notification(channel, to, job.spec.owner, body, now) for channel, to in list_recipients(job)]
 
-    def _has_capacity(self, owner: str) -> bool:
-        """Check whether another notification of a user may wait for delivery. Log if it must be dropped."""
-        has_capacity = self._count_by_owner[owner] < self._section.waiting and len(self._waiting) < MAX_WAITING
+    def _has_capacity(self, source: str) -> bool:
+        """Check whether another notification of a source may wait for delivery. Log if it must be dropped."""
+        has_capacity = self._count_by_source[source] < self._section.waiting and len(self._waiting) < MAX_WAITING
         if not has_capacity:
             log.warning(
-                "a notification is dropped: too many wait for delivery", action="notification-dropped", user=owner
+                "a notification is dropped: too many wait for delivery", action="notification-dropped", user=source
             )
         return has_capacity
 
@@ -138,8 +139,8 @@ class Notifications:
 
     def _add_to_queue(self, notification: Notification) -> None:
         self._waiting[notification.id] = notification
-        self._ids_by_recipient.setdefault(notification.to, {})[notification.id] = None
-        self._count_by_owner[notification.owner] += 1
+        self._queues.setdefault((notification.to, notification.source), {})[notification.id] = None
+        self._count_by_source[notification.source] += 1
 
     def alert_changed(self, alert: Alert, begins: bool) -> None:
         """Notify operators of an alert that begins or ends, unless it is silenced.
@@ -151,15 +152,13 @@ class Notifications:
         operators, now = self._section.operators, self._clock()
         if operators.severity is Severity.CRITICAL and alert.severity is not Severity.CRITICAL:
             return
-        if not self._has_capacity(""):
-            return
         body = build_alert_body(alert, now, begins=begins)
         notifications = [
             self._make_notification(channel, to, "", body, now)
             for channel, recipients in self._recipients().items()
             for to in recipients
         ]
-        if notifications:
+        if notifications and self._has_capacity(notifications[0].source):
             self.send_notifications(notifications)
             self._store_in_background(notifications)
 
@@ -239,7 +238,7 @@ class Notifications:
     def _start_due_deliveries(self) -> float | None:
         """Start the deliveries that are due; return the seconds until the next one is due, None if there is none."""
         now, next_at = self._clock(), None
-        for recipient, ids in self._ids_by_recipient.items():
+        for (recipient, source), ids in self._queues.items():
             if recipient in self._deliveries:
                 continue
             notification = self._waiting[next(iter(ids))]
@@ -249,12 +248,12 @@ class Notifications:
             elif len(self._deliveries) < AT_ONCE:
                 if notification.id not in self._paced:
                     self._paced.add(notification.id)
-                    self._rate_limit.count(notification.owner, now)
+                    self._rate_limit.count(source, now)
                 self._deliveries[recipient] = asyncio.create_task(self._attempt_delivery(notification))
         return None if next_at is None else max(0.0, next_at - now)
 
     def _rate_limit_delay(self, notification: Notification, now: float) -> float:
-        return 0.0 if notification.id in self._paced else self._rate_limit.wait_time(notification.owner, now)
+        return 0.0 if notification.id in self._paced else self._rate_limit.wait_time(notification.source, now)
 
     async def _attempt_delivery(self, notification: Notification) -> None:
         """Try to deliver once. Schedule a retry after a failure, or drop it if that is permanent or it is too old."""
@@ -306,13 +305,14 @@ class Notifications:
     def _finish_delivery(self, notification: Notification) -> None:
         """Remove a delivered or dropped notification from memory, and from the store in the background."""
         del self._waiting[notification.id]
-        del self._ids_by_recipient[notification.to][notification.id]
-        if not self._ids_by_recipient[notification.to]:
-            del self._ids_by_recipient[notification.to]
+        queue, source = (notification.to, notification.source), notification.source
+        del self._queues[queue][notification.id]
+        if not self._queues[queue]:
+            del self._queues[queue]
         self._paced.discard(notification.id)
-        self._count_by_owner[notification.owner] -= 1
-        if not self._count_by_owner[notification.owner]:
-            del self._count_by_owner[notification.owner]
+        self._count_by_source[source] -= 1
+        if not self._count_by_source[source]:
+            del self._count_by_source[source]
         self._finished_ids.add(notification.id)
         self._store_in_background([])
 

@@ -8,7 +8,7 @@ from itertools import islice
 from urllib.parse import quote
 
 from koalapy.api.access import Caller
-from koalapy.api.clusters import Name
+from koalapy.api.clusters import OPERATIONS_WITHOUT_JOB, Name
 from koalapy.daemon.agents.hub import AgentDetails
 from koalapy.daemon.agents.questions import KnownNodes
 from koalapy.daemon.forecast.forecasts import DrainPreview
@@ -40,7 +40,7 @@ from koalapy.model.disk import Disk
 from koalapy.model.history import Kind, Step
 from koalapy.model.identity import Identity, Role
 from koalapy.model.profile import ClusterProfile
-from koalapy.model.reports import MAX_LISTED_NODES, LrmOperation, Versions
+from koalapy.model.reports import MAX_LISTED_NODES, Versions
 from koalapy.model.request import ClusterName
 from koalapy.scheduler.cluster_conditions import HealthStatus
 from koalapy.scheduler.clusters import ClusterStatus
@@ -54,8 +54,6 @@ TIMELINE_S = 6 * 3600.0
 MAX_BARS = 200
 MAX_ERRORS = 20
 USE_DAYS = 30
-OPERATIONS_WITHOUT_JOB = frozenset({LrmOperation.OPEN, LrmOperation.SNAPSHOT, LrmOperation.VERSION})
-"""Operations with errors that users may see. Errors of other operations may reveal a job's owner and command."""
 SHOWN_DETAILS = ("directory", "replica_directories")
 """Details of a cluster that the page lists under Profile."""
 
@@ -272,7 +270,7 @@ def add_clusters(dashboard: Dashboard, services: Services, surveyor: SurveyCache
             groups=groups,
             silenced=silenced,
             drained=status.drained,
-            health=replace(status.health),
+            health=replace(status.health) if is_operator else replace(status.health, note=status.health.summary),
             threshold=queries.rules.error_threshold,
             limit="" if status.limit is None else str(status.limit),
             doubt="" if status.doubt is None else str(status.doubt),

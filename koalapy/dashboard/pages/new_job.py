@@ -205,7 +205,7 @@ def fields_of_job(number: int, spec: JobSpec) -> JobFields:
         texts["processes_per_node"] = str(body.pop("processes_per_node"))
     kind, nodes = request["type"], _format_nodes(request)
     others = {name: value for name, value in body.items() if name not in DROPPED_FIELDS}
-    kept = {"source": number, "request": request, "fields": others}
+    kept = {"source": number, "nodes": nodes, "request": request, "fields": others}
     return JobFields(kind, nodes, shlex.join(command), **texts, kept=json.dumps(kept))
 
 
@@ -243,7 +243,7 @@ def body_of(job_fields: JobFields) -> dict[str, Any]:
     body: dict[str, Any] = dict(kept.get("fields", {}))
     earlier = kept.get("request")
     is_same = isinstance(earlier, dict) and earlier.get("type") == job_fields.kind
-    if is_same and isinstance(earlier, dict) and _format_nodes(earlier) == job_fields.nodes.strip():
+    if is_same and kept.get("nodes") == job_fields.nodes.strip():
         body["request"] = earlier
     else:
         body["request"] = parse_nodes(job_fields.kind, job_fields.nodes)

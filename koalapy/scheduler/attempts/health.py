@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from koalapy.model.job import Token
 from koalapy.model.request import ClusterName
-from koalapy.scheduler.cluster_conditions import Doubt, HealthStatus, Limit
+from koalapy.scheduler.cluster_conditions import LAST_ERROR, Doubt, HealthStatus, Limit
 from koalapy.scheduler.state import Deadline, SchedulerState, backoff_pause
 
 LIMIT_PAUSE = 15.0
@@ -51,7 +51,7 @@ class ClusterHealth:
         if health.probation or (health.errors >= self._rules.error_threshold and not health.unusable):
             health.unusable, health.probation = True, False
             in_a_row = "1 error" if health.errors == 1 else f"{health.errors} errors in a row"
-            health.note = f"{in_a_row}, the last: {error}"
+            health.note = f"{in_a_row}{LAST_ERROR}{error}"
             self.plan_probation(name, now)
         self._ledger.mark_cluster_changed(name)
 
