@@ -49,6 +49,7 @@ def find_file(folder: Path, pattern: str) -> Path:
     return path
 
 
+@pytest.mark.nightly
 @pytest.mark.evidence("S3")
 def test_release_build_is_reproducible(release_folder: Path, tmp_path: Path) -> None:
     second_checksums = build_release(

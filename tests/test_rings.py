@@ -20,7 +20,7 @@ def run_pytest(pytester: pytest.Pytester, source: str, *arguments: str) -> pytes
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("rings", "passed"), [("1", 2), ("2", 1), ("3", 1), ("4", 3), ("1,2,3", 4), ("1,2,3,4", 7)])
+@pytest.mark.parametrize(("rings", "passed"), [("1,3", 3), ("2,4", 4)])
 def test_rings_option_runs_the_tests_of_these_rings(pytester: pytest.Pytester, rings: str, passed: int) -> None:
     source = """
         import pytest

@@ -116,7 +116,7 @@ def test_local_program_environment_lacks_command_token(grid_with_secrets: Embedd
 
 def test_starting_agents_end_with_killed_daemon(make_grid: Callable[..., EmbeddedGrid]) -> None:
     grid = make_grid()
-    for _ in range(8):
+    for _ in range(4):
         grid.kill_daemon()
         assert grid.daemon is not None
         grid.launch_daemon()

@@ -12,6 +12,15 @@ pytestmark = pytest.mark.processes
 
 MakeGrid = Callable[..., EmbeddedGrid]
 MPI = pytest.param("openmpi", marks=pytest.mark.mpi)
+LAUNCHES = {
+    "embedded": [("north", "openmpi"), ("south", "processes")],
+    "testbed": [(cluster, launcher) for cluster in ("north", "south") for launcher in ("processes", "openmpi")],
+}
+"""Clusters and launchers by kind of grid; embedded clusters are all alike."""
+CLUSTERS = {"embedded": ["east"], "testbed": ["south", "east"]}
+ON_EACH_MANAGER = pytest.mark.parametrize(
+    ("grid", "cluster"), [(kind, cluster) for kind in GRID_KINDS for cluster in CLUSTERS[kind]], indirect=["grid"]
+)
 
 
 @pytest.fixture(params=GRID_KINDS)
@@ -38,8 +47,15 @@ def finish_job(grid: Grid, ident: int, gate: Gate, restarts: int) -> None:
     grid.wait_until_idle()
 
 
-@pytest.mark.parametrize("launcher", ["processes", MPI])
-@pytest.mark.parametrize("cluster", ["north", "south"])
+@pytest.mark.parametrize(
+    ("grid", "cluster", "launcher"),
+    [
+        pytest.param(kind, cluster, launcher, marks=pytest.mark.mpi if launcher == "openmpi" else ())
+        for kind in GRID_KINDS
+        for cluster, launcher in LAUNCHES[kind]
+    ],
+    indirect=["grid"],
+)
 def test_killed_runner_restarts_job(grid: Grid, launcher: str, cluster: str) -> None:
     gate = grid.make_gate()
     ident = start_job(grid, gate, launcher)
@@ -107,7 +123,7 @@ def test_many_jobs_survive_a_killed_daemon(grid: Grid) -> None:
     grid.wait_until_idle()
 
 
-@pytest.mark.parametrize("cluster", ["south", "east"])
+@ON_EACH_MANAGER
 def test_claim_fails_when_local_job_takes_nodes(grid: Grid, cluster: str) -> None:
     if cluster not in grid.nodes:
         cluster = "north"
@@ -127,7 +143,7 @@ def test_claim_fails_when_local_job_takes_nodes(grid: Grid, cluster: str) -> Non
     grid.wait_until_idle()
 
 
-@pytest.mark.parametrize("cluster", ["south", "east"])
+@ON_EACH_MANAGER
 def test_placement_avoids_background_load(grid: Grid, cluster: str) -> None:
     if cluster not in grid.nodes:
         cluster = "north"
