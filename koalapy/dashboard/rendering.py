@@ -205,7 +205,11 @@ def _make_environment() -> Environment:
     }
     environment.globals |= {"lane_meanings": MEANINGS}
     environment.globals |= {picture.__name__: picture for picture in (*PICTURES, *CHARTS)}
-    environment.globals |= {"rate": format_rate, "seconds": format_seconds, "percent": lambda share: f"{share:.3g} %"}
+    environment.globals |= {
+        "rate": format_rate,
+        "seconds": format_seconds,
+        "percent": lambda share: f"{share:.{0 if share >= 10 or not share else 1}f} %",
+    }
     environment.globals |= {"whole": "{:,.0f}".format, "tenth": "{:.1f}".format}
     environment.globals |= {"cpu_use": format_cpu_use, "memory_use": format_memory_use}
     return environment

@@ -112,6 +112,7 @@ AUDIT: TableDefinition[AuditEntry] = TableDefinition(
             "Action",
             lambda entry: entry.action,
             lambda entry, _: link(with_query("/audit", action=entry.action), entry.action.replace("_", " ")),
+            "nowrap",
             is_sortable=False,
         ),
         Column("target", "Target", lambda entry: entry.target, style="said", is_sortable=False),
