@@ -275,6 +275,8 @@ class ClusterReport:
     """Components of which the agent lost the records in the last hour, and ended the remaining processes."""
     shares: bool = False
     """Whether jobs may share nodes there."""
+    withheld: Nodes = 0
+    """Nodes that are idle beyond the limits of one job, so that no job gets them now; not counted as idle."""
     calls: Annotated[tuple[LrmCalls, ...], MaxLen(MAX_CALLS)] = field(default=(), compare=False)
     """Sent with the next report that another change causes, since the statistics change at every poll."""
     silent_for: Seconds = field(default=0.0, compare=False)

@@ -50,6 +50,8 @@ class ClusterStatus:
     total: int = 0
     background: int = 0
     down: int = 0
+    withheld: int = 0
+    """Nodes that are idle beyond the limits of one job."""
     problem: str = ""
     """The agent's reason why the resource manager can start nothing; empty if it can."""
     notices: tuple[str, ...] = ()
@@ -150,6 +152,7 @@ class ClusterStatus:
         self.total, self._idle = report.total, min(report.idle, report.total)
         self.down = min(report.down, self.total - self._idle)
         self.background = min(report.background, self.total - self._idle - self.down)
+        self.withheld = min(report.withheld, self.total - self._idle - self.down - self.background)
         if report.node_classes or self.classes.reported:
             self.classes.report(report.node_classes, self.speed)
         self.reported = True
@@ -363,7 +366,7 @@ class ClusterStatus:
     @property
     def capacity_without_own_jobs(self) -> int:
         """Return the nodes that would be available without any component of this scheduler."""
-        return self._within_limit(self.total - self.background - self.down - self.doubted)
+        return self._within_limit(self.total - self.background - self.withheld - self.down - self.doubted)
 
     def _within_limit(self, count: int) -> int:
         """Return the node count, reduced to what the resource manager's limit allows."""
@@ -469,7 +472,7 @@ class ClusterStatus:
         """Return the nodes that components of this scheduler hold, are promised, or have not released yet."""
         if not self.reported:
             return sum(self.live.values())
-        return self.total - self.background - self.down - self.idle
+        return self.total - self.background - self.withheld - self.down - self.idle
 
     # Whether it may be used
 

@@ -108,7 +108,9 @@ def moment_of(queries: Queries, people: People, now: float) -> Moment:
             now=now,
         ),
         {
-            status.name: NodesNow(status.total, status.background, status.down, status.evidence.mean_wait(now))
+            status.name: NodesNow(
+                status.total, status.background + status.withheld, status.down, status.evidence.mean_wait(now)
+            )
             for status in statuses
             if status.contact.connected and status.total
         },

@@ -236,6 +236,7 @@ class Reporter:
                 calls=self._calls(),
                 node_classes=snapshot.node_classes,
                 shares=snapshot.shares,
+                withheld=snapshot.withheld,
                 lost_records=self.lost_records.recent_tokens(),
             )
         else:

@@ -161,7 +161,8 @@ class LrmSnapshot:
     """The node counts of a cluster and its grid jobs, also ended ones while the resource manager lists them.
 
     ``idle`` nodes can be allocated now; ``background`` nodes are held by local users, or reserved for them; ``down``
-    ones are drained or broken.
+    ones are drained or broken. ``withheld`` nodes are idle, but the resource manager gives one job no more than the
+    ``idle`` ones.
     """
 
     total: int
@@ -180,6 +181,7 @@ class LrmSnapshot:
     """The nodes one by one, without components; empty if the resource manager does not list them."""
     shares: bool = False
     """Whether jobs may share nodes."""
+    withheld: int = 0
 
 
 @dataclass(frozen=True, slots=True)

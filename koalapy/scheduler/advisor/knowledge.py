@@ -174,7 +174,7 @@ class KnowledgeBuilder:
         releases.sort(
             key=lambda release: (inf if release.seconds is None else release.seconds, release.age, release.nodes)
         )
-        return Capacity(max(0, cluster.total - cluster.background - cluster.down), tuple(releases))
+        return Capacity(max(0, cluster.total - cluster.background - cluster.withheld - cluster.down), tuple(releases))
 
     def _remaining_time(self, job: Job, now: float) -> tuple[float | None, float]:
         """Return the seconds until a job releases its nodes (None if unknown) and how long it has run."""

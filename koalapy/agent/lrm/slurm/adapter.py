@@ -484,7 +484,7 @@ def make_snapshot(
     ``shared``: the partly used nodes that further jobs may share; None if jobs share no nodes.
 
     So many planned nodes count as idle, since the backfill scheduler may keep them for these jobs. No more nodes are
-    idle than one job could have.
+    idle than one job could have; the others are withheld.
     """
     held = {name for job in jobs if job.state in HOLDING for name in job.nodes}
     all_states = list(zip(nodes, node_states(nodes, offer), strict=True))
@@ -508,7 +508,7 @@ def make_snapshot(
     return LrmSnapshot(
         total=len(nodes),
         idle=idle,
-        background=len(states) - idle - down,
+        background=len(states) - len(available) - down,
         down=down,
         jobs=tuple(jobs),
         notices=(*limits, *groups.notices),
@@ -517,6 +517,7 @@ def make_snapshot(
             {node.name: node.used for node in parts if node.used is not None},
         ),
         shares=shared is not None,
+        withheld=len(available) - idle,
         min_job_nodes=offer.min_job_nodes,
         nodes=groups.list_nodes(
             {node.name: "held" if node.name in held else _LISTED_STATES[state] for node, state in all_states},

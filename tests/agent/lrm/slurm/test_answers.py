@@ -192,7 +192,11 @@ def add_up(lines: list[str], sinfo: Any) -> None:
     holders = (LrmJobState.RUNNING, LrmJobState.UNKNOWN)
     names = {node.name for node in nodes}
     held_nodes = {node for job in grid_jobs if job.state in holders for node in job.nodes} & names
-    assert snapshot.total == len(names) == snapshot.idle + snapshot.background + snapshot.down + len(held_nodes)
+    assert (
+        snapshot.total
+        == len(names)
+        == snapshot.idle + snapshot.withheld + snapshot.background + snapshot.down + len(held_nodes)
+    )
 
 
 @given(JOBS, nodes_answers(lambda good: good))

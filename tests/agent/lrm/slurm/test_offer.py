@@ -142,9 +142,9 @@ BOTH = {"n1": "short long", "n2": "short long", "n3": "long", "n4": "long shut"}
 @pytest.mark.parametrize(
     ("partition", "expected", "notice"),
     [
-        ("short", (2, 1, 1, 0), "a job in partition short gets at most 1 of its 2 nodes"),
+        ("short", (2, 1, 0, 0), "a job in partition short gets at most 1 of its 2 nodes"),
         ("short,long", (4, 4, 0, 0), ""),
-        ("short,shut", (3, 1, 1, 1), "a job in partitions short,shut gets at most 1 of its 3 nodes"),
+        ("short,shut", (3, 1, 0, 1), "a job in partitions short,shut gets at most 1 of its 3 nodes"),
         (None, (4, 4, 0, 0), ""),
     ],
 )
@@ -295,7 +295,8 @@ async def test_snapshot_of_partition_with_min_nodes_has_notice(slurm: FakeSlurm)
         ("a job in partition main gets at least 3 nodes, and smaller ones are rejected",),
     )
     show_partitions(slurm, {"n1": "idle", "n2": "idle", "n3": "allocated", "n4": "allocated"})
-    assert node_counts(await take_snapshot(slurm)) == (4, 0, 4, 0)
+    assert node_counts(snapshot := await take_snapshot(slurm)) == (4, 0, 2, 0)
+    assert snapshot.withheld == 2, "local users have no idle nodes"
 
 
 async def test_sinfo_has_option_noconvert(slurm: FakeSlurm) -> None:
@@ -340,4 +341,4 @@ def test_idle_nodes_never_exceed_one_job(
     )
     within = [sum(name in node.partitions and "IDLE" in node.words for node in nodes) for name in "ab"]
     assert snapshot.idle <= max(min(within[0], maximum or len(nodes)) if up else 0, within[1])
-    assert snapshot.total == snapshot.idle + snapshot.background + snapshot.down
+    assert snapshot.total == snapshot.idle + snapshot.withheld + snapshot.background + snapshot.down

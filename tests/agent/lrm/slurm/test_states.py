@@ -176,5 +176,5 @@ def test_snapshot_counts_each_node_once(
     holding = (LrmJobState.RUNNING, LrmJobState.UNKNOWN)
     held_nodes = {node for job in jobs if job.state in holding for node in job.nodes}
     assert min(snapshot.idle, snapshot.background, snapshot.down) >= 0
-    counted = snapshot.idle + snapshot.background + snapshot.down
+    counted = snapshot.idle + snapshot.withheld + snapshot.background + snapshot.down
     assert snapshot.total - counted == len(held_nodes & {node.name for node in nodes})
