@@ -96,6 +96,7 @@ MAX_CHANGES = 1000
 Wait = Annotated[float, Query(ge=0, le=60, allow_inf_nan=False, description="maximum seconds to wait for the forecast")]
 
 
+Simulate = Annotated[bool, Query(description="false: answer at once, without the jobs that would start later")]
 MIN_HORIZON_S = 60.0
 Horizon = Annotated[Seconds, Field(ge=MIN_HORIZON_S, le=HORIZON, description="seconds, or a duration such as `24h`")]
 
@@ -267,9 +268,11 @@ def forecasts_router(service: Forecasts, jobs: Jobs) -> APIRouter:
         return await cancel_on_disconnect(request, service.what_if(change, question.horizon))
 
     @router.get("/clusters/{name}/drain", response_model=DrainPreviewView)
-    async def preview_drain(name: ClusterPath, request: Request) -> Any:
-        """Simulate what a drain of a cluster would do now: the jobs that run there, and the waiting jobs that would
-        start later. This takes some seconds and changes nothing."""
+    async def preview_drain(name: ClusterPath, request: Request, simulate: Simulate = True) -> Any:
+        """Show what a drain of a cluster would do now: the jobs that run there, those that wait for it by name, and by
+        simulation the waiting jobs that would start later. A simulation takes some seconds and changes nothing."""
+        if not simulate:
+            return service.describe_drain(name)
         return await cancel_on_disconnect(request, service.preview_drain(name))
 
     @router.post("/forecast", response_model=IfSubmittedView, responses=problem_responses(409))

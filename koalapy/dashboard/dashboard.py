@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import time
 from asyncio import to_thread
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Mapping
 from dataclasses import dataclass
 from functools import partial, wraps
 from hashlib import sha256
@@ -15,11 +15,12 @@ from urllib.parse import parse_qsl
 
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.encoders import jsonable_encoder
-from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
+from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, StreamingResponse
 from pydantic import TypeAdapter, ValidationError
 
 from koalapy.api.access import Caller, identity_of, session_of
 from koalapy.api.fields import Reason
+from koalapy.api.problems import describe_error
 from koalapy.api.routes import cancel_on_disconnect, reject_unknown_parameters
 from koalapy.daemon.engine.engine import Engine
 from koalapy.daemon.jobs.changes import Changes
@@ -28,8 +29,9 @@ from koalapy.dashboard.job_table import render_jobs
 from koalapy.dashboard.rendering import HEADERS, render, with_query
 from koalapy.dashboard.shared_pages import SharedPage, compress_page
 from koalapy.dashboard.tables import TableDefinition, render_csv, render_table
-from koalapy.model.errors import ForbiddenError, UsageError
+from koalapy.model.errors import ForbiddenError, KoalaError, UsageError
 from koalapy.model.identity import Identity, Role
+from koalapy.simulation.twin import Report
 
 STALE_LIFETIME_S = 0.5
 """Least time for which a cached page is used after an unannounced change."""
@@ -97,6 +99,8 @@ class PageCache:
 
 
 Load = Callable[..., Coroutine[Any, Any, Any]]
+Simulate = Callable[[Report], Awaitable[Any]]
+Prepare = Callable[..., Awaitable[Simulate]]
 Act = Callable[..., Awaitable[str]]
 FormAnswer = str | tuple[Any, int]
 Answer = Callable[..., Awaitable[FormAnswer]]
@@ -270,6 +274,54 @@ class Dashboard:
         template = "problem_part.html" if "hx-request" in request.headers else "problem.html"
         return self.render_plain(request, template, status, problem=problem, title=problem["title"])
 
+    def simulation(self, path: str, template: str, *, operation: str) -> Callable[[Prepare], Prepare]:
+        """Register a function that prepares a simulation. Its progress and result are streamed into a page.
+
+        The function checks its parameters, and returns the function that simulates and returns the template's
+        ``result``. The simulation is cancelled when the page is left.
+        """
+
+        def register(prepare: Prepare) -> Prepare:
+            """Add the route of the stream, and return the function unchanged."""
+            bound = Depends(_bound(prepare))
+
+            async def stream(
+                request: Request, caller: Caller, prepare: Callable[[], Awaitable[Simulate]] = bound
+            ) -> StreamingResponse:
+                context = self._make_context(request, caller)
+                parts = self._follow_simulation(await prepare(), template, context)
+                return StreamingResponse(parts, 200, HEADERS | {"Cache-Control": "no-store"}, "text/event-stream")
+
+            checks = [Depends(reject_unknown_parameters)]
+            self.router.add_api_route(path, stream, operation_id=operation, dependencies=checks)
+            return prepare
+
+        return register
+
+    async def _follow_simulation(
+        self, simulate: Simulate, template: str, context: dict[str, Any]
+    ) -> AsyncIterator[str]:
+        """Yield the progress of a simulation and then its result or problem, each as an event with HTML."""
+        reports: asyncio.Queue[tuple[int, int] | None] = asyncio.Queue()
+        task = asyncio.ensure_future(simulate(lambda completed, total: reports.put_nowait((completed, total))))
+        task.add_done_callback(lambda _: reports.put_nowait(None))
+        try:
+            while (report := await reports.get()) is not None:
+                yield _html_event(render("progress.html", {"completed": report[0], "total": report[1]}))
+            try:
+                page = await to_thread(
+                    render, template, context | {"result": task.result(), "now": self.engine.clock()}
+                )
+            except KoalaError as error:
+                page = render("problem_part.html", {"problem": describe_error(error)})
+            except RuntimeError:
+                problem = {"detail": "the simulation failed", "hint": "see the daemon's log"}
+                page = render("problem_part.html", {"problem": problem})
+            yield _html_event(page)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
     # Actions
 
     def action(self, path: str, *, operation: str) -> Callable[[Act], Act]:
@@ -335,6 +387,12 @@ def _bound(function: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
         return partial(function, **parameters)
 
     return bound
+
+
+def _html_event(page: str) -> str:
+    """Return HTML as an event without a name, which replaces the content of the page's element."""
+    lines = page.replace("\r", "").split("\n")
+    return "".join(f"data: {line}\n" for line in lines if line) + "\n"
 
 
 def _render_compressed(template: str, context: dict[str, Any]) -> tuple[SharedPage, float]:

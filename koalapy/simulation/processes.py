@@ -5,7 +5,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
@@ -33,18 +33,18 @@ def end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def forked_map(function: Callable[[A], B], arguments: Sequence[A], processes: int, kind: type[B]) -> list[B]:
-    """Return the function's value for each argument, computed by forked processes that inherit the state of this one.
+def forked_map(function: Callable[[A], B], arguments: Sequence[A], processes: int, kind: type[B]) -> Iterator[B]:
+    """Yield the function's value for each argument, computed by forked processes that inherit the state of this one.
 
     ``kind`` is the type of the values, which cross the process boundary as JSON. Call it only in a process without
     other threads. Raise ``RuntimeError`` when a process fails.
     """
     processes = min(processes, len(arguments))
     if processes < 2:
-        return [function(argument) for argument in arguments]
+        yield from map(function, arguments)
+        return
     adapter: TypeAdapter[B] = TypeAdapter(kind)
     fork = multiprocessing.get_context("fork")
-    values: list[B] = []
     workers = []
     try:
         for first in range(processes):
@@ -55,7 +55,7 @@ def forked_map(function: Callable[[A], B], arguments: Sequence[A], processes: in
             workers.append((worker, receiving))
         for number in range(len(arguments)):
             receiving = workers[number % processes][1]
-            values.append(adapter.validate_python(json.loads(receiving.recv_bytes())))
+            yield adapter.validate_python(json.loads(receiving.recv_bytes()))
     except EOFError as error:
         raise RuntimeError("a worker process of the simulation has failed; its traceback was printed before") from error
     finally:
@@ -63,7 +63,6 @@ def forked_map(function: Callable[[A], B], arguments: Sequence[A], processes: in
             receiving.close()
             worker.kill()
             worker.join()
-    return values
 
 
 def _send_values(

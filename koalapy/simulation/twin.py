@@ -277,6 +277,14 @@ class Forecast:
         return next((expected for expected in self.jobs if expected.job == ident), None)
 
 
+Report = Callable[[int, int], None]
+"""Is called with the number of completed simulations and the number of all; with zeros before they begin."""
+
+
+def ignore_progress(_completed: int, _total: int) -> None:
+    """Discard the progress of simulations."""
+
+
 @dataclass(frozen=True)
 class Question:
     """A forecast to compute in another process; ``policies`` is a module-level function, so that it can be imported."""
@@ -285,6 +293,7 @@ class Question:
     change: Change
     policies: Callable[[], Registry]
     horizon: float = HORIZON
+    report: Report = ignore_progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +311,7 @@ def answer_what_if(question: Question) -> Answer:
     if question.change:
         plans.append(_create_plan(moment, question.change, policies, horizon=question.horizon))
     work = sum(plan.count_runs() * plan.draws for plan in plans)
-    forecasts = _run_simulations(plans, count_processors() if work > ALONE else 1)
+    forecasts = _run_simulations(plans, count_processors() if work > ALONE else 1, question.report)
     return Answer(forecasts[0], forecasts[1] if question.change else None)
 
 
@@ -428,11 +437,16 @@ def _on_any_node(job: Job) -> Job:
     return replace(job, spec=spec)
 
 
-def _run_simulations(plans: Sequence[_Plan], processes: int) -> list[Forecast]:
+def _run_simulations(plans: Sequence[_Plan], processes: int, report: Report = ignore_progress) -> list[Forecast]:
     """Run the simulations of all plans in up to ``processes`` processes, and return one forecast for each plan."""
     simulations = [(plan, draw) for plan in plans for draw in range(plan.draws)]
-    courses = iter(forked_map(_run_simulation, simulations, processes, _Course))
-    return [_summarize_courses(plan, list(islice(courses, plan.draws))) for plan in plans]
+    courses: list[_Course] = []
+    report(0, len(simulations))
+    for course in forked_map(_run_simulation, simulations, processes, _Course):
+        courses.append(course)
+        report(len(courses), len(simulations))
+    remaining = iter(courses)
+    return [_summarize_courses(plan, list(islice(remaining, plan.draws))) for plan in plans]
 
 
 def _run_simulation(planned: tuple[_Plan, int]) -> _Course:

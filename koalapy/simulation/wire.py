@@ -14,7 +14,7 @@ from koalapy.record.format import beginning_from_json, beginning_to_json, job_fr
 from koalapy.simulation import sharing, twin
 from koalapy.simulation.moment import Moment, NodesNow
 from koalapy.simulation.sharing import SharingQuestion, SharingReport
-from koalapy.simulation.twin import Answer, Change, Question
+from koalapy.simulation.twin import Answer, Change, Question, Report
 
 Json = Any
 CHUNK_SIZE = 1000
@@ -38,12 +38,12 @@ def write_question(question: Question) -> Iterator[Json]:
     yield from map(job_to_json, beginning.jobs)
 
 
-def answer_question(policies: Callable[[], Registry], values: Iterator[Json]) -> Json:
+def answer_question(policies: Callable[[], Registry], values: Iterator[Json], *, report: Report) -> Json:
     """Return the answer to a question that ``write_question`` encoded."""
     terms: _ForecastTerms = _from_json(_ForecastTerms, next(values))
     beginning = beginning_from_json(next(values))
     moment = Moment(replace(beginning, jobs=tuple(map(job_from_json, values))), terms.nodes)
-    return _to_json(Answer, twin.answer_what_if(Question(moment, terms.change, policies, terms.horizon)))
+    return _to_json(Answer, twin.answer_what_if(Question(moment, terms.change, policies, terms.horizon, report)))
 
 
 def read_answer(value: Json) -> Answer:

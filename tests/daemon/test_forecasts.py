@@ -65,7 +65,12 @@ async def test_preview_of_drain_lists_running_and_delayed_jobs() -> None:
     forecasts = Forecasts(queries, People(), Clock(), load_policies, work)
     used = {cluster.name: sum(cluster.live.values()) for cluster in queries.grid.clusters()}
     name = max(used, key=used.__getitem__)
-    preview = await forecasts.preview_drain(name)
+    reports: list[tuple[int, int]] = []
+    preview = await forecasts.preview_drain(name, lambda completed, total: reports.append((completed, total)))
+    assert reports == [(completed, 40) for completed in range(41)], "twenty simulations with and without the drain"
+    facts = forecasts.describe_drain(name)
+    assert facts == replace(preview, delayed=None, horizon=facts.horizon)
+    assert all(job.ends_within is not None and 0 <= job.ends_within <= 500 for job in facts.running)
     assert sum(job.nodes for job in preview.running) == used[name] > 0
     assert [job.job for job in preview.running] == sorted({job.job for job in preview.running})
     assert 0 < len(preview.delayed) <= preview.waiting
@@ -73,7 +78,7 @@ async def test_preview_of_drain_lists_running_and_delayed_jobs() -> None:
     assert ends == sorted(ends, reverse=True)
     assert ends[-1] >= 1.0
     assert queries.grid[name].drained is None
-    with pytest.raises((UsageError, NotFoundError)):
+    with pytest.raises(NotFoundError):
         await forecasts.preview_drain("nowhere")
 
 

@@ -111,6 +111,19 @@ async def test_run_in_subprocess_returns_value_and_ignores_prints() -> None:
     assert await run_in_subprocess(double_values, [21, 4]) == [42, 8]
 
 
+def count_values(values: Iterator[int], report: Callable[[int, str], None]) -> int:
+    count = 0
+    for count, value in enumerate(values, start=1):
+        report(count, f"#{value}\n")
+    return count
+
+
+async def test_run_in_subprocess_repeats_reports() -> None:
+    reports: list[tuple[int, str]] = []
+    assert await run_in_subprocess(count_values, [7, 8], report=lambda *values: reports.append(values)) == 2
+    assert reports == [(1, "#7\n"), (2, "#8\n")]
+
+
 async def test_run_in_subprocess_passes_functions_by_name() -> None:
     assert await run_in_subprocess(add_all, [1, 2], ten_values) == 13
 

@@ -3,6 +3,7 @@
 import re
 
 import httpx2
+import psutil
 import pytest
 
 from koalapy.dashboard.pages.what_if import lines_of, outcomes_of
@@ -13,6 +14,9 @@ from tests.daemon_in_process import ServedDaemon
 from tests.dashboard.conftest import Visit
 from tests.dashboard.people import create_token
 from tests.grid.embedded import EmbeddedGrid
+from tests.grid.grid import wait_until
+
+PAGE = {"Accept": "text/html"}
 
 
 def make_forecast(*starts: tuple[int, JobState, float | None]) -> Forecast:
@@ -75,6 +79,48 @@ def test_what_if_page_simulates_changes(visit: Visit, grid: EmbeddedGrid) -> Non
     assert page.get_by_label("Look ahead").input_value() == "604800s"
     gate.open()
     assert grid.wait_for_end(waits)["state"] == "succeeded"
+
+
+def test_drain_page_shows_facts_at_once_and_then_delays(visit: Visit, grid: EmbeddedGrid) -> None:
+    gate = grid.make_gate()
+    on_north = {"type": "fixed", "components": [{"size": 4, "cluster": "north"}]}
+    first = grid.submit(on_north, *gate.hold, walltime=600)
+    grid.wait_for_state(first, "running")
+    waits = grid.submit(on_north, "true", walltime=600)
+    page = visit().page
+    held = "data: <progress></progress>\n\n"
+    page.route("**/drain/result", lambda route: route.fulfill(content_type="text/event-stream", body=held))
+    page.goto("/clusters/north/drain")
+    assert str(first) in page.locator("section[aria-label='Running jobs']").inner_text()
+    assert str(waits) in page.locator("section[aria-label='Bound jobs']").inner_text()
+    page.locator("progress").wait_for()
+    page.unroute("**/drain/result")
+    page.goto("/clusters/north/drain")
+    row = page.locator("section[aria-label='Delayed jobs'] tbody tr")
+    row.get_by_text("not within 8 hours").wait_for()
+    assert page.locator("progress").count() == 0
+    preview = grid.http.get("/api/v1/clusters/north/drain").json()
+    assert [job["job"] for job in preview["delayed"]] == [waits]
+    facts = grid.http.get("/api/v1/clusters/north/drain", params={"simulate": "false"}).json()
+    assert facts == preview | {"delayed": None, "running": facts["running"]}
+    assert "not within 8 hours" in grid.http.get("/clusters/north/drain?complete=true", headers=PAGE).text
+    gate.open()
+    assert grid.wait_for_end(waits)["state"] == "succeeded"
+
+
+def test_simulation_of_left_page_is_killed(grid: EmbeddedGrid) -> None:
+    assert grid.daemon is not None
+    daemon = psutil.Process(grid.daemon.pid)
+
+    def find_workers() -> list[psutil.Process]:
+        return [child for child in daemon.children() if any("subprocess_worker" in word for word in child.cmdline())]
+
+    with grid.http.stream("GET", "/clusters/north/drain/result") as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        (worker,) = wait_until(find_workers, "the simulation", 60.0)
+        worker.suspend()  # so that it does not end by itself
+    wait_until(lambda: not worker.is_running(), "the end of the simulation", 60.0)
+    assert "Jobs that would start later" in grid.http.get("/clusters/north/drain/result").text
 
 
 def test_what_if_page_with_invalid_input_is_rejected(daemon: ServedDaemon) -> None:

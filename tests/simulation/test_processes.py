@@ -17,13 +17,13 @@ from koalapy.simulation.processes import forked_map
 def work(number):
     os.write(1, b"%d\n" % os.getpid())  # at once: print may write a number and its line's end one after the other
     time.sleep(60)
-forked_map(work, range(2), 2, type(None))
+list(forked_map(work, range(2), 2, type(None)))
 """
 
 
 def test_forked_map_with_function_that_cannot_be_pickled_keeps_order_of_arguments() -> None:
-    assert forked_map(lambda number: number * 2, range(20), 3, int) == [number * 2 for number in range(20)]
-    assert forked_map(lambda number: number * 2, [], 3, int) == []
+    assert list(forked_map(lambda number: number * 2, range(20), 3, int)) == [number * 2 for number in range(20)]
+    assert list(forked_map(lambda number: number * 2, [], 3, int)) == []
 
 
 def test_forked_map_with_failing_process_raises_runtime_error() -> None:
@@ -31,7 +31,7 @@ def test_forked_map_with_failing_process_raises_runtime_error() -> None:
         raise ValueError(f"not {number}")
 
     with pytest.raises(RuntimeError, match="a worker process of the simulation has failed"):
-        forked_map(raise_error, [1, 2], 2, type(None))
+        list(forked_map(raise_error, [1, 2], 2, type(None)))
 
 
 class _RunsCode:
@@ -43,7 +43,7 @@ class _RunsCode:
 
 def test_forked_map_with_value_that_would_run_code_raises_runtime_error() -> None:
     with pytest.raises(RuntimeError, match="a worker process of the simulation has failed"):
-        forked_map(lambda _: _RunsCode(), [1, 2], 2, object)
+        list(forked_map(lambda _: _RunsCode(), [1, 2], 2, object))
 
 
 def test_forked_map_of_killed_parent_ends_its_workers() -> None:

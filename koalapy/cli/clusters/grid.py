@@ -1,6 +1,7 @@
 """``koala clusters``, ``metrics`` and ``alerts``: the clusters, their use and current problems."""
 
 import sys
+from collections.abc import Sequence
 from typing import Annotated, cast
 
 from koalapy.cli.terminal import tables
@@ -14,8 +15,8 @@ from koalapy.client.errors import CliError, Exit, printable
 from koalapy.model.alert import AlertKind
 from koalapy.model.wording import format_duration, format_nodes
 
-MAX_DELAYED = 20
-"""Maximum number of printed jobs that a drain would delay."""
+MAX_JOBS_SHOWN = 20
+"""Maximum number of printed jobs in each table of a drain's preview."""
 Name = Annotated[str, Argument(help="the cluster", completes="clusters")]
 
 
@@ -67,9 +68,11 @@ def drain_cluster(
     """
     path = f"/api/v1/clusters/{in_path(name)}/drain"
     if dry_run:
+        if not as_json:
+            print(_format_facts(daemon.client().get(path, simulate="false"), requeue=requeue), flush=True)
         with waiting_for("simulates"):
             preview = daemon.client().get(path, patient=True)
-        print_answer(preview, as_json, lambda preview: _format_preview(preview, requeue=requeue))
+        print_answer(preview, as_json, _format_delays)
         return
     order = Json({"requeue": True} if requeue else {})
     cluster = ReasonPrompt(daemon.client(), reason).post(path, order)
@@ -77,30 +80,49 @@ def drain_cluster(
     print_answer(cluster, as_json, lambda cluster: f"cluster {cluster['name']} is drained{remaining}")
 
 
-def _format_preview(preview: Json, *, requeue: bool) -> str:
-    """Return what a drain would do: the jobs that run there, and those that would start later."""
-    from koalapy.cli.jobs.explain import format_interval
-
-    name, running, delayed = preview["cluster"], preview["running"], preview["delayed"]
+def _format_facts(preview: Json, *, requeue: bool) -> str:
+    """Return what is known of a drain without a simulation: jobs that run there, and jobs that name the cluster."""
+    name, running, bound = preview["cluster"], preview["running"], preview["bound"]
     effect = "would stop and queue again" if requeue else "would continue there"
     parts = [f"Nothing was changed. {_count_jobs(len(running))} on {name} {effect}."]
     if running:
-        rows = [[job["job"], job["owner"], job["nodes"]] for job in running]
-        parts.append(tables.format_table(("JOB", "USER", "NODES"), rows))
+        ends = ["no limit" if job["ends_within"] is None else format_duration(job["ends_within"]) for job in running]
+        rows = [[job["job"], job["owner"], job["nodes"], end] for job, end in zip(running, ends, strict=True)]
+        parts.append(_format_jobs(("JOB", "USER", "NODES", "ENDS WITHIN"), rows))
+    if bound:
+        parts.append(
+            f"{_count_jobs(len(bound))} in the queue would wait until {name} is resumed: it is named in the job."
+        )
+        parts.append(
+            _format_jobs(("JOB", "USER", "NODES"), [[job["job"], job["owner"], job["nodes"]] for job in bound])
+        )
     if requeue and running:
-        parts.append("The simulation does not include their second start.")
-    parts.append(f"{_count_jobs(len(delayed))} of the {preview['waiting']} that wait would start later.")
-    if delayed:
-        never = f"not within {preview['horizon'] / 3600:.0f} hours"
-        rows = []
-        for job in delayed[:MAX_DELAYED]:
-            changed = format_interval(job["changed"]) if job["changed"] else never
-            rows.append([job["job"], job["owner"], format_interval(job["starts"]), changed])
-        parts.append(tables.format_table(("JOB", "USER", "STARTS IN", "AFTER THE DRAIN"), rows))
-    if len(delayed) > MAX_DELAYED:
-        parts.append(f"and {len(delayed) - MAX_DELAYED} more; --json prints all")
+        parts.append("The simulation does not include the second start of stopped jobs.")
+    return "\n\n".join([*parts, ""])
+
+
+def _format_delays(preview: Json) -> str:
+    """Return the waiting jobs that would start later in a simulation."""
+    from koalapy.cli.jobs.explain import format_interval
+
+    delayed, span = preview["delayed"], f"{preview['horizon'] / 3600:.0f} hours"
+    counted = f"{_count_jobs(len(delayed))} of the {preview['waiting']} that wait would start later"
+    parts = [f"{counted}, as simulated for the next {span}."]
+    rows = []
+    for job in delayed:
+        changed = format_interval(job["changed"]) if job["changed"] else f"not within {span}"
+        rows.append([job["job"], job["owner"], format_interval(job["starts"]), changed])
+    if rows:
+        parts.append(_format_jobs(("JOB", "USER", "STARTS IN", "AFTER THE DRAIN"), rows))
     parts += [f"Note: {preview['note']}."] if preview["note"] else []
     return "\n\n".join(parts)
+
+
+def _format_jobs(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Return a table of the first jobs, with the number of further ones."""
+    table = tables.format_table(head, rows[:MAX_JOBS_SHOWN])
+    more = len(rows) - MAX_JOBS_SHOWN
+    return f"{table}\nand {more} more; --json prints all" if more > 0 else table
 
 
 def _count_jobs(count: int) -> str:

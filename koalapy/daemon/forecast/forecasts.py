@@ -9,19 +9,30 @@ import structlog
 
 from koalapy.daemon.forecast.subprocess_worker import run_in_subprocess
 from koalapy.daemon.forecast.track_record import TrackRecord
+from koalapy.model.cluster import check_cluster
 from koalapy.model.dependency import Clause
 from koalapy.model.errors import BusyError
 from koalapy.model.job import Job, JobId, JobState, new_job
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.prediction import PredictionSource
-from koalapy.model.request import ClusterName
+from koalapy.model.request import ClusterName, FlexibleRequest
 from koalapy.model.wording import format_days
 from koalapy.policies.registry import Registry
 from koalapy.record.format import People
 from koalapy.scheduler.explain.dry_run import DryRun
 from koalapy.scheduler.queries import Queries
 from koalapy.simulation.moment import moment_of
-from koalapy.simulation.twin import HORIZON, Answer, Change, Expected, Forecast, Interval, Question
+from koalapy.simulation.twin import (
+    HORIZON,
+    Answer,
+    Change,
+    Expected,
+    Forecast,
+    Interval,
+    Question,
+    Report,
+    ignore_progress,
+)
 from koalapy.simulation.wire import answer_question, read_answer, write_question
 
 log = structlog.get_logger()
@@ -34,7 +45,7 @@ SUBMISSION_TIMEOUT_S = 30.0
 """Timeout of the forecast of one submission."""
 MAX_SUBMISSIONS = 8
 """The most concurrent forecasts of submissions; further ones are rejected."""
-PREVIEW_HORIZON_S = 86_400.0
+PREVIEW_HORIZON_S = 8 * 3600.0
 """Number of simulated seconds of the preview of a drain."""
 MIN_DELAY_S = 1.0
 """Least difference between two expected starts that counts as a delay."""
@@ -68,13 +79,15 @@ class IfSubmitted:
 
 
 @dataclass(frozen=True, slots=True)
-class RunningThere:
-    """An unfinished job with nodes on a cluster."""
+class JobThere:
+    """An unfinished job with nodes on a cluster, or a waiting one that requests nodes of it by name."""
 
     job: JobId
     owner: str
     nodes: int
     """Nodes on this cluster."""
+    ends_within: float | None = None
+    """Seconds until its walltime ends; None if it has no walltime, or if its program has not started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +106,20 @@ class DrainPreview:
     """The expected effect of draining a cluster now."""
 
     cluster: ClusterName
-    running: tuple[RunningThere, ...]
+    running: tuple[JobThere, ...]
     """Jobs with nodes there, which continue; a drain that requeues stops them."""
+    bound: tuple[JobThere, ...]
+    """Waiting jobs that request the cluster by name, so that they do not start before it is resumed."""
     waiting: int
     """Number of waiting jobs."""
-    delayed: tuple[DelayedJob, ...]
-    """Waiting jobs that would start later, those that would not start at all first, then by delay."""
-    horizon: float
+    delayed: tuple[DelayedJob, ...] | None = None
+    """Waiting jobs that would start later, those that would not start at all first, then by delay.
+
+    None if nothing was simulated.
+    """
+    horizon: float = PREVIEW_HORIZON_S
     """Number of simulated seconds."""
-    note: str
+    note: str = ""
     """Why simulations ended early; empty if none did."""
 
 
@@ -130,14 +148,42 @@ class Forecasts:
         """Recent forecasts of submissions, with their time."""
         self._rests_until = 0.0
 
-    async def what_if(self, change: Change, horizon: float = HORIZON) -> Answer:
+    async def what_if(self, change: Change, horizon: float = HORIZON, report: Report = ignore_progress) -> Answer:
         """Simulate a change. Raise ``UsageError`` or ``NotFoundError`` if it is invalid, ``BusyError`` on timeout."""
+        if self._one_at_a_time.locked():
+            report(0, 0)
         async with self._one_at_a_time:
-            return await self._simulate_change(change, PredictionSource.WHAT_IF, horizon)
+            return await self._simulate_change(change, PredictionSource.WHAT_IF, horizon, report)
 
-    async def preview_drain(self, cluster: ClusterName) -> DrainPreview:
+    def check_change(self, change: Change) -> None:
+        """Raise ``UsageError`` or ``NotFoundError`` if a change is impossible now."""
+        change.check(moment_of(self._queries, self._people, self._clock()), self._queries.policies)
+
+    def describe_drain(self, cluster: ClusterName) -> DrainPreview:
+        """Return what is known of a drain without a simulation. Raise ``NotFoundError`` for an unknown cluster."""
+        check_cluster(cluster, [status.name for status in self._queries.grid.clusters()])
+        now, running, bound, waiting = self._clock(), dict[JobId, JobThere](), list[JobThere](), 0
+        for token, nodes in self._queries.grid[cluster].live.items():
+            if (there := self._queries.find(token)) is not None:
+                job = there[0]
+                before = running[job.id].nodes if job.id in running else 0
+                running[job.id] = JobThere(job.id, job.spec.owner, before + nodes, _remaining_walltime(job, now))
+        for job in self._queries.jobs():
+            if job.state is JobState.QUEUED:
+                waiting += 1
+                if nodes := _nodes_by_name(job, cluster):
+                    bound.append(JobThere(job.id, job.spec.owner, nodes))
+        return DrainPreview(
+            cluster,
+            tuple(running[ident] for ident in sorted(running)),
+            tuple(sorted(bound, key=lambda there: there.job)),
+            waiting,
+        )
+
+    async def preview_drain(self, cluster: ClusterName, report: Report = ignore_progress) -> DrainPreview:
         """Simulate the drain of a cluster. Raise the errors of ``what_if``."""
-        answer = await self.what_if(Change(drain=(cluster,)), PREVIEW_HORIZON_S)
+        preview = self.describe_drain(cluster)
+        answer = await self.what_if(Change(drain=(cluster,)), PREVIEW_HORIZON_S, report)
         assert answer.changed is not None
         changed_starts = {expected.job: expected.starts for expected in answer.changed.jobs}
         delays: list[tuple[float, DelayedJob]] = []
@@ -147,19 +193,11 @@ class Forecasts:
                 delay = inf if changed is None else changed.middle - expected.starts.middle
                 if delay >= MIN_DELAY_S:
                     delays.append((delay, DelayedJob(job.id, job.spec.owner, expected.starts, changed)))
-        nodes_by_job: dict[JobId, RunningThere] = {}
-        for token, nodes in self._queries.grid[cluster].live.items():
-            if (there := self._queries.find(token)) is not None:
-                job = there[0]
-                previous = nodes_by_job.get(job.id)
-                nodes_by_job[job.id] = RunningThere(job.id, job.spec.owner, nodes + (previous.nodes if previous else 0))
-        return DrainPreview(
-            cluster,
-            tuple(nodes_by_job[ident] for ident in sorted(nodes_by_job)),
-            sum(expected.state is JobState.QUEUED for expected in answer.as_it_is.jobs),
-            tuple(delayed for _, delayed in sorted(delays, key=lambda pair: (-pair[0], pair[1].job))),
-            min(answer.as_it_is.horizon, answer.changed.horizon),
-            answer.changed.note or answer.as_it_is.note,
+        return replace(
+            preview,
+            delayed=tuple(delayed for _, delayed in sorted(delays, key=lambda pair: (-pair[0], pair[1].job))),
+            horizon=min(answer.as_it_is.horizon, answer.changed.horizon),
+            note=answer.changed.note or answer.as_it_is.note,
         )
 
     async def forecast_job(self, job: JobId, patience: float) -> tuple[bool, Expected | None]:
@@ -266,20 +304,35 @@ class Forecasts:
         async with self._one_at_a_time:
             await self._simulate_change(Change(), source)
 
-    async def _simulate_change(self, change: Change, source: PredictionSource, horizon: float = HORIZON) -> Answer:
+    async def _simulate_change(
+        self, change: Change, source: PredictionSource, horizon: float = HORIZON, report: Report = ignore_progress
+    ) -> Answer:
         """Forecast with and without a change. Keep a forecast of full length for later requests and the track record.
 
         ``horizon`` is in seconds.
         """
         moment = moment_of(self._queries, self._people, self._clock())
         change.check(moment, self._queries.policies)
-        answer = await self._work(Question(moment, change, self._policies, horizon))
+        answer = await self._work(Question(moment, change, self._policies, horizon, report))
         if horizon < HORIZON:  # a shorter forecast lacks later starts, so it is not reused
             return answer
         self._latest = _StoredForecast(moment.now, answer.as_it_is, {job.id: job for job in moment.beginning.jobs})
         if self._track_record is not None:
             await self._track_record.store_predictions(answer.as_it_is, self._latest.jobs, source)
         return answer
+
+
+def _remaining_walltime(job: Job, now: float) -> float | None:
+    """Return the seconds until the walltime of a job ends; None if it has none, or if its program has not started."""
+    started = None if job.attempt is None else job.attempt.barrier_at
+    return None if started is None or job.spec.walltime is None else max(0.0, started + job.spec.walltime - now)
+
+
+def _nodes_by_name(job: Job, cluster: ClusterName) -> int:
+    """Return the nodes that a job requests of a cluster by its name."""
+    request = job.spec.request
+    components = () if isinstance(request, FlexibleRequest) else request.components
+    return sum(component.size for component in components if component.cluster == cluster)
 
 
 def _describe_no_start(forecast: Forecast) -> str:
@@ -291,7 +344,8 @@ def _describe_no_start(forecast: Forecast) -> str:
 
 
 async def _answer_in_subprocess(question: Question) -> Answer:
-    return read_answer(await run_in_subprocess(answer_question, write_question(question), question.policies))
+    values = write_question(question)
+    return read_answer(await run_in_subprocess(answer_question, values, question.policies, report=question.report))
 
 
 def _retrieve_error(task: "asyncio.Task[None] | asyncio.Task[IfSubmitted]") -> None:

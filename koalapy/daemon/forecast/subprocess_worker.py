@@ -39,20 +39,34 @@ RETRY_AFTER_S = 60.0
 MAX_ERROR_SIZE = 2000
 """Bytes of the child's standard error that are logged."""
 READY = b"\n"
+PROGRESS = b"#"
+"""Begins a line of progress, which no answer in JSON begins with."""
 
 
 async def run_in_subprocess(
-    function: Function, values: Iterable[Json], *functions: Function, timeout_s: float = DEFAULT_TIMEOUT_S
+    function: Function,
+    values: Iterable[Json],
+    *functions: Function,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    report: Callable[..., None] | None = None,
 ) -> Json:
     """Return the JSON value of ``function(*functions, iterator over values)``, computed in a child process.
 
     The values are encoded one by one in a thread, and other threads run between two of them. The child is killed when
-    the caller is cancelled. Raise ``BusyError`` if it takes too long or was killed, ``RuntimeError`` if it fails.
+    the caller is cancelled. With ``report`` the function has a parameter of this name, and calls of it with JSON values
+    are repeated here. Raise ``BusyError`` if it takes too long or was killed, ``RuntimeError`` if it fails.
     """
+    loop = asyncio.get_running_loop()
+
+    def repeat_report(line: bytes) -> None:
+        if report is not None:
+            loop.call_soon_threadsafe(report, *json.loads(line))
+
     with tempfile.TemporaryFile() as errors:
-        process, channel = await asyncio.to_thread(_start_child, (function, *functions), timeout_s, errors)
+        parameter = "" if report is None else "report"
+        process, channel = await asyncio.to_thread(_start_child, (function, *functions), timeout_s, errors, parameter)
         try:
-            return await asyncio.to_thread(_exchange_values, process, channel, values, timeout_s)
+            return await asyncio.to_thread(_exchange_values, process, channel, values, timeout_s, repeat_report)
         except TimeoutError as error:
             hint = "ask for less, as for fewer days, or for a simulation in which less happens"
             raise BusyError(
@@ -82,7 +96,7 @@ class _Failed(Exception):
 
 
 def _start_child(
-    functions: Sequence[Function], timeout_s: float, errors: IO[bytes]
+    functions: Sequence[Function], timeout_s: float, errors: IO[bytes], parameter: str = ""
 ) -> "tuple[subprocess.Popen[bytes], socket.socket]":
     """Start the child; return it and our end of the socket that is its standard input and output.
 
@@ -90,7 +104,7 @@ def _start_child(
     """
     ours, theirs = socket.socketpair()
     names = [f"{function.__module__}:{function.__qualname__}" for function in functions]
-    command = [sys.executable, "-m", __spec__.name, f"{timeout_s}", *names]
+    command = [sys.executable, "-m", __spec__.name, f"{timeout_s}", parameter, *names]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(VARIABLE_PREFIX)}
     try:
         with theirs:
@@ -110,7 +124,11 @@ def _kill_child(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _exchange_values(
-    process: "subprocess.Popen[bytes]", channel: socket.socket, values: Iterable[Json], timeout_s: float
+    process: "subprocess.Popen[bytes]",
+    channel: socket.socket,
+    values: Iterable[Json],
+    timeout_s: float,
+    repeat_report: Callable[[bytes], None],
 ) -> Json:
     """Send the values, wait for the answer and the child's end."""
     began, end = time.monotonic(), threading.Timer(timeout_s, _kill_child, [process])
@@ -124,6 +142,9 @@ def _exchange_values(
                 channel.shutdown(socket.SHUT_WR)
                 while piece := channel.recv(1 << 20):
                     answer += piece
+                    while answer.startswith(PROGRESS) and (end_of_line := answer.find(b"\n")) >= 0:
+                        repeat_report(bytes(answer[1:end_of_line]))
+                        del answer[: end_of_line + 1]
         process.wait()
     finally:
         end.cancel()
@@ -151,7 +172,7 @@ def _run_child() -> None:
     """
     scrub_environment()
     os.nice(NICENESS)
-    timeout_s, *names = sys.argv[1:]
+    timeout_s, parameter, *names = sys.argv[1:]
     limit = int(float(timeout_s)) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
     channel = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
@@ -159,7 +180,13 @@ def _run_child() -> None:
     channel.write(READY)
     channel.flush()
     function, *functions = map(_find_function, names)
-    answer = function(*functions, map(json.loads, sys.stdin.buffer))
+
+    def report(*values: Json) -> None:
+        channel.write(PROGRESS + json.dumps(values, separators=(",", ":")).encode() + b"\n")
+        channel.flush()
+
+    options = {parameter: report} if parameter else {}
+    answer = function(*functions, map(json.loads, sys.stdin.buffer), **options)
     with channel:
         channel.write(json.dumps(answer, separators=(",", ":")).encode())
 

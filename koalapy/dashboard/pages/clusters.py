@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import date
+from functools import partial
 from itertools import islice
 from urllib.parse import quote
 
@@ -17,7 +18,7 @@ from koalapy.daemon.observability.instruments import Instruments
 from koalapy.daemon.services import Services
 from koalapy.dashboard.attention import AlertGroup, group_alerts
 from koalapy.dashboard.cluster_table import CLUSTERS, NODES, NodeRow, list_nodes, show_nodes
-from koalapy.dashboard.dashboard import Dashboard, SentForm
+from koalapy.dashboard.dashboard import Dashboard, SentForm, Simulate
 from koalapy.dashboard.pages.audit import Before, Changes, read_changes
 from koalapy.dashboard.pages.timeline import active_components, make_bars
 from koalapy.dashboard.pictures import NodeCounts, Point
@@ -318,9 +319,16 @@ def add_clusters(dashboard: Dashboard, services: Services, surveyor: SurveyCache
     @dashboard.page(
         "/clusters/{name}/drain", "drain.html", operation="preview_drain", title="Drain a cluster", live=False
     )
-    async def preview(name: Name) -> DrainPreview:
-        """Return the jobs that a drain of the cluster would affect, by simulation."""
-        return await services.forecasts.preview_drain(name)
+    async def preview(name: Name, complete: bool = False) -> DrainPreview:
+        """Return the jobs that a drain of the cluster would affect, without a simulation unless ``complete``."""
+        forecasts = services.forecasts
+        return await forecasts.preview_drain(name) if complete else forecasts.describe_drain(name)
+
+    @dashboard.simulation("/clusters/{name}/drain/result", "drain_result.html", operation="preview_drain")
+    async def prepare(name: Name) -> Simulate:
+        """Return the simulation of a drain."""
+        services.jobs.get_cluster(name)
+        return partial(services.forecasts.preview_drain, name)
 
     @dashboard.action("/clusters/{name}/drain", operation="drain_cluster")
     async def drain(name: Name, caller: Caller, form: SentForm) -> str:

@@ -1,19 +1,20 @@
 """The page What if: simulated starts of waiting jobs, in the current state and with hypothetical changes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated
 
-from fastapi import Query
+from fastapi import Depends, Query
 
 from koalapy.api.fields import MAX_ID, Name, Text
 from koalapy.api.forecasts import MAX_CHANGES, Horizon, parse_change
 from koalapy.daemon.forecast.forecasts import Forecasts
-from koalapy.dashboard.dashboard import Dashboard
+from koalapy.dashboard.dashboard import Dashboard, Simulate
+from koalapy.dashboard.rendering import with_query
 from koalapy.model.identity import Role
 from koalapy.model.job import JobId, JobState
 from koalapy.model.request import ClusterName
-from koalapy.simulation.twin import HORIZON, Answer, Change, Interval
+from koalapy.simulation.twin import HORIZON, Answer, Interval, Report, ignore_progress
 
 MAX_LINES = 200
 """Maximum number of displayed jobs; the REST API returns all."""
@@ -35,6 +36,9 @@ class FormValues:
     first: str
     walltimes: str
     horizon: float
+
+
+EMPTY_FORM = FormValues("", "", [], [], "", "", "", HORIZON)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,19 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
+class SimulationResult:
+    """The results of the simulations."""
+
+    outcomes: Sequence[SimulatedOutcome]
+    """Outcomes of the current and the changed state."""
+    lines: Sequence[Line]
+    more: int
+    """Number of jobs that are not shown."""
+    most: float
+    """Latest bound of all shown intervals, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
 class WhatIfView:
     """The form, and the results of the simulations."""
 
@@ -77,13 +94,9 @@ class WhatIfView:
     """Clusters that are not drained."""
     waiting: int
     """Waiting jobs now."""
-    outcomes: Sequence[SimulatedOutcome]
-    """Outcomes of the current and the changed state; empty before a simulation is requested."""
-    lines: Sequence[Line]
-    more: int
-    """Number of jobs that are not shown."""
-    most: float
-    """Latest bound of all shown intervals, in seconds."""
+    simulation: str
+    """The path from which the page gets the results; empty if none were requested, or if they are in ``result``."""
+    result: SimulationResult | None
 
 
 def outcomes_of(answer: Answer) -> list[SimulatedOutcome]:
@@ -110,40 +123,67 @@ def lines_of(answer: Answer) -> list[Line]:
     return sorted(lines, key=lambda line: (line.starts is None, line.starts.middle if line.starts else 0.0, line.job))
 
 
+def result_of(answer: Answer) -> SimulationResult:
+    """Return what the page shows of an answer."""
+    lines = lines_of(answer)
+    intervals = [interval for line in lines[:MAX_LINES] for interval in (line.starts, line.changed) if interval]
+    most = max((interval.high for interval in intervals), default=0.0)
+    return SimulationResult(outcomes_of(answer), lines[:MAX_LINES], max(0, len(lines) - MAX_LINES), most)
+
+
+async def read_form_values(
+    policy: Name = "",
+    rules: Pairs = "",
+    drain: Names = [],  # noqa: B006 -- FastAPI copies it
+    resume: Names = [],  # noqa: B006
+    add: Pairs = "",
+    first: Annotated[str, Query(max_length=len(str(MAX_ID)), pattern="^[0-9]*$")] = "",
+    walltimes: Pairs = "",
+    horizon: Horizon = HORIZON,
+) -> FormValues:
+    """Return the hypothetical changes in the query of a request."""
+    return FormValues(policy, rules, drain, resume, add, first, walltimes, horizon)
+
+
+Asked = Annotated[FormValues, Depends(read_form_values)]
+
+
 def add_what_if(dashboard: Dashboard, forecasts: Forecasts) -> None:
     """Add the page that simulates waiting jobs in the current and in a changed state."""
     engine = dashboard.engine
 
+    @dashboard.simulation("/what-if/result", "what_if_result.html", operation="ask_what_if")
+    async def prepare(asked: Asked) -> Simulate:
+        """Return the simulation of the changes. Raise ``UsageError`` or ``NotFoundError`` if they are invalid."""
+        first_job = int(asked.first) if asked.first else None
+        rules, add, walltimes = asked.rules.split(), asked.add.split(), asked.walltimes.split()
+        change = parse_change(asked.policy, rules, list(asked.drain), list(asked.resume), add, first_job, walltimes)
+        forecasts.check_change(change)
+
+        async def simulate(report: Report) -> SimulationResult:
+            return result_of(await forecasts.what_if(change, asked.horizon, report))
+
+        return simulate
+
     @dashboard.page(
         "/what-if", "what_if.html", operation="ask_what_if", title="What if", key="i", role=Role.OPERATOR, live=False
     )
-    async def what_if(
-        ask: bool = False,
-        policy: Name = "",
-        rules: Pairs = "",
-        drain: Names = [],  # noqa: B006 -- FastAPI copies it
-        resume: Names = [],  # noqa: B006
-        add: Pairs = "",
-        first: Annotated[str, Query(max_length=len(str(MAX_ID)), pattern="^[0-9]*$")] = "",
-        walltimes: Pairs = "",
-        horizon: Horizon = HORIZON,
-    ) -> WhatIfView:
-        """Simulate the changes if there are any or the form was sent; else return an empty form."""
-        first_job = int(first) if first else None
-        change = parse_change(policy, rules.split(), drain, resume, add.split(), first_job, walltimes.split())
-        answer = await forecasts.what_if(change, horizon) if ask or change != Change() else None
-        lines = [] if answer is None else lines_of(answer)
-        intervals = [interval for line in lines[:MAX_LINES] for interval in (line.starts, line.changed) if interval]
+    async def what_if(asked: Asked, ask: bool = False, complete: bool = False) -> WhatIfView:
+        """Return the form, and the path of the results if there are changes or the form was sent.
+
+        ``complete``: wait for the results, for browsers without scripts.
+        """
+        is_asked = ask or replace(asked, horizon=HORIZON) != EMPTY_FORM
+        simulate = await prepare(asked) if is_asked else None
+        values = asdict(asked) | {"horizon": f"{asked.horizon:.15g}s"}
         clusters = engine.queries.grid.clusters()
         return WhatIfView(
-            asked=FormValues(policy, rules, drain, resume, add, first, walltimes, horizon),
+            asked=asked,
             policies=engine.queries.policies.names(),
-            horizons=sorted({*HORIZONS_S, horizon}),
+            horizons=sorted({*HORIZONS_S, asked.horizon}),
             drained=[cluster.name for cluster in clusters if cluster.drained is not None],
             open=[cluster.name for cluster in clusters if cluster.drained is None],
             waiting=sum(job.state is JobState.QUEUED for job in engine.queries.jobs()),
-            outcomes=[] if answer is None else outcomes_of(answer),
-            lines=lines[:MAX_LINES],
-            more=max(0, len(lines) - MAX_LINES),
-            most=max((interval.high for interval in intervals), default=0.0),
+            simulation=with_query("/what-if/result", **values) if simulate and not complete else "",
+            result=await simulate(ignore_progress) if simulate and complete else None,
         )
