@@ -266,12 +266,17 @@ def resize_classes(classes: tuple[NodeClass, ...], idle: int) -> tuple[NodeClass
         certain = idle - sum(totals) + total
         resized.append(replace(node_class, idle=min(total, max(node_class.idle, certain))))
     if (unclassified := idle - sum(node_class.idle for node_class in resized)) > 0:
-        resized.append(weakest_class(classes, unclassified))
+        return add_unclassified(tuple(resized), unclassified)
     return tuple(resized)
 
 
-def weakest_class(classes: Sequence[NodeClass], idle: int) -> NodeClass:
-    """Return an unnamed class of idle nodes that may be of any of these classes: as weak as the weakest."""
+def add_unclassified(classes: tuple[NodeClass, ...], idle: int) -> tuple[NodeClass, ...]:
+    """Return the classes with idle nodes that may be of any of them, as an unnamed class as weak as the weakest.
+
+    There is one unnamed class at most, since components name their classes.
+    """
+    unnamed = sum(node_class.idle for node_class in classes if not node_class.name)
+    named = tuple(node_class for node_class in classes if node_class.name)
     memory = min((node_class.memory for node_class in classes if node_class.memory is not None), default=None)
     cores = min((node_class.cores for node_class in classes if node_class.cores is not None), default=None)
     features, partitions = (
@@ -280,7 +285,7 @@ def weakest_class(classes: Sequence[NodeClass], idle: int) -> NodeClass:
     )
     power = min(node_class.power for node_class in classes)
     gpus = classes[0].gpus if all(node_class.gpus == classes[0].gpus for node_class in classes) else ()
-    return NodeClass("", idle, power, memory, 0, cores, gpus, features, partitions)
+    return (*named, NodeClass("", unnamed + idle, power, memory, 0, cores, gpus, features, partitions))
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,9 +131,13 @@ def _format_unmeasured(measured: int, nodes: int) -> str:
     return f"; unknown of {nodes - measured} of {format_nodes(nodes)}" if measured < nodes else ""
 
 
+FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+"""Signs with which a formula may begin, some of them in the wide form of East Asian keyboards."""
+
+
 def escape_formula(value: object) -> object:
     """Quote a text that spreadsheets would run as a formula; return any other value unchanged."""
-    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA_SIGNS) else value
 
 
 def to_line(text: str) -> str:

@@ -4,7 +4,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from math import inf
 
-from koalapy.model.cluster import ClusterState, ClusterView, Drain, NodeClass, count_idle, resize_classes, weakest_class
+from koalapy.model.cluster import (
+    ClusterState,
+    ClusterView,
+    Drain,
+    NodeClass,
+    add_unclassified,
+    count_idle,
+    resize_classes,
+)
 from koalapy.model.disk import Disk
 from koalapy.model.job import JobId, Token
 from koalapy.model.node_requirement import ANY_NODE, NodeFilter
@@ -554,7 +562,7 @@ class ClusterStatus:
         classes = self._of_classes(min(idle, self.available) if by_preemption else idle)
         if by_preemption and classes and idle > self.available:
             freed = idle - self.available
-            classes = resize_classes(classes, idle) if len(classes) == 1 else (*classes, weakest_class(classes, freed))
+            classes = resize_classes(classes, idle) if len(classes) == 1 else add_unclassified(classes, freed)
         parts = () if hides_parts or not self.shares else self.parts
         return ClusterView(self.name, self.total, idle, state, self.speed, note, classes, parts)
 

@@ -199,6 +199,9 @@ async def test_clock_check_names_the_wrong_clock(
     assert alerts.keys() == expected.keys()
     assert all(text in alerts[target].summary for target, text in expected.items()), alerts
     assert all("timedatectl" in alert.remedy for alert in alerts.values())
+    if "daemon" in alerts:
+        moves_forward = "ahead of" not in expected["daemon"]
+        assert ("ends jobs" in alerts["daemon"].remedy) == moves_forward
 
 
 async def test_clock_of_agent_is_known_from_its_answers_to_probes(tmp_path: Path) -> None:

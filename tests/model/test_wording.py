@@ -2,7 +2,15 @@
 
 import pytest
 
-from koalapy.model.wording import describe_exit, format_idle, format_list, format_nodes, format_time, suggest_names
+from koalapy.model.wording import (
+    describe_exit,
+    escape_formula,
+    format_idle,
+    format_list,
+    format_nodes,
+    format_time,
+    suggest_names,
+)
 
 NOON = 12 * 3600.0
 DAY = 86400.0
@@ -56,3 +64,9 @@ def test_suggest_names_lists_known_names() -> None:
 )
 def test_describe_exit_names_standard_signals(code: int, text: str) -> None:
     assert describe_exit(code) == text
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-2+3", "@SUM(1)", "\t=1", "\n=1", "\uff1d1+1", "\uff20SUM(1)"])
+def test_escape_formula_quotes_what_spreadsheets_run(text: str) -> None:
+    assert escape_formula(text) == f"'{text}"
+    assert escape_formula(f"a{text}") == f"a{text}"

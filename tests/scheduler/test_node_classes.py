@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,8 +13,9 @@ from koalapy.model.job import JobState, Token, parse_token
 from koalapy.model.node_requirement import NodeFilter
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal
 from koalapy.model.reports import ClusterReport, NodeClassReport
-from koalapy.model.request import Request, RequestType
+from koalapy.model.request import FlexibleRequest, Request, RequestType
 from koalapy.policies.registry import builtin_policies
+from koalapy.policies.resource_matching import ResourceMatching
 from koalapy.scheduler.cluster_conditions import ContactStatus
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.rules import Rules
@@ -136,6 +138,20 @@ def test_resized_classes_add_up_to_idle_nodes(classes: tuple[NodeClass, ...], co
     if count == sum(node_class.total for node_class in classes):
         assert all(node_class.idle == node_class.total for node_class in fitted), "a completely idle cluster"
     assert resize_classes(fitted, count) == fitted
+
+
+@pytest.mark.evidence("G9")
+@pytest.mark.parametrize("named", [(), (NodeClass("fast", 2, total=2),)])
+def test_resized_classes_have_one_unnamed_class(named: tuple[NodeClass, ...]) -> None:
+    """A policy that gets two would place two components of no class on one cluster, and count as broken."""
+    fitted = resize_classes((*named, NodeClass("", 3, total=3)), 10)
+    assert idle_by_class(fitted) == {**idle_by_class(named), "": 10 - sum(each.idle for each in named)}
+    assert len(fitted) == len(named) + 1
+    answer = ResourceMatching().place(
+        FlexibleRequest(9, max_components=1), GridView((ClusterView("north", 10, 10, node_classes=fitted),))
+    )
+    assert isinstance(answer, Placement)
+    assert len({component.node_class for component in answer.components}) == len(answer.components)
 
 
 @given(CLASSES, st.integers(0, 5), st.integers(0, 5))

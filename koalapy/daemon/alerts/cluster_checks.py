@@ -297,6 +297,8 @@ class ClockCheck:
                 cause = f"{len(agreeing)} of {len(offsets)} agents have another time, and agree: "
                 cause += format_list(sorted(agreeing))
             remedy = f"on the daemon's host, {CLOCK_REMEDY}; then restart the daemon: systemctl restart koala-serve"
+            if step + (wrong[agreeing[0]] if agents_agree else 0.0) > MAX_CLOCK_OFFSET:
+                remedy += ", which ends jobs whose walltime is over by the new time"
             yield Alert(AlertKind.CLOCK, Severity.WARNING, "daemon", summary, cause, remedy, now)
         for name, offset in wrong.items():
             if (agents_agree and name in agreeing) or (was_set and abs(offset + step) <= MAX_CLOCK_OFFSET):
