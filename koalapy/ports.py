@@ -77,6 +77,9 @@ class JobFilter:
     min_restarts: int = 0
     max_restarts: int | None = None
     """None: any number."""
+    min_size: int = 0
+    max_size: int | None = None
+    """Bounds of the number of nodes. Jobs that request components may be found with any number."""
     ids: tuple[JobId, ...] | None = None
     """Only jobs with these ids; None: any."""
     first: JobId = 1

@@ -245,6 +245,7 @@ def _add_views(router: APIRouter, service: Jobs) -> None:
     @router.get("/{job}/timeline", response_model=Timeline)
     async def show_timeline(job: Id) -> Any:
         """List the events of a job, in order."""
+        await service.get(job)
         return {"timeline": await service.read_timeline(job)}
 
     @router.get("/{job}/attempts", response_model=AttemptList)

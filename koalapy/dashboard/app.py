@@ -28,7 +28,7 @@ from koalapy.dashboard.pages.timeline import add_timeline
 from koalapy.dashboard.pages.users import add_users
 from koalapy.dashboard.pages.what_if import add_what_if
 from koalapy.dashboard.rendering import load_page_files
-from koalapy.dashboard.rows import SurveyCache
+from koalapy.dashboard.rows import Survey
 from koalapy.model.errors import NotFoundError
 
 CACHE_HEADERS = {"Cache-Control": CACHE_FOREVER}
@@ -37,14 +37,15 @@ CACHE_HEADERS = {"Cache-Control": CACHE_FOREVER}
 def build_dashboard(services: Services, engine: Engine, login: LoginServices, audit: Audit) -> Dashboard:
     """Return the dashboard with all its pages."""
     dashboard = Dashboard(engine)
-    surveyor = SurveyCache(engine)
-    add_overview(dashboard, services, surveyor)
+    survey = Survey(engine.queries.jobs())
+    engine.subscribe(survey.update)
+    add_overview(dashboard, services, survey)
     add_mine(dashboard, services)
     add_queue(dashboard, services)
     add_new_job(dashboard, services)  # before the pages of jobs, whose paths would match its own
     add_job(dashboard, services, audit)
-    add_clusters(dashboard, services, surveyor, audit)
-    add_map(dashboard, services, surveyor)
+    add_clusters(dashboard, services, survey, audit)
+    add_map(dashboard, services, survey)
     add_timeline(dashboard, services)
     add_capacity(dashboard, services)
     add_network(dashboard, services)

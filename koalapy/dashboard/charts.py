@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from markupsafe import Markup, escape
 
@@ -30,6 +31,10 @@ class Slot:
     """Seconds; None also without starts."""
 
 
+_NAMES = ("ours", "local", "idle", "queued", "started", "ended")
+_VALUES = attrgetter(*_NAMES)
+
+
 def make_slots(samples: Sequence[Sample], until: float, period: float, count: int = SLOTS) -> list[Slot]:
     """Return the means of samples over ``count`` equal parts of the ``period`` that ends at ``until``."""
     start, length = until - period, period / count
@@ -43,17 +48,10 @@ def make_slots(samples: Sequence[Sample], until: float, period: float, count: in
             slots.append(Slot(start + index * length))
             continue
         starts = [sample for sample in group if sample.startup is not None]
-        weight = sum(sample.started for sample in starts)
-        slots.append(
-            Slot(
-                start + index * length,
-                **{
-                    name: sum(getattr(sample, name) for sample in group) / len(group)
-                    for name in ("ours", "local", "idle", "queued", "started", "ended")
-                },
-                startup=sum((sample.startup or 0.0) * sample.started for sample in starts) / weight if weight else None,
-            )
-        )
+        weight = sum([sample.started for sample in starts])
+        startup = sum([(s.startup or 0.0) * s.started for s in starts]) / weight if weight else None
+        means = [sum(values) / len(group) for values in zip(*map(_VALUES, group), strict=True)]
+        slots.append(Slot(start + index * length, **dict(zip(_NAMES, means, strict=True)), startup=startup))
     return slots
 
 

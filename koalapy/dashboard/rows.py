@@ -1,16 +1,15 @@
 """Rows of jobs, clusters and alerts, and the survey of all unfinished jobs that they show."""
 
-import asyncio
 import re
-import time
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from heapq import heapify, heappop, heappush
 from typing import Literal
 from urllib.parse import quote
 
 from koalapy.api.job_views import redact_job
-from koalapy.daemon.engine.engine import Engine
 from koalapy.daemon.jobs.job_records import JobRecord
 from koalapy.dashboard.pictures import NodeCounts
 from koalapy.dashboard.rendering import with_query
@@ -26,7 +25,6 @@ from koalapy.model.wording import shorten
 from koalapy.ports import ClusterRecord
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.grid import GridStatus
-from koalapy.system.event_loop import iterate_in_slices
 from koalapy.validation.permissions import may_see_all_of
 
 
@@ -101,10 +99,6 @@ def job_row(record: JobRecord, caller: Identity, position: int | None = None, *,
     )
 
 
-REUSE_FACTOR = 20.0
-"""A survey is used for this multiple of its computing time even if something has changed since."""
-
-
 @dataclass(slots=True)
 class SiteUse:
     """Jobs and nodes of a site's users, and nodes of other sites' users there; of jobs with home sites."""
@@ -119,86 +113,83 @@ class SiteUse:
     """Nodes of other sites' users on the site."""
 
 
-@dataclass(slots=True)
 class Survey:
-    """Counts of unfinished jobs and their nodes, collected within a few milliseconds."""
+    """Counts of the unfinished jobs as stored, and of their nodes. ``update`` is called for each changed job."""
 
-    running: Counter[ClusterName] = field(default_factory=Counter)
-    """Nodes of running components, by cluster."""
-    requested: Counter[ClusterName] = field(default_factory=Counter)
-    """Waiting jobs that request the cluster."""
-    anywhere: int = 0
-    """Waiting jobs that request no cluster."""
-    waiting: int = 0
-    """Queued jobs, including those that are retried later."""
-    oldest: Job | None = None
-    """The oldest queued job of a user."""
-    site_use: defaultdict[ClusterName, SiteUse] = field(default_factory=lambda: defaultdict(SiteUse))
+    def __init__(self, jobs: Iterable[Job] = ()) -> None:
+        self.running: Counter[ClusterName] = Counter()
+        """Nodes of running components, by cluster."""
+        self._requested: Counter[ClusterName] = Counter()
+        """Waiting jobs that request the cluster."""
+        self._anywhere = 0
+        """Waiting jobs that request no cluster."""
+        self._site_use: defaultdict[ClusterName, SiteUse] = defaultdict(SiteUse)
+        self._jobs: dict[JobId, Job] = {}
+        """The counted jobs as they were counted."""
+        self._by_age: list[tuple[float, JobId]] = []
+        """Submission times of the queued jobs of users, as a heap. Entries of other jobs are dropped later."""
+        for job in jobs:
+            self.update(job)
 
     def count_waiting_for(self, cluster: ClusterName) -> int:
         """Return the number of waiting jobs with requests that allow the cluster."""
-        return self.anywhere + self.requested[cluster]
+        return self._anywhere + self._requested[cluster]
 
-    def add(self, job: Job) -> None:
-        """Count an unfinished job."""
+    def site_use(self, site: ClusterName) -> SiteUse:
+        """Return a site's use; zeros if no job has a home site."""
+        return replace(self._site_use[site]) if site in self._site_use else SiteUse()
+
+    @property
+    def oldest(self) -> Job | None:
+        """The oldest queued job of a user."""
+        while self._by_age:
+            job = self._jobs.get(self._by_age[0][1])
+            if job is not None and job.state is JobState.QUEUED:
+                return job
+            heappop(self._by_age)
+        return None
+
+    def update(self, job: Job, _: JobState | None = None) -> None:
+        """Count a job that has changed in place of its previous state. A final job is not counted."""
+        previous = self._jobs.pop(job.id, None)
+        if previous is not None:
+            self._count(previous, -1)
+        if job.state.is_final:
+            return
+        self._jobs[job.id] = job
+        self._count(job, 1)
+        was_queued = previous is not None and previous.state is JobState.QUEUED
+        if job.state is JobState.QUEUED and not was_queued and not job.spec.internal:
+            if len(self._by_age) > 2 * len(self._jobs):
+                queued = (each for each in self._jobs.values() if each.state is JobState.QUEUED)
+                self._by_age = [(each.submitted_at, each.id) for each in queued if not each.spec.internal]
+                heapify(self._by_age)
+            heappush(self._by_age, (job.submitted_at, job.id))
+
+    def _count(self, job: Job, sign: int) -> None:
+        """Add the counts of a job, or subtract them."""
+        home = job.spec.home_site
         if job.state is JobState.QUEUED:
-            self._add_queued(job)
+            if home:
+                self._site_use[home].waiting += sign
+            request = job.spec.request
+            if isinstance(request, FixedRequest):
+                for cluster in {component.cluster or "" for component in request.components}:
+                    self._requested[cluster] += sign
+            else:
+                self._anywhere += sign
         elif job.attempt is not None and job.state.is_active:
             for component in job.attempt.components:
                 if component.state is ComponentState.RUNNING:
-                    self.running[component.cluster] += component.size
-            home = job.spec.home_site
+                    self.running[component.cluster] += sign * component.size
             for component in job.attempt.gang if home else ():
                 if component.has_ended:
                     continue
                 if component.cluster == home:
-                    self.site_use[home].at_home += component.size
+                    self._site_use[home].at_home += sign * component.size
                 else:
-                    self.site_use[home].elsewhere += component.size
-                    self.site_use[component.cluster].guests += component.size
-
-    def _add_queued(self, job: Job) -> None:
-        """Count a waiting job: in total, for its home site, and for the clusters that it may run on."""
-        self.waiting += 1
-        if job.spec.home_site:
-            self.site_use[job.spec.home_site].waiting += 1
-        request = job.spec.request
-        if isinstance(request, FixedRequest):
-            for cluster in {component.cluster or "" for component in request.components}:
-                self.requested[cluster] += 1
-        else:
-            self.anywhere += 1
-        if not job.spec.internal and (self.oldest is None or job.submitted_at < self.oldest.submitted_at):
-            self.oldest = job
-
-
-class SurveyCache:
-    """A cache of the survey, which limits how often all unfinished jobs are counted."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._task: asyncio.Task[Survey] | None = None
-        self._version, self._started_at, self._computing_s = "", 0.0, 0.0
-
-    async def load(self) -> Survey:
-        """Return the current survey, or a recent one while computing it again would cost too much."""
-        now, task, changes = asyncio.get_running_loop().time(), self._task, self._engine.changes
-        is_recent = changes.signalled_at < self._started_at > now - REUSE_FACTOR * self._computing_s
-        is_usable = self._version == changes.version or is_recent
-        has_failed = task is not None and task.done() and (task.cancelled() or task.exception() is not None)
-        if task is None or has_failed or not is_usable:
-            task = self._task = asyncio.ensure_future(self._compute_survey())
-            self._version, self._started_at = changes.version, now
-        return await asyncio.shield(task)
-
-    async def _compute_survey(self) -> Survey:
-        """Count all unfinished jobs, with pauses for other tasks, and measure the CPU time for it."""
-        survey, start = Survey(), time.thread_time()
-        async for jobs in iterate_in_slices(self._engine.queries.jobs()):
-            for job in jobs:
-                survey.add(job)
-        self._computing_s = time.thread_time() - start
-        return survey
+                    self._site_use[home].elsewhere += sign * component.size
+                    self._site_use[component.cluster].guests += sign * component.size
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,6 +93,10 @@ class Queries:
         """Return snapshots of all unfinished jobs."""
         return list(self._ledger.share_all())
 
+    def active_jobs(self) -> list[Job]:
+        """Return snapshots of the jobs that have a live attempt."""
+        return [self._ledger.share(job) for job in self._ledger.active_jobs()]
+
     def result_sources(self) -> set[JobId]:
         """Return the jobs with results that unfinished jobs need, and the arrays of those that are tasks."""
         inputs = (each for job in self.jobs() for each in job.spec.result_inputs)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, case, false, func, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Integer, Select, bindparam, case, false, func, select, tuple_
 from sqlalchemy.dialects import postgresql, sqlite
 
 from koalapy.model.history import (
@@ -449,17 +449,26 @@ def _key_columns(key: Key) -> dict[str, Any]:
 
 def days_of(connection: Connection, day_filter: DayFilter) -> dict[Key, Figures]:
     """Return the daily figures that match a query; each line of several days has the key of its first day."""
+    values = {name: getattr(day_filter, name) for name in ("first", "last", "name", "days", "offset", "limit")}
+    values["kind"] = day_filter.kind.value
+    rows = connection.execute(_days_query(has_name=day_filter.name is not None), values)
+    return {Key(day_filter.kind, int(row[0]), row[1]): _to_figures(row[2:]) for row in rows}
+
+
+@cache
+def _days_query(*, has_name: bool) -> Select[Any]:
+    """Return the query for the sums of a ``DayFilter``, whose fields are its parameters."""
     columns = day_table.c
-    period = columns.day - (columns.day - day_filter.offset) % day_filter.days  # the first day of a line
-    query = select(period.label("period"), columns.name, *(func.sum(columns[name]).label(name) for name in NAMES))
-    query = query.where(
-        columns.kind == day_filter.kind.value, columns.day >= day_filter.first, columns.day <= day_filter.last
+    start = columns.day - (columns.day - bindparam("offset", type_=Integer)) % bindparam("days", type_=Integer)
+    days = select(start.label("period"), *(columns[name] for name in ("name", *NAMES))).where(
+        columns.kind == bindparam("kind"), columns.day >= bindparam("first"), columns.day <= bindparam("last")
     )
-    query = query.where((columns.jobs > 0) | (columns.node_seconds > 0))
-    if day_filter.name is not None:
-        query = query.where(columns.name == day_filter.name)
-    query = query.group_by(period, columns.name).order_by(period, columns.name).limit(day_filter.limit)
-    return {Key(day_filter.kind, int(row[0]), row[1]): _to_figures(row[2:]) for row in connection.execute(query)}
+    days = days.where((columns.jobs > 0) | (columns.node_seconds > 0))
+    if has_name:
+        days = days.where(columns.name == bindparam("name"))
+    found = days.subquery().c
+    query = select(found.period, found.name, *(func.sum(found[name]) for name in NAMES))
+    return query.group_by(found.period, found.name).order_by(found.period, found.name).limit(bindparam("limit"))
 
 
 def _to_figures(sums: Sequence[Any]) -> Figures:

@@ -31,6 +31,9 @@ EQUAL = ("owner", "name", "application", "priority", "home_site")
 ROW_BYTES = 400
 """Bytes that each row counts in addition to its texts."""
 
+MAX_INTEGER = 2**31 - 1
+"""Largest value that PostgreSQL compares with an integer."""
+
 Source = Callable[[JobId | None, int], Select[Any]]
 """A function of ``before`` and ``limit`` that returns a query for job ids below ``before``, newest first."""
 
@@ -121,7 +124,8 @@ def _has_conditions(job_filter: JobFilter) -> bool:
     is_one_field = job_filter.array is None or not (
         has_times or job_filter.states or job_filter.owner or job_filter.name
     )
-    return bool(job_filter.cluster) or is_bounded_above_only or not is_one_field
+    has_sizes = job_filter.min_size > 0 or job_filter.max_size is not None
+    return bool(job_filter.cluster) or is_bounded_above_only or has_sizes or not is_one_field
 
 
 def within_page_bytes(connection: Connection, ids: list[JobId], max_bytes: int) -> list[JobId]:
@@ -294,6 +298,11 @@ def _conditions_for(job_filter: JobFilter) -> list[ColumnElement[bool]]:
         conditions.append(jobs.c.restarts >= job_filter.min_restarts)
     if job_filter.max_restarts is not None:
         conditions.append(jobs.c.restarts <= job_filter.max_restarts)
+    size = jobs.c.spec["request", "total_size"].as_integer()  # only flexible requests have it
+    if job_filter.min_size > 0:
+        conditions.append((size >= min(job_filter.min_size, MAX_INTEGER)) | size.is_(None))
+    if job_filter.max_size is not None:
+        conditions.append((size <= min(job_filter.max_size, MAX_INTEGER)) | size.is_(None))
     if job_filter.before is not None:
         conditions.append(jobs.c.id < job_filter.before)
     if job_filter.ids is None:

@@ -12,7 +12,20 @@ from operator import attrgetter
 from typing import Any
 
 from pydantic import TypeAdapter
-from sqlalchemy import Connection, RowMapping, Table, delete, func, insert, select, text, update
+from sqlalchemy import (
+    BindParameter,
+    Connection,
+    Result,
+    RowMapping,
+    Select,
+    Table,
+    delete,
+    func,
+    insert,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.sql import bindparam
 
 from koalapy.model.application import application_of
@@ -319,38 +332,45 @@ def changed_components(attempt: Attempt, written: Attempt | None) -> Iterator[Co
             yield component
 
 
+Row = Mapping[str, Any] | RowMapping
+"""A row by the names of its columns."""
+
+
 def jobs_of(connection: Connection, query: Any) -> list[Job]:
     """Return the jobs that a query on ``jobs`` selects, in its order, each with its last attempt."""
-    selected = connection.execute(query).mappings().all()
+    selected = _rows_of(connection.execute(query))
     attempts: dict[tuple[JobId, int], Attempt] = {}
+    of_components, of_attempts = _last_attempt_queries()
     for ids in chunks(row["id"] for row in selected if row["generation"]):
-        attempts |= _last_attempts(connection, ids)
+        parts = _rows_of(connection.execute(of_components, {"ids": ids}))
+        by_job = {
+            key: tuple(component_from_row(row) for row in group)
+            for key, group in groupby(parts, key=lambda row: (row["job_id"], row["generation"]))
+        }
+        for row in _rows_of(connection.execute(of_attempts, {"ids": ids})):
+            key = row["job_id"], row["generation"]
+            attempts[key] = attempt_from_row(row, by_job[key])
     return [job_from_row(row, attempts.get((row["id"], row["generation"]))) for row in selected]
 
 
-def _last_attempts(connection: Connection, ids: list[JobId]) -> dict[tuple[JobId, int], Attempt]:
-    """Return the last attempt of each of some jobs with its components, by job id and generation."""
+def _rows_of(result: Result[Any]) -> list[dict[str, Any]]:
+    """Return the rows as dictionaries, which are faster to read than SQLAlchemy's mappings."""
+    names = list(result.keys())
+    return [dict(zip(names, row, strict=True)) for row in result]
+
+
+@cache
+def _last_attempt_queries() -> tuple[Select[Any], Select[Any]]:
+    """Return the queries for the components and the attempts that belong to the last attempts of jobs with ``ids``."""
     jobs, attempts, components = tables.jobs.c, tables.attempts.c, tables.components.c
+    ids: BindParameter[Any] = bindparam("ids", expanding=True)
     of_component = (components.job_id == jobs.id) & (components.generation == jobs.generation)
     of_attempt = (attempts.job_id == jobs.id) & (attempts.generation == jobs.generation)
-    parts = connection.execute(
-        select(tables.components)
-        .join(tables.jobs, of_component)
-        .where(jobs.id.in_(ids))
-        .order_by(components.job_id, components.index)
-    ).mappings()
-    by_job = {
-        key: tuple(component_from_row(row) for row in group)
-        for key, group in groupby(parts, key=lambda row: (row["job_id"], row["generation"]))
-    }
-    tried = connection.execute(select(tables.attempts).join(tables.jobs, of_attempt).where(jobs.id.in_(ids))).mappings()
-    return {
-        (row["job_id"], row["generation"]): attempt_from_row(row, by_job[(row["job_id"], row["generation"])])
-        for row in tried
-    }
+    parts = select(tables.components).join(tables.jobs, of_component).where(jobs.id.in_(ids))
+    tried = select(tables.attempts).join(tables.jobs, of_attempt).where(jobs.id.in_(ids))
+    return parts.order_by(components.job_id, components.index), tried
 
 
-Row = RowMapping
 _SPEC, _JOB, _CLUSTER = TypeAdapter(JobSpec), TypeAdapter(Job), TypeAdapter(ClusterRecord)
 _REFUSALS, _CLAUSES = TypeAdapter(tuple[ClusterRefusal, ...]), TypeAdapter(tuple[Clause, ...])
 _TASKS = TypeAdapter(ArrayTasks)

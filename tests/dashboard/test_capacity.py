@@ -23,7 +23,7 @@ async def test_expected_ends_loaded_by_two_requests_are_complete_for_both() -> N
     spec = JobSpec(FlexibleRequest(1), walltime=600.0)
     attempt = Attempt(1, (Component(0, "north", 1, ComponentState.RUNNING),), 0.0, barrier_at=0.0)
     jobs = [Job(number, spec, 0.0, state=JobState.RUNNING, attempt=attempt) for number in range(1, 6)]
-    queries: Any = SimpleNamespace(jobs=lambda: iter(jobs), experience=Experience())
+    queries: Any = SimpleNamespace(active_jobs=lambda: iter(jobs), experience=Experience())
     ends = ExpectedEnds(time_slice_s=-1.0)  # each job yields to the other request
     first = asyncio.create_task(ends.load(queries, 1.0))
     for _ in range(4):

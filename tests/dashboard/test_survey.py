@@ -1,6 +1,5 @@
-"""Summaries of all jobs for pages, computed once."""
+"""Summaries of all jobs for pages, kept up to date."""
 
-import asyncio
 from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -8,10 +7,9 @@ from typing import Any, cast
 import pytest
 
 from koalapy.api.clusters import record_for
-from koalapy.daemon.jobs.changes import Changes
 from koalapy.daemon.observability.instruments import Instruments
 from koalapy.dashboard.pages.clusters import failures_of, visible_calls
-from koalapy.dashboard.rows import SiteUse, Survey, SurveyCache
+from koalapy.dashboard.rows import SiteUse, Survey
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState
 from koalapy.model.job_spec import JobSpec
@@ -19,7 +17,6 @@ from koalapy.model.reports import LrmCalls, LrmOperation
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest
 from koalapy.ports import ClusterRecord
 from koalapy.scheduler.effects import AttemptFailure, ClaimFailure
-from koalapy.system.event_loop import SLICE_SIZE
 
 QUEUED_JOB = Job(1, JobSpec(FlexibleRequest(4), owner="alice"), 20.0)
 
@@ -29,19 +26,39 @@ def test_survey_counts_waiting_jobs_and_running_nodes() -> None:
         (ComponentRequest(2, "north"), ComponentRequest(1, "north"), ComponentRequest(1, "south"))
     )
     components = (Component(0, "north", 3, ComponentState.RUNNING), Component(1, "south", 2, ComponentState.CLAIMED))
-    survey = Survey()
-    for job in (
+    jobs = (
         QUEUED_JOB,
         replace(QUEUED_JOB, id=2, submitted_at=10.0, spec=JobSpec(fixed_request)),
         replace(QUEUED_JOB, id=3, submitted_at=5.0, spec=replace(QUEUED_JOB.spec, internal=True)),
         replace(QUEUED_JOB, id=4, submitted_at=1.0, state=JobState.HELD),
         replace(QUEUED_JOB, id=5, state=JobState.RUNNING, attempt=Attempt(1, components, 30.0)),
-    ):
-        survey.add(job)
+    )
+    survey = Survey(jobs)
     assert [survey.count_waiting_for(name) for name in ("north", "south", "east")] == [3, 3, 2]
-    assert (survey.waiting, survey.running) == (3, {"north": 3})
+    assert survey.running == {"north": 3}
     assert survey.oldest is not None
     assert survey.oldest.id == 2
+    # Each job ends; then one is submitted.
+    for job in jobs:
+        survey.update(replace(job, state=JobState.CANCELLED))
+        assert survey.oldest is None or survey.oldest.state is JobState.QUEUED
+    assert [survey.count_waiting_for(name) for name in ("north", "south", "east")] == [0, 0, 0]
+    assert (+survey.running, survey.oldest) == ({}, None)
+    survey.update(replace(QUEUED_JOB, id=6))
+    assert survey.oldest == replace(QUEUED_JOB, id=6)
+
+
+def test_oldest_job_is_known_after_many_changes() -> None:
+    survey = Survey([QUEUED_JOB, replace(QUEUED_JOB, id=2, submitted_at=30.0)])
+    for _ in range(20):
+        for state in (JobState.HELD, JobState.QUEUED):
+            survey.update(replace(QUEUED_JOB, id=2, submitted_at=30.0, state=state))
+            survey.update(replace(QUEUED_JOB, state=state))
+            survey.update(replace(QUEUED_JOB, state=state, reason="again"))
+    assert survey.oldest == replace(QUEUED_JOB, reason="again")
+    assert len(survey._by_age) < 10, "entries of earlier states are dropped"
+    survey.update(replace(QUEUED_JOB, state=JobState.HELD))
+    assert survey.oldest == replace(QUEUED_JOB, id=2, submitted_at=30.0)
 
 
 def test_survey_counts_nodes_by_home_site() -> None:
@@ -53,48 +70,24 @@ def test_survey_counts_nodes_by_home_site() -> None:
         Component(3, "east", 1, ComponentState.SUBMITTED, replaces=2),
         Component(4, "west", 5, ComponentState.ENDED),
     )
-    survey = Survey()
-    for job in (
+    jobs = (
         QUEUED_JOB,
-        replace(QUEUED_JOB, spec=of_north),
-        replace(QUEUED_JOB, spec=of_north, state=JobState.HELD),
-        replace(QUEUED_JOB, spec=of_north, state=JobState.RUNNING, attempt=Attempt(1, spread, 30.0)),
-        replace(QUEUED_JOB, spec=of_north, attempt=Attempt(1, spread, 30.0)),
-        replace(QUEUED_JOB, state=JobState.RUNNING, attempt=Attempt(1, spread, 30.0)),
-    ):
-        survey.add(job)
-    assert survey.site_use == {
-        "north": SiteUse(waiting=2, at_home=3, elsewhere=3),
-        "south": SiteUse(guests=2),
-        "east": SiteUse(guests=1),
-    }
-
-
-def test_survey_cache_shares_computation_until_change() -> None:
-    jobs, looks = [QUEUED_JOB] * (3 * SLICE_SIZE), 0
-
-    def look() -> list[Job]:
-        nonlocal looks
-        looks += 1
-        return jobs
-
-    async def play() -> None:
-        engine: Any = SimpleNamespace(queries=SimpleNamespace(jobs=look), changes=Changes())
-        surveyor = SurveyCache(cast(Any, engine))
-        first = asyncio.ensure_future(surveyor.load())
-        second = asyncio.ensure_future(surveyor.load())
-        await asyncio.sleep(0)
-        assert not first.done()
-        assert (await first) is (await second)
-        assert (await surveyor.load()).waiting == 3 * SLICE_SIZE
-        assert looks == 1
-        surveyor._computing_s = 0.0
-        engine.changes.note_change("jobs")
-        jobs.pop()
-        assert (await surveyor.load()).waiting == 3 * SLICE_SIZE - 1
-        assert looks == 2
-
-    asyncio.run(play())
+        replace(QUEUED_JOB, id=2, spec=of_north),
+        replace(QUEUED_JOB, id=3, spec=of_north, state=JobState.HELD),
+        replace(QUEUED_JOB, id=4, spec=of_north, state=JobState.RUNNING, attempt=Attempt(1, spread, 30.0)),
+        replace(QUEUED_JOB, id=5, spec=of_north, attempt=Attempt(1, spread, 30.0)),
+        replace(QUEUED_JOB, id=6, state=JobState.RUNNING, attempt=Attempt(1, spread, 30.0)),
+    )
+    survey = Survey(jobs)
+    assert [survey.site_use(name) for name in ("north", "south", "east", "west")] == [
+        SiteUse(waiting=2, at_home=3, elsewhere=3),
+        SiteUse(guests=2),
+        SiteUse(guests=1),
+        SiteUse(),
+    ]
+    for job in jobs:
+        survey.update(replace(job, state=JobState.FAILED))
+    assert survey.site_use("north") == survey.site_use("south") == SiteUse()
 
 
 def test_failures_of_cluster_are_ordered_by_frequency() -> None:

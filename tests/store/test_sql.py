@@ -16,7 +16,7 @@ from sqlalchemy.exc import IntegrityError
 from koalapy.model.errors import ConflictError, KoalaError, StoreUnavailable, UsageError
 from koalapy.model.job import Attempt, Component, Job, JobState, TimelineEntry
 from koalapy.model.job_spec import JobSpec
-from koalapy.model.request import FlexibleRequest
+from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest
 from koalapy.ports import ClusterRecord, JobFilter, OutboxEntry
 from koalapy.protocol.frames import Plan, command_frames
 from koalapy.store import listing
@@ -190,6 +190,26 @@ def test_pages_of_any_filter_cover_jobs_once(store: SqlStore, monkeypatch: pytes
         ]
         filters = {"owner": owner, "name": name, "states": state_filter, "cluster": cluster, "home_site": home}
         assert ids(**filters) == expected, filters
+
+
+@pytest.mark.parametrize("window", [1, 1000])
+def test_pages_by_size_have_all_jobs_of_the_size(store: SqlStore, monkeypatch: pytest.MonkeyPatch, window: int) -> None:
+    for name, value in (("FIRST_WINDOW", window), ("WINDOW", window)):
+        monkeypatch.setattr(listing, name, value)
+    fixed = FixedRequest((ComponentRequest(1, "north"), ComponentRequest(1, "south")))
+    requests = {number: FlexibleRequest(number) for number in range(1, 9)} | {9: fixed}
+    store.write(
+        make_batch(*(make_job(n, spec=replace(make_job(n).spec, request=request)) for n, request in requests.items()))
+    )
+
+    def ids(**bounds: int) -> list[int]:
+        return [job.id for job in store.page(JobFilter(**bounds)).jobs]  # type: ignore[arg-type]
+
+    # The sizes of components are not compared.
+    assert ids(min_size=6) == [9, 8, 7, 6]
+    assert ids(max_size=2) == [9, 2, 1]
+    assert ids(min_size=3, max_size=3) == [9, 3]
+    assert ids(min_size=2**40) == [9]
 
 
 def test_pages_of_large_jobs_are_limited_by_bytes(store: SqlStore) -> None:

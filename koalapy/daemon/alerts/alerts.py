@@ -211,7 +211,7 @@ def build_alerts(
         ClockCheck(sessions.clock_offsets, embedded, engine.clock),
         VersionCheck(sessions.agent_versions, lambda: hub.incompatible),
         DatabaseCheck(engine.database, engine.instruments.writes, remedy, full_remedy, rules),
-        LinkCheck(network.list_links, rules),
+        LinkCheck(network.list_known_links, rules),
         ReplicaCheck(engine.catalogue),
         JobChecks(queries, rules),
         *more_checks,

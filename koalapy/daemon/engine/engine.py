@@ -22,7 +22,7 @@ from koalapy.daemon.observability.audit import AuditedRequest, take_change
 from koalapy.daemon.observability.instruments import Instruments
 from koalapy.model.cluster import check_cluster
 from koalapy.model.errors import KoalaError, StoreUnavailable
-from koalapy.model.job import Attempt, Job, JobId, JobState, Token, parse_token
+from koalapy.model.job import ACTIVE_STATES, Attempt, Job, JobId, JobState, Token, parse_token
 from koalapy.model.notification import Notification
 from koalapy.model.replica import Catalogue
 from koalapy.model.reports import ClusterReport
@@ -207,6 +207,7 @@ class Engine:
         self.instruments = Instruments()
         self._stored = {job.id: job.state for job in scheduler.queries.jobs()}
         """The stored states of unfinished jobs; the scheduler may be ahead of them."""
+        self._stored_counts = Counter(self._stored.values())
         self._store = store
         self._profiles = {cluster.name: cluster.profile for cluster in self.queries.grid.clusters()}
         self._describe = describe
@@ -246,12 +247,12 @@ class Engine:
     @property
     def stored_queued(self) -> int:
         """The number of queued jobs as stored: reading such a job afterwards returns no older state."""
-        return sum(state is JobState.QUEUED for state in self._stored.values())
+        return self._stored_counts[JobState.QUEUED]
 
     @property
     def stored_active(self) -> int:
         """The number of placed and unfinished jobs as stored."""
-        return sum(state.is_active for state in self._stored.values())
+        return sum(self._stored_counts[state] for state in ACTIVE_STATES)
 
     def check_cluster(self, name: ClusterName, field: str = "") -> None:
         """Raise ``NotFoundError`` if there is no cluster of that name."""
@@ -488,8 +489,11 @@ class Engine:
                 attempt_observer(batch.jobs[ident], attempt)
         for job in batch.jobs.values():
             previous_state = self._stored.pop(job.id, None)
+            if previous_state is not None:
+                self._stored_counts[previous_state] -= 1
             if not job.state.is_final:
                 self._stored[job.id] = job.state
+                self._stored_counts[job.state] += 1
             for observer in self._observers:
                 observer(job, previous_state)
         self.outbox.add_entries(batch.outbox)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from heapq import nlargest
+from math import ceil
 
 from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.model.errors import ForbiddenError
@@ -117,6 +118,8 @@ class JobFinder:
             priority=search.single_value("priority"),
             min_restarts=search.minimum("restarts"),
             max_restarts=search.maximum("restarts"),
+            min_size=search.minimum("size"),
+            max_size=search.maximum("size"),
             ids=search.ids,
             first=first,
             array=search.array,
@@ -129,4 +132,6 @@ class JobFinder:
             jobs += [record.job for record in records if is_meant(record.job)]
             if next_below is None or len(jobs) > limit or examined >= MAX_LOOKED_AT:
                 return jobs, next_below
-            job_filter = replace(job_filter, before=next_below, limit=AT_ONCE)
+            # About as many as are still missing, if matching jobs are as frequent as before.
+            missing = ceil(1.2 * (limit + 1 - len(jobs)) * examined / len(jobs)) if jobs else AT_ONCE
+            job_filter = replace(job_filter, before=next_below, limit=min(AT_ONCE, missing))

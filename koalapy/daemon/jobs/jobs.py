@@ -356,7 +356,7 @@ class Jobs:
         return JobRecord(job, self._queries.waiting_reason(job) if job.state is JobState.QUEUED else job.reason)
 
     async def read_timeline(self, job: JobId) -> Sequence[TimelineEntry]:
-        await self.get(job)
+        """Return the timeline of a job; empty if there is no such job."""
         return await query(self._store.timeline, job)
 
     async def list_attempts(self, job: JobId, last: int | None = None) -> tuple[JobRecord, Sequence[Attempt]]:
@@ -376,11 +376,13 @@ class Jobs:
 
     async def explain_job(self, job: JobId, caller: Identity) -> Explanation:
         """Return why a job waits, where it runs, or how it ended, with changes that the caller may make."""
-        stored = (await self.get(job)).job
-        timeline = await query(self._store.timeline, job)
-        queries = self._queries
+        record = await self.get(job)
+        return self.explain_read_job(record.job, await self.read_timeline(job), caller)
+
+    def explain_read_job(self, job: Job, timeline: Sequence[TimelineEntry], caller: Identity) -> Explanation:
+        """Return the same for a job that was read with its timeline."""
         now, allowed = self._engine.clock(), self.rules.high_priority.is_allowed_to(caller)
-        return explain(queries, queries.job(job) or stored, timeline, now, high_priority_allowed=allowed)
+        return explain(self._queries, self._queries.job(job.id) or job, timeline, now, high_priority_allowed=allowed)
 
     async def explain_submission(self, spec: JobSpec, caller: Identity) -> Explanation:
         """Return what would happen to a submission now. It is checked like a real one; nothing is stored."""
@@ -482,9 +484,9 @@ class Jobs:
                 await changed.wait()
                 changed.clear()
 
-    async def read_output_tails(self, job: JobId, max_bytes: int) -> Sequence[OutputTail]:
+    async def read_output_tails(self, job: Job, max_bytes: int) -> Sequence[OutputTail]:
         """Return the ends of the output of the last attempt's components, ``max_bytes`` in total."""
-        return await self._outputs.read_tails((await self.get(job)).job, max_bytes)
+        return await self._outputs.read_tails(job, max_bytes)
 
     def get_cluster(self, name: ClusterName) -> ClusterRecord:
         """Return a cluster. Raise ``NotFoundError`` if it does not exist."""

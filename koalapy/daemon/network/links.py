@@ -1,6 +1,6 @@
 """Decide latency and bandwidth of the links between clusters by configuration, ping-pongs and transfers of files."""
 
-from collections.abc import ItemsView, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
@@ -187,12 +187,14 @@ class LinkTable:
         configured: Mapping[ClusterPair, Link],
         latest: Iterable[Measurement] = (),
     ) -> None:
-        names = sorted(clusters)
+        self.clusters = sorted(clusters)
         self._measurements = {
             (first, second): LinkMeasurements(configured.get((first, second)))
-            for index, first in enumerate(names)
-            for second in names[index:]
+            for index, first in enumerate(self.clusters)
+            for second in self.clusters[index:]
         }
+        self.known_pairs = self._measurements.keys() & configured.keys()
+        """The pairs with configured values or a measurement."""
         self._reported: dict[ClusterPair, Measurement] = {}
         """By direction: the last measurement that the scheduler and the store have received."""
         self._weights: dict[ClusterPair, float] = {}
@@ -202,9 +204,6 @@ class LinkTable:
 
     def list_pairs(self) -> list[ClusterPair]:
         return list(self._measurements)
-
-    def items(self) -> ItemsView[ClusterPair, LinkMeasurements]:
-        return self._measurements.items()
 
     def __getitem__(self, pair: ClusterPair) -> LinkMeasurements:
         return self._measurements[pair]
@@ -216,6 +215,7 @@ class LinkTable:
         if pair not in self._measurements:
             return
         self._measurements[pair] = self._measurements[pair].with_measurement(measurement)
+        self.known_pairs.add(pair)
         if measurement.kind is MeasurementKind.TRANSFER:
             self._reported[source, target], self._weights[source, target] = measurement, MAX_TRANSFER_WEIGHT
         elif measurement.kind in (MeasurementKind.PINGPONG, MeasurementKind.RELAYED):
@@ -243,6 +243,7 @@ class LinkTable:
         self._weights[direction] = min(MAX_TRANSFER_WEIGHT, previous_weight + weight)
         new = Measurement(*direction, MeasurementKind.TRANSFER, now, bandwidth=bandwidth)
         self._measurements[pair] = measurements.with_measurement(new)
+        self.known_pairs.add(pair)
         last = self._reported.get(direction)
         if last is not None and 0 <= now - last.at < REPORT_INTERVAL:
             last_bandwidth = last.back if back and last.back is not None else last.bandwidth

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,20 +122,24 @@ class Network:
             if tried_at is None or not 0 <= now - tried_at < interval:
                 self._request_measurement(pair)
 
-    def list_links(self) -> list[LinkRecord]:
-        """Return the links of all pairs of clusters, within one and between two."""
+    def list_known_links(self) -> list[LinkRecord]:
+        """Return the links that are configured, were measured, or are being measured, sorted by their pairs."""
+        return self.list_links(sorted(self._links.known_pairs | self._under_way.keys()))
+
+    def list_links(self, pairs: Iterable[ClusterPair] | None = None) -> list[LinkRecord]:
+        """Return the links of pairs of clusters, within one and between two; by default of all, sorted."""
         now, stale_after, view = self._engine.clock(), self._settings.stale_after, self._queries.grid.view()
         has_relays = bool(view.relays)
         return [
             LinkRecord(
                 pair,
-                measurements.state_at(now, stale_after),
+                (measurements := self._links[pair]).state_at(now, stale_after),
                 measurements.link,
                 measurements,
                 self._under_way.get(pair),
                 has_relays and view.path_between(*pair) is LinkPath.RELAYED,
             )
-            for pair, measurements in self._links.items()
+            for pair in (self._links.list_pairs() if pairs is None else pairs)
         ]
 
     @property
@@ -163,7 +167,7 @@ class Network:
     async def read_history(self, first: ClusterName, second: ClusterName, limit: int) -> list[Measurement]:
         """Return the measurements between two clusters, newest first."""
         for name in (first, second):
-            check_cluster(name, self._cluster_names())
+            check_cluster(name, self.cluster_names)
         return await query(self._store.history, *pair_of(first, second), limit)
 
     def record_transfer(self, source: ClusterName, target: ClusterName, size: int, seconds: float) -> None:
@@ -184,7 +188,7 @@ class Network:
         if clusters == [] or pairs == []:
             field = "clusters" if pairs is None else "pairs"
             raise UsageError(f"{field} is empty", field=field, value=[], hint="leave it out to measure all links")
-        cluster_names = self._cluster_names()
+        cluster_names = self.cluster_names
         for index, name in enumerate(clusters or ()):
             check_cluster(name, cluster_names, f"clusters[{index}]")
         for index, pair in enumerate(pairs or ()):
@@ -194,8 +198,9 @@ class Network:
             return list(dict.fromkeys(pair_of(*pair) for pair in pairs))
         return [p for p in self._links.list_pairs() if clusters is None or (p[0] in clusters and p[1] in clusters)]
 
-    def _cluster_names(self) -> list[ClusterName]:
-        return [first for first, second in self._links.list_pairs() if first == second]
+    @property
+    def cluster_names(self) -> list[ClusterName]:
+        return self._links.clusters
 
     def _request_measurement(self, pair: ClusterPair) -> MeasureReply:
         """Begin to measure a link. Return the job that does so already, or why the link cannot be measured."""

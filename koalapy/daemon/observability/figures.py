@@ -179,6 +179,9 @@ class Samples:
         """The current slot of local load, and for each cluster its local and all nodes, at each sample."""
         self._loads: dict[tuple[int, int], Mapping[ClusterName, tuple[LoadPeriod, ...]]] = {}
         """Loads by first slot and number of joined slots, until the next slot is stored."""
+        self._stored = 0
+        self._recent: Sequence[Sample] | None = None
+        """The number of samples stored by this process, and all recent ones as read since the last one was stored."""
         engine.subscribe(self._count_change)
 
     def _count_change(self, job: Job, previous_state: JobState | None) -> None:
@@ -234,6 +237,7 @@ class Samples:
         sample, loads = self.make_sample(), self.sample_background()
         with suppress(StoreUnavailable):
             await run_in_database(self._store.add_sample, sample)
+            self._stored, self._recent = self._stored + 1, None
             if loads:
                 await run_in_database(self._store.add_local_load, loads)
                 self._loads.clear()
@@ -270,8 +274,13 @@ class Samples:
 
     async def read_recent(self) -> Sequence[Sample]:
         """Return the stored samples of the last hours, oldest first; none while the database is unavailable."""
-        try:
-            samples: Sequence[Sample] = await query(self._store.samples, self._clock() - SHOWN_S)
-        except StoreUnavailable:
-            return ()
-        return samples
+        if self._recent is None:
+            try:
+                stored = self._stored
+                samples: Sequence[Sample] = await query(self._store.samples, self._clock() - SHOWN_S)
+            except StoreUnavailable:
+                return ()
+            if stored != self._stored:
+                return samples
+            self._recent = samples
+        return self._recent

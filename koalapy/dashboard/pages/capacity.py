@@ -85,9 +85,7 @@ class ExpectedEnds:
         """
         ends: dict[JobId, tuple[Job, float, ExpectedEnd | None]] = {}
         slice_start = time.thread_time()
-        for job in queries.jobs():
-            if not job.is_placed:
-                continue
+        for job in queries.active_jobs():
             entry = self._ends.get(job.id)
             if entry is None or entry[0] is not job or now - entry[1] > EXPECTED_END_LIFETIME_S:
                 entry = job, now, expected_end_of(job, queries.experience, now)

@@ -27,7 +27,7 @@ from koalapy.dashboard.rows import (
     CallStatistics,
     ClusterRow,
     SiteUse,
-    SurveyCache,
+    Survey,
     alert_row,
     call_statistics,
     cluster_row,
@@ -206,7 +206,7 @@ def components_on(cluster: ClusterStatus, queries: Queries, caller: Identity) ->
             yield ClusterComponent(job.id, component.rank, size, component.state, owner, component.claimed_at)
 
 
-def add_clusters(dashboard: Dashboard, services: Services, surveyor: SurveyCache, audit_log: Audit) -> None:
+def add_clusters(dashboard: Dashboard, services: Services, survey: Survey, audit_log: Audit) -> None:
     """Add the pages of all clusters and of one cluster, and the actions of operators on a cluster."""
     engine, queries = dashboard.engine, dashboard.engine.queries
 
@@ -216,7 +216,7 @@ def add_clusters(dashboard: Dashboard, services: Services, surveyor: SurveyCache
     @dashboard.page("/clusters", "clusters.html", operation="list_clusters", title="Clusters", key="c", table=CLUSTERS)
     async def clusters(table: TableParameters, q: Words = "") -> ClustersView:
         """Return the clusters with all words of a filter in their names, kinds, states or reasons."""
-        survey, now = await surveyor.load(), engine.clock()
+        now = engine.clock()
         records = services.jobs.list_clusters()
         rows = [cluster_row(queries.grid[record.name], record, survey, now) for record in records]
         rows = [row for row in rows if matches_text(q, (row.cluster, row.kind, row.state, row.reason))]
@@ -250,7 +250,7 @@ def add_clusters(dashboard: Dashboard, services: Services, surveyor: SurveyCache
     @dashboard.page("/clusters/{name}", "cluster.html", operation="show_cluster", title="Cluster", shared=True)
     async def cluster(name: Name, caller: Caller, changes_before: Before = 0) -> ClusterPage:
         """Return the state of one cluster; raise ``NotFoundError`` if there is none of this name."""
-        record, survey, now = services.jobs.get_cluster(name), await surveyor.load(), engine.clock()
+        record, now = services.jobs.get_cluster(name), engine.clock()
         is_operator = caller.has_role(Role.OPERATOR)
         status = queries.grid[name]
         ended = await services.history.list_components(now - TIMELINE_S, MAX_BARS, name)
@@ -267,7 +267,7 @@ def add_clusters(dashboard: Dashboard, services: Services, surveyor: SurveyCache
         groups, silenced = group_alerts([alert_row(a, queries.grid) for a in visible_alerts if a.cluster == name])
         return ClusterPage(
             lane=cluster_row(status, record, survey, now),
-            homes=survey.site_use.get(name, SiteUse()),
+            homes=survey.site_use(name),
             groups=groups,
             silenced=silenced,
             drained=status.drained,

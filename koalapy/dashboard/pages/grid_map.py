@@ -7,7 +7,7 @@ from koalapy.daemon.network.network import LinkRecord
 from koalapy.daemon.services import Services
 from koalapy.dashboard.dashboard import Dashboard
 from koalapy.dashboard.grid_map import MAX_RING, GridMap, MapCluster, MapJob, MapLink, drawn_jobs
-from koalapy.dashboard.rows import SurveyCache, node_counts
+from koalapy.dashboard.rows import Survey, node_counts
 from koalapy.model.cluster import ClusterState
 from koalapy.model.job import Job
 from koalapy.scheduler.queries import Queries
@@ -38,7 +38,7 @@ class MapView:
 def coallocated_jobs(queries: Queries) -> list[MapJob]:
     """Return the active jobs that have nodes on several clusters, the largest first."""
     jobs = []
-    for job in queries.jobs():
+    for job in queries.active_jobs():
         nodes = _nodes_by_cluster(job)
         if len(nodes) > 1:
             largest_first = dict(sorted(nodes.items(), key=lambda item: (-item[1], item[0])))
@@ -49,10 +49,9 @@ def coallocated_jobs(queries: Queries) -> list[MapJob]:
 def _nodes_by_cluster(job: Job) -> dict[str, int]:
     """Return the number of nodes that a job has or claims, by cluster."""
     nodes: dict[str, int] = {}
-    if job.attempt is not None and job.is_placed:
-        for component in job.attempt.gang:
-            if not component.has_ended:
-                nodes[component.cluster] = nodes.get(component.cluster, 0) + component.size
+    for component in job.attempt.gang if job.attempt is not None else ():
+        if not component.has_ended:
+            nodes[component.cluster] = nodes.get(component.cluster, 0) + component.size
     return nodes
 
 
@@ -68,14 +67,14 @@ def map_link(record: LinkRecord) -> MapLink:
     )
 
 
-def add_map(dashboard: Dashboard, services: Services, surveyor: SurveyCache) -> None:
+def add_map(dashboard: Dashboard, services: Services, survey: Survey) -> None:
     """Add the page with the map of the grid."""
     engine, queries = dashboard.engine, dashboard.engine.queries
 
     @dashboard.page("/map", "map.html", operation="show_network", title="Map", key="m")
     async def show() -> MapView:
         """Return all clusters, the known links, and the jobs that span clusters."""
-        survey, now = await surveyor.load(), engine.clock()
+        now = engine.clock()
         clusters = []
         for record in services.jobs.list_clusters():
             status = queries.grid[record.name]
@@ -88,7 +87,7 @@ def add_map(dashboard: Dashboard, services: Services, surveyor: SurveyCache) -> 
         spanned = {name for job in drawn for name in job.nodes}
         links = [
             map_link(record)
-            for record in services.network.list_links()
+            for record in services.network.list_known_links()
             if record.pair[0] != record.pair[1] and record.state != "unmeasured" and names.issuperset(record.pair)
         ]
         links.sort(key=lambda link: (not spanned.issuperset(link.pair), link.bandwidth or 0.0))

@@ -117,19 +117,18 @@ def add_job(dashboard: Dashboard, services: Services, audit_log: Audit) -> None:
         caller: Caller, job: Id, attempts: Last = 5, find: Find = "", changes_before: Before = 0
     ) -> JobPageView:
         """Return a job with its last attempts and output; other users' jobs only in part."""
-        record = await jobs.get(job)
-        may_see_all = may_see_all_of(caller, record.job)
+        record, last_attempts = await jobs.list_attempts(job, attempts)
+        current, now = record.job, engine.clock()
+        may_see_all = may_see_all_of(caller, current)
         position = engine.queries.position(job) if may_see_all else None
         view, row = view_for(caller, record), job_row(record, caller, position, whole_reason=True)
         if not may_see_all:
-            return JobPageView(view, row, "", "", (), record.job.state.is_final, (), (), 0, None, (), False, (), 0)
-        record, last_attempts = await jobs.list_attempts(job, attempts)
+            return JobPageView(view, row, "", "", (), current.state.is_final, (), (), 0, None, (), False, (), 0)
         timeline = await jobs.read_timeline(job)
-        current, now = record.job, engine.clock()
         lanes = build_lanes(current, last_attempts, timeline, now)
         return JobPageView(
-            job=view_for(caller, record),
-            row=job_row(record, caller, position, whole_reason=True),
+            job=view,
+            row=row,
             command=" ".join(current.spec.command),
             nodes=describe_requirements(current.spec, getattr(current.spec.request, "components", ())),
             actions=_possible_actions(current, high_priority_allowed=jobs.rules.high_priority.is_allowed_to(caller)),
@@ -138,8 +137,8 @@ def add_job(dashboard: Dashboard, services: Services, audit_log: Audit) -> None:
             picture=job_timeline(lanes, job, now, expected_starts_of(current, now)),
             attempts=[attempt_view(current, attempt) for attempt in last_attempts],
             more_attempts=last_attempts[0].generation - 1 if last_attempts else 0,
-            explanation=ExplanationView.model_validate(await jobs.explain_job(job, caller)),
-            output=[_component_output(tail, find) for tail in await jobs.read_output_tails(job, TAIL_BYTES)],
+            explanation=ExplanationView.model_validate(jobs.explain_read_job(current, timeline, caller)),
+            output=[_component_output(tail, find) for tail in await jobs.read_output_tails(current, TAIL_BYTES)],
             find=find,
             files=files_of(current),
             has_results=bool(current.spec.collect) and current.state.is_final,
@@ -156,7 +155,7 @@ def add_job(dashboard: Dashboard, services: Services, audit_log: Audit) -> None:
     @dashboard.router.get("/jobs/{job}/output/{component}", operation_id="read_logs", response_class=PlainTextResponse)
     async def output(job: Id, component: int, find: Find = "") -> Response:
         """Return the end of a component's output, as the page shows it."""
-        tails = await jobs.read_output_tails(job, TAIL_BYTES)
+        tails = await jobs.read_output_tails((await jobs.get(job)).job, TAIL_BYTES)
         text = next((_component_output(tail, find).text for tail in tails if tail.component == component), "")
         return PlainTextResponse(text, headers={"Cache-Control": "no-store"})
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import combinations_with_replacement
 from math import log
 from typing import Annotated
 from urllib.parse import quote
@@ -162,14 +163,17 @@ def add_network(dashboard: Dashboard, services: Services) -> None:
     @dashboard.page("/network", "network.html", operation="show_network", title="Network", key="l")
     async def matrix() -> NetworkView:
         """Return the newest measurement of each pair of clusters, and within each cluster."""
-        records, omitted = network.list_links(), list[ClusterName]()
-        names = [record.pair[0] for record in records if record.pair[0] == record.pair[1]]
+        names, omitted = network.cluster_names, list[ClusterName]()
         if len(names) > MAX_COMPLETE:
-            known = [one for one in records if one.state is not LinkState.UNMEASURED or one.under_way is not None]
+            known = [
+                one
+                for one in network.list_known_links()
+                if one.state is not LinkState.UNMEASURED or one.under_way is not None
+            ]
             with_link = {name for record in known for name in record.pair}
             omitted = [name for name in names if name not in with_link]
             names = [name for name in names if name in with_link]
-            records = [record for record in records if with_link.issuperset(record.pair)]
+        records = network.list_links(combinations_with_replacement(names, 2))
         links = link_directions(records)
         rows = [[links[source, target] for target in names] for source in names]
         return NetworkView(names, rows, network.stale_after, notes_of(records), omitted)
@@ -197,9 +201,8 @@ async def link_view(network: Network, first: ClusterName, second: ClusterName, l
     """
     measurements = await network.read_history(first, second, limit)
     first, second = pair_of(first, second)
-    records = network.list_links()
-    record = next(record for record in records if record.pair == (first, second))
-    links = link_directions(records)
+    (record,) = network.list_links([(first, second)])
+    links = link_directions([record])
     conclusive = [m for m in reversed(measurements) if m.kind is not MeasurementKind.INCONCLUSIVE]
     return LinkView(
         one=first,

@@ -11,7 +11,7 @@ from koalapy.daemon.services import Services
 from koalapy.dashboard.attention import AlertGroup, group_alerts
 from koalapy.dashboard.charts import Slot, make_slots
 from koalapy.dashboard.dashboard import Dashboard, Form, FormAnswer, SentForm
-from koalapy.dashboard.rows import AlertRow, ClusterRow, SurveyCache, alert_row, cluster_row, natural_key, severity
+from koalapy.dashboard.rows import AlertRow, ClusterRow, Survey, alert_row, cluster_row, natural_key, severity
 from koalapy.model.alert import AlertKind, MarkAction
 from koalapy.model.errors import UsageError
 from koalapy.model.identity import Identity, Role
@@ -124,14 +124,14 @@ def _last_mean(slots: Sequence[Slot], name: str) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def add_overview(dashboard: Dashboard, services: Services, surveyor: SurveyCache) -> None:
+def add_overview(dashboard: Dashboard, services: Services, survey: Survey) -> None:
     """Add the first page, and the actions of operators on alerts."""
     engine, queries, alerts = dashboard.engine, dashboard.engine.queries, services.alerts
 
     @dashboard.page("/", "overview.html", operation="list_clusters", title="Overview", key="n", shared=True)
     async def overview(caller: Caller, sort: TileSort = TileSort.TROUBLE) -> Overview:
         """Return the current state of all clusters; idle nodes of stale reports do not count."""
-        survey, now = await surveyor.load(), engine.clock()
+        now = engine.clock()
         samples = await services.samples.read_recent()
         records = services.jobs.list_clusters()
         rows = [cluster_row(queries.grid[record.name], record, survey, now) for record in records]

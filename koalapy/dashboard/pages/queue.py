@@ -19,6 +19,7 @@ from koalapy.dashboard.dashboard import Dashboard, Form, SentForm
 from koalapy.dashboard.job_table import JOBS, job_sort_key
 from koalapy.dashboard.rows import JobRow, job_row
 from koalapy.dashboard.tables import (
+    MAX_ROWS,
     TableParameters,
     TableQuery,
     TableView,
@@ -106,8 +107,11 @@ class ConfirmView:
     order: str
     """The effect in the imperative, for the button."""
     jobs: Sequence[JobRow]
+    """The first of the jobs."""
+    more_jobs: int
+    """Number of the others."""
     shown_states: str
-    """Ids and states of the jobs, for the form."""
+    """Ids and states of all jobs, for the form."""
     states: Mapping[str, int]
     users: Mapping[str, int]
     left_out: Sequence[LeftOut]
@@ -266,7 +270,8 @@ def add_queue(dashboard: Dashboard, services: Services) -> None:
             path="/queue/priority" if action in ("high", "low") else f"/queue/{action}",
             effect=_describe_effect(does, len(affected), len(users)),
             order=_describe_effect(order, len(affected), len(users)),
-            jobs=await build_rows(affected, caller),
+            jobs=await build_rows(affected[:MAX_ROWS], caller),
+            more_jobs=max(0, len(affected) - MAX_ROWS),
             shown_states=",".join(f"{job.id}:{job.state}" for job in affected),
             states=dict(Counter(str(job.state) for job in affected)),
             users=dict(users),

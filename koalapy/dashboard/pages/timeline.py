@@ -58,9 +58,9 @@ class TimelineView:
 
 def active_components(queries: Queries) -> Iterator[PastComponent]:
     """Yield the components that have nodes now."""
-    for job in queries.jobs():
+    for job in queries.active_jobs():
         attempt = job.attempt
-        if attempt is None or not job.is_placed:
+        if attempt is None:
             continue
         is_shared = len({component.cluster for component in attempt.gang}) > 1
         for one in attempt.gang:

@@ -1,8 +1,8 @@
 """The page Users: current use, limits and tokens; users see their own."""
 
-from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
 from typing import Annotated
 
 from fastapi import Query
@@ -29,7 +29,7 @@ from koalapy.dashboard.tables import (
     show_rows,
 )
 from koalapy.model.identity import Identity, Role
-from koalapy.model.job import Job, JobState
+from koalapy.model.job import JobState
 from koalapy.model.job_search import format_term
 from koalapy.system.event_loop import iterate_in_slices
 
@@ -75,29 +75,27 @@ class UsersView:
 
 @dataclass(slots=True)
 class _Counts:
-    """The unfinished jobs of one user by state, and their nodes."""
+    """The unfinished jobs of one user in one state, and their nodes."""
 
-    states: dict[JobState, int] = field(default_factory=lambda: defaultdict(int))
+    jobs: int = 0
     nodes: int = 0
-    requested_nodes: int = 0
-    oldest: float | None = None
+    oldest: float = inf
+    """Time of the earliest submission."""
 
-    def add(self, job: Job) -> None:
-        """Count an unfinished job."""
-        self.states[job.state] += 1
-        size = job.spec.request.total_size
-        if job.is_placed:
-            self.nodes += size
-        if job.state is JobState.QUEUED:
-            self.requested_nodes += size
-            self.oldest = job.submitted_at if self.oldest is None else min(self.oldest, job.submitted_at)
 
-    def to_view(self, user: str) -> UserUse:
-        """Return the counts as a table row for this user."""
-        states = self.states
-        active = sum(count for state, count in states.items() if state.is_active)
-        queued, held_jobs = states.get(JobState.QUEUED, 0), states.get(JobState.HELD, 0)
-        return UserUse(user, queued, held_jobs, active, self.nodes, self.requested_nodes, self.oldest)
+def _use_of(user: str, states: Mapping[JobState, _Counts]) -> UserUse:
+    """Return a user's counts by state as a table row."""
+    active = [counts for state, counts in states.items() if state.is_active]
+    queued, held = (states.get(state, _Counts()) for state in (JobState.QUEUED, JobState.HELD))
+    return UserUse(
+        user,
+        queued.jobs,
+        held.jobs,
+        sum(counts.jobs for counts in active),
+        sum(counts.nodes for counts in active),
+        queued.nodes,
+        queued.oldest if queued.jobs else None,
+    )
 
 
 def _jobs_cell(use: UserUse, count: int, state: str) -> str:
@@ -167,12 +165,21 @@ def add_users(dashboard: Dashboard, services: Services, identities: Identities, 
 
         Callers that are not operators see only themselves.
         """
-        counts: dict[str, _Counts] = {caller.user: _Counts()}
+        users: dict[str, dict[JobState, _Counts]] = {caller.user: {}}
+        sees_all, caller_name = caller.has_role(Role.OPERATOR), caller.user
         async for jobs in iterate_in_slices(engine.queries.jobs(), JOBS_PER_SLICE):
             for job in jobs:
-                if not job.spec.internal and (caller.has_role(Role.OPERATOR) or job.spec.owner == caller.user):
-                    counts.setdefault(job.spec.owner, _Counts()).add(job)
-        return [count.to_view(user) for user, count in counts.items()]
+                spec = job.spec
+                if spec.internal or not (sees_all or spec.owner == caller_name):
+                    continue
+                states = users.setdefault(spec.owner, {})
+                counts = states.get(job.state) or states.setdefault(job.state, _Counts())
+                counts.jobs += 1
+                # The controller of an array has no nodes.
+                counts.nodes += 0 if job.tasks is not None and job.state.is_active else spec.request.total_size
+                if job.submitted_at < counts.oldest:
+                    counts.oldest = job.submitted_at
+        return [_use_of(user, states) for user, states in users.items()]
 
     @dashboard.page("/users", "users.html", operation="show_limits", title="Users", key="u", table=USERS)
     async def users(

@@ -4,6 +4,7 @@ Sizes are found by binary search, as if every smaller size started too; sums of 
 Policies are called often: generators yield between the calls so that other tasks run.
 """
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +32,8 @@ MAX_LOOKED_AT = 1000
 
 Splits = Callable[[int, GridView], Iterable[Request]]
 """Yields alternative requests for a number of nodes. They are tried until the policy places one."""
+Bound = Callable[[GridView], int]
+"""Returns a number of nodes that no placement on a view exceeds."""
 Answer = Generator[None, None, Placement | None]
 """Returns the placement of a number of nodes; yields between policy calls."""
 
@@ -99,8 +102,10 @@ def estimate_capacities(
             yield PolicyCapacity(policy, None, None)
             continue
         room = _PolicySearch(dry_run, replace(base, policy=policy), ahead)
-        component = yield from room.find_largest(room.single_cluster_requests)
-        total = (yield from room.find_largest(room.multi_cluster_requests)) if capabilities.combines_clusters else None
+        component = yield from room.find_largest(room.single_cluster_requests, _most_idle)
+        total = None
+        if capabilities.combines_clusters:
+            total = yield from room.find_largest(room.multi_cluster_requests, lambda view: view.usable_idle)
         yield PolicyCapacity(policy, component, total)
 
 
@@ -140,8 +145,8 @@ class _PolicySearch:
         self._dry_run, self._spec, self._ahead = dry_run, spec, ahead
         self._serves = dry_run.queries.policies.get(spec.policy).serves
 
-    def find_largest(self, splits: Splits) -> Generator[None, None, SizeEstimate]:
-        """Return the largest size that starts now as one of the splits."""
+    def find_largest(self, splits: Splits, bound: Bound) -> Generator[None, None, SizeEstimate]:
+        """Return the largest size that starts now as one of the splits, which is at most ``bound``."""
         now, answers = self._ahead.view(0), dict[int, Placement | None]()
 
         def starts(count: int) -> Answer:
@@ -149,10 +154,10 @@ class _PolicySearch:
                 answers[count] = yield from self._find_placement(splits, count, now)
             return answers[count]
 
-        largest = yield from _largest(starts, now)
+        largest = yield from _largest(starts, now, bound(now))
         placement = answers.get(largest)
         clusters = {} if placement is None else {c.cluster: placement.nodes_on(c.cluster) for c in placement.components}
-        return SizeEstimate(largest, clusters, (yield from self._first_larger_end(splits, largest + 1)))
+        return SizeEstimate(largest, clusters, (yield from self._first_larger_end(splits, largest + 1, bound)))
 
     def single_cluster_requests(self, count: int, view: GridView) -> Iterator[Request]:
         """Yield requests for all nodes on one cluster."""
@@ -188,21 +193,32 @@ class _PolicySearch:
                     return answer
         return None
 
-    def _first_larger_end(self, splits: Splits, count: int) -> Generator[None, None, ExpectedEnd | None]:
+    def _first_larger_end(self, splits: Splits, count: int, bound: Bound) -> Generator[None, None, ExpectedEnd | None]:
         """Return the first expected end after which ``count`` nodes start; None if there is none."""
         ends = self._ahead.ends
+
+        def is_possible(end_count: int) -> bool:
+            return bound(self._ahead.view(end_count)) >= count
 
         def start(end_count: int) -> Answer:
             return self._find_placement(splits, count, self._ahead.view(end_count))
 
-        if not ends or not (yield from start(len(ends))):
+        if not ends or not is_possible(len(ends)) or not (yield from start(len(ends))):
             return None
-        return ends[(yield from _first(1, len(ends), start)) - 1]
+        low = bisect_left(range(len(ends)), True, 1, len(ends), key=is_possible)
+        # Mostly, the policy places as many nodes as there are.
+        if low < len(ends) and not (yield from start(low)):
+            low = yield from _first(low + 1, len(ends), start)
+        return ends[low - 1]
 
 
-def _largest(starts: Callable[[int], Answer], view: GridView) -> Generator[None, None, int]:
-    """Return the largest count that starts, or 0."""
-    top = view.usable_idle
+def _most_idle(view: GridView) -> int:
+    """Return the idle nodes of the cluster with the most."""
+    return max((cluster.idle for cluster in view.by_idle), default=0)
+
+
+def _largest(starts: Callable[[int], Answer], view: GridView, top: int) -> Generator[None, None, int]:
+    """Return the largest count up to ``top`` that starts, or 0."""
     if (yield from starts(top)):
         return top
 
@@ -212,7 +228,7 @@ def _largest(starts: Callable[[int], Answer], view: GridView) -> Generator[None,
     largest = (yield from _first(1, top, does_not)) - 1
     idle = [cluster.idle for cluster in view.by_idle]
     for count in sorted({*idle, *accumulate(idle)}, reverse=True)[:MAX_SUMS]:
-        if count > largest and (yield from starts(count)):
+        if largest < count < top and (yield from starts(count)):
             return (yield from _first(count + 1, top, does_not)) - 1
     return largest
 
