@@ -202,10 +202,13 @@ def component_phases(component: PastComponent, now: float) -> list[Phase]:
     """Return the time of a component at the barrier, and its run time. Empty for one that never had its nodes."""
     if component.claimed_at is None:
         return []
-    end = max(component.claimed_at, now if component.ended_at is None else component.ended_at)
-    starts = (("claimed", component.claimed_at), ("running", component.launched_at))
-    known = [(what, min(max(component.claimed_at, at), end)) for what, at in starts if at is not None]
-    return [Phase(what, at, until) for (what, at), (_, until) in pairwise([*known, ("", end)]) if until > at]
+    start, launched = component.claimed_at, component.launched_at
+    end = max(start, now if component.ended_at is None else component.ended_at)
+    run = end if launched is None else min(max(start, launched), end)
+    phases = [Phase("claimed", start, run)] if run > start else []
+    if end > run:
+        phases.append(Phase("running", run, end))
+    return phases
 
 
 def job_timeline(lanes: Sequence[JobLane], job: JobId, now: float, expected: Sequence[ExpectedStart] = ()) -> Timeline:

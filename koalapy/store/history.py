@@ -117,8 +117,8 @@ class SqlHistory:
         values = {"since": since, "cluster": cluster, "examined": self._max_examined, "limit": limit}
         with self._database.reading() as connection:
             rows = connection.execute(_largest_components(on_cluster=bool(cluster)), values).all()
-            last = select(_window(on_cluster=bool(cluster)).subquery().c.ended_at).limit(1)
-            ends = connection.execute(last.offset(self._max_examined - 1), values).scalar()
+            after = values | {"examined": self._max_examined - 1}
+            ends = connection.execute(_end_after(on_cluster=bool(cluster)), after).scalar()
         return PastComponents([PastComponent(*row) for row in rows], -inf if ends is None else ends)
 
     def failed_components(self, cluster: ClusterName, limit: int) -> list[PastComponent]:
@@ -164,6 +164,12 @@ def _window(*, on_cluster: bool) -> Select[Any]:
     if on_cluster:
         return query.where(_parts.cluster == bindparam("cluster")).order_by(_parts.job_id.desc())
     return query.where(_parts.ended_at > bindparam("since")).order_by(_parts.ended_at.desc())
+
+
+@cache
+def _end_after(*, on_cluster: bool) -> Select[Any]:
+    """Return the query for the end of the component that follows the ``examined`` ones."""
+    return select(_window(on_cluster=on_cluster).subquery().c.ended_at).limit(1).offset(bindparam("examined"))
 
 
 @cache

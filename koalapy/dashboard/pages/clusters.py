@@ -254,7 +254,8 @@ def add_clusters(dashboard: Dashboard, services: Services, survey: Survey, audit
         is_operator = caller.has_role(Role.OPERATOR)
         status = queries.grid[name]
         ended = await services.history.list_components(now - TIMELINE_S, MAX_BARS, name)
-        active = [one for one in active_components(queries) if one.cluster == name]
+        held = {match[0].id: match[0] for token in status.live if (match := queries.find(token)) is not None}
+        active = [one for one in active_components(held.values()) if one.cluster == name]
         bars = make_bars([*ended.components, *active], now)[name]
         days = services.history.make_span(None, None, USE_DAYS)
         use = await services.history.read_table(Kind.CLUSTER, Step.DAY, days, name)

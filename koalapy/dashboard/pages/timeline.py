@@ -1,7 +1,7 @@
 """The page Timeline: the jobs on each cluster over time, and the expected starts of waiting jobs."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -56,9 +56,9 @@ class TimelineView:
     """Waiting jobs with an expected start, of the caller or visible to them."""
 
 
-def active_components(queries: Queries) -> Iterator[PastComponent]:
-    """Yield the components that have nodes now."""
-    for job in queries.active_jobs():
+def active_components(jobs: Iterable[Job]) -> Iterator[PastComponent]:
+    """Yield the components of active jobs that have nodes now."""
+    for job in jobs:
         attempt = job.attempt
         if attempt is None:
             continue
@@ -120,7 +120,7 @@ def add_timeline(dashboard: Dashboard, services: Services) -> None:
             check_cluster(cluster, names)
             names = [cluster]
         ended = await history.list_components(now - seconds, MAX_BARS, cluster)
-        active = [one for one in active_components(queries) if not cluster or one.cluster == cluster]
+        active = [one for one in active_components(queries.active_jobs()) if not cluster or one.cluster == cluster]
         active.sort(key=lambda one: (-one.size, one.job))
         bars = make_bars([*ended.components, *active[:MAX_BARS]], now)
         shown = sorted(sorted(names, key=lambda name: -len(bars[name]))[:MAX_LANES])
