@@ -284,7 +284,7 @@ class SceneMaker:
         """Yield the local load by slot: for a week, with nights, and without reports of some clusters for an hour."""
         last = int(self.now // LOAD_SLOT_S)
         slots = int(LOAD_KEPT_S // LOAD_SLOT_S)
-        for slot in range(last - slots, last):
+        for slot in range(last - slots, last + 1):
             hour = (slot - last) * LOAD_SLOT_S / 3600
             if slot > last - 144 or slot % 6 == 0:
                 yield [

@@ -5,6 +5,7 @@ from itertools import combinations, pairwise
 
 import pytest
 
+from koalapy.dashboard.pictures import JOB_COLOURS
 from koalapy.dashboard.rendering import load_page_files
 
 Rgb = tuple[float, float, float]
@@ -85,9 +86,10 @@ def test_texts_have_contrast_of_wcag_aa(theme: str) -> None:
 
 @pytest.mark.parametrize("vision", VISION)
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_node_states_and_neighbouring_phases_differ(theme: str, vision: str) -> None:
+def test_node_states_neighbouring_phases_and_jobs_of_timeline_differ(theme: str, vision: str) -> None:
     colours = read_colours(theme)
     pairs = [*combinations(NODE_STATES, 2), *pairwise(f"phase-{phase}" for phase in PHASES)]
+    pairs += [(f"series-{number}", "local") for number in range(1, JOB_COLOURS + 1)]
     distances = {pair: distance(colours[pair[0]], colours[pair[1]], VISION[vision]) for pair in pairs}
     assert {pair: value for pair, value in distances.items() if value < MIN_DISTANCE} == {}
 
