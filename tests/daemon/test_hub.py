@@ -247,6 +247,26 @@ async def test_hub_with_unencodable_text_keeps_connection(tmp_path: Path) -> Non
         assert (north.heard[-1]["signal"], north.closed) == ("odd ?", "")
 
 
+@pytest.mark.evidence("G6")
+async def test_agent_with_large_frame_waits_for_other_agents(tmp_path: Path) -> None:
+    async with (
+        running_daemon(tmp_path / "koala.db") as daemon,
+        daemon.agent_of("north") as north,
+        daemon.agent_of("south") as south,
+    ):
+        for name, agent in (("north", north), ("south", south)):
+            agent.say_to_daemon(Inventory(components=()), report_nodes(4))
+            await wait_for_state(daemon, name, ("usable", 4, ""))
+        north.says_frame(
+            encode_frame(wire.from_agent, [ClusterReport(4, 4, holding=frozenset(map(str, range(500_000))))])
+        )
+        north.say_to_daemon(report_nodes(3))
+        south.say_to_daemon(report_nodes(2))
+        await wait_for_state(daemon, "south", ("usable", 2, ""))
+        assert daemon.cluster_view("north")[1] == 4, "its next frame is read later"
+        await wait_for_state(daemon, "north", ("usable", 3, ""))
+
+
 async def test_hub_without_hello_rejects_agent(tmp_path: Path) -> None:
     async with running_daemon(tmp_path / "koala.db") as daemon:
         await daemon.hub.serve_connection("north", silent := Agent())

@@ -1,6 +1,7 @@
 """Accept the connections of agents and end those of agents that do not answer."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 
@@ -26,6 +27,11 @@ MAX_EPOCHS_AHEAD = 1000
 """The most by which all agents together may raise the epoch during one daemon run. A restored database is hardly older,
 and a lying agent does little harm."""
 MEMORY_HINT = "if that is right, empty the agent's directory once nothing of it runs"
+MAX_PARSING_S, PAUSE_FACTOR = 0.1, 5.0
+"""Seconds that a frame may take to parse, which blocks all other tasks. After a larger one the agent is not read for
+this multiple, so that no agent takes most of the daemon's time."""
+MAX_PAUSE_S = 10.0
+"""Less than the time after which an agent gives up a connection that does not answer its pings."""
 HELLO_TIMEOUT = 30.0
 """Timeout of an agent's first message."""
 
@@ -255,6 +261,7 @@ class Hub:
         async for frame in session.receive_frames(frames):
             if self._sessions.get(session.cluster) is not session:
                 return  # disconnected or replaced: the agent repeats its messages after it reconnects
+            start = time.thread_time()
             try:
                 messages = from_agent.validate_json(frame)
             except ValidationError as error:
@@ -265,7 +272,10 @@ class Hub:
                 )
                 await session.connection.close(f"a message is invalid: {text}")
                 return
+            parsing_s = time.thread_time() - start
             await self._messages.handle_messages(session, messages)
+            if parsing_s > MAX_PARSING_S:
+                await asyncio.sleep(min(PAUSE_FACTOR * parsing_s, MAX_PAUSE_S))
 
     def _end_session(self, session: Session, reason: str, heard: float | None = None) -> None:
         """Report to the scheduler that an agent is disconnected, unless a newer session of its cluster exists."""
