@@ -14,7 +14,7 @@ from fastapi import APIRouter, FastAPI
 
 from koalapy.api.agents import agents_router
 from koalapy.api.app import create_app
-from koalapy.api.clusters import background_router
+from koalapy.api.clusters import background_router, nodes_router
 from koalapy.api.files import agent_files_router, files_router
 from koalapy.api.forecasts import advisor_router, forecasts_router
 from koalapy.api.guard import TokenAuthenticator
@@ -180,6 +180,7 @@ class SharedApplication:
             history_router(history),
             sharing_router(self._defer("sharing"), history),
             forecasts_router(self._defer("forecasts"), jobs),
+            nodes_router(jobs, self._defer("node_lists"), engine.queries),
             record_router(self._defer("record"), engine.clock),
         ]
         if has_agent_routes:

@@ -62,6 +62,7 @@ ACCESS: Mapping[str, Access] = {
     "dashboard_login": "public",
     "list_audit": Role.ADMIN,
     "list_clusters": Role.USER,
+    "list_nodes": Role.USER,
     "list_history": Role.USER,
     "list_jobs": Role.USER,
     "list_policies": Role.USER,

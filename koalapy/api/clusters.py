@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from typing import Annotated, Any
+from urllib.parse import quote, urlencode
 
 from fastapi import APIRouter, Path, Query
 from fastapi.responses import JSONResponse
@@ -13,7 +14,7 @@ from koalapy.api.derived import view_model
 from koalapy.api.fields import GivenReason, Input, Output, Positive, Reason, Seconds, Timestamp
 from koalapy.api.problems import problem, problem_responses
 from koalapy.api.routes import api_router
-from koalapy.daemon.agents.questions import Questions
+from koalapy.daemon.agents.questions import NodeLists, NodeRow, Questions, list_visible_nodes
 from koalapy.daemon.jobs import job_records
 from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.model.cluster import Drain
@@ -21,8 +22,9 @@ from koalapy.model.errors import ProblemCode, UsageError
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import FINAL_STATES
 from koalapy.model.job_spec import MAX_DURATION, Priority
-from koalapy.model.reports import LrmOperation
+from koalapy.model.reports import MAX_LISTED_NODES, LrmOperation
 from koalapy.ports import ClusterRecord, MeanTimes
+from koalapy.scheduler.queries import Queries
 
 MIN_SPAN_S = 0.001
 """Minimum span in seconds. Start and end of a shorter one may be equal, given the resolution of clocks."""
@@ -183,6 +185,56 @@ def _add_orders(router: APIRouter, service: Jobs) -> None:
         """Declare that no components run any more on an unreachable cluster, so that its jobs are retried at once.
         Programs that still run there run twice until their leases expire."""
         return await service.declare_cluster_lost(name, caller, (order or LossOrder()).reason)
+
+
+NodeView = view_model("NodeView", NodeRow)
+Limit = Annotated[int, Query(ge=1, le=MAX_LISTED_NODES, description="maximum number of nodes")]
+NodeStates = Annotated[
+    list[fields.Name], Query(max_length=20, description="only nodes in these states, such as `down`; default: all")
+]
+
+
+class NodePage(Output):
+    nodes: list[NodeView]  # type: ignore[valid-type]
+    """In the order of the resource manager, those that are down first."""
+    total: int
+    """Number of nodes in these states."""
+    next: str | None
+    """The path of the next page; null on the last one."""
+    known_at: Timestamp | None
+    """When the resource manager listed its nodes; null if it did not, or for users."""
+    problem: str
+    """Why the agent did not answer; empty if it did."""
+
+
+def nodes_router(service: Jobs, node_lists: NodeLists, queries: Queries) -> APIRouter:
+    """Return the route that lists the nodes of a cluster one by one."""
+    router = api_router("clusters", "/clusters/{name}/nodes")
+
+    @router.get("", response_model=NodePage)
+    async def list_nodes(
+        name: Name,
+        caller: Caller,
+        state: NodeStates = [],  # noqa: B006 -- FastAPI copies it
+        limit: Limit = 100,
+        offset: Annotated[int, Query(ge=0, le=MAX_LISTED_NODES, description="number of nodes to leave out")] = 0,
+    ) -> Any:
+        """List the nodes of a cluster one by one, with their states and jobs. Operators see all nodes, up to 1,000.
+        Other users see the nodes of jobs, without the names of nodes and owners of jobs that are not theirs."""
+        service.get_cluster(name)
+        rows, known = await list_visible_nodes(node_lists, queries, name, caller)
+        rows = [row for row in rows if not state or row.state in state]
+        after = offset + limit
+        query = urlencode({"state": state, "limit": limit, "offset": after}, doseq=True)
+        return {
+            "nodes": rows[offset:after],
+            "total": len(rows),
+            "next": f"/api/v1/clusters/{quote(name, safe='')}/nodes?{query}" if after < len(rows) else None,
+            "known_at": known.known_at,
+            "problem": known.problem,
+        }
+
+    return router
 
 
 AGENT_TIMEOUT_S = 30.0

@@ -169,6 +169,16 @@ class Client:
     def clusters(self) -> list[Cluster]:
         return cast(list[Cluster], self.get("/api/v1/clusters")["clusters"])
 
+    def nodes(self, cluster: str, states: Sequence[str] = ()) -> Json:
+        """Return the nodes of a cluster one by one, of all pages, with the fields of the first page."""
+        answer = self.get(f"/api/v1/clusters/{in_path(cluster)}/nodes", state=list(states), limit=MAX_PAGE_SIZE)
+        page = answer
+        while page["next"]:
+            page = self.get(page["next"])
+            answer["nodes"] += page["nodes"]
+        answer["next"] = None
+        return answer
+
     def alerts(self) -> list[Alert]:
         return cast(list[Alert], self.get("/api/v1/alerts")["alerts"])
 

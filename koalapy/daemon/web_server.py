@@ -10,7 +10,7 @@ from fastapi import FastAPI
 
 from koalapy.api.agents import Tokens, agents_router
 from koalapy.api.app import create_app
-from koalapy.api.clusters import background_router
+from koalapy.api.clusters import background_router, nodes_router
 from koalapy.api.files import agent_files_router, files_router
 from koalapy.api.forecasts import advisor_router, forecasts_router
 from koalapy.api.guard import AllowedHosts, TokenAuthenticator
@@ -129,6 +129,7 @@ def build_application(
     routers = [
         agents_router(services.hub, agent_tokens, attempts),
         background_router(services.jobs, services.questions, settings.background_load),
+        nodes_router(services.jobs, services.node_lists, core.queries),
         files_router(services.files, bundles, results),
         agent_files_router(bundles, results, services.result_inputs, agent_tokens, core.queries.is_sent_to, attempts),
         network_router(services.network),

@@ -1,12 +1,11 @@
 """The tables of clusters and of the nodes of one cluster."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from urllib.parse import quote
 
 from markupsafe import Markup
 
-from koalapy.daemon.agents.questions import KnownNodes
+from koalapy.daemon.agents.questions import NodeRow
 from koalapy.dashboard.rendering import format_seconds, format_size, identifier, render_age, render_time, state_badge
 from koalapy.dashboard.rows import ClusterRow, natural_key
 from koalapy.dashboard.tables import (
@@ -20,11 +19,6 @@ from koalapy.dashboard.tables import (
     render_table,
     show_rows,
 )
-from koalapy.model.identity import Identity
-from koalapy.model.job import Component, Job, JobId
-from koalapy.scheduler.clusters import ClusterStatus
-from koalapy.scheduler.queries import Queries
-from koalapy.validation.permissions import may_see_all_of
 
 
 def _path(row: ClusterRow) -> str:
@@ -100,69 +94,6 @@ CLUSTERS: TableDefinition[ClusterRow] = TableDefinition(
     ident=lambda row: f"row-{identifier(natural_key(row.cluster))}",
     href=_path,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class NodeRow:
-    """A node of a cluster, with the component that has it."""
-
-    name: str
-    """A number for callers who may not see the job."""
-    state: str
-    """The state of its component, or that of the node: ``idle``, ``local``, ``down``, or ``held`` by another daemon."""
-    node_class: str
-    job: JobId | None = None
-    owner: str = ""
-    """Empty if the caller may not see it."""
-    rank: int | None = None
-    since: float | None = None
-    """When the component got the node."""
-    memory: int | None = None
-    """Bytes; None if unknown."""
-    cores: int | None = None
-    features: Sequence[str] = ()
-    reason: str = ""
-    """The resource manager's words on its state."""
-
-
-def list_nodes(
-    cluster: ClusterStatus, known: KnownNodes, queries: Queries, caller: Identity, limit: int
-) -> list[NodeRow]:
-    """Return the nodes that a resource manager has listed, and those that components have, up to a limit."""
-    classes = {node_class.name: node_class for node_class in cluster.node_classes}
-    # Without names of classes, a single class applies to all nodes.
-    only_class = cluster.node_classes[0] if len(cluster.node_classes) == 1 else None
-
-    def make_row(name: str, state: str, class_name: str, reason: str, held: tuple[Job, Component] | None) -> NodeRow:
-        node_class = classes.get(class_name, only_class)
-        job, component = held or (None, None)
-        return NodeRow(
-            name,
-            state if component is None else component.state,
-            class_name or ("" if node_class is None else node_class.name),
-            None if job is None else job.id,
-            job.spec.owner if job is not None and may_see_all_of(caller, job) else "",
-            None if component is None else component.rank,
-            None if component is None else component.claimed_at,
-            None if node_class is None else node_class.memory,
-            None if node_class is None else node_class.cores,
-            () if node_class is None else node_class.features,
-            reason,
-        )
-
-    # A list may be older than the components, which are the ones that count.
-    live = {token: match for token in cluster.live if (match := queries.find(token)) is not None}
-    rows = [make_row(node.name, node.state, node.node_class, node.reason, live.get(node.token)) for node in known.nodes]
-    listed = {node.token for node in known.nodes}
-    for token, (job, component) in live.items():
-        if token in listed:
-            continue
-        for index, host in enumerate(component.hosts[:limit]):
-            name = host if may_see_all_of(caller, job) else f"node {index + 1}"
-            rows.append(make_row(name, component.state, component.node_class, "", (job, component)))
-        if len(rows) >= limit:
-            break
-    return rows[:limit]
 
 
 def _state_key(row: NodeRow) -> Value:

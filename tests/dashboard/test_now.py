@@ -96,6 +96,9 @@ def test_cluster_pages_of_user_hide_actions_and_reasons(
             assert [(node["name"].startswith("127."), node["state"], node["job"]) for node in nodes] == [
                 (is_operator, "running", running_job)
             ] * 4
+            listed = client.get("/api/v1/clusters/north/nodes", headers=headers).json()
+            assert sorted(node["name"] for node in listed["nodes"]) == sorted(node["name"] for node in nodes)
+            assert bool(listed["known_at"]) is bool(listed["nodes"][0]["owner"]) is is_operator
             for path in ("/", "/clusters", "/clusters/north"):
                 page = client.get(path, headers=headers)
                 assert page.status_code == 200

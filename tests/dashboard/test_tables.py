@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from koalapy.client.client import Client
 from koalapy.dashboard.tables import TableQuery, cut_page, matches_text
 from koalapy.model.errors import UsageError
 from tests.daemon.sites import Sites
@@ -160,3 +161,14 @@ def test_nodes_of_cluster_are_escaped_sorted_filtered_and_paged(tmp_path: Path) 
         assert "known" in daemon.http.get("/clusters/south/nodes.json").json()
         assert daemon.http.get("/clusters/nowhere/nodes").status_code == 404
         assert daemon.http.get("/clusters/north/nodes.csv?sort=node").text.count("\n") == 5
+        path = "/api/v1/clusters/north/nodes"
+        page = daemon.http.get(path, params={"state": ["idle", "down"], "limit": 2}).json()
+        assert ([node["name"] for node in page["nodes"]], page["total"]) == (["n10", "n2"], 3)
+        last = daemon.http.get(page["next"]).json()
+        assert [(node["name"], node["reason"]) for node in last["nodes"]] == [(hostile["name"], hostile["reason"])]
+        assert last["next"] is None
+        assert daemon.http.get("/api/v1/clusters/south/nodes").json()["problem"] == "south is out of reach"
+        for query in ("limit=0", "limit=1001", "offset=-1", "stat=idle"):
+            assert daemon.http.get(f"{path}?{query}").status_code == 422, query
+        client = Client(daemon.url, daemon.admin_token)
+        assert [node["name"] for node in client.nodes("north", ["idle"])["nodes"]] == ["n10", "n2"]

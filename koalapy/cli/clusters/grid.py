@@ -41,6 +41,34 @@ def show_cluster(name: Name, as_json: AsJson = False, daemon: Daemon = DAEMON) -
     print_answer(daemon.client().cluster(name), as_json, tables.cluster_page)
 
 
+States = Annotated[
+    list[str] | None, Option("--state", help="only nodes in this state, e.g. down, idle, local or running; repeatable")
+]
+
+
+def list_nodes(name: Name, state: States = None, as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
+    """List the nodes of a cluster one by one, with their jobs.
+
+    Operators see all nodes. Other users see those of jobs; the nodes of other users' jobs have no names.
+    """
+    print_answer(daemon.client().nodes(name, state or ()), as_json, _format_nodes)
+
+
+def _format_nodes(answer: Json) -> str:
+    rows = [
+        [
+            *(node["name"], node["state"], node["job"] or "-", node["owner"] or "-", node["node_class"] or "-"),
+            node["reason"],
+        ]
+        for node in answer["nodes"]
+    ]
+    parts = [tables.format_table(("NODE", "STATE", "JOB", "USER", "CLASS", "REASON"), rows) if rows else "no nodes"]
+    if answer["problem"]:
+        known = f"; the list is of {format_moment(answer['known_at'])}" if answer["known_at"] else ""
+        parts.append(printable(f"Note: {answer['problem']}{known}."))
+    return "\n\n".join(parts)
+
+
 def clear_errors(name: Name, as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
     """Clear the errors of an unusable cluster and use it again."""
     print_answer(daemon.client().act_on_cluster(name, "clear"), as_json, _format_state)
@@ -186,6 +214,7 @@ clusters_group = Group(
         "clear": clear_errors,
         "drain": drain_cluster,
         "lost": declare_lost,
+        "nodes": list_nodes,
         "resume": resume_cluster,
         "show": show_cluster,
     },

@@ -11,13 +11,13 @@ from urllib.parse import quote
 from koalapy.api.access import Caller
 from koalapy.api.clusters import OPERATIONS_WITHOUT_JOB, Name
 from koalapy.daemon.agents.hub import AgentDetails
-from koalapy.daemon.agents.questions import KnownNodes
+from koalapy.daemon.agents.questions import KnownNodes, NodeRow, list_visible_nodes
 from koalapy.daemon.forecast.forecasts import DrainPreview
 from koalapy.daemon.observability.audit import Audit
 from koalapy.daemon.observability.instruments import Instruments
 from koalapy.daemon.services import Services
 from koalapy.dashboard.attention import AlertGroup, group_alerts
-from koalapy.dashboard.cluster_table import CLUSTERS, NODES, NodeRow, list_nodes, show_nodes
+from koalapy.dashboard.cluster_table import CLUSTERS, NODES, show_nodes
 from koalapy.dashboard.dashboard import Dashboard, SentForm, Simulate
 from koalapy.dashboard.pages.audit import Before, Changes, read_changes
 from koalapy.dashboard.pages.timeline import active_components, make_bars
@@ -41,7 +41,7 @@ from koalapy.model.disk import Disk
 from koalapy.model.history import Kind, Step
 from koalapy.model.identity import Identity, Role
 from koalapy.model.profile import ClusterProfile
-from koalapy.model.reports import MAX_LISTED_NODES, Versions
+from koalapy.model.reports import Versions
 from koalapy.model.request import ClusterName
 from koalapy.scheduler.cluster_conditions import HealthStatus
 from koalapy.scheduler.clusters import ClusterStatus
@@ -230,22 +230,18 @@ def add_clusters(dashboard: Dashboard, services: Services, survey: Survey, audit
         shown, view = show_rows(CLUSTERS, table, "/clusters", {"q": q}, rows, keys)
         return ClustersView(q, shown, view, NodeCounts(**total))
 
-    async def nodes_visible_to(name: Name, caller: Caller) -> KnownNodes:
-        """Return the nodes of a cluster for operators; others see only those of their own jobs."""
-        return await services.node_lists.list_nodes(name) if caller.has_role(Role.OPERATOR) else KnownNodes()
-
     @dashboard.page("/clusters/{name}/nodes", "nodes.html", operation="show_cluster", title="Nodes", table=NODES)
     async def cluster_nodes(name: Name, caller: Caller, table: TableParameters, q: Words = "") -> NodesPage:
         """Return the nodes of a cluster with all words of a filter in their names, states, classes or reasons."""
         services.jobs.get_cluster(name)
-        known, status = await nodes_visible_to(name, caller), queries.grid[name]
+        listed, known = await list_visible_nodes(services.node_lists, queries, name, caller)
         rows = [
             row
-            for row in list_nodes(status, known, queries, caller, MAX_LISTED_NODES)
+            for row in listed
             if matches_text(q, (row.name, row.state, row.owner, row.node_class, row.reason, *row.features))
         ]
         shown, view = show_nodes(rows, table, f"{page_of(name)}/nodes", q)
-        return NodesPage(name, q, shown, view, replace(known, nodes=()), status.total)
+        return NodesPage(name, q, shown, view, replace(known, nodes=()), queries.grid[name].total)
 
     @dashboard.page("/clusters/{name}", "cluster.html", operation="show_cluster", title="Cluster", shared=True)
     async def cluster(name: Name, caller: Caller, changes_before: Before = 0) -> ClusterPage:
@@ -261,8 +257,7 @@ def add_clusters(dashboard: Dashboard, services: Services, survey: Survey, audit
         use = await services.history.read_table(Kind.CLUSTER, Step.DAY, days, name)
         failed = await services.history.list_failed_components(name, MAX_ERRORS)
         loads = await services.samples.read_local_load(TIMELINE_S)
-        known = await nodes_visible_to(name, caller)
-        rows = list_nodes(status, known, queries, caller, MAX_LISTED_NODES)
+        rows, known = await list_visible_nodes(services.node_lists, queries, name, caller)
         nodes, node_table = show_nodes(rows, TableQuery(limit=MAX_NODES_SHOWN), f"{page_of(name)}/nodes")
         visible_alerts = services.alerts.visible_to(caller)
         groups, silenced = group_alerts([alert_row(a, queries.grid) for a in visible_alerts if a.cluster == name])
