@@ -120,7 +120,7 @@ JOB_RUNS, MIN_DRAWS, MAX_DRAWS = 2_000, 3, 20
 LOW, MIDDLE, HIGH = 0.1, 0.5, 0.9
 HORIZON = 30 * 86_400.0
 """Default number of simulated seconds."""
-ALONE = 4_000
+ALONE = 200
 """Number of simulated jobs up to which one process is used."""
 MAX_TASKS = 1_000
 """Number of waiting tasks of arrays that a simulation starts before it ends."""
@@ -293,6 +293,7 @@ class Question:
     change: Change
     policies: Callable[[], Registry]
     horizon: float = HORIZON
+    max_draws: int = MAX_DRAWS
     report: Report = ignore_progress
 
 
@@ -307,9 +308,9 @@ class Answer:
 def answer_what_if(question: Question) -> Answer:
     """Return the forecasts of the snapshot as it is and with the change, with the same run times."""
     moment, policies = question.moment, question.policies()
-    plans = [_create_plan(moment, Change(), policies, horizon=question.horizon)]
-    if question.change:
-        plans.append(_create_plan(moment, question.change, policies, horizon=question.horizon))
+    changes = [Change(), question.change] if question.change else [Change()]
+    plans = [_create_plan(moment, change, policies, horizon=question.horizon) for change in changes]
+    plans = [replace(plan, draws=min(plan.draws, question.max_draws)) for plan in plans]
     work = sum(plan.count_runs() * plan.draws for plan in plans)
     forecasts = _run_simulations(plans, count_processors() if work > ALONE else 1, question.report)
     return Answer(forecasts[0], forecasts[1] if question.change else None)

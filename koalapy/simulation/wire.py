@@ -28,12 +28,13 @@ class _ForecastTerms:
     nodes: Mapping[ClusterName, NodesNow]
     change: Change
     horizon: float
+    max_draws: int
 
 
 def write_question(question: Question) -> Iterator[Json]:
     """Yield the question without its jobs and policies, then each job."""
     moment, beginning = question.moment, question.moment.beginning
-    yield _to_json(_ForecastTerms, _ForecastTerms(moment.nodes, question.change, question.horizon))
+    yield _to_json(_ForecastTerms, _ForecastTerms(moment.nodes, question.change, question.horizon, question.max_draws))
     yield beginning_to_json(replace(beginning, jobs=()))
     yield from map(job_to_json, beginning.jobs)
 
@@ -43,7 +44,9 @@ def answer_question(policies: Callable[[], Registry], values: Iterator[Json], *,
     terms: _ForecastTerms = _from_json(_ForecastTerms, next(values))
     beginning = beginning_from_json(next(values))
     moment = Moment(replace(beginning, jobs=tuple(map(job_from_json, values))), terms.nodes)
-    return _to_json(Answer, twin.answer_what_if(Question(moment, terms.change, policies, terms.horizon, report)))
+    return _to_json(
+        Answer, twin.answer_what_if(Question(moment, terms.change, policies, terms.horizon, terms.max_draws, report))
+    )
 
 
 def read_answer(value: Json) -> Answer:

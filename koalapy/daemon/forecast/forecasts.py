@@ -24,6 +24,7 @@ from koalapy.scheduler.queries import Queries
 from koalapy.simulation.moment import moment_of
 from koalapy.simulation.twin import (
     HORIZON,
+    MAX_DRAWS,
     Answer,
     Change,
     Expected,
@@ -45,8 +46,8 @@ SUBMISSION_TIMEOUT_S = 30.0
 """Timeout of the forecast of one submission."""
 MAX_SUBMISSIONS = 8
 """The most concurrent forecasts of submissions; further ones are rejected."""
-PREVIEW_HORIZON_S = 8 * 3600.0
-"""Number of simulated seconds of the preview of a drain."""
+PREVIEW_HORIZON_S, PREVIEW_DRAWS = 8 * 3600.0, 5
+"""Number of simulated seconds and of simulations of the preview of a drain, which compares medians."""
 MIN_DELAY_S = 1.0
 """Least difference between two expected starts that counts as a delay."""
 REST_FACTOR = 10.0
@@ -148,12 +149,14 @@ class Forecasts:
         """Recent forecasts of submissions, with their time."""
         self._rests_until = 0.0
 
-    async def what_if(self, change: Change, horizon: float = HORIZON, report: Report = ignore_progress) -> Answer:
+    async def what_if(
+        self, change: Change, horizon: float = HORIZON, report: Report = ignore_progress, max_draws: int = MAX_DRAWS
+    ) -> Answer:
         """Simulate a change. Raise ``UsageError`` or ``NotFoundError`` if it is invalid, ``BusyError`` on timeout."""
         if self._one_at_a_time.locked():
             report(0, 0)
         async with self._one_at_a_time:
-            return await self._simulate_change(change, PredictionSource.WHAT_IF, horizon, report)
+            return await self._simulate_change(change, PredictionSource.WHAT_IF, horizon, report, max_draws)
 
     def check_change(self, change: Change) -> None:
         """Raise ``UsageError`` or ``NotFoundError`` if a change is impossible now."""
@@ -183,7 +186,7 @@ class Forecasts:
     async def preview_drain(self, cluster: ClusterName, report: Report = ignore_progress) -> DrainPreview:
         """Simulate the drain of a cluster. Raise the errors of ``what_if``."""
         preview = self.describe_drain(cluster)
-        answer = await self.what_if(Change(drain=(cluster,)), PREVIEW_HORIZON_S, report)
+        answer = await self.what_if(Change(drain=(cluster,)), PREVIEW_HORIZON_S, report, PREVIEW_DRAWS)
         assert answer.changed is not None
         changed_starts = {expected.job: expected.starts for expected in answer.changed.jobs}
         delays: list[tuple[float, DelayedJob]] = []
@@ -305,7 +308,12 @@ class Forecasts:
             await self._simulate_change(Change(), source)
 
     async def _simulate_change(
-        self, change: Change, source: PredictionSource, horizon: float = HORIZON, report: Report = ignore_progress
+        self,
+        change: Change,
+        source: PredictionSource,
+        horizon: float = HORIZON,
+        report: Report = ignore_progress,
+        max_draws: int = MAX_DRAWS,
     ) -> Answer:
         """Forecast with and without a change. Keep a forecast of full length for later requests and the track record.
 
@@ -313,7 +321,7 @@ class Forecasts:
         """
         moment = moment_of(self._queries, self._people, self._clock())
         change.check(moment, self._queries.policies)
-        answer = await self._work(Question(moment, change, self._policies, horizon, report))
+        answer = await self._work(Question(moment, change, self._policies, horizon, max_draws, report))
         if horizon < HORIZON:  # a shorter forecast lacks later starts, so it is not reused
             return answer
         self._latest = _StoredForecast(moment.now, answer.as_it_is, {job.id: job for job in moment.beginning.jobs})
