@@ -9,6 +9,7 @@ import io
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Annotated, Any, Generic, TypeVar
 
 from fastapi import Depends, Query, Request
@@ -201,8 +202,8 @@ def cut_page(keyed: Sequence[tuple[Value, Ident, R]], query: TableQuery, sort: s
                 present = [e for e in present if ((e[0], e[1]) < start if is_descending else (e[0], e[1]) > start)]
             else:
                 present, absent = [], [e for e in absent if e[1] > last]
-        present.sort(key=lambda entry: (entry[0], entry[1]), reverse=is_descending)
-        absent.sort(key=lambda entry: entry[1])
+        present.sort(key=itemgetter(0, 1), reverse=is_descending)
+        absent.sort(key=itemgetter(1))
     except TypeError as error:
         raise invalid_position(query.after) from error
     ordered = present + absent

@@ -69,6 +69,8 @@ class JobFinder:
                 hint="leave it out: others' jobs are listed without their names",
             )
         now, sees_all = self._clock(), caller.has_role(Role.OPERATOR)
+        if not search.terms:
+            return lambda job: job.array_job is None and job.state in search.states
 
         def is_meant(job: Job) -> bool:
             if job.array_job is not None and not search.finds_tasks:
