@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import signal
 
 from koalapy.runner.processes import find_program
 from koalapy.runner.settings import Failure
@@ -15,7 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from koalapy.runner.plan import Plan
+    from koalapy.runner.plan import Node, Plan
     from koalapy.runner.settings import Settings
 
 PROGRAMS = {"apptainer": ("apptainer", "singularity"), "charliecloud": ("ch-run",)}
@@ -28,6 +30,7 @@ IMAGE_ENVIRONMENT = "ch/environment"
 ALWAYS_BOUND = ("/tmp", "/dev", "/proc", "/sys")
 """Folders that both runtimes share with the host."""
 VERSION_TIMEOUT_S = 60.0
+MAX_ANSWER_SIZE = 65536
 VERSION = re.compile(r"\((?:Open MPI|OpenRTE)\) (\d+)(\S*)")
 
 
@@ -72,42 +75,6 @@ class Container:
         binds = [f"--bind={path}" for path in bound]
         return [*environment, self._program, *variables, *binds, f"--cd={folder}", self.image, "--", *command]
 
-    def check_series(self, series: int, version: str, environment: Mapping[str, str], folder: str) -> None:
-        """Raise ``Failure`` unless the image has an Open MPI of the ``series`` (major version) of ``mpirun``.
-
-        With another one, each rank would run alone. ``version``: that of ``mpirun``. ``environment``: that of ranks.
-        """
-        import subprocess
-
-        command = self.wrap_command(["mpirun", "--version"], folder, folder)
-        try:
-            answer = subprocess.run(
-                command,
-                env=dict(environment),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                timeout=VERSION_TIMEOUT_S,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise Failure(f"cannot run the container image {self.image}: {error}", 126) from error
-        text = answer.stdout.decode(errors="replace")
-        found = VERSION.search(text)
-        if found is None:
-            reason = next((line.strip()[:300] for line in reversed(text.splitlines()) if line.strip()), "no output")
-            raise Failure(
-                f"no mpirun of Open MPI runs in the container image {self.image} ({reason}): add Open MPI {series} to "
-                "it, or use --launcher processes for a program without MPI",
-                126,
-            )
-        if found[1] != str(series):
-            raise Failure(
-                f"the container image {self.image} has Open MPI {found[1]}{found[2]}, but mpirun of this cluster is of "
-                f"Open MPI {version}: each rank would run alone; use an image with Open MPI {series}",
-                126,
-            )
-
     def _bound_folders(self, folder: str, temporary: str) -> list[str]:
         """Return the folders to bind, in order. Raise ``Failure`` if a necessary one cannot be bound."""
         bound: list[str] = []
@@ -127,6 +94,79 @@ class Container:
                 raise Failure(f"Apptainer cannot bind the folder {path}: choose one without commas and colons", 126)
             bound.append(path)
         return bound
+
+
+class SeriesCheck:
+    """A run of ``mpirun --version`` in an image, which must have an Open MPI of the series of this node's ``mpirun``.
+
+    With another one, each rank would run alone. The runner serves its agent meanwhile.
+    """
+
+    def __init__(self, node: Node, container: Container, environment: dict[str, str], folder: str) -> None:
+        """Start it. ``environment``: that of ranks. Raise ``Failure``."""
+        self._loop, self._image, self._answer, self._is_late = node.loop, container.image, b"", False
+        self._alarm = f"image-{folder}"
+        self._reading, writing = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._reading, False)
+        self._loop.watch(self._reading, lambda _events: self._read())
+        try:
+            command = container.wrap_command(["mpirun", "--version"], folder, folder)
+            self.pid = node.spawn(command, environment, outputs=(writing, writing))
+        except Failure:
+            self.close()
+            raise
+        finally:
+            os.close(writing)
+        self._loop.set_alarm(self._alarm, VERSION_TIMEOUT_S, self._give_up)
+
+    def close(self) -> None:
+        self._loop.cancel_alarm(self._alarm)
+        self._loop.forget(self._reading)
+        os.close(self._reading)
+
+    def finish(self, series: int, version: str) -> None:
+        """Raise ``Failure`` unless the image has Open MPI of the ``series``; ``version``: that of ``mpirun``.
+
+        To be called when its process has ended.
+        """
+        while self._read():
+            pass
+        self.close()
+        if self._is_late:
+            text = f"mpirun has not answered for {VERSION_TIMEOUT_S:g} s"
+            raise Failure(f"cannot run the container image {self._image}: {text}", 126)
+        text = self._answer.decode(errors="replace")
+        found = VERSION.search(text)
+        if found is None:
+            reason = next((line.strip()[:300] for line in reversed(text.splitlines()) if line.strip()), "no output")
+            raise Failure(
+                f"no mpirun of Open MPI runs in the container image {self._image} ({reason}): add Open MPI {series} to "
+                "it, or use --launcher processes for a program without MPI",
+                126,
+            )
+        if found[1] != str(series):
+            raise Failure(
+                f"the container image {self._image} has Open MPI {found[1]}{found[2]}, but mpirun of this cluster is "
+                f"of Open MPI {version}: each rank would run alone; use an image with Open MPI {series}",
+                126,
+            )
+
+    def _read(self) -> bool:
+        """Read some output, and keep its last part. Return whether there may be more."""
+        try:
+            output = os.read(self._reading, MAX_ANSWER_SIZE)
+        except BlockingIOError:
+            return False
+        if not output:
+            self._loop.forget(self._reading)
+        self._answer = (self._answer + output)[-MAX_ANSWER_SIZE:]
+        return bool(output)
+
+    def _give_up(self) -> None:
+        """Kill the process and what it has started; its end is handled as any other."""
+        self._is_late = True
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
 
 
 def is_below(path: str, folder: str) -> bool:

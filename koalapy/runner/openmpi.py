@@ -8,7 +8,7 @@ import signal
 import socket
 from collections.abc import Callable
 
-from koalapy.runner.containers import find_container
+from koalapy.runner.containers import SeriesCheck, find_container
 from koalapy.runner.exec_guard import INPUT_NAME, SCRIPT_VARIABLE, ExecGuard, write_rank_script
 from koalapy.runner.link import Loop
 from koalapy.runner.networks import own_networks
@@ -125,9 +125,6 @@ def make_ready(node: Node, plan: Plan) -> tuple[Installation, str]:
     if plan.reads_input:
         node.make_input(f"{folder}/{INPUT_NAME}")
     fit_environment(node, plan, installation, folder)
-    if plan.me["slots"] and (container := find_container(plan, node.settings, node.environment)) is not None:
-        ranks = rank_environment(node.environment, installation)
-        container.check_series(installation.series, installation.version(), ranks, folder)
     return installation, folder
 
 
@@ -218,7 +215,38 @@ def is_lost(code: int) -> bool:
     return code < 0 or code > 125
 
 
-class Follower(Role):
+class OpenMpiRole(Role):
+    """A node's part in a program of Open MPI, which begins when the container image of its ranks is checked."""
+
+    _image_check: SeriesCheck | None = None
+
+    def start(self) -> None:
+        node, plan = self._runner, self._plan
+        self._installation, self._folder = make_ready(node, plan)
+        container = find_container(plan, node.settings, node.environment) if plan.me["slots"] else None
+        if container is None:
+            self._begin()
+        else:
+            ranks = rank_environment(node.environment, self._installation)
+            self._image_check = SeriesCheck(node, container, ranks, self._folder)
+
+    def child_ended(self, pid: int, code: int) -> None:
+        if self._image_check is not None and pid == self._image_check.pid:
+            check, self._image_check = self._image_check, None
+            check.finish(self._installation.series, self._installation.version())
+            self._begin()
+
+    def close(self) -> None:
+        if self._image_check is not None:
+            self._image_check.close()
+            self._image_check = None
+
+    def _begin(self) -> None:
+        """Take part in the program. Raise ``Failure``."""
+        raise NotImplementedError
+
+
+class Follower(OpenMpiRole):
     """A node that runs an MPI daemon for the head node's mpirun, and reports its end to the head node."""
 
     def __init__(self, runner: Node, plan: Plan) -> None:
@@ -226,8 +254,7 @@ class Follower(Role):
         self._prober: Prober | None = None
         self._pid: int | None = None
 
-    def start(self) -> None:
-        self._installation, self._folder = make_ready(self._runner, self._plan)
+    def _begin(self) -> None:
         self._prober = Prober(self._runner, self._plan, self._installation.series, self._send_to_head)
         self._prober.start()
 
@@ -252,7 +279,7 @@ class Follower(Role):
             self._move_addresses(payload["way"], payload["hosts"], payload.get("relayed"))
         elif op == "unreached":
             self._runner.conclude(None, str(payload["error"])[:MAX_REASON_LENGTH], infrastructure=True)
-        elif op == "launch":
+        elif op == "launch" and self._image_check is None:
             self._launch_daemon(payload["parameters"], str(payload["namesakes"])[:MAX_REASON_LENGTH])
         elif op == "noted":
             self._runner.conclude(None)
@@ -260,6 +287,7 @@ class Follower(Role):
     def child_ended(self, pid: int, code: int) -> None:
         """Report the end of the MPI daemon to the head node. If it was killed, end this node's part with an error."""
         if pid != self._pid:
+            super().child_ended(pid, code)
             return
         self._send_end(code)
         if is_lost(code):
@@ -270,6 +298,7 @@ class Follower(Role):
         return pid == self._pid or is_open_mpis(pid)
 
     def close(self) -> None:
+        super().close()
         self._runner.loop.cancel_alarm("daemon-ended")
         self._runner.loop.cancel_alarm("unfit")
         self._leave_preflight()
@@ -316,7 +345,7 @@ class Follower(Role):
         self._runner.relay(head["token"], head["node"], {**payload, "index": self._plan.index})
 
 
-class Head(Role):
+class Head(OpenMpiRole):
     """The node that runs mpirun, and concludes the program only when the end of every MPI daemon is known.
 
     It must know them because mpirun may end with 0 when it loses a daemon.
@@ -358,7 +387,9 @@ class Head(Role):
             raise Failure(
                 "Open MPI's own control channel needs a network interface besides loopback; this node has none"
             )
-        self._installation, self._folder = make_ready(self._runner, self._plan)
+        super().start()
+
+    def _begin(self) -> None:
         if self._plan.needs_ranks:
             separator = TAG_SEPARATORS[self._installation.series]
             self._tags = {is_error: TagReader(self._plan.size, separator) for is_error in (False, True)}
@@ -432,7 +463,9 @@ class Head(Role):
         """Record the end of mpirun or of this node's MPI daemon, and report the program's end if it is the last."""
         if pid == self._local:
             self._daemon_ended(self._plan.index, code)
-        elif pid == self.mpirun:
+        elif pid != self.mpirun:
+            super().child_ended(pid, code)
+        else:
             self._code = code
             self._runner.loop.set_alarm("daemons", self._runner.settings.agent_timeout, self._conclude_program)
             self._conclude_when_all_ended()
@@ -459,6 +492,7 @@ class Head(Role):
 
     def close(self) -> None:
         """Cancel alarms and let launch agents end. Kill mpirun if it is giving up by itself."""
+        super().close()
         self._filter.close()
         if self._filter.is_giving_up and self._code is None:
             os.kill(self.mpirun, signal.SIGKILL)  # it is giving up already, and Open MPI 4 crashes on SIGTERM

@@ -473,14 +473,18 @@ class Runner:
                 self._program_output.open_files(rank)
             self._role.start()
         except Failure as failure:
-            self.say(failure.message)
-            if failure.code is not None and isinstance(self._role, Follower):
-                self._role.report_unfit(failure)
-            else:
-                self._report_failure(failure)
+            self._cannot_start(failure)
         early, self._early = self._early, []
         for message in early:
             self._handle_relay(message)
+
+    def _cannot_start(self, failure: Failure) -> None:
+        """Report why this node's part of the program cannot start; of an error of the user, to the head node."""
+        self.say(failure.message)
+        if failure.code is not None and isinstance(self._role, Follower):
+            self._role.report_unfit(failure)
+        else:
+            self._report_failure(failure)
 
     def _enter_workdir(self, context: dict[str, Any]) -> None:
         """Change to the program's working directory. Raise ``Failure`` if the user's own choice cannot be entered."""
@@ -549,7 +553,10 @@ class Runner:
             if self._streams.child_ended(pid, code) or (self._relay and self._relay.child_ended(pid, code)):
                 continue
             if self._role is not None and self._phase in ("opened", "running"):
-                self._role.child_ended(pid, code)
+                try:
+                    self._role.child_ended(pid, code)
+                except Failure as failure:
+                    self._cannot_start(failure)
         return alive
 
     def _end_processes(self) -> None:

@@ -233,3 +233,49 @@ async def test_relays_before_plan_are_limited(agent: FakeAgent) -> None:
     end = await nodes[0].expect("exit")
     assert end["code"] == 0, end["error"]
     assert sorted(nodes[0].output.split()) == sorted(b"0 of 2 on 127.0.1.1 0 1 of 2 on 127.0.2.1 1".split())
+
+
+def make_runtime(folder: Path, version: str) -> dict[str, str]:
+    """Return the environment of a node with a container runtime, whose images have the files of this machine.
+
+    ``version``: a command that runs in place of ``mpirun --version``.
+    """
+    program = folder / "apptainer"
+    program.write_text(
+        '#!/bin/sh\nwhile [ "$1" != /etc/passwd ]; do shift; done; shift\n'
+        f'if [ "$1 $2" = "mpirun --version" ]; then {version}; fi\nexec "$@"\n'
+    )
+    program.chmod(0o755)
+    return {"PATH": f"{folder}{os.pathsep}{MPI_ENVIRONMENT['PATH']}", "KOALA_CONTAINER_RUNTIME": "apptainer"}
+
+
+async def test_ranks_start_in_containers_once_the_images_are_checked(agent: FakeAgent, tmp_path: Path) -> None:
+    nodes = await start_gang(agent, make_runtime(tmp_path, "sleep 0.5"), north=1, south=1)
+    await run_program(agent, nodes, RANK, container="/etc/passwd")
+    assert (await nodes[0].expect("exit"))["code"] == 0
+    assert sorted(nodes[0].output.decode().splitlines()) == ["0 of 2 on 127.0.1.1 0", "1 of 2 on 127.0.2.1 1"]
+
+
+async def test_image_with_another_series_on_any_node_ends_with_126(agent: FakeAgent, tmp_path: Path) -> None:
+    version = 'case $KOALA_HOST in 127.0.2.*) echo "mpirun (Open MPI) 3.1.4"; exit;; esac'
+    nodes = await start_gang(agent, make_runtime(tmp_path, version), north=1, south=1)
+    await run_program(agent, nodes, RANK, container="/etc/passwd")
+    end = await nodes[0].expect("exit")
+    assert (end["code"], end["infrastructure"]) == (126, False)
+    assert b"the container image /etc/passwd has Open MPI 3.1.4, but mpirun" in nodes[0].output
+
+
+@pytest.mark.parametrize("message", [{"t": "stop"}, {"t": "relay_lost", "why": "its head is gone"}])
+async def test_runner_obeys_its_agent_while_an_image_is_checked(
+    agent: FakeAgent, tmp_path: Path, message: dict[str, str]
+) -> None:
+    begun = tmp_path / "begun"
+    nodes = await start_gang(agent, make_runtime(tmp_path, f"echo $$ >>{begun}; sleep 1000"), north=1, south=1)
+    await run_program(agent, nodes, RANK, container="/etc/passwd")
+    await agent.until(lambda: begun.exists() and len(begun.read_text().split()) == 2, "two checks")
+    for node in nodes:
+        node.send(**message)
+        end = await node.expect("exit")
+        assert (end["stopped"], "its head is gone" in end["error"]) == (message["t"] == "stop", message["t"] != "stop")
+        assert await node.ended() == 0
+    assert not living_pids(begun.read_text())
