@@ -1,6 +1,8 @@
 """The agent's side of relayed links: its reports, the attempts at the head, losses, and the demand of a site."""
 
 import asyncio
+import os
+import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -65,6 +67,25 @@ async def start_relayed_component(daemon: FakeDaemon, directory: Path) -> FakeRu
     await open_component(daemon, relay=RELAY, relay_entry=ENTRY)
     await runner.receive("open")
     return runner
+
+
+def modes_of_files_with(content: bytes, folder: Path) -> list[tuple[int, ...]]:
+    """Return the modes of each file below a folder that has this content, and of the folder that it is in."""
+    files = [path for path in folder.rglob("*") if path.is_file() and content in path.read_bytes()]
+    return [tuple(stat.S_IMODE(each.stat().st_mode) for each in (file, file.parent)) for file in files]
+
+
+async def test_files_with_the_key_of_relayed_links_are_private(
+    daemon: FakeDaemon, head: FakeRelay, tmp_path: Path
+) -> None:
+    """Whatever the umask: another account of the head node reads no key."""
+    umask = os.umask(0)
+    try:
+        async with running_agent(MemoryLrm(), daemon, tmp_path, relay=str(head.path), runner_host="127.0.0.1"):
+            await start_relayed_component(daemon, tmp_path)
+    finally:
+        os.umask(umask)
+    assert set(modes_of_files_with(ENTRY["keys"]["south"].encode(), tmp_path)) == {(0o600, 0o700)}
 
 
 async def test_agent_without_relay_or_with_an_older_daemon_reports_nothing(
