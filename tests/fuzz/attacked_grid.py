@@ -4,10 +4,10 @@ import hashlib
 import json
 import shutil
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +18,7 @@ import httpx2
 from koalapy.config.settings import ClusterSection, Settings
 from koalapy.model.cluster import NO_RELAYS
 from koalapy.model.job import ComponentState, Job, JobId, parse_token
+from koalapy.ports import OutboxEntry
 from koalapy.scheduler.effects import Effects
 from tests.daemon.archives import archive_of
 from tests.fuzz.clusters import NODE_COUNT, HonestAgent, connected_agent, wait_until
@@ -61,13 +62,22 @@ JOBS = {
     QUEUED: job_on("north", size=NODE_COUNT),
     HELD: job_on("east", size=NODE_COUNT),
     JOINT: job_on("north", HOSTILE),
-    HOSTILE_ONLY: job_on(HOSTILE),
+    HOSTILE_ONLY: job_on(HOSTILE) | {"cores": 1, "share": True},
     FETCHING: job_on(HOSTILE, file="mesh"),
 }
 FILES = {"data": "east", "mesh": "east"}
 """The cluster of each file."""
 FETCHED_FILE = "mesh"
 """The file that the hostile cluster fetches. The fetching cluster may report its replica as damaged."""
+
+
+def _as_stored(entries: Iterable[OutboxEntry]) -> dict[int, OutboxEntry]:
+    """Return commands by id, with lists in place of tuples of JSON."""
+    return {entry.id: replace(entry, payload={k: _to_json(v) for k, v in entry.payload.items()}) for entry in entries}
+
+
+def _to_json(value: Any) -> Any:
+    return json.loads(json.dumps(value)) if isinstance(value, dict) else value
 
 
 class AnyToken:
@@ -167,7 +177,7 @@ class AttackedGrid:
         stored = self.daemon.store.load()
         assert {job.id: job for job in stored.jobs} == {job.id: job for job in self.daemon.queries.jobs()}
         outbox = self.daemon.engine.outbox
-        assert {entry.id: entry for entry in stored.outbox} == outbox._entries
+        assert _as_stored(stored.outbox) == _as_stored(outbox._entries.values())
         for cluster in CLUSTERS:
             assert outbox.count_open(cluster) == sum(entry.cluster == cluster for entry in stored.outbox)
 

@@ -2,10 +2,10 @@
 
 import json
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import Phase, given, settings
 
 from koalapy.model.errors import NotFoundError
 from koalapy.policies.registry import builtin_policies
@@ -17,6 +17,7 @@ from koalapy.scheduler.rules import Rules
 from tests.record.recorded_world import Life, RecordedWorld
 from tests.scheduler.machine.base import EXAMPLE_COUNT
 from tests.scheduler.test_machine import Grid
+from tests.scheduler.test_shared_nodes import JOBS, SharingWorld, run_sharing_jobs
 
 
 def find_divergence(life: Life) -> Divergence | None:
@@ -58,6 +59,17 @@ class RecordedGrid(Grid):
         if hasattr(self, "world"):
             for life in cast(RecordedWorld, self.world).lives:
                 assert find_divergence(life) is None
+
+
+class RecordedSharingWorld(SharingWorld, RecordedWorld):
+    """Recorded clusters with jobs that share nodes."""
+
+
+@given(JOBS)
+def test_replay_with_jobs_that_share_nodes_reproduces_effects(jobs: list[Any]) -> None:
+    world = RecordedSharingWorld({"north": 2, "south": 3})
+    run_sharing_jobs(world, jobs)
+    assert all(find_divergence(life) is None for life in world.lives)
 
 
 RecordedGrid.TestCase.settings = settings(

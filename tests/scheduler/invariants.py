@@ -282,7 +282,10 @@ def check_counts(world: "World") -> None:
                     sending[c.cluster].add(job.token(c.index))
                 elif c.state not in (ComponentState.PLACED, ComponentState.ENDED):
                     node_counts[c.cluster][job.token(c.index)] = c.size
-                    frees_nodes = not (job.spec.share and queries.grid[c.cluster].shares)
+                    status, token = queries.grid[c.cluster], job.token(c.index)
+                    # Those that got parts of nodes are never preempted, even if the site shares no more.
+                    kept = token not in {**status.preemptible_components, **status.about_to_end}
+                    frees_nodes = not (job.spec.share and (status.shares or kept))
                     is_stopping = c.state is ComponentState.STOPPING or c.warned_at is not None
                     if is_preemptible(world, job) and frees_nodes and not is_stopping:
                         preemptible[c.cluster][job.token(c.index)] = c.size

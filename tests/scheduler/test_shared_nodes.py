@@ -188,12 +188,8 @@ JOBS = st.lists(
 )
 
 
-@given(JOBS)
-def test_no_node_has_more_jobs_than_cores_and_all_jobs_finish(
-    jobs: list[tuple[int, int, Priority, str, int, int]],
-) -> None:
-    """Invariants of the simulated grid are checked at each step; 0 cores: a job that shares no node."""
-    world = SharingWorld({"north": 2, "south": 3})
+def run_sharing_jobs(world: SharingWorld, jobs: list[tuple[int, int, Priority, str, int, int]]) -> None:
+    """Submit jobs between those of local users until all have finished; 0 cores: a job that shares no node."""
     job_ids, users = [], []
     for size, cores, priority, policy, pause, local in jobs:
         fields: dict[str, Any] = {"share": True, "cores": cores} if cores else {}
@@ -209,5 +205,14 @@ def test_no_node_has_more_jobs_than_cores_and_all_jobs_finish(
         world.advance(100)
         world.check_nodes()
     assert {world.state(job) for job in job_ids} == {JobState.SUCCEEDED}
+
+
+@given(JOBS)
+def test_no_node_has_more_jobs_than_cores_and_all_jobs_finish(
+    jobs: list[tuple[int, int, Priority, str, int, int]],
+) -> None:
+    """Invariants of the simulated grid are checked at each step."""
+    world = SharingWorld({"north": 2, "south": 3})
+    run_sharing_jobs(world, jobs)
     for cluster in world.queries.grid.clusters():
         assert (cluster.available, cluster.parts, cluster.leaving) == (cluster.total, (), 0)
