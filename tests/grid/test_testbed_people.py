@@ -8,6 +8,7 @@ import shlex
 import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -117,17 +118,33 @@ def test_job_processes_belong_to_job_owner(bed: Testbed, alice: User, robert: Us
         finish_job(bed, ident, gate)
 
 
+@contextmanager
+def shared_partitions(bed: Testbed, *clusters: str) -> Iterator[None]:
+    """Let Slurm share the nodes of clusters while the block runs."""
+    heads = [bed.west_head if cluster == WEST else bed.heads[cluster] for cluster in clusters]
+    notice = "partition batch has OverSubscribe=EXCLUSIVE"
+    wait_until(lambda: all(notice in bed.get_cluster(cluster)["reason"] for cluster in clusters), "notices")
+    try:
+        for head in heads:
+            head.run("scontrol", "update", "PartitionName=batch", "OverSubscribe=NO")
+        wait_until(lambda: all(notice not in bed.get_cluster(cluster)["reason"] for cluster in clusters), "no notice")
+        yield
+    finally:
+        for head in heads:
+            head.run("scontrol", "update", "PartitionName=batch", "OverSubscribe=EXCLUSIVE")
+
+
+SHOW_PROCESSORS = "echo $(uname -n) $(grep Cpus_allowed_list /proc/self/status)"
+
+
 @pytest.mark.evidence("J13")
 @pytest.mark.parametrize("cluster", ["south", WEST])
 def test_jobs_of_two_users_share_nodes(bed: Testbed, alice: User, robert: User, cluster: str) -> None:
     """South binds processes to the processors of their job, and counts memory; west does neither."""
-    head = bed.west_head if cluster == WEST else bed.heads[cluster]
     with bed.open_west():
-        head.run("scontrol", "update", "PartitionName=batch", "OverSubscribe=NO")
-        try:
+        with shared_partitions(bed, cluster):
             gate = bed.make_gate()
-            show = "echo $(uname -n) $(grep Cpus_allowed_list /proc/self/status)"
-            hold = ("sh", "-c", f'{show}; exec "$@"', "sh", *gate.hold)
+            hold = ("sh", "-c", f'{SHOW_PROCESSORS}; exec "$@"', "sh", *gate.hold)
             jobs = [user.submit(cluster, *hold, size=2, share=True, cores=1) for user in (alice, robert)]
             for job in jobs:
                 bed.wait_for_state(job, "running")
@@ -135,8 +152,6 @@ def test_jobs_of_two_users_share_nodes(bed: Testbed, alice: User, robert: User, 
             assert hosts[0] & hosts[1], hosts
             whole = alice.submit(cluster, "true", size=2)
             assert bed.get_job(whole)["state"] == "queued"
-        finally:
-            head.run("scontrol", "update", "PartitionName=batch", "OverSubscribe=EXCLUSIVE")
         gate.open()
         for job in jobs:
             ended = bed.wait_for_end(job, 120)
@@ -145,6 +160,34 @@ def test_jobs_of_two_users_share_nodes(bed: Testbed, alice: User, robert: User, 
         if cluster == "south":
             lines = [line for job in jobs for line in bed.read_output(job).splitlines() if line != "done"]
             assert sorted(lines) == [f"south-{node} Cpus_allowed_list: {cpu}" for node in (1, 2) for cpu in (0, 1)]
+
+
+@pytest.mark.evidence("J13")
+def test_mpi_job_over_clusters_uses_its_own_processors_of_shared_nodes(bed: Testbed, alice: User, robert: User) -> None:
+    sums = "from mpi4py import MPI; c = MPI.COMM_WORLD; print('sum', c.allreduce(c.rank), flush=True)"
+    components = [{"size": 2, "cluster": cluster} for cluster in ("south", WEST)]
+    with bed.open_west(), shared_partitions(bed, "south", WEST):
+        gate = bed.make_gate()
+        hold = ("sh", "-c", f'{SHOW_PROCESSORS}; exec "$@"', "sh", *gate.hold)
+        others = [alice.submit(cluster, *hold, size=2, share=True, cores=1) for cluster in ("south", WEST)]
+        for job in others:
+            bed.wait_for_state(job, "running")
+        ranks = ("sh", "-c", f'{SHOW_PROCESSORS}; exec python -c "{sums}"')
+        request = {"type": "fixed", "components": components}
+        job = robert.submit("", *ranks, request=request, launcher="openmpi", share=True, cores=1)
+        ended = bed.wait_for_end(job, 120)
+        lines = bed.read_output(job).splitlines()
+        assert (ended["state"], ended["exit_code"], ended["restarts"]) == ("succeeded", 0, 0), (ended, lines)
+        hosts = [{host for c in bed.get_job(each)["components"] for host in c["hosts"]} for each in (*others, job)]
+        assert hosts[2] & hosts[0], hosts
+        assert hosts[2] & hosts[1], hosts
+        gate.open()
+        for each in others:
+            assert bed.wait_for_end(each, 120)["state"] == "succeeded"
+        assert lines.count("sum 6") == 4, lines
+        lines += bed.read_output(others[0]).splitlines()
+        bound = [line for line in lines if line.startswith("south-")]
+        assert sorted(bound) == [f"south-{node} Cpus_allowed_list: {cpu}" for node in (1, 2) for cpu in (0, 1)]
 
 
 @pytest.mark.evidence("K1")
