@@ -7,6 +7,7 @@ from koalapy.model.job import ComponentState, Job, JobState
 from koalapy.model.request import ClusterName
 from koalapy.policies.registry import Registry
 from koalapy.record.format import Beginning, KnownCluster, People
+from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.queries import Queries
 from koalapy.scheduler.scheduler import Scheduler
 from koalapy.simulation.site import SimulatedCluster, SimulatedGrid
@@ -23,6 +24,8 @@ class NodesNow:
     total: int
     background: int = 0
     down: int = 0
+    overlap: int = 0
+    """By how much the sizes of components exceed the nodes that they have, as jobs share some."""
     startup: float = 0.0
     """Start-up time in seconds.
 
@@ -109,9 +112,20 @@ def moment_of(queries: Queries, people: People, now: float) -> Moment:
         ),
         {
             status.name: NodesNow(
-                status.total, status.background + status.withheld, status.down, status.evidence.mean_wait(now)
+                status.total,
+                status.background + status.withheld,
+                status.down,
+                _count_overlap(status) if status.shares else 0,
+                status.evidence.mean_wait(now),
             )
             for status in statuses
             if status.contact.connected and status.total
         },
     )
+
+
+def _count_overlap(status: ClusterStatus) -> int:
+    """Return by how much the sizes of components exceed the nodes that they have, by the last report."""
+    held = sum(size for token, size in status.live.items() if status.holds(token))
+    others = status.background + status.withheld + status.down
+    return max(0, held - (status.total - others - status.reported_idle))

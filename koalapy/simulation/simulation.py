@@ -170,7 +170,7 @@ class Simulation:
         """Restore the waiting and running jobs of a snapshot on their clusters."""
         self._unreachable = set(self._sites) - set(moment.nodes)
         for name, nodes in moment.nodes.items():
-            self._sites[name].take_up(nodes.background, nodes.down)
+            self._sites[name].take_up(nodes.background, nodes.down, nodes.overlap)
         for job in moment.beginning.jobs:
             self._expect_start_conditions(job.spec)
         for job in moment.jobs:
@@ -191,6 +191,7 @@ class Simulation:
             if component.cluster in self._unreachable or component.state not in HAVE_NODES | IN_QUEUE:
                 continue
             site, runner = self._sites[component.cluster], Runner(job.id, job.token(component.index), component.size)
+            runner.shares = job.spec.share
             since = component.claimed_at
             if component.state in HAVE_NODES:
                 since = self.now if since is None else since
@@ -206,7 +207,7 @@ class Simulation:
     @property
     def used(self) -> dict[ClusterName, int]:
         """Return the number of nodes of each cluster that jobs or local users have now."""
-        return {name: site.nodes - site.idle for name, site in self._sites.items()}
+        return {name: site.used for name, site in self._sites.items()}
 
     @property
     def has_started_max_tasks(self) -> bool:

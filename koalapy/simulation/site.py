@@ -31,6 +31,8 @@ class Runner:
     exit_code: int | None = None
     """Exit code to report when its program ends; None if another component reports it."""
     is_over: bool = False
+    shares: bool = False
+    """Whether it had parts of nodes when the simulation began."""
 
     @property
     def has_nodes(self) -> bool:
@@ -50,7 +52,7 @@ class Site:
         ``since`` of a component.
         """
         self.name, self.nodes, self.idle, self.background = name, nodes, nodes, 0
-        self.down = 0
+        self.down = self._overlap = 0
         self.tells_nodes = False
         """Whether the agent must report the number of idle nodes.
 
@@ -63,6 +65,11 @@ class Site:
         """Host names by number of nodes. The choice of nodes has no effect in a simulation."""
         self._existing: list[ComponentStatus] = []
         """Statuses of components that existed before the agent connects."""
+
+    @property
+    def used(self) -> int:
+        """Return the number of nodes that jobs or local users have now."""
+        return self.nodes - self._overlap - self.idle
 
     # Local users
 
@@ -106,7 +113,10 @@ class Site:
         runner.is_over = True
         del self.runners[runner.token]
         if runner.has_nodes:
-            self.idle += runner.size
+            left = min(runner.size, self._overlap) if runner.shares else 0  # others keep these nodes
+            self._overlap -= left
+            self.nodes -= left
+            self.idle += runner.size - left
         else:
             self._queue.remove(runner)
         self._allocate_nodes()
@@ -130,14 +140,22 @@ class Site:
             self.name, ClusterReport(self.nodes, max(self.idle, 0), self.background, self.down, holding=holding)
         )
 
-    def take_up(self, background: int, down: int) -> None:
-        """Set the nodes that local users keep for the whole simulation, and the nodes that are down."""
+    def take_up(self, background: int, down: int, overlap: int = 0) -> None:
+        """Set the nodes that local users keep for the whole simulation, and the nodes that are down.
+
+        ``overlap``: by how much the sizes of existing components exceed the nodes that they share. As many more nodes
+        exist until such components end, so that each counts whole nodes.
+        """
+        self.nodes += overlap
+        self.idle += overlap
+        self._overlap, self.tells_nodes = overlap, self.tells_nodes or overlap > 0
         self.background += background
         self.down = down
         self.idle -= background + down
 
     def take_up_runner(self, runner: Runner, since: float | None, *, runs: bool) -> None:
         """Add a component that existed before. ``since``: the time at which it received nodes, None if it waits."""
+        runner.shares = runner.shares and since is not None
         self.runners[runner.token] = runner
         if since is None:
             self._queue.append(runner)

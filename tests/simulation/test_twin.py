@@ -23,6 +23,7 @@ from koalapy.simulation.jobs import PlannedJob
 from koalapy.simulation.moment import Moment, moment_of
 from koalapy.simulation.simulation import Simulation
 from koalapy.simulation.twin import Change, Interval, Question, answer_what_if, forecast_jobs
+from tests.scheduler.test_shared_nodes import SharingWorld
 from tests.simulation.test_simulation import create_grid, make_job
 
 ALIKE = 100.0
@@ -327,13 +328,29 @@ def test_simulation_with_max_tasks_starts_less_than_twice_as_many(max_tasks: int
     assert max_tasks <= started < 2 * max_tasks
 
 
-def add_dependent(moment: Moment, planned: PlannedJob, dependency: Dependency) -> Moment:
-    """Return the snapshot with another job, which waits for the end of the first one."""
-    clauses = ((dependency,),)
+def add_dependent(moment: Moment, planned: PlannedJob, dependency: Dependency | None = None) -> Moment:
+    """Return the snapshot with another job, which may wait for the end of an earlier one."""
+    clauses = ((dependency,),) if dependency is not None else ()
     ident = 1 + max(job.id for job in moment.beginning.jobs)
     job = new_job(ident, replace(planned.spec, after=clauses), moment.now, clauses)
     jobs = (*moment.beginning.jobs, replace(job, queue_seq=ident))
     return replace(moment, beginning=replace(moment.beginning, jobs=jobs))
+
+
+def test_forecast_counts_shared_nodes_once() -> None:
+    """Of 4 nodes, three jobs share one, so that 3 are idle; the fourth is idle when the last of them has ended."""
+    world = SharingWorld({"north": 4})
+    for walltime in (100.0, 200.0, 300.0):
+        world.share(cores=1, walltime=walltime)
+    world.advance(5)
+    moment = moment_of(world.queries, People(), world.now)
+    assert moment.nodes["north"].overlap == 2
+    for nodes, earliest, latest in ((3, 0.0, 1.0), (4, 1.0, 300.0)):
+        planned = make_job(world.now, nodes, ALIKE)
+        expected = forecast_jobs(add_dependent(moment, planned), draws=9).of(4)
+        assert expected is not None
+        assert expected.starts is not None
+        assert earliest <= expected.starts.low <= expected.starts.high <= latest, (nodes, expected)
 
 
 @given(begin=st.floats(10.0, 20 * 86_400.0), tries=st.sampled_from([None, 10]), has_dependent=st.booleans())
