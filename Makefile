@@ -117,7 +117,7 @@ bench-core: $(STAMP)  ## the scheduler alone, and AccaSim beside it; ends with a
 bench-relay: $(STAMP)  ## Open MPI over relayed links beside kernel routing, in network namespaces: medians, as root, two minutes
 	$(BIN)/python -m tests.benchmarks.relay
 
-bench-dashboard: $(STAMP)  ## what the dashboard costs in a browser (Debian's chromium) and in the daemon, as JSON; how soon it names ten incidents, as root: seven minutes
+bench-dashboard: $(STAMP)  ## what each page of the dashboard costs the daemon, and the dashboard in a browser (Debian's chromium); how soon it names ten incidents, as root: seven minutes
 	$(BIN)/python -m tests.benchmarks.dashboard
 	$(BIN)/python -m tests.benchmarks.incidents
 
