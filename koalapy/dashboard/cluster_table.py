@@ -1,6 +1,7 @@
 """The tables of clusters and of the nodes of one cluster."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from urllib.parse import quote
 
 from markupsafe import Markup
@@ -19,6 +20,7 @@ from koalapy.dashboard.tables import (
     render_table,
     show_rows,
 )
+from koalapy.model.wording import format_hosts
 
 
 def _path(row: ClusterRow) -> str:
@@ -94,6 +96,17 @@ CLUSTERS: TableDefinition[ClusterRow] = TableDefinition(
     ident=lambda row: f"row-{identifier(natural_key(row.cluster))}",
     href=_path,
 )
+
+
+def group_nodes(rows: Sequence[NodeRow]) -> list[NodeRow]:
+    """Return a row for all nodes with the same values except their names, with all names: ``n[0-3,7], 5 nodes``."""
+    groups: dict[NodeRow, list[str]] = {}
+    for row in rows:
+        groups.setdefault(replace(row, name=""), []).append(row.name)
+    return [
+        replace(row, name=names[0] if len(names) == 1 else f"{format_hosts(names)}, {len(names):,} nodes")
+        for row, names in groups.items()
+    ]
 
 
 def _state_key(row: NodeRow) -> Value:

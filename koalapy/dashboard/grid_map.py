@@ -27,12 +27,13 @@ MAX_NAMED = 80
 MAX_LABELLED_LINKS = 15
 """Maximum number of links that show their latency."""
 MAX_DRAWN_JOBS = 40
-WIDTH = 960
+WIDTH = 640
+"""A map about as wide as high is readable on a phone."""
 RING_HEIGHT, FLAT_RING_HEIGHT = 520, 360
 """Heights of the ellipse, and of one with at most ``FLAT_RING`` clusters."""
 FLAT_RING = 4
-MIN_COLUMNS = 9
-LARGEST_RADIUS, SMALLEST_RADIUS = 40.0, 12.0
+MIN_COLUMNS = 6
+LARGEST_RADIUS, SMALLEST_RADIUS = 36.0, 12.0
 WIDEST_LINK, NARROWEST_LINK = 7.0, 1.0
 MIN_BANDWIDTH_RATIO = 10.0
 """The scale of link widths spans at least this factor, so that similar links look similar."""
@@ -123,10 +124,11 @@ def grid_map(content: GridMap, format_bandwidth: FormatNumber = str, format_late
     for cluster in ring:
         name = shorten(cluster.name.removesuffix(domain), 22)
         parts.append(_draw_cluster(cluster, places[cluster.name], shared[cluster.name], name))
+    parts.append('<g class="rows">')
     for cluster in rows:
         name = shorten(cluster.name.removesuffix(domain), 12) if len(rows) <= MAX_NAMED else ""
         parts.append(_draw_cluster(cluster, places[cluster.name], shared[cluster.name], name))
-    parts.append("</svg>")
+    parts.append("</g></svg>")
     return Markup("".join(parts))
 
 
@@ -156,7 +158,7 @@ def _place(ring: Sequence[MapCluster], rows: Sequence[MapCluster]) -> tuple[dict
             x, y = WIDTH / 2 + horizontal * cos(angle), height / 2 - 8 + vertical * sin(angle)
             places[cluster.name] = Place(x, y, radius(cluster, LARGEST_RADIUS))
     if rows:
-        columns = max(MIN_COLUMNS, ceil(sqrt(len(rows) * 1.8)))
+        columns = max(MIN_COLUMNS, ceil(sqrt(len(rows) * 0.9)))
         cell = WIDTH / columns
         row_height = cell * 0.8 + (16 if len(rows) <= MAX_NAMED else 2)
         for index, cluster in enumerate(rows):

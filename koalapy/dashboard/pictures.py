@@ -53,7 +53,9 @@ SPAN_WIDTH, SPAN_GAP, SPANS_HEIGHT, SPANS_FOOT = 36, 6, 90, 22
 
 
 def distribution(spans: Sequence[Span], *, operation: str) -> Markup:
-    """Return a histogram of durations of an operation."""
+    """Return a histogram of durations of an operation, from the first range with any to the last."""
+    counted = [index for index, span in enumerate(spans) if span.count] or [0]
+    spans = spans[max(0, min(counted[0], counted[-1] - 4)) : max(counted[-1] + 1, 5)]
     total = sum(span.count for span in spans)
     maximum = max((span.count for span in spans), default=0)
     description = "; ".join(f"{span.count} {span.label}" for span in spans if span.count) or "none yet"

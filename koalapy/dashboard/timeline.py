@@ -2,7 +2,8 @@
 
 In the grid's timeline a lane is a cluster and its height is the cluster's nodes. A bar is a component: its height is
 its nodes, and its colour is that of its job if the job spans several clusters. In a job's timeline a lane is its
-queue or one of its components.
+queue or one of its components. Times are positions in percent of the width, so that lanes and texts have the same
+size on a phone; labels hang out at the left, into a margin that the style sheet leaves.
 """
 
 from bisect import insort
@@ -31,14 +32,16 @@ MEANINGS = {
     "running": "the program runs",
     "stopping": "nodes are returned",
 }
-WIDTH, MAX_LABEL_WIDTH, RIGHT_MARGIN = 1200, 170, 12
-LABEL_LETTER_WIDTH = 7.0
+LABELS = ((8, "short-labels"), (14, "middle-labels"))
+"""Classes of a picture whose labels have at most this many letters."""
 AXIS_HEIGHT, LANE_GAP, EXPECTED_HEIGHT = 22, 6, 18
 LANE_HEIGHTS = ((6, 90), (20, 40), (60, 20))
 """Height of a lane for at most this many lanes; ``JOB_LANE_HEIGHT`` in a job's timeline."""
 JOB_LANE_HEIGHT = 18
-MIN_BAR_WIDTH, MIN_BAR_HEIGHT = 1.5, 2.0
-LETTER_WIDTH, TICK_LETTER_WIDTH, MIN_TEXT_HEIGHT = 7.0, 6.1, 11.0
+MIN_BAR_WIDTH, MIN_BAR_HEIGHT = 0.15, 2.0
+LETTER_WIDTH, PHONE_LETTER_WIDTH = 0.65, 2.6
+"""Percent of the width of a picture that a letter takes, on a laptop and on a phone."""
+MIN_TEXT_HEIGHT = 11.0
 STEPS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 43200, 86400, 604800)
 MAX_TICKS = 9
 MAX_RELATIVE_S = 900.0
@@ -233,11 +236,9 @@ def draw_timeline(content: Timeline) -> Markup:
     if not content.expected and not any(lane.bars or any(p.share for p in lane.load) for lane in content.lanes):
         return Markup()
     start, span = content.start, max(content.end - content.start, 0.001)
-    left = _label_width(content)
-    inner = WIDTH - left - RIGHT_MARGIN
 
     def x(timestamp: float) -> float:
-        return round(left + min(1.0, max(0.0, (timestamp - start) / span)) * inner, 1)
+        return round(min(1.0, max(0.0, (timestamp - start) / span)) * 100, 2)
 
     lane_height = next((height for count, height in LANE_HEIGHTS if len(content.lanes) <= count), 14)
     lane_height = JOB_LANE_HEIGHT if content.is_of_job else lane_height
@@ -245,7 +246,7 @@ def draw_timeline(content: Timeline) -> Markup:
     height = bottom + len(content.expected) * EXPECTED_HEIGHT + 4
     label = "Timeline of the job" if content.is_of_job else f"Timeline of {len(content.lanes)} clusters"
     parts = [
-        f'<svg class="timeline" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" role="group" '
+        f'<svg class="timeline {_label_class(content)}" width="100%" height="{height}" role="group" '
         f'aria-label="{label}; the page has the same values as a table">',
         *_draw_ticks(content, span, height, x),
     ]
@@ -257,39 +258,47 @@ def draw_timeline(content: Timeline) -> Markup:
     if start < content.complete_since < content.end:
         until = x(content.complete_since)
         parts.append(
-            f'<rect class="unread" x="{left}" y="{AXIS_HEIGHT}" width="{until - left:.1f}" '
+            f'<rect class="unread" x="0%" y="{AXIS_HEIGHT}" width="{until}%" '
             f'height="{bottom - AXIS_HEIGHT - LANE_GAP}"><title>too many components ended since to read these</title>'
-            f'</rect><text class="unread" x="{(left + until) / 2:.1f}" y="{AXIS_HEIGHT + 16}">'
+            f'</rect><text class="unread" x="{until / 2:.2f}%" y="{AXIS_HEIGHT + 16}">'
             "jobs are left out: too many</text>"
         )
     for row, expected in enumerate(content.expected):
         parts.append(_draw_expected(expected, bottom + row * EXPECTED_HEIGHT, x))
     if start < content.now < content.end:
-        parts.append(f'<path class="now" d="M{x(content.now)} {AXIS_HEIGHT - 6}V{height}"/>')
+        parts.append(_draw_line("now", x(content.now), AXIS_HEIGHT - 6, height))
     parts.append("</svg>")
     return Markup("".join(parts))
 
 
-def _label_width(content: Timeline) -> float:
-    """Return the width of the column of labels."""
+def _draw_line(name: str, position: float, top: float, bottom: float) -> str:
+    return f'<line class="{name}" x1="{position}%" x2="{position}%" y1="{top:g}" y2="{bottom:g}"/>'
+
+
+def _label_class(content: Timeline) -> str:
+    """Return the class for the width of the labels."""
     labels = [lane.label for lane in content.lanes] + [_expected_label(expected) for expected in content.expected]
     longest = max((len(label) for label in labels), default=0)
-    return round(min(MAX_LABEL_WIDTH, longest * LABEL_LETTER_WIDTH + 12), 1)
+    return next((name for letters, name in LABELS if longest <= letters), "long-labels")
 
 
 def _draw_ticks(content: Timeline, span: float, height: int, x: ToPosition) -> Iterator[str]:
     """Yield lines at round times with their labels. A script converts times of day to the viewer's zone."""
     step = next((step for step in STEPS if span / step <= MAX_TICKS), ceil(span / MAX_TICKS / 604800) * 604800)
     is_relative = content.is_of_job and span <= MAX_RELATIVE_S
+    free_on_phone = 0.0
     first = content.start if is_relative else ceil(content.start / step) * step
     for number in range(int((content.start + span - first) / step) + 1):
         at = first + number * step
-        yield f'<path class="tick" d="M{x(at)} {AXIS_HEIGHT - 6}V{height}"/>'
+        yield _draw_line("tick", x(at), AXIS_HEIGHT - 6, height)
         text = _format_elapsed(number * step) if is_relative else format_time(at, content.now)
-        if x(at) + len(text) * TICK_LETTER_WIDTH > WIDTH:
+        if x(at) + len(text) * LETTER_WIDTH > 100:
             continue
+        end_on_phone = x(at) + len(text) * PHONE_LETTER_WIDTH
+        is_minor = x(at) < free_on_phone or end_on_phone > 100
+        free_on_phone = free_on_phone if is_minor else end_on_phone + PHONE_LETTER_WIDTH
         instant = "" if is_relative else f' data-at="{at:.0f}"'
-        yield f'<text class="tick"{instant} x="{x(at)}" y="11">{text}</text>'
+        yield f'<text class="tick{" minor" if is_minor else ""}"{instant} x="{x(at)}%" y="11">{text}</text>'
 
 
 def pack(bars: Sequence[TimelineBar], nodes: int) -> list[tuple[TimelineBar, int]]:
@@ -315,10 +324,9 @@ def _draw_lane(
 ) -> Iterator[str]:
     """Yield the label of a lane, its background and its bars, the first node at the bottom."""
     label = shorten(lane.label, 24)
-    text = f'<text class="label" x="0" y="{top + height / 2 + 4:.1f}">{escape(label)}</text>'
+    text = f'<text class="label" x="-8" y="{top + height / 2 + 4:.1f}">{escape(label)}</text>'
     yield f'<a href="/clusters/{quote(lane.cluster, safe="")}">{text}</a>' if lane.cluster else text
-    left = x(0.0)
-    yield f'<rect class="lane-back" x="{left}" y="{top}" width="{WIDTH - RIGHT_MARGIN - left}" height="{height}"/>'
+    yield f'<rect class="lane-back" x="0%" y="{top}" width="100%" height="{height}"/>'
     if load:
         yield load
     for bar, offset in pack(lane.bars, lane.nodes):
@@ -339,7 +347,7 @@ def _draw_load(lane: TimelineLane, content: Timeline, top: float, height: float,
     shares = [100 * period.share for period in periods]
     label = f"local users on {lane.label}: {min(shares):.0f} to {max(shares):.0f} %, last known {shares[-1]:.0f} %"
     return (
-        f'<svg class="load" role="img" aria-label="{escape(label)}" x="{left}" y="{top}" width="{width:.1f}" '
+        f'<svg class="load" role="img" aria-label="{escape(label)}" x="{left}%" y="{top}" width="{width:.2f}%" '
         f'height="{height}" viewBox="{content.start / 60 - lane.load[0].start / 60:.2f} 0 '
         f'{(content.now - content.start) / 60:.2f} 100" preserveAspectRatio="none"><title>{escape(label)}</title>'
         f'<path d="{_load_path(tuple(lane.load))}"/></svg>'
@@ -371,26 +379,26 @@ def _draw_bar(bar: TimelineBar, lane: TimelineLane, y: float, height: float, x: 
     colour = f" {job_series(bar.job)}" if bar.is_shared else ""
     for phase in bar.phases:
         first = x(phase.start)
-        width = round(max(MIN_BAR_WIDTH, x(phase.end) - first), 1)
-        shape = f'x="{first}" y="{y:.1f}" width="{width}" height="{height:.1f}"'
+        width = round(max(MIN_BAR_WIDTH, x(phase.end) - first), 2)
+        shape = f'x="{first}%" y="{y:.1f}" width="{width}%" height="{height:.1f}"'
         parts.append(f'<rect class="{phase.what}{colour}" {shape}/>')
         inside = phase.what if is_of_job else str(bar.job) if phase.what == "running" else ""
         if inside and height >= MIN_TEXT_HEIGHT and width > LETTER_WIDTH * (len(inside) + 1):
-            middle = f'x="{first + width / 2:.1f}" y="{y + height / 2 + 4:.1f}"'
-            parts.append(f'<text class="in" {middle}>{inside}</text>')
+            narrow = " minor" if width < PHONE_LETTER_WIDTH * (len(inside) + 1) else ""
+            middle = f'x="{first + width / 2:.2f}%" y="{y + height / 2 + 4:.1f}"'
+            parts.append(f'<text class="in{narrow}" {middle}>{inside}</text>')
     if bar.attempt > 1 and not is_of_job:
-        parts.append(f'<path class="restart" d="M{x(bar.start)} {y:.1f}v{height:.1f}l5 {-height / 2:.1f}z"/>')
+        parts.append(f'<text class="restart" x="{x(bar.start)}%" y="{y + height / 2 + 4:.1f}">▸</text>')
     if bar.error and is_of_job:
-        end = min(WIDTH - 8, x(bar.end) + 6)
-        parts.append(f'<text class="bad" x="{end}" y="{y + height / 2 + 4:.1f}">✕</text>')
+        parts.append(f'<text class="bad" x="{x(bar.end)}%" dx="6" y="{y + height / 2 + 4:.1f}">✕</text>')
     elif bar.error:
-        parts.append(f'<path class="early" d="M{x(bar.end)} {y:.1f}v{height:.1f}"/>')
+        parts.append(_draw_line("early", x(bar.end), y, y + height))
     parts.append("</g>" if is_of_job else "</a>")
     return "".join(parts)
 
 
 def _expected_label(expected: ExpectedStart) -> str:
-    return f"waits: job {expected.job} · {expected.nodes}"
+    return f"job {expected.job} · {expected.nodes}"
 
 
 def _draw_expected(expected: ExpectedStart, top: float, x: ToPosition) -> str:
@@ -404,10 +412,10 @@ def _draw_expected(expected: ExpectedStart, top: float, x: ToPosition) -> str:
         f"probability from {low_time} to {high_time}"
     )
     return (
-        f'<a href="/jobs/{expected.job}" aria-label="{label}"><text class="label" x="0" y="{top + 13}">'
-        f'{_expected_label(expected)}</text><rect class="range" x="{low}" y="{top + 6}" '
-        f'width="{max(MIN_BAR_WIDTH, high - low):.1f}" height="6"/>'
-        f'<path class="middle" d="M{middle} {top + 3}v12"/></a>'
+        f'<a href="/jobs/{expected.job}" aria-label="{label}"><text class="label" x="-8" y="{top + 13}">'
+        f'{_expected_label(expected)}</text><rect class="range" x="{low}%" y="{top + 6}" '
+        f'width="{max(MIN_BAR_WIDTH, high - low):.2f}%" height="6"/>'
+        f"{_draw_line('middle', middle, top + 3, top + 15)}</a>"
     )
 
 

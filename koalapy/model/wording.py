@@ -30,6 +30,26 @@ def format_nodes(count: int, kind: str = "") -> str:
     return f"{count} {kind}{' ' if kind else ''}{'node' if count == 1 else 'nodes'}"
 
 
+def format_hosts(hosts: Sequence[str]) -> str:
+    """Format names of hosts as Slurm does: ``n[0-3,7],gpu1``. Consecutive numbers become a range."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for host in hosts:
+        prefix, digits, suffix = re.fullmatch(r"(.*?)([0-9]{0,18})([^0-9]*)", host, re.DOTALL).groups()  # type: ignore[union-attr]
+        groups.setdefault((prefix, suffix), []).append(digits)
+    texts = []
+    for (prefix, suffix), numbers in groups.items():
+        ranges: list[list[str]] = []
+        for digits in sorted(numbers, key=lambda digits: (int(digits or 0), digits)):
+            last = ranges[-1][-1] if ranges else ""
+            if last and digits == str(int(last) + 1).zfill(len(last)):
+                ranges[-1][1:] = [digits]
+            else:
+                ranges.append([digits])
+        listed = ",".join("-".join(ends) for ends in ranges)
+        texts.append(f"{prefix}{listed if len(numbers) == 1 else f'[{listed}]'}{suffix}")
+    return ",".join(texts)
+
+
 def format_idle(count: int) -> str:
     """Format a number of idle nodes as a clause: ``1 is idle``, ``2 are idle``."""
     return f"{count} {'is' if count == 1 else 'are'} idle"

@@ -27,7 +27,7 @@ PAGES = (
     "my-jobs", "queue", "clusters", "map", "timeline", "capacity", "network", "scheduler", "users", "files", "audit",
     "history", "sharing", "what-if",
 )  # fmt: skip
-FORMS = ("/jobs/new", "/what-if", "/sharing")
+FORMS = ("/jobs/new", "/what-if", "/sharing", "/queue/confirm")
 """Pages without updates."""
 LOOKS: dict[str, dict[str, Any]] = {
     f"{width}-{scheme}": {"viewport": {"width": width, "height": 900}, "color_scheme": scheme}
@@ -84,9 +84,16 @@ def scene_pages(visitor: Visitor) -> dict[str, str]:
 
     pages = {name: f"/{name}" for name in PAGES} | {"overview": "/", "new-job": "/jobs/new"}
     pages |= {"ended": "/queue?q=state:over", "queue-filter": "/queue?q=user:alice+state:waiting"}
+    one, other = list(read("/clusters.json")["clusters"])[:2]
     pages |= {
+        "nodes": f"/clusters/{one['cluster']}/nodes",
+        "drain": f"/clusters/{one['cluster']}/drain",
+        "link": f"/network/{one['cluster']}/{other['cluster']}",
         "week": "/timeline?span=604800",
-        "cluster": f"/clusters/{read('/clusters.json')['clusters'][0]['cluster']}",
+        "cluster": f"/clusters/{one['cluster']}",
+        "timeline-table": "/timeline?table=true",
+        "what-if-answer": f"/what-if?ask=true&drain={one['cluster']}",
+        "confirm": "/queue/confirm?action=cancel&all=true&q=state:waiting",
     }
     for state in ("waiting", "running", "failed"):
         for job in read(f"/queue.json?q=state:{state}&limit=1")["jobs"]:
@@ -94,12 +101,14 @@ def scene_pages(visitor: Visitor) -> dict[str, str]:
     return pages
 
 
-def picture_scene(name: str, folder: Path) -> None:
-    """Take pictures of each page of a scene: on a laptop and on a phone, light and dark."""
+def picture_scene(name: str, folder: Path, looks: list[str], pages: list[str]) -> None:
+    """Take pictures of these pages of a scene, or of each one, in these looks."""
     with tempfile.TemporaryDirectory() as data, serve_scene(name, Path(data)) as daemon, chromium() as browser:
-        for look, options in LOOKS.items():
-            visitor = Visitor(browser, daemon.url, daemon.admin_token, **options)
+        for look in looks:
+            visitor, options = Visitor(browser, daemon.url, daemon.admin_token, **LOOKS[look]), LOOKS[look]
             for page_name, path in scene_pages(visitor).items():
+                if pages and page_name not in pages:
+                    continue
                 page = visitor.open(path, live=not path.startswith(FORMS))
                 page.wait_for_timeout(200)
                 height = page.evaluate("document.documentElement.scrollHeight")
@@ -145,10 +154,12 @@ def main() -> None:
     parser.add_argument(
         "--scene", choices=SCENES, help="every page of this scene instead of the documentation's pictures"
     )
+    parser.add_argument("--look", choices=LOOKS, nargs="+", default=list(LOOKS), help="with --scene: only these looks")
+    parser.add_argument("--page", nargs="+", default=[], help="with --scene: only these pages, such as overview")
     arguments = parser.parse_args()
     arguments.into.mkdir(parents=True, exist_ok=True)
     if arguments.scene:
-        picture_scene(arguments.scene, arguments.into)
+        picture_scene(arguments.scene, arguments.into, arguments.look, arguments.page)
     else:
         picture_documentation(arguments.into)
 

@@ -1,6 +1,7 @@
 """Use of 60 clusters in a browser: by keys alone, without layout shifts, and with hostile texts in every field."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,6 +33,28 @@ def sixty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedDaemon]:
     """A daemon with 60 clusters of which 48 are away."""
     with serve_scene("sixty", tmp_path_factory.mktemp("sixty")) as daemon:
         yield daemon
+
+
+FIT_PHONE = """() => {
+  const shown = [...document.querySelectorAll("main *, header *, footer *")].filter((node) => node.checkVisibility());
+  const name = (node) => `${node.localName}.${node.getAttribute("class")} ${node.textContent.trim().slice(0, 30)}`;
+  const problems = [];
+  const root = document.documentElement, excess = root.scrollWidth - root.clientWidth;
+  if (excess > 0) problems.push(`${excess} px too wide`);
+  if (root.scrollHeight > 16 * innerHeight) problems.push(`${root.scrollHeight} px long`);
+  for (const node of shown) {
+    const box = node.getBoundingClientRect();
+    if (node.matches(".wide:not(:has(.heat)), pre, figure, section") && node.scrollWidth > node.clientWidth + 1)
+      problems.push(`cut: ${name(node)}`);
+    if (node.matches("button, .button, select, summary, input, .chips a, header a, .cards td a, .tile a")
+        && box.height < 39.5 && !node.closest("label:has(input)") && !node.matches(".choose input, .unseen"))
+      problems.push(`${Math.round(box.height)} px high: ${name(node)}`);
+    if (node.matches("svg text:not(.nodes *, .distribution *)") && node.textContent && box.height < 9)
+      problems.push(`tiny: ${name(node)}`);
+  }
+  return [...new Set(problems)].slice(0, 12);
+}"""
+"""Describes what of a page a phone does not show, or a finger does not hit."""
 
 
 @pytest.fixture
@@ -83,6 +106,21 @@ def test_sixty_clusters_are_shown_without_layout_shift(visitor: Any, sixty: Serv
         page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
         sixty.http.post("/api/v1/clusters/leiden-1/resume", json={}).raise_for_status()
         assert page.evaluate("window.shift") < 0.05, path
+
+
+@pytest.mark.parametrize("scene", ["small", "wide"])
+def test_each_page_fits_a_phone(browser: Any, scene: str, tmp_path: Path) -> None:
+    from tests.dashboard.browser import PHONE, Visitor
+    from tests.dashboard.screenshots import scene_pages
+
+    with serve_scene(scene, tmp_path) as daemon:
+        visitor, problems = Visitor(browser, daemon.url, daemon.admin_token, viewport=PHONE), {}
+        for name, path in scene_pages(visitor).items():
+            if name in ("drain", "what-if-answer"):  # simulations, which take long
+                continue
+            problems[path] = visitor.open(path, live=False).evaluate(FIT_PHONE)
+        visitor.close()
+    assert {path: found for path, found in problems.items() if found} == {}
 
 
 def test_hostile_texts_in_every_field_inject_no_node(visitor: Any, sixty: ServedDaemon) -> None:

@@ -5,6 +5,7 @@ import pytest
 from koalapy.model.wording import (
     describe_exit,
     escape_formula,
+    format_hosts,
     format_idle,
     format_list,
     format_nodes,
@@ -38,6 +39,22 @@ def test_format_time_of_other_day_has_date() -> None:
 )
 def test_format_list_limits_long_lists(texts: list[str], count: int | None, line: str) -> None:
     assert format_list(texts, count) == line
+
+
+@pytest.mark.parametrize(
+    ("hosts", "text"),
+    [
+        ([], ""),
+        (["a"], "a"),
+        (["n2", "n0", "n1", "n7", "gpu1"], "n[0-2,7],gpu1"),
+        (["n9", "n10"], "n[9-10]"),
+        (["n08", "n09", "n10", "n011"], "n[08-10,011]"),
+        (["n1.north", "n2.north", "n3.south"], "n[1-2].north,n3.south"),
+        (["n" + 30 * "9", "n" + 30 * "9"], "n999999999999[999999999999999999,999999999999999999]"),
+    ],
+)
+def test_format_hosts_joins_consecutive_numbers(hosts: list[str], text: str) -> None:
+    assert format_hosts(hosts) == text
 
 
 def test_format_nodes_uses_singular_and_plural() -> None:

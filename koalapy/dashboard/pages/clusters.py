@@ -17,7 +17,7 @@ from koalapy.daemon.observability.audit import Audit
 from koalapy.daemon.observability.instruments import Instruments
 from koalapy.daemon.services import Services
 from koalapy.dashboard.attention import AlertGroup, group_alerts
-from koalapy.dashboard.cluster_table import CLUSTERS, NODES, show_nodes
+from koalapy.dashboard.cluster_table import CLUSTERS, NODES, group_nodes, show_nodes
 from koalapy.dashboard.dashboard import Dashboard, SentForm, Simulate
 from koalapy.dashboard.pages.audit import Before, Changes, read_changes
 from koalapy.dashboard.pages.timeline import active_components, make_bars
@@ -147,7 +147,7 @@ class ClusterPage:
     component_count: int
     """Number of components including those that are not shown."""
     nodes: Sequence[NodeRow]
-    """The first nodes, those that are down before others; all are on a page of their own."""
+    """Groups of equal nodes, those that are down before others; a page of their own has all nodes."""
     node_table: TableView
     known_nodes: KnownNodes
     timeline: Timeline
@@ -258,7 +258,7 @@ def add_clusters(dashboard: Dashboard, services: Services, survey: Survey, audit
         failed = await services.history.list_failed_components(name, MAX_ERRORS)
         loads = await services.samples.read_local_load(TIMELINE_S)
         rows, known = await list_visible_nodes(services.node_lists, queries, name, caller)
-        nodes, node_table = show_nodes(rows, TableQuery(limit=MAX_NODES_SHOWN), f"{page_of(name)}/nodes")
+        nodes, node_table = show_nodes(group_nodes(rows), TableQuery(limit=MAX_NODES_SHOWN), f"{page_of(name)}/nodes")
         visible_alerts = services.alerts.visible_to(caller)
         groups, silenced = group_alerts([alert_row(a, queries.grid) for a in visible_alerts if a.cluster == name])
         return ClusterPage(

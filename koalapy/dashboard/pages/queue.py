@@ -19,7 +19,7 @@ from koalapy.dashboard.dashboard import Dashboard, Form, SentForm
 from koalapy.dashboard.job_table import JOBS, job_sort_key
 from koalapy.dashboard.rows import JobRow, job_row
 from koalapy.dashboard.tables import (
-    MAX_ROWS,
+    DEFAULT_ROWS,
     TableParameters,
     TableQuery,
     TableView,
@@ -270,8 +270,8 @@ def add_queue(dashboard: Dashboard, services: Services) -> None:
             path="/queue/priority" if action in ("high", "low") else f"/queue/{action}",
             effect=_describe_effect(does, len(affected), len(users)),
             order=_describe_effect(order, len(affected), len(users)),
-            jobs=await build_rows(affected[:MAX_ROWS], caller),
-            more_jobs=max(0, len(affected) - MAX_ROWS),
+            jobs=await build_rows(affected[:DEFAULT_ROWS], caller),
+            more_jobs=max(0, len(affected) - DEFAULT_ROWS),
             shown_states=",".join(f"{job.id}:{job.state}" for job in affected),
             states=dict(Counter(str(job.state) for job in affected)),
             users=dict(users),

@@ -10,7 +10,7 @@ from koalapy.daemon.observability.instruments import Instruments
 from koalapy.daemon.observability.timings import BUCKETS, RECENT_SPAN, Timings
 from koalapy.dashboard.dashboard import Dashboard
 from koalapy.dashboard.pictures import Span
-from koalapy.dashboard.rendering import format_seconds
+from koalapy.dashboard.rendering import format_quantity, format_seconds
 from koalapy.model.job import FINAL_STATES
 from koalapy.model.job_spec import Priority
 from koalapy.model.placement import RefusalKind
@@ -155,10 +155,10 @@ def _in_words(name: str) -> str:
 
 
 def _format_value(value: object) -> str:
-    """Format the value of a rule: ``yes`` or ``no``, ``none``, or a number without needless digits."""
+    """Format the value of a rule: ``yes`` or ``no``, ``none``, or a number such as ``100,000`` or ``0.05``."""
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return "none" if value is None else f"{value:.12g}" if isinstance(value, float) else str(value)
+    return "none" if value is None else format_quantity(value) if isinstance(value, int | float) else str(value)
 
 
 def _count_claims(instruments: Instruments, cluster: str) -> Claims:

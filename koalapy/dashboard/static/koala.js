@@ -38,6 +38,8 @@
   const zone = document.getElementById("zone");
   if (zone) zone.textContent = `times in ${Intl.DateTimeFormat().resolvedOptions().timeZone}`;
   localize();
+  const chip = document.querySelector(".chips [aria-current]"), right = (node) => node.getBoundingClientRect().right;
+  if (chip) chip.parentElement.scrollLeft = right(chip) - right(chip.parentElement);
   document.body.addEventListener("htmx:after:swap", localize);
 
   setInterval(() => {
