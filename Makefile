@@ -117,8 +117,13 @@ bench-core: $(STAMP)  ## the scheduler alone, and AccaSim beside it; ends with a
 bench-relay: $(STAMP)  ## Open MPI over relayed links beside kernel routing, in network namespaces: medians, as root, two minutes
 	$(BIN)/python -m tests.benchmarks.relay
 
+<<<<<<< HEAD
 bench-dashboard: $(STAMP)  ## what each page of the dashboard costs the daemon, and the dashboard in a browser (Debian's chromium); how soon it names ten incidents, as root: seven minutes
+=======
+bench-dashboard: $(STAMP)  ## what the dashboard costs in a browser (Debian's chromium) and in the daemon, also with 200 open pages, as JSON; how soon it names ten incidents, as root: nine minutes
+>>>>>>> 767f84cc (dashboard: stream open pages, rendered once for all their viewers)
 	$(BIN)/python -m tests.benchmarks.dashboard
+	$(BIN)/python -m tests.benchmarks.open_pages
 	$(BIN)/python -m tests.benchmarks.incidents
 
 screenshots: $(STAMP)  ## the documentation's pictures of the dashboard, by Debian's chromium

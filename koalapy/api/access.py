@@ -57,7 +57,6 @@ ACCESS: Mapping[str, Access] = {
     "list_alerts": Role.USER,
     "mark_alert": Role.OPERATOR,
     "list_attempts": "owner",
-    "dashboard_events": Role.USER,
     "dashboard_file": "public",
     "dashboard_login": "public",
     "list_audit": Role.ADMIN,

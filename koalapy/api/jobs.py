@@ -505,7 +505,6 @@ def changes_router(changes: Changes) -> APIRouter:
         """Stream an event `changed` when jobs or clusters change: at most once a second, at least every ten seconds.
 
         The first event comes at once, unless the client resumes a stream (`Last-Event-ID`) and nothing has changed.
-        Topics that change all the time have fewer events while they are expensive to read.
         """
         if not last:
             yield _grid_change(frozenset(TOPICS), changes.version)

@@ -1,9 +1,6 @@
-"""The whole dashboard: its pages, login, static files, and the events by which pages stay up to date."""
-
-from collections.abc import AsyncIterator
+"""The whole dashboard: its pages, login and static files."""
 
 from fastapi import Request, Response
-from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from koalapy.api.middleware import CACHE_FOREVER
 from koalapy.daemon.engine.engine import Engine
@@ -58,7 +55,6 @@ def build_dashboard(services: Services, engine: Engine, login: LoginServices, au
     add_what_if(dashboard, services.forecasts)
     BrowserLogin(dashboard, login)
     _add_files(dashboard)
-    _add_events(dashboard)
     return dashboard
 
 
@@ -75,14 +71,3 @@ def _add_files(dashboard: Dashboard) -> None:
             headers = CACHE_HEADERS | {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
             return Response(page_file.compressed, 200, headers, page_file.type)
         return Response(page_file.content, 200, CACHE_HEADERS, page_file.type)
-
-
-def _add_events(dashboard: Dashboard) -> None:
-    """Add the route by which open pages learn that they are out of date."""
-    changes = dashboard.changes
-
-    @dashboard.router.get("/events", operation_id="dashboard_events", response_class=EventSourceResponse)
-    async def events(since: str = "") -> AsyncIterator[ServerSentEvent]:
-        """Stream an event ``changed`` for each change; pages then reload their content."""
-        async for topics in changes.follow_changes(since):
-            yield ServerSentEvent(event="changed", data={"topics": sorted(topics), "version": changes.version})

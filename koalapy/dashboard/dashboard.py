@@ -4,16 +4,17 @@ import asyncio
 import secrets
 import time
 from asyncio import to_thread
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial, wraps
 from hashlib import sha256
 from hmac import compare_digest
 from inspect import signature
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 from urllib.parse import parse_qsl
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Depends, Header, Request, Response
 from fastapi.encoders import jsonable_encoder
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, StreamingResponse
 from pydantic import TypeAdapter, ValidationError
@@ -23,80 +24,31 @@ from koalapy.api.fields import Reason
 from koalapy.api.problems import describe_error
 from koalapy.api.routes import cancel_on_disconnect, reject_unknown_parameters
 from koalapy.daemon.engine.engine import Engine
-from koalapy.daemon.jobs.changes import Changes
+from koalapy.daemon.jobs.changes import MIN_INTERVAL
 from koalapy.dashboard.cluster_table import render_nodes
 from koalapy.dashboard.job_table import render_jobs
 from koalapy.dashboard.rendering import HEADERS, render, with_query
-from koalapy.dashboard.shared_pages import SharedPage, compress_page
+from koalapy.dashboard.shared_pages import (
+    GZIP_HEADER,
+    LivePages,
+    LiveSource,
+    SharedPage,
+    as_event_data,
+    compress_page,
+    store,
+)
 from koalapy.dashboard.tables import TableDefinition, render_csv, render_table
 from koalapy.model.errors import ForbiddenError, KoalaError, UsageError
 from koalapy.model.identity import Identity, Role
 from koalapy.simulation.twin import Report
 
-STALE_LIFETIME_S = 0.5
-"""Least time for which a cached page is used after an unannounced change."""
-STALE_SHARE = 0.25
-"""Share of the interval between signals for which it is used, so that many viewers share it after a signal."""
-FRESH_LIFETIME_S = 5.0
-"""Time for which a cached page is used while nothing changes."""
-MAX_PAGES = 500
-REQUEST_COST_S = 0.003
-"""CPU time of a signal to one page and its request for the cached page."""
 _CSRF_PLACEHOLDER = secrets.token_hex(32)
 """Stands for the token of a session in a page that is shared. It is random, so that no text of a user is replaced."""
-P = TypeVar("P")
-
-
-@dataclass(slots=True)
-class _CachedPage:
-    """A page that is rendered or being rendered, with the version of the state that it shows."""
-
-    task: "asyncio.Task[Any]"
-    created_at: float
-    version: str
-    waiting_requests: int = 0
-
-
-class PageCache:
-    """A cache of rendered pages, by their address and caller."""
-
-    def __init__(self, changes: Changes) -> None:
-        self._changes = changes
-        self._pages: dict[Hashable, _CachedPage] = {}
-
-    def clear(self) -> None:
-        """Drop all pages, so that a user sees the result of an action at once."""
-        self._pages.clear()
-
-    async def get(self, key: Hashable, render_page: Callable[[], Awaitable[P]]) -> P:
-        """Return the cached page, or render it once for all requests that wait for it."""
-        now, cached = asyncio.get_running_loop().time(), self._pages.get(key)
-        if cached is not None and cached.created_at > self._changes.signalled_at:
-            is_fresh = cached.version == self._changes.version
-            stale_lifetime = max(STALE_LIFETIME_S, STALE_SHARE * self._changes.interval)
-            if now - cached.created_at >= (FRESH_LIFETIME_S if is_fresh else stale_lifetime):
-                cached = None
-        else:
-            cached = None
-        if cached is None:
-            if len(self._pages) >= MAX_PAGES:
-                self._pages.clear()
-            cached = _CachedPage(asyncio.ensure_future(render_page()), now, self._changes.version)
-            self._pages[key] = cached
-        cached.waiting_requests += 1
-        try:
-            # A client that disconnects does not cancel the page for other requests.
-            page: P = await asyncio.shield(cached.task)
-            return page
-        except BaseException:
-            if cached.waiting_requests == 1:
-                cached.task.cancel()
-            if (cached.waiting_requests == 1 or cached.task.done()) and self._pages.get(key) is cached:
-                del self._pages[key]
-            raise
-        finally:
-            cached.waiting_requests -= 1
-
+COMPRESSED = HEADERS | {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
+EVENTS = {"Content-Type": "text/event-stream; charset=utf-8", "X-Accel-Buffering": "no"}
+COMPRESSED_EVENTS = EVENTS | {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
+SUFFIX = ".events"
+"""End of the address of a page's stream."""
 
 Load = Callable[..., Coroutine[Any, Any, Any]]
 Simulate = Callable[[Report], Awaitable[Any]]
@@ -151,7 +103,7 @@ class Dashboard:
         self.engine, self.changes = engine, engine.changes
         self.router = APIRouter(include_in_schema=False)
         self.links: list[Link] = []
-        self._cache = PageCache(engine.changes)
+        self._live = LivePages(engine.changes)
 
     # Pages
 
@@ -166,15 +118,19 @@ class Dashboard:
         role: Role = Role.USER,
         live: bool = True,
         shared: bool = False,
+        subject: str = "",
+        pause: float = MIN_INTERVAL,
         table: TableDefinition[Any] | None = None,
     ) -> Callable[[Load], Load]:
         """Register a function as the page at ``path``, with its JSON at ``path.json``.
 
         The function's parameters are those of the query; it returns a dataclass, the template's ``view``. A page with
-        a ``key`` is in the navigation of callers with the ``role``. Only a ``live`` page follows changes. All
-        operators see the same content of a ``shared`` page, as do all callers of a role if the function has no
-        parameter ``caller``. The rows of the ``table`` are also CSV at ``path.csv``: the view's field ``table``
-        describes them, and the field of the table's name holds them.
+        a ``key`` is in the navigation of callers with the ``role``. A ``live`` page follows changes by the stream at
+        ``path.events``, at least ``pause`` seconds apart; those of its ``subject`` come first, such as ``job {job}``
+        with a parameter of the path or ``user {user}``. All operators see the same content of a ``shared`` page, whose
+        template uses no ``caller``, as do all callers of a role if the function has no parameter ``caller``. The rows
+        of the ``table`` are also CSV at ``path.csv``: the view's field ``table`` describes them, and the field of the
+        table's name holds them.
         """
         if key:
             assert all(link.key != key for link in self.links), f"two pages have the key {key}"
@@ -184,41 +140,55 @@ class Dashboard:
             """Add the routes of the page and of its JSON, and return the function unchanged."""
             bound, uses_caller = Depends(_bound(load)), "caller" in signature(load).parameters
 
+            async def render_view(context: dict[str, Any], view: Any) -> tuple[SharedPage, float]:
+                """Render and compress a page in a thread; return it and the CPU time."""
+                context = context | {"view": view, "title": title, "definition": table, "now": self.engine.clock()}
+                return await to_thread(_render_compressed, template, context)
+
             async def html(request: Request, caller: Caller, load: Callable[[], Awaitable[Any]] = bound) -> Response:
-                """Respond with the page, from the cache if possible; to htmx only with its content."""
-                is_part = "hx-request" in request.headers
-                is_shared = is_part and (not uses_caller or (shared and caller.has_role(Role.OPERATOR)))
+                """Respond with the page."""
+                address, query = request.url.path, request.url.query
+                context = self._make_context(address, query, caller) | {
+                    "csrf": _CSRF_PLACEHOLDER,
+                    "layout": "base.html",
+                    "events": _twin(address, query, SUFFIX) if live else "",
+                    "version": self.changes.version,
+                }
 
-                async def render_page() -> SharedPage:
-                    """Compute the view, and render it in a thread as compressed HTML."""
-                    version, now = self.changes.version, self.engine.clock()
-                    view = await load()
-                    context = self._make_context(request, caller) | {
-                        "view": view,
-                        "title": title,
-                        "definition": table,
-                        "now": now,
-                        "events": with_query("/events", since=version) if live else "",
-                        "layout": "part.html" if is_part else "base.html",
-                        "csrf": _CSRF_PLACEHOLDER,
-                    }
-                    if is_shared:
-                        del context["caller"]
-                    start = time.thread_time()
-                    page, thread_seconds = await to_thread(_render_compressed, template, context)
-                    self.changes.add_cost(thread_seconds + time.thread_time() - start)
-                    return page
+                async def load_and_render() -> SharedPage:
+                    return (await render_view(context, await load()))[0]
 
-                viewer = caller.groups, *(() if is_shared else (caller.user, session_of(request.scope)))
-                key = (request.url.path, request.url.query, is_part, caller.role, viewer)
-                page = await cancel_on_disconnect(request, self._cache.get(key, render_page))
-                if is_part and live:
-                    self.changes.add_cost(REQUEST_COST_S)
+                page = await cancel_on_disconnect(request, load_and_render())
                 csrf = csrf_token(request).encode()
-                if "gzip" in request.headers.get("accept-encoding", ""):
-                    headers = HEADERS | {"Content-Encoding": "gzip", "Vary": "Accept-Encoding, HX-Request"}
-                    return Response(page.as_gzip(csrf), 200, headers, "text/html; charset=utf-8")
+                if _accepts_gzip(request):
+                    return Response(page.as_gzip(csrf), 200, COMPRESSED, "text/html; charset=utf-8")
                 return HTMLResponse(page.as_bytes(csrf), 200, HEADERS)
+
+            async def events(
+                request: Request,
+                caller: Caller,
+                last: Annotated[str, Header(alias="Last-Event-ID", max_length=100)] = "",
+                load: Callable[[], Coroutine[Any, Any, Any]] = bound,
+            ) -> Response:
+                """Stream the page's content whenever it differs, as events with its version as id."""
+                address, query = request.url.path.removesuffix(SUFFIX), request.url.query
+                address = "/" if path == "/" else address
+                context = self._make_context(address, query, caller)
+                context |= {"csrf": _CSRF_PLACEHOLDER, "layout": "part.html", "events": "", "as_event": True}
+                family = (address, query, caller.role)
+                if shared or not uses_caller:
+                    del context["caller"]
+                is_personal = uses_caller and not (shared and caller.has_role(Role.OPERATOR))
+                viewer = (caller.user, "" if shared else session_of(request.scope)) if is_personal else ()
+                source = LiveSource(
+                    load,
+                    partial(render_view, context),
+                    family if shared else None,
+                    subject.format(user=caller.user, **request.path_params),
+                    pause,
+                )
+                contents = self._live.follow((*family, caller.groups, viewer), source, last)
+                return await _stream(request, contents)
 
             async def as_json(request: Request, load: Callable[[], Coroutine[Any, Any, Any]] = bound) -> JSONResponse:
                 return JSONResponse(jsonable_encoder(await cancel_on_disconnect(request, load())))
@@ -231,28 +201,27 @@ class Dashboard:
                 return Response(text, 200, {"Content-Disposition": name}, "text/csv; charset=utf-8")
 
             checks = [Depends(reject_unknown_parameters)]
-            json_path = "/now.json" if path == "/" else f"{path}.json"
             # Registered first, since a path parameter of the page would match the suffix.
-            self.router.add_api_route(json_path, as_json, operation_id=operation, dependencies=checks)
+            self.router.add_api_route(_twin(path, "", ".json"), as_json, operation_id=operation, dependencies=checks)
             if table is not None:
                 self.router.add_api_route(f"{path}.csv", as_csv, operation_id=operation, dependencies=checks)
+            if live:
+                self.router.add_api_route(_twin(path, "", SUFFIX), events, operation_id=operation, dependencies=checks)
             self.router.add_api_route(path, html, operation_id=operation, dependencies=checks)
             return load
 
         return register
 
-    def _make_context(self, request: Request, caller: Identity | None) -> dict[str, Any]:
-        """Return the template variables that every page has."""
-        path, query = request.url.path, f"?{request.url.query}" if request.url.query else ""
+    def _make_context(self, path: str, query: str, caller: Identity | None) -> dict[str, Any]:
+        """Return the template variables that every page has, but the token of its forms."""
         return {
             "path": path,
-            "here": path + query,
-            "json_path": ("/now.json" if path == "/" else f"{path}.json") + query,
+            "here": f"{path}?{query}" if query else path,
+            "json_path": _twin(path, query, ".json"),
             "links": [link for link in self.links if caller is not None and caller.has_role(link.role)],
             "caller": caller,
             "is_operator": caller is not None and caller.has_role(Role.OPERATOR),
             "is_admin": caller is not None and caller.has_role(Role.ADMIN),
-            "csrf": csrf_token(request),
             "render_table": render_table,
             "render_jobs": render_jobs,
             "render_nodes": render_nodes,
@@ -260,8 +229,8 @@ class Dashboard:
 
     def render_plain(self, request: Request, template: str, status: int = 200, **context: Any) -> HTMLResponse:
         """Render a page without updates, such as an error or the login."""
-        common = self._make_context(request, identity_of(request.scope))
-        common |= {"layout": "plain.html", "now": self.engine.clock(), "events": ""}
+        common = self._make_context(request.url.path, request.url.query, identity_of(request.scope))
+        common |= {"layout": "plain.html", "now": self.engine.clock(), "events": "", "csrf": csrf_token(request)}
         return HTMLResponse(render(template, common | context), status, HEADERS)
 
     def render_problem(self, request: Request, status: int, problem: dict[str, Any]) -> Response:
@@ -288,7 +257,9 @@ class Dashboard:
             async def stream(
                 request: Request, caller: Caller, prepare: Callable[[], Awaitable[Simulate]] = bound
             ) -> StreamingResponse:
-                context = self._make_context(request, caller)
+                context = self._make_context(request.url.path, request.url.query, caller) | {
+                    "csrf": csrf_token(request)
+                }
                 parts = self._follow_simulation(await prepare(), template, context)
                 return StreamingResponse(parts, 200, HEADERS | {"Cache-Control": "no-store"}, "text/event-stream")
 
@@ -307,7 +278,7 @@ class Dashboard:
         task.add_done_callback(lambda _: reports.put_nowait(None))
         try:
             while (report := await reports.get()) is not None:
-                yield _html_event(render("progress.html", {"completed": report[0], "total": report[1]}))
+                yield as_event_data(render("progress.html", {"completed": report[0], "total": report[1]})) + "\n"
             try:
                 page = await to_thread(
                     render, template, context | {"result": task.result(), "now": self.engine.clock()}
@@ -317,7 +288,7 @@ class Dashboard:
             except RuntimeError:
                 problem = {"detail": "the simulation failed", "hint": "see the daemon's log"}
                 page = render("problem_part.html", {"problem": problem})
-            yield _html_event(page)
+            yield as_event_data(page) + "\n"
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -332,9 +303,8 @@ class Dashboard:
             bound = Depends(_bound(act))
 
             async def post(request: Request, act: Callable[[], Awaitable[str]] = bound) -> Response:
-                """Run the action, drop cached pages, and send the browser to the next page."""
+                """Run the action, and send the browser to the next page."""
                 next_page = await act()
-                self._cache.clear()
                 if "hx-request" in request.headers:
                     return Response(status_code=204, headers={"HX-Redirect": next_page})
                 return RedirectResponse(next_page, 303)
@@ -361,14 +331,14 @@ class Dashboard:
             ) -> Response:
                 result = await answer()
                 if isinstance(result, str):
-                    self._cache.clear()
                     if "hx-request" in request.headers:
                         return Response(status_code=204, headers={"HX-Redirect": result})
                     return RedirectResponse(result, 303)
                 view, status = result
                 layout = "part.html" if "hx-request" in request.headers else "base.html"
-                shown = {"view": view, "title": title, "now": self.engine.clock(), "events": "", "layout": layout}
-                context = self._make_context(request, caller) | {"definition": None} | shown
+                context = self._make_context(request.url.path, request.url.query, caller)
+                context |= {"view": view, "title": title, "now": self.engine.clock(), "events": "", "layout": layout}
+                context |= {"definition": None, "csrf": csrf_token(request)}
                 return HTMLResponse(await to_thread(render, template, context), status, HEADERS)
 
             self.router.add_api_route(
@@ -389,17 +359,44 @@ def _bound(function: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
     return bound
 
 
-def _html_event(page: str) -> str:
-    """Return HTML as an event without a name, which replaces the content of the page's element."""
-    lines = page.replace("\r", "").split("\n")
-    return "".join(f"data: {line}\n" for line in lines if line) + "\n"
-
-
 def _render_compressed(template: str, context: dict[str, Any]) -> tuple[SharedPage, float]:
     """Return a compressed page, and the CPU time of its rendering in seconds."""
     start = time.thread_time()
-    page = compress_page(render(template, context), _CSRF_PLACEHOLDER)
+    text = render(template, context)
+    page = compress_page(as_event_data(text) if "as_event" in context else text, _CSRF_PLACEHOLDER)
     return page, time.thread_time() - start
+
+
+def _twin(path: str, query: str, suffix: str) -> str:
+    """Return the address of a page in another form."""
+    return ("/now" if path == "/" else path) + suffix + (f"?{query}" if query else "")
+
+
+def _accepts_gzip(request: Request) -> bool:
+    return "gzip" in request.headers.get("accept-encoding", "")
+
+
+async def _stream(request: Request, contents: AsyncGenerator[tuple[str, SharedPage] | None]) -> Response:
+    """Return a response that sends contents as events, and comments in between; raise an error of the first one."""
+    csrf, is_compressed = csrf_token(request).encode(), _accepts_gzip(request)
+
+    def encode(content: tuple[str, SharedPage] | None) -> bytes:
+        """Return an event, or a comment."""
+        if content is None:
+            return store(b":\n\n") if is_compressed else b":\n\n"
+        version, page = content
+        end = f"id: {version}\n\n".encode()
+        return page.as_deflate(csrf) + store(end) if is_compressed else page.as_bytes(csrf) + end
+
+    first = encode(await anext(contents))
+
+    async def encode_all() -> AsyncIterator[bytes]:
+        async with aclosing(contents):
+            yield GZIP_HEADER + first if is_compressed else first
+            async for content in contents:
+                yield encode(content)
+
+    return StreamingResponse(encode_all(), 200, COMPRESSED_EVENTS if is_compressed else EVENTS)
 
 
 def csrf_token(request: Request) -> str:

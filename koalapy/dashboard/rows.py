@@ -3,7 +3,7 @@
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from typing import Literal
@@ -218,7 +218,7 @@ class ClusterRow:
     """Problems of the cluster; empty if it is healthy."""
     nodes: NodeCounts
     total: int
-    known_at: float | None
+    known_at: float | None = field(compare=False)
     """Time at which its nodes had these states; normally now."""
     stale: bool
     """Whether that time is in the past, or unknown."""

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Callable
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import pytest
 from fastapi import APIRouter, FastAPI, Request
@@ -17,10 +17,8 @@ from koalapy.api.routes import cancel_on_disconnect
 from koalapy.daemon.engine.daemon import HttpServer
 from koalapy.daemon.forecast.forecasts import Forecasts
 from koalapy.daemon.forecast.sharing import Sharing
-from koalapy.daemon.jobs.changes import Changes
 from koalapy.daemon.jobs.history import History
 from koalapy.daemon.listener.connections import OWN_FILES, Connections
-from koalapy.dashboard.dashboard import PageCache
 from koalapy.model.errors import BusyError
 from koalapy.policies.registry import load_policies
 from koalapy.record.format import People
@@ -31,7 +29,6 @@ WHAT_IF = (
     b"POST /api/v1/what-if HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 )
 SHARING = b"GET /api/v1/sharing HTTP/1.1\r\nHost: here\r\n\r\n"
-PAGE = b"GET /page HTTP/1.1\r\nHost: here\r\n\r\n"
 TIMEOUT_S = 60.0
 """Half the time limit of the work, and far more than any step of these tests takes."""
 
@@ -63,21 +60,6 @@ def make_sharing_router(work: Work) -> APIRouter:
     return sharing_router(Sharing(history, queries, clock, work), History(history, clock, queries.jobs))
 
 
-def make_page_router(work: Work) -> APIRouter:
-    """Return a route that builds pages as the dashboard does, one at a time."""
-    router, cache, one_at_a_time = APIRouter(), PageCache(Changes()), asyncio.Lock()
-
-    async def make_page() -> bytes:
-        async with one_at_a_time:
-            await work()
-
-    @router.get("/page")
-    async def show(request: Request) -> Any:
-        return await cancel_on_disconnect(request, cache.get("page", make_page))
-
-    return router
-
-
 @contextlib.asynccontextmanager
 async def serve_router(router: APIRouter) -> AsyncIterator[int]:
     app = FastAPI()
@@ -103,8 +85,8 @@ async def send_request(port: int, request: bytes) -> asyncio.StreamWriter:
 
 @pytest.mark.parametrize(
     ("router", "request_"),
-    [(make_forecasts_router, WHAT_IF), (make_sharing_router, SHARING), (make_page_router, PAGE)],
-    ids=["what-if", "sharing", "page"],
+    [(make_forecasts_router, WHAT_IF), (make_sharing_router, SHARING)],
+    ids=["what-if", "sharing"],
 )
 async def test_work_is_cancelled_when_client_disconnects(router: Callable[[Work], APIRouter], request_: bytes) -> None:
     work = Work()
@@ -114,21 +96,6 @@ async def test_work_is_cancelled_when_client_disconnects(router: Callable[[Work]
             await work.begun.get()
             client.close()
             await work.ended.get()
-
-
-async def test_page_for_other_clients_survives_disconnect() -> None:
-    cache, ready = PageCache(Changes()), asyncio.Event()
-
-    async def make_page() -> bytes:
-        await ready.wait()
-        return b"page"
-
-    first, second = (asyncio.create_task(cache.get("page", make_page)) for _ in range(2))
-    await asyncio.sleep(0)
-    first.cancel()
-    await asyncio.wait([first])
-    ready.set()
-    assert await second == b"page"
 
 
 async def test_work_is_cancelled_with_its_waiting_request() -> None:

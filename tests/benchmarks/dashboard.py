@@ -3,8 +3,6 @@
 It prints a table of all pages: median and 90th percentile of the daemon's processor time for a page that no viewer has
 opened since a change, with those above the budget marked, and its compressed size. A line of JSON follows:
 
-- ``open_pages_share``: share of a core for 200 open pages of ten operators with two changes a second, beyond the use
-  without pages, and its budget. ``page_age_s``: median time from a change until a page is asked for again.
 - ``first_paint_ms``: median first contentful paint of the overview on a slow phone: 1.6 Mbit/s, round trips of 150 ms,
   a processor of a quarter of the speed.
 - ``longest_task_ms``: longest task of a browser while the page with the most rows is shown and refreshed.
@@ -15,7 +13,6 @@ turn.
 """
 
 import argparse
-import asyncio
 import json
 import os
 import statistics
@@ -43,10 +40,8 @@ PAGES = (
     "/capacity", "/capacity?priority=high", "/history", "/history?by=user", "/sharing", "/what-if",
 )  # fmt: skip
 """All pages but those of simulations. ``RUNNING`` and ``WAITING`` stand for jobs in these states."""
-OPEN_PAGES, SESSIONS = 200, 10
-OPENED = ("/", "/queue", "/clusters", "/queue?q=state:waiting")
 PAGE_BUDGETS_MS = {"large": 20.0, "wide": 120.0}
-BUDGETS = {"open_pages_share": 0.05, "first_paint_ms": 1000}
+BUDGETS = {"first_paint_ms": 1000}
 REPEATS = 9
 CHANGE_INTERVAL_S = 0.6
 """Longer than the time for which a page is used after a change."""
@@ -88,9 +83,9 @@ class Daemon:
             size = sum(len(piece) for piece in answer.iter_raw())
         return (self.cpu_time() - start) * 1000, size
 
-    def log_in(self, user: str) -> dict[str, str]:
-        """Return the cookies of a new session of an operator."""
-        body = {"user": user, "role": "operator"}
+    def log_in(self, user: str, role: str) -> dict[str, str]:
+        """Return the cookies of a new session of a user."""
+        body = {"user": user, "role": role}
         token = self.http.post("/api/v1/tokens", json=body).raise_for_status().json()["token"]
         with httpx2.Client(base_url=self.url) as client:
             client.post("/login", data={"token": token}, headers={"Origin": self.url})
@@ -129,44 +124,6 @@ def print_pages(daemons: Sequence[Daemon], paths: Sequence[str], budget: float) 
         other = f" {medians[1]:8.1f} {medians[0] / medians[1]:6.2f}" if len(medians) > 1 else ""
         mark = "  above the budget" if medians[0] > budget else ""
         print(f"{path:42} {medians[0]:9.1f} {percentile:8.1f} {size / 1024:6.1f}{other}{mark}", flush=True)
-
-
-async def measure_open_pages(daemon: Daemon, pages: int, duration: float) -> tuple[float, float]:
-    """Return the share of a core while pages follow two changes a second, and the median age of a page in seconds."""
-    cookies = [daemon.log_in(f"operator-{number}") for number in range(SESSIONS)] if pages else []
-    ages: list[float] = []
-    changed_at = time.monotonic()
-
-    async def follow(number: int) -> None:
-        path = OPENED[number % len(OPENED)]
-        part = {"HX-Request": "true", "Accept": "text/html", "Accept-Encoding": "gzip"}
-        async with httpx2.AsyncClient(base_url=daemon.url, cookies=cookies[number % SESSIONS], timeout=60) as client:
-            (await client.get(path, headers=part)).raise_for_status()
-            async with client.stream("GET", "/events") as events:
-                async for line in events.aiter_lines():
-                    if line.startswith("event: changed"):
-                        ages.append(time.monotonic() - changed_at)
-                        (await client.get(path, headers=part)).raise_for_status()
-
-    followers = [asyncio.create_task(follow(number)) for number in range(pages)]
-    start = 0.0
-    began = time.monotonic()
-    settled = began + 10
-    while time.monotonic() < settled + duration:
-        if not start and time.monotonic() >= settled:
-            start, began = daemon.cpu_time(), time.monotonic()
-            ages.clear()
-        await asyncio.to_thread(daemon.change)
-        changed_at = time.monotonic()
-        await asyncio.sleep(0.5)
-    share = (daemon.cpu_time() - start) / (time.monotonic() - began)
-    for follower in followers:
-        follower.cancel()
-    failures = [
-        each for each in await asyncio.gather(*followers, return_exceptions=True) if isinstance(each, Exception)
-    ]
-    assert not failures, failures[0]
-    return share, statistics.median(ages) if ages else 0.0
 
 
 def measure_first_paint(visitor: Visitor) -> float:
@@ -208,8 +165,6 @@ def main() -> None:
         print_pages(daemons, given.only or PAGES, PAGE_BUDGETS_MS[given.scene])
         if not (given.pages or given.only or given.against):
             daemon = daemons[0]
-            idle, _ = asyncio.run(measure_open_pages(daemon, 0, 20))
-            share, age = asyncio.run(measure_open_pages(daemon, OPEN_PAGES, 40))
             with chromium() as browser:
                 visitor = Visitor(browser, daemon.url, daemon.token, viewport=PHONE)
                 paint = measure_first_paint(visitor)
@@ -217,12 +172,7 @@ def main() -> None:
                 visitor = Visitor(browser, daemon.url, daemon.token)
                 longest = measure_longest_task(visitor, LONGEST_PAGE, 15_000)
                 visitor.context.close()
-            figures = {
-                "open_pages_share": round(share - idle, 3),
-                "page_age_s": round(age, 1),
-                "first_paint_ms": round(paint),
-                "longest_task_ms": round(longest),
-            }
+            figures = {"first_paint_ms": round(paint), "longest_task_ms": round(longest)}
             exceeded = {name: figures[name] for name, budget in BUDGETS.items() if figures[name] > budget}
             print(json.dumps({**figures, "budgets": BUDGETS, "exceeded": exceeded, "load": psutil.getloadavg()[0]}))
 

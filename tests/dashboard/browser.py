@@ -41,7 +41,7 @@ class Visitor:
 
     def _note(self, kind: str, text: str) -> None:
         # Ended connections are no errors of a page.
-        if kind in ("error", "warning") and "ERR_" not in text and "htmx:sse:error" not in text:
+        if kind in ("error", "warning") and "ERR_" not in text:
             self.complaints.append(text)
 
     def log_in(self, token: str, path: str = "/") -> None:

@@ -1,6 +1,8 @@
 """Users of several roles who use pages and forms without scripts."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from html import unescape
 from typing import Any
 
@@ -13,6 +15,27 @@ from tests.grid.embedded import EmbeddedGrid
 def create_token(grid: EmbeddedGrid | ServedDaemon, user: str, role: str = "user") -> str:
     response = grid.http.post("/api/v1/tokens", json={"user": user, "role": role}).raise_for_status()
     return str(response.json()["token"])
+
+
+@contextmanager
+def stream_page(client: httpx2.Client, path: str, last: str = "") -> Iterator[Iterator[str]]:
+    """Open the stream of a page; yield its contents as they come."""
+    path, _, query = path.partition("?")
+    address = f"{'/now' if path == '/' else path}.events?{query}".rstrip("?")
+    with client.stream("GET", address, headers={"Last-Event-ID": last}) as answer:
+        assert answer.status_code == 200, answer.read()
+        yield _read_contents(answer)
+
+
+def _read_contents(answer: httpx2.Response) -> Iterator[str]:
+    text = ""
+    for piece in answer.iter_text():
+        *events, text = (text + piece).split("\n\n")
+        for event in events:
+            if event != ":":
+                lines = event.split("\n")
+                assert lines.pop().startswith("id: ")
+                yield "\n".join(line.removeprefix("data: ") for line in lines)
 
 
 class Person:

@@ -1,6 +1,8 @@
 """Use of 60 clusters in a browser: by keys alone, without layout shifts, and with hostile texts in every field."""
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Coroutine, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -101,8 +103,11 @@ def test_sixty_clusters_are_shown_without_layout_shift(visitor: Any, sixty: Serv
     )
     for path in ("/", "/clusters", "/queue", "/map"):
         page = visitor.open(path)
-        with page.expect_response(lambda response: "hx-request" in response.request.headers):
-            sixty.http.post("/api/v1/clusters/leiden-1/drain", json={"reason": path}).raise_for_status()
+        page.evaluate(
+            "document.body.addEventListener('htmx:after:swap', () => { document.body.dataset.swapped = ''; })"
+        )
+        sixty.http.post("/api/v1/clusters/leiden-1/drain", json={"reason": path}).raise_for_status()
+        page.wait_for_selector("body[data-swapped]")
         page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
         sixty.http.post("/api/v1/clusters/leiden-1/resume", json={}).raise_for_status()
         assert page.evaluate("window.shift") < 0.05, path
@@ -121,6 +126,82 @@ def test_each_page_fits_a_phone(browser: Any, scene: str, tmp_path: Path) -> Non
             problems[path] = visitor.open(path, live=False).evaluate(FIT_PHONE)
         visitor.close()
     assert {path: found for path, found in problems.items() if found} == {}
+
+
+class Network:
+    """A way to the daemon, in the daemon's loop, that can be interrupted."""
+
+    def __init__(self, daemon: ServedDaemon) -> None:
+        self._daemon, self._writers, self._is_down = daemon, list[asyncio.StreamWriter](), False
+        server = self._run(asyncio.start_server(self._serve, "127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        self._server = server
+
+    def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._daemon.loop).result(60)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        back, forth = await asyncio.open_connection("127.0.0.1", int(self._daemon.url.rpartition(":")[2]))
+        self._writers += [writer, forth]
+        await self._set_down(self._is_down)
+        await asyncio.gather(_copy(reader, forth), _copy(back, writer))
+
+    async def _set_down(self, is_down: bool) -> None:
+        self._is_down = is_down
+        for writer in self._writers if is_down else ():
+            writer.transport.abort()
+
+    def set_down(self, is_down: bool) -> None:
+        """Close all connections, and those to come, or end that."""
+        self._run(self._set_down(is_down))
+
+    def close(self) -> None:
+        self.set_down(True)
+        self._daemon.loop.call_soon_threadsafe(self._server.close)
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        while data := await reader.read(65536):
+            writer.write(data)
+    writer.close()
+
+
+def test_hidden_and_disconnected_pages_catch_up(browser: Any, sixty: ServedDaemon) -> None:
+    from tests.dashboard.browser import Visitor
+
+    def drain(reason: str) -> None:
+        sixty.http.post("/api/v1/clusters/leiden-1/drain", json={"reason": reason}).raise_for_status()
+
+    network = Network(sixty)
+    visitor = Visitor(browser, network.url, sixty.admin_token)
+    page, content = visitor.open("/clusters"), visitor.page.locator("#main")
+    page.evaluate("window.loaded = 'once'")
+    show = "hidden => { Object.defineProperty(document, 'hidden', {value: hidden, configurable: true});"
+    show += " document.dispatchEvent(new Event('visibilitychange')); }"
+    page.evaluate(show, True)
+    page.get_by_text("paused").wait_for()
+    drain("while hidden")
+    page.evaluate(show, False)
+    content.get_by_text("while hidden").first.wait_for()
+    network.set_down(True)
+    page.wait_for_selector("#live[data-state=off]")
+    drain("while away")
+    network.set_down(False)
+    content.get_by_text("while away").first.wait_for()
+    assert page.evaluate("window.loaded") == "once"
+    visitor.close()
+    network.close()
+    sixty.http.post("/api/v1/clusters/leiden-1/resume", json={}).raise_for_status()
+
+
+def test_page_without_login_leads_to_login(visitor: Any, sixty: ServedDaemon) -> None:
+    page = visitor.open("/clusters")
+    other = visitor.context.new_page()
+    other.goto("/")
+    other.get_by_role("button", name="Log out").click()
+    page.wait_for_url("**/login?next=%2Fclusters")
+    visitor.complaints[:] = [text for text in visitor.complaints if "status of 401" not in text]
 
 
 def test_hostile_texts_in_every_field_inject_no_node(visitor: Any, sixty: ServedDaemon) -> None:

@@ -72,7 +72,7 @@ def test_history_page_shows_pictures_and_tables(visit: Visit, grid_with_ended_jo
 def test_history_page_after_update_keeps_pictures(visit: Visit, grid_with_ended_jobs: EmbeddedGrid) -> None:
     page = visit().open("/history")
     page.locator("#jobs canvas").wait_for()
-    page.evaluate("htmx.ajax('GET', '/history', {target: '#main', swap: 'innerMorph'})")
+    page.evaluate("htmx.ajax('GET', '/history', {target: '#main', swap: 'innerMorph', select: '#main > *'})")
     page.locator(".plot canvas").nth(6).wait_for()
     assert page.locator(".plot canvas").count() == 7
 

@@ -1,4 +1,4 @@
-"""Every page of the navigation, for each role, as page, part and JSON."""
+"""Every page of the navigation, for each role, as page, stream and JSON."""
 
 import re
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ import httpx2
 import pytest
 
 from tests.daemon_in_process import ServedDaemon
-from tests.dashboard.people import Person, create_token
+from tests.dashboard.people import Person, create_token, stream_page
 from tests.grid.embedded import EmbeddedGrid
 
 
@@ -30,15 +30,18 @@ def list_paths(client: httpx2.Client) -> list[str]:
 
 
 @pytest.mark.parametrize("role", ["user", "operator", "admin"])
-def test_page_is_served_as_html_part_and_json(clients: dict[str, httpx2.Client], role: str) -> None:
+def test_page_is_served_as_html_stream_and_json(clients: dict[str, httpx2.Client], role: str) -> None:
     client = clients[role]
     paths = list_paths(client)
     assert {"/", "/clusters", "/capacity", "/network"} <= set(paths)
     for path in paths:
         page = client.get(path)
         assert (page.status_code, "<!doctype html>" in page.text) == (200, True), path
-        part = client.get(path, headers={"HX-Request": "true"})
-        assert (part.status_code, "<!doctype" in part.text) == (200, False), path
+        if "data-events" in page.text:
+            with stream_page(client, path) as contents:
+                content = next(contents)
+            assert "<h1" in content, path
+            assert "<!doctype" not in content, path
         assert page.headers["content-security-policy"].startswith("default-src 'none'")
         assert " style=" not in page.text, path
         twin = re.search(r'<a href="([^"]+)">this page as JSON', page.text)

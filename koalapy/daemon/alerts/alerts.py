@@ -218,7 +218,7 @@ def build_alerts(
     ]
 
     def signal_change(alert: Alert, begins: bool) -> None:
-        del alert, begins
-        engine.changes.note_change("clusters")
+        del begins
+        engine.changes.note_change("clusters", subjects=[alert.target])
 
     return Alerts(checks, rules, engine.clock, signal_change, notify, mark_store)

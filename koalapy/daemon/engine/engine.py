@@ -518,12 +518,29 @@ class Engine:
             self._dispatcher.set_awaited_clusters(self.queries.awaited_clusters())
         for ident in effects.jobs if self._watchers else ():
             self.wake_watchers(ident)
-        counted = any(
-            isinstance(event, Reported) and isinstance(event.report, ClusterReport) for event in transaction.events
-        )
-        changed: dict[Topic, bool] = {"jobs": bool(effects.jobs), "clusters": counted or bool(effects.clusters)}
+        reported = {
+            event.cluster
+            for event in transaction.events
+            if isinstance(event, Reported) and isinstance(event.report, ClusterReport)
+        }
+        clusters = reported.union(effects.clusters)
+        changed: dict[Topic, bool] = {"jobs": bool(effects.jobs), "clusters": bool(clusters)}
         if any(changed.values()):
-            self.changes.note_change(*(topic for topic, is_so in changed.items() if is_so))
+            topics = [topic for topic, is_so in changed.items() if is_so]
+            self.changes.note_change(*topics, subjects=_changed_subjects(effects.jobs.values(), clusters))
+
+
+def _changed_subjects(jobs: Iterable[Job], clusters: Iterable[ClusterName]) -> Iterator[str]:
+    """Yield the jobs that changed, their arrays, owners and clusters, and the clusters that changed themselves."""
+    for job in jobs:
+        yield f"job {job.id}"
+        yield f"user {job.spec.owner}"
+        if job.array_job is not None:
+            yield f"job {job.array_job}"
+        for component in job.attempt.components if job.attempt is not None else ():
+            yield f"cluster {component.cluster}"
+    for name in clusters:
+        yield f"cluster {name}"
 
 
 def steady_clock() -> Callable[[], float]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -12,12 +12,8 @@ TOPICS: tuple[Topic, ...] = get_args(Topic)
 
 MIN_INTERVAL = 1.0
 """The least seconds between two signals."""
-MAX_INTERVAL = 20.0
-"""The most seconds between two signals of changes, however much work they cause."""
 IDLE_INTERVAL = 10.0
-"""Seconds after which a client gets an empty signal if nothing changed, so that pages update ages."""
-SHARE = 0.04
-"""The share of time that may be spent on the work that signals cause."""
+"""Seconds after which a client gets an empty signal if nothing changed, so that it updates ages."""
 
 
 @dataclass(slots=True, eq=False)
@@ -35,48 +31,52 @@ class Changes:
         self._followers: set[_Follower] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._signalled_at = float("-inf")
-        self._interval = MIN_INTERVAL
-        self._spent = 0.0
         self._ended = False
+        self.subjects: set[str] | None = None
+        """The jobs, users and clusters that changed; None while they are not collected."""
+
+    @property
+    def number(self) -> int:
+        """The number of changes since the daemon started."""
+        return self._version
 
     @property
     def version(self) -> str:
         """A text that differs after each change and for each daemon run."""
-        return f"{self._origin}.{self._version}"
+        return self.version_of(self._version)
 
-    @property
-    def signalled_at(self) -> float:
-        """The loop time of the last signal."""
-        return self._signalled_at
+    def version_of(self, number: int) -> str:
+        """Return the version after a number of changes."""
+        return f"{self._origin}.{number}"
 
-    @property
-    def interval(self) -> float:
-        """The least seconds between two signals now."""
-        return self._interval
+    def number_of(self, version: str) -> int:
+        """Return the number of changes up to a version; -1 for a text that is no version of this run."""
+        origin, _, digits = version.partition(".")
+        is_own = origin == self._origin and digits.isdecimal() and len(digits) < 20
+        return number if is_own and (number := int(digits)) <= self._version else -1
 
     @property
     def ended(self) -> bool:
         return self._ended
 
-    def note_change(self, *topics: Topic) -> None:
-        """Record a change of these topics; followers are signalled soon."""
+    def note_change(self, *topics: Topic, subjects: Iterable[str] = ()) -> None:
+        """Record a change of these topics; followers are signalled soon.
+
+        ``subjects`` are the jobs, users and clusters concerned, such as ``job 17``, ``user alice``, ``cluster north``.
+        """
         self._version += 1
         for follower in self._followers:
             follower.topics.update(topics)
+        if self.subjects is not None:
+            self.subjects.update(subjects)
         if self._followers and self._timer is None:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_at(max(loop.time(), self._signalled_at + self._interval), self._signal_followers)
-
-    def add_cost(self, seconds: float) -> None:
-        """Record seconds of work that a signal has caused. The more work, the rarer signals become."""
-        self._spent += seconds
+            self._timer = loop.call_at(max(loop.time(), self._signalled_at + MIN_INTERVAL), self._signal_followers)
 
     def _signal_followers(self) -> None:
-        """Wake the followers with changes. Wait longer before the next signal if the last one caused much work."""
+        """Wake the followers with changes."""
         self._timer = None
         self._signalled_at = asyncio.get_running_loop().time()
-        self._interval = min(MAX_INTERVAL, max(MIN_INTERVAL, self._spent / SHARE))
-        self._spent = 0.0
         for follower in self._followers:
             if follower.topics:
                 follower.wake.set()

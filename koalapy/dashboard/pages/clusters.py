@@ -230,7 +230,14 @@ def add_clusters(dashboard: Dashboard, services: Services, survey: Survey, audit
         shown, view = show_rows(CLUSTERS, table, "/clusters", {"q": q}, rows, keys)
         return ClustersView(q, shown, view, NodeCounts(**total))
 
-    @dashboard.page("/clusters/{name}/nodes", "nodes.html", operation="show_cluster", title="Nodes", table=NODES)
+    @dashboard.page(
+        "/clusters/{name}/nodes",
+        "nodes.html",
+        operation="show_cluster",
+        title="Nodes",
+        subject="cluster {name}",
+        table=NODES,
+    )
     async def cluster_nodes(name: Name, caller: Caller, table: TableParameters, q: Words = "") -> NodesPage:
         """Return the nodes of a cluster with all words of a filter in their names, states, classes or reasons."""
         services.jobs.get_cluster(name)
@@ -243,7 +250,14 @@ def add_clusters(dashboard: Dashboard, services: Services, survey: Survey, audit
         shown, view = show_nodes(rows, table, f"{page_of(name)}/nodes", q)
         return NodesPage(name, q, shown, view, replace(known, nodes=()), queries.grid[name].total)
 
-    @dashboard.page("/clusters/{name}", "cluster.html", operation="show_cluster", title="Cluster", shared=True)
+    @dashboard.page(
+        "/clusters/{name}",
+        "cluster.html",
+        operation="show_cluster",
+        title="Cluster",
+        shared=True,
+        subject="cluster {name}",
+    )
     async def cluster(name: Name, caller: Caller, changes_before: Before = 0) -> ClusterPage:
         """Return the state of one cluster; raise ``NotFoundError`` if there is none of this name."""
         record, now = services.jobs.get_cluster(name), engine.clock()

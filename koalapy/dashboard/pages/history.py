@@ -95,7 +95,8 @@ def pictures_of(lines: Sequence[HistoryLine]) -> tuple[list[Picture], int]:
 def add_history(dashboard: Dashboard, history: History) -> None:
     """Add the page that shows what jobs used over time."""
 
-    @dashboard.page("/history", "history.html", operation="show_usage", title="History", key="h")
+    # Daily values change slowly and are expensive to compute.
+    @dashboard.page("/history", "history.html", operation="show_usage", title="History", key="h", pause=30.0)
     async def page(
         caller: Caller,
         by: Kind = Kind.CLUSTER,

@@ -4,11 +4,42 @@
   const live = document.getElementById("live");
   const show = (state, text) => { if (live) { live.dataset.state = state; live.textContent = text; } };
 
-  document.body.addEventListener("htmx:sse:after:connection", () => show("on", "live"));
-  document.body.addEventListener("changed", () => show("on", "live"));
-  for (const lost of ["htmx:sse:error", "htmx:sse:close"])
-    document.body.addEventListener(lost, () => show("off", "not live, trying again"));
-  document.addEventListener("visibilitychange", () => { if (document.hidden) show("off", "paused"); });
+  // The content of a visible page comes anew whenever it differs. The daemon sends something every ten seconds.
+  const main = document.getElementById("main"), SILENCE_MS = 30000, LONGEST_PAUSE_MS = 16000;
+  let stream = null, heard = 0, failures = 0, version = main.dataset.version;
+  const follow = async () => {
+    if (stream || document.hidden || !main.dataset.events) return;
+    const mine = stream = new AbortController();
+    heard = Date.now();
+    try {
+      const answer = await fetch(main.dataset.events, { headers: { "Last-Event-ID": version }, signal: mine.signal });
+      if (answer.status === 401) return location.reload();
+      if (!answer.ok) throw new Error(answer.statusText);
+      show("on", "live");
+      const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+      for (let text = "";;) {
+        const { value, done } = await reader.read();
+        if (done) break;
+        heard = Date.now();
+        failures = 0;
+        const events = (text + value).split("\n\n");
+        text = events.pop();
+        const newest = events.findLast((event) => event.startsWith("data: "))?.split("\n");
+        if (!newest) continue;
+        version = newest.pop().slice("id: ".length);
+        const content = newest.map((line) => line.slice("data: ".length)).join("\n");
+        await htmx.swap({ text: content, sourceElement: main, target: main, swap: "innerMorph" });
+      }
+    } catch { /* the daemon is away or has ended the stream */ }
+    if (stream !== mine) return;
+    stream = null;
+    show("off", "not live, trying again");
+    setTimeout(follow, (0.5 + Math.random()) * Math.min(500 * 2 ** failures++, LONGEST_PAUSE_MS));
+  };
+  const pause = () => { stream?.abort(); stream = null; show("off", "paused"); };
+  document.addEventListener("visibilitychange", () => document.hidden ? pause() : follow());
+  addEventListener("pagehide", pause);
+  addEventListener("pageshow", follow);
 
   // What somebody has opened stays open when the page is made anew.
   document.body.addEventListener("htmx:before:morph:attr", (event) => {
@@ -41,9 +72,11 @@
   const chip = document.querySelector(".chips [aria-current]"), right = (node) => node.getBoundingClientRect().right;
   if (chip) chip.parentElement.scrollLeft = right(chip) - right(chip.parentElement);
   document.body.addEventListener("htmx:after:swap", localize);
+  follow();
 
   setInterval(() => {
     if (document.hidden) return;
+    if (Date.now() - heard > SILENCE_MS) stream?.abort();
     for (const age of document.querySelectorAll("time.age"))
       age.textContent = told((Date.now() - Date.parse(age.dateTime)) / 1000);
   }, 1000);
