@@ -48,7 +48,7 @@ FIT_PHONE = """() => {
     const box = node.getBoundingClientRect();
     if (node.matches(".wide:not(:has(.heat)), pre, figure, section") && node.scrollWidth > node.clientWidth + 1)
       problems.push(`cut: ${name(node)}`);
-    if (node.matches("button, .button, select, summary, input, .chips a, header a, .cards td a, .tile a")
+    if (node.matches("button, .button, select, summary, input, .chips a, header a, .tile a")
         && box.height < 39.5 && !node.closest("label:has(input)") && !node.matches(".choose input, .unseen"))
       problems.push(`${Math.round(box.height)} px high: ${name(node)}`);
     if (node.matches("svg text:not(.nodes *, .distribution *)") && node.textContent && box.height < 9)
