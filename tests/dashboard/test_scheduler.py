@@ -106,7 +106,7 @@ def read_rows(page: Any, section: str) -> dict[str, list[str]]:
 
 def test_scheduler_page_shows_decisions_live(visit: Visit, grid: EmbeddedGrid) -> None:
     page = visit().open("/scheduler")
-    first_count = int(read_rows(page, "claims")["north"][1])
+    first_count = int(read_rows(page, "claims").get("north", ["", "0"])[1])
     gate = grid.make_gate()
     running_job = grid.submit({"type": "fixed", "components": [{"size": 4, "cluster": "north"}]}, *gate.hold)
     grid.wait_for_state(running_job, "running")
