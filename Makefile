@@ -88,6 +88,7 @@ testbed-down:  ## remove the testbed and all it holds
 	@deploy/testbed/control down
 
 check: $(STAMP)  ## lint, format, types, import contracts, locked packages, sleeps in ring 1, and wording
+	@! git grep -nE "^(<{7}|>{7}) " || { echo "conflict markers, see above" >&2; exit 1; }
 	$(BIN)/python -m deploy.locked
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -117,11 +118,7 @@ bench-core: $(STAMP)  ## the scheduler alone, and AccaSim beside it; ends with a
 bench-relay: $(STAMP)  ## Open MPI over relayed links beside kernel routing, in network namespaces: medians, as root, two minutes
 	$(BIN)/python -m tests.benchmarks.relay
 
-<<<<<<< HEAD
-bench-dashboard: $(STAMP)  ## what each page of the dashboard costs the daemon, and the dashboard in a browser (Debian's chromium); how soon it names ten incidents, as root: seven minutes
-=======
-bench-dashboard: $(STAMP)  ## what the dashboard costs in a browser (Debian's chromium) and in the daemon, also with 200 open pages, as JSON; how soon it names ten incidents, as root: nine minutes
->>>>>>> 767f84cc (dashboard: stream open pages, rendered once for all their viewers)
+bench-dashboard: $(STAMP)  ## what each page of the dashboard costs the daemon, the dashboard in a browser (Debian's chromium), 200 open pages; how soon it names ten incidents, as root: nine minutes
 	$(BIN)/python -m tests.benchmarks.dashboard
 	$(BIN)/python -m tests.benchmarks.open_pages
 	$(BIN)/python -m tests.benchmarks.incidents
