@@ -20,11 +20,17 @@ from koalapy.dashboard.tables import (
     render_table,
     show_rows,
 )
+from koalapy.model.request import ClusterName
 from koalapy.model.wording import format_hosts
 
 
+def cluster_path(cluster: ClusterName) -> str:
+    """Return the path of a cluster's page."""
+    return f"/clusters/{quote(cluster, safe='')}"
+
+
 def _path(row: ClusterRow) -> str:
-    return f"/clusters/{quote(row.cluster, safe='')}"
+    return cluster_path(row.cluster)
 
 
 def _jobs_cell(count: int, state: str, row: ClusterRow) -> str:

@@ -51,6 +51,7 @@ SUFFIX = ".events"
 """End of the address of a page's stream."""
 
 Load = Callable[..., Coroutine[Any, Any, Any]]
+BoundLoad = Callable[[], Coroutine[Any, Any, Any]]
 Simulate = Callable[[Report], Awaitable[Any]]
 Prepare = Callable[..., Awaitable[Simulate]]
 Act = Callable[..., Awaitable[str]]
@@ -103,7 +104,7 @@ class Dashboard:
         self.engine, self.changes = engine, engine.changes
         self.router = APIRouter(include_in_schema=False)
         self.links: list[Link] = []
-        self._live = LivePages(engine.changes)
+        self.live_pages = LivePages(engine.changes)
 
     # Pages
 
@@ -137,82 +138,24 @@ class Dashboard:
             self.links.append(Link(path, title, key, role))
 
         def register(load: Load) -> Load:
-            """Add the routes of the page and of its JSON, and return the function unchanged."""
-            bound, uses_caller = Depends(_bound(load)), "caller" in signature(load).parameters
-
-            async def render_view(context: dict[str, Any], view: Any) -> tuple[SharedPage, float]:
-                """Render and compress a page in a thread; return it and the CPU time."""
-                context = context | {"view": view, "title": title, "definition": table, "now": self.engine.clock()}
-                return await to_thread(_render_compressed, template, context)
-
-            async def html(request: Request, caller: Caller, load: Callable[[], Awaitable[Any]] = bound) -> Response:
-                """Respond with the page."""
-                address, query = request.url.path, request.url.query
-                context = self._make_context(address, query, caller) | {
-                    "csrf": _CSRF_PLACEHOLDER,
-                    "layout": "base.html",
-                    "events": _twin(address, query, SUFFIX) if live else "",
-                    "version": self.changes.version,
-                }
-
-                async def load_and_render() -> SharedPage:
-                    return (await render_view(context, await load()))[0]
-
-                page = await cancel_on_disconnect(request, load_and_render())
-                csrf = csrf_token(request).encode()
-                if _accepts_gzip(request):
-                    return Response(page.as_gzip(csrf), 200, COMPRESSED, "text/html; charset=utf-8")
-                return HTMLResponse(page.as_bytes(csrf), 200, HEADERS)
-
-            async def events(
-                request: Request,
-                caller: Caller,
-                last: Annotated[str, Header(alias="Last-Event-ID", max_length=100)] = "",
-                load: Callable[[], Coroutine[Any, Any, Any]] = bound,
-            ) -> Response:
-                """Stream the page's content whenever it differs, as events with its version as id."""
-                address, query = request.url.path.removesuffix(SUFFIX), request.url.query
-                address = "/" if path == "/" else address
-                context = self._make_context(address, query, caller)
-                context |= {"csrf": _CSRF_PLACEHOLDER, "layout": "part.html", "events": "", "as_event": True}
-                family = (address, query, caller.role)
-                if shared or not uses_caller:
-                    del context["caller"]
-                is_personal = uses_caller and not (shared and caller.has_role(Role.OPERATOR))
-                viewer = (caller.user, "" if shared else session_of(request.scope)) if is_personal else ()
-                source = LiveSource(
-                    load,
-                    partial(render_view, context),
-                    family if shared else None,
-                    subject.format(user=caller.user, **request.path_params),
-                    pause,
-                )
-                contents = self._live.follow((*family, caller.groups, viewer), source, last)
-                return await _stream(request, contents)
-
-            async def as_json(request: Request, load: Callable[[], Coroutine[Any, Any, Any]] = bound) -> JSONResponse:
-                return JSONResponse(jsonable_encoder(await cancel_on_disconnect(request, load())))
-
-            async def as_csv(request: Request, load: Callable[[], Coroutine[Any, Any, Any]] = bound) -> Response:
-                view = await cancel_on_disconnect(request, load())
-                assert table is not None
-                text = await to_thread(render_csv, table, view.table, getattr(view, table.name))
-                name = f'attachment; filename="{path.strip("/").replace("/", "-")}.csv"'
-                return Response(text, 200, {"Content-Disposition": name}, "text/csv; charset=utf-8")
-
-            checks = [Depends(reject_unknown_parameters)]
-            # Registered first, since a path parameter of the page would match the suffix.
-            self.router.add_api_route(_twin(path, "", ".json"), as_json, operation_id=operation, dependencies=checks)
+            """Add the routes of the page in all its forms, and return the function unchanged."""
+            uses_caller = "caller" in signature(load).parameters
+            page = _Page(self, path, template, title, live, shared, subject, pause, table, uses_caller)
+            bound, checks = Depends(_bound(load)), [Depends(reject_unknown_parameters)]
+            # The page itself comes last, since a path parameter of it would match the suffixes.
+            routes = {_twin(path, "", ".json"): partial(page.as_json, load=bound)}
             if table is not None:
-                self.router.add_api_route(f"{path}.csv", as_csv, operation_id=operation, dependencies=checks)
+                routes[f"{path}.csv"] = partial(page.as_csv, load=bound)
             if live:
-                self.router.add_api_route(_twin(path, "", SUFFIX), events, operation_id=operation, dependencies=checks)
-            self.router.add_api_route(path, html, operation_id=operation, dependencies=checks)
+                routes[_twin(path, "", SUFFIX)] = partial(page.as_events, load=bound)
+            routes[path] = partial(page.as_html, load=bound)
+            for address, route in routes.items():
+                self.router.add_api_route(address, route, operation_id=operation, dependencies=checks)
             return load
 
         return register
 
-    def _make_context(self, path: str, query: str, caller: Identity | None) -> dict[str, Any]:
+    def make_context(self, path: str, query: str, caller: Identity | None) -> dict[str, Any]:
         """Return the template variables that every page has, but the token of its forms."""
         return {
             "path": path,
@@ -229,7 +172,7 @@ class Dashboard:
 
     def render_plain(self, request: Request, template: str, status: int = 200, **context: Any) -> HTMLResponse:
         """Render a page without updates, such as an error or the login."""
-        common = self._make_context(request.url.path, request.url.query, identity_of(request.scope))
+        common = self.make_context(request.url.path, request.url.query, identity_of(request.scope))
         common |= {"layout": "plain.html", "now": self.engine.clock(), "events": "", "csrf": csrf_token(request)}
         return HTMLResponse(render(template, common | context), status, HEADERS)
 
@@ -254,17 +197,14 @@ class Dashboard:
             """Add the route of the stream, and return the function unchanged."""
             bound = Depends(_bound(prepare))
 
+            @self.router.get(path, operation_id=operation, dependencies=[Depends(reject_unknown_parameters)])
             async def stream(
                 request: Request, caller: Caller, prepare: Callable[[], Awaitable[Simulate]] = bound
             ) -> StreamingResponse:
-                context = self._make_context(request.url.path, request.url.query, caller) | {
-                    "csrf": csrf_token(request)
-                }
+                context = self.make_context(request.url.path, request.url.query, caller) | {"csrf": csrf_token(request)}
                 parts = self._follow_simulation(await prepare(), template, context)
                 return StreamingResponse(parts, 200, HEADERS | {"Cache-Control": "no-store"}, "text/event-stream")
 
-            checks = [Depends(reject_unknown_parameters)]
-            self.router.add_api_route(path, stream, operation_id=operation, dependencies=checks)
             return prepare
 
         return register
@@ -302,16 +242,11 @@ class Dashboard:
             """Add the route of the action, and return the function unchanged."""
             bound = Depends(_bound(act))
 
+            @self.router.post(path, operation_id=operation, dependencies=[Depends(read_checked_form)])
             async def post(request: Request, act: Callable[[], Awaitable[str]] = bound) -> Response:
                 """Run the action, and send the browser to the next page."""
-                next_page = await act()
-                if "hx-request" in request.headers:
-                    return Response(status_code=204, headers={"HX-Redirect": next_page})
-                return RedirectResponse(next_page, 303)
+                return _redirect(request, await act())
 
-            self.router.add_api_route(
-                path, post, methods=["POST"], operation_id=operation, dependencies=[Depends(read_checked_form)]
-            )
             return act
 
         return register
@@ -326,27 +261,103 @@ class Dashboard:
             """Add the route of the form, and return the function unchanged."""
             bound = Depends(_bound(answer))
 
+            @self.router.post(path, operation_id=operation, dependencies=[Depends(read_checked_form)])
             async def post(
                 request: Request, caller: Caller, answer: Callable[[], Awaitable[FormAnswer]] = bound
             ) -> Response:
                 result = await answer()
                 if isinstance(result, str):
-                    if "hx-request" in request.headers:
-                        return Response(status_code=204, headers={"HX-Redirect": result})
-                    return RedirectResponse(result, 303)
+                    return _redirect(request, result)
                 view, status = result
                 layout = "part.html" if "hx-request" in request.headers else "base.html"
-                context = self._make_context(request.url.path, request.url.query, caller)
+                context = self.make_context(request.url.path, request.url.query, caller)
                 context |= {"view": view, "title": title, "now": self.engine.clock(), "events": "", "layout": layout}
                 context |= {"definition": None, "csrf": csrf_token(request)}
                 return HTMLResponse(await to_thread(render, template, context), status, HEADERS)
 
-            self.router.add_api_route(
-                path, post, methods=["POST"], operation_id=operation, dependencies=[Depends(read_checked_form)]
-            )
             return answer
 
         return register
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    """A registered page, and its responses in each form from the view that ``load`` returns."""
+
+    dashboard: Dashboard
+    path: str
+    template: str
+    title: str
+    live: bool
+    shared: bool
+    subject: str
+    pause: float
+    table: TableDefinition[Any] | None
+    uses_caller: bool
+
+    async def as_html(self, request: Request, caller: Caller, load: BoundLoad) -> Response:
+        """Respond with the page."""
+        address, query = request.url.path, request.url.query
+        context = self.dashboard.make_context(address, query, caller) | {
+            "csrf": _CSRF_PLACEHOLDER,
+            "layout": "base.html",
+            "events": _twin(address, query, SUFFIX) if self.live else "",
+            "version": self.dashboard.changes.version,
+        }
+
+        async def load_and_render() -> SharedPage:
+            return (await self._render(context, await load()))[0]
+
+        page = await cancel_on_disconnect(request, load_and_render())
+        csrf = csrf_token(request).encode()
+        if _accepts_gzip(request):
+            return Response(page.as_gzip(csrf), 200, COMPRESSED, "text/html; charset=utf-8")
+        return HTMLResponse(page.as_bytes(csrf), 200, HEADERS)
+
+    async def as_events(
+        self,
+        request: Request,
+        caller: Caller,
+        load: BoundLoad,
+        last: Annotated[str, Header(alias="Last-Event-ID", max_length=100)] = "",
+    ) -> Response:
+        """Stream the page's content whenever it differs, as events with its version as id."""
+        address, query = request.url.path.removesuffix(SUFFIX), request.url.query
+        address = "/" if self.path == "/" else address
+        context = self.dashboard.make_context(address, query, caller)
+        context |= {"csrf": _CSRF_PLACEHOLDER, "layout": "part.html", "events": "", "as_event": True}
+        family = (address, query, caller.role)
+        if self.shared or not self.uses_caller:
+            del context["caller"]
+        is_personal = self.uses_caller and not (self.shared and caller.has_role(Role.OPERATOR))
+        viewer = (caller.user, "" if self.shared else session_of(request.scope)) if is_personal else ()
+        source = LiveSource(
+            load,
+            partial(self._render, context),
+            family if self.shared else None,
+            self.subject.format(user=caller.user, **request.path_params),
+            self.pause,
+        )
+        contents = self.dashboard.live_pages.follow((*family, caller.groups, viewer), source, last)
+        return await _stream(request, contents)
+
+    async def as_json(self, request: Request, load: BoundLoad) -> Response:
+        """Respond with the view as JSON."""
+        return JSONResponse(jsonable_encoder(await cancel_on_disconnect(request, load())))
+
+    async def as_csv(self, request: Request, load: BoundLoad) -> Response:
+        """Respond with the rows of the table as a file."""
+        view, table = await cancel_on_disconnect(request, load()), self.table
+        assert table is not None
+        text = await to_thread(render_csv, table, view.table, getattr(view, table.name))
+        name = f'attachment; filename="{self.path.strip("/").replace("/", "-")}.csv"'
+        return Response(text, 200, {"Content-Disposition": name}, "text/csv; charset=utf-8")
+
+    async def _render(self, context: dict[str, Any], view: Any) -> tuple[SharedPage, float]:
+        """Render and compress the page in a thread; return it and the CPU time."""
+        context = context | {"view": view, "title": self.title, "definition": self.table}
+        context["now"] = self.dashboard.engine.clock()
+        return await to_thread(_render_compressed, self.template, context)
 
 
 def _bound(function: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
@@ -370,6 +381,13 @@ def _render_compressed(template: str, context: dict[str, Any]) -> tuple[SharedPa
 def _twin(path: str, query: str, suffix: str) -> str:
     """Return the address of a page in another form."""
     return ("/now" if path == "/" else path) + suffix + (f"?{query}" if query else "")
+
+
+def _redirect(request: Request, page: str) -> Response:
+    """Return a response to a form that sends the browser to the next page."""
+    if "hx-request" in request.headers:
+        return Response(status_code=204, headers={"HX-Redirect": page})
+    return RedirectResponse(page, 303)
 
 
 def _accepts_gzip(request: Request) -> bool:

@@ -6,18 +6,18 @@ from dataclasses import asdict, dataclass, replace
 from datetime import date
 from functools import partial
 from itertools import islice
-from urllib.parse import quote
 
 from koalapy.api.access import Caller
 from koalapy.api.clusters import OPERATIONS_WITHOUT_JOB, Name
 from koalapy.daemon.agents.hub import AgentDetails
 from koalapy.daemon.agents.questions import KnownNodes, NodeRow, list_visible_nodes
 from koalapy.daemon.forecast.forecasts import DrainPreview
+from koalapy.daemon.jobs.history import History
 from koalapy.daemon.observability.audit import Audit
 from koalapy.daemon.observability.instruments import Instruments
 from koalapy.daemon.services import Services
 from koalapy.dashboard.attention import AlertGroup, group_alerts
-from koalapy.dashboard.cluster_table import CLUSTERS, NODES, group_nodes, show_nodes
+from koalapy.dashboard.cluster_table import CLUSTERS, NODES, cluster_path, group_nodes, show_nodes
 from koalapy.dashboard.dashboard import Dashboard, SentForm, Simulate
 from koalapy.dashboard.pages.audit import Before, Changes, read_changes
 from koalapy.dashboard.pages.timeline import active_components, make_bars
@@ -206,12 +206,43 @@ def components_on(cluster: ClusterStatus, queries: Queries, caller: Identity) ->
             yield ClusterComponent(job.id, component.rank, size, component.state, owner, component.claimed_at)
 
 
+async def _read_timeline(services: Services, cluster: ClusterStatus, queries: Queries, now: float) -> Timeline:
+    """Return the components and the local load of a cluster in the last hours."""
+    ended = await services.history.list_components(now - TIMELINE_S, MAX_BARS, cluster.name)
+    held = {match[0].id: match[0] for token in cluster.live if (match := queries.find(token)) is not None}
+    active = [one for one in active_components(held.values()) if one.cluster == cluster.name]
+    bars = make_bars([*ended.components, *active], now)[cluster.name]
+    load = (await services.samples.read_local_load(TIMELINE_S)).get(cluster.name, ())
+    return Timeline(
+        now - TIMELINE_S,
+        now + 0.02 * TIMELINE_S,
+        now,
+        [TimelineLane(cluster.name, max(1, cluster.total), bars, load=load)],
+        complete_since=max(0.0, ended.complete_since),
+    )
+
+
+async def _read_daily_use(history: History, cluster: ClusterName) -> list[Point]:
+    """Return the part of a cluster's nodes that jobs had, in percent, by day."""
+    table = await history.read_table(Kind.CLUSTER, Step.DAY, history.make_span(None, None, USE_DAYS), cluster)
+    return [
+        Point((line.start - date(1970, 1, 1)).days * 86_400.0, 100 * line.utilisation)
+        for line in table.lines
+        if line.utilisation is not None
+    ]
+
+
 def add_clusters(dashboard: Dashboard, services: Services, survey: Survey, audit_log: Audit) -> None:
     """Add the pages of all clusters and of one cluster, and the actions of operators on a cluster."""
-    engine, queries = dashboard.engine, dashboard.engine.queries
+    _add_list(dashboard, services, survey)
+    _add_nodes(dashboard, services)
+    _add_cluster(dashboard, services, survey, audit_log)
+    _add_actions(dashboard, services)
 
-    def page_of(name: str) -> str:
-        return f"/clusters/{quote(name, safe='')}"
+
+def _add_list(dashboard: Dashboard, services: Services, survey: Survey) -> None:
+    """Add the page of all clusters."""
+    engine, queries = dashboard.engine, dashboard.engine.queries
 
     @dashboard.page("/clusters", "clusters.html", operation="list_clusters", title="Clusters", key="c", table=CLUSTERS)
     async def clusters(table: TableParameters, q: Words = "") -> ClustersView:
@@ -230,6 +261,11 @@ def add_clusters(dashboard: Dashboard, services: Services, survey: Survey, audit
         shown, view = show_rows(CLUSTERS, table, "/clusters", {"q": q}, rows, keys)
         return ClustersView(q, shown, view, NodeCounts(**total))
 
+
+def _add_nodes(dashboard: Dashboard, services: Services) -> None:
+    """Add the page of all nodes of a cluster."""
+    queries = dashboard.engine.queries
+
     @dashboard.page(
         "/clusters/{name}/nodes",
         "nodes.html",
@@ -247,8 +283,13 @@ def add_clusters(dashboard: Dashboard, services: Services, survey: Survey, audit
             for row in listed
             if matches_text(q, (row.name, row.state, row.owner, row.node_class, row.reason, *row.features))
         ]
-        shown, view = show_nodes(rows, table, f"{page_of(name)}/nodes", q)
+        shown, view = show_nodes(rows, table, f"{cluster_path(name)}/nodes", q)
         return NodesPage(name, q, shown, view, replace(known, nodes=()), queries.grid[name].total)
+
+
+def _add_cluster(dashboard: Dashboard, services: Services, survey: Survey, audit_log: Audit) -> None:
+    """Add the page of one cluster."""
+    engine, queries = dashboard.engine, dashboard.engine.queries
 
     @dashboard.page(
         "/clusters/{name}",
@@ -263,16 +304,12 @@ def add_clusters(dashboard: Dashboard, services: Services, survey: Survey, audit
         record, now = services.jobs.get_cluster(name), engine.clock()
         is_operator = caller.has_role(Role.OPERATOR)
         status = queries.grid[name]
-        ended = await services.history.list_components(now - TIMELINE_S, MAX_BARS, name)
-        held = {match[0].id: match[0] for token in status.live if (match := queries.find(token)) is not None}
-        active = [one for one in active_components(held.values()) if one.cluster == name]
-        bars = make_bars([*ended.components, *active], now)[name]
-        days = services.history.make_span(None, None, USE_DAYS)
-        use = await services.history.read_table(Kind.CLUSTER, Step.DAY, days, name)
+        timeline = await _read_timeline(services, status, queries, now)
+        use = await _read_daily_use(services.history, name)
         failed = await services.history.list_failed_components(name, MAX_ERRORS)
-        loads = await services.samples.read_local_load(TIMELINE_S)
         rows, known = await list_visible_nodes(services.node_lists, queries, name, caller)
-        nodes, node_table = show_nodes(group_nodes(rows), TableQuery(limit=MAX_NODES_SHOWN), f"{page_of(name)}/nodes")
+        nodes_path = f"{cluster_path(name)}/nodes"
+        nodes, node_table = show_nodes(group_nodes(rows), TableQuery(limit=MAX_NODES_SHOWN), nodes_path)
         visible_alerts = services.alerts.visible_to(caller)
         groups, silenced = group_alerts([alert_row(a, queries.grid) for a in visible_alerts if a.cluster == name])
         return ClusterPage(
@@ -297,20 +334,10 @@ def add_clusters(dashboard: Dashboard, services: Services, survey: Survey, audit
             nodes=nodes,
             node_table=node_table,
             known_nodes=replace(known, nodes=()),
-            timeline=Timeline(
-                now - TIMELINE_S,
-                now + 0.02 * TIMELINE_S,
-                now,
-                [TimelineLane(name, max(1, status.total), bars, load=loads.get(name, ()))],
-                complete_since=max(0.0, ended.complete_since),
-            ),
-            use=[
-                Point((line.start - date(1970, 1, 1)).days * 86_400.0, 100 * line.utilisation)
-                for line in use.lines
-                if line.utilisation is not None
-            ],
+            timeline=timeline,
+            use=use,
             errors=[
-                PastError(one.job, one.ended_at, one.error if caller.has_role(Role.OPERATOR) else "")
+                PastError(one.job, one.ended_at, one.error if is_operator else "")
                 for one in failed
                 if one.ended_at is not None
             ],
@@ -325,6 +352,10 @@ def add_clusters(dashboard: Dashboard, services: Services, survey: Survey, audit
             else (certificate.fingerprint, certificate.expires_at),
             changes=await read_changes(audit_log, caller, changes_before, target=f"cluster {name}"),
         )
+
+
+def _add_actions(dashboard: Dashboard, services: Services) -> None:
+    """Add the actions of operators on a cluster, and the preview of a drain with its simulation."""
 
     @dashboard.page(
         "/clusters/{name}/drain", "drain.html", operation="preview_drain", title="Drain a cluster", live=False
@@ -343,14 +374,14 @@ def add_clusters(dashboard: Dashboard, services: Services, survey: Survey, audit
     @dashboard.action("/clusters/{name}/drain", operation="drain_cluster")
     async def drain(name: Name, caller: Caller, form: SentForm) -> str:
         await services.jobs.drain_cluster(name, caller, form.reason, requeue=bool(form.get("requeue")))
-        return page_of(name)
+        return cluster_path(name)
 
     @dashboard.action("/clusters/{name}/resume", operation="resume_cluster")
     async def resume(name: Name, form: SentForm) -> str:
         await services.jobs.resume_cluster(name)
-        return page_of(name)
+        return cluster_path(name)
 
     @dashboard.action("/clusters/{name}/clear", operation="clear_cluster")
     async def clear(name: Name, form: SentForm) -> str:
         await services.jobs.clear_cluster(name)
-        return page_of(name)
+        return cluster_path(name)

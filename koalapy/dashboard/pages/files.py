@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
-from urllib.parse import quote
 
 from fastapi import Query
 from markupsafe import escape
@@ -13,6 +12,7 @@ from koalapy.api.access import Caller
 from koalapy.api.files import ReplicaView
 from koalapy.daemon.jobs.quota import StorageUse
 from koalapy.daemon.services import Services
+from koalapy.dashboard.cluster_table import cluster_path
 from koalapy.dashboard.dashboard import Dashboard
 from koalapy.dashboard.rendering import format_size, identifier, render_iso_time, state_badge, with_query
 from koalapy.dashboard.tables import (
@@ -84,7 +84,7 @@ REPLICAS: TableDefinition[ReplicaView] = TableDefinition(
             "cluster",
             "Cluster",
             lambda one: one.cluster,
-            lambda one, _: link(f"/clusters/{quote(one.cluster, safe='')}", one.cluster),
+            lambda one, _: link(cluster_path(one.cluster), one.cluster),
             is_sortable=False,
         ),
         Column(

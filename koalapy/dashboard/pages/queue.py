@@ -12,8 +12,10 @@ from pydantic import Field
 
 from koalapy.api import fields
 from koalapy.api.access import Caller
+from koalapy.daemon.jobs.bulk_actions import BulkActions
 from koalapy.daemon.jobs.job_finder import JobFinder
 from koalapy.daemon.jobs.job_records import ActionResult
+from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.daemon.services import Services
 from koalapy.dashboard.dashboard import Dashboard, Form, SentForm
 from koalapy.dashboard.job_table import JOBS, job_sort_key
@@ -34,8 +36,10 @@ from koalapy.dashboard.tables import (
 from koalapy.model.errors import NotFoundError, UsageError
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import FINAL_STATES, Job, JobId, JobState
-from koalapy.model.job_search import KINDS, MAX_LENGTH, JobSearch, format_term, parse_search
+from koalapy.model.job_search import KINDS, MAX_LENGTH, format_term, parse_search
 from koalapy.model.job_spec import Priority
+from koalapy.scheduler.queries import Queries
+from koalapy.scheduler.queue.placement_queues import PlacementQueues
 from koalapy.system.event_loop import iterate_in_slices
 from koalapy.validation.permissions import may_see_all_of, owns
 
@@ -171,18 +175,54 @@ class _Outcomes:
         return view
 
 
+async def _build_rows(found_jobs: Sequence[Job], caller: Identity, jobs: Jobs, queries: Queries) -> list[JobRow]:
+    """Return the table rows of jobs, with pauses for other tasks."""
+    positions = queries.queues.positions(found_jobs)
+    rows: list[JobRow] = []
+    async for page in iterate_in_slices(found_jobs, ROWS_PER_SLICE):
+        rows += [job_row(jobs.make_record(job), caller, positions.get(job.id)) for job in page]
+    return rows
+
+
+async def _find_page(
+    finder: JobFinder, queues: PlacementQueues, q: str, caller: Identity, query: TableQuery
+) -> tuple[list[Job], TableView]:
+    """Return a page of jobs. Ended jobs, which the database holds, are listed by their numbers only."""
+    search = parse_search(q)
+    if search.states & FINAL_STATES:
+        sort = sort_of(JOBS, query, {"id"}) if query.sort else "-id"
+        if sort != "-id":
+            hint = "exclude ended jobs, as with state:waiting"
+            raise UsageError("ended jobs are listed newest first", field="sort", value=query.sort, hint=hint)
+        below = parse_position(query.after)[1] if query.after else None
+        if below is not None and not (isinstance(below, int) and 0 < below <= fields.MAX_ID):
+            raise invalid_position(query.after)
+        result = await finder.find_jobs(search, caller, below=below, limit=query.limit)
+        found, total, sortable = list(result.jobs), None, ("id",)
+        after = write_position(result.next_below, result.next_below) if result.next_below else ""
+    else:
+        matching, sort, sortable = await finder.find_unfinished(search, caller), sort_of(JOBS, query), None
+        key, keyed = job_sort_key(sort, caller, queues), list[tuple[Value, int, Job]]()
+        async for slice_of_jobs in iterate_in_slices(matching):
+            keyed += [(key(job), job.id, job) for job in slice_of_jobs]
+        found, after = await to_thread(cut_page, keyed, query, sort)
+        total = len(matching)
+    return found, make_view(
+        JOBS, query, "/queue", {"q": q}, shown=len(found), total=total, next_after=after, sort=sort, sortable=sortable
+    )
+
+
 def add_queue(dashboard: Dashboard, services: Services) -> None:
     """Add the page that lists and searches jobs, and those that change many jobs at a time."""
-    engine, jobs = dashboard.engine, services.jobs
-    finder = JobFinder(jobs, engine.queries, engine.clock)
+    finder = JobFinder(services.jobs, dashboard.engine.queries, dashboard.engine.clock)
+    _add_list(dashboard, services.jobs, finder)
+    _add_confirmation(dashboard, services.jobs, finder)
+    _add_actions(dashboard, services.jobs.bulk)
 
-    async def build_rows(found_jobs: Sequence[Job], caller: Identity) -> list[JobRow]:
-        """Return the table rows of jobs, with pauses for other tasks."""
-        positions = engine.queries.queues.positions(found_jobs)
-        rows: list[JobRow] = []
-        async for page in iterate_in_slices(found_jobs, ROWS_PER_SLICE):
-            rows += [job_row(jobs.make_record(job), caller, positions.get(job.id)) for job in page]
-        return rows
+
+def _add_list(dashboard: Dashboard, jobs: Jobs, finder: JobFinder) -> None:
+    """Add the page that lists and searches jobs."""
+    queries = dashboard.engine.queries
 
     @dashboard.page("/queue", "queue.html", operation="list_jobs", title="Jobs", key="q", shared=True, table=JOBS)
     async def queue(caller: Caller, table: TableParameters, q: Text = "") -> QueueView:
@@ -190,7 +230,7 @@ def add_queue(dashboard: Dashboard, services: Services) -> None:
         examples, allowed = [kind.example for kind in KINDS.values()], jobs.rules.high_priority.is_allowed_to(caller)
         problem, shown, view = None, list[Job](), None
         try:
-            shown, view = await find_page(parse_search(q), caller, table, {"q": q})
+            shown, view = await _find_page(finder, queries.queues, q, caller, table)
         except UsageError as error:
             if error.field != "q":
                 raise
@@ -199,46 +239,17 @@ def add_queue(dashboard: Dashboard, services: Services) -> None:
             q=q,
             problem=problem.message if problem else "",
             hint=problem.hint if problem else "",
-            jobs=await build_rows(shown, caller),
+            jobs=await _build_rows(shown, caller, jobs, queries),
             table=view,
             words=examples,
             examples=_list_examples(caller),
             high_priority_allowed=allowed,
         )
 
-    async def find_page(
-        search: JobSearch, caller: Identity, query: TableQuery, page_filter: Mapping[str, str]
-    ) -> tuple[list[Job], TableView]:
-        """Return a page of jobs. Ended jobs, which the database holds, are listed by their numbers only."""
-        if search.states & FINAL_STATES:
-            sort = sort_of(JOBS, query, {"id"}) if query.sort else "-id"
-            if sort != "-id":
-                hint = "exclude ended jobs, as with state:waiting"
-                raise UsageError("ended jobs are listed newest first", field="sort", value=query.sort, hint=hint)
-            below = parse_position(query.after)[1] if query.after else None
-            if below is not None and not (isinstance(below, int) and 0 < below <= fields.MAX_ID):
-                raise invalid_position(query.after)
-            result = await finder.find_jobs(search, caller, below=below, limit=query.limit)
-            found, total, sortable = list(result.jobs), None, ("id",)
-            after = write_position(result.next_below, result.next_below) if result.next_below else ""
-        else:
-            matching, sort, sortable = await finder.find_unfinished(search, caller), sort_of(JOBS, query), None
-            key, keyed = job_sort_key(sort, caller, engine.queries.queues), list[tuple[Value, int, Job]]()
-            async for slice_of_jobs in iterate_in_slices(matching):
-                keyed += [(key(job), job.id, job) for job in slice_of_jobs]
-            found, after = await to_thread(cut_page, keyed, query, sort)
-            total = len(matching)
-        return found, make_view(
-            JOBS,
-            query,
-            "/queue",
-            page_filter,
-            shown=len(found),
-            total=total,
-            next_after=after,
-            sort=sort,
-            sortable=sortable,
-        )
+
+def _add_confirmation(dashboard: Dashboard, jobs: Jobs, finder: JobFinder) -> None:
+    """Add the page that shows the effect of an action on many jobs before the user confirms it."""
+    queries = dashboard.engine.queries
 
     @dashboard.page("/queue/confirm", "queue_confirm.html", operation="list_jobs", title="Act on jobs", live=False)
     async def confirm(
@@ -270,7 +281,7 @@ def add_queue(dashboard: Dashboard, services: Services) -> None:
             path="/queue/priority" if action in ("high", "low") else f"/queue/{action}",
             effect=_describe_effect(does, len(affected), len(users)),
             order=_describe_effect(order, len(affected), len(users)),
-            jobs=await build_rows(affected[:DEFAULT_ROWS], caller),
+            jobs=await _build_rows(affected[:DEFAULT_ROWS], caller, jobs, queries),
             more_jobs=max(0, len(affected) - DEFAULT_ROWS),
             shown_states=",".join(f"{job.id}:{job.state}" for job in affected),
             states=dict(Counter(str(job.state) for job in affected)),
@@ -280,12 +291,10 @@ def add_queue(dashboard: Dashboard, services: Services) -> None:
             needs_reason=action in ("cancel", "hold") and any(not owns(caller, job) for job in affected),
         )
 
-    _add_actions(dashboard, services)
 
-
-def _add_actions(dashboard: Dashboard, services: Services) -> None:
+def _add_actions(dashboard: Dashboard, bulk: BulkActions) -> None:
     """Add the actions that change many jobs, and the page of their results."""
-    bulk, outcomes = services.jobs.bulk, _Outcomes()
+    outcomes = _Outcomes()
 
     def store_outcome(form: Form, caller: Identity, action: Action, results: Sequence[ActionResult]) -> str:
         """Store the results of an action, and return the path of the page that shows them."""
