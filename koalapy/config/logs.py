@@ -205,6 +205,7 @@ MEANINGS: Mapping[str, str] = {
     "open-files-low": "The limit of open files is too low for many runners.",
     "output-kept-again": "Output is stored again.",
     "output-not-kept": "Output cannot be stored. Programs that write output wait.",
+    "page-failed": "An open page of the dashboard cannot be rendered. Its browsers ask for it again.",
     "policy-broken": "A policy returned an invalid placement, which was ignored.",
     "predictions-not-kept": "The database did not store predictions. They are missing in the accuracy report.",
     "question-failed": "A request of the daemon or of another site failed.",

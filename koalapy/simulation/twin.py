@@ -120,7 +120,7 @@ JOB_RUNS, MIN_DRAWS, MAX_DRAWS = 2_000, 3, 20
 LOW, MIDDLE, HIGH = 0.1, 0.5, 0.9
 HORIZON = 30 * 86_400.0
 """Default number of simulated seconds."""
-ALONE = 200
+ALONE = 4_000
 """Number of simulated jobs up to which one process is used."""
 MAX_TASKS = 1_000
 """Number of waiting tasks of arrays that a simulation starts before it ends."""
