@@ -28,6 +28,7 @@ from koalapy.config.types import (
     ClusterKey,
     CollectorUrl,
     HostName,
+    LeaseSetting,
     Network,
     Ports,
     ProviderUri,
@@ -42,8 +43,7 @@ from koalapy.model.cluster import ClusterPair, Link, LinkUse, check_cluster, pai
 from koalapy.model.disk import DiskLimits
 from koalapy.model.errors import UsageError
 from koalapy.model.identity import HighPriority, Provider, Role
-from koalapy.model.job import DEFAULT_LEASE, NO_LEASE
-from koalapy.model.job_spec import MAX_DURATION
+from koalapy.model.job import DEFAULT_LEASE
 from koalapy.model.limits import LimitSettings
 from koalapy.model.measurement import MeasurementSettings
 from koalapy.model.profile import MAX_SETS, ClusterProfile, Mpi, find_largest_sets
@@ -68,18 +68,6 @@ class TokenSection:
     """User that the token authenticates."""
     role: Role = Role.USER
     """Role of its bearer."""
-
-
-def _check_lease(value: object) -> object:
-    """Return ``NO_LEASE`` for ``none``, and any other value as it is."""
-    if value == "none":
-        return NO_LEASE
-    if isinstance(value, int | float) and value <= 0:
-        raise ValueError("give more than 0 seconds, or none")
-    return value
-
-
-LeaseSetting = Annotated[float, BeforeValidator(_check_lease), Field(ge=0, le=MAX_DURATION, allow_inf_nan=False)]
 
 
 def _with_a_user(section: object) -> object:

@@ -1,12 +1,14 @@
-"""Constrained text types of the configuration; a value that violates a constraint raises ``ValueError``."""
+"""Constrained types of the configuration; a value that violates a constraint raises ``ValueError``."""
 
 import re
 from ipaddress import ip_address, ip_network
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
+from koalapy.model.job import NO_LEASE
+from koalapy.model.job_spec import MAX_DURATION
 from koalapy.model.request import MAX_CLUSTER_NAME_LENGTH
 from koalapy.system.local_token import check_token
 
@@ -140,3 +142,15 @@ def _check_collector(url: str) -> str:
 
 
 CollectorUrl = Annotated[str, AfterValidator(_check_collector)]
+
+
+def _check_lease(value: object) -> object:
+    """Return ``NO_LEASE`` for ``none``, and any other value as it is."""
+    if value == "none":
+        return NO_LEASE
+    if isinstance(value, int | float) and value <= 0:
+        raise ValueError("give more than 0 seconds, or none")
+    return value
+
+
+LeaseSetting = Annotated[float, BeforeValidator(_check_lease), Field(ge=0, le=MAX_DURATION, allow_inf_nan=False)]
