@@ -9,26 +9,25 @@ import socket
 from collections.abc import Callable
 
 from koalapy.runner.containers import SeriesCheck, find_container
-from koalapy.runner.exec_guard import INPUT_NAME, SCRIPT_VARIABLE, ExecGuard, write_rank_script
+from koalapy.runner.exec_guard import SCRIPT_VARIABLE, ExecGuard
 from koalapy.runner.link import Loop
 from koalapy.runner.networks import own_networks
 from koalapy.runner.output_streams import OutputFilter, TagReader
 from koalapy.runner.parameters import (
     CONTROL_PORTS_PARAMETER,
     NAMING,
-    REFUSE_MPICH,
     TAG_SEPARATORS,
     Installation,
     check_parameters,
     localize_parameters,
-    prepare,
+    make_ready,
     rank_environment,
+    refit,
     select_parameters,
 )
 from koalapy.runner.plan import Plan, Role
 from koalapy.runner.preflight import MAX_CONCURRENT_PROBES, MAX_PEERS, READY_TIMEOUT, Preflight, Prober
 from koalapy.runner.processes import command_of, descendants, raise_file_limit, require_program
-from koalapy.runner.rank_processors import binding_lines
 from koalapy.runner.settings import Failure
 
 TYPE_CHECKING = False
@@ -113,42 +112,6 @@ STARTER_NAMES = ("mpirun", "mpiexec", "prterun", "prte", "prted", "orterun", "or
 MAX_REASON_LENGTH = 1000
 OWN_FILES = MAX_CONCURRENT_PROBES + MAX_PEERS + 64
 """Open files that the head node needs beside one for each node: those of the pre-flight, and its own."""
-
-
-def make_ready(node: Node, plan: Plan) -> tuple[Installation, str]:
-    """Find this node's Open MPI and prepare its environment; return it with a new folder for its session files.
-
-    Session files of a killed run in a shared folder would disturb later runs.
-    """
-    installation = Installation(node.environment, node.settings.name, plan)
-    folder = node.make_folder()
-    if plan.reads_input:
-        node.make_input(f"{folder}/{INPUT_NAME}")
-    fit_environment(node, plan, installation, folder)
-    return installation, folder
-
-
-def refit(node: Node, plan: Plan, installation: Installation, folder: str) -> None:
-    """Recompute the environment after the nodes' addresses have changed."""
-    node.environment = plan.environment(node.settings)
-    fit_environment(node, plan, installation, folder)
-
-
-def fit_environment(node: Node, plan: Plan, installation: Installation, folder: str) -> None:
-    """Prepare a node's environment for its Open MPI, and write the script that starts its ranks."""
-    prepare(node.environment, installation, plan)
-    node.environment["TMPDIR"] = folder
-    ranks = rank_environment(node.environment, installation)
-    container = find_container(plan, node.settings, node.environment)
-    if sum(node_plan["slots"] for node_plan in plan.nodes) > 1:
-        ranks.update(REFUSE_MPICH)
-    command, workdir = plan.context["command"], plan.rank_folder or os.getcwd()
-    if container is not None:
-        command = container.wrap_command(command, workdir, folder)
-    fifo = f"{folder}/{INPUT_NAME}" if plan.reads_input else ""
-    binding = binding_lines(plan, node.settings)
-    script = write_rank_script(folder, command, ranks, installation.prefix, workdir, fifo, binding)
-    node.environment[SCRIPT_VARIABLE] = script
 
 
 def start_daemon(

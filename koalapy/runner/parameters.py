@@ -7,16 +7,18 @@ import os
 import re
 import shlex
 
-from koalapy.runner.exec_guard import SHELL
+from koalapy.runner.containers import find_container
+from koalapy.runner.exec_guard import INPUT_NAME, SCRIPT_VARIABLE, SHELL, write_rank_script
 from koalapy.runner.networks import own_addresses
 from koalapy.runner.processes import find_program
+from koalapy.runner.rank_processors import binding_lines
 from koalapy.runner.settings import Failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from koalapy.runner.plan import Plan
+    from koalapy.runner.plan import Node, Plan
     from koalapy.runner.relay_links import RelayedLinks
 
 STARTERS = {"prterun": (5, "prted"), "orterun": (4, "orted")}
@@ -432,3 +434,39 @@ def rank_environment(environment: dict[str, str], installation: Installation) ->
     if path := ":".join(filter(None, libraries)):
         variables["LD_LIBRARY_PATH"] = path
     return variables
+
+
+def make_ready(node: Node, plan: Plan) -> tuple[Installation, str]:
+    """Find this node's Open MPI and prepare its environment; return it with a new folder for its session files.
+
+    Session files of a killed run in a shared folder would disturb later runs.
+    """
+    installation = Installation(node.environment, node.settings.name, plan)
+    folder = node.make_folder()
+    if plan.reads_input:
+        node.make_input(f"{folder}/{INPUT_NAME}")
+    fit_environment(node, plan, installation, folder)
+    return installation, folder
+
+
+def refit(node: Node, plan: Plan, installation: Installation, folder: str) -> None:
+    """Recompute the environment after the nodes' addresses have changed."""
+    node.environment = plan.environment(node.settings)
+    fit_environment(node, plan, installation, folder)
+
+
+def fit_environment(node: Node, plan: Plan, installation: Installation, folder: str) -> None:
+    """Prepare a node's environment for its Open MPI, and write the script that starts its ranks."""
+    prepare(node.environment, installation, plan)
+    node.environment["TMPDIR"] = folder
+    ranks = rank_environment(node.environment, installation)
+    container = find_container(plan, node.settings, node.environment)
+    if sum(node_plan["slots"] for node_plan in plan.nodes) > 1:
+        ranks.update(REFUSE_MPICH)
+    command, workdir = plan.context["command"], plan.rank_folder or os.getcwd()
+    if container is not None:
+        command = container.wrap_command(command, workdir, folder)
+    fifo = f"{folder}/{INPUT_NAME}" if plan.reads_input else ""
+    binding = binding_lines(plan, node.settings)
+    script = write_rank_script(folder, command, ranks, installation.prefix, workdir, fifo, binding)
+    node.environment[SCRIPT_VARIABLE] = script
