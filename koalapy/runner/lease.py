@@ -9,6 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from koalapy.runner.link import Loop
+    from koalapy.runner.settings import Settings
+
 MAX_PENDING_QUERIES = 100
 """Queries whose answers are still accepted; answers to older ones would not extend a lease."""
 
@@ -50,3 +57,32 @@ class SilenceClock:
 def renewal_interval(lease: float | None, longest: float = 10.0, shortest: float = 0.02) -> float:
     """Return the seconds between two renewals of a lease: a tenth of it, so that some answers may be lost."""
     return longest if lease is None else max(shortest, min(longest, lease / 10))
+
+
+class RunnerLease(SilenceClock):
+    """The time for which a node's program may run without the daemon, which the runner asks its agent to renew."""
+
+    def __init__(
+        self, settings: Settings, loop: Loop, send: Callable[[dict[str, Any]], None], clock: Callable[[], float]
+    ) -> None:
+        """``send`` sends a message to the agent, whose welcome says the lease: ``settings.lease``."""
+        super().__init__(clock(), clock)
+        self._settings, self._loop, self._send = settings, loop, send
+
+    @property
+    def remaining(self) -> float:
+        """Seconds until the lease is over, negative afterwards; infinite without a lease."""
+        return float("inf") if self._settings.lease is None else self._settings.lease - self.silence
+
+    def request_renewal(self) -> None:
+        """Request a renewal now and at intervals."""
+        self._send({"t": "renew", "number": self.start_query()})
+        self.plan_renewal()
+
+    def plan_renewal(self) -> None:
+        self._loop.set_alarm("renew", renewal_interval(self._settings.lease), self.request_renewal)
+
+    def record_message(self, message: dict[str, Any]) -> None:
+        """Renew the lease by the agent's answer to a request, if the agent knows how long the daemon was silent."""
+        if message.get("silence") is not None:
+            self.record_answer(message["number"], message["silence"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 from koalapy.runner.exec_guard import LAUNCHER
@@ -62,6 +63,23 @@ def folder_fault(node: Node) -> int | None:
     """
     is_of_job = node.environment.get("TMPDIR") != node.settings.program_environment.get("TMPDIR")
     return 126 if is_of_job else None
+
+
+def enter_workdir(node: Node, context: dict[str, Any]) -> None:
+    """Change to the program's working directory. Raise ``Failure`` if the user's own choice cannot be entered."""
+    workdir = context["workdir"] or node.settings.stage or node.settings.spool
+    try:
+        os.chdir(workdir)
+    except OSError as error:
+        if context["workdir"] and not context.get("workdir_optional"):
+            text = f"cannot run in {workdir} on {node.settings.name}: {error.strerror}"
+            raise Failure(text, 126) from error
+        # The home before the spool: files in the home stay.
+        folders = (node.environment.get("HOME", ""), node.settings.spool)
+        folder = next((f for f in folders if os.access(f, os.W_OK | os.X_OK)), "/")
+        if node.settings.node == 0:
+            node.say(f"cannot use {workdir} on {node.settings.name} ({error.strerror}): running in {folder}")
+        os.chdir(folder)
 
 
 def separates_streams(message: Mapping[str, Any], context: Mapping[str, Any]) -> bool:

@@ -18,10 +18,10 @@ if not __package__:
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from koalapy.runner.folders import make_folder, remove_stale_folders, remove_tree, replace_file
-from koalapy.runner.lease import SilenceClock, boot_time, renewal_interval
+from koalapy.runner.lease import RunnerLease, boot_time
 from koalapy.runner.link import MAX_LAG, Link, Loop, encode
 from koalapy.runner.openmpi import Follower
-from koalapy.runner.plan import Plan, Role, folder_fault
+from koalapy.runner.plan import Plan, Role, enter_workdir, folder_fault
 from koalapy.runner.process_launcher import make_role
 from koalapy.runner.processes import Processes, UsageMeter, check_node, forbid_dumps, require_program
 from koalapy.runner.program_output import Output, ProgramOutput
@@ -62,7 +62,6 @@ class Runner:
         self.settings = settings
         self.loop = Loop()
         self._clock = clock
-        self._silence = SilenceClock(clock(), clock)
         self._halted_until: float | None = None
         """Time by ``clock`` until which the program is halted for its lease to be renewed; None if it is not halted."""
         self._lease_is_over = False
@@ -99,6 +98,7 @@ class Runner:
         """Seconds to wait for the agent to take the result; None: ``agent_timeout``."""
         self._status: int | None = None
         self._link = Link(self.loop, settings, self._describe_runner, self._receive_message)
+        self._lease = RunnerLease(settings, self.loop, self._link.send, clock)
         self._streams = Streams(self.loop, self.processes, self._link.send, settings.name)
         self._link.on_disconnect = self._streams.on_disconnect
 
@@ -275,7 +275,7 @@ class Runner:
         s.host = s.host or self._link.address
         runner = {"host": s.host, "name": s.name, "lrm_job": s.lrm_job, "life": self._run_id, "pid": os.getpid()}
         state = {"phase": self._phase, "start": self._output.start, "warned": self._warned}
-        return {**runner, **state, "streams": True, "renew": self._silence.start_query()}
+        return {**runner, **state, "streams": True, "renew": self._lease.start_query()}
 
     def _note_agent(self) -> None:
         """Restart the timeouts of a silent agent."""
@@ -294,24 +294,6 @@ class Runner:
             self._delivery_timeout = 0.0
             self.conclude(None, error, infrastructure=True)
 
-    # The lease
-
-    def _renew_lease(self) -> None:
-        """Request a renewal of the lease, the time for which the program may run, now and at intervals."""
-        self._link.send({"t": "renew", "number": self._silence.start_query()})
-        self._plan_renewal()
-
-    def _plan_renewal(self) -> None:
-        self.loop.set_alarm("renew", renewal_interval(self.settings.lease), self._renew_lease)
-
-    def _record_silence(self, message: dict[str, Any]) -> None:
-        """Renew the lease by the agent's answer to a request, if the agent knows how long the daemon was silent."""
-        if message.get("silence") is not None:
-            self._silence.record_answer(message["number"], message["silence"])
-
-    def _lease_left(self) -> float:
-        return float("inf") if self.settings.lease is None else self.settings.lease - self._silence.silence
-
     def _check_lease(self) -> None:
         """End the program when its lease is over: the daemon was silent for too long.
 
@@ -319,7 +301,7 @@ class Runner:
         If the lease ended while this process was stopped, it may have been renewed: halt the program and ask the agent
         first. The program must not run on, since the next attempt may have begun.
         """
-        remaining = self._lease_left()
+        remaining = self._lease.remaining
         if self._result is not None:
             return
         if self._lease_is_over:
@@ -343,7 +325,7 @@ class Runner:
     def _request_renewal(self) -> None:
         """Request renewals until the halted program is resumed or ended."""
         if self._halted_until is not None and self._result is None:
-            self._renew_lease()
+            self._lease.request_renewal()
             self.loop.set_alarm("request-renewal", RENEWAL_INTERVAL, self._request_renewal)
 
     def _end_lease(self, late: float) -> None:
@@ -367,13 +349,11 @@ class Runner:
         """End the program with an error, since the daemon was silent for longer than the lease."""
         if self._result is not None:
             return
-        silence = f"the daemon was silent for {self._silence.silence:.0f} s"
+        silence = f"the daemon was silent for {self._lease.silence:.0f} s"
         error = f"node {self.settings.name} ended the program: its lease is over, {silence}"
         if not self._link.welcomed:
             self._delivery_timeout = 0.0
         self.conclude(None, error, infrastructure=True)
-
-    # The walltime
 
     def _check_walltime(self) -> None:
         """End a program at its walltime, in case the daemon cannot be reached. No grace extends the walltime."""
@@ -390,11 +370,11 @@ class Runner:
         kind = message["t"]
         if kind == "welcome":
             self.settings.lease = message["lease"]
-            self._record_silence(message)
+            self._lease.record_message(message)
             if "silence" in message:
-                self._plan_renewal()
+                self._lease.plan_renewal()
             else:  # an agent of an earlier version
-                self._renew_lease()
+                self._lease.request_renewal()
         self._note_agent()
         if kind == "welcome":
             self._output.acknowledge(message["output"])
@@ -403,10 +383,10 @@ class Runner:
                 self._link.send({"t": "relay_used", "pairs": sorted(self.relayed_before[0])})
             self._send_output()
         elif kind == "lease":
-            self._record_silence(message)
+            self._lease.record_message(message)
         elif kind == "output":
             self._release_output(message["offset"])
-        elif kind == "open" and self._phase == "waiting" and self._lease_left() <= 0:
+        elif kind == "open" and self._phase == "waiting" and self._lease.remaining <= 0:
             self._end_lease(0.0)  # the plan may have been delayed
         elif kind == "open" and self._phase == "waiting":
             self._start_program(message)
@@ -467,7 +447,7 @@ class Runner:
         self._program_output.role = self._role
         try:
             check_processors(plan, self.settings)
-            self._enter_workdir(plan.context)
+            enter_workdir(self, plan.context)
             self._program_output.prepare(plan)
             if (rank := self._role.first_rank) is not None:
                 self._program_output.open_files(rank)
@@ -485,22 +465,6 @@ class Runner:
             self._role.report_unfit(failure)
         else:
             self._report_failure(failure)
-
-    def _enter_workdir(self, context: dict[str, Any]) -> None:
-        """Change to the program's working directory. Raise ``Failure`` if the user's own choice cannot be entered."""
-        workdir = context["workdir"] or self.settings.stage or self.settings.spool
-        try:
-            os.chdir(workdir)
-        except OSError as error:
-            if context["workdir"] and not context.get("workdir_optional"):
-                text = f"cannot run in {workdir} on {self.settings.name}: {error.strerror}"
-                raise Failure(text, 126) from error
-            # The home before the spool: files in the home stay.
-            folders = (self.environment.get("HOME", ""), self.settings.spool)
-            folder = next((f for f in folders if os.access(f, os.W_OK | os.X_OK)), "/")
-            if self.settings.node == 0:
-                self.say(f"cannot use {workdir} on {self.settings.name} ({error.strerror}): running in {folder}")
-            os.chdir(folder)
 
     def say(self, line: str) -> None:
         """Insert a line for the user into the program's output."""
