@@ -32,8 +32,6 @@ from koalapy.agent.lrm.script import OpenMpi, open_mpi_here
 from koalapy.agent.runners.runners import RunnerSecrets, RunnerServer
 from koalapy.agent.runners.uplink import Handler, Questions, Uplink
 from koalapy.agent.transfers.exports import Exports, missing_programs
-from koalapy.agent.transfers.replicas import Replicas, Seals
-from koalapy.agent.transfers.roots import Roots
 from koalapy.agent.transfers.stages import ComponentFolders, FileService
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected
 from koalapy.model.job import ComponentState, is_token, parse_token
@@ -113,22 +111,12 @@ class Agent:
             silent_for=lambda: self._jobs.silent_for,
         )
         self._runners = RunnerServer(settings.runner_host, self._address_file, is_public=folders.is_mapped)
-        replicas = Replicas(
-            Roots(settings.cluster, settings.replica_directories), Seals(settings.directory / "seals.json")
-        )
-        exports = Exports(
-            replicas,
-            settings.directory / "exports",
-            settings.transfer_address,
-            settings.transfer_port,
-            settings.requires_encryption,
-            timeouts,
-        )
+        exports = Exports.from_settings(settings, timeouts)
         background = Background(
             lrm, settings.kind, settings.directory / "background", refused=self._accounts.acts_as_root, clock=clock
         )
         handlers: dict[str, Handler] = {
-            "stat": replicas.stat_replica,
+            "stat": exports.replicas.stat_replica,
             "export": exports.export_replica,
             "unexport": exports.revoke_ticket,
             "background": background.start_job,
@@ -137,7 +125,7 @@ class Agent:
         }
         self._questions = Questions(self._uplink, handlers, clock)
         self._files = FileService(
-            settings, replicas, exports, self._questions, self._reporter, self._spool.disk_sync, folders, timeouts
+            settings, exports, self._questions, self._reporter, self._spool.disk_sync, folders, timeouts
         )
         self._places = ComponentFolders(folders, self._files.stages, self._reporter)
         self._jobs = LrmJobs(

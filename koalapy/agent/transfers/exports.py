@@ -17,15 +17,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import structlog
 from pydantic import BaseModel, Field
 
 from koalapy.agent.accounts import drop_capabilities
-from koalapy.agent.core.settings import DEFAULT_TIMEOUTS, AgentTimeouts
+from koalapy.agent.core.settings import DEFAULT_TIMEOUTS, AgentSettings, AgentTimeouts
 from koalapy.agent.runners.uplink import ASKER
-from koalapy.agent.transfers.replicas import ReplicaRequest, Replicas
+from koalapy.agent.transfers.replicas import ReplicaRequest, Replicas, Seals
+from koalapy.agent.transfers.roots import Roots
 from koalapy.agent.transfers.tunnel import CERTIFICATE, HOST, PORT
 from koalapy.model.errors import SiteFault, SiteRejected
 from koalapy.runner.folders import replace_file
@@ -186,7 +187,7 @@ class Exports:
         self._encrypts, self._login_s = encrypts, timeouts.transfer_login_s
         self._max_tickets, self._max_log_size = max_tickets, max_log_size
         self._identity: TransferIdentity | None = None
-        self._replicas, self._directory = replicas, directory
+        self.replicas, self._directory = replicas, directory
         self._address, self._port = address, port or 0
         self._tickets: dict[str, Ticket] = {}
         self._listening: socket.socket | None = None
@@ -194,6 +195,15 @@ class Exports:
         self._connections: set[asyncio.subprocess.Process] = set()
         """The running rsync daemons."""
         self._serving = BackgroundTasks()
+
+    @classmethod
+    def from_settings(cls, settings: AgentSettings, timeouts: AgentTimeouts) -> Self:
+        """Return the exports of a cluster's replicas."""
+        replicas = Replicas(
+            Roots(settings.cluster, settings.replica_directories), Seals(settings.directory / "seals.json")
+        )
+        directory, address, port = settings.directory / "exports", settings.transfer_address, settings.transfer_port
+        return cls(replicas, directory, address, port, settings.requires_encryption, timeouts)
 
     async def export_replica(self, payload: Mapping[str, Any]) -> dict[str, object]:
         """Check a replica and issue a ticket; return the route. Raise ``SiteError``."""
@@ -206,7 +216,7 @@ class Exports:
             )
         if shutil.which(RSYNC) is None:
             raise SiteRejected("rsync is missing on its head node: install it there", fault=SiteFault.NO_RSYNC)
-        path = await asyncio.to_thread(self._replicas.check_replica, request)
+        path = await asyncio.to_thread(self.replicas.check_replica, request)
         folder, entry = await asyncio.to_thread(self._open, path)
         try:
             self._listen()
@@ -263,7 +273,7 @@ class Exports:
 
     def _open(self, path: Path) -> tuple[int, str | None]:
         """Return a descriptor of the folder to serve, and the only entry to serve, if any."""
-        with self._replicas.roots.open_path(path) as opened:
+        with self.replicas.roots.open_path(path) as opened:
             only = None if opened.is_folder else opened.name
             return os.dup(opened.parent if only else opened.descriptor), only
 

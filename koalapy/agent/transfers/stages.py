@@ -28,7 +28,6 @@ from koalapy.agent.runners.uplink import Questions
 from koalapy.agent.transfers.daemon_files import DaemonFiles
 from koalapy.agent.transfers.exports import Exports
 from koalapy.agent.transfers.pull import TransferTools
-from koalapy.agent.transfers.replicas import Replicas
 from koalapy.agent.transfers.roots import printable
 from koalapy.agent.transfers.stage import AccountStage, StageRun
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
@@ -323,7 +322,6 @@ class FileService:
     def __init__(
         self,
         settings: AgentSettings,
-        replicas: Replicas,
         exports: Exports,
         questions: Questions,
         reporter: Reporter,
@@ -331,11 +329,11 @@ class FileService:
         folders: JobFolders,
         timeouts: AgentTimeouts = DEFAULT_TIMEOUTS,
     ) -> None:
-        self._replicas, self._exports, self._reporter = replicas, exports, reporter
+        self._exports, self._reporter = exports, reporter
         daemon_files = DaemonFiles(settings.url, settings.cluster, settings.token, settings.trust)
         means = TransferTools(
             cluster=settings.cluster,
-            replicas=replicas,
+            replicas=exports.replicas,
             questions=questions,
             daemon_files=daemon_files,
             pulls=settings.transfer_limit,
@@ -355,7 +353,7 @@ class FileService:
             self.stages.release_stage(component.instance, component.stage)
 
     async def close(self) -> None:
-        self._replicas.close()
+        self._exports.replicas.close()
         await self.collector.close()
         await self.stages.close()
         await self._exports.close()
