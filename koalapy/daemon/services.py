@@ -126,46 +126,12 @@ def build_services(
     result_inputs = ResultInputs(results, jobs.get)
     network = Network(engine, queries, jobs, stores.measurements, core.links, settings.network)
     feedback = TransferFeedback(network.record_transfer, files.mark_spoiled, engine.instruments.count_transfer)
-    hub = Hub(
-        engine,
-        queries.accounts,
-        sessions,
-        AgentMessages(
-            engine,
-            queries,
-            outputs,
-            sessions,
-            questions,
-            streams,
-            feedback,
-            logins,
-            make_rejected_runner_recorder(audit),
-            core.relays.set_state,
-        ),
-        questions,
-        streams,
-        Terms(stores.jobs.instance, core.run_id, settings.output_limit, settings.public_url or ""),
-        unreachable_after=queries.rules.unreachable_after,
-        number_above=jobs.raise_next_number,
-        accepting_scripts={name for name, section in settings.clusters.items() if section.accepts_scripts},
-    )
-    folders = {"data directory": data_dir} | {name: data_dir / name for name in ("bundles", "results", "output")}
-    if (database := file_of(settings.database)) is not None:
-        folders["database"] = database.parent
-    health = HealthMonitor(engine, queries, folders, settings.disks)
-    if certificate is not None:
-        more_checks = (CertificateCheck(certificate), *more_checks)
-    if core.relays.is_configured:
-        core.relays.record_traffic = make_traffic_recorder(audit, engine.instruments)
-        more_checks = (RelayCheck(core.relays), *more_checks)
-    if core.record is not None:
-        more_checks = (RecordCheck(core.record), *more_checks)
-    notify = core.notifications.alert_changed
-    alerts = build_alerts(
-        settings, engine, queries, hub, sessions, health, network, data_dir, more_checks, notify, stores.alert_marks
-    )
+    hub = _build_hub(core, outputs, questions, streams, feedback, logins, audit, jobs)
+    health = _build_health_monitor(core)
+    checks = [*_build_checks(core, audit, certificate), *more_checks]
+    notify, marks = core.notifications.alert_changed, stores.alert_marks
+    alerts = build_alerts(settings, engine, queries, hub, sessions, health, network, data_dir, checks, notify, marks)
     track_record = TrackRecord(stores.predictions, stores.advice, clock)
-    times = RetentionTimes(settings.jobs_keep, settings.internal_jobs_keep)
     return Services(
         jobs,
         bundles,
@@ -175,15 +141,7 @@ def build_services(
         network,
         Advisor(queries.experience, stores.advice, track_record),
         health,
-        Retention(
-            stores.history,
-            outputs,
-            results,
-            times,
-            removal_clock(clock),
-            lambda: engine.draining,
-            queries.result_sources,
-        ),
+        _build_retention(core, outputs, results),
         LimitsInUse(queries.owner_use, bundles.size_of, results.size_of, clock),
         alerts,
         History(stores.history, clock, queries.jobs, settings.jobs_keep),
@@ -199,6 +157,72 @@ def build_services(
         core.notifications,
         certificate,
     )
+
+
+def _build_hub(
+    core: Core,
+    outputs: Outputs,
+    questions: Questions,
+    streams: Streams,
+    feedback: TransferFeedback,
+    logins: Logins,
+    audit: Audit,
+    jobs: Jobs,
+) -> Hub:
+    """Build the hub, to which agents connect, with the handlers of their messages."""
+    settings, queries = core.settings, core.queries
+    messages = AgentMessages(
+        core.engine,
+        queries,
+        outputs,
+        core.sessions,
+        questions,
+        streams,
+        feedback,
+        logins,
+        make_rejected_runner_recorder(audit),
+        core.relays.set_state,
+    )
+    return Hub(
+        core.engine,
+        queries.accounts,
+        core.sessions,
+        messages,
+        questions,
+        streams,
+        Terms(core.stores.jobs.instance, core.run_id, settings.output_limit, settings.public_url or ""),
+        unreachable_after=queries.rules.unreachable_after,
+        number_above=jobs.raise_next_number,
+        accepting_scripts={name for name, section in settings.clusters.items() if section.accepts_scripts},
+    )
+
+
+def _build_health_monitor(core: Core) -> HealthMonitor:
+    """Build the monitor of agents and of the disks with the daemon's files."""
+    folders = {"data directory": core.data_dir}
+    folders |= {name: core.data_dir / name for name in ("bundles", "results", "output")}
+    if (database := file_of(core.settings.database)) is not None:
+        folders["database"] = database.parent
+    return HealthMonitor(core.engine, core.queries, folders, core.settings.disks)
+
+
+def _build_retention(core: Core, outputs: Outputs, results: Results) -> Retention:
+    times = RetentionTimes(core.settings.jobs_keep, core.settings.internal_jobs_keep)
+    clock, sources = removal_clock(core.clock), core.queries.result_sources
+    return Retention(core.stores.history, outputs, results, times, clock, lambda: core.engine.draining, sources)
+
+
+def _build_checks(core: Core, audit: Audit, certificate: Certificate | None) -> list[Check]:
+    """Return the checks of the parts that this daemon has by its settings, and record the traffic of its relays."""
+    checks: list[Check] = []
+    if core.record is not None:
+        checks.append(RecordCheck(core.record))
+    if core.relays.is_configured:
+        core.relays.record_traffic = make_traffic_recorder(audit, core.engine.instruments)
+        checks.append(RelayCheck(core.relays))
+    if certificate is not None:
+        checks.append(CertificateCheck(certificate))
+    return checks
 
 
 def build_duties(core: Core, services: Services, audit: Audit, certificate: Certificate | None) -> list[Duty]:
