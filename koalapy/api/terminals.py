@@ -22,10 +22,11 @@ from koalapy.api.middleware import client_address
 from koalapy.daemon.agents.streams import Attendance, Stream, StreamRequest, Streams, StreamViolation
 from koalapy.daemon.jobs.jobs import MAX_LINE_NUMBER, Jobs
 from koalapy.daemon.observability.audit import Audit
+from koalapy.model.bounds import MAX_TERMINAL_SIZE
 from koalapy.model.errors import ConflictError, ForbiddenError, KoalaError, ProblemCode
 from koalapy.model.identity import Identity
 from koalapy.model.job import Job, JobId, JobState
-from koalapy.protocol.messages import MAX_TERMINAL_SIZE, StreamCredit, StreamEnd
+from koalapy.protocol.messages import StreamCredit, StreamEnd
 
 CLOSE_CODE = 4000
 MAX_WORDS = 1000

@@ -18,6 +18,8 @@ MAX_NODES = 1_000_000
 MAX_LISTED = 1_000_000
 MAX_TEXT_LENGTH = 20_000
 MAX_DEPTH = 100
+MAX_TERMINAL_SIZE = 10_000
+"""Rows or columns of a terminal."""
 HOST = re.compile(r"[A-Za-z0-9_:][A-Za-z0-9_.:%-]{0,254}", re.ASCII)
 
 
@@ -135,6 +137,8 @@ Number = Annotated[int, Interval(ge=0, le=2**63 - 1)]
 Bytes = Annotated[int, Interval(ge=0, le=2**53)]
 Space = Annotated[int, Interval(ge=0, le=2**64 - 1)]
 """The size of a file system in bytes or files."""
+Port = Annotated[int, Interval(ge=0, le=65535)]
+TerminalSize = Annotated[int, Interval(ge=0, le=MAX_TERMINAL_SIZE)]
 Seconds = Annotated[float, Interval(ge=0, le=1e10)]
 ProcessorSeconds = Annotated[float, Interval(ge=0, le=1e30)]
 """A sum over many processors."""

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from koalapy.model.bounds import Bytes, Name, Path
 from koalapy.model.request import ClusterName
 
 
@@ -49,6 +50,24 @@ class Replica:
 
     def part(self, name: str) -> Part | None:
         return next((part for part in self.parts or () if part.name == name), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageFile:
+    """One input of a component: a replica on a file site, and its name ``target`` in the stage's folder.
+
+    ``path`` is the absolute path of the file or folder on the file site, and ``part`` the entry of it to copy.
+    ``size`` in bytes and ``checksum`` describe what is copied. If ``source`` is the agent's own cluster, the folder
+    gets a symbolic link instead.
+    """
+
+    name: Path
+    source: Name
+    path: Path
+    part: Path | None = None
+    target: Path
+    size: Bytes
+    checksum: Name
 
 
 class Catalogue:

@@ -13,7 +13,6 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from typing_extensions import TypedDict
 
 from koalapy.model.bounds import (
-    MAX_LISTED,
     MAX_NODES,
     Base64,
     Bytes,
@@ -25,23 +24,22 @@ from koalapy.model.bounds import (
     Nodes,
     Number,
     Path,
+    Port,
     Seconds,
     ShortText,
+    TerminalSize,
     TruncatedText,
 )
 from koalapy.model.errors import SiteFault
 from koalapy.model.node_requirement import MAX_CORES, NodeRequirement
+from koalapy.model.replica import StageFile
 from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory, StageStatus
 
 PROTOCOL = 3
 MAX_CERTIFICATE_LENGTH = 65_536
 MAX_RANGES = 100
 """Ranges of ports of one node."""
-Port = Annotated[int, Interval(ge=0, le=65535)]
-MAX_TERMINAL_SIZE = 10_000
-"""Rows or columns of a terminal."""
 ProbeNumber = Annotated[int, Interval(ge=1, le=2**53)]
-TerminalSize = Annotated[int, Interval(ge=0, le=MAX_TERMINAL_SIZE)]
 
 
 class Message(BaseModel):
@@ -291,23 +289,6 @@ class RelayState(Message):
     """Whether the site demands that MPI messages to and from other sites are relayed, and so encrypted."""
 
 
-class FoundPart(Message):
-    """One entry of a folder."""
-
-    name: Path
-    size: Bytes
-    checksum: Name
-
-
-class Found(Message):
-    """A file or folder on a file site: the payload of an answer to ``stat``."""
-
-    path: Path
-    size: Bytes
-    checksum: Name
-    parts: Annotated[list[FoundPart], Field(max_length=MAX_LISTED)] | None = None
-
-
 # From the daemon
 
 
@@ -351,10 +332,7 @@ class Vouched(Message):
 
 
 class Command(Message):
-    """An order for a component or its stage, acknowledged by its id.
-
-    Agents reject it if its epoch, the number of the daemon run, is older than one they know.
-    """
+    """An order for a component or its stage, acknowledged by its id."""
 
     type: str
     id: Number
@@ -415,22 +393,17 @@ class PlanContext(TypedDict):
     nodes: Annotated[list[Nodes], Field(max_length=MAX_NODES)]
 
 
-class PlanWarning(TypedDict):
+class LeaseWarning(TypedDict):
+    """The signal to send when the lease is over, and the seconds of grace from then on."""
+
+    signal: Name
+    grace: Seconds
+
+
+class PlanWarning(LeaseWarning):
     """The signal to send ``after`` seconds from the start, and the seconds of grace that remain then."""
 
-    signal: Name
     after: Seconds
-    grace: Seconds
-
-
-class LeaseWarning(TypedDict):
-    """The signal to send when the lease is over, and the seconds of grace from then on.
-
-    The lease is the time for which a component runs without the daemon.
-    """
-
-    signal: Name
-    grace: Seconds
 
 
 class PlanRelay(TypedDict):
@@ -519,23 +492,6 @@ class Forget(Command):
     type: Literal["forget"] = "forget"
 
 
-class StageFile(Message):
-    """One input: a replica on a file site, and its name ``target`` in the stage's folder.
-
-    ``path`` is the absolute path of the file or folder on the file site, and ``part`` the entry of it to copy.
-    ``size`` in bytes and ``checksum`` describe what is copied. If ``source`` is the agent's own cluster, the folder
-    gets a symbolic link instead.
-    """
-
-    name: Path
-    source: Name
-    path: Path
-    part: Path | None = None
-    target: Path
-    size: Bytes
-    checksum: Name
-
-
 class StageBundle(Message):
     """The submitter's own files: an archive that the daemon stores under its SHA-256."""
 
@@ -601,6 +557,7 @@ class RelayLost(Message):
     reason: TruncatedText
 
 
+Forwarded = Relay | Ask | Answer
 FromAgent = Annotated[
     Hello
     | ComponentStatus
@@ -609,14 +566,12 @@ FromAgent = Annotated[
     | StageStatus
     | Output
     | Ack
-    | Relay
-    | Ask
-    | Answer
     | Confirmed
     | Vouch
     | RenewLease
     | RejectedRunner
     | RelayState
+    | Forwarded
     | StreamFromNode,
     Field(discriminator="type"),
 ]
@@ -629,14 +584,12 @@ FromDaemon = Annotated[
     | Stage
     | Unstage
     | OutputAck
-    | Relay
     | RelayFailed
     | RelayLost
-    | Ask
-    | Answer
     | Probe
     | LeaseRenewed
     | Vouched
+    | Forwarded
     | StreamToNode,
     Field(discriminator="type"),
 ]

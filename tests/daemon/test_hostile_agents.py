@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from koalapy.agent.runners import runner_messages
 from koalapy.daemon.engine.engine import WorkItem
+from koalapy.daemon.files.files import Found
 from koalapy.model.bounds import MAX_NOTICES, MAX_NOTICES_LENGTH, TruncateList
 from koalapy.model.job import ComponentState
 from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory, StageStatus
@@ -238,6 +239,6 @@ RUNNERS = (runner_messages.Hello, runner_messages.Out, runner_messages.Relay, ru
 
 
 @pytest.mark.evidence("G6", "C15")
-@pytest.mark.parametrize("model", [*KINDS, wire.Found, *RUNNERS])
+@pytest.mark.parametrize("model", [*KINDS, Found, *RUNNERS])
 def test_agent_message_fields_all_have_bounds(model: type) -> None:
     assert list_unbounded_fields(model) == []

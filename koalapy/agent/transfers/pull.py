@@ -31,8 +31,8 @@ from koalapy.agent.transfers.exports import RSYNC, RequiresEncryption, Route, al
 from koalapy.agent.transfers.replicas import Replicas
 from koalapy.agent.transfers.roots import Content, GrowingDigest, measure_content
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
+from koalapy.model.replica import StageFile
 from koalapy.model.reports import StageFault
-from koalapy.protocol.messages import StageFile
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
 log = structlog.get_logger()

@@ -38,8 +38,9 @@ from koalapy.agent.transfers.roots import (
     unpack_bundle,
 )
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
+from koalapy.model.replica import StageFile
 from koalapy.model.reports import StageFault, StageState, StageStatus, TransferMeasurement
-from koalapy.protocol.messages import Stage, StageBundle, StageFile
+from koalapy.protocol.messages import Stage, StageBundle
 
 log = structlog.get_logger()
 

@@ -31,8 +31,9 @@ from koalapy.agent.transfers.pull import TransferTools
 from koalapy.agent.transfers.roots import printable
 from koalapy.agent.transfers.stage import AccountStage, StageRun
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
+from koalapy.model.replica import StageFile
 from koalapy.model.reports import StageStatus
-from koalapy.protocol.messages import Stage, StageFile
+from koalapy.protocol.messages import Stage
 from koalapy.runner.result_archive import FoldersTooDeep, Patterns, write_archive
 from koalapy.system.event_loop import BackgroundTasks
 

@@ -8,21 +8,11 @@ from koalapy.daemon.network.relays import JobRelay
 from koalapy.model.job import WALLTIME_ALLOWANCE, Component, Job, JobId, lease_of, parse_token
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.profile import ClusterProfile
-from koalapy.model.replica import Catalogue
+from koalapy.model.replica import Catalogue, StageFile
 from koalapy.model.request import ClusterName, InputFile
 from koalapy.model.users import Accounts
 from koalapy.protocol.frames import PLAN, Plan
-from koalapy.protocol.messages import (
-    Forget,
-    PlanContext,
-    PlanNode,
-    Stage,
-    StageBundle,
-    StageFile,
-    Stop,
-    Submit,
-    Unstage,
-)
+from koalapy.protocol.messages import Forget, PlanContext, PlanNode, Stage, StageBundle, Stop, Submit, Unstage
 from koalapy.scheduler.effects import (
     Command,
     ForgetComponent,

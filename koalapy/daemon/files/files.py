@@ -4,15 +4,17 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
+from typing import Annotated, Any
 
 import structlog
+from pydantic import Field
 
 from koalapy.daemon.agents.questions import Questions
 from koalapy.daemon.engine.database import run_in_database
 from koalapy.daemon.engine.engine import Engine, WorkItem
 from koalapy.daemon.files.bundles import Bundles
 from koalapy.daemon.observability.audit import describe_request
+from koalapy.model.bounds import MAX_LISTED, Bytes, Name, Path
 from koalapy.model.errors import (
     ConflictError,
     KoalaError,
@@ -29,7 +31,7 @@ from koalapy.model.replica import Part, Replica, ReplicaState
 from koalapy.model.request import Bundle, ClusterName, InputFile
 from koalapy.model.wording import format_list, suggest_names
 from koalapy.ports import FileStore
-from koalapy.protocol.messages import Found
+from koalapy.protocol.messages import Message
 from koalapy.scheduler.events import Event, ReplicasChanged
 from koalapy.validation.inputs import ADD, name_problem, near_names, resolve_inputs
 
@@ -43,6 +45,23 @@ FIRST = ("", "")
 """A key before those of all replicas in the order of name and cluster."""
 STATES = {SiteFault.MISSING: ReplicaState.MISSING, SiteFault.CHANGED: ReplicaState.CHANGED}
 """The state of a replica by the fault that an agent reports; any other fault makes it unreadable."""
+
+
+class FoundPart(Message):
+    """One entry of a folder."""
+
+    name: Path
+    size: Bytes
+    checksum: Name
+
+
+class Found(Message):
+    """A file or folder on a file site: the payload of an answer to ``stat``."""
+
+    path: Path
+    size: Bytes
+    checksum: Name
+    parts: Annotated[list[FoundPart], Field(max_length=MAX_LISTED)] | None = None
 
 
 @dataclass(frozen=True, slots=True)

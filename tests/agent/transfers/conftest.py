@@ -20,8 +20,9 @@ from koalapy.agent.transfers.pull import TransferTools
 from koalapy.agent.transfers.replicas import Replicas, Seals
 from koalapy.agent.transfers.roots import Roots, measure_content
 from koalapy.agent.transfers.stages import Stages
+from koalapy.model.replica import StageFile
 from koalapy.model.reports import StageStatus
-from koalapy.protocol.messages import Answer, Ask, Stage, StageBundle, StageFile
+from koalapy.protocol.messages import Answer, Ask, Stage, StageBundle
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 from tests import needs as needed
 from tests.agent.transfers.fake_daemon_files import FakeDaemonFiles

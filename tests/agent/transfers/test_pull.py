@@ -6,6 +6,7 @@ import random
 import resource
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -287,9 +288,7 @@ async def test_unreadable_replica_fails_stage(
 
 async def test_unknown_replica_fails_stage(north: FileSite, south: FileSite) -> None:
     file = south.make_input(south.make_replica("data"))
-    await check_failure(
-        north, file.model_copy(update={"path": "", "checksum": ""}), "the catalogue has no such replica"
-    )
+    await check_failure(north, replace(file, path="", checksum=""), "the catalogue has no such replica")
 
 
 async def check_failure(north: FileSite, file: object, reason: str) -> None:

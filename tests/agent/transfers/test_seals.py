@@ -10,7 +10,7 @@ import pytest
 from koalapy.agent.transfers import replicas
 from koalapy.agent.transfers.replicas import Seals
 from koalapy.agent.transfers.roots import Content, measure_content
-from koalapy.protocol.messages import StageFile
+from koalapy.model.replica import StageFile
 from tests.agent.transfers.conftest import INSTANCE, FileSite, SetClock, T, measure_path, needs_rsync
 
 U, V = "8.1.0", "9.1.0"

@@ -5,6 +5,7 @@ import os
 import random
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,7 @@ async def test_equal_inputs_share_one_pull(north: FileSite, south: FileSite, wir
     file = south.make_input(south.make_replica("big", BIG))
     folders = [north.start_stage(file)]
     await gate.reached.wait()
-    folders.append(north.start_stage(file.model_copy(update={"target": "other"}), token=U))
+    folders.append(north.start_stage(replace(file, target="other"), token=U))
     await wait_for_waiter(north)
     gate.open.set()
     first, second = await north.wait_for_state("done"), await north.wait_for_state("done", U)

@@ -8,6 +8,7 @@ import shutil
 import tarfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -400,7 +401,7 @@ async def test_bundle_with_names_of_any_bytes_is_unpacked(north: FileSite, daemo
 @pytest.mark.parametrize("path", ["/", "/data/.."])
 async def test_replica_without_name_fails_stage(north: FileSite, path: str) -> None:
     file = north.make_input(north.make_replica("data"))
-    north.start_stage(file.model_copy(update={"source": "south", "path": path}))
+    north.start_stage(replace(file, source="south", path=path))
     assert "the catalogue has no such replica" in (await north.wait_for_state("failed")).error
 
 
