@@ -52,8 +52,8 @@ class Threads(Executor):
         self._changed = threading.Condition()
         self._begun = self._open = 0
         """The number of started threads, and of work items that are not done."""
-        self.done = 0
-        """The number of work items that are done."""
+        self.answered = 0
+        """The number of queries that have been answered."""
 
     def submit(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
         return self.submit_for("", work, *args, **kwargs)
@@ -78,6 +78,11 @@ class Threads(Executor):
             self._changed.notify()
         return result
 
+    def note_answer(self) -> None:
+        """Count an answered query."""
+        with self._changed:
+            self.answered += 1
+
     def _run_worker(self) -> None:
         """Run queued work in one thread of the pool without end; each user gets one turn after another."""
         while True:
@@ -92,7 +97,6 @@ class Threads(Executor):
             work()
             with self._changed:
                 self._open -= 1
-                self.done += 1
                 self._running[user] -= 1
                 if not self._running[user]:
                     del self._running[user]
@@ -146,16 +150,19 @@ async def _run_query(threads: Threads, question: Callable[[], T]) -> T:
 
     def answer() -> T:
         has_begun.set()
-        return question()
+        try:
+            return question()
+        finally:
+            threads.note_answer()
 
     asking = asyncio.get_running_loop().run_in_executor(_ThreadsOfUser(threads, READING_USER.get()), answer)
     began, failed, is_late = time.monotonic(), False, False
     try:
         while not is_late:
-            had_begun, done_before = has_begun.is_set(), threads.done
+            had_begun, answered_before = has_begun.is_set(), threads.answered
             if (await asyncio.wait({asking}, timeout=QUERY_TIMEOUT_S))[0]:
                 return asking.result()
-            is_late = had_begun or (not has_begun.is_set() and threads.done == done_before)
+            is_late = had_begun or (not has_begun.is_set() and threads.answered == answered_before)
         raise StoreUnavailable(f"the database has not answered for {QUERY_TIMEOUT_S:g} s", hint="try again later")
     except StoreUnavailable:
         failed = True
