@@ -208,6 +208,7 @@ def test_running_job_survives_restarted_service(bed: Testbed, cluster: str, serv
     wait_until(lambda: not bed.get_cluster(cluster)["reason"], "the cluster to be well again")
 
 
+@pytest.mark.nightly
 def test_grid_engine_frees_nodes_of_ended_jobs_after_a_qmaster_restart(bed: Testbed) -> None:
     gate = bed.make_gate()
     ident = start_job(bed, gate, fixed_request("east", 2), launcher="processes")

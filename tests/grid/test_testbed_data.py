@@ -92,6 +92,7 @@ def test_job_runs_at_its_input_or_after_transfer(grid: Testbed) -> None:
         replicas.remove()
 
 
+@pytest.mark.nightly
 def test_transfer_uses_replica_behind_faster_link(grid: Testbed) -> None:
     """Measure a slow link of the cluster that is first by name, and check that the transfer uses the other one.
 

@@ -306,11 +306,12 @@ def check_counts(world: "World") -> None:
         assert cluster.reclaimable_components.keys() == guests[cluster.name] - cluster.about_to_end.keys()
         assert cluster.reclaimable == sum(cluster.reclaimable_components.values())
         if cluster.reported:
-            counts = cluster.used + cluster.idle + cluster.background + cluster.down
+            counts = cluster.used + cluster.idle + cluster.background + cluster.withheld + cluster.down
             assert counts == cluster.total, "the node counts do not add up to the total"
         forgotten = sum(cluster.live.get(token, 0) for token in world.forgotten)
         assert cluster.used - cluster.leaving - forgotten <= world.sites[cluster.name].total, "a node is promised twice"
-        assert cluster.available == 0 or cluster.available + cluster.used <= cluster.total - cluster.background
+        others = cluster.background + cluster.withheld
+        assert cluster.available == 0 or cluster.available + cluster.used <= cluster.total - others
 
 
 def check_streams(world: "World") -> None:
