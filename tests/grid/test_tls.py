@@ -5,15 +5,13 @@ import os
 import socket
 import ssl
 import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
-from koalapy.cli.main import main
 from koalapy.system.tls import Trust
 from tests.certificates import CertificateAuthority, CertificateFiles
 from tests.grid.embedded import EmbeddedGrid, close_grid
@@ -217,40 +215,43 @@ def test_tls_client_of_plain_daemon_gets_hint(grid: TlsGrid) -> None:
     assert "the server there does not speak TLS; use http://" in refused.stderr
 
 
-@pytest.fixture
-def read_rejection(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., str]:
-    """Return a function that starts a daemon in this process, and returns the error that ends it."""
-    for name in [name for name in os.environ if name.startswith("KOALA_")]:
-        monkeypatch.delenv(name)
-
-    def read(*arguments: str) -> str:
-        data = tmp_path / "data"
-        monkeypatch.setattr(sys, "argv", ["koala", "serve", "--port", "0", "--data-dir", str(data), *arguments])
-        with pytest.raises(SystemExit) as exit_:
-            main()
-        out, err = capsys.readouterr()
-        assert (exit_.value.code, out) == (2, "")
-        assert not (data / "koala.db").exists()
-        return err
-
-    return read
+def read_rejection(tmp_path: Path, *arguments: str) -> str:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("KOALA_")}
+    result = subprocess.run(
+        [
+            *EmbeddedGrid(tmp_path).koala_command,
+            "serve",
+            "--port",
+            "0",
+            "--data-dir",
+            str(tmp_path / "data"),
+            *arguments,
+        ],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (result.returncode, result.stdout) == (2, "")
+    assert not (tmp_path / "data" / "koala.db").exists()
+    return result.stderr
 
 
 @pytest.mark.evidence("L1", "C7")
-def test_daemon_on_public_address_without_tls_is_rejected(tmp_path: Path, read_rejection: Callable[..., str]) -> None:
+def test_daemon_on_public_address_without_tls_is_rejected(tmp_path: Path) -> None:
     pair = CertificateAuthority(tmp_path / "authority").issue()
     for host in ("0.0.0.0", "::"):
-        error = read_rejection("--host", host)
+        error = read_rejection(tmp_path, "--host", host)
         assert error.startswith(
             f"koala: --host is {host}, which other machines reach: without TLS they would send tokens unencrypted; "
         )
         assert "--tls-cert" in error
         assert "--behind-proxy" in error
-    assert "--tls-cert is given without --tls-key" in read_rejection("--tls-cert", str(pair.certificate))
-    assert "--tls-key is given without --tls-cert" in read_rejection("--host", "0.0.0.0", "--tls-key", str(pair.key))
-    assert "'proxy' is neither an IP address" in read_rejection("--behind-proxy", "127.0.0.1,proxy")
+    assert "--tls-cert is given without --tls-key" in read_rejection(tmp_path, "--tls-cert", str(pair.certificate))
+    assert "--tls-key is given without --tls-cert" in read_rejection(
+        tmp_path, "--host", "0.0.0.0", "--tls-key", str(pair.key)
+    )
+    assert "'proxy' is neither an IP address" in read_rejection(tmp_path, "--behind-proxy", "127.0.0.1,proxy")
     pair.key.chmod(0o644)
-    error = read_rejection("--tls-cert", str(pair.certificate), "--tls-key", str(pair.key))
+    error = read_rejection(tmp_path, "--tls-cert", str(pair.certificate), "--tls-key", str(pair.key))
     assert "may be read by others" in error
