@@ -38,13 +38,16 @@ OPERATIONS_WITHOUT_JOB = frozenset({LrmOperation.OPEN, LrmOperation.SNAPSHOT, Lr
 """Operations with errors that users may see. Errors of other operations may reveal a job's owner and command."""
 
 
+def may_see_errors(caller: Identity, operation: str) -> bool:
+    """Return whether a caller may see the errors of an operation of the resource manager."""
+    return caller.has_role(Role.OPERATOR) or operation in OPERATIONS_WITHOUT_JOB
+
+
 def record_for(caller: Identity, record: ClusterRecord) -> ClusterRecord:
     """Return a cluster as the caller may see it."""
-    if caller.has_role(Role.OPERATOR) or "calls" not in record.details:
-        return record
-    all_calls: Any = record.details["calls"]
-    calls = [call if call["operation"] in OPERATIONS_WITHOUT_JOB else call | {"last_error": ""} for call in all_calls]
-    return replace(record, details={**record.details, "calls": calls})
+    all_calls: Any = record.details.get("calls", ())
+    calls = [call if may_see_errors(caller, call["operation"]) else call | {"last_error": ""} for call in all_calls]
+    return replace(record, details={**record.details, "calls": calls}) if calls else record
 
 
 class DrainOrder(Input):

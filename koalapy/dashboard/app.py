@@ -6,7 +6,7 @@ from koalapy.api.middleware import CACHE_FOREVER
 from koalapy.daemon.engine.engine import Engine
 from koalapy.daemon.observability.audit import Audit
 from koalapy.daemon.services import Services
-from koalapy.dashboard.dashboard import Dashboard
+from koalapy.dashboard.dashboard import GZIP, Dashboard
 from koalapy.dashboard.login import BrowserLogin, LoginServices
 from koalapy.dashboard.pages.audit import add_audit
 from koalapy.dashboard.pages.capacity import add_capacity
@@ -68,6 +68,6 @@ def _add_files(dashboard: Dashboard) -> None:
         if page_file is None or page_file.digest != digest:
             raise NotFoundError(f"there is no file {name} with the digest {digest}", hint="reload the page")
         if "gzip" in request.headers.get("accept-encoding", ""):
-            headers = CACHE_HEADERS | {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
+            headers = CACHE_HEADERS | GZIP
             return Response(page_file.compressed, 200, headers, page_file.type)
         return Response(page_file.content, 200, CACHE_HEADERS, page_file.type)

@@ -44,9 +44,8 @@ from koalapy.simulation.twin import Report
 
 _CSRF_PLACEHOLDER = secrets.token_hex(32)
 """Stands for the token of a session in a page that is shared. It is random, so that no text of a user is replaced."""
-COMPRESSED = HEADERS | {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
+GZIP = {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
 EVENTS = {"Content-Type": "text/event-stream; charset=utf-8", "X-Accel-Buffering": "no"}
-COMPRESSED_EVENTS = EVENTS | {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
 SUFFIX = ".events"
 """End of the address of a page's stream."""
 
@@ -203,7 +202,7 @@ class Dashboard:
             ) -> StreamingResponse:
                 context = self.make_context(request.url.path, request.url.query, caller) | {"csrf": csrf_token(request)}
                 parts = self._follow_simulation(await prepare(), template, context)
-                return StreamingResponse(parts, 200, HEADERS | {"Cache-Control": "no-store"}, "text/event-stream")
+                return StreamingResponse(parts, 200, EVENTS)
 
             return prepare
 
@@ -311,7 +310,7 @@ class _Page:
         page = await cancel_on_disconnect(request, load_and_render())
         csrf = csrf_token(request).encode()
         if _accepts_gzip(request):
-            return Response(page.as_gzip(csrf), 200, COMPRESSED, "text/html; charset=utf-8")
+            return Response(page.as_gzip(csrf), 200, HEADERS | GZIP, "text/html; charset=utf-8")
         return HTMLResponse(page.as_bytes(csrf), 200, HEADERS)
 
     async def as_events(
@@ -414,7 +413,7 @@ async def _stream(request: Request, contents: AsyncGenerator[tuple[str, SharedPa
             async for content in contents:
                 yield encode(content)
 
-    return StreamingResponse(encode_all(), 200, COMPRESSED_EVENTS if is_compressed else EVENTS)
+    return StreamingResponse(encode_all(), 200, EVENTS | GZIP if is_compressed else EVENTS)
 
 
 def csrf_token(request: Request) -> str:

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from koalapy.api.job_views import redact_job
 from koalapy.daemon.jobs.job_records import JobRecord
+from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.dashboard.pictures import NodeCounts
 from koalapy.dashboard.rendering import with_query
 from koalapy.model.alert import Alert, AlertKind
@@ -25,6 +26,8 @@ from koalapy.model.wording import shorten
 from koalapy.ports import ClusterRecord
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.grid import GridStatus
+from koalapy.scheduler.queries import Queries
+from koalapy.system.event_loop import iterate_in_slices
 from koalapy.validation.permissions import may_see_all_of
 
 
@@ -97,6 +100,19 @@ def job_row(record: JobRecord, caller: Identity, position: int | None = None, *,
         restarts=job.restarts,
         home_site=spec.home_site,
     )
+
+
+ROWS_PER_SLICE = 20
+"""Rows that are built before other tasks run."""
+
+
+async def build_rows(found_jobs: Sequence[Job], caller: Identity, jobs: Jobs, queries: Queries) -> list[JobRow]:
+    """Return the table rows of jobs, with their positions in the queues."""
+    positions = queries.queues.positions(found_jobs)
+    rows: list[JobRow] = []
+    async for some in iterate_in_slices(found_jobs, ROWS_PER_SLICE):
+        rows += [job_row(jobs.make_record(job), caller, positions.get(job.id)) for job in some]
+    return rows
 
 
 @dataclass(slots=True)

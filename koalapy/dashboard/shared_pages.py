@@ -192,14 +192,12 @@ class LivePages:
                 try:
                     async with asyncio.timeout(IDLE_INTERVAL):
                         await page.updated.wait()
+                    continue
                 except TimeoutError:
-                    is_idle = True
-                else:
-                    is_idle = False
+                    pass
                 finally:
                     page.waiting -= 1
-                if is_idle:
-                    yield None
+                yield None
         finally:
             page.followers -= 1
             if not page.followers:
@@ -293,15 +291,11 @@ class LivePages:
 
     def _find_equal(self, page: _LivePage, view: Any, now: float) -> SharedPage | None:
         """Return the content that was rendered from an equal view for other viewers; None if there is none."""
+        if page.source.family is None:
+            return None
         for other in self._pages.values():
-            is_similar = other is not page and page.source.family is not None is not other.source.family
-            if (
-                is_similar
-                and other.source.family == page.source.family
-                and now - other.rendered_at < IDLE_INTERVAL
-                and other.content is not None
-                and other.view == view
-            ):
+            is_similar = other is not page and other.source.family == page.source.family
+            if is_similar and now - other.rendered_at < IDLE_INTERVAL and other.content and other.view == view:
                 return other.content
         return None
 

@@ -284,8 +284,9 @@ def render_table(
     Cells name their column, since narrow screens show each row as a card.
     """
     columns = [definition.by_name[name] for name in view.columns]
+    contents = {column.name: _cell_contents(column, rows, now) for column in columns}
     if rows and not view.chosen:
-        columns = [column for column in columns if _has_cells(column, rows, now)]
+        columns = [column for column in columns if any(contents[column.name])]
     select = definition.selectable if selectable else None
     parts = [
         '<div class="wide" tabindex="0" role="group" aria-label="',
@@ -302,35 +303,31 @@ def render_table(
             f'<td class="{column.style}" data-name="{escape(column.title)}">'
             if column.style
             else f'<td data-name="{escape(column.title)}">',
-            column.html,
-            column.value,
+            contents[column.name],
         )
         for column in columns
     ]
-    for row in rows:
+    for index, row in enumerate(rows):
         href = f' data-href="{escape(definition.href(row))}"' if definition.href else ""
         parts.append(f'<tr id="{escape(definition.ident(row))}"{href}>')
         if select:
             value = escape(select(row))
             box = f'<input type="checkbox" name="job" value="{value}" aria-label="select job {value}">' if value else ""
             parts.append(f'<td class="choose">{box}</td>')
-        for start, html, value_of in cells:
-            if html is not None:
-                parts += (start, html(row, now), "</td>")
-            elif value_of is not None:
-                content = value_of(row)
-                parts += (start, "" if content is None else str(escape(content)), "</td>")
+        for start, texts in cells:
+            parts += (start, texts[index], "</td>")
         parts.append("</tr>\n")
     parts.append("</tbody></table></div>")
     return Markup("".join(parts))
 
 
-def _has_cells(column: Column[R], rows: Sequence[R], now: float) -> bool:
-    """Return whether a cell of a column is not empty."""
+def _cell_contents(column: Column[R], rows: Sequence[R], now: float) -> list[str]:
+    """Return the contents of a column's cells as HTML."""
     html, value = column.html, column.value
     if html is not None:
-        return any(html(row, now) for row in rows)
-    return value is not None and any(value(row) not in (None, "") for row in rows)
+        return [html(row, now) for row in rows]
+    assert value is not None, f"column {column.name} has no content"
+    return ["" if (content := value(row)) is None else str(escape(content)) for row in rows]
 
 
 def _heading(column: Column[Any], view: TableView) -> str:

@@ -183,7 +183,7 @@ class NodeRow:
 
 
 async def list_visible_nodes(
-    lists: NodeLists, queries: Queries, name: ClusterName, caller: Identity, limit: int = MAX_LISTED_NODES
+    lists: NodeLists, queries: Queries, name: ClusterName, caller: Identity
 ) -> tuple[list[NodeRow], KnownNodes]:
     """Return the nodes that a caller may see, and what the resource manager has listed.
 
@@ -191,13 +191,11 @@ async def list_visible_nodes(
     names of nodes nor the owner of a job that they may not see in full.
     """
     known = await lists.list_nodes(name) if caller.has_role(Role.OPERATOR) else KnownNodes()
-    return _join_nodes(queries.grid[name], known, queries, caller, limit), known
+    return _join_nodes(queries.grid[name], known, queries, caller), known
 
 
-def _join_nodes(
-    cluster: ClusterStatus, known: KnownNodes, queries: Queries, caller: Identity, limit: int
-) -> list[NodeRow]:
-    """Return the nodes that a resource manager has listed, and those that components have, up to a limit."""
+def _join_nodes(cluster: ClusterStatus, known: KnownNodes, queries: Queries, caller: Identity) -> list[NodeRow]:
+    """Return the first ``MAX_LISTED_NODES`` that a resource manager has listed or components have."""
     classes = {node_class.name: node_class for node_class in cluster.node_classes}
     # Without names of classes, a single class applies to all nodes.
     only_class = cluster.node_classes[0] if len(cluster.node_classes) == 1 else None
@@ -226,9 +224,9 @@ def _join_nodes(
     for token, (job, component) in live.items():
         if token in listed:
             continue
-        for index, host in enumerate(component.hosts[:limit]):
+        for index, host in enumerate(component.hosts[:MAX_LISTED_NODES]):
             name = host if may_see_all_of(caller, job) else f"node {index + 1}"
             rows.append(make_row(name, component.state, component.node_class, "", (job, component)))
-        if len(rows) >= limit:
+        if len(rows) >= MAX_LISTED_NODES:
             break
-    return rows[:limit]
+    return rows[:MAX_LISTED_NODES]

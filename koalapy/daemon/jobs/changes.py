@@ -53,7 +53,8 @@ class Changes:
         """Return the number of changes up to a version; -1 for a text that is no version of this run."""
         origin, _, digits = version.partition(".")
         is_own = origin == self._origin and digits.isdecimal() and len(digits) < 20
-        return number if is_own and (number := int(digits)) <= self._version else -1
+        number = int(digits) if is_own else -1
+        return number if number <= self._version else -1
 
     @property
     def ended(self) -> bool:

@@ -200,9 +200,9 @@ class IdempotencyKeys:
         return (await asyncio.shield(lookup.task)).get(key)
 
     async def _run_lookup(self, lookup: Lookup) -> Mapping[str, Submitted]:
-        """Return the earlier submissions of all keys that were requested meanwhile, by one query."""
+        """Return the earlier submissions of all keys that were requested until the query, by one query."""
         await asyncio.sleep(0)  # collect the keys of all tasks that are ready
-        async with self._turn:  # the query of another lookup, which has a timeout of its own
+        async with self._turn:  # at most until the query of another lookup times out
             self._next = None
             return await find_by_key(self._store.submitted, lookup.keys)
 

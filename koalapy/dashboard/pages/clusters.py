@@ -8,7 +8,7 @@ from functools import partial
 from itertools import islice
 
 from koalapy.api.access import Caller
-from koalapy.api.clusters import OPERATIONS_WITHOUT_JOB, Name
+from koalapy.api.clusters import Name, may_see_errors
 from koalapy.daemon.agents.hub import AgentDetails
 from koalapy.daemon.agents.questions import KnownNodes, NodeRow, list_visible_nodes
 from koalapy.daemon.forecast.forecasts import DrainPreview
@@ -186,11 +186,7 @@ def failures_of(instruments: Instruments, cluster: ClusterName) -> Failures:
 def visible_calls(cluster: ClusterStatus, caller: Identity) -> list[CallStatistics]:
     """Return the calls of the resource manager; only operators see errors about jobs, which may be of any user."""
     statistics = [call_statistics(calls, cluster.reported_at) for calls in cluster.calls]
-    if caller.has_role(Role.OPERATOR):
-        return statistics
-    return [
-        calls if calls.operation in OPERATIONS_WITHOUT_JOB else replace(calls, last_error="") for calls in statistics
-    ]
+    return [calls if may_see_errors(caller, calls.operation) else replace(calls, last_error="") for calls in statistics]
 
 
 def components_on(cluster: ClusterStatus, queries: Queries, caller: Identity) -> Iterator[ClusterComponent]:

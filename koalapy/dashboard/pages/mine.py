@@ -10,13 +10,11 @@ from koalapy.daemon.jobs.quota import ScopeInUse
 from koalapy.daemon.services import Services
 from koalapy.dashboard.dashboard import Dashboard
 from koalapy.dashboard.job_table import queue_place
-from koalapy.dashboard.rows import JobRow, job_row
+from koalapy.dashboard.rows import JobRow, build_rows, job_row
 from koalapy.model.job import JobState
 from koalapy.model.job_search import format_term, parse_search
-from koalapy.system.event_loop import iterate_in_slices
 
 MAX_UNFINISHED, MAX_ENDED = 50, 10
-ROWS_PER_SLICE = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +54,7 @@ def add_mine(dashboard: Dashboard, services: Services) -> None:
         unfinished.sort(key=lambda job: queue_place(job, queues))
         ended = await finder.find_jobs(parse_search(f"{own} state:over"), caller, limit=MAX_ENDED)
         states = Counter(job.state for job in unfinished)
-        positions = queues.positions(unfinished[:MAX_UNFINISHED])
-        rows: list[JobRow] = []
-        async for some in iterate_in_slices(unfinished[:MAX_UNFINISHED], ROWS_PER_SLICE):
-            rows += [job_row(jobs.make_record(job), caller, positions.get(job.id)) for job in some]
+        rows = await build_rows(unfinished[:MAX_UNFINISHED], caller, jobs, engine.queries)
         active = [job for job in unfinished if job.state.is_active]
         return MyJobsView(
             user=caller.user,

@@ -19,7 +19,7 @@ from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.daemon.services import Services
 from koalapy.dashboard.dashboard import Dashboard, Form, SentForm
 from koalapy.dashboard.job_table import JOBS, job_sort_key
-from koalapy.dashboard.rows import JobRow, job_row
+from koalapy.dashboard.rows import JobRow, build_rows
 from koalapy.dashboard.tables import (
     DEFAULT_ROWS,
     TableParameters,
@@ -38,14 +38,12 @@ from koalapy.model.identity import Identity, Role
 from koalapy.model.job import FINAL_STATES, Job, JobId, JobState
 from koalapy.model.job_search import KINDS, MAX_LENGTH, format_term, parse_search
 from koalapy.model.job_spec import Priority
-from koalapy.scheduler.queries import Queries
 from koalapy.scheduler.queue.placement_queues import PlacementQueues
 from koalapy.system.event_loop import iterate_in_slices
 from koalapy.validation.permissions import may_see_all_of, owns
 
 MAX_SELECTED = 1000
 """Maximum number of jobs in one bulk action."""
-ROWS_PER_SLICE = 20
 """Rows that are built before other tasks run. A row may need a call of a policy for the reason why its job waits."""
 MAX_OUTCOMES, MAX_USER_OUTCOMES = 1000, 20
 """Maximum number of stored results of actions, in total and for one user, so that no user displaces those of others."""
@@ -175,15 +173,6 @@ class _Outcomes:
         return view
 
 
-async def _build_rows(found_jobs: Sequence[Job], caller: Identity, jobs: Jobs, queries: Queries) -> list[JobRow]:
-    """Return the table rows of jobs, with pauses for other tasks."""
-    positions = queries.queues.positions(found_jobs)
-    rows: list[JobRow] = []
-    async for page in iterate_in_slices(found_jobs, ROWS_PER_SLICE):
-        rows += [job_row(jobs.make_record(job), caller, positions.get(job.id)) for job in page]
-    return rows
-
-
 async def _find_page(
     finder: JobFinder, queues: PlacementQueues, q: str, caller: Identity, query: TableQuery
 ) -> tuple[list[Job], TableView]:
@@ -239,7 +228,7 @@ def _add_list(dashboard: Dashboard, jobs: Jobs, finder: JobFinder) -> None:
             q=q,
             problem=problem.message if problem else "",
             hint=problem.hint if problem else "",
-            jobs=await _build_rows(shown, caller, jobs, queries),
+            jobs=await build_rows(shown, caller, jobs, queries),
             table=view,
             words=examples,
             examples=_list_examples(caller),
@@ -281,7 +270,7 @@ def _add_confirmation(dashboard: Dashboard, jobs: Jobs, finder: JobFinder) -> No
             path="/queue/priority" if action in ("high", "low") else f"/queue/{action}",
             effect=_describe_effect(does, len(affected), len(users)),
             order=_describe_effect(order, len(affected), len(users)),
-            jobs=await _build_rows(affected[:DEFAULT_ROWS], caller, jobs, queries),
+            jobs=await build_rows(affected[:DEFAULT_ROWS], caller, jobs, queries),
             more_jobs=max(0, len(affected) - DEFAULT_ROWS),
             shown_states=",".join(f"{job.id}:{job.state}" for job in affected),
             states=dict(Counter(str(job.state) for job in affected)),

@@ -1,4 +1,4 @@
-// What pages do beyond asking for themselves again: ages that go on, keys, and whether the page is live.
+// What pages do in browsers: follow their stream, update ages and times, and react to keys.
 "use strict";
 (() => {
   const live = document.getElementById("live");
