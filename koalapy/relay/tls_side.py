@@ -110,8 +110,10 @@ class TlsSide(Side):
         except ssl.SSLZeroReturnError:
             self.at_end = True
             return size
-        except ssl.SSLEOFError as error:
-            raise ConnectionResetError(errno.ECONNRESET, "its connection was cut") from error
+        except ssl.SSLError as error:  # of several kinds where the peer ended the connection only, by Python's version
+            if received == 0:
+                raise ConnectionResetError(errno.ECONNRESET, "its connection was cut") from error
+            raise
         if self._outgoing.pending:
             self._send_encrypted()
         return size or None

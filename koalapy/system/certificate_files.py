@@ -9,7 +9,7 @@ from pathlib import Path
 
 from koalapy.model.errors import UsageError
 from koalapy.system.files import FOR_OTHERS
-from koalapy.system.tls import require_tls_1_2
+from koalapy.system.tls import harden_context
 
 MAX_SIZE = 1024 * 1024
 """Maximum number of bytes that are read from a file."""
@@ -28,7 +28,7 @@ class LoadedCertificate:
 
 
 def server_context() -> ssl.SSLContext:
-    context = require_tls_1_2(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+    context = harden_context(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
     # Sessions are not resumed, so that each new connection gets the present certificate.
     context.options |= ssl.OP_NO_TICKET
     context.num_tickets = 0

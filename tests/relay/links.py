@@ -3,7 +3,6 @@
 import contextlib
 import os
 import socket
-import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,8 @@ from koalapy.runner.link import Loop
 from koalapy.runner.relay_node import NodeRelay, NodeSettings
 from koalapy.runner.relay_protocol import ChildHandshake, ControlChannel, Credentials, LineConnection, seal_line
 from koalapy.runner.relay_streams import connect_side
+from koalapy.system.certificate_files import load_certificate
+from koalapy.system.tls import Trust
 from tests.certificates import CertificateAuthority
 
 ATTEMPT = "7.1.k3"
@@ -76,9 +77,8 @@ class Links:
         self.base = free_port_base()
         self.tls = tls
         files = CertificateAuthority(folder / "ca").issue()
-        server_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        server_context.load_cert_chain(files.certificate, files.key)
-        self.client_context = client_context = ssl.create_default_context(cafile=str(folder / "ca" / "ca.pem"))
+        server_context = load_certificate(files.certificate, files.key).context
+        self.client_context = client_context = Trust(folder / "ca" / "ca.pem").create_context()
         limits = limits or Limits()
         self.hub = Hub(self.loop, ("127.0.0.1", 0), (lambda: server_context) if tls else None, limits)
         hub_address = HubAddress(hub_host, self.hub.server.port, (lambda: client_context) if tls else None)

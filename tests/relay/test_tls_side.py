@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from koalapy.relay.tls_side import TlsSide
 from koalapy.runner.link import Loop
 from koalapy.runner.relay_streams import Pair, PipePool, PlainSide, Side, tune_stream
+from koalapy.system.certificate_files import load_certificate
+from koalapy.system.tls import Trust
 from tests.certificates import CertificateAuthority
 
 MAX_TURNS = 5000
@@ -40,9 +42,8 @@ def contexts(tmp_path_factory: pytest.TempPathFactory) -> Contexts:
     folder: Path = tmp_path_factory.mktemp("ca")
     authority = CertificateAuthority(folder)
     files = authority.issue()
-    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.load_cert_chain(files.certificate, files.key)
-    return Contexts(server, ssl.create_default_context(cafile=str(authority.file)))
+    server = load_certificate(files.certificate, files.key).context
+    return Contexts(server, Trust(authority.file).create_context())
 
 
 @dataclass
@@ -103,6 +104,14 @@ class Chain:
                     is_over = not data
         raise AssertionError(f"only {len(received)} bytes have arrived")
 
+    def turn_until_ended(self) -> None:
+        """Turn until both relays have ended the stream."""
+        for _ in range(MAX_TURNS):
+            if len(self.errors) == len(self.pairs):
+                return
+            self.turn()
+        raise AssertionError(f"only {len(self.errors)} relays have ended the stream")
+
     def close(self) -> None:
         for pair in self.pairs:
             pair.close()
@@ -123,8 +132,7 @@ def test_pairs_with_any_pieces_pass_each_byte_once_and_both_ends(
     chain = Chain(contexts if tls else None, first, max_pipes)
     assert chain.pass_bytes(chain.client, chain.server, forth, 0) == first + b"".join(forth)
     assert chain.pass_bytes(chain.server, chain.client, back, 0) == b"".join(back)
-    while len(chain.errors) < 2:
-        chain.turn()
+    chain.turn_until_ended()
     assert chain.errors == [None, None]
     assert all(pair.is_closed for pair in chain.pairs)
     chain.close()
@@ -141,8 +149,7 @@ def test_pair_with_reset_program_resets_the_other(chain: Chain) -> None:
     assert chain.pass_bytes(chain.client, chain.server, [b"ping"], 4) == b"ping"
     chain.server.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, bytes([1, 0, 0, 0, 0, 0, 0, 0]))
     chain.server.close()
-    while len(chain.errors) < 2:
-        chain.turn()
+    chain.turn_until_ended()
     with pytest.raises(ConnectionResetError):
         chain.client.recv(1)
 
@@ -151,8 +158,7 @@ def test_tls_connection_cut_without_its_end_resets_the_program(contexts: Context
     chain = Chain(contexts)
     assert chain.pass_bytes(chain.client, chain.server, [b"ping"], 4) == b"ping"
     chain.hop.shutdown(socket.SHUT_RDWR)
-    while len(chain.errors) < 2:
-        chain.turn()
+    chain.turn_until_ended()
     assert all(isinstance(error, OSError) for error in chain.errors)
     with pytest.raises(ConnectionResetError):
         chain.server.recv(1)

@@ -16,7 +16,7 @@ import sys
 
 sys.path.append(__file__.rsplit("/", 4)[0])
 
-from koalapy.system.tls import pinned_context, require_tls_1_2
+from koalapy.system.tls import harden_context, pinned_context
 
 HOST, PORT, CERTIFICATE = "KOALA_TUNNEL_HOST", "KOALA_TUNNEL_PORT", "KOALA_TUNNEL_CERTIFICATE"
 CONNECT_TIMEOUT = 10
@@ -44,7 +44,7 @@ def _connect(host: str, port: int, certificate: str) -> int:
     try:
         signal.alarm(CONNECT_TIMEOUT)
         connection = socket.create_connection((host, port))
-        secured = pinned_context(certificate).wrap_socket(connection)
+        secured = wrap_connection(pinned_context(certificate), connection)
         signal.alarm(0)
     except ssl.SSLCertVerificationError:
         print(f"{host}:{port} shows another certificate than its agent announced", file=sys.stderr)
@@ -58,7 +58,7 @@ def _connect(host: str, port: int, certificate: str) -> int:
 
 def _serve(rsync: int, key: int, seconds: float) -> int:
     """Accept a puller's TLS connection within ``seconds``, and relay data to rsync; return the exit code."""
-    context = require_tls_1_2(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+    context = harden_context(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
     context.load_cert_chain(f"/proc/self/fd/{key}")
     context.num_tickets = 0
     os.close(key)
@@ -66,21 +66,32 @@ def _serve(rsync: int, key: int, seconds: float) -> int:
     connection.setblocking(True)
     try:
         signal.setitimer(signal.ITIMER_REAL, seconds)
-        secured = context.wrap_socket(connection, server_side=True)
+        secured = wrap_connection(context, connection, is_server=True)
         signal.setitimer(signal.ITIMER_REAL, 0)
     except OSError:
         return 1
     return pump(secured, plain)
 
 
+def wrap_connection(context: ssl.SSLContext, connection: socket.socket, *, is_server: bool = False) -> ssl.SSLSocket:
+    """Complete the TLS handshake, for a connection that reports a cut as an error. Raise ``OSError``."""
+    return context.wrap_socket(connection, server_side=is_server, suppress_ragged_eofs=False)
+
+
 def pump(secured: ssl.SSLSocket, plain: socket.socket) -> int:
-    """Copy in both directions until one side ends, then deliver the remaining bytes."""
+    """Copy in both directions until one side ends, then deliver the remaining bytes.
+
+    Return the exit code: 1 if a connection was cut.
+    """
     secured.setblocking(False)
     plain.setblocking(False)
     inward, outward = bytearray(), bytearray()
-    with contextlib.suppress(OSError):
+    exit_code = 0
+    try:
         while _step(secured, plain, inward, outward):
             pass
+    except OSError:
+        exit_code = 1
     signal.alarm(LAST_WORDS_TIMEOUT)
     with contextlib.suppress(OSError):
         plain.setblocking(True)
@@ -89,7 +100,7 @@ def pump(secured: ssl.SSLSocket, plain: socket.socket) -> int:
         secured.setblocking(True)
         secured.sendall(outward)
         secured.unwrap()
-    return 0
+    return exit_code
 
 
 def _step(secured: ssl.SSLSocket, plain: socket.socket, inward: bytearray, outward: bytearray) -> bool:

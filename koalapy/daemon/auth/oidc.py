@@ -7,7 +7,6 @@ import asyncio
 import base64
 import json
 import secrets
-import ssl
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from joserfc.jwt import JWTClaimsRegistry
 from koalapy.daemon.auth.identities import Identities
 from koalapy.model.errors import ProblemCode, SiteUnavailable, TokenRejected
 from koalapy.model.identity import Identity, Provider, Role, Verified
-from koalapy.system.tls import require_tls_1_2
+from koalapy.system.tls import SYSTEM_TRUST
 
 log = structlog.get_logger()
 
@@ -165,9 +164,8 @@ async def fetch_content(uri: str) -> bytes:
 
     Raise ``ValueError`` for any status but 200.
     """
-    context = require_tls_1_2(ssl.create_default_context())
     async with (
-        httpx2.AsyncClient(verify=context, trust_env=False, timeout=FETCH_TIMEOUT) as client,
+        httpx2.AsyncClient(verify=SYSTEM_TRUST.create_context(), trust_env=False, timeout=FETCH_TIMEOUT) as client,
         client.stream("GET", uri, headers={"Accept": "application/json", "Accept-Encoding": "identity"}) as answer,
     ):
         if answer.status_code != 200:
@@ -392,9 +390,7 @@ class ProviderLogins:
 async def _post_form(uri: str, form: dict[str, str], auth: httpx2.BasicAuth | None) -> bytes:
     """Post a form without redirects and proxies. Raise ``ValueError`` if the answer is too large."""
     async with (
-        httpx2.AsyncClient(
-            verify=require_tls_1_2(ssl.create_default_context()), trust_env=False, timeout=TIMEOUT
-        ) as client,
+        httpx2.AsyncClient(verify=SYSTEM_TRUST.create_context(), trust_env=False, timeout=TIMEOUT) as client,
         client.stream("POST", uri, data=form, auth=auth, headers={"Accept": "application/json"}) as answer,
     ):
         content = bytearray()

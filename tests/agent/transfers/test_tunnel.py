@@ -1,12 +1,18 @@
 """Single steps of a tunnel."""
 
 import contextlib
+import signal
 import socket
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from koalapy.agent.transfers import tunnel
+from koalapy.system.certificate_files import load_certificate
+from koalapy.system.tls import Trust
+from tests.certificates import CertificateAuthority
 
 
 class Clear(socket.socket):
@@ -74,3 +80,29 @@ def test_tunnel_reads_only_what_receiver_accepts(ends: Ends) -> None:
         tunnel._step(secured, here, *buffers)
     assert 0 < len(buffers[0]) <= 2 * tunnel.CHUNK_SIZE
     assert not buffers[1]
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_tunnel_with_cut_connection_fails(tmp_path: Path, is_cut: bool) -> None:
+    authority = CertificateAuthority(tmp_path)
+    files = authority.issue()
+    (outer, peer), (here, rsync) = socket.socketpair(), socket.socketpair()
+    exit_codes: list[int] = []
+
+    def serve() -> None:
+        context = load_certificate(files.certificate, files.key).context
+        exit_codes.append(tunnel.pump(tunnel.wrap_connection(context, outer, is_server=True), here))
+        signal.alarm(0)  # which is set for a program of its own
+
+    with outer, here, rsync, peer:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        connection = Trust(authority.file).create_context().wrap_socket(peer, server_hostname="127.0.0.1")
+        connection.sendall(b"half")
+        assert rsync.recv(10) == b"half"
+        if is_cut:
+            connection.shutdown(socket.SHUT_RDWR)
+        else:
+            connection.unwrap()
+        thread.join()
+    assert exit_codes == [int(is_cut)]
