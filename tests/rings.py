@@ -27,6 +27,8 @@ RINGS = {"in-process": 1, "promise": 1, "processes": 2, "testbed": 3, "nightly":
 DEFAULT_RINGS = "1,2,3"
 BUDGETS_S = {1: 1.0, 2: 60.0}
 """Seconds that a test of the ring may take: of processor time in ring 1, of real time in ring 2."""
+TIMEOUT_S, PROMISE_TIMEOUT_S = 30.0, 120.0
+"""Seconds of real time after which a test of ring 1 fails: one in this process, one that starts processes."""
 MAX_LISTED = 30
 """Tests over their budget that the summary lists."""
 FAST_EXAMPLES, THOROUGH_EXAMPLES = 25, 1000
@@ -48,6 +50,10 @@ def ring_of(item: pytest.Item) -> int:
     if "[postgresql" in item.nodeid:
         return RINGS["processes"]
     return max((RINGS[marker] for marker in RINGS if item.get_closest_marker(marker)), default=1)
+
+
+def is_promise(item: pytest.Item) -> bool:
+    return item.get_closest_marker("promise") is not None
 
 
 def is_on_testbed(nodeid: str) -> bool:
@@ -84,13 +90,16 @@ def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Run tests of ring 1 on virtual time, all others on the machine's clock."""
-    if ring_of(item) == 1 and not item.get_closest_marker("promise"):
+    if ring_of(item) == 1 and not is_promise(item):
         return {"virtual": VirtualTimeLoop}
     return {"system": asyncio.new_event_loop}
 
 
 class _Selection:
-    """Deselect the tests of other rings. Ring 4 runs every property as well, with many examples."""
+    """Deselect the tests of other rings, and limit the time of the others.
+
+    Ring 4 runs every property as well, with many examples.
+    """
 
     def __init__(self, rings: set[int]) -> None:
         self._rings = rings
@@ -100,6 +109,9 @@ class _Selection:
         if left_out:
             config.hook.pytest_deselected(items=left_out)
             items[:] = [item for item in items if self._is_chosen(item)]
+        for item in items:
+            if ring_of(item) == 1 and 4 not in self._rings and not item.get_closest_marker("timeout"):
+                item.add_marker(pytest.mark.timeout(PROMISE_TIMEOUT_S if is_promise(item) else TIMEOUT_S))
 
     def _is_chosen(self, item: pytest.Item) -> bool:
         return ring_of(item) in self._rings or (4 in self._rings and is_property(item))
@@ -151,7 +163,7 @@ _guard = _Guard()
 @pytest.fixture(autouse=True)
 def stay_in_ring_1(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test of ring 1 that starts a process, sleeps or connects to another machine."""
-    if ring_of(request.node) > 1 or request.node.get_closest_marker("promise"):
+    if ring_of(request.node) > 1 or is_promise(request.node):
         yield
         return
     _guard.offences.clear()
@@ -181,7 +193,7 @@ class _Budgets:
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
-        ring = RINGS["processes"] if item.get_closest_marker("promise") else ring_of(item)
+        ring = RINGS["processes"] if is_promise(item) else ring_of(item)
         report.user_properties.append(("ring", ring))
         return report
 

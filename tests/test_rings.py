@@ -46,6 +46,25 @@ def test_rings_option_runs_the_tests_of_these_rings(pytester: pytest.Pytester, r
 
 
 @pytest.mark.processes
+def test_tests_of_ring_1_have_limits_of_time(pytester: pytest.Pytester) -> None:
+    source = """
+        import pytest
+
+        def timeout_of(request):
+            marker = request.node.get_closest_marker("timeout")
+            return marker and marker.args[0]
+        def test_plain(request): assert timeout_of(request) == 30
+        @pytest.mark.timeout(3)
+        def test_chosen(request): assert timeout_of(request) == 3
+        @pytest.mark.promise
+        def test_promise(request): assert timeout_of(request) == 120
+        @pytest.mark.processes
+        def test_processes(request): assert timeout_of(request) is None
+    """
+    run_pytest(pytester, source, "--rings", "1,2").assert_outcomes(passed=4)
+
+
+@pytest.mark.processes
 def test_ring_1_rejects_processes_sleeps_and_connections(pytester: pytest.Pytester) -> None:
     source = """
         import contextlib, socket, subprocess, time, pytest

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from koalapy.agent.login import LoginServer
 from koalapy.agent.runners.runners import RunnerServer
@@ -72,6 +73,8 @@ def open_connections(stack: ExitStack, address: Any) -> list[socket.socket]:
 async def test_server_without_free_files_logs_once(
     serving: Callable[[Path], AbstractAsyncContextManager[Any]], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    # The default renderer imports modules when it prints an error, which takes files.
+    structlog.configure(processors=[structlog.processors.KeyValueRenderer()])
     async with serving(tmp_path) as address:
         with ExitStack() as stack:
             open_connections(stack, address)
