@@ -2,8 +2,8 @@
 
 Ring 1 runs in one process on virtual time. Ring 2 starts real processes, ring 3 uses the testbed's containers, ring 4
 takes hours. A test belongs to ring 1 unless it, or its file by ``pytestmark``, is marked ``processes`` or ``nightly``,
-or has the parameter ``postgresql`` (ring 2) or ``testbed`` (ring 3 unless ``nightly``). A test marked ``promise``
-belongs to ring 1 and may start processes all the same.
+needs root or has the parameter ``postgresql`` (ring 2), or has the parameter ``testbed`` (ring 3 unless ``nightly``).
+A test marked ``promise`` belongs to ring 1 and may start processes all the same.
 """
 
 import asyncio
@@ -27,7 +27,9 @@ RINGS = {"in-process": 1, "promise": 1, "processes": 2, "testbed": 3, "nightly":
 DEFAULT_RINGS = "1,2,3"
 BUDGETS_S = {1: 1.0, 2: 60.0}
 """Seconds that a test of the ring may take: of processor time in ring 1, of real time in ring 2."""
-TIMEOUT_S, PROMISE_TIMEOUT_S = 30.0, 120.0
+NEEDS_ROOT = "root missing"
+"""The skip reason of tests that need root: those that have it in ring 1 would be skipped in an ordinary account."""
+TIMEOUT_S, PROMISE_TIMEOUT_S = 30.0, 300.0
 """Seconds of real time after which a test of ring 1 fails: one in this process, one that starts processes."""
 MAX_LISTED = 30
 """Tests over their budget that the summary lists."""
@@ -47,7 +49,9 @@ def ring_of(item: pytest.Item) -> int:
     """Return the number of the item's ring."""
     if is_on_testbed(item.nodeid) and not item.get_closest_marker("nightly"):
         return RINGS["testbed"]
-    if "[postgresql" in item.nodeid:
+    if "[postgresql" in item.nodeid or any(
+        mark.kwargs.get("reason") == NEEDS_ROOT for mark in item.iter_markers("skipif")
+    ):
         return RINGS["processes"]
     return max((RINGS[marker] for marker in RINGS if item.get_closest_marker(marker)), default=1)
 

@@ -12,6 +12,7 @@ from koalapy.daemon.listener.certificate import Certificate
 from koalapy.model.errors import UsageError
 from koalapy.system.tls import Trust, pinned_context
 from tests.certificates import CertificateAuthority, CertificateFiles
+from tests.needs import ROOT, needs
 
 
 @pytest.fixture
@@ -127,7 +128,7 @@ def test_certificate_key_readable_by_others_is_rejected(
     assert refused.value.field == "--tls-key"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+@needs(ROOT)
 def test_certificate_key_of_another_account_is_rejected(authority: CertificateAuthority, data_dir: Path) -> None:
     pair = authority.issue()
     os.chown(pair.key, 1234, -1)
