@@ -225,8 +225,13 @@ def _credential_header(url: SplitResult, header: str) -> dict[str, str]:
 
 
 def _read_pieces(answer: http.client.HTTPResponse) -> Iterator[bytes]:
-    """Yield the pieces of a response as they arrive. Raise ``CONNECTION_ERRORS`` if the response is incomplete."""
+    """Yield the pieces of a response as they arrive. Raise ``CONNECTION_ERRORS`` if the response is incomplete.
+
+    A response without a length that ends with its connection may have been cut; the daemon sends none.
+    """
     if answer.length is None:
+        if not answer.chunked:
+            raise http.client.HTTPException("the response has no length: a proxy has removed it")
         while piece := answer.read1(CHUNK_SIZE):
             yield piece
         return

@@ -129,11 +129,21 @@ def test_incomplete_answer_is_connection_error(answer: bytes) -> None:
     assert "\n" not in str(error.value)
 
 
-@given(st.lists(st.binary(min_size=1, max_size=300), max_size=5), st.sampled_from(["chunked", "length", "close"]))
+def test_stream_that_ends_with_its_connection_is_incomplete() -> None:
+    """A cut connection looks like the end of such a response."""
+    with (
+        serve_peer(send_pieces(b"HTTP/1.1 200 OK\r\nA: b\r\n\r\nhalf")) as (url, _),
+        open_stream(url) as (_, _, pieces),
+        pytest.raises(CONNECTION_ERRORS, match="no length"),
+    ):
+        list(pieces)
+
+
+@given(st.lists(st.binary(min_size=1, max_size=300), max_size=5), st.sampled_from(["chunked", "length"]))
 @settings(max_examples=20, deadline=None)
 def test_stream_returns_body_in_every_encoding(pieces: list[bytes], form: str) -> None:
     body = b"".join(pieces)
-    heads = {"chunked": b"Transfer-Encoding: chunked", "length": b"Content-Length: %d" % len(body), "close": b"A: b"}
+    heads = {"chunked": b"Transfer-Encoding: chunked", "length": b"Content-Length: %d" % len(body)}
     sent = [b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces] + [b"0\r\n\r\n"] if form == "chunked" else pieces
     speak = send_pieces(b"HTTP/1.1 200 OK\r\n" + heads[form] + b"\r\n\r\n", *sent)
     with serve_peer(speak) as (url, _), open_stream(url) as (status, _, came):
