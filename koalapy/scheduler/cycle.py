@@ -241,6 +241,8 @@ class Cycle:
         """Try an array again after the placement of a task; in the next cycle if the task has failed at once."""
         if task in self._queues.failed_at_once or task not in self._ledger.jobs:
             self._queues.failed_at_once.add(candidate.job)
+            if (failed := self._ledger.get(task)) is not None:
+                self._arrays.share_refusals(failed)
             return
         array = self._ledger.get(candidate.job)
         if array is not None and self._queues.has(array) and (candidate.is_newcomer or not in_scan):

@@ -7,16 +7,16 @@ nodes to local users and is replaced.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from koalapy.model.cluster import GridView, NodeClass, count_idle, take_nodes
+from koalapy.model.cluster import ClusterView, GridView, NodeAssignment, NodeClass, count_admitted
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState, Nonce
 from koalapy.model.job_spec import ClaimingMode, Priority
 from koalapy.model.node_requirement import ANY_NODE
 from koalapy.model.placement import PlacedComponent, Placement
 from koalapy.model.request import ClusterName, FixedRequest
-from koalapy.model.wording import format_list
+from koalapy.model.wording import format_list, format_nodes
 from koalapy.policies.close_to_files import closest_site
 from koalapy.policies.network import Transfer, estimate_transfer
 from koalapy.scheduler.attempts.attempts import Attempts
@@ -26,6 +26,7 @@ from koalapy.scheduler.effects import ClaimFailure
 from koalapy.scheduler.ledger import live
 from koalapy.scheduler.queue.eligibility import Eligibility, count_streams, may_not_be_claimed, tries_used_up
 from koalapy.scheduler.queue.placement_queues import PlacementQueues
+from koalapy.scheduler.queue.policy_calls import PolicyEvaluator
 from koalapy.scheduler.state import Deadline, SchedulerState
 
 
@@ -37,32 +38,29 @@ class ClaimTry:
         self._grid, self._job, self.preemption = state.grid, job.id, preemption
         self._spec = job.spec
         self._taken = Counter[ClusterName]()
-        self._classes: dict[ClusterName, tuple[NodeClass, ...]] = {}
-        """The classes of the nodes left by cluster, if a component may not get all nodes of its cluster."""
-        self._parts: dict[ClusterName, tuple[NodeClass, ...]] = {}
-        """The partly used nodes left by cluster, if the job may share them."""
-        self._taken_idle = Counter[int]()
-        """The idle nodes among those of each startable component, by its index."""
+        """Nodes of components by cluster; those in ``_assignments`` do not count."""
+        self._assignments: dict[ClusterName, NodeAssignment] = {}
+        """The idle nodes by cluster, if the components may not get any node of their clusters."""
         self._gang_size = len(live(job).gang)
         self.startable: list[Component] = []
         self.blocked: list[Component] = []
         self.preempting: list[Component] = []
         """The startable components that need preemption."""
-        self._closed = {c.cluster for c in unclaimed(job) if not state.grid[c.cluster].is_open}
+        placed = unclaimed(job)
+        self._closed = {c.cluster for c in placed if not state.grid[c.cluster].is_open}
         """Clusters closed when the try begins. A cluster on probation closes once a component of the try has started
         there."""
-        placed = unclaimed(job)
-        self._particular = {component.index for component in placed if self._needs_particular_nodes(component)}
-        """The components that may get only some nodes of their cluster. Preemption may not free these."""
-        for component in sorted(placed, key=lambda c: (c.index not in self._particular, -c.size, c.rank)):
-            name, size, free = component.cluster, component.size, self._free_for(component)
-            if free is not None and size <= free:
-                self._take(component)
-            elif free is None or preemption is None or component.index in self._particular:
+        self._filters = {c.rank: nodes for c in placed if (nodes := filter_of(self._spec, c)) is not ANY_NODE}
+        """The nodes that components may get, if these are not all."""
+        for component in sorted(placed, key=self._order):
+            if component.cluster in self._closed:
                 self.blocked.append(component)
-            elif size + self._taken[name] <= preemption.available(state.grid[name]):
+            elif self._take_idle(component):
+                self.startable.append(component)
+            elif preemption is not None and self._may_preempt(component, preemption):
+                self._taken[component.cluster] += component.size
                 self.preempting.append(component)
-                self._take(component)
+                self.startable.append(component)
             else:
                 self.blocked.append(component)
 
@@ -77,83 +75,123 @@ class ClaimTry:
     @property
     def is_refused(self) -> bool:
         """Return whether a usable cluster lacks nodes for a component."""
-        return any(component.cluster not in self._closed for component in self.blocked)
+        return bool(self.refused)
+
+    @property
+    def refused(self) -> list[Component]:
+        """Return the components for which a usable cluster lacks nodes."""
+        return [component for component in self.blocked if component.cluster not in self._closed]
+
+    def _order(self, component: Component) -> tuple[int, int, int]:
+        """Return the sort key of a component: those that the fewest nodes serve come first, then the largest."""
+        admitted = 0
+        if self._filters:
+            classes = self._grid[component.cluster].classes.reported
+            admitted = count_admitted(classes, self._filters.get(component.rank, ANY_NODE))
+        return admitted, -component.size, component.rank
 
     def free(self, cluster: ClusterName) -> int | None:
         """Return the nodes left for another component; None if there may be no other, as on a cluster on probation."""
-        if self._taken[cluster] and self._grid[cluster].health.probation and not self._grid.has_no_trusted_cluster:
-            return None
-        return self._free_nodes(cluster)
-
-    def _free_nodes(self, cluster: ClusterName) -> int | None:
-        """Return the nodes left for this job on a cluster; None if it accepts no components now."""
         status = self._grid[cluster]
-        remaining = max(0, status.available - status.reserved_for_others(self._job)) - self._taken[cluster]
-        return remaining if status.is_open else None
+        if not status.is_open:
+            return None
+        if self._count_taken(cluster) and status.health.probation and not self._grid.has_no_trusted_cluster:
+            return None
+        return self._available(cluster) - self._count_taken(cluster)
 
-    def _free_for(self, component: Component) -> int | None:
-        """Return the nodes left that a component may get where it was placed."""
-        free = self._free_nodes(component.cluster)
-        if free is None or component.index not in self._particular:
-            return free
-        classes = self._classes.get(component.cluster, self._grid[component.cluster].node_classes)
-        nodes = filter_of(self._spec, component)
-        return min(free, count_idle(classes, nodes)) + count_idle(self._parts_of(component.cluster), nodes)
+    def _available(self, cluster: ClusterName) -> int:
+        """Return the idle nodes of a cluster that the job may have."""
+        status = self._grid[cluster]
+        return max(0, status.available - status.reserved_for_others(self._job))
+
+    def _count_taken(self, cluster: ClusterName) -> int:
+        """Return the nodes of components that can start, without those that they share with other jobs."""
+        assignment = self._assignments.get(cluster)
+        assigned = self._available(cluster) - _count_whole(assignment.remaining) if assignment is not None else 0
+        return self._taken[cluster] + assigned
+
+    def _assignment(self, cluster: ClusterName) -> NodeAssignment:
+        """Return the assignment of a cluster's idle nodes, by class, to the components."""
+        if cluster not in self._assignments:
+            view = self._grid[cluster].view(self._available(cluster))
+            self._assignments[cluster] = NodeAssignment((*self._parts_of(cluster), *view.known_classes))
+        return self._assignments[cluster]
+
+    def _take_idle(self, component: Component) -> bool:
+        """Take idle nodes for a component where it is placed; return False if there are too few."""
+        name, size = component.cluster, component.size
+        if self._taken[name] + size > self._available(name) and (self._taken[name] or not self._filters):
+            return False
+        if not self._filters:
+            self._taken[name] += size
+            return True
+        return self._assignment(name).add(component.rank, self._filters.get(component.rank, ANY_NODE), size)
+
+    def _may_preempt(self, component: Component, preemption: Preemption) -> bool:
+        """Return whether preemption can free the nodes of a component: not if only some of the cluster serve."""
+        status, nodes = self._grid[component.cluster], self._filters.get(component.rank, ANY_NODE)
+        if not status.classes.admits_all(nodes) or self._parts_of(component.cluster):
+            return False
+        return component.size + self._count_taken(component.cluster) <= preemption.available(status)
 
     def _parts_of(self, cluster: ClusterName) -> tuple[NodeClass, ...]:
-        """Return the partly used nodes that are left for this job on a cluster."""
+        """Return the partly used nodes that the job may share on a cluster."""
         status = self._grid[cluster]
-        if not self._spec.share or status.reserved_for_others(self._job):
-            return ()
-        return self._parts.get(cluster, status.parts)
-
-    def _needs_particular_nodes(self, component: Component) -> bool:
-        """Return whether a component may get only some nodes of its cluster, or also partly used ones."""
-        nodes = filter_of(self._spec, component)
-        if nodes is ANY_NODE:
-            return False
-        return not self._grid[component.cluster].classes.admits_all(nodes) or bool(self._parts_of(component.cluster))
+        return status.parts if self._spec.share and not status.reserved_for_others(self._job) else ()
 
     @property
     def view(self) -> GridView:
         """Return the grid with the nodes left for another component."""
         view = self._grid.view()
-        names = {name for name, nodes in self._taken.items() if nodes} | self._parts.keys()
+        names = {name for name, nodes in self._taken.items() if nodes} | self._assignments.keys()
         names |= {cluster.name for cluster in self._grid.clusters() if cluster.reserved_for_others(self._job)}
         changed = [cluster for name in sorted(names) if (cluster := view.get(name)) is not None]
-        changed = [
-            replace(c, node_classes=self._classes.get(c.name, c.node_classes), parts=self._parts_of(c.name))
-            for c in changed
-        ]
-        return view.with_clusters([cluster.with_idle(max(0, self.free(cluster.name) or 0)) for cluster in changed])
+        return view.with_clusters([self._remaining_of(cluster) for cluster in changed])
+
+    def _remaining_of(self, cluster: ClusterView) -> ClusterView:
+        """Return a cluster with the nodes left for another component."""
+        parts = self._parts_of(cluster.name)
+        if (assignment := self._assignments.get(cluster.name)) is not None:
+            remaining = assignment.remaining
+            parts = tuple(each for each in remaining if each.is_part)
+            if cluster.node_classes:
+                cluster = replace(cluster, node_classes=tuple(each for each in remaining if not each.is_part))
+        return replace(cluster, parts=parts).with_idle(max(0, self.free(cluster.name) or 0))
 
     def move(self, moved: Component, left_behind: ClusterName) -> None:
         """Move a component that can start on another cluster."""
-        if any(component.index == moved.index for component in self.startable):
-            # It may get any node there: others do not preempt.
-            self._taken[left_behind] -= self._taken_idle[moved.index]
+        if any(component.rank == moved.rank for component in self.preempting):
+            self._taken[left_behind] -= moved.size  # others do not preempt for it
         for components in (self.startable, self.preempting, self.blocked):
-            components[:] = [component for component in components if component.index != moved.index]
-        self._take(moved)
+            components[:] = [component for component in components if component.rank != moved.rank]
+        if moved.rank in self._filters:
+            self._filters[moved.rank] = filter_of(self._spec, moved)
+        (self.startable if self._take_idle(moved) else self.blocked).append(moved)
+
+    def withdraw_preemption(self) -> None:
+        """Let no other job end for this one: count the components that need it as blocked."""
+        self.blocked += self.preempting
+        withdrawn, self.preempting = self.preempting, []
+        self.startable = [component for component in self.startable if component not in withdrawn]
 
     def preempted_nodes(self) -> dict[ClusterName, int]:
         """Return the nodes needed on each cluster where some must be freed by preemption."""
         names = sorted({component.cluster for component in self.preempting})
         return {name: sum(c.size for c in self.startable if c.cluster == name) for name in names}
 
-    def _take(self, component: Component) -> None:
-        """Count a component as startable, and its nodes as taken from its cluster."""
-        name, size, nodes = component.cluster, component.size, filter_of(self._spec, component)
-        if parts := self._parts_of(name):
-            beside = min(size, count_idle(parts, nodes))
-            self._parts[name] = take_nodes(parts, nodes, beside)
-            size -= beside
-        self._taken[name] += size
-        self._taken_idle[component.index] = size
-        if self._particular:
-            classes = self._classes.get(name, self._grid[name].node_classes)
-            self._classes[name] = take_nodes(classes, nodes, size)
-        self.startable.append(component)
+    def class_of(self, component: Component) -> str:
+        """Return the class of nodes that a component requests; empty for any that meet its requirement.
+
+        A component that could take the nodes of another one of the job keeps to its own class.
+        """
+        assignment = self._assignments.get(component.cluster)
+        is_assigned = assignment is not None and component not in self.preempting
+        return component.node_class or (assignment.exclusive_class(component.rank) if is_assigned else "")
+
+
+def _count_whole(classes: Iterable[NodeClass]) -> int:
+    """Return the number of idle nodes that no other job uses."""
+    return sum(node_class.idle for node_class in classes if not node_class.is_part)
 
 
 CLAIM_FAILED = "claim-failed"
@@ -171,11 +209,12 @@ class Claiming:
         attempts: Attempts,
         queues: PlacementQueues,
         eligibility: Eligibility,
+        evaluator: PolicyEvaluator,
         nonces: Nonces,
     ) -> None:
         self._state, self._rules, self._ledger = state, state.rules, state.ledger
         self._attempts, self._reservation = attempts, queues.reservation
-        self._eligibility, self._nonces = eligibility, nonces
+        self._eligibility, self._evaluator, self._nonces = eligibility, evaluator, nonces
         self._preemption = Preemption(state)
         sites = [cluster.name for cluster in state.grid.clusters()] if state.sharing.reclaims else []
         self._reclaiming = {site: Reclaiming(state, site, queues.move_to_front) for site in sites}
@@ -306,7 +345,13 @@ class Claiming:
             return self._plan_next_try(job, this, now)
         # 2. Move components that cannot start to other clusters.
         job = self._relocate(job, this, now)
+        if this.blocked and self._is_last_try(job, this, now):
+            # Components that start now, and jobs that are preempted, would be stopped in vain.
+            self._ledger.record_event(job, now, "claim-try", f"no room on {_clusters(this.blocked)}")
+            return self._plan_next_try(job, this, now)
         # 3. If that is not enough, preempt low-priority jobs for a high-priority job, or guests for a job at its home.
+        if this.blocked and isinstance(this.preemption, Reclaiming):
+            this.withdraw_preemption()
         self._preempt(job, this, now)
         # 4. Start the components that can start. They wait at the barrier for the others.
         job = self._submit_startable(job, this, now)
@@ -463,16 +508,24 @@ class Claiming:
         else:
             self._ledger.record_event(job, now, "claiming", starting)
         for component in this.startable:
-            job = self._attempts.submit(job, component, now)
+            if (node_class := this.class_of(component)) != component.node_class:
+                job = self._ledger.update_component(job, component.index, node_class=node_class)
+            job = self._attempts.submit(job, live(job).components[component.index], now)
         return job
 
     # Failed claims
+
+    def _is_last_try(self, job: Job, this: ClaimTry, now: float) -> bool:
+        """Return whether no claiming try follows if one fails now."""
+        return self._next_try(job, now) is None or (this.is_refused and may_not_be_claimed(job, self._rules))
 
     def _plan_next_try(self, job: Job, this: ClaimTry, now: float) -> Job:
         """Plan the next claiming try, or give up the claim."""
         for component in this.blocked:
             self._ledger.count_failed_claim(component.cluster, ClaimFailure.NO_ROOM)
         clusters, following = _clusters(this.blocked), self._next_try(job, now)
+        if this.is_refused and live(job).placed_at == now and self._is_last_try(job, this, now):
+            job = self._pause_claims(job, this, now)
         if not this.is_refused:
             job = self._uncount_try(job)
             if following is None:
@@ -482,6 +535,19 @@ class Claiming:
         elif following is None:
             return self._give_up(job, f"no room on {clusters} before its start time", now)
         return self._claim_at(job, following)
+
+    def _pause_claims(self, job: Job, this: ClaimTry, now: float) -> Job:
+        """Keep a job from the clusters that lack nodes for it in the cycle of its placement, since placement and
+        claiming would contradict each other for ever. If it fits on no others, it leaves its queue for that time."""
+        for component in {c.cluster: c for c in this.refused}.values():
+            nodes = f"{format_nodes(component.size)} {filter_of(job.spec, component)}".rstrip()
+            words = f"it lacked {nodes} when they were claimed"
+            job = self._attempts.bar_cluster(job, component.cluster, words, now, is_claim=True)
+        barred = job.barred_clusters(now)
+        if not self._evaluator.may_be_placed(job.spec, barred):
+            again = min(entry.until for entry in job.refusals if entry.until is not None and entry.bars(now))
+            job = self._ledger.change_job(job, retry_at=again)
+        return job
 
     def replace_failed_component(
         self, job: Job, component: Component, failure: ClaimFailure, reason: str, now: float
