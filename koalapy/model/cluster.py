@@ -280,7 +280,7 @@ class NodeAssignment:
         admitted = [index for index, node_class in enumerate(self._classes) if nodes.admits(node_class)]
         admitted.sort(key=lambda index: self._left[index] < lacking)
         _, last = next(reversed(self._components.values()))
-        reached: dict[int, tuple[list[int], int | None]] = {index: (last, None) for index in admitted}
+        reached: dict[int, tuple[list[int], int | None]] = dict.fromkeys(admitted, (last, None))
         for index in (waiting := list(admitted)):
             if self._left[index]:
                 return self._move(index, reached, lacking)

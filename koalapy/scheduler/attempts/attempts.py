@@ -143,6 +143,8 @@ class Attempts:
         )
         job = self._ledger.change_job(job, ending=becomes, reason=reason)
         self._ledger.record_event(job, now, "ending", reason, by=by)
+        if becomes is JobState.QUEUED:
+            self._queues.reservation.keep_for_restart(job)
         if becomes is JobState.SUCCEEDED:
             for component in live(job).components:
                 self._grid[component.cluster].clear_preemptible(job.token(component.index))
@@ -209,7 +211,7 @@ class Attempts:
             return job
         self._note_no_warning(job, component, now)
         self._grid[component.cluster].mark_delivering(job.token(component.index))
-        return self._ledger.update_component(job, component.index, state=ComponentState.DELIVERING, ended_at=now)
+        return self._note_end(job, component, ComponentState.DELIVERING, now)
 
     def mark_ended(self, job: Job, component: Component, now: float, missing: str = "") -> Job:
         """Mark a component that has ended and sent everything; ``missing`` names the lost part of its output."""
@@ -221,10 +223,15 @@ class Attempts:
             self._ledger.record_event(
                 job, now, "output-missing", f"of its output there is missing {missing}", component
             )
-        ended_at = component.ended_at if component.has_ended else now
-        return self._ledger.update_component(
-            job, component.index, state=ComponentState.ENDED, ended_at=ended_at, unknown_since=None, lost_at=None
-        )
+        job = self._ledger.update_component(job, component.index, unknown_since=None, lost_at=None)
+        return self._note_end(job, component, ComponentState.ENDED, component.ended_at if component.has_ended else now)
+
+    def _note_end(self, job: Job, component: Component, state: ComponentState, ended_at: float | None) -> Job:
+        """Record the state of a component that has released its nodes. They may be kept for its job."""
+        job = self._ledger.update_component(job, component.index, state=state, ended_at=ended_at)
+        if job.ending is JobState.QUEUED:
+            self._queues.reservation.keep_for_restart(job)
+        return job
 
     def give_up_component(self, job: Job, component: Component, now: float) -> None:
         """Stop waiting for a component that has not ended, as its attempt is over."""

@@ -15,6 +15,7 @@ from koalapy.model.request import ClusterName
 from koalapy.model.wording import format_nodes
 from koalapy.scheduler.arrays import Arrays
 from koalapy.scheduler.attempts.attempts import Attempts
+from koalapy.scheduler.attempts.facts import INFRASTRUCTURE_FAILURE
 from koalapy.scheduler.attempts.health import ClusterHealth
 from koalapy.scheduler.claims.claim import Claiming
 from koalapy.scheduler.effects import AttemptFailure, ClaimFailure
@@ -24,7 +25,6 @@ from koalapy.scheduler.queue.placement_queues import PlacementQueues
 from koalapy.scheduler.queue.policy_calls import PolicyEvaluator
 from koalapy.scheduler.state import Deadline, SchedulerState, backoff_pause
 
-INFRASTRUCTURE_FAILURE = "infrastructure-failure"
 REFUSED = "refused"
 MAX_REFUSALS = 4
 """Unrecognized rejections on all clusters together after which a job fails that no other cluster could take."""

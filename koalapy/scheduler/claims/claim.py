@@ -419,7 +419,9 @@ class Claiming:
         if isinstance(spec.request, FixedRequest) or policies.capabilities(spec.policy).keeps_together:
             return None
         if spec.priority is not Priority.HIGH:
-            reserved = {cluster: nodes for cluster in view.by_idle if (nodes := self._reservation.aged(cluster.name))}
+            reserved = {
+                cluster: nodes for cluster in view.by_idle if (nodes := self._reservation.kept_from_low(cluster.name))
+            }
             view = view.with_clusters(
                 [replace(c.with_idle(max(0, c.idle - nodes)), parts=()) for c, nodes in reserved.items()]
             )

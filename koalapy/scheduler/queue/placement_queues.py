@@ -197,6 +197,7 @@ class PlacementQueues:
 
     def remove(self, job: Job) -> Job:
         """Remove a job from its queue, and count the scans it went through as its tries."""
+        self.reservation.release_kept(job.id)
         if job.id in self._pausing:
             self._pausing.remove(job.id)
             self._state.timers.cancel(job.id, 0, Deadline.RETRY)
