@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from koalapy.model.cluster import NodeClass, NodeClassPart, count_admitted, count_idle, resize_classes, take_nodes
+from koalapy.model.cluster import NodeClass, NodeClassPart, count_idle, resize_classes, take_nodes
 from koalapy.model.job import Token
+from koalapy.model.node_assignment import count_admitted
 from koalapy.model.node_requirement import ANY_NODE, NodeFilter
 from koalapy.model.reports import NodeClassReport
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from tests.scheduler.world import World
 
 AttemptKey = tuple[JobId, int]
+FOR_JOB = re.compile(r" for job (\d+) ")
 NOT_CLAIMED = re.compile(r"not claimed in (\d+) tries: no room on (.*?)(?: before its start time)?")
 
 
@@ -78,6 +79,7 @@ def check_effects(world: "World", effects: Effects) -> None:
             _check_no_cluster_remains(world, effects.jobs[entry.job])
         if entry.event == "re-placed":
             gangs.replaced.add((entry.job, entry.generation))
+    _check_claims_lead_to_starts(effects)
     submits = _group_by_attempt(c.token for c in effects.commands if isinstance(c, SubmitComponent))
     for gang, tokens in submits.items():
         job = effects.jobs[gang[0]]
@@ -101,6 +103,20 @@ def check_effects(world: "World", effects: Effects) -> None:
         for component in attempt.gang:
             _check_files_are_staged(world, effects.jobs[gang[0]], component)
         _check_barrier_may_open(world, gang, tokens)
+
+
+def _check_claims_lead_to_starts(effects: Effects) -> None:
+    """Check that placement and claiming agree on the nodes of a job, and that no job ends in vain for another."""
+    placed = {(entry.job, entry.generation) for entry in effects.timeline if entry.event == "placed"}
+    given_up = {
+        (entry.job, entry.generation)
+        for entry in effects.timeline
+        if entry.event == "ending" and entry.reason.startswith("claim-failed: no room on ")
+    }
+    assert not placed & given_up, "a claim lacks the nodes that its placement has found in the same step"
+    ended_for = [FOR_JOB.search(e.reason) for e in effects.timeline if e.event in ("preempted", "reclaimed")]
+    beneficiaries = {int(match[1]) for match in ended_for if match}
+    assert not beneficiaries & {job for job, _ in given_up}, "jobs were ended for a claim that has failed"
 
 
 def _check_start_conditions(world: "World", effects: Effects, job_id: JobId) -> None:

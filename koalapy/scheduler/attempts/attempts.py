@@ -385,7 +385,8 @@ class Attempts:
     ) -> Job:
         """Keep a job from a cluster that rejected it, for a pause that doubles each time, or ``for_good``."""
         previous = {refusal.cluster: refusal for refusal in job.refusals}
-        times = previous[cluster].times + 1 if cluster in previous else 1
+        last = previous.get(cluster)
+        times = last.times + 1 if last is not None and last.is_claim is is_claim else 1
         until = None if for_good else now + backoff_pause(REFUSAL_PAUSE, times - 1, MAX_REFUSAL_PAUSE)
         previous[cluster] = ClusterRefusal(cluster, words, until, times, is_claim)
         for number in (job.id, job.array_job) if until is not None else ():

@@ -32,7 +32,7 @@ def refusal_text(refusal: ClusterRefusal, now: float) -> str:
     """Return a rejection as text: the cluster, the time of its next try if there is one, and the reason."""
     if refusal.is_claim and refusal.until is not None:
         again = format_time(refusal.until, now, exact=True)
-        return f"{refusal.cluster} is tried again at {again}: {refusal.words}"
+        return f"{refusal.cluster} {refusal.words}, and is tried again at {again}"
     again = "is not asked again"
     if refusal.until is not None:
         again = f"is asked again at {format_time(refusal.until, now, exact=True)}"

@@ -8,16 +8,9 @@ clusters are searched for each component.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from koalapy.model.cluster import (
-    ClusterState,
-    ClusterView,
-    GridView,
-    NodeAssignment,
-    NodeClass,
-    count_admitted,
-    count_idle,
-)
+from koalapy.model.cluster import ClusterState, ClusterView, GridView, NodeClass, count_idle
 from koalapy.model.job_spec import JobSpec
+from koalapy.model.node_assignment import NodeAssignment, count_admitted
 from koalapy.model.node_requirement import NodeFilter, NodeRequirement
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal, RefusalKind
 from koalapy.model.request import ClusterName, ComponentRequest, FixedRequest, FlexibleRequest

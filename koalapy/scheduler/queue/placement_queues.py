@@ -49,7 +49,8 @@ class PlacementQueues:
         self.placing: JobId | None = None
         """The job that is being placed now, if any."""
         self.failed_at_once: set[JobId] = set()
-        """Jobs with a claim that failed in the cycle of their placement. They are not placed again in that cycle."""
+        """Jobs with a claim that failed in the cycle of their placement. They are not placed again in that cycle, unless
+        they are barred from the clusters now."""
         self._requests: dict[Request, Request] = {}
 
     def __getitem__(self, priority: Priority) -> PlacementQueue:
@@ -230,13 +231,14 @@ class PlacementQueues:
         self._queues[priority].renew(array.id, array.waits_since)
         self.record_tries(array)
 
-    def try_again(self, array: Job, *, is_newcomer: bool) -> None:
-        """Try an array again in this cycle that was not tried by a scan of its queue."""
-        priority = array.spec.priority
+    def try_again(self, job: Job, *, is_newcomer: bool = False) -> None:
+        """Try a job again in this cycle: an array that no scan has tried, or a job that may be placed elsewhere."""
+        priority = job.spec.priority
+        self.failed_at_once.discard(job.id)
         if is_newcomer:
-            heapq.heappush(self.newcomers[priority], self._queues[priority].place(array.id))
+            heapq.heappush(self.newcomers[priority], self._queues[priority].place(job.id))
         else:
-            self.wakeups[priority].jobs.add(array.id)
+            self.wakeups[priority].jobs.add(job.id)
 
     def _learns(self, spec: JobSpec) -> bool:
         return self._state.policies.capabilities(spec.policy).learns
