@@ -170,8 +170,9 @@ class ClaimTry:
         A component that could take the nodes of another one of the job keeps to its own class.
         """
         assignment = self._assignments.get(component.cluster)
-        is_assigned = assignment is not None and component not in self.preempting
-        return component.node_class or (assignment.exclusive_class(component.rank) if is_assigned else "")
+        if component.node_class or assignment is None or component in self.preempting:
+            return component.node_class
+        return assignment.exclusive_class(component.rank)
 
 
 def _count_whole(classes: Iterable[NodeClass]) -> int:

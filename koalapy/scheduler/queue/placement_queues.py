@@ -49,8 +49,8 @@ class PlacementQueues:
         self.placing: JobId | None = None
         """The job that is being placed now, if any."""
         self.failed_at_once: set[JobId] = set()
-        """Jobs with a claim that failed in the cycle of their placement. They are not placed again in that cycle, unless
-        they are barred from the clusters now."""
+        """Jobs with a claim that failed in the cycle of their placement. They are not placed again in that cycle,
+        unless they are barred from its clusters."""
         self._requests: dict[Request, Request] = {}
 
     def __getitem__(self, priority: Priority) -> PlacementQueue:
@@ -259,6 +259,7 @@ class PlacementQueues:
         job = self.remove(job)
         job = self._ledger.change_job(job, spec=replace(job.spec, priority=priority))
         self._enter(job, anew=False)
+        self.reservation.keep_for_restart(self._ledger.jobs[job.id])
         return self._ledger.jobs[job.id]
 
     def regroup_jobs(self, applications: Iterable[str]) -> None:
