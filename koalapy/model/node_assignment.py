@@ -12,7 +12,7 @@ def count_admitted(classes: Iterable[NodeClass], nodes: NodeFilter) -> int:
 
     Of several components, those with the fewest get their nodes first, and of these the largest.
     """
-    return sum(max(each.total, each.idle) for each in classes if nodes.admits(each))
+    return sum(max(node_class.total, node_class.idle) for node_class in classes if nodes.admits(node_class))
 
 
 class NodeAssignment:
@@ -45,7 +45,7 @@ class NodeAssignment:
 
         Search the shortest chain of components that can each move to a class given up by the next.
         """
-        admitted = [index for index, node_class in enumerate(self._classes) if nodes.admits(node_class)]
+        admitted = [index for index in range(len(self._classes)) if self._admits(nodes, index)]
         admitted.sort(key=lambda index: self._left[index] < lacking)
         _, last = next(reversed(self._components.values()))
         reached: dict[int, tuple[list[int], int | None]] = dict.fromkeys(admitted, (last, None))
@@ -54,10 +54,13 @@ class NodeAssignment:
                 return self._move(index, reached, lacking)
             for movable, taken in self._components.values():
                 if taken[index]:
-                    others = [i for i, each in enumerate(self._classes) if i not in reached and movable.admits(each)]
+                    others = [i for i in range(len(self._classes)) if i not in reached and self._admits(movable, i)]
                     reached |= dict.fromkeys(others, (taken, index))
                     waiting += others
         return 0
+
+    def _admits(self, nodes: NodeFilter, index: int) -> bool:
+        return nodes.admits(self._classes[index])
 
     def _move(self, index: int, reached: Mapping[int, tuple[list[int], int | None]], lacking: int) -> int:
         """Take nodes of a class that has some left, along the chain of components that ``reached`` it."""
@@ -90,7 +93,8 @@ class NodeAssignment:
         Return an empty text if it may take any of its nodes, or has nodes of several classes.
         """
         nodes, taken = self._components[key]
-        names = {each.name for each, count in zip(self._classes, taken, strict=True) if count}
+        names = {node_class.name for node_class, count in zip(self._classes, taken, strict=True) if count}
         filters = {other for other, _ in self._components.values()} - {nodes}
-        is_contested = any(nodes.admits(each) and other.admits(each) for each in self._classes for other in filters)
+        admitted = [node_class for node_class in self._classes if nodes.admits(node_class)]
+        is_contested = any(other.admits(node_class) for node_class in admitted for other in filters)
         return names.pop() if is_contested and len(names) == 1 else ""

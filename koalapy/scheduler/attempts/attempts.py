@@ -143,8 +143,7 @@ class Attempts:
         )
         job = self._ledger.change_job(job, ending=becomes, reason=reason)
         self._ledger.record_event(job, now, "ending", reason, by=by)
-        if becomes is JobState.QUEUED:
-            self._queues.reservation.keep_for_restart(job)
+        job = self._keep_released_nodes(job)
         if becomes is JobState.SUCCEEDED:
             for component in live(job).components:
                 self._grid[component.cluster].clear_preemptible(job.token(component.index))
@@ -211,7 +210,8 @@ class Attempts:
             return job
         self._note_no_warning(job, component, now)
         self._grid[component.cluster].mark_delivering(job.token(component.index))
-        return self._note_end(job, component, ComponentState.DELIVERING, now)
+        job = self._ledger.update_component(job, component.index, state=ComponentState.DELIVERING, ended_at=now)
+        return self._keep_released_nodes(job)
 
     def mark_ended(self, job: Job, component: Component, now: float, missing: str = "") -> Job:
         """Mark a component that has ended and sent everything; ``missing`` names the lost part of its output."""
@@ -223,12 +223,14 @@ class Attempts:
             self._ledger.record_event(
                 job, now, "output-missing", f"of its output there is missing {missing}", component
             )
-        job = self._ledger.update_component(job, component.index, unknown_since=None, lost_at=None)
-        return self._note_end(job, component, ComponentState.ENDED, component.ended_at if component.has_ended else now)
+        ended_at = component.ended_at if component.has_ended else now
+        job = self._ledger.update_component(
+            job, component.index, state=ComponentState.ENDED, ended_at=ended_at, unknown_since=None, lost_at=None
+        )
+        return self._keep_released_nodes(job)
 
-    def _note_end(self, job: Job, component: Component, state: ComponentState, ended_at: float | None) -> Job:
-        """Record the state of a component that has released its nodes. They may be kept for its job."""
-        job = self._ledger.update_component(job, component.index, state=state, ended_at=ended_at)
+    def _keep_released_nodes(self, job: Job) -> Job:
+        """Keep the nodes of an ended component for its job if that is to run again after a failure."""
         if job.ending is JobState.QUEUED:
             self._queues.reservation.keep_for_restart(job)
         return job
