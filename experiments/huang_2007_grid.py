@@ -63,6 +63,7 @@ class Setting:
             reclaimed_position=self.reclaimed,
             preemption_order="jst",
             aging=False,
+            keeps_for_restart=False,
             low_patience=None,
             max_restarts=None,
             placement_queue_limit=UNLIMITED,

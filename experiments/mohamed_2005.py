@@ -56,6 +56,7 @@ RULES = Rules(
     preemption_order="jst",
     assumed_bandwidth=BANDWIDTH,
     aging=False,
+    keeps_for_restart=False,
     low_patience=None,
     max_restarts=None,
     restart_pause=0.0,

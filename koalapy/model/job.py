@@ -242,7 +242,7 @@ _size = attrgetter("size")
 
 @dataclass(frozen=True, slots=True)
 class ClusterRefusal:
-    """A cluster with a resource manager that rejected a job, and its message."""
+    """A cluster that rejected a job: its resource manager with a message, or a claim for lack of nodes."""
 
     cluster: ClusterName
     words: str
@@ -251,6 +251,8 @@ class ClusterRefusal:
     it."""
     times: int = 1
     """Number of rejections there."""
+    is_claim: bool = False
+    """Whether it lacked nodes for the claim in the cycle of the placement. Such a rejection never fails a job."""
 
     def bars(self, now: float) -> bool:
         """Return whether the job may not be placed there."""

@@ -216,14 +216,13 @@ class Arrays:
         if array is not None and array.tasks is not None and array.tasks.pending:
             self.give_up(array, reason, now)
 
-    def share_refusals(self, task: Job) -> Job | None:
-        """Keep the waiting tasks of an array from the clusters that have rejected one. Return the array, if any."""
+    def share_refusals(self, task: Job) -> bool:
+        """Keep the waiting tasks of an array from the clusters that have rejected one; return whether that is new."""
         array = None if task.array_job is None else self._ledger.get(task.array_job)
-        if array is None or array.tasks is None or not array.tasks.pending:
-            return None
-        array = self._ledger.change_job(array, refusals=task.refusals)
-        self._queues.regroup_job(array)
-        return array
+        if array is None or array.tasks is None or not array.tasks.pending or array.refusals == task.refusals:
+            return False
+        self._queues.regroup_job(self._ledger.change_job(array, refusals=task.refusals))
+        return True
 
     def cancel(self, array: Job, event: JobCancelled, now: float) -> None:
         """Cancel an array, or the tasks that the event selects. Raise ``ConflictError`` if none of them is left."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from koalapy.model.advice import record_advice
-from koalapy.model.job import Job, JobId
+from koalapy.model.job import Job, JobId, JobState
 from koalapy.model.placement import Placement, Refusal, RefusalKind
 from koalapy.model.request import ClusterName
 from koalapy.scheduler.advisor.knowledge import KnowledgeBuilder
@@ -225,6 +225,7 @@ class Cycle:
         the scan that chose the candidate goes on with it.
         """
         waiting = self._ledger.jobs[candidate.job]
+        refusals = waiting.refusals
         self._queues.placing = waiting.id
         placed = self._queues.remove(waiting) if waiting.tasks is None else self._arrays.create_task(waiting, now)
         self._queues.placing = placed.id
@@ -233,14 +234,21 @@ class Cycle:
             self._ledger.record_advised_placement(record_advice(job, now, placement.advice, placement.reason))
         self._attempts.settle_job(job, now)
         self._queues.placing = None
-        if waiting.tasks is not None:
+        if waiting.tasks is None:
+            returned = self._ledger.get(placed.id)
+            if returned is not None and returned.is_in_queue and returned.refusals != refusals:
+                self._queues.try_again(returned)
+        else:
             self._continue_array(candidate, placed.id, in_scan and not self._offers.has_all_nodes(candidate.offer))
         self._candidates.update_reservation()
 
     def _continue_array(self, candidate: Candidate, task: JobId, in_scan: bool) -> None:
-        """Try an array again after the placement of a task; in the next cycle if the task has failed at once."""
-        if task in self._queues.failed_at_once or task not in self._ledger.jobs:
-            self._queues.failed_at_once.add(candidate.job)
+        """Try an array again after the placement of a task; in the next cycle if the task has failed at once, unless
+        other clusters remain."""
+        job = self._ledger.get(task)
+        if job is None or job.state is JobState.QUEUED:
+            if job is None or not self._arrays.share_refusals(job):
+                self._queues.failed_at_once.add(candidate.job)
             return
         array = self._ledger.get(candidate.job)
         if array is not None and self._queues.has(array) and (candidate.is_newcomer or not in_scan):

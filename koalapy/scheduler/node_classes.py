@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from koalapy.model.cluster import NodeClass, NodeClassPart, count_idle, resize_classes, take_nodes
 from koalapy.model.job import Token
+from koalapy.model.node_assignment import count_admitted
 from koalapy.model.node_requirement import ANY_NODE, NodeFilter
 from koalapy.model.reports import NodeClassReport
 
@@ -107,15 +109,12 @@ class NodeClasses:
             if size := awaiting.get(token, 0):
                 promised[nodes] = promised.get(nodes, 0) + size
         remaining = self.reported
-        for nodes in sorted(promised, key=self._count_admitted) if len(promised) > 1 else promised:
+        for nodes in sorted(promised, key=partial(count_admitted, self.reported)) if len(promised) > 1 else promised:
             if not nodes.admits_all:
                 remaining = take_nodes(remaining, nodes, promised[nodes])
         if available is not None and available > idle and not self.kept.admits_all:
             remaining = take_nodes(resize_classes(remaining, available), self.kept, available - idle)
         return resize_classes(remaining, idle)
-
-    def _count_admitted(self, nodes: NodeFilter) -> int:
-        return sum(node_class.total for node_class in self.reported if nodes.admits(node_class))
 
 
 def has_more_nodes(now: tuple[NodeClass, ...], previous: tuple[NodeClass, ...]) -> bool:

@@ -193,9 +193,9 @@ class Queries:
         """Return the waiting job that nodes are reserved for; None if there is none."""
         return self.queues.reservation.job
 
-    def reserved_nodes(self, cluster: ClusterName, priority: Priority) -> int:
-        """Return the number of nodes on a cluster that are reserved for others and not offered to a priority."""
-        return self.queues.reservation.reserved_nodes(cluster, priority)
+    def reserved_nodes(self, cluster: ClusterName, priority: Priority, job: JobId | None = None) -> int:
+        """Return the nodes on a cluster that are reserved for others and not offered to a priority, or to a job."""
+        return self.queues.reservation.reserved_nodes(cluster, priority, job)
 
     # Offered nodes and answers of policies
 
@@ -221,9 +221,12 @@ class Queries:
             )
         return self._limits
 
-    def view(self, priority: Priority) -> GridView:
-        """Return the grid as offered to jobs of a priority now."""
-        return self.queues.reservation.view(priority)
+    def view(self, priority: Priority, job: Job | None = None) -> GridView:
+        """Return the grid as offered to new jobs of a priority now, or to a waiting ``job``."""
+        reservation = self.queues.reservation
+        if job is not None and priority is Priority.LOW and reservation.restarting_jobs():
+            return reservation.restart_view(job)
+        return reservation.view(priority)
 
     def own_view(self) -> GridView:
         """Return the grid as offered to the job that nodes are reserved for."""

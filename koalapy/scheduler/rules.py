@@ -111,6 +111,8 @@ class Rules:
     """Whether a job that failed ``aging_tries`` scans keeps low-priority jobs from delaying it further."""
     aging_tries: Count = 20
     """Failed scans after which low-priority jobs may not delay a job further."""
+    keeps_for_restart: bool = True
+    """Whether the nodes of a job whose attempt has failed are kept from low-priority jobs until it is placed again."""
     low_patience: Annotated[Seconds, FINITE] | None = 14_400.0
     """Waiting time after which a job of low priority gets the starvation guarantee: jobs of high priority do not delay
     it further. None disables it."""

@@ -11,12 +11,12 @@ from koalapy.model.job import Attempt, Component, ComponentState, Job
 from koalapy.model.job_spec import Priority
 from koalapy.scheduler.advisor.knowledge import KnowledgeBuilder
 from koalapy.scheduler.arrays import Arrays
-from koalapy.scheduler.attempts.attempts import Attempts
+from koalapy.scheduler.attempts.attempts import MAX_REFUSAL_PAUSE, Attempts
 from koalapy.scheduler.attempts.components import Components
 from koalapy.scheduler.attempts.contact import Confirmations, Contact
 from koalapy.scheduler.attempts.deadlines import Deadlines
 from koalapy.scheduler.attempts.facts import filter_of, walltime_ends
-from koalapy.scheduler.attempts.failures import MAX_REFUSAL_PAUSE, Failures
+from koalapy.scheduler.attempts.failures import Failures
 from koalapy.scheduler.attempts.health import ClusterHealth
 from koalapy.scheduler.claims.claim import Claiming, Nonces
 from koalapy.scheduler.claims.staging import Transfers
@@ -57,7 +57,7 @@ class Scheduler:
         self._attempts = attempts = Attempts(state, health, queues)
         self._arrays = arrays = Arrays(state, attempts, queues)
         self._conditions = conditions = StartConditions(state, queues, arrays.give_up)
-        self._claiming = claiming = Claiming(state, attempts, queues, eligibility, nonces)
+        self._claiming = claiming = Claiming(state, attempts, queues, eligibility, policies, nonces)
         self._failures = failures = Failures(state, attempts, claiming, health, queues, policies, arrays)
         transfers = Transfers(state, attempts, claiming, failures)
         components = Components(state, attempts, failures, health)

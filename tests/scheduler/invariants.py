@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from tests.scheduler.world import World
 
 AttemptKey = tuple[JobId, int]
+FOR_JOB = re.compile(r" for job (\d+) ")
 NOT_CLAIMED = re.compile(r"not claimed in (\d+) tries: no room on (.*?)(?: before its start time)?")
 
 
@@ -78,6 +79,7 @@ def check_effects(world: "World", effects: Effects) -> None:
             _check_no_cluster_remains(world, effects.jobs[entry.job])
         if entry.event == "re-placed":
             gangs.replaced.add((entry.job, entry.generation))
+    _check_claims_lead_to_starts(effects)
     submits = _group_by_attempt(c.token for c in effects.commands if isinstance(c, SubmitComponent))
     for gang, tokens in submits.items():
         job = effects.jobs[gang[0]]
@@ -101,6 +103,20 @@ def check_effects(world: "World", effects: Effects) -> None:
         for component in attempt.gang:
             _check_files_are_staged(world, effects.jobs[gang[0]], component)
         _check_barrier_may_open(world, gang, tokens)
+
+
+def _check_claims_lead_to_starts(effects: Effects) -> None:
+    """Check that placement and claiming agree on the nodes of a job, and that no job ends in vain for another."""
+    placed = {(entry.job, entry.generation) for entry in effects.timeline if entry.event == "placed"}
+    given_up = {
+        (entry.job, entry.generation)
+        for entry in effects.timeline
+        if entry.event == "ending" and entry.reason.startswith("claim-failed: no room on ")
+    }
+    assert not placed & given_up, "a claim lacks the nodes that its placement has found in the same step"
+    ended_for = [FOR_JOB.search(e.reason) for e in effects.timeline if e.event in ("preempted", "reclaimed")]
+    beneficiaries = {int(match[1]) for match in ended_for if match}
+    assert not beneficiaries & {job for job, _ in given_up}, "jobs were ended for a claim that has failed"
 
 
 def _check_start_conditions(world: "World", effects: Effects, job_id: JobId) -> None:
@@ -263,6 +279,7 @@ def check_counts(world: "World") -> None:
     assert queries.queued == sum(job.tasks is None or job.may_start_task for job in queued)
     check_arrays(world)
     check_streams(world)
+    check_kept_nodes(world)
     check_views(queries)
     wakeup = world.scheduler.next_wakeup()
     unfinished = world.scheduler.is_unfinished
@@ -322,6 +339,21 @@ def check_streams(world: "World") -> None:
     assert reserved <= world.relays.streams
 
 
+def check_kept_nodes(world: "World") -> None:
+    """Check that nodes are kept only for jobs that wait for another attempt, and only those that they had."""
+    reservation = world.queries.queues.reservation
+    released = Counter[str]()
+    for job_id in reservation.restarting_jobs():
+        job = world.jobs[job_id]
+        assert job.state is JobState.QUEUED or job.ending is JobState.QUEUED, "nodes are kept for a job that runs"
+        assert job.attempt is not None
+        assert job.attempt.end_reason.startswith(("infrastructure-failure: ", "transfer-failure: "))
+        for component in job.attempt.gang:
+            released[component.cluster] += component.size if component.has_ended else 0
+    for name in world.sites if reservation.job is None else ():
+        assert reservation.kept_from_low(name) == released[name], "other nodes are kept than were released"
+
+
 def check_arrays(world: "World") -> None:
     """Check that each array counts its tasks, starts each index at most once, and keeps within its limit."""
     tasks_of: defaultdict[JobId, list[Job]] = defaultdict(list)
@@ -371,7 +403,7 @@ def check_views(queries: Queries) -> None:
     def view_for_reservation() -> GridView:
         # Without a reservation this view is not used.
         def reserved(cluster: ClusterStatus) -> int:
-            return cluster.reserved_for_others(queries.reservation)
+            return queries.queues.reservation.withheld_from_own(cluster)
 
         free = grid.cached_view(lambda c: c.available - reserved(c), hides_parts=lambda c: reserved(c) > 0)
         return free.view()
@@ -447,7 +479,7 @@ def check_waiting(world: "World") -> None:
             job.spec.policy
         ).learns:
             continue
-        views = [queries.own_view() if has_reservation else queries.view(job.spec.priority)]
+        views = [queries.own_view() if has_reservation else queries.view(job.spec.priority, job)]
         if high and not job.spec.share and rules.preemption == "placement":
             views.append(queries.view_with_preemption())
         if (home := queries.view_at_home(job.spec, everything=has_reservation)) is not None:

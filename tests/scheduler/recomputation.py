@@ -43,7 +43,7 @@ def check_views(world: "World") -> None:
         _check_view(queries.view(priority), spared, clusters)
     _check_view(
         queries.own_view(),
-        {c.name: c.available - c.reserved_for_others(queries.reservation) for c in clusters},
+        {c.name: c.available - queries.queues.reservation.withheld_from_own(c) for c in clusters},
         clusters,
     )
     if world.rules.preemption == "placement":

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from koalapy.model.cluster import Link
 from koalapy.model.job import DEFAULT_LEASE, ComponentState, JobState
-from koalapy.model.job_spec import ClaimingMode
+from koalapy.model.job_spec import ClaimingMode, Priority
 from koalapy.model.request import FixedRequest, InputFile, NonFixedRequest
 from koalapy.scheduler.events import ClusterDrained, ClusterResumed
 from koalapy.scheduler.rules import Rules
@@ -451,3 +451,47 @@ def test_claim_ends_when_next_try_is_not_later() -> None:
     world.advance(99)
     assert world.reasons(job, "requeued") == ["claim-failed: no room on south before its start time"]
     assert world.job(job).claiming_tries < 1000
+
+
+# Others are not ended in vain
+
+
+def reclaiming_world(threshold: float, size: int) -> tuple[World, int, int]:
+    """Return a grid where a job waits for its files, and a guest has taken nodes of both its clusters meanwhile."""
+    rules = incremental_rules(sharing="feasible", claim_threshold=threshold)
+    world = World({"north": 7, "south": 4, "files": 2}, rules, links=LINKS)
+    owner = world.submit(with_input(fixed(north=6, south=4), size), home_site="north", run_time=600)
+    guest = world.submit(fixed(north=3, south=4), home_site="files", run_time=600)
+    world.advance(1)
+    return world, owner, guest
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.5])
+@pytest.mark.parametrize("size", [10, 100, 1000, 10_000])
+def test_reclaiming_ends_no_guest_while_a_component_is_blocked(threshold: float, size: int) -> None:
+    """The component on the foreign cluster has no room, so that the owner could not start on its home site either."""
+    world, owner, guest = reclaiming_world(threshold, size)
+    world.advance(300)
+    assert "reclaimed" not in world.timeline_events(guest)
+    assert (world.state(guest), world.job(guest).generation) == (JobState.RUNNING, 1)
+    assert world.timeline_events(owner).count("placed") == 1
+    world.advance(1500)
+    assert (world.state(owner), world.state(guest)) == (JobState.SUCCEEDED, JobState.SUCCEEDED)
+
+
+def test_preemption_ends_no_job_in_the_last_try_of_a_blocked_claim() -> None:
+    world = create_world(incremental_rules(preemption="claiming"))
+    high = world.submit(with_input(fixed(north=4, south=4), 100), priority=Priority.HIGH)
+    low = world.submit(fixed(north=4), run_time=300)
+    world.sites["south"].add_local_user(1)
+    world.advance(30)
+    assert (world.state(low), world.job(low).generation) == (JobState.RUNNING, 1)
+    assert world.reasons(high, "requeued") == ["claim-failed: no room on south before its start time"]
+
+
+def test_last_try_of_a_blocked_claim_submits_nothing() -> None:
+    world = create_world(incremental_rules())
+    job = world.submit(with_input(fixed(north=4, south=4), 100))
+    world.sites["south"].add_local_user(1)
+    world.advance(30)
+    assert world.commands(job) == []

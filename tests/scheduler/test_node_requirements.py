@@ -41,6 +41,7 @@ class NodesSite(Site):
     """A site that gives each component nodes that it may get, from the first classes of its report."""
 
     filter_of: Callable[[Token], NodeFilter]
+    classes: Mapping[str, tuple[NodeClassReport, ...]] = CLASSES
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -50,7 +51,7 @@ class NodesSite(Site):
     @property
     def reported_classes(self) -> tuple[NodeClassReport, ...]:
         held = sum((self.nodes_held[name] for name in self.held), Counter[str]())
-        return tuple(replace(c, idle=c.total - held[c.name]) for c in CLASSES[self.name])
+        return tuple(replace(c, idle=c.total - held[c.name]) for c in self.classes[self.name])
 
     def _next_to_start(self) -> str | None:
         """Return the first in the queue if nodes that it may get are idle, and choose these."""
@@ -86,11 +87,15 @@ def as_class(report: NodeClassReport) -> NodeClass:
 
 
 class NodesWorld(World):
-    """A simulated grid of ``CLASSES``. It checks at each step that components hold only nodes that they may get."""
+    """A simulated grid with classes of nodes. It checks that components hold only nodes that they may get."""
 
-    site_class = NodesSite
-
-    def __init__(self, rules: Rules | None = None, sizes: Mapping[str, int] = SIZES) -> None:
+    def __init__(
+        self,
+        rules: Rules | None = None,
+        sizes: Mapping[str, int] = SIZES,
+        classes: Mapping[str, tuple[NodeClassReport, ...]] = CLASSES,
+    ) -> None:
+        self.site_class = type("ClassesSite", (NodesSite,), {"classes": classes})
         super().__init__(sizes, rules)
         for site in self.sites.values():
             assert isinstance(site, NodesSite)
@@ -120,7 +125,7 @@ class NodesWorld(World):
         for site in self.sites.values():
             assert isinstance(site, NodesSite)
             for name in site.held.keys() & site.runners.keys():
-                admitted = {c.name for c in CLASSES[site.name] if self._filter_of(name).admits(as_class(c))}
+                admitted = {c.name for c in site.classes[site.name] if self._filter_of(name).admits(as_class(c))}
                 assert {held for held, count in site.nodes_held[name].items() if count} <= admitted
             cluster = self.queries.grid[site.name]
             assert all(node_class.idle >= 0 for node_class in cluster.node_classes)

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from koalapy.model.job import JobState
 from koalapy.model.job_spec import Priority
 from koalapy.model.request import Request
-from koalapy.scheduler.attempts.failures import MAX_REFUSALS, REFUSAL_PAUSE, normalize_words
+from koalapy.scheduler.attempts.attempts import REFUSAL_PAUSE
+from koalapy.scheduler.attempts.failures import MAX_REFUSALS, normalize_words
 from koalapy.scheduler.cluster_conditions import MAX_WORDINGS, UnknownRefusals
 from koalapy.scheduler.events import ClusterCleared, ClusterDrained, ClusterResumed
 from koalapy.scheduler.explain.explain import explain

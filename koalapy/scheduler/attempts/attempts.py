@@ -1,7 +1,7 @@
 """Move an attempt from the submission of its first component to its end, and its job to the next state."""
 
-from koalapy.model.job import Component, ComponentState, Job, JobId, JobState, Token
-from koalapy.model.request import StopWarning
+from koalapy.model.job import ClusterRefusal, Component, ComponentState, Job, JobId, JobState, Token
+from koalapy.model.request import ClusterName, StopWarning
 from koalapy.model.wording import format_bytes, format_list, format_time
 from koalapy.scheduler.attempts.facts import filter_of, link_demand, program_result, walltime_ends, warning_of
 from koalapy.scheduler.attempts.health import ClusterHealth
@@ -17,8 +17,11 @@ from koalapy.scheduler.effects import (
 from koalapy.scheduler.ledger import live
 from koalapy.scheduler.queue.placement_queues import PlacementQueues
 from koalapy.scheduler.queue.start_conditions import find_missed_deadline, latest_start, warning_grace
-from koalapy.scheduler.state import Deadline, SchedulerState
+from koalapy.scheduler.state import Deadline, SchedulerState, backoff_pause
 
+REFUSAL_PAUSE = 30.0
+"""Seconds for which a job avoids a cluster after an unrecognized rejection; each further one doubles it."""
+MAX_REFUSAL_PAUSE = 3600.0
 END_GRACE = 2.0
 """Seconds in which components may end by themselves after the program succeeded."""
 TO_THE_BARRIER = (Deadline.CLAIM, Deadline.CLAIM_GRACE, Deadline.BARRIER)
@@ -140,6 +143,7 @@ class Attempts:
         )
         job = self._ledger.change_job(job, ending=becomes, reason=reason)
         self._ledger.record_event(job, now, "ending", reason, by=by)
+        job = self._keep_released_nodes(job)
         if becomes is JobState.SUCCEEDED:
             for component in live(job).components:
                 self._grid[component.cluster].clear_preemptible(job.token(component.index))
@@ -206,7 +210,8 @@ class Attempts:
             return job
         self._note_no_warning(job, component, now)
         self._grid[component.cluster].mark_delivering(job.token(component.index))
-        return self._ledger.update_component(job, component.index, state=ComponentState.DELIVERING, ended_at=now)
+        job = self._ledger.update_component(job, component.index, state=ComponentState.DELIVERING, ended_at=now)
+        return self._keep_released_nodes(job)
 
     def mark_ended(self, job: Job, component: Component, now: float, missing: str = "") -> Job:
         """Mark a component that has ended and sent everything; ``missing`` names the lost part of its output."""
@@ -219,9 +224,16 @@ class Attempts:
                 job, now, "output-missing", f"of its output there is missing {missing}", component
             )
         ended_at = component.ended_at if component.has_ended else now
-        return self._ledger.update_component(
+        job = self._ledger.update_component(
             job, component.index, state=ComponentState.ENDED, ended_at=ended_at, unknown_since=None, lost_at=None
         )
+        return self._keep_released_nodes(job)
+
+    def _keep_released_nodes(self, job: Job) -> Job:
+        """Keep the nodes of an ended component for its job if that is to run again after a failure."""
+        if job.ending is JobState.QUEUED:
+            self._queues.reservation.keep_for_restart(job)
+        return job
 
     def give_up_component(self, job: Job, component: Component, now: float) -> None:
         """Stop waiting for a component that has not ended, as its attempt is over."""
@@ -369,6 +381,20 @@ class Attempts:
         job = self._ledger.get(job_id)
         if job is not None and job.state is JobState.QUEUED and job.retry_at == due_at:
             self._queues.requeue(job)
+
+    def bar_cluster(
+        self, job: Job, cluster: ClusterName, words: str, now: float, *, for_good: bool = False, is_claim: bool = False
+    ) -> Job:
+        """Keep a job from a cluster that rejected it, for a pause that doubles each time, or ``for_good``."""
+        previous = {refusal.cluster: refusal for refusal in job.refusals}
+        last = previous.get(cluster)
+        times = last.times + 1 if last is not None and last.is_claim is is_claim else 1
+        until = None if for_good else now + backoff_pause(REFUSAL_PAUSE, times - 1, MAX_REFUSAL_PAUSE)
+        previous[cluster] = ClusterRefusal(cluster, words, until, times, is_claim)
+        for number in (job.id, job.array_job) if until is not None else ():
+            if number is not None:
+                self._timers.add(until, Deadline.REFUSAL, job=number)
+        return self._ledger.change_job(job, refusals=tuple(entry for _, entry in sorted(previous.items())))
 
     def pause_job(self, job: Job, until: float) -> None:
         """Keep a queued job out of its queue until a time."""

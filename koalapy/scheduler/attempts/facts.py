@@ -9,6 +9,9 @@ from koalapy.scheduler.grid import GridStatus
 from koalapy.scheduler.ledger import live
 from koalapy.scheduler.rules import Rules
 
+INFRASTRUCTURE_FAILURE = "infrastructure-failure"
+TRANSFER_FAILURE = "transfer-failure"
+"""The first words of the reason of an attempt that failed without a fault of its program."""
 MIN_MEASURED_SECONDS = 0.5
 """Seconds after which the speed of a transfer predicts its end."""
 

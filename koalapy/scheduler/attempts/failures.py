@@ -9,12 +9,13 @@ import re
 from collections.abc import Sequence
 
 from koalapy.model.application import application_of
-from koalapy.model.job import ClusterRefusal, Component, Job, JobId, JobState
+from koalapy.model.job import Component, Job, JobId, JobState
 from koalapy.model.reports import Refusal
 from koalapy.model.request import ClusterName
 from koalapy.model.wording import format_nodes
 from koalapy.scheduler.arrays import Arrays
 from koalapy.scheduler.attempts.attempts import Attempts
+from koalapy.scheduler.attempts.facts import INFRASTRUCTURE_FAILURE
 from koalapy.scheduler.attempts.health import ClusterHealth
 from koalapy.scheduler.claims.claim import Claiming
 from koalapy.scheduler.effects import AttemptFailure, ClaimFailure
@@ -24,11 +25,7 @@ from koalapy.scheduler.queue.placement_queues import PlacementQueues
 from koalapy.scheduler.queue.policy_calls import PolicyEvaluator
 from koalapy.scheduler.state import Deadline, SchedulerState, backoff_pause
 
-INFRASTRUCTURE_FAILURE = "infrastructure-failure"
 REFUSED = "refused"
-REFUSAL_PAUSE = 30.0
-"""Seconds for which a job avoids a cluster after an unrecognized rejection; each further one doubles it."""
-MAX_REFUSAL_PAUSE = 3600.0
 MAX_REFUSALS = 4
 """Unrecognized rejections on all clusters together after which a job fails that no other cluster could take."""
 MAX_WORDS_LENGTH = 500
@@ -174,21 +171,17 @@ class Failures:
         """
         self._note_refusal(job, component, error, now)
         is_error_of_cluster = not for_good and self._is_error_of_cluster(job, component.cluster, error, now)
-        previous = {refusal.cluster: refusal for refusal in job.refusals}
-        times = previous[component.cluster].times + 1 if component.cluster in previous else 1
-        pause = backoff_pause(REFUSAL_PAUSE, times - 1, MAX_REFUSAL_PAUSE)
-        until = None if for_good else now + pause
-        refusal = ClusterRefusal(component.cluster, error[:MAX_WORDS_LENGTH], until, times)
-        refusals = tuple(entry for _, entry in sorted((previous | {component.cluster: refusal}).items()))
-        job = self._ledger.change_job(job, refusals=refusals, claiming_tries=max(0, job.claiming_tries - 1))
-        self._set_timer(job, refusal)
-        if (array := self._arrays.share_refusals(job)) is not None:
-            self._set_timer(array, refusal)
+        job = self._attempts.bar_cluster(job, component.cluster, error[:MAX_WORDS_LENGTH], now, for_good=for_good)
+        job = self._ledger.change_job(job, claiming_tries=max(0, job.claiming_tries - 1))
+        self._arrays.share_refusals(job)
+        refusals = job.refusals
+        refusal = next(entry for entry in refusals if entry.cluster == component.cluster)
         reason = f"{REFUSED}: {refusal_text(refusal, now)}"
         if self._evaluator.may_be_placed(job.spec, frozenset(entry.cluster for entry in refusals)):
             return self._attempts.end_attempt(job, JobState.QUEUED, reason, now)
         unknown = [entry for entry in refusals if entry.until is not None]
-        if not unknown or (not is_error_of_cluster and sum(entry.times for entry in unknown) >= MAX_REFUSALS):
+        times = sum(entry.times for entry in unknown if not entry.is_claim)
+        if not unknown or (not is_error_of_cluster and times >= MAX_REFUSALS):
             messages = "; ".join(f"{entry.cluster}: {entry.words}" for entry in refusals)
             reason = f"every cluster that could take it has refused it: {messages}"
             if not unknown:
@@ -218,7 +211,8 @@ class Failures:
     def restore_timers(self, job: Job) -> None:
         """Restore the pauses after rejections of a job of an earlier daemon run."""
         for refusal in job.refusals:
-            self._set_timer(job, refusal)
+            if refusal.until is not None:
+                self._timers.add(refusal.until, Deadline.REFUSAL, job=job.id)
 
     def _note_refusal(self, job: Job, component: Component, error: str, now: float) -> None:
         self._ledger.count_failed_attempt(component.cluster, AttemptFailure.REFUSED)
@@ -234,7 +228,3 @@ class Failures:
             return False
         self._health.count_error(name, f"jobs of several users or kinds are refused in the same words: {error}", now)
         return True
-
-    def _set_timer(self, job: Job, refusal: ClusterRefusal) -> None:
-        if refusal.until is not None:
-            self._timers.add(refusal.until, Deadline.REFUSAL, job=job.id)

@@ -6,155 +6,27 @@ jobs of low priority for a job of high priority. A runner that stays queued in i
 nodes to local users and is replaced.
 """
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
-from koalapy.model.cluster import GridView, NodeClass, count_idle, take_nodes
+from koalapy.model.cluster import GridView
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState, Nonce
 from koalapy.model.job_spec import ClaimingMode, Priority
-from koalapy.model.node_requirement import ANY_NODE
 from koalapy.model.placement import PlacedComponent, Placement
 from koalapy.model.request import ClusterName, FixedRequest
-from koalapy.model.wording import format_list
+from koalapy.model.wording import format_list, format_nodes
 from koalapy.policies.close_to_files import closest_site
 from koalapy.policies.network import Transfer, estimate_transfer
 from koalapy.scheduler.attempts.attempts import Attempts
 from koalapy.scheduler.attempts.facts import expected_end_of_transfers, filter_of, unclaimed
+from koalapy.scheduler.claims.claim_try import ClaimTry
 from koalapy.scheduler.claims.preemption import Preemption, Reclaiming
 from koalapy.scheduler.effects import ClaimFailure
 from koalapy.scheduler.ledger import live
 from koalapy.scheduler.queue.eligibility import Eligibility, count_streams, may_not_be_claimed, tries_used_up
 from koalapy.scheduler.queue.placement_queues import PlacementQueues
+from koalapy.scheduler.queue.policy_calls import PolicyEvaluator
 from koalapy.scheduler.state import Deadline, SchedulerState
-
-
-class ClaimTry:
-    """The components of a job that can start now, and those that cannot start where they were placed."""
-
-    def __init__(self, state: SchedulerState, preemption: Preemption | None, job: Job) -> None:
-        """``preemption``: frees nodes for the job; None if it may not preempt."""
-        self._grid, self._job, self.preemption = state.grid, job.id, preemption
-        self._spec = job.spec
-        self._taken = Counter[ClusterName]()
-        self._classes: dict[ClusterName, tuple[NodeClass, ...]] = {}
-        """The classes of the nodes left by cluster, if a component may not get all nodes of its cluster."""
-        self._parts: dict[ClusterName, tuple[NodeClass, ...]] = {}
-        """The partly used nodes left by cluster, if the job may share them."""
-        self._taken_idle = Counter[int]()
-        """The idle nodes among those of each startable component, by its index."""
-        self._gang_size = len(live(job).gang)
-        self.startable: list[Component] = []
-        self.blocked: list[Component] = []
-        self.preempting: list[Component] = []
-        """The startable components that need preemption."""
-        self._closed = {c.cluster for c in unclaimed(job) if not state.grid[c.cluster].is_open}
-        """Clusters closed when the try begins. A cluster on probation closes once a component of the try has started
-        there."""
-        placed = unclaimed(job)
-        self._particular = {component.index for component in placed if self._needs_particular_nodes(component)}
-        """The components that may get only some nodes of their cluster. Preemption may not free these."""
-        for component in sorted(placed, key=lambda c: (c.index not in self._particular, -c.size, c.rank)):
-            name, size, free = component.cluster, component.size, self._free_for(component)
-            if free is not None and size <= free:
-                self._take(component)
-            elif free is None or preemption is None or component.index in self._particular:
-                self.blocked.append(component)
-            elif size + self._taken[name] <= preemption.available(state.grid[name]):
-                self.preempting.append(component)
-                self._take(component)
-            else:
-                self.blocked.append(component)
-
-    def __str__(self) -> str:
-        return f"{self._gang_size - len(self.blocked)} of {self._gang_size} components could start"
-
-    @property
-    def fraction(self) -> float:
-        """Return the fraction of components that are started or can be."""
-        return (self._gang_size - len(self.blocked)) / self._gang_size
-
-    @property
-    def is_refused(self) -> bool:
-        """Return whether a usable cluster lacks nodes for a component."""
-        return any(component.cluster not in self._closed for component in self.blocked)
-
-    def free(self, cluster: ClusterName) -> int | None:
-        """Return the nodes left for another component; None if there may be no other, as on a cluster on probation."""
-        if self._taken[cluster] and self._grid[cluster].health.probation and not self._grid.has_no_trusted_cluster:
-            return None
-        return self._free_nodes(cluster)
-
-    def _free_nodes(self, cluster: ClusterName) -> int | None:
-        """Return the nodes left for this job on a cluster; None if it accepts no components now."""
-        status = self._grid[cluster]
-        remaining = max(0, status.available - status.reserved_for_others(self._job)) - self._taken[cluster]
-        return remaining if status.is_open else None
-
-    def _free_for(self, component: Component) -> int | None:
-        """Return the nodes left that a component may get where it was placed."""
-        free = self._free_nodes(component.cluster)
-        if free is None or component.index not in self._particular:
-            return free
-        classes = self._classes.get(component.cluster, self._grid[component.cluster].node_classes)
-        nodes = filter_of(self._spec, component)
-        return min(free, count_idle(classes, nodes)) + count_idle(self._parts_of(component.cluster), nodes)
-
-    def _parts_of(self, cluster: ClusterName) -> tuple[NodeClass, ...]:
-        """Return the partly used nodes that are left for this job on a cluster."""
-        status = self._grid[cluster]
-        if not self._spec.share or status.reserved_for_others(self._job):
-            return ()
-        return self._parts.get(cluster, status.parts)
-
-    def _needs_particular_nodes(self, component: Component) -> bool:
-        """Return whether a component may get only some nodes of its cluster, or also partly used ones."""
-        nodes = filter_of(self._spec, component)
-        if nodes is ANY_NODE:
-            return False
-        return not self._grid[component.cluster].classes.admits_all(nodes) or bool(self._parts_of(component.cluster))
-
-    @property
-    def view(self) -> GridView:
-        """Return the grid with the nodes left for another component."""
-        view = self._grid.view()
-        names = {name for name, nodes in self._taken.items() if nodes} | self._parts.keys()
-        names |= {cluster.name for cluster in self._grid.clusters() if cluster.reserved_for_others(self._job)}
-        changed = [cluster for name in sorted(names) if (cluster := view.get(name)) is not None]
-        changed = [
-            replace(c, node_classes=self._classes.get(c.name, c.node_classes), parts=self._parts_of(c.name))
-            for c in changed
-        ]
-        return view.with_clusters([cluster.with_idle(max(0, self.free(cluster.name) or 0)) for cluster in changed])
-
-    def move(self, moved: Component, left_behind: ClusterName) -> None:
-        """Move a component that can start on another cluster."""
-        if any(component.index == moved.index for component in self.startable):
-            # It may get any node there: others do not preempt.
-            self._taken[left_behind] -= self._taken_idle[moved.index]
-        for components in (self.startable, self.preempting, self.blocked):
-            components[:] = [component for component in components if component.index != moved.index]
-        self._take(moved)
-
-    def preempted_nodes(self) -> dict[ClusterName, int]:
-        """Return the nodes needed on each cluster where some must be freed by preemption."""
-        names = sorted({component.cluster for component in self.preempting})
-        return {name: sum(c.size for c in self.startable if c.cluster == name) for name in names}
-
-    def _take(self, component: Component) -> None:
-        """Count a component as startable, and its nodes as taken from its cluster."""
-        name, size, nodes = component.cluster, component.size, filter_of(self._spec, component)
-        if parts := self._parts_of(name):
-            beside = min(size, count_idle(parts, nodes))
-            self._parts[name] = take_nodes(parts, nodes, beside)
-            size -= beside
-        self._taken[name] += size
-        self._taken_idle[component.index] = size
-        if self._particular:
-            classes = self._classes.get(name, self._grid[name].node_classes)
-            self._classes[name] = take_nodes(classes, nodes, size)
-        self.startable.append(component)
-
 
 CLAIM_FAILED = "claim-failed"
 
@@ -171,11 +43,12 @@ class Claiming:
         attempts: Attempts,
         queues: PlacementQueues,
         eligibility: Eligibility,
+        evaluator: PolicyEvaluator,
         nonces: Nonces,
     ) -> None:
         self._state, self._rules, self._ledger = state, state.rules, state.ledger
         self._attempts, self._reservation = attempts, queues.reservation
-        self._eligibility, self._nonces = eligibility, nonces
+        self._eligibility, self._evaluator, self._nonces = eligibility, evaluator, nonces
         self._preemption = Preemption(state)
         sites = [cluster.name for cluster in state.grid.clusters()] if state.sharing.reclaims else []
         self._reclaiming = {site: Reclaiming(state, site, queues.move_to_front) for site in sites}
@@ -306,7 +179,13 @@ class Claiming:
             return self._plan_next_try(job, this, now)
         # 2. Move components that cannot start to other clusters.
         job = self._relocate(job, this, now)
+        if this.blocked and self._is_last_try(job, this, now):
+            # Components that start now, and jobs that are preempted, would be stopped in vain.
+            self._ledger.record_event(job, now, "claim-try", f"no room on {_clusters(this.blocked)}")
+            return self._plan_next_try(job, this, now)
         # 3. If that is not enough, preempt low-priority jobs for a high-priority job, or guests for a job at its home.
+        if this.blocked and isinstance(this.preemption, Reclaiming):
+            this.withdraw_preemption()
         self._preempt(job, this, now)
         # 4. Start the components that can start. They wait at the barrier for the others.
         job = self._submit_startable(job, this, now)
@@ -374,7 +253,9 @@ class Claiming:
         if isinstance(spec.request, FixedRequest) or policies.capabilities(spec.policy).keeps_together:
             return None
         if spec.priority is not Priority.HIGH:
-            reserved = {cluster: nodes for cluster in view.by_idle if (nodes := self._reservation.aged(cluster.name))}
+            reserved = {
+                cluster: nodes for cluster in view.by_idle if (nodes := self._reservation.kept_from_low(cluster.name))
+            }
             view = view.with_clusters(
                 [replace(c.with_idle(max(0, c.idle - nodes)), parts=()) for c, nodes in reserved.items()]
             )
@@ -463,16 +344,24 @@ class Claiming:
         else:
             self._ledger.record_event(job, now, "claiming", starting)
         for component in this.startable:
-            job = self._attempts.submit(job, component, now)
+            if (node_class := this.class_of(component)) != component.node_class:
+                job = self._ledger.update_component(job, component.index, node_class=node_class)
+            job = self._attempts.submit(job, live(job).components[component.index], now)
         return job
 
     # Failed claims
+
+    def _is_last_try(self, job: Job, this: ClaimTry, now: float) -> bool:
+        """Return whether no claiming try follows if one fails now."""
+        return self._next_try(job, now) is None or (this.is_refused and may_not_be_claimed(job, self._rules))
 
     def _plan_next_try(self, job: Job, this: ClaimTry, now: float) -> Job:
         """Plan the next claiming try, or give up the claim."""
         for component in this.blocked:
             self._ledger.count_failed_claim(component.cluster, ClaimFailure.NO_ROOM)
         clusters, following = _clusters(this.blocked), self._next_try(job, now)
+        if this.is_refused and live(job).placed_at == now and self._is_last_try(job, this, now):
+            job = self._pause_claims(job, this, now)
         if not this.is_refused:
             job = self._uncount_try(job)
             if following is None:
@@ -482,6 +371,19 @@ class Claiming:
         elif following is None:
             return self._give_up(job, f"no room on {clusters} before its start time", now)
         return self._claim_at(job, following)
+
+    def _pause_claims(self, job: Job, this: ClaimTry, now: float) -> Job:
+        """Keep a job from the clusters that lack nodes for it in the cycle of its placement, since placement and
+        claiming would contradict each other for ever. If it fits on no others, it leaves its queue for that time."""
+        for component in {c.cluster: c for c in this.refused}.values():
+            nodes = f"{format_nodes(component.size)} {filter_of(job.spec, component)}".rstrip()
+            words = f"lacked {nodes} when they were claimed"
+            job = self._attempts.bar_cluster(job, component.cluster, words, now, is_claim=True)
+        barred = job.barred_clusters(now)
+        if not self._evaluator.may_be_placed(job.spec, barred):
+            again = min(entry.until for entry in job.refusals if entry.until is not None and entry.bars(now))
+            job = self._ledger.change_job(job, retry_at=again)
+        return job
 
     def replace_failed_component(
         self, job: Job, component: Component, failure: ClaimFailure, reason: str, now: float

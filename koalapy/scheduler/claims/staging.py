@@ -12,6 +12,7 @@ from koalapy.model.reports import StageStatus
 from koalapy.model.request import ClusterName
 from koalapy.model.wording import format_bytes
 from koalapy.scheduler.attempts.attempts import Attempts
+from koalapy.scheduler.attempts.facts import TRANSFER_FAILURE
 from koalapy.scheduler.attempts.failures import Failures
 from koalapy.scheduler.claims.claim import Claiming
 from koalapy.scheduler.effects import AttemptFailure, StageComponent, UnstageComponent
@@ -102,7 +103,7 @@ class Transfers:
         if status.fault == "job":
             self._attempts.end_attempt(job, JobState.FAILED, status.error, now)
             return
-        self._failures.restart_job(job, f"transfer-failure: {status.error}", now)
+        self._failures.restart_job(job, f"{TRANSFER_FAILURE}: {status.error}", now)
 
     def _reject_stray(self, cluster: ClusterName, status: StageStatus) -> None:
         """Remove a stage of an attempt that has ended."""

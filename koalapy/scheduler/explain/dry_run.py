@@ -76,7 +76,7 @@ class DryRun:
             return self._left
         if priority not in self._views:
             queries = self.queries
-            self._views[priority] = queries.own_view() if self._has_reservation else queries.view(priority)
+            self._views[priority] = queries.own_view() if self._has_reservation else queries.view(priority, self.job)
         return self._views[priority]
 
     @property
@@ -87,7 +87,7 @@ class DryRun:
         """Return the nodes on a cluster that are reserved for another job."""
         if self.job is not None and self._has_reservation:
             return self.queries.grid[cluster].reserved_for_others(self.job.id)
-        return self.queries.reserved_nodes(cluster, priority)
+        return self.queries.reserved_nodes(cluster, priority, self.job.id if self.job is not None else None)
 
     @property
     def keeper(self) -> JobId | None:
@@ -147,7 +147,7 @@ class DryRun:
                 home,
                 lambda c, extra_idle: (
                     capacity_with_reclaiming(c, extra_idle)
-                    - (0 if takes_all else queries.queues.reservation.aged(c.name))
+                    - (0 if takes_all else queries.queues.reservation.kept_from_low(c.name))
                 ),
                 lambda c: c.leaving + c.reclaimable,
                 "those that it would take back",

@@ -415,7 +415,7 @@ def explain_submission(
     elif not tried:
         headline = f"would wait behind job {queries.queues.head_before(spec)}"
     elif _is_reservation_in_the_way(dry_run, spec):
-        headline = f"nodes are kept for job {dry_run.keeper}, which has waited longer"
+        headline = queries.queues.reservation.describe_keeper(dry_run.keeper)
     else:
         headline = answer.summary if isinstance(answer, Refusal) else ""
     ahead = queries.queues.count_before_new(spec)

@@ -30,6 +30,9 @@ from koalapy.scheduler.state import SchedulerState
 
 def refusal_text(refusal: ClusterRefusal, now: float) -> str:
     """Return a rejection as text: the cluster, the time of its next try if there is one, and the reason."""
+    if refusal.is_claim and refusal.until is not None:
+        again = format_time(refusal.until, now, exact=True)
+        return f"{refusal.cluster} {refusal.words}, and is tried again at {again}"
     again = "is not asked again"
     if refusal.until is not None:
         again = f"is asked again at {format_time(refusal.until, now, exact=True)}"
@@ -75,11 +78,11 @@ class WaitingReasons:
         if refusal is None:
             refusal = self._refusals[shape] = self._policy_refusal(job, barred)
         if refusal:
-            return "; ".join(filter(None, (refusal, refusals)))
+            return "; ".join(filter(None, (refusal, refusals, self._queues.reservation.kept_for(job.id))))
         reservation = self._queues.reservation
         keeper = reservation.keeper(job.id)
         if keeper is not None and (job.id == reservation.job or reservation.is_kept_from(job.spec.priority)):
-            return f"nodes are kept for job {keeper}, which has waited longer"
+            return reservation.describe_keeper(keeper)
         return "fits, and waits for the next scan"
 
     def _in_front_of(self, job: Job) -> JobId | None:
@@ -196,12 +199,16 @@ class Offers:
         see_taken_back = self._taken_back[everything or priority is Priority.HIGH]
         return Offer(see, self.view_with_preemption if may_preempt else None, see_taken_back, self._sharing)
 
+    def for_restart(self, job: Job) -> Offer:
+        """Return the nodes that a low-priority job may use to run again after a failure."""
+        return Offer(partial(self._reservation.restart_view, job), None, self._taken_back[False], self._sharing)
+
     def has_all_nodes(self, offer: Offer) -> bool:
         """Return whether an offer is that of the job with the reservation, including nodes reserved for others."""
         return any(offer is each for each in self.everything.values())
 
     def _left_if_taken_back(self, kept_too: bool, cluster: ClusterStatus) -> int:
-        return capacity_with_reclaiming(cluster) - (0 if kept_too else self._reservation.aged(cluster.name))
+        return capacity_with_reclaiming(cluster) - (0 if kept_too else self._reservation.kept_from_low(cluster.name))
 
 
 class Candidate(NamedTuple):
@@ -370,17 +377,33 @@ class Candidates:
         return candidate
 
     def _scan(self, priority: Priority, wakeup: Wakeup) -> Iterator[Candidate]:
-        """Yield the job with the reservation first, then the jobs to be tried from head to tail."""
+        """Yield the job with the reservation first, then those that may use kept nodes, then all from head to tail."""
         queue, reservation = self._queues[priority], self._queues.reservation
         while (reserved := reservation.job) is not None and reserved in queue:
             yield Candidate(reserved, self._offers.everything[priority])
             if reserved in queue:
                 break
+        if priority is Priority.LOW:
+            yield from self._tries_with_kept_nodes()
         offer = self._offers.ordinary[priority]
         for job in queue.scan(self._rules.queue, offer.idle_test, wakeup, self._never_fits):
             yield Candidate(job, offer)
         for kind, count in queue.take_refusals().items():
             self._ledger.count_refusals(kind, count)
+
+    def _tries_with_kept_nodes(self) -> Iterator[Candidate]:
+        """Yield the jobs of low priority up to the last one for which nodes are kept, as far as scans reach."""
+        queue, jobs, refused = self._queues[Priority.LOW], self._ledger.jobs, set[Group]()
+        while restarting := self._queues.reservation.restarting_jobs():
+            last = jobs[restarting[-1]]
+            firsts = queue.first_jobs(None, self._rules.queue) if last.spec.priority is Priority.LOW else []
+            candidates = (job for job in firsts if jobs[job].queue_seq <= last.queue_seq)
+            job = next((job for job in candidates if queue.group_of(job) not in refused), None)
+            if job is None:
+                return
+            yield Candidate(job, self._offers.for_restart(jobs[job]))
+            if job in queue:
+                refused.add(queue.group_of(job))
 
     def _go_on_with_periodic_scan(self) -> bool:
         """Perform the next part of the oldest periodic scan; return False if none is in progress."""

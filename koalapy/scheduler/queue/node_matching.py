@@ -8,8 +8,9 @@ clusters are searched for each component.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from koalapy.model.cluster import ClusterState, ClusterView, GridView, NodeClass, count_idle, take_nodes
+from koalapy.model.cluster import ClusterState, ClusterView, GridView, NodeClass, count_idle
 from koalapy.model.job_spec import JobSpec
+from koalapy.model.node_assignment import NodeAssignment, count_admitted
 from koalapy.model.node_requirement import NodeFilter, NodeRequirement
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal, RefusalKind
 from koalapy.model.request import ClusterName, ComponentRequest, FixedRequest, FlexibleRequest
@@ -193,22 +194,14 @@ def _with_component(partial: Partial, cluster: ClusterName, component: Component
 
 
 def _take_all(cluster: ClusterView, promised: Promised) -> tuple[NodeClass, ...] | None:
-    """Return the classes of a cluster without the nodes of these components; None if it has too few.
-
-    As in the counts of promised nodes, components with the smallest choice come first.
-    """
+    """Return the classes of a cluster without the nodes of these components; None if it has too few."""
     classes = (*cluster.parts, *cluster.known_classes)
-
-    def count_admitted(entry: tuple[NodeFilter, int]) -> int:
-        return sum(max(each.total, each.idle) for each in classes if entry[0].admits(each))
-
-    remaining = classes
-    for nodes, size in sorted(promised, key=count_admitted):
+    assignment = NodeAssignment(classes)
+    for key, (nodes, size) in enumerate(sorted(promised, key=lambda entry: count_admitted(classes, entry[0]))):
         is_excluded = nodes.requirement is not None and cluster.name in nodes.requirement.exclude
-        if is_excluded or count_idle(remaining, nodes) < size:
+        if is_excluded or not assignment.add(key, nodes, size):
             return None
-        remaining = take_nodes(remaining, nodes, size)
-    return remaining
+    return assignment.remaining
 
 
 def lacking_text(cluster: ClusterView, requirement: NodeRequirement) -> str:

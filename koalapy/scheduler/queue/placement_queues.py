@@ -49,7 +49,8 @@ class PlacementQueues:
         self.placing: JobId | None = None
         """The job that is being placed now, if any."""
         self.failed_at_once: set[JobId] = set()
-        """Jobs with a claim that failed in the cycle of their placement. They are not placed again in that cycle."""
+        """Jobs with a claim that failed in the cycle of their placement. They are not placed again in that cycle,
+        unless they are barred from its clusters."""
         self._requests: dict[Request, Request] = {}
 
     def __getitem__(self, priority: Priority) -> PlacementQueue:
@@ -197,6 +198,7 @@ class PlacementQueues:
 
     def remove(self, job: Job) -> Job:
         """Remove a job from its queue, and count the scans it went through as its tries."""
+        self.reservation.release_kept(job.id)
         if job.id in self._pausing:
             self._pausing.remove(job.id)
             self._state.timers.cancel(job.id, 0, Deadline.RETRY)
@@ -229,13 +231,14 @@ class PlacementQueues:
         self._queues[priority].renew(array.id, array.waits_since)
         self.record_tries(array)
 
-    def try_again(self, array: Job, *, is_newcomer: bool) -> None:
-        """Try an array again in this cycle that was not tried by a scan of its queue."""
-        priority = array.spec.priority
+    def try_again(self, job: Job, *, is_newcomer: bool = False) -> None:
+        """Try a job again in this cycle: an array that no scan has tried, or a job that may be placed elsewhere."""
+        priority = job.spec.priority
+        self.failed_at_once.discard(job.id)
         if is_newcomer:
-            heapq.heappush(self.newcomers[priority], self._queues[priority].place(array.id))
+            heapq.heappush(self.newcomers[priority], self._queues[priority].place(job.id))
         else:
-            self.wakeups[priority].jobs.add(array.id)
+            self.wakeups[priority].jobs.add(job.id)
 
     def _learns(self, spec: JobSpec) -> bool:
         return self._state.policies.capabilities(spec.policy).learns
@@ -256,6 +259,7 @@ class PlacementQueues:
         job = self.remove(job)
         job = self._ledger.change_job(job, spec=replace(job.spec, priority=priority))
         self._enter(job, anew=False)
+        self.reservation.keep_for_restart(self._ledger.jobs[job.id])
         return self._ledger.jobs[job.id]
 
     def regroup_jobs(self, applications: Iterable[str]) -> None:

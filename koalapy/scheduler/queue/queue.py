@@ -429,12 +429,14 @@ class PlacementQueue:
             jobs += dict.fromkeys(entry.job for entry in (first, head) if entry is not None)
         return jobs
 
-    def first_jobs(self, section: int, mode: QueueMode) -> list[JobId]:
-        """Return the first job of each shape of a section, in order; only the head if scans end there."""
+    def first_jobs(self, section: int | None, mode: QueueMode) -> list[JobId]:
+        """Return the first job of each shape of a section, or of all, in order; only the head if scans end there."""
         if mode != "scan":
-            head = self.head(section)
-            return [] if head is None else [head]
-        groups = [group for group in self._groups.values() if group.section == section and not self._is_barred(group)]
+            heads = [self.head(each) for each in ([section] if section is not None else self._sections())]
+            return [head for head in heads if head is not None]
+        groups = [
+            group for group in self._groups.values() if section in (None, group.section) and not self._is_barred(group)
+        ]
         return [place[-1] for place in sorted(group.entries[0].place for group in groups)]
 
     def _sections(self) -> Iterator[int]:

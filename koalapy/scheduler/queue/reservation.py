@@ -3,20 +3,28 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from math import inf
 
-from koalapy.model.cluster import GridView
-from koalapy.model.job import Job, JobId
+from koalapy.model.cluster import ClusterState, GridView
+from koalapy.model.job import Job, JobId, JobState
 from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.node_requirement import ANY_NODE, NodeFilter
 from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import ClusterName
-from koalapy.scheduler.attempts.facts import unclaimed
+from koalapy.model.wording import format_nodes
+from koalapy.scheduler.attempts.facts import INFRASTRUCTURE_FAILURE, TRANSFER_FAILURE, filter_of, unclaimed
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.ledger import live
 from koalapy.scheduler.queue.eligibility import count_streams
 from koalapy.scheduler.queue.queue import Entry, IdleSummary, PlacementQueue
 from koalapy.scheduler.rules import Rules
 from koalapy.scheduler.state import SchedulerState
+
+KEPT_S = 600.0
+"""Seconds after a failed attempt for which its nodes are kept."""
+MAX_RESTARTING = 100
+"""Maximum number of jobs whose nodes are kept at a time."""
+FAILURES = (INFRASTRUCTURE_FAILURE, TRANSFER_FAILURE)
 
 
 def is_promised(job: Job, rules: Rules, now: float) -> bool:
@@ -46,6 +54,9 @@ class Reservation:
     does not replace it: a job with claims that are rejected repeatedly would undo the reservation. For a job with the
     starvation guarantee the nodes are reserved against all others until they are claimed. The daemon's own jobs get no
     reservation.
+
+    In addition, the nodes of jobs whose attempts have failed are kept from low-priority jobs behind them. A job with a
+    starvation guarantee may still have these.
     """
 
     def __init__(self, state: SchedulerState, queues: Mapping[Priority, PlacementQueue]) -> None:
@@ -62,6 +73,13 @@ class Reservation:
         """Streams over the hub that the job would need, reserved like its nodes until it is placed."""
         self._held: dict[JobId, Counter[ClusterName]] = {}
         """Nodes of jobs with the starvation guarantee, reserved against all others until they are claimed."""
+        self._restarting: dict[JobId, Counter[ClusterName]] = {}
+        """Released nodes of jobs that wait for another attempt after a failure, kept for these."""
+        self._kept = Counter[ClusterName]()
+        """The sum of these nodes."""
+        self._fewer_kept = False
+        """Whether other jobs may have gained nodes that were kept since the last ``update``."""
+        self._ledger.on_job_removed.append(lambda job: self.release_kept(job.id))
         # A node becomes idle only if no further job is placed beside those that run there.
         self._left = {
             priority: self._grid.cached_view(
@@ -72,8 +90,8 @@ class Reservation:
             for priority in Priority
         }
         self._own = self._grid.cached_view(
-            lambda cluster: cluster.available - cluster.reserved_for_others(self._chosen),
-            hides_parts=lambda cluster: cluster.reserved_for_others(self._chosen) > 0,
+            lambda cluster: cluster.available - self.withheld_from_own(cluster),
+            hides_parts=lambda cluster: self.withheld_from_own(cluster) > 0,
         )
         self._without_own_jobs = self._grid.cached_view(
             lambda cluster: cluster.capacity_without_own_jobs,
@@ -92,31 +110,37 @@ class Reservation:
             return None
         return self._chosen
 
-    @property
-    def kept_for(self) -> JobId | None:
-        """Return the waiting job with reserved nodes, or a placed one that has yet to request guaranteed nodes."""
-        return self.job or next(iter(self._held), None)
-
     def keeper(self, job: JobId | None) -> JobId | None:
-        """Return the job with the reservation that withholds nodes from this job, or from a new one if None."""
-        if job is None or job != self.job:
-            return self.kept_for
-        first = next(iter(self._held), None)
-        return first if first != job else None
+        """Return the job whose nodes are withheld from this job, or from a new one if None.
+
+        It waits, or is placed and has yet to request guaranteed nodes.
+        """
+        restarting = (holder for holder, nodes in self._restarting.items() if nodes)
+        holders = (self.job, *self._held, *restarting)
+        return next((holder for holder in holders if holder is not None and holder != job), None)
+
+    def describe_keeper(self, keeper: JobId | None) -> str:
+        """Return, as text, for which job nodes are withheld."""
+        has_failed = keeper in self._restarting and keeper != self.job
+        reason = "runs again after a failure" if has_failed else "has waited longer"
+        return f"nodes are kept for job {keeper}, which {reason}"
 
     def is_kept_from(self, priority: Priority) -> bool:
         """Return whether jobs of a priority are offered less than is available."""
-        return bool(self._held) or (priority is Priority.LOW and self.job is not None)
+        return bool(self._held) or (priority is Priority.LOW and (self.job is not None or bool(self._restarting)))
 
-    def reserved_nodes(self, cluster: ClusterName, priority: Priority) -> int:
-        """Return the nodes on a cluster that are not offered to jobs of a priority."""
+    def reserved_nodes(self, cluster: ClusterName, priority: Priority, job: JobId | None = None) -> int:
+        """Return the nodes on a cluster that are not offered to jobs of a priority, or not to a job with kept nodes."""
         if not self.is_kept_from(priority):
             return 0
-        return self._grid[cluster].reserved_for_others() + (self.aged(cluster) if priority is Priority.LOW else 0)
+        may_use = self._kept_behind(cluster, job) if job is not None else 0
+        kept = self.kept_from_low(cluster) - may_use if priority is Priority.LOW else 0
+        return self._grid[cluster].reserved_for_others() + kept
 
-    def aged(self, cluster: ClusterName) -> int:
-        """Return the nodes on a cluster that are reserved only against low-priority jobs, by aging."""
-        return 0 if self._is_promised or self.job is None else self._reserved_nodes[cluster]
+    def kept_from_low(self, cluster: ClusterName) -> int:
+        """Return the nodes on a cluster that are reserved only against low-priority jobs, by aging or for restarts."""
+        aged = 0 if self._is_promised or self.job is None else self._reserved_nodes[cluster]
+        return aged + self._kept[cluster]
 
     def _left_to(self, priority: Priority, cluster: ClusterStatus) -> int:
         return cluster.available - self.reserved_nodes(cluster.name, priority)
@@ -136,7 +160,116 @@ class Reservation:
 
     def own_view(self) -> GridView:
         """Return the grid as offered to the job with the reservation."""
-        return self._own.view() if self._held else self._grid.view()
+        return self._own.view() if self._held or self._restarting else self._grid.view()
+
+    def withheld_from_own(self, cluster: ClusterStatus) -> int:
+        """Return the nodes on a cluster that are not offered to the job with the reservation."""
+        kept = 0
+        if self._restarting and not self._is_promised and (job := self.job) is not None:
+            kept = self._kept[cluster.name] - self._kept_behind(cluster.name, job)
+        return cluster.reserved_for_others(self._chosen) + kept
+
+    # Restarts after failures
+
+    def restarting_jobs(self) -> list[JobId]:
+        """Return the jobs that wait for another attempt with nodes kept for them, in order."""
+        return sorted((job for job, nodes in self._restarting.items() if nodes), key=self._rank)
+
+    def kept_for(self, job: JobId) -> str:
+        """Return, as text, how many nodes are kept for the restart of a job; empty for none."""
+        nodes = self._restarting.get(job, Counter()).total()
+        return (
+            f"{format_nodes(nodes)} of its failed attempt {'is' if nodes == 1 else 'are'} kept for it" if nodes else ""
+        )
+
+    def restart_view(self, job: Job) -> GridView:
+        """Return the grid as offered to a job of low priority, with the nodes kept for it and for jobs behind it."""
+        return self._grid.view(partial(self._left_with_kept, job.id))
+
+    def _left_with_kept(self, job: JobId, cluster: ClusterStatus) -> int:
+        left, may_use = cluster.available - cluster.reserved_for_others(job), self._kept_behind(cluster.name, job)
+        return max(min(may_use, left), left + may_use - self.kept_from_low(cluster.name))
+
+    def _kept_behind(self, cluster: ClusterName, job: JobId) -> int:
+        """Return the nodes kept for a job itself and for the jobs behind it, which it may use."""
+        rank = self._rank(job)
+        return sum(nodes[cluster] for other, nodes in self._restarting.items() if self._rank(other) >= rank)
+
+    def _rank(self, ident: JobId) -> tuple[bool, float]:
+        """Return the sort key of a job among those that nodes are kept for."""
+        job = self._ledger.get(ident)  # None for a task that was not started
+        return (True, inf) if job is None else (job.spec.priority is Priority.LOW, job.queue_seq)
+
+    def keep_for_restart(self, job: Job) -> None:
+        """Keep the released nodes of a job whose attempt has failed, until it is placed again.
+
+        They are kept for ``KEPT_S`` seconds at most, and not at all while one of its clusters is gone.
+        """
+        if not self._may_restart(job):
+            self.release_kept(job.id)
+        elif job.id in self._restarting or len(self._restarting) < MAX_RESTARTING:
+            self._set_kept(job, self._released_nodes(job))
+
+    def release_kept(self, job: JobId) -> None:
+        """Keep no nodes for a job any more: it is placed again, or is not to be."""
+        if (nodes := self._restarting.pop(job, None)) is not None:
+            self._kept.subtract(nodes)
+            self._announce_kept(nodes)
+            self._fewer_kept = True
+
+    def _set_kept(self, job: Job, nodes: Counter[ClusterName]) -> None:
+        previous = self._restarting.get(job.id, Counter())
+        self._restarting[job.id] = nodes
+        if nodes != previous:
+            self._kept.update(nodes)
+            self._kept.subtract(previous)
+            self._fewer_kept |= bool(previous - nodes)
+            self._announce_kept(nodes | previous)
+        if job.attempt is not None:
+            for component in job.attempt.gang:
+                if nodes[component.cluster] and not self._reserved_nodes[component.cluster]:
+                    self._grid[component.cluster].classes.kept = filter_of(job.spec, component)
+
+    def _announce_kept(self, clusters: Iterable[ClusterName]) -> None:
+        """Announce that other nodes of these clusters are kept."""
+        for name in clusters:
+            if not self._kept[name] and not self._reserved_nodes[name]:
+                self._grid[name].classes.kept = ANY_NODE
+            self._grid.touch(name)
+
+    def _may_restart(self, job: Job) -> bool:
+        """Return whether a job waits for another attempt after a failure.
+
+        In a pause nodes are kept only for a program that had run for longer, not for one that fails at each start.
+        """
+        attempt = job.attempt
+        if attempt is None or attempt.ended_at is None or not attempt.end_reason.startswith(FAILURES):
+            return False
+        if not self._rules.keeps_for_restart or job.spec.share or job.spec.internal:
+            return False
+        if job.retry_at is not None:
+            lasted = attempt.ended_at - (attempt.ended_at if attempt.launched_at is None else attempt.launched_at)
+            if lasted < job.retry_at - attempt.ended_at:
+                return False
+        is_waiting = job.state is JobState.QUEUED or job.ending is JobState.QUEUED
+        return is_waiting and self._state.now < attempt.ended_at + KEPT_S
+
+    def _released_nodes(self, job: Job) -> Counter[ClusterName]:
+        """Return the nodes of a failed attempt that its components have released; none if a cluster is gone.
+
+        A cluster that has not reported in this daemon run yet may still be there.
+        """
+        nodes = Counter[ClusterName]()
+        for component in job.attempt.gang if job.attempt is not None else ():
+            if component.cluster not in self._grid:
+                return Counter()
+            cluster = self._grid[component.cluster]
+            is_away = cluster.state is ClusterState.UNREACHABLE and cluster.reported
+            if is_away or cluster.state in (ClusterState.UNUSABLE, ClusterState.DRAINED):
+                return Counter()
+            if component.has_ended:
+                nodes[component.cluster] += component.size
+        return nodes
 
     def invalidate(self) -> None:
         """Make the next ``update`` choose again."""
@@ -144,8 +277,12 @@ class Reservation:
 
     def update(self, evaluate: Evaluate) -> bool:
         """Choose the job and its nodes again; return whether other jobs may gain nodes."""
+        if self._stale:
+            for ident in list(self._restarting):
+                self.keep_for_restart(self._ledger.jobs[ident])
+        is_less_kept, self._fewer_kept = self._fewer_kept, False
         if not self._stale:
-            return self._hold() if self._held else False
+            return (self._hold() if self._held else False) or is_less_kept
         self._stale = False
         job, previous = self.job, self._reserved_nodes
         if job is None and self._chosen is not None:
@@ -156,11 +293,12 @@ class Reservation:
         self._choose(evaluate, turns=(self._placed, job))
         if self._placed is not None and any(self._placed in queue for queue in self._queues.values()):
             self._placed = None  # it holds the reservation again, or has lost it
-        for cluster in set[ClusterName]().union(previous, self._reserved_nodes, *self._held.values()):
+        for cluster in set[ClusterName]().union(previous, self._reserved_nodes, self._kept, *self._held.values()):
             self._grid.touch(cluster)
         is_less_held = self._hold()
         return (
             is_less_held
+            or is_less_kept
             or self._chosen != job
             or any(self._reserved_nodes[cluster] < count for cluster, count in previous.items())
         )
@@ -176,7 +314,9 @@ class Reservation:
                 self._grid[name].reserve(task, count)
 
     def restore(self, jobs: Iterable[Job]) -> None:
-        """Restore the reserved nodes of placed jobs with the starvation guarantee, after a restart."""
+        """Restore the reserved nodes of placed jobs with the starvation guarantee, and kept ones, after a restart."""
+        for job in jobs:
+            self.keep_for_restart(job)
         active = [job for job in jobs if job.is_placed and is_promised(job, self._rules, live(job).placed_at)]
         for job in sorted(active, key=lambda job: (live(job).placed_at, job.queue_seq)):
             if nodes := self._unclaimed(job.id):

@@ -61,6 +61,7 @@ usual_rules = st.fixed_dictionaries(
         "preemption_order": st.sampled_from(["least-harm", "least-harm", "jst"]),
         "aging": st.sampled_from([True, True, False]),
         "aging_tries": st.sampled_from([1, 3, 1000]),
+        "keeps_for_restart": st.booleans(),
         "probation": st.booleans(),
         "error_threshold": st.sampled_from([3, 3, 1]),
         "probation_pause": st.just(20.0),

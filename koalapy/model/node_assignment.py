@@ -1,0 +1,100 @@
+"""Assign the idle nodes of a cluster, by class, to components that may get different nodes."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from koalapy.model.cluster import NodeClass
+from koalapy.model.node_requirement import NodeFilter
+
+
+def count_admitted(classes: Iterable[NodeClass], nodes: NodeFilter) -> int:
+    """Return the number of nodes, idle or not, that a filter admits.
+
+    Of several components, those with the fewest get their nodes first, and of these the largest.
+    """
+    return sum(max(node_class.total, node_class.idle) for node_class in classes if nodes.admits(node_class))
+
+
+class NodeAssignment:
+    """The idle nodes of a cluster that several components get, by class.
+
+    Placement and claiming both decide with it whether the components fit. A component takes nodes of one class if that
+    has enough, otherwise of the first ones. If others have taken these, they move to other classes.
+    """
+
+    def __init__(self, classes: Sequence[NodeClass]) -> None:
+        self._classes = classes
+        self._left = [node_class.idle for node_class in classes]
+        self._components: dict[int, tuple[NodeFilter, list[int]]] = {}
+        """The nodes that each component may get, and how many it gets of each class, by its key."""
+
+    def add(self, key: int, nodes: NodeFilter, size: int) -> bool:
+        """Assign nodes to a component. Return False, and assign none, if there are too few."""
+        taken = [0] * len(self._classes)
+        self._components[key] = nodes, taken
+        lacking = size
+        while lacking and (assigned := self._assign_some(nodes, lacking)):
+            lacking -= assigned
+        if lacking:
+            del self._components[key]
+            self._left = [left + count for left, count in zip(self._left, taken, strict=True)]
+        return not lacking
+
+    def _assign_some(self, nodes: NodeFilter, lacking: int) -> int:
+        """Assign up to ``lacking`` nodes to the last component; return how many, 0 if none is left.
+
+        Search the shortest chain of components that can each move to a class given up by the next.
+        """
+        admitted = [index for index in range(len(self._classes)) if self._admits(nodes, index)]
+        admitted.sort(key=lambda index: self._left[index] < lacking)
+        _, last = next(reversed(self._components.values()))
+        reached: dict[int, tuple[list[int], int | None]] = dict.fromkeys(admitted, (last, None))
+        for index in (waiting := list(admitted)):
+            if self._left[index]:
+                return self._move(index, reached, lacking)
+            for movable, taken in self._components.values():
+                if taken[index]:
+                    others = [i for i in range(len(self._classes)) if i not in reached and self._admits(movable, i)]
+                    reached |= dict.fromkeys(others, (taken, index))
+                    waiting += others
+        return 0
+
+    def _admits(self, nodes: NodeFilter, index: int) -> bool:
+        return nodes.admits(self._classes[index])
+
+    def _move(self, index: int, reached: Mapping[int, tuple[list[int], int | None]], lacking: int) -> int:
+        """Take nodes of a class that has some left, along the chain of components that ``reached`` it."""
+        chain, end = list[tuple[list[int], int, int | None]](), index
+        while True:
+            taken, given_up = reached[end]
+            chain.append((taken, end, given_up))
+            if given_up is None:
+                break
+            end = given_up
+        count = min(lacking, self._left[index], *(taken[old] for taken, _, old in chain if old is not None))
+        self._left[index] -= count
+        for taken, new, old in chain:
+            taken[new] += count
+            if old is not None:
+                taken[old] -= count
+        return count
+
+    @property
+    def remaining(self) -> tuple[NodeClass, ...]:
+        """Return the classes with the nodes that no component has."""
+        return tuple(
+            node_class if left == node_class.idle else replace(node_class, idle=left)
+            for node_class, left in zip(self._classes, self._left, strict=True)
+        )
+
+    def exclusive_class(self, key: int) -> str:
+        """Return the class to which a component must keep, so that it leaves the others their nodes.
+
+        Return an empty text if it may take any of its nodes, or has nodes of several classes.
+        """
+        nodes, taken = self._components[key]
+        names = {node_class.name for node_class, count in zip(self._classes, taken, strict=True) if count}
+        filters = {other for other, _ in self._components.values()} - {nodes}
+        admitted = [node_class for node_class in self._classes if nodes.admits(node_class)]
+        is_contested = any(other.admits(node_class) for node_class in admitted for other in filters)
+        return names.pop() if is_contested and len(names) == 1 else ""
