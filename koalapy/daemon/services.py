@@ -106,7 +106,8 @@ def build_services(
     )
     files = Files(engine, stores.files, questions, bundles)
     rules = SubmissionRules(settings.high_priority, identities.role_of, reserved_names())
-    next_job, reachable = stores.saved.next_job, settings.notifications.reachable
+    next_job = max(stores.saved.next_job, settings.first_job_number)
+    reachable = settings.notifications.reachable
     attendance = Attendance(engine, queries, monotonic)
 
     async def resolve_spec(spec: JobSpec, caller: Identity) -> JobSpec:

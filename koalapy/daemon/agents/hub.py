@@ -316,7 +316,8 @@ class AgentMemory:
         # After the first connection it can only know numbers of this daemon run.
         if is_first and not self._number_above(daemon.job):
             raise UsageError(
-                f"the agent of {cluster} knows job {daemon.job}, far above all jobs of the daemon: {MEMORY_HINT}"
+                f"the agent of {cluster} knows job {daemon.job}, far above all jobs of the daemon: {MEMORY_HINT}",
+                hint=f"if its number is right, set first_job_number: {daemon.job + 1} in the daemon's configuration",
             )
         self._seen_clusters.add(cluster)
 
