@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from koalapy.model.cluster import NO_RELAYS, Relays
-from koalapy.model.job import ComponentState, JobId, Token
+from koalapy.model.job import JobId, Token
 from koalapy.model.reports import ComponentStatus
 from koalapy.model.request import ClusterName
 from koalapy.model.users import Accounts, Sharing

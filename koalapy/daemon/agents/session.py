@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from itertools import count
 from typing import Any, Protocol
 
+from koalapy.daemon.agents.budgets import Budgets
 from koalapy.model.request import ClusterName
 from koalapy.protocol import messages as wire
 from koalapy.protocol.frames import command_frames, encode_frame
@@ -184,6 +185,7 @@ class Sessions:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
+        self.budgets = Budgets()
         self._sessions: dict[ClusterName, Session] = {}
         self._awaited: frozenset[ClusterName] = frozenset()
         """Clusters with nodes that jobs wait for."""
