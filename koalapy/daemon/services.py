@@ -198,6 +198,7 @@ def _build_hub(
         unreachable_after=queries.rules.unreachable_after,
         number_above=jobs.raise_next_number,
         accepting_scripts={name for name, section in settings.clusters.items() if section.accepts_scripts},
+        profiles=settings.clusters,
     )
 
 

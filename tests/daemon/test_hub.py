@@ -247,6 +247,33 @@ async def test_hub_with_unencodable_text_keeps_connection(tmp_path: Path) -> Non
         assert (north.heard[-1]["signal"], north.closed) == ("odd ?", "")
 
 
+@pytest.mark.parametrize(
+    ("configured", "reported", "reason"),
+    [
+        ("apptainer", "apptainer", ""),
+        ("apptainer", None, ""),
+        (None, "apptainer", ""),
+        ("apptainer", "charliecloud", "is apptainer for the daemon and charliecloud for its agent"),
+        ("apptainer", "", "is apptainer for the daemon and not set for its agent"),
+    ],
+)
+async def test_hub_rejects_agent_with_another_container_runtime(
+    tmp_path: Path, configured: Any, reported: str | None, reason: str
+) -> None:
+    async with running_daemon(tmp_path / "koala.db") as daemon:
+        daemon.hub._profiles = {"north": ClusterProfile(container_runtime=configured)}
+        hello = wire.Hello(cluster="north", version="1", lrm="slurm", host="head", pid=1, container_runtime=reported)
+        agent = Agent()
+        agent.say_to_daemon(hello)
+        serving = asyncio.create_task(daemon.hub.serve_connection("north", agent))
+        await signals.until(lambda: agent.heard or agent.closed)
+        assert reason in agent.closed
+        assert bool(reason) is bool(agent.closed)
+        assert daemon.sessions.may_ignore_containers("north") is (reported is None)
+        await agent.close("")
+        await serving
+
+
 async def test_hub_without_hello_rejects_agent(tmp_path: Path) -> None:
     async with running_daemon(tmp_path / "koala.db") as daemon:
         await daemon.hub.serve_connection("north", silent := Agent())

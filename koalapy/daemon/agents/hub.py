@@ -2,8 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 
 import structlog
 from pydantic import ValidationError
@@ -17,6 +18,7 @@ from koalapy.daemon.agents.streams import Streams
 from koalapy.daemon.engine.engine import Engine, WorkItem
 from koalapy.model.errors import ConflictError, StoreUnavailable, UsageError
 from koalapy.model.job import JobId
+from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import ClusterName
 from koalapy.model.users import Accounts
 from koalapy.protocol.frames import MAX_HELLO_SIZE
@@ -107,13 +109,14 @@ class Hub:
         number_above: Callable[[JobId], bool] = lambda job: True,
         max_unread: int = MAX_UNREAD,
         accepting_scripts: Collection[ClusterName] = (),
+        profiles: Mapping[ClusterName, ClusterProfile] = MappingProxyType({}),
     ) -> None:
         """``number_above`` numbers new jobs above one that an agent knows, or returns False if it is too far.
 
         ``max_unread``: characters that may wait for one agent that does not read. ``accepting_scripts``: clusters whose
-        agents must accept scripts, as the configuration says.
+        agents must accept scripts, as the configuration says. ``profiles``: those of the configuration.
         """
-        self._accepting_scripts = accepting_scripts
+        self._accepting_scripts, self._profiles = accepting_scripts, profiles
         self._max_unread = max_unread
         self._engine, self._accounts = engine, accounts
         self._sessions, self._messages, self._questions = sessions, messages, questions
@@ -217,12 +220,19 @@ class Hub:
             self._end_session(session, "its agent is not connected")
 
     def _check_identity(self, cluster: ClusterName, hello: Hello) -> None:
-        """Raise ``ConflictError`` if the agent has other accounts than the daemon assumes, or accepts no scripts."""
+        """Raise ``ConflictError`` if the agent has other accounts than the daemon assumes, accepts no scripts, or runs
+        no container images."""
         expected_identity = self._accounts.identity_of(cluster)
         if hello.identity != expected_identity:
             raise ConflictError(
                 f"clusters.{cluster}.identity is {expected_identity} for the daemon and {hello.identity[:20]} for its"
                 " agent: give both the same configuration"
+            )
+        runtime = self._profiles[cluster].container_runtime if cluster in self._profiles else None
+        if runtime and hello.container_runtime not in (None, runtime):
+            raise ConflictError(
+                f"clusters.{cluster}.container_runtime is {runtime} for the daemon and "
+                f"{hello.container_runtime[:20] or 'not set'} for its agent: give both the same configuration"
             )
         if cluster in self._accepting_scripts and hello.accepts_scripts is False:
             raise ConflictError(

@@ -205,6 +205,11 @@ class Sessions:
         del self._sessions[session.cluster]
         return True
 
+    def may_ignore_containers(self, cluster: ClusterName) -> bool:
+        """Return whether an agent is of a version that may run a program without the container image of its job."""
+        session = self._sessions.get(cluster)
+        return session is not None and session.hello.container_runtime is None
+
     def agent_versions(self) -> dict[ClusterName, str]:
         """Return the versions of the agents that are connected."""
         return {cluster: session.hello.version for cluster, session in self._sessions.items()}
