@@ -1,5 +1,6 @@
 """Check that ``requirements/`` agrees with ``pyproject.toml``: ``python -m deploy.locked``."""
 
+import json
 import re
 import sys
 import tomllib
@@ -14,6 +15,8 @@ from packaging.version import Version
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "requirements"
+LICENCES = FOLDER / "licences.json"
+"""The licence of each package for sites, as an SPDX expression. A new package gets its entry by hand."""
 OWN_REQUIREMENT = "koalapy (pyproject.toml"
 """Prefix of the origin of packages that koalapy itself requires."""
 
@@ -60,6 +63,7 @@ def direct_requirements(project: dict[str, Any]) -> dict[str, list[Requirement]]
 
 def find_differences(project: dict[str, Any], folder: Path) -> Iterator[str]:
     """Yield requirements that are not locked, superfluous packages, and packages locked in different versions."""
+    licensed, locked_packages = json.loads((folder / LICENCES.name).read_text()).keys(), set[str]()
     versions: dict[str, set[Version]] = {}
     for name, requirements in direct_requirements(project).items():
         file = folder / f"{name}.txt"
@@ -71,6 +75,8 @@ def find_differences(project: dict[str, Any], folder: Path) -> Iterator[str]:
             for pin in matching_pins:
                 if not requirement.specifier.contains(pin.version, prereleases=True):
                     yield f"{requirement} is {pin.version} in {file.name}"
+        if name == "install":
+            locked_packages = {pin.name for pin in locked}
         names = {canonicalize_name(requirement.name) for requirement in requirements}
         locked_names = {pin.name for pin in locked}
         for pin in locked:
@@ -87,6 +93,8 @@ def find_differences(project: dict[str, Any], folder: Path) -> Iterator[str]:
             locked_versions = {pin.version for pin in locked if pin.name == locked_name}
             if locked_versions != versions.setdefault(locked_name, locked_versions):
                 yield f"{locked_name} has another version in {file.name} than in other files"
+    yield from (f"{name} of install.txt has no licence in {LICENCES.name}" for name in locked_packages - licensed)
+    yield from (f"{name} of {LICENCES.name} is not in install.txt" for name in licensed - locked_packages)
 
 
 def main() -> int:

@@ -15,7 +15,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from deploy.locked import OWN_REQUIREMENT, ROOT, Pin, parse_pins
+from deploy.locked import LICENCES, OWN_REQUIREMENT, ROOT, Pin, parse_pins
 
 LOCK = Path("requirements", "install.txt")
 VENDORED = Path("koalapy", "dashboard", "static", "vendor")
@@ -65,19 +65,22 @@ def parts(source: Path, version: str, environment: dict[str, str]) -> bytes:
     # The tool omits the version and the dependencies. They are added below, and the result is checked again.
     command[1:1] = ["-W", "ignore::UserWarning"]
     document = json.loads(subprocess.check_output(command, cwd=source, env=environment, stderr=subprocess.PIPE))
-    _complete(document, version, parse_pins(source / LOCK))
+    licences = json.loads((source / LICENCES.relative_to(ROOT)).read_text())
+    _complete(document, version, parse_pins(source / LOCK), licences)
     _add_vendored(document, json.loads((source / VENDORED / "manifest.json").read_text()))
     text = json.dumps(document, indent=1, sort_keys=True) + "\n"
     _check(text)
     return text.encode()
 
 
-def _complete(document: dict[str, Any], version: str, locked: list[Pin]) -> None:
+def _complete(document: dict[str, Any], version: str, locked: list[Pin], licences: dict[str, str]) -> None:
+    """Add version and dependencies, and the licence of each package by name."""
     root = document["metadata"]["component"]
     root |= {"version": version, "bom-ref": f"koalapy=={version}", "purl": f"pkg:pypi/koalapy@{version}"}
     reference = {(pin.name, str(pin.version)): f"{pin.name}=={pin.version}" for pin in locked}
     for component in document["components"]:
         component["bom-ref"] = reference[component["name"], component["version"]]
+        component["licenses"] = [{"expression": licences[component["name"]]}]
         # The description is the line of the lock with hashes. Only its marker is kept.
         requirement = Requirement(component["description"].partition(":")[2].partition(" --hash")[0].strip())
         component["description"] = f"for {requirement.marker}" if requirement.marker else "always"

@@ -1,5 +1,6 @@
 """The lock files agree with pyproject.toml and with the installed packages."""
 
+import json
 import subprocess
 import sys
 import tomllib
@@ -12,7 +13,7 @@ import pytest
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from deploy.locked import FOLDER, ROOT, find_differences, parse_pins
+from deploy.locked import FOLDER, LICENCES, ROOT, find_differences, parse_pins
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
@@ -53,6 +54,27 @@ def test_manipulated_lock_file_is_reported(
     file = tmp_path / "requirements" / "install.txt"
     file.write_text(file.read_text().replace("    #   koalapy (", "    # via koalapy (").replace(original, replacement))
     assert any(line.startswith(expected_difference) for line in find_differences(PROJECT, tmp_path / "requirements"))
+
+
+def test_package_without_licence_is_reported(tmp_path: Path) -> None:
+    copytree(FOLDER, tmp_path / "requirements")
+    file = tmp_path / "requirements" / LICENCES.name
+    file.write_text(file.read_text().replace('"rich"', '"poor"'))
+    assert sorted(find_differences(PROJECT, tmp_path / "requirements")) == [
+        "poor of licences.json is not in install.txt",
+        "rich of install.txt has no licence in licences.json",
+    ]
+
+
+@pytest.mark.evidence("C18")
+def test_licences_are_those_that_packages_declare() -> None:
+    licences = json.loads(LICENCES.read_text())
+    installed = {str(canonicalize_name(d.metadata["Name"])): d.metadata for d in distributions()}
+    declared = {name: text for name, m in installed.items() if (text := m.get("License-Expression"))}
+    assert len(licences.keys() & declared.keys()) > 30
+    assert {name: licences[name] for name in licences.keys() & declared.keys()} == {
+        name: declared[name] for name in licences.keys() & declared.keys()
+    }
 
 
 @pytest.mark.evidence("C17")

@@ -12,6 +12,7 @@ from starlette.websockets import WebSocketState
 
 from koalapy.api.middleware import client_address
 from koalapy.api.problems import problem
+from koalapy.daemon.agents.budgets import NO_CLUSTER
 from koalapy.daemon.agents.hub import Hub
 from koalapy.daemon.auth.pace import AgentAttempts
 from koalapy.model.errors import ProblemCode
@@ -65,11 +66,15 @@ def agents_router(hub: Hub, tokens: Tokens, attempts: AgentAttempts | None = Non
     async def connect(socket: WebSocket, cluster: str) -> None:
         """Authenticate an agent and serve its connection until it ends, or send an HTTP response that rejects it."""
         if rejection := check_agent_token(socket, cluster, tokens, attempts):
-            log.warning("agent rejected", action="agent-rejected", cluster=cluster[:100], error=rejection.reason)
+            if hub.may_log(NO_CLUSTER):
+                log.warning("agent rejected", action="agent-rejected", cluster=cluster[:100], error=rejection.reason)
             if cluster in tokens and rejection.code is not ProblemCode.TOO_MANY_WRONG_TOKENS:
                 hub.note_rejection(cluster, rejection.reason, rejection.hint)
             # An HTTP response ends the connection; an accepted WebSocket would wait for the client to close it.
             await socket.send_denial_response(rejection.to_response())
+            return
+        if not hub.accepts_connection(cluster):
+            await socket.send_denial_response(TOO_MANY_CONNECTIONS.to_response())
             return
         await socket.accept()
         await hub.serve_connection(cluster, AgentConnection(socket))
@@ -98,6 +103,11 @@ class Rejection:
         if self.retry_after_s:
             headers = {"Retry-After": str(ceil(self.retry_after_s))}
         return problem(self.code, self.reason, field="cluster", hint=self.hint, headers=headers)
+
+
+TOO_MANY_CONNECTIONS = Rejection(
+    ProblemCode.BUSY, "the agent of this cluster connects too often", "find out why its connections end", 5.0
+)
 
 
 def check_agent_token(

@@ -80,10 +80,11 @@ def health_router(
     router = APIRouter()
 
     @router.get("/healthz", response_model=Health, tags=["health"], operation_id=operation)
-    async def healthz() -> Any:
+    async def healthz(request: Request) -> Any:
         """Report the daemon's health: ``degraded`` if a check of the daemon fails, or a cluster is neither usable nor
-        drained."""
-        return health.make_report()
+        drained. Callers without a token get ``status`` and ``ready`` only; other fields are empty."""
+        report = health.make_report()
+        return report.for_strangers() if identity_of(request.scope) is None else report
 
     @router.get("/livez", response_model=Liveness, tags=["health"], operation_id=live)
     async def livez() -> Any:

@@ -298,6 +298,9 @@ class Settings(BaseSettings):
     reached."""
     jobs_keep: float | None = Field(default=365 * 86400.0, ge=3600, allow_inf_nan=False)
     """Seconds for which a job is stored after its end, with its output, results and history. null: forever."""
+    first_job_number: int = Field(default=1, ge=1, le=10**17)
+    """Lowest number of new jobs. Raise it if the daemon rejects an agent that knows higher numbers, of jobs that its
+    restored database lacks."""
     internal_jobs_keep: float = Field(default=7 * 86400.0, ge=3600, allow_inf_nan=False)
     """Seconds for which the daemon's own jobs, which measure the network, are stored after their end. The measurements
     are stored separately."""

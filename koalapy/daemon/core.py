@@ -110,6 +110,7 @@ def build_core(settings: Settings, policies: Registry, data_dir: Path) -> Core:
         dispatcher=sessions,
         notifier=notifications,
         find_relay=relays.plan_job,
+        may_ignore_containers=sessions.may_ignore_containers,
     )
     engine.subscribe(log_change)
     relays.report = lambda changed: engine.post(WorkItem(events=(changed,)))

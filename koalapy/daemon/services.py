@@ -8,6 +8,7 @@ from time import monotonic
 
 from koalapy.daemon.access import make_rejected_runner_recorder, make_traffic_recorder, reserved_names
 from koalapy.daemon.agents.agent_messages import AgentMessages, TransferFeedback
+from koalapy.daemon.agents.budgets import Use
 from koalapy.daemon.agents.hub import Hub, Terms
 from koalapy.daemon.agents.questions import NodeLists, Questions
 from koalapy.daemon.agents.streams import CHECK_INTERVAL, Attendance, Streams
@@ -94,7 +95,9 @@ def build_services(
     def is_needed(cluster: ClusterName, source: ClusterName, path: str) -> bool:
         return is_replica_needed(queries.jobs(), cluster, source, path, engine.catalogue)
 
-    questions = Questions(sessions.offer_message, is_needed)
+    questions = Questions(
+        sessions.offer_message, is_needed, lambda cluster: sessions.budgets.try_to_spend(cluster, Use.LOG_LINES)
+    )
     streams = Streams(queries, sessions)
     bundles = Bundles(
         stores.files,
@@ -106,7 +109,8 @@ def build_services(
     )
     files = Files(engine, stores.files, questions, bundles)
     rules = SubmissionRules(settings.high_priority, identities.role_of, reserved_names())
-    next_job, reachable = stores.saved.next_job, settings.notifications.reachable
+    next_job = max(stores.saved.next_job, settings.first_job_number)
+    reachable = settings.notifications.reachable
     attendance = Attendance(engine, queries, monotonic)
 
     async def resolve_spec(spec: JobSpec, caller: Identity) -> JobSpec:
@@ -194,6 +198,7 @@ def _build_hub(
         unreachable_after=queries.rules.unreachable_after,
         number_above=jobs.raise_next_number,
         accepting_scripts={name for name, section in settings.clusters.items() if section.accepts_scripts},
+        profiles=settings.clusters,
     )
 
 

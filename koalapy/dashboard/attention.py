@@ -12,6 +12,7 @@ MANY = {
     AlertKind.RESOURCE_MANAGER: "the resource managers of {} clusters do not answer or accept no jobs",
     AlertKind.BLACK_HOLE: "jobs fail on {} clusters",
     AlertKind.CLUSTER_FLAPPING: "{} clusters are unstable",
+    AlertKind.AGENT_FLOODS: "the agents of {} clusters send too much",
     AlertKind.OLD_VERSION: "the agents of {} clusters have another version than the daemon",
     AlertKind.CLAIM_STUCK: "{} jobs wait for nodes that they hold in part",
     AlertKind.JOB_STARVES: "{} jobs wait while later jobs start",

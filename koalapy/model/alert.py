@@ -37,6 +37,8 @@ class AlertKind(StrEnum):
     """Jobs on a cluster fail soon after their start."""
     CLUSTER_FLAPPING = "cluster-flapping"
     """A cluster is lost and returns repeatedly."""
+    AGENT_FLOODS = "agent-floods"
+    """An agent sends more than the daemon accepts from one cluster."""
     OLD_VERSION = "old-version"
     """The daemon and an agent have different versions."""
     CLAIM_STUCK = "claim-stuck"

@@ -9,7 +9,7 @@ from urllib.parse import SplitResult, urlsplit
 Channel = Literal["mail", "webhook"]
 CHANNELS: tuple[Channel, ...] = ("mail", "webhook")
 MAX_URL_LENGTH = 2000
-ADDRESS = re.compile(r"[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63}){0,8}")
+ADDRESS = re.compile(r"[A-Za-z0-9._+-]{1,64}@[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63}){0,8}")
 """A plain mail address, which no mail program can read as several addresses."""
 PORTS = {"http": 80, "https": 443}
 

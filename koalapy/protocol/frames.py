@@ -11,11 +11,16 @@ from pydantic_core import PydanticSerializationError
 from koalapy.protocol.messages import Message
 
 MAX_FRAME_SIZE = 64 * 1024 * 1024
-"""Bytes of a frame that agent and daemon accept from each other; a larger one costs the connection."""
-MAX_BATCH_SIZE = 16 * 1024 * 1024
-"""Characters of a frame with several messages; more are sent in several frames."""
-COMMANDS_FRAME_SIZE = 1024 * 1024
-"""Characters of a frame of commands, small enough that sending one does not delay other tasks."""
+"""Bytes of a frame that an agent accepts from the daemon; a larger one costs the connection."""
+MAX_AGENT_FRAME_SIZE = 24 * 1024 * 1024
+"""Bytes of a frame that the daemon accepts from an agent: an inventory of 50,000 components, or a batch of 16 Mi
+characters from an agent of an earlier version."""
+MAX_HELLO_SIZE = 1024 * 1024
+"""Bytes of the first frame of an agent, which has nothing but the hello: a few hundred bytes for each daemon that it
+knows."""
+MAX_BATCH_SIZE = 1024 * 1024
+"""Characters of a frame with several messages, small enough that it does not delay other tasks; more are sent in
+several frames."""
 
 
 def encode_frames(
@@ -66,7 +71,7 @@ PLAN = "plan"
 
 
 def command_frames(messages: Iterable[dict[str, Any] | Message]) -> Iterator[str]:
-    """Yield the daemon's messages in frames of at most ``COMMANDS_FRAME_SIZE``.
+    """Yield the daemon's messages in frames of at most ``MAX_BATCH_SIZE``.
 
     A larger message gets a separate frame.
 
@@ -75,7 +80,7 @@ def command_frames(messages: Iterable[dict[str, Any] | Message]) -> Iterator[str
     texts: list[str] = []
     size = 0
     for text in map(_command_text, messages):
-        if texts and size + len(text) > COMMANDS_FRAME_SIZE:
+        if texts and size + len(text) > MAX_BATCH_SIZE:
             yield f"[{','.join(texts)}]"
             texts, size = [], 0
         texts.append(text)

@@ -156,6 +156,9 @@ class Hello(Message):
     """The site's setting ``interactive``; empty for an agent of a version without streams."""
     accepts_scripts: bool | None = None
     """Whether a script at another site may choose the programs of its job here; None: the agent does not say."""
+    container_runtime: Name | None = None
+    """The program that runs container images there, empty without one; None: an agent of a version that does not say,
+    and may run the programs of a job without its image."""
     known: Annotated[list[KnownDaemon], Field(max_length=1000)] = []
 
 

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from koalapy.model.cluster import NO_RELAYS, Relays
-from koalapy.model.job import ComponentState, JobId, Token
+from koalapy.model.job import JobId, Token
 from koalapy.model.reports import ComponentStatus
 from koalapy.model.request import ClusterName
 from koalapy.model.users import Accounts, Sharing
@@ -161,22 +161,23 @@ class LrmWaits:
     def __init__(self) -> None:
         self._waits: dict[Token, LrmWait] = {}
 
-    def update(self, status: ComponentStatus, now: float) -> None:
-        """Store the latest report of one component."""
-        if status.state not in (ComponentState.SUBMITTED, ComponentState.WAITING):
-            self.forget(status.token)
-            return
+    def update(self, status: ComponentStatus, start_limit: float, now: float) -> bool:
+        """Store the latest report of a component that waits; return whether its nodes began or ceased to be started.
+
+        ``start_limit``: maximum seconds for starting its nodes, counted from the first report of that.
+        """
         previous = self._waits.get(status.token, NONE_KNOWN)
         if not (status.starting or previous.starting) and status.pending == previous.reason:
-            return
+            return False
         up_by, first_up_by = previous.up_by, previous.first_up_by
         if status.starting and not previous.starting:
-            up_by = first_up_by = first_up_by or now + status.starting
+            up_by = first_up_by = first_up_by or now + min(status.starting, start_limit)
         elif previous.starting and not status.starting:
             up_by = min(now, previous.up_by or now)
         new = LrmWait(status.pending, up_by, bool(status.starting), first_up_by)
         if new != previous:
             self._waits[status.token] = new
+        return new.starting is not previous.starting
 
     def forget(self, token: Token) -> None:
         """Remove a component that waits for nothing any more."""
@@ -189,6 +190,10 @@ class LrmWaits:
     def up_by(self, token: Token) -> float | None:
         """Return when a component's nodes have been or will be started; None if none had to be started."""
         return self._waits.get(token, NONE_KNOWN).up_by
+
+    def has_missed_start(self, token: Token, now: float) -> bool:
+        """Return whether nodes that were started for a component should have been up before ``now``."""
+        return 0.0 < self._waits.get(token, NONE_KNOWN).first_up_by <= now
 
 
 class SchedulerState:

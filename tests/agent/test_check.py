@@ -369,7 +369,11 @@ async def test_check_rsync_that_is_missing_or_broken_fails(
     problem = "rsync --version prints no version: nonsense"
     assert await check_subject(settings, "rsync") == Finding("rsync", False, problem, hint)
     write_program(bin_folder / "rsync", "echo 'rsync  version 3.2.7  protocol version 31'")
-    assert await check_subject(settings, "rsync") == Finding("rsync", True, "3.2.7")
+    old = await check_subject(settings, "rsync")
+    assert old.ok
+    assert old.result.startswith("3.2.7, older than 3.4: make sure that its package has the fixes of CVE-2024-12084")
+    write_program(bin_folder / "rsync", "echo 'rsync  version 3.4.0  protocol version 32'")
+    assert await check_subject(settings, "rsync") == Finding("rsync", True, "3.4.0")
 
 
 @processes

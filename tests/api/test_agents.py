@@ -33,6 +33,12 @@ TOKENS = {"north": "of north", "south": "of south", "none": None, "empty": ""}
 class Hub:
     """Sends a welcome to each accepted agent and closes the connection."""
 
+    def may_log(self, cluster: str) -> bool:
+        return True
+
+    def accepts_connection(self, cluster: str) -> bool:
+        return True
+
     def note_rejection(self, cluster: str, reason: str, remedy: str) -> None:
         pass
 

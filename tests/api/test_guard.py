@@ -28,6 +28,9 @@ class Hub:
     def note_rejection(self, cluster: str, reason: str, remedy: str) -> None:
         pass
 
+    def accepts_connection(self, cluster: str) -> bool:
+        return True
+
     async def serve_connection(self, cluster: str, connection: Any) -> None:
         await connection.send("welcome")
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, cast
 
+from koalapy.daemon.agents.budgets import Budgets
 from koalapy.daemon.agents.session import Session, Sessions
 from koalapy.daemon.agents.streams import Stream, StreamRequest, Streams
 from koalapy.model.identity import Identity, Role
@@ -46,7 +47,9 @@ class Grid:
 
     def __post_init__(self) -> None:
         self.sessions = {name: self._session(name) for name in ("north", "south")}
-        sessions = SimpleNamespace(get=self.sessions.get, offer_message=lambda cluster, message: self._offer(message))
+        sessions = SimpleNamespace(
+            get=self.sessions.get, offer_message=lambda cluster, message: self._offer(message), budgets=Budgets()
+        )
         queries = SimpleNamespace(job=lambda ident: self.job if self.job and ident == self.job.id else None)
         self.streams = Streams(cast(Queries, queries), cast(Sessions, sessions), clock=lambda: self.now)
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy.documentation.evidence_page import SECURITY
 from koalapy.daemon.agents.hub import MAX_EPOCHS_AHEAD
 from koalapy.daemon.jobs.jobs import MAX_JOBS_AHEAD
 from koalapy.model.job import ComponentState
@@ -89,6 +90,11 @@ async def test_job_numbers_are_raised_above_those_of_agents(tmp_path: Path) -> N
                 assert record.job.id == following, "later on it can know of none that are news to us"
 
 
+def test_limits_of_numbers_are_those_of_the_threat_model() -> None:
+    text = SECURITY.read_text()
+    assert f"at most {MAX_JOBS_AHEAD:,} jobs and {MAX_EPOCHS_AHEAD:,} epochs in one run of the daemon" in text
+
+
 async def test_job_number_too_far_ahead_is_rejected(tmp_path: Path) -> None:
     async with running_daemon(tmp_path / "koala.db") as daemon:
         jobs = daemon.jobs
@@ -97,7 +103,18 @@ async def test_job_number_too_far_ahead_is_rejected(tmp_path: Path) -> None:
             assert agent.closed.startswith(
                 f"the agent of north knows job {MAX_JOBS_AHEAD + 1}, far above all jobs of the daemon: "
             )
+            assert "first_job_number: 1000002" in daemon.hub.describe_agent("north").rejection.remedy  # type: ignore[union-attr]
         assert (await jobs.submit(SPEC, ADA))[0].job.id == 1
+
+
+async def test_agents_raise_job_numbers_above_those_of_this_run_by_the_limit(tmp_path: Path) -> None:
+    async with running_daemon(tmp_path / "koala.db") as daemon:
+        assert (await daemon.jobs.submit(SPEC, ADA))[0].job.id == 1
+        async with daemon.agent_of("north", make_known_daemon(0, job=MAX_JOBS_AHEAD + 1)) as north:
+            assert await read_welcome(north)
+        async with daemon.agent_of("south", make_known_daemon(0, job=MAX_JOBS_AHEAD + 1)) as south:
+            assert await read_welcome(south), "it is no news"
+        assert (await daemon.jobs.submit(SPEC, ADA))[0].job.id == MAX_JOBS_AHEAD + 2
 
 
 async def test_unknown_component_is_forgotten_before_new_submits(tmp_path: Path) -> None:

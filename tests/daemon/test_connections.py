@@ -7,10 +7,13 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from websockets import CloseCode
 from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
 
 from koalapy.daemon.engine.daemon import HttpServer
 from koalapy.daemon.listener.connections import OWN_FILES, RESERVED, Connections
+from koalapy.protocol.frames import MAX_HELLO_SIZE
 
 GOOD = b"GET /good HTTP/1.1\r\nHost: here\r\n\r\n"
 DEADLINE = 60.0
@@ -59,6 +62,23 @@ async def read_until_closed(reader: asyncio.StreamReader) -> bytes:
         with contextlib.suppress(ConnectionError):
             return await reader.read()
         return b""
+
+
+@pytest.mark.evidence("G6")
+async def test_large_frame_of_agent_closes_connection_before_its_hello_only() -> None:
+    frame = "x" * (MAX_HELLO_SIZE + 1)
+    async with serve_http(Connections(OWN_FILES)) as port:
+        async with connect(f"ws://127.0.0.1:{port}/api/v1/agents/north/connect", max_size=None) as agent:
+            await agent.send(frame)
+            with pytest.raises(ConnectionClosed) as closed:
+                await agent.recv()
+            assert closed.value.rcvd is not None
+            assert closed.value.rcvd.code == CloseCode.MESSAGE_TOO_BIG
+        async with connect(f"ws://127.0.0.1:{port}/api/v1/agents/north/connect", max_size=None) as agent:
+            await agent.send("hello")
+            await agent.recv()
+            await agent.send(frame)
+            assert await agent.recv() == frame
 
 
 async def test_connections_at_limit_close_longest_waiting() -> None:

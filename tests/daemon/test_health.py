@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -114,6 +115,24 @@ async def test_health_of_cluster_without_report_is_a_fault(tmp_path: Path) -> No
         strangers = health.check_readiness().for_strangers()
         assert {check.reason for check in strangers.checks} == {"", service_health.FOR_USERS}
         assert [check.ok for check in strangers.checks] == [check.ok for check in health.check_readiness().checks]
+
+
+@pytest.mark.evidence("N6")
+async def test_health_for_strangers_names_neither_paths_nor_versions(tmp_path: Path) -> None:
+    async with north_and_jobs(tmp_path) as (daemon, _, _):
+        health = HealthMonitor(daemon.engine, daemon.queries, {"data directory": tmp_path}, DiskLimits())
+        await health.check_disks()
+        daemon.engine.database.note_failure("writer", f"{tmp_path} is locked")
+        report = health.make_report()
+        assert report.version
+        assert report.disks
+        assert str(tmp_path) in str(report.problems)
+        strangers = asdict(report.for_strangers())
+        assert (strangers.pop("status"), strangers.pop("ready")) == (report.status, report.ready)
+        assert strangers.pop("problems") == [service_health.FOR_USERS]
+        assert not any(strangers.values())
+        reasons = {check.reason for check in health.check_readiness().for_strangers().checks}
+        assert reasons == {"", service_health.FOR_USERS}
 
 
 async def test_disks_reported_by_agents_are_shown(tmp_path: Path) -> None:

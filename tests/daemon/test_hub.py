@@ -31,7 +31,7 @@ from koalapy.model.wording import is_utf8
 from koalapy.policies.registry import builtin_policies
 from koalapy.ports import ClusterRecord
 from koalapy.protocol import messages as wire
-from koalapy.protocol.frames import COMMANDS_FRAME_SIZE, encode_frame
+from koalapy.protocol.frames import MAX_BATCH_SIZE, encode_frame
 from koalapy.scheduler.clusters import NO_REPORT_YET, ClusterStatus
 from koalapy.scheduler.effects import MAX_STRAYS
 from koalapy.scheduler.events import JobCancelled, JobSubmitted
@@ -247,24 +247,31 @@ async def test_hub_with_unencodable_text_keeps_connection(tmp_path: Path) -> Non
         assert (north.heard[-1]["signal"], north.closed) == ("odd ?", "")
 
 
-@pytest.mark.evidence("G6")
-async def test_agent_with_large_frame_waits_for_other_agents(tmp_path: Path) -> None:
-    async with (
-        running_daemon(tmp_path / "koala.db") as daemon,
-        daemon.agent_of("north") as north,
-        daemon.agent_of("south") as south,
-    ):
-        for name, agent in (("north", north), ("south", south)):
-            agent.say_to_daemon(Inventory(components=()), report_nodes(4))
-            await wait_for_state(daemon, name, ("usable", 4, ""))
-        north.says_frame(
-            encode_frame(wire.from_agent, [ClusterReport(4, 4, holding=frozenset(map(str, range(500_000))))])
-        )
-        north.say_to_daemon(report_nodes(3))
-        south.say_to_daemon(report_nodes(2))
-        await wait_for_state(daemon, "south", ("usable", 2, ""))
-        assert daemon.cluster_view("north")[1] == 4, "its next frame is read later"
-        await wait_for_state(daemon, "north", ("usable", 3, ""))
+@pytest.mark.parametrize(
+    ("configured", "reported", "reason"),
+    [
+        ("apptainer", "apptainer", ""),
+        ("apptainer", None, ""),
+        (None, "apptainer", ""),
+        ("apptainer", "charliecloud", "is apptainer for the daemon and charliecloud for its agent"),
+        ("apptainer", "", "is apptainer for the daemon and not set for its agent"),
+    ],
+)
+async def test_hub_rejects_agent_with_another_container_runtime(
+    tmp_path: Path, configured: Any, reported: str | None, reason: str
+) -> None:
+    async with running_daemon(tmp_path / "koala.db") as daemon:
+        daemon.hub._profiles = {"north": ClusterProfile(container_runtime=configured)}
+        hello = wire.Hello(cluster="north", version="1", lrm="slurm", host="head", pid=1, container_runtime=reported)
+        agent = Agent()
+        agent.say_to_daemon(hello)
+        serving = asyncio.create_task(daemon.hub.serve_connection("north", agent))
+        await signals.until(lambda: agent.heard or agent.closed)
+        assert reason in agent.closed
+        assert bool(reason) is bool(agent.closed)
+        assert daemon.sessions.may_ignore_containers("north") is (reported is None)
+        await agent.close("")
+        await serving
 
 
 async def test_hub_without_hello_rejects_agent(tmp_path: Path) -> None:
@@ -376,8 +383,8 @@ async def test_session_sends_renewal_between_frames_of_a_flood() -> None:
             if len(frames) == 1:
                 session.renew_lease(7)
 
-    session = make_session(Flooded(), max_unread=10 * COMMANDS_FRAME_SIZE)
-    session.start_sending([{"type": "stop", "reason": "x" * COMMANDS_FRAME_SIZE}] * 4)
+    session = make_session(Flooded(), max_unread=10 * MAX_BATCH_SIZE)
+    session.start_sending([{"type": "stop", "reason": "x" * MAX_BATCH_SIZE}] * 4)
     sending = asyncio.create_task(session.send_queued())
     await signals.until(lambda: len(frames) == 5)
     sending.cancel()

@@ -255,6 +255,14 @@ async def test_long_wait_is_notified_once(scene: Scene) -> None:
 
 
 @pytest.mark.evidence("U7")
+def test_mail_address_that_names_another_host_is_rejected() -> None:
+    """Mail servers may forward a mail to the host after the percent sign."""
+    allowed = AllowedRecipients(("@example.org",))
+    assert allowed.mail_problem("eve+list@example.org") == ""
+    assert allowed.mail_problem("eve%example.net@example.org") == "no mail address as name@example.org"
+
+
+@pytest.mark.evidence("U7")
 async def test_notification_forbidden_by_configuration_is_dropped(scene: Scene) -> None:
     scene.change_job(make_job(1, JobState.SUCCEEDED), JobState.RUNNING)
     scene.section = replace(SECTION, mail=replace(MAIL, recipients=["@example.net"]))

@@ -78,6 +78,9 @@ def test_questions_between_agents_are_forwarded(kind: str) -> None:
     wire.questions.forward_question("north", Ask(ident="1", what=kind, payload={"path": "/a"}, cluster="south"))
     question = wire.last_question("south")
     assert (question.ident, question.what, question.cluster) == ("1", kind, "north")
+    wire.questions.deliver_answer("south", Answer(ident="other", cluster="north"))
+    wire.questions.deliver_answer("east", Answer(ident="1", cluster="north"))
+    assert wire.sent["north"] == [], "only answers to questions are forwarded"
     wire.questions.deliver_answer("south", Answer(ident="1", payload={"port": 5}, cluster="north"))
     answer = wire.sent["north"].pop()
     assert answer == Answer(ident="1", payload={"port": 5}, cluster="south")

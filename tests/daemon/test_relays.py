@@ -242,7 +242,11 @@ async def test_address_of_a_site_that_is_no_ip_address_is_not_passed_on(hub: Fak
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "169.254.169.254", "224.0.0.1", "0.0.0.0", "::1", ""])
-async def test_address_of_another_site_never_means_the_heads_own_machine(hub: FakeRelay, host: str) -> None:
+@pytest.mark.parametrize("is_mapped", [False, True])
+async def test_address_of_another_site_never_means_the_heads_own_machine(
+    hub: FakeRelay, host: str, *, is_mapped: bool
+) -> None:
+    host = f"::ffff:{host}" if is_mapped and "." in host else host
     async with connected_side(hub) as side:
         side.relays.set_state("north", RelayState(ready=True, host=host, port=22))
         offer = side.plan()
@@ -250,6 +254,16 @@ async def test_address_of_another_site_never_means_the_heads_own_machine(hub: Fa
         entry = offer.head_entry("south")
         assert entry is not None
         assert entry["peers"]["north"] == {}
+
+
+async def test_attempt_has_at_most_the_streams_that_its_ranks_need(hub: FakeRelay) -> None:
+    async with connected_side(hub) as side:
+        offer = side.plan()
+        assert offer is not None
+        ranks = [sum(node["slots"] for node in nodes_of(make_job()) if node["cluster"] == name) for name in PAIR]
+        limit = 2 * (len(nodes_of(make_job())) + ranks[0] * ranks[1])
+        assert 0 < limit < Limits().streams
+        assert {(offer.head_entry(name) or {})["streams"] for name in PAIR} == {limit}
 
 
 async def test_site_with_an_unreadable_certificate_is_not_ready(hub: FakeRelay) -> None:

@@ -213,6 +213,18 @@ def test_submit_message_names_account_of_owner() -> None:
     assert (message["type"], message["local_user"]) == ("submit", "")
 
 
+def test_submit_of_container_job_to_agent_that_may_ignore_it_becomes_stop() -> None:
+    spec = JobSpec(FlexibleRequest(3), ("true",), container="/images/solver.sif")
+    job = Job(7, spec, 0.0, JobState.CLAIMING, generation=1, attempt=Attempt(1, PLACED, 0.0))
+    for is_old, kind in ((True, "stop"), (False, "submit")):
+        commands = CommandMessages(
+            1, PROFILES, Catalogue(), Accounts(), may_ignore_containers={"north": is_old}.__getitem__
+        )
+        message = commands.build_message(SubmitComponent("north", "7.1.0"), job, 3)
+        assert message["type"] == kind
+        assert is_old is (message.get("reason") == "the agent of north is too old to run container images: update it")
+
+
 @pytest.mark.evidence("U16")
 def test_submit_after_lost_permission_becomes_stop() -> None:
     commands = CommandMessages(1, PROFILES, Catalogue(), OWNED)

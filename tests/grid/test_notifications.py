@@ -93,6 +93,7 @@ def test_job_notifications_reach_the_owner(notified: NotifiedGrid) -> None:
         ("mail_user", "eve@example.net", "may write to"),
         ("mail_user", "eve@sub.example.org", "may write to"),
         ("mail_user", "eve@example.net,ada@example.org", "no mail address"),
+        ("mail_user", "eve%example.net@example.org", "no mail address"),
         ("webhook", "http://127.0.0.1:1/x", "host that this daemon may ask"),
         ("webhook", "https://metadata.example.org/", "host that this daemon may ask"),
         ("webhook", "http://hooks.example.org/", "not encrypted"),

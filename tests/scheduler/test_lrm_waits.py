@@ -5,15 +5,16 @@ import re
 import pytest
 
 from koalapy.model.job import ComponentState, JobState
+from koalapy.model.profile import ClusterProfile
 from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory
 from koalapy.scheduler.events import ClusterConfirmed, InventoryReceived, Reported
 from koalapy.scheduler.explain.explain import explain
 from koalapy.scheduler.rules import Rules
-from koalapy.scheduler.state import LrmWaits
 from tests.scheduler.requests import fixed
 from tests.scheduler.world import World
 
 TOKEN = "1.1.0"
+NOT_STARTED = "its nodes had not all reported after 60 s, nor within the time for starting them"
 PRIORITY = "Slurm says Priority (jobs of higher priority come first)"
 
 
@@ -78,7 +79,57 @@ def test_boot_timeout_ends_claim_with_error() -> None:
         step_at(world, time, component_report(starting=100.0))
         assert world.state(1) is JobState.CLAIMING, time
     step_at(world, 161)
-    assert world.reasons(1, "error") == ["its nodes had not all reported after 60 s"]
+    assert world.reasons(1, "error") == [NOT_STARTED]
+
+
+def create_joint_world(north_state: ComponentState = ComponentState.CLAIMED, **limits: float) -> World:
+    """Create a world in which the nodes of a job on south are being started, and those on north have a state."""
+    profiles = {"north": ClusterProfile(), "south": ClusterProfile(**limits)}  # type: ignore[arg-type]
+    world = World({"north": 4, "south": 4}, Rules(claim_grace=10, barrier_timeout=60), manual=True, profiles=profiles)
+    for name in ("north", "south"):
+        report = ClusterReport(4, 4, 0, 0, frozenset())
+        world.step([InventoryReceived(name, Inventory(())), Reported(name, report)])
+    world.submit(fixed(north=2, south=2))
+    north, south = world.tokens(1)
+    world.step([Reported("north", ComponentStatus(north, north_state, ("n1", "n2")))])
+    world.step([Reported("south", ComponentStatus(south, ComponentState.WAITING, starting=1e10))])
+    return world
+
+
+def step_joint(world: World, time: float, *events: Reported) -> None:
+    world.now = time
+    world.step(list(events))
+    world.step([ClusterConfirmed(name, time) for name in ("north", "south")])
+
+
+@pytest.mark.parametrize(("limits", "limit"), [({}, 900.0), ({"node_start_limit": 100.0}, 100.0)])
+@pytest.mark.parametrize("is_allocated", [False, True])
+@pytest.mark.evidence("G11")
+def test_endless_start_of_nodes_frees_nodes_of_other_clusters(
+    limits: dict[str, float], limit: float, *, is_allocated: bool
+) -> None:
+    """Neither a pause in the reports nor one without hosts prolongs the wait."""
+    world = create_joint_world(**limits)
+    south = world.tokens(1)[1]
+    holding = frozenset({south} if is_allocated else ())
+    for time in range(5, int(limit) + 100, 5):
+        state = ComponentState.CLAIMED if time % 3 else ComponentState.WAITING
+        status = ComponentStatus(south, state, starting=1e10 if time % 2 or not is_allocated else 0.0)
+        step_joint(world, time, Reported("south", status), Reported("south", ClusterReport(4, 2, holding=holding)))
+        if world.job(1).ending is not None:
+            break
+    assert limit <= world.now <= limit + (75 if is_allocated else 15)
+    assert world.reasons(1, "error") == [NOT_STARTED]
+    assert world.queries.grid["south"].health.errors == 1
+    assert world.queries.grid["north"].health.errors == 0
+    assert ("Stop", world.tokens(1)[0]) in world.commands(1)
+
+
+def test_reason_of_claiming_job_names_cluster_with_starting_nodes() -> None:
+    world = create_joint_world()
+    assert re.fullmatch(r"waits for south to start its nodes, until \S+ UTC at most", world.job(1).reason)
+    step_joint(world, 5, Reported("south", ComponentStatus(world.tokens(1)[1], ComponentState.WAITING)))
+    assert world.job(1).reason == "south has started its nodes"
 
 
 def test_boot_repeated_ends_claim() -> None:
@@ -90,7 +141,7 @@ def test_boot_repeated_ends_claim() -> None:
         step_at(world, time + 19, component_report(starting=100.0))
         if world.job(1).ending is not None:
             break
-    assert world.reasons(1, "ending") == ["claim-failed: local users of north were faster"]
+    assert world.reasons(1, "error") == [NOT_STARTED]
     assert 102 <= world.now <= 122
 
 
@@ -135,10 +186,10 @@ def test_barrier_timeout_starts_after_boot() -> None:
 
 @pytest.mark.parametrize("state", ["claimed", "running", "delivering", "ended"])
 def test_lrm_waits_of_started_component_are_removed(state: str) -> None:
-    waits = LrmWaits()
-    waits.update(component_report(pending=PRIORITY, starting=5.0).report, 1.0)
-    assert (waits.reason(TOKEN), waits.up_by(TOKEN)) == (PRIORITY, 6.0)
-    waits.update(component_report(state).report, 2.0)
+    world = create_joint_world(north_state=ComponentState.WAITING)
+    waits, south = world.queries.lrm_waits, world.tokens(1)[1]
+    assert waits.up_by(south) == 900.0
+    step_joint(world, 2, Reported("south", ComponentStatus(south, ComponentState(state), ("n1", "n2"))))
     assert waits._waits == {}
 
 

@@ -356,6 +356,24 @@ def test_barrier_timeout_ignores_slow_transfer() -> None:
     assert world.job(job).started_at == 160
 
 
+@pytest.mark.parametrize(("assumed_bandwidth", "limit"), [(1e8, 900.0), (100.0, 1600.0)])
+@pytest.mark.evidence("G11")
+def test_endless_transfer_frees_nodes_of_other_clusters(assumed_bandwidth: float, limit: float) -> None:
+    """A site that reports a little progress again and again holds the nodes of another no longer."""
+    world = create_world(Rules(barrier_timeout=60, assumed_bandwidth=assumed_bandwidth, max_restarts=0))
+    world.transfer_slowdown = 1e6
+    job = world.submit(fixed(north=2, south=2))
+    while not world.state(job).is_final and world.now < 10_000:
+        for stage in world.staging_commands(job):
+            progress = StageStatus(stage[2], "running", size=FILE.size, staged=int(world.now / 100))
+            world.step([Reported(stage[1], progress)])
+        world.advance(30)
+    claimed_at = max(c.claimed_at or 0.0 for c in world.job(job).attempt.gang)  # type: ignore[union-attr]
+    assert claimed_at + limit < world.now <= claimed_at + limit + 125
+    (error,) = world.reasons(job, "error")
+    assert error == "its input files had not arrived long after all nodes of the job had reported"
+
+
 def test_stray_stages_are_stopped_and_bounded() -> None:
     world = create_manual_world()
 

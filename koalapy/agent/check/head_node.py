@@ -188,6 +188,14 @@ def _check_folder(cluster: str, name: str, path: str) -> Finding:
     return Finding(f"{name} folder", False, f"there is no {path} here", hint)
 
 
+FIXED_RSYNC = 3, 4
+"""The first version in which a site that may pull a file cannot run code by it (CVE-2024-12084 and later ones)."""
+RSYNC_WARNING = (
+    ", older than 3.4: make sure that its package has the fixes of CVE-2024-12084 to -12088, as those of the "
+    "supported releases of Debian, Ubuntu and Red Hat have; else other sites may run code here"
+)
+
+
 async def _check_rsync() -> Finding:
     """Check that rsync, which sends files between clusters, runs on this host."""
     hint = "install rsync on this host: files are sent to and from other clusters with it"
@@ -198,7 +206,8 @@ async def _check_rsync() -> Finding:
     version = re.search(r"version v?([\d.]+)", answer.text)
     if answer.code or version is None:
         return Finding("rsync", False, f"{RSYNC} --version prints no version: {answer.error_line}", hint)
-    return Finding("rsync", True, version[1])
+    numbers = tuple(int(number) for number in version[1].split(".")[:2] if number)
+    return Finding("rsync", True, version[1] + (RSYNC_WARNING if numbers < FIXED_RSYNC else ""))
 
 
 def _check_replica_directories(settings: AgentSettings) -> list[Finding]:

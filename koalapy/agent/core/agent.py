@@ -284,6 +284,7 @@ class Agent:
             identity=self._settings.identity,
             interactive=self._settings.interactive,
             accepts_scripts=bool(self._settings.accepts_scripts),
+            container_runtime=self._settings.environment.get("KOALA_CONTAINER_RUNTIME", ""),
             known=self._daemons.known_daemons(),
         )
 

@@ -106,7 +106,7 @@ class Uplink:
 
     async def _converse(self, socket: ClientConnection, received: Callable[[wire.FromDaemon], None]) -> None:
         """Exchange messages with the daemon on one connection until it closes; send the hello first."""
-        self._queue.append(self._hello())
+        await socket.send(encode_frame(wire.from_agent, [self._hello()]))
         self.online_since = self._clock.monotonic()
         self.online.set()
         self._full.set()

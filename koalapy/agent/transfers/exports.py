@@ -13,6 +13,7 @@ import shutil
 import signal
 import socket
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -45,8 +46,9 @@ RSYNC = "rsync"
 USER = "koala"
 TICKET_LIFETIME = 24 * 3600.0
 """Seconds until a ticket expires; the puller usually returns it before."""
-MAX_TICKETS = 256
-"""Maximum tickets; the oldest is revoked. A running transfer does not need its ticket."""
+MAX_TICKETS, MAX_SITE_TICKETS = 256, 64
+"""Maximum tickets of all sites, and of each; the oldest one of that site, or of the site with most tickets, is revoked.
+A running transfer does not need its ticket."""
 MAX_CONNECTIONS = 64
 LOG = "rsync.log"
 MAX_LOG_SIZE = 10_000_000
@@ -157,6 +159,8 @@ class Ticket:
     """The permission to read a folder, or one entry of it, as an rsync module with a random name."""
 
     module: str
+    site: str
+    """The cluster that asked for it."""
     password: str
     folder: int
     """Descriptor of the folder, which remains valid if its path changes."""
@@ -178,6 +182,7 @@ class Exports:
         timeouts: AgentTimeouts = DEFAULT_TIMEOUTS,
         *,
         max_tickets: int = MAX_TICKETS,
+        max_site_tickets: int = MAX_SITE_TICKETS,
         max_log_size: int = MAX_LOG_SIZE,
     ) -> None:
         """Set up. ``directory`` holds rsync's configuration; ``address`` is where other sites reach this one.
@@ -185,7 +190,7 @@ class Exports:
         ``encrypts`` returns whether transfers to a cluster must be encrypted.
         """
         self._encrypts, self._login_s = encrypts, timeouts.transfer_login_s
-        self._max_tickets, self._max_log_size = max_tickets, max_log_size
+        self._max_tickets, self._max_site_tickets, self._max_log_size = max_tickets, max_site_tickets, max_log_size
         self._identity: TransferIdentity | None = None
         self.replicas, self._directory = replicas, directory
         self._address, self._port = address, port or 0
@@ -223,11 +228,10 @@ class Exports:
         except SiteRejected:
             os.close(folder)
             raise
-        if len(self._tickets) >= self._max_tickets:
-            self._revoke(next(iter(self._tickets)))
+        self._make_room(asker)
         module = secrets.token_hex(8)
         alarm = asyncio.get_running_loop().call_later(TICKET_LIFETIME, self._revoke, module)
-        ticket = Ticket(module, secrets.token_hex(16), folder, entry, request.encrypted, alarm)
+        ticket = Ticket(module, asker, secrets.token_hex(16), folder, entry, request.encrypted, alarm)
         self._tickets[module] = ticket
         try:
             if request.encrypted and self._identity is None:
@@ -248,8 +252,10 @@ class Exports:
         ).model_dump()
 
     async def revoke_ticket(self, payload: Mapping[str, Any]) -> dict[str, object]:
-        """Revoke a ticket."""
-        self._revoke(str(payload.get("module", "")))
+        """Revoke a ticket of the asking cluster."""
+        module = str(payload.get("module", ""))
+        if module in self._tickets and self._tickets[module].site == str(payload.get(ASKER, "")):
+            self._revoke(module)
         return {}
 
     async def close(self) -> None:
@@ -276,6 +282,16 @@ class Exports:
         with self.replicas.roots.open_path(path) as opened:
             only = None if opened.is_folder else opened.name
             return os.dup(opened.parent if only else opened.descriptor), only
+
+    def _make_room(self, site: str) -> None:
+        """Revoke the oldest ticket of a site with too many of them, or of the site with most tickets if all have too
+        many. Raise ``OSError``."""
+        counts = Counter(ticket.site for ticket in self._tickets.values())
+        if counts[site] < self._max_site_tickets:
+            if len(self._tickets) < self._max_tickets:
+                return
+            site = counts.most_common(1)[0][0]
+        self._revoke(next(module for module, ticket in self._tickets.items() if ticket.site == site))
 
     def _revoke(self, module: str) -> None:
         """End a ticket and remove it from rsync's configuration. Ignore an unknown one. Raise ``OSError``."""

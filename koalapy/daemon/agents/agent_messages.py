@@ -3,12 +3,14 @@
 import asyncio
 import base64
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from itertools import groupby
 from typing import Any, get_args
 
 import structlog
 
+from koalapy.daemon.agents.budgets import Use
 from koalapy.daemon.agents.questions import Questions
 from koalapy.daemon.agents.session import Session, Sessions
 from koalapy.daemon.agents.streams import Streams
@@ -44,6 +46,7 @@ log = structlog.get_logger()
 
 MAX_COUNTED_STAGES = 10_000
 MAX_LOGINS_AT_ONCE = 100
+"""Logins of the accounts of one cluster that are under way."""
 RecordRejectedRunner = Callable[[ClusterName, Job, RejectedRunner], Coroutine[Any, Any, None]]
 """Records in the audit log a rejected runner of a job on a cluster."""
 
@@ -106,7 +109,7 @@ class AgentMessages:
         self.note_relay = note_relay
         self._engine, self._queries, self._outputs, self._sessions = engine, queries, outputs, sessions
         self._feedback, self._logins, self._record_rejected_runner = feedback, logins, record_rejected_runner
-        self._background_tasks: set[asyncio.Task[None]] = set()
+        self._background_tasks: defaultdict[ClusterName, set[asyncio.Task[None]]] = defaultdict(set)
         self._handlers: dict[type, Callable[[Session, Any], Awaitable[None] | None]] = {
             Inventory: self._handle_inventory,
             ClusterReport: self._handle_report,
@@ -166,6 +169,8 @@ class AgentMessages:
 
     def _handle_rejected_runner(self, session: Session, message: RejectedRunner) -> None:
         """Log and audit an agent's rejection of a process as runner. Ignore reports on components of other clusters."""
+        if not self._may_log(session):
+            return
         component_entry = self._queries.find(message.token)
         if component_entry is None or component_entry[1].cluster != session.cluster:
             log.warning(
@@ -186,21 +191,25 @@ class AgentMessages:
             times=message.times,
         )
         if self._record_rejected_runner is not None:
-            self._run_in_background(self._record_rejected_runner(session.cluster, component_entry[0], message))
+            recording = self._record_rejected_runner(session.cluster, component_entry[0], message)
+            self._run_in_background(session.cluster, recording)
+
+    def _may_log(self, session: Session) -> bool:
+        return self._sessions.budgets.try_to_spend(session.cluster, Use.LOG_LINES)
 
     def _handle_vouch(self, session: Session, message: Vouch) -> None:
         """Log in in the background, so that a slow database does not delay the agent's other messages."""
-        if self._logins is None or len(self._background_tasks) >= MAX_LOGINS_AT_ONCE:
+        if self._logins is None or len(self._background_tasks[session.cluster]) >= MAX_LOGINS_AT_ONCE:
             busy = Vouched(ident=message.ident, error="the daemon is busy", hint="try again later")
             session.offer_message(busy)
             return
-        self._run_in_background(self._log_in(self._logins, session, message))
+        self._run_in_background(session.cluster, self._log_in(self._logins, session, message))
 
-    def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
+    def _run_in_background(self, cluster: ClusterName, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine without waiting for it, and keep a reference so that it is not garbage-collected."""
         task = asyncio.create_task(work)
-        self._background_tasks.add(task)
-        task.add_done_callback(self._background_tasks.discard)
+        self._background_tasks[cluster].add(task)
+        task.add_done_callback(self._background_tasks[cluster].discard)
 
     async def _log_in(self, logins: Logins, session: Session, message: Vouch) -> None:
         session.offer_message(await logins.handle_vouch(session.cluster, message))
@@ -216,7 +225,7 @@ class AgentMessages:
         return self._feedback.note_transfers(*staged, status)
 
     def _handle_ack(self, session: Session, message: Ack) -> None:
-        if message.error:
+        if message.error and self._may_log(session):
             log.warning(
                 "an agent rejected a command", action="command-refused", cluster=session.cluster, error=message.error
             )
@@ -238,21 +247,25 @@ class AgentMessages:
 
     def _handle_relay(self, session: Session, message: Relay) -> None:
         """Relay a message between runners of one attempt, if it comes from the sender's cluster."""
-        target = self._target_of(session.cluster, message)
+        target = self._target_of(session, message)
         if isinstance(target, Session):
             if target.offer_message(message):
                 return
             target = f"{target.cluster} does not read what it is sent"
         session.offer_message(RelayFailed(token=message.sender, node=message.sender_node, reason=target))
 
-    def _target_of(self, cluster: ClusterName, message: Relay) -> Session | str:
+    def _target_of(self, session: Session, message: Relay) -> Session | str:
         """Return the session of the agent that receives a relayed message, or why it cannot be delivered."""
-        find = self._queries.find
+        find, cluster = self._queries.find, session.cluster
         sender, target = find(message.sender), find(message.token)
         if sender is None or sender[1].cluster != cluster:
-            log.warning(
-                "agent relayed for another's runner", action="agent-oversteps", cluster=cluster, sender=message.sender
-            )
+            if self._may_log(session):
+                log.warning(
+                    "agent relayed for another's runner",
+                    action="agent-oversteps",
+                    cluster=cluster,
+                    sender=message.sender,
+                )
             return "not from a component of a live attempt"
         if target is None or not is_same_attempt(message.sender, message.token):
             return "not to a component of the same attempt"

@@ -2,23 +2,27 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 
 import structlog
 from pydantic import ValidationError
 
 from koalapy import __version__
 from koalapy.daemon.agents.agent_messages import AgentMessages
+from koalapy.daemon.agents.budgets import Use, count_messages
 from koalapy.daemon.agents.questions import Questions
 from koalapy.daemon.agents.session import MAX_UNREAD, Connection, Session, Sessions
 from koalapy.daemon.agents.streams import Streams
 from koalapy.daemon.engine.engine import Engine, WorkItem
 from koalapy.model.errors import ConflictError, StoreUnavailable, UsageError
 from koalapy.model.job import JobId
+from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import ClusterName
 from koalapy.model.users import Accounts
-from koalapy.protocol.messages import PROTOCOL, Hello, KnownDaemon, Welcome, from_agent
+from koalapy.protocol.frames import MAX_HELLO_SIZE
+from koalapy.protocol.messages import PROTOCOL, FromAgent, Hello, KnownDaemon, Welcome, from_agent
 from koalapy.scheduler.events import AgentConnected, ClusterDisconnected
 
 log = structlog.get_logger()
@@ -27,11 +31,8 @@ MAX_EPOCHS_AHEAD = 1000
 """The most by which all agents together may raise the epoch during one daemon run. A restored database is hardly older,
 and a lying agent does little harm."""
 MEMORY_HINT = "if that is right, empty the agent's directory once nothing of it runs"
-MAX_PARSING_S, PAUSE_FACTOR = 0.1, 5.0
-"""Seconds that a frame may take to parse, which blocks all other tasks. After a larger one the agent is not read for
-this multiple, so that no agent takes most of the daemon's time."""
-MAX_PAUSE_S = 10.0
-"""Less than the time after which an agent gives up a connection that does not answer its pings."""
+BATCH_SIZE = 200
+"""Messages of a frame that are handled together; the agent may have to wait before more of them are."""
 HELLO_TIMEOUT = 30.0
 """Timeout of an agent's first message."""
 
@@ -108,19 +109,21 @@ class Hub:
         number_above: Callable[[JobId], bool] = lambda job: True,
         max_unread: int = MAX_UNREAD,
         accepting_scripts: Collection[ClusterName] = (),
+        profiles: Mapping[ClusterName, ClusterProfile] = MappingProxyType({}),
     ) -> None:
         """``number_above`` numbers new jobs above one that an agent knows, or returns False if it is too far.
 
         ``max_unread``: characters that may wait for one agent that does not read. ``accepting_scripts``: clusters whose
-        agents must accept scripts, as the configuration says.
+        agents must accept scripts, as the configuration says. ``profiles``: those of the configuration.
         """
-        self._accepting_scripts = accepting_scripts
+        self._accepting_scripts, self._profiles = accepting_scripts, profiles
         self._max_unread = max_unread
         self._engine, self._accounts = engine, accounts
         self._sessions, self._messages, self._questions = sessions, messages, questions
         self._streams = streams
         self._terms = terms
         self._timeout = unreachable_after
+        self._budgets = sessions.budgets
         self._agent_memory = AgentMemory(engine, terms.instance, terms.life, number_above)
         self.rejections: dict[ClusterName, Rejection] = {}
         """The last rejected connection by cluster, of clusters without an agent."""
@@ -157,18 +160,27 @@ class Hub:
 
     # For the WebSocket route
 
+    def accepts_connection(self, cluster: ClusterName) -> bool:
+        """Count a connection of a cluster's agent; return whether its budget allows it."""
+        return self._budgets.try_to_spend(cluster, Use.CONNECTIONS)
+
+    def may_log(self, cluster: ClusterName) -> bool:
+        """Count a log line about a cluster's agent; return whether its budget allows it."""
+        return self._budgets.try_to_spend(cluster, Use.LOG_LINES)
+
     async def serve_connection(self, cluster: str, connection: Connection) -> None:
         """Serve a connection of a configured cluster's agent from its hello to its end."""
         frames = connection.frames()
         try:
-            hello = await _receive_hello(frames)
+            hello = await self._receive_hello(cluster, frames)
             self._check_identity(cluster, hello)
             session = Session(cluster, connection, hello, self._max_unread)
             await self._reject_second(session)
             await self._agent_memory.raise_numbers(cluster, hello.known)
             await self._reject_second(session)  # another agent may have connected during the await
         except (ConflictError, UsageError, StoreUnavailable) as error:
-            log.warning("agent rejected", action="agent-rejected", cluster=cluster, error=error.message)
+            if self._budgets.try_to_spend(cluster, Use.LOG_LINES):
+                log.warning("agent rejected", action="agent-rejected", cluster=cluster, error=error.message)
             self.note_rejection(cluster, error.message, error.hint)
             if isinstance(error, OtherProtocol) and self._sessions.get(cluster) is None:
                 self.incompatible[cluster] = error.message
@@ -183,7 +195,9 @@ class Hub:
         self._sessions.add(session)
         self.incompatible.pop(cluster, None)
         self.rejections.pop(cluster, None)
-        log.info("agent connected", action="agent-connected", cluster=cluster, host=hello.host, version=hello.version)
+        if self._budgets.try_to_spend(cluster, Use.LOG_LINES):
+            host, version = hello.host, hello.version
+            log.info("agent connected", action="agent-connected", cluster=cluster, host=host, version=version)
         self._engine.post(WorkItem(events=(AgentConnected(cluster),)))
         session.queue_messages([Welcome(epoch=self._engine.epoch, **asdict(self._terms))])
         pump = asyncio.create_task(session.send_queued())
@@ -206,12 +220,19 @@ class Hub:
             self._end_session(session, "its agent is not connected")
 
     def _check_identity(self, cluster: ClusterName, hello: Hello) -> None:
-        """Raise ``ConflictError`` if the agent has other accounts than the daemon assumes, or accepts no scripts."""
+        """Raise ``ConflictError`` if the agent has other accounts than the daemon assumes, accepts no scripts, or runs
+        no container images."""
         expected_identity = self._accounts.identity_of(cluster)
         if hello.identity != expected_identity:
             raise ConflictError(
                 f"clusters.{cluster}.identity is {expected_identity} for the daemon and {hello.identity[:20]} for its"
                 " agent: give both the same configuration"
+            )
+        runtime = self._profiles[cluster].container_runtime if cluster in self._profiles else None
+        if runtime and hello.container_runtime not in (None, runtime):
+            raise ConflictError(
+                f"clusters.{cluster}.container_runtime is {runtime} for the daemon and "
+                f"{hello.container_runtime[:20] or 'not set'} for its agent: give both the same configuration"
             )
         if cluster in self._accepting_scripts and hello.accepts_scripts is False:
             raise ConflictError(
@@ -261,21 +282,61 @@ class Hub:
         async for frame in session.receive_frames(frames):
             if self._sessions.get(session.cluster) is not session:
                 return  # disconnected or replaced: the agent repeats its messages after it reconnects
-            start = time.thread_time()
             try:
-                messages = from_agent.validate_json(frame)
+                messages = self._parse_frame(session.cluster, frame)
             except ValidationError as error:
                 wrong = error.errors(include_url=False, include_input=False)[0]
                 text = f"{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}"[:300]
-                log.error(
-                    "invalid message from an agent", action="agent-message-invalid", cluster=session.cluster, error=text
-                )
+                if self._budgets.try_to_spend(cluster := session.cluster, Use.LOG_LINES):
+                    log.error(
+                        "invalid message from an agent", action="agent-message-invalid", cluster=cluster, error=text
+                    )
                 await session.connection.close(f"a message is invalid: {text}")
                 return
-            parsing_s = time.thread_time() - start
-            await self._messages.handle_messages(session, messages)
-            if parsing_s > MAX_PARSING_S:
-                await asyncio.sleep(min(PAUSE_FACTOR * parsing_s, MAX_PAUSE_S))
+            for start in range(0, len(messages), BATCH_SIZE):
+                batch = messages[start : start + BATCH_SIZE]
+                self._budgets.spend(session.cluster, Use.MESSAGES, count_messages(batch))
+                await self._messages.handle_messages(session, batch)
+                await self._budgets.await_allowance(session.cluster)
+                if self._sessions.get(session.cluster) is not session:
+                    return
+
+    def _parse_frame(self, cluster: ClusterName, frame: str) -> list[FromAgent]:
+        """Return the messages of a frame, and count it. Raise ``ValidationError`` if it is invalid."""
+        began = time.thread_time()
+        try:
+            return from_agent.validate_json(frame)
+        finally:
+            self._budgets.spend(cluster, Use.BYTES, len(frame))
+            self._budgets.spend(cluster, Use.PROCESSOR, time.thread_time() - began)
+
+    async def _receive_hello(self, cluster: ClusterName, frames: AsyncIterator[str]) -> Hello:
+        """Return the hello of a connection. Raise ``UsageError`` if another message or none arrives."""
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT):
+                async for frame in frames:
+                    return self._parse_hello(cluster, frame)
+        except TimeoutError as error:
+            raise UsageError(f"the agent sent no hello within {HELLO_TIMEOUT:g} s") from error
+        raise UsageError("the connection ended before a hello")
+
+    def _parse_hello(self, cluster: ClusterName, frame: str) -> Hello:
+        """Return the hello in a frame. Raise ``UsageError`` without one, ``OtherProtocol`` for another version."""
+        if len(frame) > MAX_HELLO_SIZE:
+            raise UsageError(f"the agent's first message has {len(frame)} characters, the limit is {MAX_HELLO_SIZE}")
+        try:
+            messages = self._parse_frame(cluster, frame)
+        except ValidationError as error:
+            raise UsageError(
+                f"the agent's first message is invalid ({error.errors()[0]['msg']}): "
+                "update the agent to the daemon's version"
+            ) from error
+        first = messages[0] if messages else None
+        if not isinstance(first, Hello):
+            raise UsageError("the first message must be a hello")
+        if first.protocol != PROTOCOL:
+            raise OtherProtocol(f"the agent speaks protocol {first.protocol}, the daemon {PROTOCOL}: update the older")
+        return first
 
     def _end_session(self, session: Session, reason: str, heard: float | None = None) -> None:
         """Report to the scheduler that an agent is disconnected, unless a newer session of its cluster exists."""
@@ -283,7 +344,8 @@ class Hub:
             self._questions.fail_questions(session.cluster)
             self._streams.end_streams_of(session.cluster, reason)
             self._messages.note_relay(session.cluster, None)
-            log.info("agent disconnected", action="agent-disconnected", cluster=session.cluster, reason=reason)
+            if self._budgets.try_to_spend(session.cluster, Use.LOG_LINES):
+                log.info("agent disconnected", action="agent-disconnected", cluster=session.cluster, reason=reason)
             self._engine.post(WorkItem(events=(ClusterDisconnected(session.cluster, reason, heard),)))
 
 
@@ -316,7 +378,8 @@ class AgentMemory:
         # After the first connection it can only know numbers of this daemon run.
         if is_first and not self._number_above(daemon.job):
             raise UsageError(
-                f"the agent of {cluster} knows job {daemon.job}, far above all jobs of the daemon: {MEMORY_HINT}"
+                f"the agent of {cluster} knows job {daemon.job}, far above all jobs of the daemon: {MEMORY_HINT}",
+                hint=f"if its number is right, set first_job_number: {daemon.job + 1} in the daemon's configuration",
             )
         self._seen_clusters.add(cluster)
 
@@ -339,31 +402,3 @@ class AgentMemory:
             known=epoch,
         )
         await self._engine.commit(WorkItem(epoch=epoch + 1))
-
-
-async def _receive_hello(frames: AsyncIterator[str]) -> Hello:
-    """Return the hello of a connection. Raise ``UsageError`` if another message or none arrives."""
-    try:
-        async with asyncio.timeout(HELLO_TIMEOUT):
-            return await _first_hello(frames)
-    except TimeoutError as error:
-        raise UsageError(f"the agent sent no hello within {HELLO_TIMEOUT:g} s") from error
-
-
-async def _first_hello(frames: AsyncIterator[str]) -> Hello:
-    """Return the hello in the first frame. Raise ``UsageError`` without one, ``OtherProtocol`` for another version."""
-    async for frame in frames:
-        try:
-            messages = from_agent.validate_json(frame)
-        except ValidationError as error:
-            raise UsageError(
-                f"the agent's first message is invalid ({error.errors()[0]['msg']}): "
-                "update the agent to the daemon's version"
-            ) from error
-        first = messages[0] if messages else None
-        if not isinstance(first, Hello):
-            raise UsageError("the first message must be a hello")
-        if first.protocol != PROTOCOL:
-            raise OtherProtocol(f"the agent speaks protocol {first.protocol}, the daemon {PROTOCOL}: update the older")
-        return first
-    raise UsageError("the connection ended before a hello")

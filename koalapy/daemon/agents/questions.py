@@ -2,6 +2,7 @@
 
 import asyncio
 import uuid
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -26,6 +27,8 @@ ANSWER_TIMEOUT = 30.0
 BETWEEN_AGENTS = frozenset({"stat", "export", "unexport"})
 """Questions that agents may ask each other, all about replicas. Only the daemon may ask others."""
 ABOUT_REPLICAS = frozenset({"stat", "export"})
+MAX_FORWARDED = 1000
+"""Questions of one agent to others that are forwarded without an answer; it repeats a question whose answer is lost."""
 Send = Callable[[ClusterName, Ask | Answer], bool]
 """Sends a message to a cluster's agent; returns False if it is not connected."""
 IsReplicaNeeded = Callable[[ClusterName, ClusterName, str], bool]
@@ -35,8 +38,13 @@ IsReplicaNeeded = Callable[[ClusterName, ClusterName, str], bool]
 class Questions:
     """The open questions. None is stored: without an answer the asking side repeats it."""
 
-    def __init__(self, send: Send, is_replica_needed: IsReplicaNeeded) -> None:
-        self._send, self._is_replica_needed = send, is_replica_needed
+    def __init__(
+        self, send: Send, is_replica_needed: IsReplicaNeeded, may_log: Callable[[ClusterName], bool] = lambda _: True
+    ) -> None:
+        """``may_log``: returns whether a log line about a cluster's agent is within its budget."""
+        self._send, self._is_replica_needed, self._may_log = send, is_replica_needed, may_log
+        self._forwarded: defaultdict[ClusterName, OrderedDict[tuple[ClusterName, str], None]] = defaultdict(OrderedDict)
+        """The open questions of each agent to another one: the other cluster and the identifier."""
         self._open: dict[str, tuple[ClusterName, asyncio.Future[Answer]]] = {}
 
     async def ask_agent(
@@ -72,12 +80,19 @@ class Questions:
             return
         path = message.payload.get("path")
         if message.what in ABOUT_REPLICAS and not self._is_replica_needed(cluster, message.cluster, str(path)):
-            log.warning("an agent asks for what none of its jobs is to have", action="agent-oversteps", cluster=cluster)
+            if self._may_log(cluster):
+                text = "an agent asks for what none of its jobs is to have"
+                log.warning(text, action="agent-oversteps", cluster=cluster)
             self._reject_question(cluster, message, f"no job on {cluster} is to have that from {message.cluster}")
             return
         forwarded = message.model_copy(update={"cluster": cluster})
         if not self._send(message.cluster, forwarded):
             self._reject_question(cluster, message, f"{message.cluster} is out of reach", SiteFault.UNAVAILABLE)
+            return
+        questions = self._forwarded[cluster]
+        questions[message.cluster, message.ident] = None
+        if len(questions) > MAX_FORWARDED:
+            questions.popitem(last=False)
 
     def _reject_question(
         self, cluster: ClusterName, question: Ask, error: str, fault: SiteFault = SiteFault.REFUSED
@@ -88,7 +103,10 @@ class Questions:
     def deliver_answer(self, cluster: ClusterName, message: Answer) -> None:
         """Deliver the answer of an agent to the daemon's task or to the asking agent."""
         if message.cluster:
-            self._send(message.cluster, message.model_copy(update={"cluster": cluster}))
+            questions = self._forwarded.get(message.cluster)
+            if questions is not None and (cluster, message.ident) in questions:
+                del questions[cluster, message.ident]
+                self._send(message.cluster, message.model_copy(update={"cluster": cluster}))
             return
         asked_cluster, waiting = self._open.get(message.ident, ("", None))
         if waiting is not None and asked_cluster == cluster and not waiting.done():

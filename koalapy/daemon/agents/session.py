@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from itertools import count
 from typing import Any, Protocol
 
+from koalapy.daemon.agents.budgets import Budgets
 from koalapy.model.request import ClusterName
 from koalapy.protocol import messages as wire
 from koalapy.protocol.frames import command_frames, encode_frame
@@ -184,6 +185,7 @@ class Sessions:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
+        self.budgets = Budgets()
         self._sessions: dict[ClusterName, Session] = {}
         self._awaited: frozenset[ClusterName] = frozenset()
         """Clusters with nodes that jobs wait for."""
@@ -202,6 +204,11 @@ class Sessions:
             return False
         del self._sessions[session.cluster]
         return True
+
+    def may_ignore_containers(self, cluster: ClusterName) -> bool:
+        """Return whether an agent is of a version that may run a program without the container image of its job."""
+        session = self._sessions.get(cluster)
+        return session is not None and session.hello.container_runtime is None
 
     def agent_versions(self) -> dict[ClusterName, str]:
         """Return the versions of the agents that are connected."""

@@ -39,8 +39,11 @@ class CommandMessages:
         accounts: Accounts,
         find_job: Callable[[JobId], Job | None] = lambda _: None,
         find_relay: FindRelay = lambda *_: None,
+        may_ignore_containers: Callable[[ClusterName], bool] = lambda _: False,
     ) -> None:
-        """``find_job``: returns an unfinished job, such as the array of a task."""
+        """``find_job``: returns an unfinished job, such as the array of a task. ``may_ignore_containers``: returns
+        whether the agent of a cluster may run a program without its container image."""
+        self._may_ignore_containers = may_ignore_containers
         self._find_job, self._find_relay = find_job, find_relay
         self._epoch, self._profiles, self._catalogue, self._accounts = epoch, profiles, catalogue, accounts
         self._plans: dict[JobId, tuple[Plan, JobRelay | None]] = {}
@@ -63,6 +66,9 @@ class CommandMessages:
                 owner, cluster = job.spec.owner, command.cluster
                 # Permissions may have changed since the job was placed there.
                 if reason := self._accounts.rejection_reason(owner, cluster):
+                    return Stop(**header, reason=reason).model_dump()
+                if job.spec.container and self._may_ignore_containers(cluster):
+                    reason = f"the agent of {cluster} is too old to run container images: update it"
                     return Stop(**header, reason=reason).model_dump()
                 return _build_submit(
                     job, header, self._accounts.local_user(owner, cluster), cluster, self._profiles

@@ -207,6 +207,7 @@ def build_alerts(
         ClusterChecks(clusters, embedded, hub.rejections),
         black_holes,
         FlappingCheck(clusters, rules),
+        sessions.budgets.check_overruns,
         DiskCheck(lambda: health.disks, clusters, settings.disks),
         ClockCheck(sessions.clock_offsets, embedded, engine.clock),
         VersionCheck(sessions.agent_versions, lambda: hub.incompatible),

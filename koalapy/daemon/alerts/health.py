@@ -63,10 +63,8 @@ class Readiness:
         return daemon_reasons or [f"{check.name} of {check.cluster}: {check.reason}" for check in faults]
 
     def for_strangers(self) -> "Readiness":
-        """Return the readiness for unauthenticated callers, without the reasons that agents report."""
-        return Readiness(
-            self.ready, [replace(c, reason=FOR_USERS) if c.cluster and c.reason else c for c in self.checks]
-        )
+        """Return the readiness for unauthenticated callers, without reasons, which name paths and hosts."""
+        return Readiness(self.ready, [replace(c, reason=FOR_USERS) if c.reason else c for c in self.checks])
 
     @property
     def status(self) -> str:
@@ -89,6 +87,11 @@ class HealthReport:
     queued: int
     active: int
     clusters: Mapping[ClusterName, str]
+
+    def for_strangers(self) -> "HealthReport":
+        """Return the report for unauthenticated callers: whether the daemon is healthy and ready, and nothing else."""
+        problems = [FOR_USERS] if self.problems else []
+        return HealthReport(self.status, self.ready, problems, (), "", 0, 0, 0, {})
 
 
 class HealthMonitor:

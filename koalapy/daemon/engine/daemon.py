@@ -36,7 +36,7 @@ from koalapy.daemon.listener.certificate import Certificate
 from koalapy.daemon.listener.connections import Connections, TlsServer
 from koalapy.model.errors import ProblemCode, StoreUnavailable
 from koalapy.ports import Store
-from koalapy.protocol.frames import MAX_FRAME_SIZE
+from koalapy.protocol.frames import MAX_AGENT_FRAME_SIZE, MAX_HELLO_SIZE
 from koalapy.system.event_loop import ACCEPTS_PER_TURN, raise_backlog
 from koalapy.system.process import ServiceManager
 
@@ -235,6 +235,8 @@ def describe_stack(ident: int) -> str:
     return " < ".join(f"{Path(call.filename).name}:{call.lineno} {call.name}" for call in reversed(stack))
 
 
+MAX_UNREAD_PONGS = 64 * 1024 * 1024
+"""Bytes that wait for a peer, at which its pings are no longer answered."""
 SHUTDOWN_GRACE = 3
 """Seconds that open requests have to end when the daemon stops."""
 
@@ -246,9 +248,18 @@ class WebSockets(WebSocketsSansIOProtocol):
     """
 
     async def send(self, message: ASGISendEvent) -> None:
-        """Send a message of the application."""
+        """Send a message of the application. An agent may send large frames after its hello was answered."""
         await super().send(message)
         self.handshake_complete = self.handshake_complete or self.close_sent
+        if message["type"] == "websocket.send" and self.conn.max_message_size == MAX_HELLO_SIZE:
+            self.conn.max_message_size = MAX_AGENT_FRAME_SIZE
+
+    def handle_ping(self) -> None:
+        """Answer a ping. End the connection of a peer that sends pings and reads no answer."""
+        if self.transport.get_write_buffer_size() > MAX_UNREAD_PONGS:
+            self.transport.abort()
+            return
+        super().handle_ping()
 
 
 class HttpServer(uvicorn.Server):
@@ -266,7 +277,6 @@ class HttpServer(uvicorn.Server):
             log_config=None,  # the daemon's own logging is used
             log_level="warning",
             timeout_graceful_shutdown=SHUTDOWN_GRACE,
-            ws_max_size=MAX_FRAME_SIZE,
             ws_per_message_deflate=False,
             backlog=ACCEPTS_PER_TURN,
             proxy_headers=False,

@@ -184,9 +184,11 @@ class Engine:
         take_in_budget_s: float = TAKE_IN_BUDGET_S,
         max_strays: int = MAX_STRAYS,
         find_relay: FindRelay = lambda *_: None,
+        may_ignore_containers: Callable[[ClusterName], bool] = lambda _: False,
     ) -> None:
         """``max_strays``: commands about unknown components that one cluster's outbox holds at most."""
         self._max_strays, self._find_relay = max_strays, find_relay
+        self._may_ignore_containers = may_ignore_containers
         self._take_in_budget_s = take_in_budget_s
         self.catalogue = catalogue or Catalogue()
         self._scheduler = scheduler
@@ -378,7 +380,13 @@ class Engine:
         messages: dict[str, list[dict[str, Any]]] = {}
         entries: list[OutboxEntry] = []
         commands = CommandMessages(
-            self.epoch, self._profiles, self.catalogue, self.queries.accounts, self.queries.job, self._find_relay
+            self.epoch,
+            self._profiles,
+            self.catalogue,
+            self.queries.accounts,
+            self.queries.job,
+            self._find_relay,
+            self._may_ignore_containers,
         )
         for command in self._within_bounds(effects.commands):
             ident = self.outbox.new_id()

@@ -80,8 +80,9 @@ TIMELINE_PAGE_SIZE = 500
 """Lines of a timeline that one query reads for a client that follows a job."""
 MAX_LINE_NUMBER = 2**31
 MAX_IDS_PER_QUERY = 500
-MAX_JOBS_AHEAD = 10**12
-"""The most by which all agents together may raise the number of the next job during one daemon run."""
+MAX_JOBS_AHEAD = 10**6
+"""The most by which all agents together may raise the number of the next job during one daemon run. A larger jump is an
+operator's decision (``first_job_number``)."""
 MAX_EXACT_SPAN_S = 2 * DAY
 """Spans up to this long are measured to the second; longer ones by the daily sums of whole days."""
 HINT_UNKNOWN_OUTCOME = "look for the job with koala queue --all before you submit it again"
@@ -112,7 +113,7 @@ class Jobs:
         self._store = store
         self._outputs = outputs
         self._next_number = next_number
-        self._max_claimed_number = next_number - 1 + MAX_JOBS_AHEAD
+        self._max_jump = MAX_JOBS_AHEAD
         self._describe = describe
         self._keys, self._checks = IdempotencyKeys(store), SubmissionChecks()
         self.dependencies = Dependencies(queries, self.get_many)
@@ -186,9 +187,11 @@ class Jobs:
 
     def raise_next_number(self, job: JobId) -> bool:
         """Number new jobs above ``job``, which an agent knows from a lost database. Return False if it is too far."""
-        if job > self._max_claimed_number:
+        jump = job + 1 - self._next_number
+        if jump > self._max_jump:
             return False
-        if job >= self._next_number:
+        if jump > 0:
+            self._max_jump -= jump
             log.warning("new jobs get numbers above those that agents know", action="job-numbers-raised", job=job)
             self._next_number = job + 1
         return True

@@ -13,6 +13,7 @@ import structlog
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from koalapy.model.errors import ProblemCode
+from koalapy.protocol.frames import MAX_HELLO_SIZE
 from koalapy.system.event_loop import BACKLOG, TLS_FIRST_BYTE, peek_first_byte
 
 log = structlog.get_logger()
@@ -33,7 +34,7 @@ MAX_UNREAD = 1024 * 1024
 """Bytes of an unencrypted request that are read, so that its sender receives the rejection."""
 AGENTS_PATH = b"/api/v1/agents/"
 MAX_USER_FRAME_SIZE = 256 * 1024
-"""Bytes of a frame that a user's WebSocket may send; agents send larger ones."""
+"""Bytes of a frame that a user's WebSocket may send; agents send larger ones after their hello."""
 ACCEPT_PAUSE = 0.2
 """Seconds until the next connection is accepted after the system had no capacity for one."""
 PROBLEM = {
@@ -122,9 +123,9 @@ class HttpConnection(HttpToolsProtocol):
 
     def handle_websocket_upgrade(self) -> None:
         self.all.remove(self)
-        if AGENTS_PATH not in self.url.partition(b"?")[0]:
-            self.config = copy(self.config)
-            self.config.ws_max_size = MAX_USER_FRAME_SIZE
+        self.config = copy(self.config)
+        is_agent = AGENTS_PATH in self.url.partition(b"?")[0]
+        self.config.ws_max_size = MAX_HELLO_SIZE if is_agent else MAX_USER_FRAME_SIZE
         super().handle_websocket_upgrade()
 
     def on_headers_complete(self) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import hmac
 import ssl
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
@@ -29,6 +30,7 @@ from koalapy.system.tls import pinned_context
 
 log = structlog.get_logger()
 
+MAX_ATTEMPT_STREAMS = 2**31 - 1
 LAYOUTS = 4
 """Alternative layouts of ports, since programs of other jobs may use some."""
 
@@ -234,7 +236,7 @@ class Relays:
         key = hmac.new(self._secret, name.encode(), sha256).digest()
         plans = [NodePlan(node["cluster"], [layout[index] for layout in layouts]) for index, node in enumerate(nodes)]
         heads = {node["cluster"]: self._identity_of(node["cluster"]) for node in nodes}
-        return AttemptPlan(name, key, plans, heads)
+        return AttemptPlan(name, key, plans, heads, _max_streams(nodes))
 
     def _identity_of(self, cluster: ClusterName) -> HeadIdentity:
         state = self._states.get(cluster)
@@ -279,6 +281,7 @@ def _is_reachable(host: str, port: int) -> bool:
         address = ip_address(host)
     except ValueError:
         return False
+    address = getattr(address, "ipv4_mapped", None) or address
     special = address.is_loopback or address.is_link_local or address.is_multicast or address.is_unspecified
     return port > 0 and not special
 
@@ -292,6 +295,15 @@ def _check_certificate(state: RelayState) -> RelayState:
             reason = f"the certificate of its relay cannot be read: {error}"
             return state.model_copy(update={"ready": False, "error": reason, "certificate": None})
     return state
+
+
+def _max_streams(nodes: Sequence[PlanNode]) -> int:
+    """Return the most streams that an attempt may have: two for each pair of ranks, which may connect to each other at
+    the same time, and for each node."""
+    ranks: Counter[ClusterName] = Counter()
+    for node in nodes:
+        ranks[node["cluster"]] += node["slots"]
+    return min(MAX_ATTEMPT_STREAMS, 2 * (len(nodes) + sum(ranks[a] * ranks[b] for a, b in combinations(ranks, 2))))
 
 
 def _slots(nodes: Sequence[PlanNode]) -> list[int]:

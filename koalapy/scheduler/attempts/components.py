@@ -7,7 +7,7 @@ from koalapy.model.cluster import LinkPath, pair_of, relayed_text
 from koalapy.model.job import Component, ComponentState, Job, JobState, Token
 from koalapy.model.reports import ComponentStatus
 from koalapy.model.request import ClusterName
-from koalapy.model.wording import describe_exit
+from koalapy.model.wording import describe_exit, format_time
 from koalapy.scheduler.attempts.attempts import Attempts
 from koalapy.scheduler.attempts.facts import (
     derived_state,
@@ -50,7 +50,6 @@ class Components:
         if match is None or match[1].state in NOT_THERE or match[1].cluster != cluster:
             self._reject_stray(cluster, status)
             return match and match[0]
-        self._lrm_waits.update(status, now)
         job, component = match
         job = self._record_details(job, component, status, now)
         component = live(job).components[component.index]
@@ -62,10 +61,25 @@ class Components:
             job = self._attempts.mark_delivering(job, live(job).components[component.index], now)
         elif status.state is ComponentState.ENDED:
             job = self._attempts.mark_ended(job, live(job).components[component.index], now, status.missing)
+        job = self._record_wait(job, live(job).components[component.index], status, now)
         if has_nodes and status.state in (ComponentState.DELIVERING, ComponentState.ENDED):
             self._health.shorten_limit(cluster, now)
         job = self._apply_to_job(job, component.index, status, now)
         return self._attempts.open_barrier_if_complete(job, now)
+
+    def _record_wait(self, job: Job, component: Component, status: ComponentStatus, now: float) -> Job:
+        """Record why a component waits for its nodes; forget it once all of them have reported."""
+        if component.state not in BEFORE_BARRIER:
+            self._lrm_waits.forget(status.token)
+            return job
+        limit = self._grid[component.cluster].profile.node_start_limit
+        if not self._lrm_waits.update(status, limit, now) or job.state is not JobState.CLAIMING:
+            return job
+        reason = f"{component.cluster} has started its nodes"
+        if status.starting:
+            up_by = format_time(self._lrm_waits.up_by(status.token) or now, now, exact=True)
+            reason = f"waits for {component.cluster} to start its nodes, until {up_by} UTC at most"
+        return self._ledger.change_job(job, reason=reason)
 
     def _record_relayed_links(self, job: Job, status: ComponentStatus, now: float) -> Job:
         """Record which links of an attempt go over relays. A link that was to be direct does not work, then."""

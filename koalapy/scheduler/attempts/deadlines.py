@@ -1,9 +1,9 @@
 """Handle deadlines that have passed."""
 
-from koalapy.model.job import ComponentState, Job
+from koalapy.model.job import Component, ComponentState, Job
 from koalapy.scheduler.attempts.attempts import Attempts
 from koalapy.scheduler.attempts.contact import Confirmations, Contact
-from koalapy.scheduler.attempts.facts import is_program_over, only_awaits_files
+from koalapy.scheduler.attempts.facts import find_overdue_transfer, is_program_over, only_awaits_files
 from koalapy.scheduler.attempts.failures import Failures
 from koalapy.scheduler.attempts.health import ClusterHealth
 from koalapy.scheduler.claims.claim import Claiming
@@ -14,6 +14,9 @@ from koalapy.scheduler.state import MIN_RETRY_PAUSE, Deadline, SchedulerState, T
 
 RESULT_PAUSE = 5.0
 """Seconds between two checks for the exit code of an ended program."""
+
+SLOW_SHARE = 0.01
+"""Share of the assumed bandwidth at which a transfer is not yet too slow for the nodes that wait for it."""
 
 
 class Deadlines:
@@ -80,21 +83,22 @@ class Deadlines:
             case Deadline.CLAIM:
                 return self._claiming.handle_due_claim(job, timer.at, now)
             case Deadline.CLAIM_GRACE:
-                return self._failures.handle_claim_timeout(job, attempt.components[timer.component], now)
+                component = attempt.components[timer.component]
+                if self._state.lrm_waits.has_missed_start(job.token(component.index), now):
+                    return self._handle_missed_report(job, component, now)
+                return self._failures.handle_claim_timeout(job, component, now)
+            case Deadline.BARRIER if only_awaits_files(job):
+                component = self._find_overdue_transfer(job, now) or attempt.head
+                error = "its input files had not arrived long after all nodes of the job had reported"
+                return self._failures.handle_timeout(job, component, AttemptFailure.FILES, error, [component], now)
             case Deadline.BARRIER:
                 claimed = (ComponentState.CLAIMED, None)
                 late = [c for c in attempt.gang if (c.state, c.unknown_since) != claimed] or [attempt.head]
                 queued = ComponentState.WAITING, None  # its resource manager has not given it any nodes
-                grid = self._state.grid
-                silent = [
-                    c for c in late if (c.state, c.unknown_since) != queued or grid[c.cluster].holds(job.token(c.index))
-                ]
+                silent = [c for c in late if (c.state, c.unknown_since) != queued or self._has_nodes(job, c, now)]
                 if not silent:
                     return self._failures.handle_claim_timeout(job, late[0], now)
-                error = f"its nodes had not all reported after {rules.barrier_timeout:g} s"
-                return self._failures.handle_timeout(
-                    job, silent[0], AttemptFailure.NOT_REPORTED, error, silent[:1], now
-                )
+                return self._handle_missed_report(job, silent[0], now)
             case Deadline.LAUNCH:
                 error = f"the program was not launched within {rules.barrier_timeout:g} s"
                 return self._failures.handle_timeout(
@@ -106,6 +110,21 @@ class Deadlines:
                 return self._attempts.end_at_deadline(job, now)
         return None
 
+    def _find_overdue_transfer(self, job: Job, now: float) -> Component | None:
+        return find_overdue_transfer(job, self._state.grid, SLOW_SHARE * self._rules.assumed_bandwidth, now)
+
+    def _has_nodes(self, job: Job, component: Component, now: float) -> bool:
+        """Return whether a component has nodes, or should have: those that were started for it."""
+        token = job.token(component.index)
+        return self._state.grid[component.cluster].holds(token) or self._state.lrm_waits.has_missed_start(token, now)
+
+    def _handle_missed_report(self, job: Job, component: Component, now: float) -> Job:
+        """Handle a component with nodes that have not all reported in time, an error of its cluster."""
+        error = f"its nodes had not all reported after {self._rules.barrier_timeout:g} s"
+        if self._state.lrm_waits.has_missed_start(job.token(component.index), now):
+            error = f"{error}, nor within the time for starting them"
+        return self._failures.handle_timeout(job, component, AttemptFailure.NOT_REPORTED, error, [component], now)
+
     def _postponed(self, timer: Timer, job: Job, now: float) -> float | None:
         """Return the new time of a deadline if its event may still happen without a fault; None if it has failed."""
         at_barrier = now + max(self._rules.barrier_timeout, MIN_RETRY_PAUSE)
@@ -114,8 +133,8 @@ class Deadlines:
                 return now + max(self._rules.claim_grace, MIN_RETRY_PAUSE)
             case Deadline.WALLTIME | Deadline.DEADLINE if is_program_over(job, self._state.grid):
                 return now + RESULT_PAUSE
-            case Deadline.BARRIER if only_awaits_files(job):  # transfers have separate limits
-                return at_barrier
+            case Deadline.BARRIER if only_awaits_files(job):
+                return None if self._find_overdue_transfer(job, now) else at_barrier
             case Deadline.BARRIER if (due := self._nodes_are_due(job)) > now:
                 return min(due, at_barrier)
         return None

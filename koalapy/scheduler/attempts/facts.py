@@ -121,3 +121,19 @@ def only_awaits_files(job: Job) -> bool:
     gang = live(job).gang
     are_claimed = all(c.state is ComponentState.CLAIMED and c.unknown_since is None for c in gang)
     return are_claimed and any(c.awaits_files for c in gang)
+
+
+def find_overdue_transfer(job: Job, grid: GridStatus, slowest: float, now: float) -> Component | None:
+    """Return a component whose input files have not arrived in time, though all nodes of its job have reported.
+
+    Nodes wait for a transfer as long as it took before they reported, or as it takes at the bandwidth ``slowest``, and
+    at least the limit of its cluster.
+    """
+    claimed_at = max(c.claimed_at or now for c in live(job).gang)
+    bundle = 0 if job.spec.bundle is None else job.spec.bundle.size
+    for component in (c for c in live(job).gang if c.awaits_files):
+        size = bundle + sum(file.size for file in job.spec.inputs_of(component.request_index))
+        before = claimed_at - (component.staging_since or claimed_at)
+        if now >= claimed_at + max(grid[component.cluster].profile.node_start_limit, before, size / slowest):
+            return component
+    return None

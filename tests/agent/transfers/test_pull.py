@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from koalapy.agent.runners.uplink import RECONNECT_ALLOWANCE
+from koalapy.agent.runners.uplink import ASKER, RECONNECT_ALLOWANCE
 from koalapy.agent.transfers import exports, pull
 from koalapy.agent.transfers.exports import Route
 from koalapy.agent.transfers.pull import MAX_TRIES, Pull, RsyncOutcome
@@ -422,13 +422,12 @@ async def test_ticket_allows_one_module_and_password(south: FileSite, tmp_path: 
 # Sources
 
 
-async def export_unencrypted(site: FileSite, path: Path) -> Route:
+async def export_unencrypted(site: FileSite, path: Path, asker: str = "") -> Route:
     """Export a replica without encryption and return its route."""
     site.encrypts = False
     size, checksum = measure_path(path)
-    return Route.model_validate(
-        await site.exports.export_replica({"path": str(path), "size": size, "checksum": checksum})
-    )
+    question = {"path": str(path), "size": size, "checksum": checksum, ASKER: asker}
+    return Route.model_validate(await site.exports.export_replica(question))
 
 
 @pytest.mark.parametrize("option", ["--copy-links", "--copy-unsafe-links", "--copy-dirlinks"])
@@ -508,6 +507,19 @@ async def test_tickets_beyond_limit_replace_oldest(south: FileSite) -> None:
     path = south.make_replica("data")
     routes = [await export_unencrypted(south, path) for _ in range(3)]
     assert list(south.exports._tickets) == [route.module for route in routes[1:]]
+
+
+@pytest.mark.evidence("G13")
+async def test_tickets_of_one_site_revoke_none_of_another(south: FileSite) -> None:
+    await south.restart(max_tickets=5, max_site_tickets=3)
+    path = south.make_replica("data")
+    east = [await export_unencrypted(south, path, "east") for _ in range(2)]
+    west = [await export_unencrypted(south, path, "west") for _ in range(10)]
+    assert list(south.exports._tickets) == [route.module for route in (*east, *west[-3:])]
+    await south.exports.revoke_ticket({"module": east[0].module, ASKER: "west"})
+    north = await export_unencrypted(south, path, "north")
+    kept = [*east, *west[-2:], north]
+    assert list(south.exports._tickets) == [route.module for route in kept], "the site with most tickets loses one"
 
 
 async def test_ticket_folder_stays_open_for_pending_login(south: FileSite, monkeypatch: pytest.MonkeyPatch) -> None:
