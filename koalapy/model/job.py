@@ -7,10 +7,13 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from koalapy.model.array import ArrayFail, ArrayTasks, format_task
+from koalapy.model.bounds import MAX_NODES
 from koalapy.model.cluster import ClusterPair
 from koalapy.model.dependency import NO_DEPENDENCIES, Clause, Dependencies
+from koalapy.model.job_sizes import NOTHING_BARRED, Barred, BarredSizes
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import ClusterName
+from koalapy.model.wording import format_nodes
 
 JobId = int
 Token = str
@@ -251,9 +254,29 @@ class ClusterRefusal:
     it."""
     times: int = 1
     """Number of rejections there."""
+    least: int = 1
+    most: int = MAX_NODES
+    """The sizes of components that are rejected: all, up to some size, or from some size on."""
+
+    @property
+    def kind(self) -> tuple[ClusterName, bool, bool, bool]:
+        """Return the cluster, whether it is for good, and only from or up to one size: a job has one of each kind."""
+        return self.cluster, self.until is None, self.least > 1, self.most < MAX_NODES
+
+    def covers(self, other: "ClusterRefusal") -> bool:
+        """Return whether it bars for good all that another refusal bars."""
+        is_wider = self.least <= other.least and other.most <= self.most
+        return self.until is None and self.cluster == other.cluster and is_wider
+
+    @property
+    def refused(self) -> str:
+        """Return what is rejected as text: ``it``, or ``2 nodes or more``."""
+        if self.least > 1:
+            return f"{format_nodes(self.least)} or more"
+        return "it" if self.most == MAX_NODES else f"{format_nodes(self.most)} or fewer"
 
     def bars(self, now: float) -> bool:
-        """Return whether the job may not be placed there."""
+        """Return whether the job may not be placed there with these sizes."""
         return self.until is None or now < self.until
 
 
@@ -372,11 +395,11 @@ class Job:
             "x": self.spec.name or f"job-{self.id}",
         }
 
-    def barred_clusters(self, now: float) -> frozenset[ClusterName]:
-        """Return the clusters that rejected the job and where it may not be placed now."""
+    def barred_sizes(self, now: float) -> Barred:
+        """Return the sizes that clusters have rejected and that may not be placed there now."""
         if not self.refusals:
-            return frozenset()
-        return frozenset(refusal.cluster for refusal in self.refusals if refusal.bars(now))
+            return NOTHING_BARRED
+        return frozenset(BarredSizes(r.cluster, r.least, r.most) for r in self.refusals if r.bars(now))
 
     def token(self, index: int) -> Token:
         return format_token(self.id, self.generation, index, self.attempt.nonce if self.attempt else "")

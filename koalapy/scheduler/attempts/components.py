@@ -195,7 +195,8 @@ class Components:
         if component.superseded:
             return job
         if status.refused and job.ending is None:
-            return self._failures.handle_refusal(job, component, status.refused, status.error, now)
+            refused = status.refused, status.refused_sizes
+            return self._failures.handle_refusal(job, component, *refused, status.error, now)
         if status.exceeded and job.ending in (None, JobState.QUEUED, JobState.FAILED):
             return self._failures.handle_exceeded_limit(job, component, status.error, now)
         # An infrastructure failure also overrides a failed program that it may have caused, until that is settled.

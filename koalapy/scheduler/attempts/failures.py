@@ -7,10 +7,13 @@ of the cluster.
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from koalapy.model.application import application_of
+from koalapy.model.bounds import MAX_NODES
 from koalapy.model.job import ClusterRefusal, Component, Job, JobId, JobState
-from koalapy.model.reports import Refusal
+from koalapy.model.job_sizes import BarredSizes
+from koalapy.model.reports import Refusal, RefusedSizes
 from koalapy.model.request import ClusterName
 from koalapy.model.wording import format_nodes
 from koalapy.scheduler.arrays import Arrays
@@ -98,14 +101,20 @@ class Failures:
         # Without an exit code, so that an infrastructure failure reported later does not override it.
         return self._attempts.end_attempt(job, JobState.FAILED, reason, now)
 
-    def handle_refusal(self, job: Job, component: Component, concerns: Refusal, error: str, now: float) -> Job:
-        """Handle a rejection by a component's resource manager. ``concerns``: the scope of the rejection."""
+    def handle_refusal(
+        self, job: Job, component: Component, concerns: Refusal, sizes: RefusedSizes, error: str, now: float
+    ) -> Job:
+        """Handle a rejection by a component's resource manager.
+
+        ``concerns``: the scope of the rejection; ``sizes``: the sizes that it bars, beside that of the component.
+        """
         if concerns == "job":
             self._note_refusal(job, component, error, now)
             self._arrays.give_up_array_of(job, f"{component.cluster} refused its task: {error}", now)
             return self._attempts.end_attempt(job, JobState.FAILED, f"{component.cluster} refused it: {error}", now)
-        if concerns != "limit":
-            return self._try_elsewhere(job, component, error, for_good=concerns == "unsuitable", now=now)
+        if concerns != "limit" or sizes == "few":
+            bounds = (component.size, MAX_NODES) if sizes == "many" else (1, component.size if sizes else MAX_NODES)
+            return self._try_elsewhere(job, component, error, bounds, for_good=concerns == "unsuitable", now=now)
         cluster = component.cluster
         self._health.set_limit(cluster, component.size, error, now)
         return self._claiming.replace_failed_component(
@@ -120,16 +129,25 @@ class Failures:
     def handle_claim_timeout(self, job: Job, component: Component, now: float) -> Job:
         """Handle a component that did not get its nodes in time. This is not an error of the cluster."""
         cluster, token = component.cluster, job.token(component.index)
+        pending, is_limited = self._lrm_waits.reason(token), self._lrm_waits.is_limited(token)
         if reason := self._lrm_problems([component]):
             failure = ClaimFailure.RESOURCE_MANAGER
-        elif pending := self._lrm_waits.reason(token):
+        elif pending:
             failure, reason = ClaimFailure.NOT_STARTED, f"{cluster} did not start it: {pending}"
         elif unreleased := self._grid[cluster].unreleased_nodes(token):
             failure, reason = ClaimFailure.KEPT, f"{cluster} does not let go of {format_nodes(unreleased)}"
         else:
             failure, reason = ClaimFailure.LOCAL_USERS, f"local users of {cluster} were faster"
+        if is_limited and self._accounts.local_user(job.spec.owner, cluster):
+            # Other accounts have other limits.
+            bounds = component.size, MAX_NODES
+            job, _ = self._add_refusal(job, component, pending, bounds, for_good=False, now=now, counts=False)
+        elif is_limited:
+            self._health.set_limit(cluster, component.size, pending, now)
         job = self._claiming.replace_failed_component(job, component, failure, reason, now)
-        self._health.record_failed_claim(cluster, token, component.size, now, component.submitted_at or now)
+        if not is_limited:
+            since = component.submitted_at or now
+            self._health.record_failed_claim(cluster, token, component.size, now, since, pending)
         return job
 
     def handle_timeout(
@@ -167,25 +185,22 @@ class Failures:
 
     # Refusals of resource managers
 
-    def _try_elsewhere(self, job: Job, component: Component, error: str, *, for_good: bool, now: float) -> Job:
-        """Retry a rejected job on other clusters; ``for_good``: never again on this one.
+    def _try_elsewhere(
+        self, job: Job, component: Component, error: str, sizes: tuple[int, int], *, for_good: bool, now: float
+    ) -> Job:
+        """Retry a rejected job on other clusters, or here with another size; ``for_good``: never again as now.
 
-        If no other cluster could take the job, it waits until it may be tried again, or fails.
+        ``sizes``: the smallest and the largest rejected size. If no other cluster or size is possible, the job waits
+        until it may be tried again, or fails.
         """
         self._note_refusal(job, component, error, now)
         is_error_of_cluster = not for_good and self._is_error_of_cluster(job, component.cluster, error, now)
-        previous = {refusal.cluster: refusal for refusal in job.refusals}
-        times = previous[component.cluster].times + 1 if component.cluster in previous else 1
-        pause = backoff_pause(REFUSAL_PAUSE, times - 1, MAX_REFUSAL_PAUSE)
-        until = None if for_good else now + pause
-        refusal = ClusterRefusal(component.cluster, error[:MAX_WORDS_LENGTH], until, times)
-        refusals = tuple(entry for _, entry in sorted((previous | {component.cluster: refusal}).items()))
-        job = self._ledger.change_job(job, refusals=refusals, claiming_tries=max(0, job.claiming_tries - 1))
-        self._set_timer(job, refusal)
-        if (array := self._arrays.share_refusals(job)) is not None:
-            self._set_timer(array, refusal)
+        job, refusal = self._add_refusal(job, component, error, sizes, for_good=for_good, now=now)
+        job = self._ledger.change_job(job, claiming_tries=max(0, job.claiming_tries - 1))
+        refusals = job.refusals
         reason = f"{REFUSED}: {refusal_text(refusal, now)}"
-        if self._evaluator.may_be_placed(job.spec, frozenset(entry.cluster for entry in refusals)):
+        barred = frozenset(BarredSizes(entry.cluster, entry.least, entry.most) for entry in refusals)
+        if self._evaluator.may_be_placed(job.spec, barred):
             return self._attempts.end_attempt(job, JobState.QUEUED, reason, now)
         unknown = [entry for entry in refusals if entry.until is not None]
         if not unknown or (not is_error_of_cluster and sum(entry.times for entry in unknown) >= MAX_REFUSALS):
@@ -197,6 +212,38 @@ class Failures:
         retry_at = max(now, min(entry.until for entry in unknown if entry.until is not None))
         job = self._ledger.change_job(job, retry_at=retry_at if retry_at > now else None)
         return self._attempts.end_attempt(job, JobState.QUEUED, reason, now)
+
+    def _add_refusal(
+        self,
+        job: Job,
+        component: Component,
+        error: str,
+        sizes: tuple[int, int],
+        *,
+        for_good: bool,
+        now: float,
+        counts: bool = True,
+    ) -> tuple[Job, ClusterRefusal]:
+        """Record the sizes that a component's cluster rejects, for good or for a pause that doubles.
+
+        ``counts``: the rejection is one of those after which the job fails.
+        """
+        refusal = ClusterRefusal(component.cluster, error[:MAX_WORDS_LENGTH], None if for_good else now, 0, *sizes)
+        earlier = next((entry for entry in job.refusals if entry.kind == refusal.kind), refusal)
+        refusal = replace(refusal, times=earlier.times + counts)
+        if earlier.bars(now):
+            least, most = min(earlier.least, refusal.least), max(earlier.most, refusal.most)
+            refusal = replace(refusal, least=least, most=most)
+        if not for_good:
+            pause = backoff_pause(REFUSAL_PAUSE, max(0, refusal.times - 1), MAX_REFUSAL_PAUSE)
+            refusal = replace(refusal, until=now + pause)
+        others = (entry for entry in job.refusals if entry.kind != refusal.kind and not refusal.covers(entry))
+        refusals = tuple(sorted((*others, refusal), key=lambda entry: entry.kind))
+        job = self._ledger.change_job(job, refusals=refusals)
+        self._set_timer(job, refusal)
+        if (array := self._arrays.share_refusals(job)) is not None:
+            self._set_timer(array, refusal)
+        return job, refusal
 
     def end_refusal_pause(self, ident: JobId) -> None:
         """Try a job again on a cluster that rejected it."""

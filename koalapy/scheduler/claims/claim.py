@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from koalapy.model.cluster import GridView, NodeClass, count_idle, take_nodes
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState, Nonce
+from koalapy.model.job_sizes import BarredSizes, is_barred
 from koalapy.model.job_spec import ClaimingMode, Priority
 from koalapy.model.node_requirement import ANY_NODE
 from koalapy.model.placement import PlacedComponent, Placement
@@ -382,16 +383,17 @@ class Claiming:
         if requirement is not None and (part := requirement.matching_part) is not None:
             view = view.select_nodes(part)
         component_request = spec.component(component.request_index)
-        barred = job.barred_clusters(self._state.now)
+        barred = job.barred_sizes(self._state.now)
         other_clusters = {member.cluster for member in live(job).gang if member.index != component.index}
         if spec.share:  # two components of a job could get the same node of a cluster
-            barred |= other_clusters
+            barred |= {BarredSizes(cluster) for cluster in other_clusters}
         open_to_it = frozenset(
             cluster.name
             for cluster in view.by_idle
             if cluster.idle >= component.size
             and cluster.name != component.cluster
-            and cluster.name not in barred
+            and cluster.accepts(component.size)
+            and not is_barred(barred, cluster.name, component.size)
             and self._eligibility.may_run_on(spec, frozenset({cluster.name, *other_clusters}), view)
             and self._streams_after(job, component, cluster.name) <= view.free_streams + live(job).streams
         )
