@@ -7,7 +7,9 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, TypeVar
 
+from koalapy.model.bounds import MAX_NODES
 from koalapy.model.errors import NotFoundError, ProblemCode, UsageError
+from koalapy.model.job_sizes import NodeReservation, SizeRanges, accepts_size, select_partition
 from koalapy.model.node_requirement import ANY_NODE, Gpus, NodeFilter, NodeRequirement, divide_memory
 from koalapy.model.request import ClusterName, InputFile, Request
 from koalapy.model.wording import format_list, suggest_names
@@ -154,6 +156,21 @@ class ClusterView:
     """The partly used nodes that other jobs may share. They are not among the idle nodes."""
     selected_for: NodeRequirement | None = None
     """The requirement by which partly used nodes were counted as idle ones; None: none are."""
+    job_sizes: SizeRanges = ()
+    """The sizes that each component there may have; empty: any."""
+    reservations: tuple[NodeReservation, ...] = ()
+    """Present and coming reservations of its nodes."""
+
+    def accepts(self, size: int) -> bool:
+        """Return whether a component there may have this size, whatever is idle."""
+        return accepts_size(self.job_sizes, size)
+
+    def emptied(self) -> "ClusterView":
+        """Return the cluster as it would be if usable and idle."""
+        total = self.total or MAX_NODES
+        classes = tuple(replace(each, idle=max(each.total, each.idle)) for each in self.node_classes)
+        classes = resize_classes(classes, total)
+        return ClusterView(self.name, total, total, speed=self.speed, node_classes=classes, job_sizes=self.job_sizes)
 
     @property
     def usable_idle(self) -> int:
@@ -164,9 +181,8 @@ class ClusterView:
         """Return the cluster with another number of idle nodes."""
         # Not by ``replace``, which takes four times as long; forecasts call this thousands of times.
         classes = resize_classes(self.node_classes, idle)
-        return ClusterView(
-            self.name, self.total, idle, self.state, self.speed, self.note, classes, self.parts, self.selected_for
-        )
+        parts, limits = self.parts, (self.selected_for, self.job_sizes, self.reservations)
+        return ClusterView(self.name, self.total, idle, self.state, self.speed, self.note, classes, parts, *limits)
 
     def admits_all(self, requirement: NodeRequirement) -> bool:
         """Return whether all of its nodes meet a requirement."""
@@ -182,6 +198,9 @@ class ClusterView:
             if requirement == self.selected_for:
                 return self
             raise ValueError(f"the nodes of {self.name} were selected for another requirement; select from all nodes")
+        job_sizes = select_partition(self.job_sizes, requirement.partition)
+        if job_sizes != self.job_sizes:
+            return replace(self, job_sizes=job_sizes).select_nodes(requirement)
         parts: dict[str, int] = {}
         if self.parts and requirement.share:
             for part in filter(requirement.is_met_by, self.parts):
@@ -371,6 +390,16 @@ class GridView:
         return sum(cluster.idle for cluster in self.by_idle)
 
     @cached_property
+    def limits_sizes(self) -> bool:
+        """Return whether some cluster does not accept components of each size."""
+        return any(cluster.job_sizes for cluster in self.clusters)
+
+    @cached_property
+    def has_reservations(self) -> bool:
+        """Return whether nodes of some cluster are or will be reserved by its resource manager."""
+        return any(cluster.reservations for cluster in self.clusters)
+
+    @cached_property
     def _results(self) -> dict[Hashable, object]:
         return {}
 
@@ -455,6 +484,10 @@ class GridView:
             carried["by_speed"] = _reorder(self.by_speed, moves, _slowest_last)
         if "usable_idle" in cached:
             carried["usable_idle"] = self.usable_idle + added_nodes
+        if "limits_sizes" in cached and not any(old.job_sizes != new.job_sizes for old, new in moves):
+            carried["limits_sizes"] = self.limits_sizes
+        if "has_reservations" in cached and not any(old.reservations != new.reservations for old, new in moves):
+            carried["has_reservations"] = self.has_reservations
         return view
 
     def with_waiting(self, waiting: tuple[Request, ...]) -> "GridView":

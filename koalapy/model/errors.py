@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 from math import inf
-from typing import Any, ClassVar, NoReturn, Self
+from typing import Any, ClassVar, Literal, NoReturn, Self
 
 
 class ProblemCode(StrEnum):
@@ -271,9 +271,11 @@ class SiteRejected(SiteError):
         value: object = None,
         hint: str = "",
         fault: SiteFault = SiteFault.REFUSED,
+        sizes: Literal["", "few", "many"] = "",
     ) -> None:
+        """``sizes``: whether a job is rejected for its number of nodes, which is too small or too large."""
         super().__init__(message, field=field, value=value, hint=hint)
-        self.fault = fault
+        self.fault, self.sizes = fault, sizes
 
 
 NUMBER_BOUNDS = (

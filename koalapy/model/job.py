@@ -1,16 +1,20 @@
 """Jobs, their attempts and components, and the state machine of jobs (semantics 13)."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from operator import attrgetter
 from typing import NamedTuple
 
 from koalapy.model.array import ArrayFail, ArrayTasks, format_task
+from koalapy.model.bounds import MAX_NODES
 from koalapy.model.cluster import ClusterPair
 from koalapy.model.dependency import NO_DEPENDENCIES, Clause, Dependencies
+from koalapy.model.job_sizes import NOTHING_BARRED, Barred, BarredSizes
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import ClusterName
+from koalapy.model.wording import format_nodes
 
 JobId = int
 Token = str
@@ -240,9 +244,18 @@ class Attempt:
 _size = attrgetter("size")
 
 
+class RefusalCause(StrEnum):
+    """Why a job may not be placed on a cluster."""
+
+    REJECTED = "rejected"
+    """Its resource manager has rejected the job with a message."""
+    CLAIM = "claim"
+    """It lacked nodes for the claim in the cycle of the placement."""
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterRefusal:
-    """A cluster that rejected a job: its resource manager with a message, or a claim for lack of nodes."""
+    """A cluster, or sizes of components there, that a job may not be placed on."""
 
     cluster: ClusterName
     words: str
@@ -250,13 +263,42 @@ class ClusterRefusal:
     """Time at which the job may be tried there again; None: never, since the message says that the cluster cannot run
     it."""
     times: int = 1
-    """Number of rejections there."""
-    is_claim: bool = False
-    """Whether it lacked nodes for the claim in the cycle of the placement. Such a rejection never fails a job."""
+    """How often in a row it happened there."""
+    cause: RefusalCause = RefusalCause.REJECTED
+    """Only rejections fail a job."""
+    least: int = 1
+    most: int = MAX_NODES
+    """The sizes of components that are barred: all, up to some size, or from some size on."""
+
+    @property
+    def kind(self) -> tuple[ClusterName, RefusalCause, bool, bool, bool]:
+        """Return what identifies it among those of a job, which has one of each kind.
+
+        The cluster, the cause, whether it is for good, and whether it bars only from or up to one size.
+        """
+        return self.cluster, self.cause, self.until is None, self.least > 1, self.most < MAX_NODES
+
+    def covers(self, other: "ClusterRefusal") -> bool:
+        """Return whether it bars for good all that another refusal bars."""
+        is_wider = self.least <= other.least and other.most <= self.most
+        return self.until is None and self.cluster == other.cluster and is_wider
+
+    @property
+    def refused(self) -> str:
+        """Return what is rejected as text: ``it``, or ``2 nodes or more``."""
+        if self.least > 1:
+            return f"{format_nodes(self.least)} or more"
+        return "it" if self.most == MAX_NODES else f"{format_nodes(self.most)} or fewer"
 
     def bars(self, now: float) -> bool:
-        """Return whether the job may not be placed there."""
+        """Return whether the job may not be placed there with these sizes."""
         return self.until is None or now < self.until
+
+
+def add_refusal(refusals: Iterable[ClusterRefusal], refusal: ClusterRefusal) -> tuple[ClusterRefusal, ...]:
+    """Return refusals with another one, which replaces that of its kind and those that it covers."""
+    others = (entry for entry in refusals if entry.kind != refusal.kind and not refusal.covers(entry))
+    return tuple(sorted((*others, refusal), key=lambda entry: entry.kind))
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,11 +416,11 @@ class Job:
             "x": self.spec.name or f"job-{self.id}",
         }
 
-    def barred_clusters(self, now: float) -> frozenset[ClusterName]:
-        """Return the clusters that rejected the job and where it may not be placed now."""
+    def barred_sizes(self, now: float) -> Barred:
+        """Return the sizes that clusters have rejected and that may not be placed there now."""
         if not self.refusals:
-            return frozenset()
-        return frozenset(refusal.cluster for refusal in self.refusals if refusal.bars(now))
+            return NOTHING_BARRED
+        return frozenset(BarredSizes(r.cluster, r.least, r.most) for r in self.refusals if r.bars(now))
 
     def token(self, index: int) -> Token:
         return format_token(self.id, self.generation, index, self.attempt.nonce if self.attempt else "")

@@ -32,6 +32,7 @@ from koalapy.model.bounds import (
 )
 from koalapy.model.disk import Disk
 from koalapy.model.job import ComponentState
+from koalapy.model.job_sizes import NodeReservation, SizeRanges
 from koalapy.model.node_requirement import MAX_CORES, MAX_FEATURES, CheckedGpus
 
 MAX_LINES = 1000
@@ -50,6 +51,11 @@ Refusal = Literal["", "job", "unsuitable", "limit", "unknown"]
 
 ``job``: the job on any cluster. ``unsuitable``: this job on this cluster, which never accepts its walltime or size.
 ``limit``: a limit that may be lifted later. ``unknown``: the scope is not known.
+"""
+RefusedSizes = Literal["", "few", "many"]
+"""The sizes that a rejection concerns beside the rejected one: none in particular, smaller ones, or larger ones.
+
+Empty from agents of versions without this field.
 """
 StageState = Literal["running", "done", "failed"]
 StageFault = Literal["site", "source", "file", "job"]
@@ -125,6 +131,7 @@ class ComponentStatus:
     error: TruncatedText = ""
     infrastructure: bool = False
     refused: Refusal = ""
+    refused_sizes: RefusedSizes = ""
     exceeded: Literal["", "memory"] = ""
     """Limit for which the resource manager ended it. This is a failure of the program, not of the cluster."""
     missing: TruncatedText = ""
@@ -132,7 +139,9 @@ class ComponentStatus:
     over: bool = False
     """Whether its program has ended; its exit code may be reported only later, after the output."""
     pending: TruncatedText = ""
-    """Reason why the resource manager keeps it waiting, while not all of its nodes have reported."""
+    """Reason why the resource manager keeps it waiting, or suspends it."""
+    limited: bool = False
+    """Whether that reason is a limit of its account or quality of service, and not a lack of nodes."""
     warned: bool = False
     """Whether its program received the warning signal."""
     starting: Seconds = 0.0
@@ -241,7 +250,7 @@ class NodeClassReport:
     """Partly used nodes, if the site lets jobs share nodes. They are not among the idle nodes."""
 
 
-MAX_LOST_RECORDS = 20
+MAX_LOST_RECORDS, MAX_SIZE_RANGES, MAX_RESERVATIONS = 20, 100, 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +286,10 @@ class ClusterReport:
     """Whether jobs may share nodes there."""
     withheld: Nodes = 0
     """Nodes that are idle beyond the limits of one job, so that no job gets them now; not counted as idle."""
+    job_sizes: Annotated[SizeRanges, MaxLen(MAX_SIZE_RANGES)] = ()
+    """Sizes that the resource manager accepts; empty: any size, and from agents of versions without this field."""
+    reservations: Annotated[tuple[NodeReservation, ...], MaxLen(MAX_RESERVATIONS)] = ()
+    """Present and coming reservations of its nodes, the earliest first."""
     calls: Annotated[tuple[LrmCalls, ...], MaxLen(MAX_CALLS)] = field(default=(), compare=False)
     """Sent with the next report that another change causes, since the statistics change at every poll."""
     silent_for: Seconds = field(default=0.0, compare=False)

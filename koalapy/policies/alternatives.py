@@ -72,7 +72,7 @@ def find_single_cluster_now(request: Choosing, grid: GridView, knowledge: Knowle
     for equals in _rank_by_end(file_lists, nominal, grid):
         for name, seconds in equals:
             cluster = grid.get(name)
-            if cluster is None or cluster.idle < total:
+            if cluster is None or cluster.idle < total or not _accepts_whole(request, cluster):
                 continue
             if best is None or (cluster.idle, name) < (best[0].idle, best[0].name):
                 best = cluster, seconds
@@ -140,6 +140,13 @@ def _components_on_one(request: Choosing, grid: GridView, cluster: ClusterView) 
     return (PlacedComponent(request.total_size, cluster.name),)
 
 
+def _accepts_whole(request: Choosing, cluster: ClusterView) -> bool:
+    """Return whether a cluster accepts a flexible request as one component."""
+    if isinstance(request, NonFixedRequest) or request.split_options:
+        return True
+    return cluster.accepts(request.total_size)
+
+
 def find_single_cluster_later(request: Choosing, grid: GridView, knowledge: Knowledge) -> Alternative | None:
     """Return the one cluster where the job would end first, after a wait for jobs of this scheduler to end.
 
@@ -154,7 +161,7 @@ def find_single_cluster_later(request: Choosing, grid: GridView, knowledge: Know
     best: tuple[tuple[bool, float, float, ClusterName], ClusterView, float | None, float] | None = None
     for cluster in grid.by_idle:
         capacity = knowledge.capacities.get(cluster.name)
-        if capacity is None or capacity.max_idle < total:
+        if capacity is None or capacity.max_idle < total or not _accepts_whole(request, cluster):
             continue
         transfer = _longest_transfer(cluster.name, file_lists, grid)
         if transfer is None:

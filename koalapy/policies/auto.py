@@ -5,8 +5,9 @@ from itertools import takewhile
 
 from koalapy.model.advice import Advice, Option
 from koalapy.model.cluster import ClusterView, GridView
+from koalapy.model.job_sizes import describe_sizes
 from koalapy.model.placement import ClusterReason, Placement, Refusal, RefusalKind
-from koalapy.model.request import FixedRequest, Request, RequestType
+from koalapy.model.request import FixedRequest, FlexibleRequest, Request, RequestType
 from koalapy.model.wording import format_nodes, format_time
 from koalapy.policies.alternatives import (
     NOTHING,
@@ -82,6 +83,8 @@ class Auto:
 
         later = find_single_cluster_later(request, grid.select_clusters(frozenset([cluster.name])), self._knowledge)
         needs = f"the request needs {request.total_size} in all"
+        if isinstance(request, FlexibleRequest) and not cluster.accepts(request.total_size):
+            needs = f"{needs}; {describe_sizes(cluster.name, cluster.job_sizes)}"
         if later is not None and later.option.wait is not None:
             needs = f"{needs}, which are expected here at {self._format_expected(later.option.wait)}"
         return reason_for(cluster, needs, idle_that_suffices(cluster, fits))

@@ -78,7 +78,9 @@ class CommunicationAware:
         if request.total_size > grid.usable_idle:
             return None
         if request.total_size <= grid.by_idle[0].idle:
-            return whole_on_first(request, network.alone(grid))
+            filled = whole_on_first(request, network.alone(grid))
+            if filled is not None or not grid.limits_sizes:
+                return filled
         for level in range(len(network.levels)):
             filled = self._fill_together(request, grid, network, level)
             if filled is not None:

@@ -7,10 +7,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 
 from koalapy.model.cluster import ClusterView, GridView
+from koalapy.model.job_sizes import describe_sizes, limit_sizes
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal
 from koalapy.model.request import FlexibleRequest, Request, RequestType
 from koalapy.model.wording import MAX_LISTED, format_idle, format_list, format_nodes
-from koalapy.policies.policy import does_not_serve, idle_nodes, nothing_usable, reason_for
+from koalapy.policies.policy import (
+    does_not_serve,
+    idle_nodes,
+    idle_that_suffices,
+    nothing_usable,
+    reason_for,
+    with_idle,
+)
 from koalapy.policies.splitting import Filled, explain_options, fill_in_turn, most_components, place_options
 
 
@@ -90,7 +98,7 @@ def whole_on_first(request: FlexibleRequest, order: Iterable[ClusterView]) -> Fi
     total = request.total_size
     if total < request.min_component_size:
         return None
-    return next(([(cluster, total)] for cluster in order if cluster.idle >= total), None)
+    return next(([(cluster, total)] for cluster in order if cluster.idle >= total and cluster.accepts(total)), None)
 
 
 def placement_of(filled: Filled, reason: str) -> Placement:
@@ -124,6 +132,8 @@ def refusal_reason(request: FlexibleRequest, grid: GridView) -> str:
         problem = f"needs {format_nodes(total)} on {clusters}; {format_idle(largest)} on the largest"
     else:
         problem = f"{format_nodes(total)} cannot be split into components of at least {min_size}"
+    limited = [describe_sizes(c.name, c.job_sizes) for c in grid.by_idle if c.job_sizes] if grid.limits_sizes else []
+    problem = "; ".join([problem, *limited])
     return f"{problem} ({idle_nodes(grid)})"
 
 
@@ -131,8 +141,16 @@ def explain_split(request: FlexibleRequest, grid: GridView) -> tuple[ClusterReas
     """Return the reason of each cluster why the request cannot be split over the grid; empty if it can."""
     if fill_in_turn(request, grid.by_idle) is not None:
         return ()
+
+    def sufficient_idle(cluster: ClusterView) -> int | None:
+        if not grid.limits_sizes:
+            return _sufficient_idle(request, cluster, grid)
+        return idle_that_suffices(
+            cluster, lambda idle: fill_in_turn(request, with_idle(grid, cluster, idle).by_idle) is not None
+        )
+
     return tuple(
-        reason_for(cluster, unmet_need(request, cluster), _sufficient_idle(request, cluster, grid))
+        reason_for(cluster, unmet_need(request, cluster), sufficient_idle(cluster))
         for cluster in sorted(grid, key=lambda c: c.name)
     )
 
@@ -141,6 +159,9 @@ def unmet_need(request: FlexibleRequest, cluster: ClusterView) -> str:
     """Return the requirement that the idle nodes of the cluster do not meet."""
     if cluster.idle < request.min_component_size:
         return f"a component needs at least {request.min_component_size}"
+    most = min(cluster.idle, request.total_size)
+    if cluster.job_sizes and not limit_sizes(cluster.job_sizes, request.min_component_size, most):
+        return describe_sizes(cluster.name, cluster.job_sizes)
     return f"the request needs {request.total_size} in all"
 
 

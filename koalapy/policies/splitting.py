@@ -5,8 +5,9 @@ from heapq import nlargest
 from itertools import islice
 
 from koalapy.model.cluster import ClusterView, GridView
+from koalapy.model.job_sizes import JobSizes, SizeRanges, limit_sizes
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal, RefusalKind
-from koalapy.model.request import FlexibleRequest
+from koalapy.model.request import ClusterName, FlexibleRequest
 from koalapy.model.wording import format_list
 from koalapy.policies.policy import idle_nodes, nothing_usable, reason_for
 from koalapy.policies.worst_fit import Unplaced, fit_in_turn, sufficient_idle, summary_of
@@ -28,6 +29,8 @@ def fill_in_turn(request: FlexibleRequest, order: Iterable[ClusterView]) -> Fill
     min_size, remaining = request.min_component_size, request.total_size
     max_count = most_components(request)
     roomy = [cluster for cluster in order if cluster.idle >= min_size]
+    if any(cluster.job_sizes for cluster in roomy):
+        return _fill_within_sizes(request, roomy, max_count)
     if not can_hold(roomy, max_count, remaining):
         return None
     filled: Filled = []
@@ -73,6 +76,78 @@ def _raise_last(filled: Filled, min_size: int) -> Filled:
     return [(cluster, size) for (cluster, _), size in zip(filled, sizes, strict=True)]
 
 
+# Clusters that do not accept each size
+
+MAX_STATES = 2000
+"""Combinations of clusters that are kept in one search."""
+Combination = tuple[tuple[int, JobSizes], ...]
+"""The positions of clusters, each with the range of its size."""
+
+
+def _fill_within_sizes(request: FlexibleRequest, clusters: Sequence[ClusterView], max_count: int) -> Filled | None:
+    """Fill clusters in turn, each within a range of sizes that it accepts; return None if no split does."""
+    total, least = request.total_size, request.min_component_size
+    ranges = [limit_sizes(cluster.job_sizes, least, cluster.idle) for cluster in clusters]
+    if sum(nlargest(max_count, (max((r.most for r in parts), default=0) for parts in ranges))) < total:
+        return None
+    combination = _combine_in_turn(ranges, max_count, total) or _find_combination(ranges, max_count, total)
+    if combination is None:
+        return None
+    filled, remaining, reserved = Filled(), total, sum(part.least for _, part in combination)
+    for position, part in combination:
+        reserved -= part.least
+        size = min(part.most, remaining - reserved)
+        remaining -= size
+        filled.append((clusters[position], size))
+    return filled
+
+
+def _combine_in_turn(ranges: Sequence[SizeRanges], max_count: int, total: int) -> Combination | None:
+    """Return the first clusters that hold the whole together, each with its largest sizes; None if they do not."""
+    chosen: Combination = ()
+    low = high = 0
+    for position, parts in enumerate(ranges):
+        part = max(parts, key=lambda part: part.most, default=None)
+        if part is not None and low + part.least <= total and len(chosen) < max_count:
+            chosen = (*chosen, (position, part))
+            low, high = low + part.least, high + part.most
+            if high >= total:
+                return chosen
+    return None
+
+
+def _find_combination(ranges: Sequence[SizeRanges], max_count: int, total: int) -> Combination | None:
+    """Return some clusters that hold the whole together; None if no clusters do, or after ``MAX_STATES``."""
+    states: dict[tuple[int, int], tuple[int, Combination]] = {(0, 0): (0, ())}
+    for position, parts in enumerate(ranges):
+        for (count, low), (high, chosen) in list(states.items()) if parts else ():
+            for part in parts:
+                key, reached = (count + 1, low + part.least), high + part.most
+                if count >= max_count or key[1] > total:
+                    continue
+                if reached >= total:
+                    return (*chosen, (position, part))
+                if reached > states.get(key, (0, ()))[0] and (key in states or len(states) < MAX_STATES):
+                    states[key] = reached, (*chosen, (position, part))
+    return None
+
+
+def _fit_within_sizes(
+    sizes: Sequence[int], clusters: Sequence[ClusterView]
+) -> list[tuple[ClusterName, int]] | Unplaced:
+    """Return each size's cluster as ``fit_in_turn`` does, on clusters that do not accept each size."""
+    left = {cluster.name: cluster.idle for cluster in clusters}
+    sites: list[tuple[ClusterName, int]] = [("", 0)] * len(sizes)
+    for placed, index in enumerate(sorted(range(len(sizes)), key=lambda index: -sizes[index])):
+        able = [c.name for c in clusters if left[c.name] >= sizes[index] and c.accepts(sizes[index])]
+        if not able:
+            return Unplaced(index, placed, [(-idle, name) for name, idle in left.items()])
+        name = min(able, key=lambda name: (-left[name], name))
+        sites[index] = name, left[name]
+        left[name] -= sizes[index]
+    return sites
+
+
 # Split options: each is tried in turn as a non-fixed request
 
 
@@ -82,7 +157,7 @@ def place_options(request: FlexibleRequest, grid: GridView) -> Placement | Refus
         return Refusal(nothing_usable(grid), RefusalKind.CLUSTERS)
     refused = []
     for sizes in request.split_options:
-        fit = fit_in_turn(sizes, grid.by_idle)
+        fit = _fit_within_sizes(sizes, grid.by_idle) if grid.limits_sizes else fit_in_turn(sizes, grid.by_idle)
         if not isinstance(fit, Unplaced):
             placed = tuple(PlacedComponent(size, site) for size, (site, _) in zip(sizes, fit, strict=True))
             index = request.split_options.index(sizes)

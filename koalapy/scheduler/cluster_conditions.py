@@ -96,12 +96,15 @@ class Doubt:
     """Whether the pause is over. The nodes then count for one claim at a time, until a claim of that size succeeds."""
     filter: NodeFilter = ANY_NODE
     """Which nodes the claim was for."""
+    reason: str = ""
+    """Why the resource manager did not start the claim, if it said that."""
 
     def __str__(self) -> str:
         until = format_time(self.until, self.until, exact=True)
         again = ", tried by one claim at a time" if self.is_tried else f" until {until}"
         claimed = f"{format_nodes(self.size)} {self.filter}".rstrip()
-        return f"has {format_nodes(self.nodes, 'idle')} in doubt{again}: a claim for {claimed} was in vain"
+        reason = f": {self.reason}" if self.reason else ""
+        return f"has {format_nodes(self.nodes, 'idle')} in doubt{again}: a claim for {claimed} was in vain{reason}"
 
 
 JobKind = tuple[str, str, Request]

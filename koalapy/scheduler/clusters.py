@@ -15,6 +15,7 @@ from koalapy.model.cluster import (
 )
 from koalapy.model.disk import Disk
 from koalapy.model.job import JobId, Token
+from koalapy.model.job_sizes import NodeReservation, SizeRanges
 from koalapy.model.node_requirement import ANY_NODE, NodeFilter
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.reports import ClusterReport, LrmCalls, Versions
@@ -86,6 +87,10 @@ class ClusterStatus:
     classes: NodeClasses = field(default_factory=NodeClasses)
     shares: bool = False
     """Whether jobs may share nodes there."""
+    job_sizes: SizeRanges = ()
+    """The sizes that its resource manager accepts; empty: any."""
+    reservations: tuple[NodeReservation, ...] = ()
+    """Present and coming reservations of its nodes."""
     _idle: int = 0
     _holding: frozenset[Token] = frozenset()
 
@@ -169,6 +174,9 @@ class ClusterStatus:
                 self.clear_preemptible(token)
                 self._leaving.pop(token, None)
         self.shares = report.shares
+        self.capacity_gained |= self.job_sizes != report.job_sizes
+        self.capacity_gained |= self.reservations != report.reservations
+        self.job_sizes, self.reservations = report.job_sizes, report.reservations
         if self.doubt is not None and self._idle < self.doubt.nodes:
             # Some of the doubted idle nodes are in use now, so these existed.
             self.doubt = replace(self.doubt, nodes=self._idle) if self._idle else None
@@ -546,8 +554,23 @@ class ClusterStatus:
         """Return everything that an operator should know about the cluster in one line; empty if all is well."""
         lacks = f"has no {format_list(sorted(self.lacks))}: no files come there from other clusters, and none go"
         return "; ".join(
-            filter(None, (self.state_reason, self.capacity_restriction, lacks if self.lacks else "", *self.notices))
+            filter(
+                None,
+                (
+                    self.state_reason,
+                    self.capacity_restriction,
+                    lacks if self.lacks else "",
+                    *self.reservation_texts,
+                    *self.notices,
+                ),
+            )
         )
+
+    @property
+    def reservation_texts(self) -> list[str]:
+        """Return the present and coming reservations of its nodes, as of the last report."""
+        now = self.reported_at or 0.0
+        return [text for reservation in self.reservations if (text := reservation.describe(now))]
 
     def view(self, idle: int, *, by_preemption: bool = False, hides_parts: bool = False) -> ClusterView:
         """Return the cluster as policies see it, with ``idle`` idle nodes. Probation is shown as usable or unusable.
@@ -564,7 +587,8 @@ class ClusterStatus:
             freed = idle - self.available
             classes = resize_classes(classes, idle) if len(classes) == 1 else add_unclassified(classes, freed)
         parts = () if hides_parts or not self.shares else self.parts
-        return ClusterView(self.name, self.total, idle, state, self.speed, note, classes, parts)
+        limits = None, self.job_sizes, self.reservations
+        return ClusterView(self.name, self.total, idle, state, self.speed, note, classes, parts, *limits)
 
     def _of_classes(self, idle: int) -> tuple[NodeClass, ...]:
         if not self.classes.reported:

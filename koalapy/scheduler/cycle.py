@@ -133,7 +133,7 @@ class Cycle:
 
     def _evaluate(self, job: Job, candidate: Candidate, now: float) -> Placement | Refusal:
         """Evaluate the policy on the offered nodes, then with preemption, then with nodes the home site may reclaim."""
-        barred, offer = job.barred_clusters(now), candidate.offer
+        barred, offer = job.barred_sizes(now), candidate.offer
         answer = self._policies.evaluate(job.spec, offer.view, barred)
         if isinstance(answer, Refusal) and (widest := offer.with_preemption(job.spec)) is not None:
             answer = self._policies.evaluate(job.spec, widest, barred)
@@ -188,7 +188,7 @@ class Cycle:
 
     def _needs_reclaimed_nodes(self, owner: Job, candidate: Candidate, guest: Placement, now: float) -> bool:
         """Return whether a job could be placed only on reclaimed nodes once a guest has been placed."""
-        barred, offer = owner.barred_clusters(now), candidate.offer
+        barred, offer = owner.barred_sizes(now), candidate.offer
         home = offer.at_home(owner.spec)
         if home is None or isinstance(self._policies.evaluate(owner.spec, home, barred), Refusal):
             return False

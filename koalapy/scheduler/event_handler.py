@@ -148,8 +148,9 @@ class EventHandler:
 
     def _apply_cluster_report(self, cluster: ClusterStatus, report: ClusterReport, now: float) -> None:
         """Store a cluster's report about its nodes. Mark the cluster as changed if more than their use differs."""
-        reported = report.total, report.problem, report.notices, report.lacks
-        if reported != (cluster.total, cluster.problem, cluster.notices, cluster.lacks) or not cluster.reported:
+        reported = report.total, report.problem, report.notices, report.lacks, report.reservations
+        known = cluster.total, cluster.problem, cluster.notices, cluster.lacks, cluster.reservations
+        if reported != known or not cluster.reported:
             self._ledger.mark_cluster_changed(cluster.name)
         doubt = cluster.doubt
         cluster.report(report, now)

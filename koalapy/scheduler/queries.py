@@ -8,11 +8,11 @@ from koalapy.model.array import TaskIndices
 from koalapy.model.cluster import ClusterPair, GridView, LinkPath
 from koalapy.model.errors import BusyError, NotFoundError, ProblemCode, naming_item
 from koalapy.model.job import Component, Job, JobId, Token
+from koalapy.model.job_sizes import NOTHING_BARRED, Barred
 from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.limits import Excess, ScopeKey
 from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import ClusterName
-from koalapy.model.users import NOWHERE
 from koalapy.scheduler.arrays import Arrays
 from koalapy.scheduler.ledger import live
 from koalapy.scheduler.queue.candidates import Offers, WaitingReasons
@@ -202,7 +202,9 @@ class Queries:
     def limits(self) -> Limits:
         """Return the limits that submissions are checked against; the same object until the empty grid changes."""
         clusters = [
-            ClusterLimits(c.name, c.total or None, c.profile, c.speed, c.classes.reported if c.reported else None)
+            ClusterLimits(
+                c.name, c.total or None, c.profile, c.speed, c.classes.reported if c.reported else None, c.job_sizes
+            )
             for c in self.grid.clusters()
         ]
         empty_grid = self.policy_calls.empty_grid()
@@ -241,10 +243,10 @@ class Queries:
         """Return the grid as it would be if jobs of low priority were preempted."""
         return self._offers.view_with_preemption()
 
-    def evaluate(self, spec: JobSpec, view: GridView, barred: frozenset[ClusterName] = NOWHERE) -> Placement | Refusal:
-        """Return the answer of a job's policy on a view, without the clusters that rejected the job."""
+    def evaluate(self, spec: JobSpec, view: GridView, barred: Barred = NOTHING_BARRED) -> Placement | Refusal:
+        """Return the answer of a job's policy on a view, without the sizes that clusters rejected."""
         return self.policy_calls.evaluate(spec, view, barred)
 
-    def barred(self, job: Job) -> frozenset[ClusterName]:
-        """Return the clusters where a job is not placed now, since they rejected it."""
-        return job.barred_clusters(self.now)
+    def barred(self, job: Job) -> Barred:
+        """Return the sizes with which a job is not placed now, since clusters rejected them."""
+        return job.barred_sizes(self.now)

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from koalapy.model.cluster import NO_RELAYS, Relays
-from koalapy.model.job import JobId, Token
+from koalapy.model.job import Job, JobId, Token
 from koalapy.model.reports import ComponentStatus
 from koalapy.model.request import ClusterName
 from koalapy.model.users import Accounts, Sharing
@@ -141,9 +141,11 @@ def backoff_pause(pause: float, times: int, longest: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LrmWait:
-    """The reason why a component waits for its nodes in the resource manager."""
+    """The reason why a component waits for its nodes in the resource manager, or is suspended."""
 
     reason: str = ""
+    is_limit: bool = False
+    """Whether the reason is a limit of its account."""
     up_by: float | None = None
     """When its powered-down nodes were started, or will be at the latest; None if none had to be started."""
     starting: bool = False
@@ -153,6 +155,7 @@ class LrmWait:
 
 
 NONE_KNOWN = LrmWait()
+SUSPENDED = "suspended"
 
 
 class LrmWaits:
@@ -162,19 +165,20 @@ class LrmWaits:
         self._waits: dict[Token, LrmWait] = {}
 
     def update(self, status: ComponentStatus, start_limit: float, now: float) -> bool:
-        """Store the latest report of a component that waits; return whether its nodes began or ceased to be started.
+        """Store the latest report of one component; return whether its nodes began or ceased to be started.
 
         ``start_limit``: maximum seconds for starting its nodes, counted from the first report of that.
         """
         previous = self._waits.get(status.token, NONE_KNOWN)
-        if not (status.starting or previous.starting) and status.pending == previous.reason:
+        said = status.pending, status.limited
+        if not (status.starting or previous.starting) and said == (previous.reason, previous.is_limit):
             return False
         up_by, first_up_by = previous.up_by, previous.first_up_by
         if status.starting and not previous.starting:
             up_by = first_up_by = first_up_by or now + min(status.starting, start_limit)
         elif previous.starting and not status.starting:
             up_by = min(now, previous.up_by or now)
-        new = LrmWait(status.pending, up_by, bool(status.starting), first_up_by)
+        new = LrmWait(status.pending, status.limited, up_by, bool(status.starting), first_up_by)
         if new != previous:
             self._waits[status.token] = new
         return new.starting is not previous.starting
@@ -186,6 +190,23 @@ class LrmWaits:
     def reason(self, token: Token) -> str:
         """Return the resource manager's reason for a component's wait; empty if it reported none."""
         return self._waits.get(token, NONE_KNOWN).reason
+
+    def is_limited(self, token: Token) -> bool:
+        """Return whether a component waits for a limit of its account."""
+        return self._waits.get(token, NONE_KNOWN).is_limit
+
+    def describe(self, job: Job) -> str:
+        """Return what the resource managers say of a job's components: ``suspended on north by Slurm``."""
+        if job.attempt is None:
+            return ""
+        reasons = {c.cluster: self.reason(job.token(c.index)) for c in job.attempt.gang if not c.has_ended}
+        texts = []
+        for cluster, reason in sorted(reasons.items()):
+            if reason.startswith(SUSPENDED):
+                texts.append(f"{SUSPENDED} on {cluster}{reason.removeprefix(SUSPENDED)}")
+            elif reason:
+                texts.append(f"{cluster}: {reason}")
+        return "; ".join(texts)
 
     def up_by(self, token: Token) -> float | None:
         """Return when a component's nodes have been or will be started; None if none had to be started."""

@@ -1,9 +1,10 @@
 """Check that a request fits on the empty grid, and on clusters that may share a job. Sizes are in nodes."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from koalapy.model.errors import UsageError, reject
+from koalapy.model.job_sizes import accepts_size, describe_sizes, select_partition
 from koalapy.model.job_spec import JobSpec, Launcher
 from koalapy.model.profile import explain_conflict, find_largest_sets, find_sharing_sets
 from koalapy.model.request import ClusterName, FixedRequest, FlexibleRequest, NonFixedRequest, Request
@@ -26,6 +27,21 @@ def check_fits(spec: JobSpec, limits: Limits) -> None:
     """
     with able_clusters(spec, limits) as able:
         check_on(totals_of(able), spec, spec.request, limits.policies)
+        _check_accepted(spec, able)
+
+
+def _check_accepted(spec: JobSpec, clusters: Collection[ClusterLimits]) -> None:
+    """Reject a component of a size that the resource manager of no cluster accepts."""
+    components = () if isinstance(spec.request, FlexibleRequest) else spec.request.components
+    for index, component in enumerate(components):
+        requirement = spec.node_requirement(index)
+        partition = requirement.partition if requirement is not None else ""
+        able = [c for c in clusters if component.cluster in (None, c.name)]
+        if any(accepts_size(select_partition(c.job_sizes, partition), component.size) for c in able) or not able:
+            continue
+        texts = [describe_sizes(c.name, select_partition(c.job_sizes, partition)) for c in able]
+        problem = f"is {component.size}, but {format_list(texts, separator='; ')}"
+        reject(f"request.components[{index}].size", component.size, problem, "ask for another number of nodes")
 
 
 def check_fits_together(spec: JobSpec, limits: Limits) -> None:

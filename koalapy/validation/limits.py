@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 from koalapy.model.array import MAX_ARRAY_SIZE
 from koalapy.model.cluster import NodeClass, check_cluster
 from koalapy.model.errors import UsageError, reject
+from koalapy.model.job_sizes import SizeRanges
 from koalapy.model.job_spec import JobSpec, Launcher
 from koalapy.model.node_requirement import (
     EXCLUDED,
@@ -52,6 +53,8 @@ class ClusterLimits:
     speed: float = 1.0
     node_classes: Sequence[NodeClass] | None = None
     """What its nodes have; None while unknown."""
+    job_sizes: SizeRanges = ()
+    """The sizes of components that it accepts; empty: any."""
 
     @property
     def known_classes(self) -> Sequence[NodeClass]:

@@ -6,12 +6,15 @@ from dataclasses import replace
 
 from koalapy.agent.lrm.port import Finding, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
 from koalapy.model.errors import SiteError
+from koalapy.model.job_sizes import SizeRanges
 from koalapy.model.reports import ListedNode
 from tests.signals import pass_time
 
 
 class MemoryLrm:
     """A resource manager of two nodes. Jobs start at once and end when the test ends them."""
+
+    product = "the local resource manager"
 
     def __init__(self) -> None:
         self.error: SiteError | None = None
@@ -31,7 +34,9 @@ class MemoryLrm:
         self.version_known.set()
         self.submit_error = ""
         self.background = self.down = 0
-        self.min_job_nodes = 1
+        self.job_sizes: SizeRanges = ()
+        self.unreadable = 0
+        """Lines on jobs that cannot be read."""
         self.nodes: tuple[ListedNode, ...] = ()
         self.snapshot_s = 0.0
         """Duration of a snapshot."""
@@ -112,7 +117,8 @@ class MemoryLrm:
             self.down,
             tuple(self.jobs.values()),
             self.submit_error,
-            min_job_nodes=self.min_job_nodes,
+            job_sizes=self.job_sizes,
+            unreadable=self.unreadable,
             nodes=self.nodes,
         )
 

@@ -15,6 +15,7 @@ from koalapy.agent.check.trial import TRIAL_SUBJECT
 from koalapy.agent.core.settings import AgentSettings, AgentTimeouts
 from koalapy.agent.lrm.port import Finding, Lrm, LrmJobState, LrmSubmission
 from koalapy.model.errors import SiteRejected, SiteUnavailable
+from koalapy.model.job_sizes import JobSizes
 from tests.agent.memory_lrm import MemoryLrm
 
 processes = pytest.mark.processes
@@ -217,7 +218,7 @@ async def test_check_runner_runs_a_job_with_the_nodes_python(settings: AgentSett
 @processes
 async def test_check_runner_submits_the_smallest_job(settings: AgentSettings) -> None:
     node = NodeLrm(sys.executable)
-    node.min_job_nodes = 2
+    node.job_sizes = (JobSizes(2),)
     assert (await check_subject(settings, TRIAL_SUBJECT, lrm=node)).ok
     assert [submission.nodes for submission in node.submissions] == [2]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from structlog.testing import capture_logs
 
 import koalapy
@@ -23,6 +24,7 @@ from koalapy.agent.core.spool import Spool
 from koalapy.agent.lrm.port import LrmJob, LrmJobState, LrmSubmission
 from koalapy.agent.runners.runners import RunnerConnection
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
+from koalapy.model.job_sizes import JobSizes
 from koalapy.model.reports import MAX_LISTED_NODES, ClusterReport, ListedNode, LrmCalls, LrmOperation, Versions
 from koalapy.protocol import messages as wire
 from koalapy.protocol.frames import encode_frame
@@ -188,6 +190,40 @@ async def test_job_that_will_never_start_is_ended(lrm: MemoryLrm, daemon: FakeDa
         await daemon.wait_until(lambda: daemon.status(T).get("refused") == "job")
         assert daemon.status(T)["error"] == "Slurm will not start it: PartitionTimeLimit"
         await daemon.wait_until(lambda: lrm.cancelled == [("1", False)])
+
+
+async def test_rejection_of_size_says_which_sizes_it_concerns(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    lrm.submit_rejection = SiteRejected("at least 2", fault=SiteFault.UNSUITABLE, sizes="few")
+    lrm.job_sizes = (JobSizes(2, partition="batch"),)
+    async with running_agent(lrm, daemon, tmp_path):
+        await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))
+        assert daemon.received("report")[-1]["job_sizes"] == [{"least": 2, "most": 1_000_000, "partition": "batch"}]
+        await daemon.submit_component(T)
+        ended = await daemon.wait_for_state(T, "ended")
+        assert (ended["refused"], ended["refused_sizes"]) == ("unsuitable", "few")
+
+
+async def test_job_missing_in_unreadable_snapshot_has_not_ended(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    async with running_agent(lrm, daemon, tmp_path):
+        await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))
+        await daemon.submit_component(T)
+        await daemon.wait_for_state(T, "waiting")
+        job, lrm.unreadable = lrm.jobs.pop("1"), 1
+        polls = lrm.polls
+        lrm.changed.set()
+        await daemon.wait_until(lambda: lrm.polls > polls + 1)
+        assert daemon.status(T)["state"] == "waiting"
+        lrm.jobs["1"], lrm.unreadable = replace(job, reason="suspended by Slurm"), 0
+        lrm.changed.set()
+        await daemon.wait_until(lambda: daemon.status(T)["pending"] == "suspended by Slurm")
+        del lrm.jobs["1"]
+        lrm.changed.set()
+        ended = await daemon.wait_for_state(T, "ended")
+        assert ended["error"] == "the local resource manager no longer knows it"
 
 
 # Limits
@@ -468,6 +504,10 @@ def test_report_accepts_missing_and_unknown_fields() -> None:
     assert decode_report(message).versions == report.versions
     old = {name: value for name, value in message.items() if name not in ("versions", "calls")}
     assert (decode_report(old).versions, decode_report(old).calls) == (None, ())
+    lacking = {name: value for name, value in message.items() if name not in ("job_sizes", "reservations")}
+    assert (decode_report(lacking).job_sizes, decode_report(lacking).reservations) == ((), ())
+    with pytest.raises(ValidationError):
+        decode_report({**message, "job_sizes": [{"least": 1}] * 101})
     later = {**message["calls"][0], "operation": "hibernate", "median": 1.0}
     assert decode_report({**message, "calls": [later]}).calls[0].operation == "hibernate"
 

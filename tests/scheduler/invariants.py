@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from koalapy.model.bounds import MAX_NODES
 from koalapy.model.cluster import GridView
 from koalapy.model.dependency import Dependency
 from koalapy.model.errors import UsageError
@@ -23,6 +24,7 @@ from koalapy.model.job import (
     format_token,
     parse_token,
 )
+from koalapy.model.job_sizes import is_barred
 from koalapy.model.job_spec import Launcher, Priority
 from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import FixedRequest, FlexibleRequest
@@ -89,10 +91,10 @@ def check_effects(world: "World", effects: Effects) -> None:
         assert not gangs.tokens[gang] & set(tokens), "a component is started once"
         assert gang not in gangs.opened, "nothing is started after the barrier"
         gangs.tokens[gang] |= set(tokens)
-        submitted = {c.cluster for c in job.attempt.components if job.token(c.index) in tokens}
+        submitted = {(c.cluster, c.size) for c in job.attempt.components if job.token(c.index) in tokens}
         # In an attempt that ends, another component may have been rejected after these were submitted: all are stopped.
-        refusing = job.barred_clusters(world.now) if job.ending is None else frozenset()
-        assert not submitted & refusing, "it is submitted to a cluster that has rejected it"
+        barred = job.barred_sizes(world.now) if job.ending is None else frozenset()
+        assert not any(is_barred(barred, *each) for each in submitted), "a cluster has rejected it with this size"
         _check_fits_request(job, job.attempt, replaced=gang in gangs.replaced)
         _check_home_site(world, job, job.attempt)
     opens = _group_by_attempt(c.token for c in effects.commands if isinstance(c, OpenBarrier))
@@ -177,6 +179,8 @@ def _check_home_site(world: "World", job: Job, attempt: Attempt) -> None:
 def _check_no_cluster_remains(world: "World", job: Job) -> None:
     """Check that a grid of the clusters that have not rejected a failed job would not accept it."""
     limits = world.queries.limits()
+    if any((refusal.least, refusal.most) != (1, MAX_NODES) for refusal in job.refusals):
+        return
     rejecting_clusters = {refusal.cluster for refusal in job.refusals}
     remaining_clusters = [cluster for cluster in limits.clusters if cluster.name not in rejecting_clusters]
     try:

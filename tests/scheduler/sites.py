@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from koalapy.model.job import ComponentState, Token
+from koalapy.model.job_sizes import JobSizes, NodeReservation
 from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory, StageFault, StageState, StageStatus
 from koalapy.runner.runner import WALLTIME_CODE
 from koalapy.scheduler.effects import (
@@ -51,6 +52,7 @@ class Runner:
     exit_code: int | None = None
     error: str = ""
     refused: str = ""
+    refused_sizes: str = ""
     exceeded: Literal["", "memory"] = ""
     starting: float = 0.0
     """Maximum boot time of its nodes in seconds; 0 when they are up."""
@@ -101,6 +103,11 @@ class Site:
         """Return the fault of a rejected component of this size, or an empty string to accept it."""
         self.rejection_message: Callable[[int], str] = lambda size: f"not {size} nodes"
         """Return the resource manager's message for a rejection of this size."""
+        self.rejected_sizes = ""
+        """Which sizes its rejections concern: ``few``, ``many``, or empty."""
+        self.job_sizes: tuple[JobSizes, ...] = ()
+        """The sizes that it reports to accept."""
+        self.reservations: tuple[NodeReservation, ...] = ()
         self._size_of, self._clock = size_of, clock
         self.lease_of: Callable[[Token], float | None] = lambda token: None
         """Return the lease of a component from its submission."""
@@ -306,7 +313,7 @@ class Site:
             runner = self.runners[token] = Runner(token, self._size_of(token), lease=self.lease_of(token))
             if fault := self.rejection_fault(runner.size):
                 runner.phase, runner.error = "ended", self.rejection_message(runner.size)
-                runner.refused = "" if fault == "site" else fault
+                runner.refused, runner.refused_sizes = "" if fault == "site" else fault, self.rejected_sizes
                 self.report_component(token)
                 return
             self.queue.append(token)
@@ -358,7 +365,15 @@ class Site:
         ours = {name: size for name, size in self.held.items() if name in self.runners}
         background = sum(size for name, size in self.held.items() if name in self.local_users)
         return ClusterReport(
-            self.total, self.idle, background, self.down, frozenset(ours), self.problem, lacks=self.missing_programs
+            self.total,
+            self.idle,
+            background,
+            self.down,
+            frozenset(ours),
+            self.problem,
+            lacks=self.missing_programs,
+            job_sizes=self.job_sizes,
+            reservations=self.reservations,
         )
 
     def send_report(self, report: ClusterReport | None = None) -> None:
@@ -393,6 +408,7 @@ class Site:
             runner.error,
             bool(runner.error) and not (runner.refused or runner.exceeded),
             runner.refused,
+            runner.refused_sizes,  # type: ignore[arg-type]
             exceeded=runner.exceeded,
             starting=runner.starting if runner.phase == "waiting" else 0.0,
             warned=runner.warned,

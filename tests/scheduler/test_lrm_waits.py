@@ -1,12 +1,16 @@
 """Reasons that resource managers give for waiting components, and boots that claims wait for."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from koalapy.model.job import ComponentState, JobState
+from koalapy.model.job_sizes import BarredSizes
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory
+from koalapy.model.users import Accounts, Domain, User, Users
+from koalapy.scheduler.attempts.attempts import REFUSAL_PAUSE
 from koalapy.scheduler.events import ClusterConfirmed, InventoryReceived, Reported
 from koalapy.scheduler.explain.explain import explain
 from koalapy.scheduler.rules import Rules
@@ -215,3 +219,63 @@ def test_explanation_quotes_lrm_wait_reason() -> None:
         r"north: Slurm makes its nodes ready",
         headline,
     )
+
+
+LIMIT = "Slurm says AssocGrpNodeLimit (a limit of its account)"
+
+
+def report_wait(state: str = "waiting", pending: str = "", *, limited: bool = False) -> Reported:
+    hosts = () if state == "waiting" else ("n1", "n2")
+    return Reported(
+        "north", ComponentStatus(TOKEN, ComponentState(state), hosts, "5", pending=pending, limited=limited)
+    )
+
+
+def test_doubt_quotes_reason_of_resource_manager() -> None:
+    world = create_waiting_world()
+    step_at(world, 5, component_report(pending=PRIORITY))
+    step_at(world, 10)
+    world.step([Reported("north", ComponentStatus(TOKEN, ComponentState.ENDED, (), "5"))])
+    reason = world.queries.waiting_reason(world.job(1))
+    assert reason.endswith(f"a claim for 2 nodes was in vain: {PRIORITY}")
+
+
+def test_account_limit_restricts_size_in_place_of_doubt() -> None:
+    world = create_waiting_world()
+    step_at(world, 5, report_wait(pending=LIMIT, limited=True))
+    step_at(world, 10)
+    world.step([Reported("north", ComponentStatus(TOKEN, ComponentState.ENDED, (), "5"))])
+    cluster = world.queries.grid["north"]
+    assert (cluster.doubt, cluster.available) == (None, 1)
+    text = f"north takes nothing of 2 nodes or more until 1970-01-01 00:00:25: {LIMIT}"
+    assert world.queries.waiting_reason(world.job(1)).replace("until 00:", "until 1970-01-01 00:") == text
+    explanation = explain(world.queries, world.job(1), (), world.now)
+    assert LIMIT in explanation.clusters[0].reason
+
+
+def test_account_limit_of_mapped_cluster_bars_only_that_job() -> None:
+    accounts = Accounts(Users({"ann": User({"north": "ann"})}, []), {"north": Domain("mapped")})
+    world = World({"north": 4}, Rules(claim_grace=10, barrier_timeout=60), manual=True, accounts=accounts)
+    world.step([InventoryReceived("north", Inventory(())), Reported("north", ClusterReport(4, 4, 0, 0, frozenset()))])
+    world.submit(fixed(north=2), owner="ann")
+    world.step([report_wait(pending=LIMIT, limited=True)])
+    step_at(world, 10)
+    cluster = world.queries.grid["north"]
+    assert (cluster.doubt, cluster.limit) == (None, None)
+    assert world.job(1).barred_sizes(11) == {BarredSizes("north", 2)}
+    assert not world.job(1).barred_sizes(10 + REFUSAL_PAUSE)
+
+
+def test_running_job_says_where_it_is_suspended() -> None:
+    world = World({"north": 4})
+    job = world.submit(fixed(north=2), run_time=500)
+    world.advance(2)
+    site = world.sites["north"]
+    status = site._status(next(iter(site.runners.values())))
+    for pending, text in (("suspended by Slurm", "suspended on north by Slurm"), ("", "")):
+        world.step([Reported("north", replace(status, pending=pending))])
+        assert world.state(job) is JobState.RUNNING
+        assert world.queries.lrm_waits.describe(world.job(job)) == text
+        assert (
+            "suspended on north by Slurm" in explain(world.queries, world.job(job), (), world.now).headline
+        ) == bool(text)

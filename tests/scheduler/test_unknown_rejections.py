@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.job import JobState
+from koalapy.model.job_sizes import BarredSizes
 from koalapy.model.job_spec import Priority
 from koalapy.model.request import Request
 from koalapy.scheduler.attempts.attempts import REFUSAL_PAUSE
@@ -177,7 +178,10 @@ def test_unknown_rejection_prevents_preemption_on_cluster() -> None:
     reject_jobs(world, "north")
     high_job = world.submit(flexible(4, max_components=1), run_time=500, priority=Priority.HIGH)
     world.advance(1)
-    assert (world.state(high_job), world.job(high_job).barred_clusters(world.now)) == (JobState.QUEUED, {"north"})
+    assert (world.state(high_job), world.job(high_job).barred_sizes(world.now)) == (
+        JobState.QUEUED,
+        {BarredSizes("north")},
+    )
     world.sites["north"].rejection_fault = lambda size: ""
     low_job = world.submit(flexible(4, max_components=1), run_time=500)
     world.advance(REFUSAL_PAUSE - 5)
@@ -192,7 +196,7 @@ def test_unknown_rejection_prevents_re_placement_to_cluster() -> None:
     job = world.submit(flexible(2, max_components=1))
     world.advance(1)
     assert clusters_of(world, job) == {"south"}
-    assert world.job(job).barred_clusters(world.now) == {"north"}
+    assert world.job(job).barred_sizes(world.now) == {BarredSizes("north")}
 
 
 def test_explanation_names_rejection_message() -> None:
@@ -251,7 +255,7 @@ def test_unknown_rejections_are_cleared_by_successful_probation() -> None:
     assert {world.state(job) for job in jobs} == {JobState.QUEUED}
     world.sites["north"].rejection_fault = lambda size: ""
     world.advance(120)
-    barred = [job for job in jobs if world.job(job).barred_clusters(world.now)]
+    barred = [job for job in jobs if world.job(job).barred_sizes(world.now)]
     assert barred, "some rejections must be stored"
     assert world.queries.grid["north"].health.probation
     trial = world.submit(flexible(1, max_components=1), run_time=1)

@@ -215,7 +215,7 @@ async def _try_on_node(
     try:
         submission = LrmSubmission(
             name,
-            (await lrm.take_snapshot()).min_job_nodes,
+            min((sizes.least for sizes in (await lrm.take_snapshot()).job_sizes), default=1),
             _probe_command(settings),
             settings.environment,
             workdir,

@@ -14,7 +14,7 @@ from koalapy.agent.lrm.port import Fault, JobUse, LrmJob, LrmJobState
 from koalapy.agent.runners.runners import RunnerConnection, encode_line, lrm_name
 from koalapy.model.job import ComponentState
 from koalapy.model.node_requirement import NodeRequirement
-from koalapy.model.reports import ComponentStatus, ProgramUse, Refusal, ReportedState
+from koalapy.model.reports import ComponentStatus, ProgramUse, Refusal, RefusedSizes, ReportedState
 from koalapy.runner.output_streams import mark_stream
 from koalapy.runner.plan import separates_streams
 from koalapy.runner.session import Line
@@ -113,6 +113,8 @@ class Component:
     allocated: bool = False
     pending: str = ""
     """Why its job does not run, from the last snapshot."""
+    limited: bool = False
+    """Whether that is a limit of its account."""
     starting: float = 0.0
     """Maximum seconds of the start of its nodes, while they start."""
     plan: dict[str, Any] | None = None
@@ -126,6 +128,7 @@ class Component:
     error: str = ""
     infrastructure: bool = False
     refused: Refusal = ""
+    refused_sizes: RefusedSizes = ""
     exceeded: Literal["", "memory"] = ""
     """Limit for which its resource manager ended it, except the walltime."""
     accounted_use: JobUse | None = None
@@ -184,6 +187,7 @@ class Component:
             component.ended, component.exit_code = True, end["exit_code"]
             component.error, component.infrastructure = end["error"], end["infrastructure"]
             component.refused, component.exceeded = end.get("refused", ""), end.get("exceeded", "")
+            component.refused_sizes = end.get("refused_sizes", "")
             component.relay_lost = end.get("relay_lost", False)
             component.accounted_use = JobUse(**use) if (use := end.get("use")) else None
             for node, host in zip(component.nodes, end["hosts"], strict=False):
@@ -282,11 +286,13 @@ class Component:
             error=self.error,
             infrastructure=self.infrastructure,
             refused=self.refused,
+            refused_sizes=self.refused_sizes,
             exceeded=self.exceeded,
             missing=self.output.missing,
             over=self.is_program_over,
             warned=self.warned,
-            pending=self.pending if waits else "",
+            pending=self.pending if not self.ended else "",
+            limited=self.limited and waits,
             starting=self.starting if waits else 0.0,
             lease=self.lease,
             use=self._node_use(),
@@ -306,16 +312,17 @@ class Component:
         """Whether an error now is a failure: only the first one, before a stop and before the program succeeds."""
         return not self.error and self.stop is None and self.exit_code != 0
 
-    def fail(self, error: str, fault: Fault = "site") -> None:
-        """Record a failure, by the cluster's fault unless another is given."""
+    def fail(self, error: str, fault: Fault = "site", sizes: RefusedSizes = "") -> None:
+        """Record a failure, by the cluster's fault unless another is given. ``sizes``: which a rejection concerns."""
         if self.may_fail:
             self.error, self.infrastructure = error, fault == "site"
             self.refused = "" if fault == "site" else fault
+            self.refused_sizes = sizes
 
     def on_job_alive(self, job: LrmJob) -> None:
         """Update from a job that has not ended. Keep the last reason for waiting if the snapshot has none."""
         if job.reason or job.state is LrmJobState.RUNNING:
-            self.pending = job.reason
+            self.pending, self.limited = job.reason, job.limited
         self.starting = job.starting
 
     def record_result(self, index: int, result: dict[str, Any]) -> None:
@@ -359,18 +366,18 @@ class Component:
             if node.result is None:
                 self.output.note_killed_runner(index)
 
-    def on_job_ended(self, job: LrmJob | None) -> None:
-        """Process the end of a component's job and set its error; None if the resource manager no longer knows it."""
+    def on_job_ended(self, job: LrmJob | None, lrm: str = "the local resource manager") -> None:
+        """Process the end of a component's job and set its error; None if the ``lrm`` no longer knows it."""
         self.collect_results()
         unsent = self.folder.unsent_files()
         for index, node in enumerate(self.nodes):
             total = (node.result or {}).get("output")
             self.output.recover_unsent(index, unsent.get(index, []), total, self.folder.read_runner_file)
         results = [n.result for n in self.nodes]
-        reason = job.reason if job else ""
+        reason = job.reason if job else f"{lrm} no longer knows it"
         self.accounted_use = job.use if job else None
         if job is None and not all(results):
-            self.fail("the local resource manager no longer knows it")
+            self.fail(reason)
         elif job is not None and job.exceeded == "memory" and self.exit_code != 0:
             # Earlier reports of runners are consequences: a killed process, or a lost MPI daemon.
             self.exceeded, self.error, self.infrastructure = "memory", reason, False
@@ -385,7 +392,7 @@ class Component:
             wrote = f"; the last line of its {RUNNER_LOG}: {last_line}" if last_line else ""
             self.fail(f"{who} ended without a word{code}: {reason or 'no reason given'}{wrote}")
         elif any(r and r["stopped"] for r in results) and self.exit_code is None:
-            self.fail(f"the local resource manager ended it: {reason or 'no reason given'}")
+            self.fail(f"{lrm} ended it: {reason or 'no reason given'}" if job else reason)
         self._note_killed_runners()
         self.mark_ended()
 
@@ -399,7 +406,8 @@ class Component:
             "error": self.error,
             "infrastructure": self.infrastructure,
         }
-        facts |= {"refused": self.refused, "exceeded": self.exceeded, "hosts": hosts, "relay_lost": self.relay_lost}
+        facts |= {"refused": self.refused, "refused_sizes": self.refused_sizes, "exceeded": self.exceeded}
+        facts |= {"hosts": hosts, "relay_lost": self.relay_lost}
         self.folder.note_entry(end=facts | ({"use": asdict(self.accounted_use)} if self.accounted_use else {}))
 
     def mark_collected(self, problem: str) -> None:

@@ -312,7 +312,7 @@ class LrmJobs:
         ending: list[LrmJob] = []
         for component in list(self._reporter.live.values()):
             job, superfluous = select_job(component, jobs_by_name.get((component.name, component.user), ()))
-            if component.lrm_job is None or (job is None and component.submitted_at >= began):
+            if component.lrm_job is None or (job is None and (component.submitted_at >= began or snapshot.unreadable)):
                 continue
             for duplicate in superfluous:
                 log.warning(
@@ -336,7 +336,7 @@ class LrmJobs:
         if component.is_over(job):
             if not self._places.start_fetch(component, self.polls.request_poll):
                 return
-            component.on_job_ended(job)
+            component.on_job_ended(job, self._lrm.product)
             self._ended_components(component)
         elif job is not None and (job.lost or job.fault) and component.may_fail:
             component.fail(job.reason, job.fault or "site")
@@ -409,7 +409,7 @@ class LrmJobs:
             fault = cast(Fault, error.fault.value) if error.fault in FAULTS else "unknown"
             if fault == "site":  # reported first, so that no other job is sent here
                 self._health.suspend_submission(format_error(error))
-            component.fail(format_error(error), fault)
+            component.fail(format_error(error), fault, error.sizes)
         except SiteUnavailable as error:
             component.fail(format_error(error))
         except OSError as error:

@@ -237,6 +237,8 @@ class Reporter:
                 node_classes=snapshot.node_classes,
                 shares=snapshot.shares,
                 withheld=snapshot.withheld,
+                job_sizes=snapshot.job_sizes,
+                reservations=snapshot.reservations,
                 lost_records=self.lost_records.recent_tokens(),
             )
         else:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from koalapy.agent.lrm.rejections import classify_rejection
+from koalapy.agent.lrm.rejections import classify_rejection, explain_rejection, names_too_many_nodes
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
 from koalapy.system.process import TRANSIENT_ERRORS
 
@@ -65,10 +65,10 @@ class Commands:
         run_as: RunAsUser,
         environment: Mapping[str, str],
         transient: re.Pattern[str],
-        hints: Sequence[tuple[str, str]],
+        hints: Sequence[tuple[re.Pattern[str], str]] = (),
         unavailable_hint: str = "",
     ) -> None:
-        """``transient``: pattern of errors worth a retry; ``hints``: hints for other errors, by a phrase in them."""
+        """``transient``: pattern of errors worth a retry, with ``unavailable_hint``; ``hints``: for failed queries."""
         self.environment = environment
         self._run_as, self._transient, self._hints = run_as, transient, hints
         self._unavailable_hint = unavailable_hint
@@ -100,10 +100,11 @@ class Commands:
 
     def rejection(self, error: SiteRejected) -> SiteRejected:
         """Return a rejection with the hint and the fault that its text implies."""
-        text = error.message.lower()
-        hint = next((hint for phrase, hint in self._hints if phrase in text), error.hint)
+        hints = (hint for pattern, hint in self._hints if pattern.search(error.message))
+        hint = next(hints, "") or explain_rejection(error.message) or error.hint
         fault = classify_rejection(error.message) if error.fault is SiteFault.REFUSED else error.fault
-        return SiteRejected(error.message, field=error.field, value=error.value, hint=hint, fault=fault)
+        sizes = error.sizes or ("many" if names_too_many_nodes(error.message) else "")
+        return SiteRejected(error.message, field=error.field, value=error.value, hint=hint, fault=fault, sizes=sizes)
 
 
 async def run_command(

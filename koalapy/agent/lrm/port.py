@@ -9,9 +9,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Literal, Protocol
 
+from koalapy.model.job_sizes import NodeReservation, SizeRanges
 from koalapy.model.node_requirement import NO_REQUIREMENT, NodeRequirement
 from koalapy.model.reports import ListedNode, NodeClassReport
 
+SUSPENDED_TEXT = "suspended by {}"
+"""The reason of a job that the resource manager has suspended."""
 JOB_PREFIX = "koala-"
 """Prefix of the names of grid jobs in every resource manager."""
 Fault = Literal["job", "unsuitable", "limit", "site", "unknown"]
@@ -89,6 +92,8 @@ class LrmJob:
     Until then its claim does not time out."""
     fault: Fault | None = None
     """The cause if a queued job will never start, for ``reason``."""
+    limited: bool = False
+    """Whether ``reason`` is a limit of its account or quality of service for which a queued job waits."""
     user: str = ""
     """The account that it runs as; empty for the agent's own."""
     exceeded: Exceeded = ""
@@ -176,12 +181,17 @@ class LrmSnapshot:
     """Warnings for operators."""
     node_classes: tuple[NodeClassReport, ...] = ()
     """Classes of nodes that are known to differ; empty if none are."""
-    min_job_nodes: int = 1
+    job_sizes: SizeRanges = ()
+    """The sizes that one job may have; empty: any."""
+    reservations: tuple[NodeReservation, ...] = ()
+    """Reservations for other jobs or for maintenance, the earliest first."""
     nodes: tuple[ListedNode, ...] = ()
     """The nodes one by one, without components; empty if the resource manager does not list them."""
     shares: bool = False
     """Whether jobs may share nodes."""
     withheld: int = 0
+    unreadable: int = 0
+    """Lines on jobs that could not be read. A job that is missing has not ended, then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +234,9 @@ class Finding:
 
 class Lrm(Protocol):
     """A local resource manager. Methods raise ``SiteUnavailable`` if a retry may succeed, else ``SiteRejected``."""
+
+    product: str = "the local resource manager"
+    """Its name for users."""
 
     async def open(self) -> None:
         """Prepare for other calls. The agent calls it until it succeeds."""

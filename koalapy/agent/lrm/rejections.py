@@ -8,17 +8,20 @@ by the user; all other options by koalapy or the cluster's configuration.
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 from koalapy.model.errors import SiteFault, SiteRejected
 from koalapy.model.node_requirement import NodeRequirement
+from koalapy.model.wording import format_nodes
 
 
 def _pattern(*phrases: str) -> re.Pattern[str]:
     return re.compile("|".join(phrases), re.IGNORECASE)
 
 
-_PHRASES: tuple[tuple[SiteFault, re.Pattern[str]], ...] = (
+_FIX_OPTIONS = "correct the cluster's native_specification"
+_GIVE_WALLTIME = "give --walltime"
+_PHRASES: tuple[tuple[SiteFault, re.Pattern[str], str], ...] = (
     (
         SiteFault.SITE,  # options of all jobs of koalapy
         _pattern(
@@ -26,18 +29,24 @@ _PHRASES: tuple[tuple[SiteFault, re.Pattern[str]], ...] = (
             r"Memory specification can not be satisfied",
             r"Memory required by task is not available",
         ),
+        "",
     ),
-    (SiteFault.JOB, _pattern(r"Invalid --time specification", r"invalid date/time format", r"is not a time value")),
+    (SiteFault.JOB, _pattern(r"Invalid --time specification", r"invalid date/time format", r"is not a time value"), ""),
+    (SiteFault.UNSUITABLE, _pattern(r"Time limit specification required"), _GIVE_WALLTIME),
     (
         SiteFault.UNSUITABLE,
-        _pattern(
-            r"Requested time limit is invalid",
-            r"Time limit specification required",
-            r"\b(QOS|Assoc)Max(Wall|Node|Cpu|TRES)\w*PerJob\w*",
-            r"Node count specification invalid",
-            r"More processors requested than permitted",
-            r"\b[hs]_rt\b",
-        ),
+        _pattern(r"Requested time limit is invalid", r"\b(QOS|Assoc)MaxWall\w*PerJob\w*", r"\b[hs]_rt\b"),
+        "ask for a shorter walltime, or give one with --walltime",
+    ),
+    (
+        SiteFault.UNSUITABLE,
+        _pattern(r"Node count specification invalid"),
+        "ask for a number of nodes from the partition's MinNodes to its MaxNodes (scontrol show partition)",
+    ),
+    (
+        SiteFault.UNSUITABLE,
+        _pattern(r"\b(QOS|Assoc)Max(Node|Cpu|TRES)\w*PerJob\w*", r"More processors requested than permitted"),
+        "ask for fewer nodes",
     ),
     (
         SiteFault.LIMIT,
@@ -54,55 +63,103 @@ _PHRASES: tuple[tuple[SiteFault, re.Pattern[str]], ...] = (
             r"Required node not available",
             r"Licenses currently unavailable",
         ),
+        "",
+    ),
+    (
+        SiteFault.SITE,
+        _pattern(r"invalid (parent )?account\b", r"Invalid or unknown association", r"Requested account has breached"),
+        "set the cluster's account to one that this user may charge in its partition",
     ),
     (
         SiteFault.SITE,
         _pattern(
-            r"invalid (parent )?account\b",
             r"invalid partition\b",
-            r"invalid (feature|license|generic resource|node name|option|native specification)",
-            r"invalid (qos|wckey|user id|group id|cluster name|mcs_label|burst buffer)\b",
-            r"invalid --[a-z-]+",
-            r"Invalid or unknown association",
-            r"unrecognized option",
-            r"unable to open file",
             r"No partition specified",
             r"Partition in DOWN state",
             r"Required partition not available",
             r"not permitted to use this partition",
+        ),
+        "set the cluster's partition to one of those that sinfo lists",
+    ),
+    (SiteFault.SITE, _pattern(r"invalid qos\b"), "correct --qos in the cluster's native_specification"),
+    (
+        SiteFault.SITE,
+        _pattern(r"invalid (option|native specification)", r"unrecognized option", r"invalid --[a-z-]+"),
+        _FIX_OPTIONS,
+    ),
+    (SiteFault.SITE, _pattern(r"unknown resource"), _FIX_OPTIONS),
+    (SiteFault.SITE, _pattern(r"unknown queue"), "set the cluster's queue to one of qconf -sql"),
+    (
+        SiteFault.SITE,
+        _pattern(r"parallel environment .*does not exist"),
+        "set the cluster's parallel_environment to one of qconf -spl",
+    ),
+    (
+        SiteFault.SITE,
+        _pattern(r"not allowed to submit", r"submit host", r"denied: host"),
+        "make this host a submit host (qconf -as)",
+    ),
+    (
+        SiteFault.SITE,
+        _pattern(
+            r"invalid (feature|license|generic resource|node name)",
+            r"invalid (wckey|user id|group id|cluster name|mcs_label|burst buffer)\b",
+            r"unable to open file",
             r"access/permission denied",
             r"Access denied to requested reservation",
             r"Requested reservation",
             r"Requested operation",
             r"Requested GRES option",
-            r"Requested account has breached",
             r"System submissions disabled",
             r"Error generating job credential",
             r"\bLua (script|function)\b",
             r"\bplugin\b",
             # Grid Engine
-            r"unknown (queue|resource)",
             r"does not exist",
-            r"not allowed to submit",
-            r"submit host",
             r"no project assigned",
             r"requires operator privileges",
             r"lower than minimum user id",
             r"advance reservation id",
             r"not a valid object",
-            r"denied: (user|host)",
+            r"denied: user",
             r"\bjsv\b",
         ),
+        "",
     ),
+    (
+        SiteFault.UNKNOWN,
+        _pattern(r"Requested node configuration is not available"),
+        "ask for fewer nodes, or correct the cluster's native_specification",
+    ),
+    (
+        SiteFault.UNKNOWN,
+        _pattern(r"no suitable queues"),
+        "check that queue, parallel environment and native_specification fit together (qsub -w v)",
+    ),
+    (SiteFault.UNKNOWN, _pattern(r"\b(wall ?time|time limit)\b[^;]{0,20} (needed|required|missing)"), _GIVE_WALLTIME),
 )
+"""For each cause of rejections: the fault, the phrases, and what to do about it, empty if that is not known."""
 _POLICY = re.compile(r"Job violates accounting/QOS policy(\s*\([^)]*\))?")
 """A text that Slurm adds to every rejection for a limit; in brackets it lists all limits that exist."""
 
 
 def classify_rejection(text: str) -> SiteFault:
     """Return the fault of a rejection with this text; ``unknown`` if it has no phrase of the table."""
-    text = _POLICY.sub("", text)
-    return next((fault for fault, phrases in _PHRASES if phrases.search(text)), SiteFault.UNKNOWN)
+    default = SiteFault.LIMIT if _POLICY.search(text) else SiteFault.UNKNOWN
+    return next((fault for fault, phrases, _ in _PHRASES if phrases.search(_POLICY.sub("", text))), default)
+
+
+def explain_rejection(text: str) -> str:
+    """Return what to do about a rejection, by the phrase that decides its fault; empty if that is not known."""
+    return next((hint for _, phrases, hint in _PHRASES if phrases.search(_POLICY.sub("", text))), "")
+
+
+_TOO_MANY_NODES = _pattern(r"\b(QOS|Assoc)(Max|Grp)(Node|Cpu|TRES)\w*", r"More processors requested than permitted")
+
+
+def names_too_many_nodes(text: str) -> bool:
+    """Return whether a rejection with this text concerns larger jobs, too."""
+    return bool(_TOO_MANY_NODES.search(text))
 
 
 _CHOICES: Mapping[str, re.Pattern[str]] = {
@@ -161,9 +218,12 @@ def reject_charges(requirement: NodeRequirement, allowed: Mapping[str, Sequence[
             )
 
 
-def reject_size(nodes: int, limit: str, hint: str, fault: SiteFault = SiteFault.LIMIT) -> NoReturn:
-    """Raise ``SiteRejected`` for a number of nodes; ``limit`` is a clause about what the cluster allows."""
-    raise SiteRejected(f"{nodes} nodes requested, but {limit}", field="size", value=nodes, hint=hint, fault=fault)
+def reject_size(
+    nodes: int, limit: str, hint: str, fault: SiteFault = SiteFault.LIMIT, sizes: Literal["few", "many"] = "many"
+) -> NoReturn:
+    """Raise ``SiteRejected`` for too few or too many nodes; ``limit`` is a clause about what the cluster allows."""
+    problem = f"{format_nodes(nodes)} requested, but {limit}"
+    raise SiteRejected(problem, field="size", value=nodes, hint=hint, fault=fault, sizes=sizes)
 
 
 def reject_other_job(job: str, actual_name: str, name: str) -> NoReturn:

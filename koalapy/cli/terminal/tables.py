@@ -98,7 +98,10 @@ def _job_reason(job: Job | ListedJob) -> str:
     if (tasks := job["tasks"]) is not None:
         reason = job["reason"] if job["state"] in ("queued", "held") and not tasks["running"] else ""
         return format_tasks(tasks) + (f"; {reason}" if reason else "")
-    return "-" if job["state"] in ("running", "succeeded") else job["reason"] or "-"
+    # The last change of a running job is of no interest, except that its nodes are suspended.
+    if job["state"] == "running" and not job["reason"].startswith("suspended on "):
+        return "-"
+    return "-" if job["state"] == "succeeded" else job["reason"] or "-"
 
 
 def _running_time(job: ListedJob) -> str:

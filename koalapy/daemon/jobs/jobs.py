@@ -355,8 +355,10 @@ class Jobs:
         return {ident: by_id[ident] for ident in ids if ident in by_id}
 
     def make_record(self, job: Job) -> JobRecord:
-        """Return a job with the reason why it waits or ended."""
-        return JobRecord(job, self._queries.waiting_reason(job) if job.state is JobState.QUEUED else job.reason)
+        """Return a job with the reason why it waits, is suspended, or ended."""
+        if job.state is JobState.QUEUED:
+            return JobRecord(job, self._queries.waiting_reason(job))
+        return JobRecord(job, (self._queries.lrm_waits.describe(job) if job.is_placed else "") or job.reason)
 
     async def read_timeline(self, job: JobId) -> Sequence[TimelineEntry]:
         """Return the timeline of a job; empty if there is no such job."""

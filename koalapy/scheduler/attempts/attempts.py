@@ -1,6 +1,19 @@
 """Move an attempt from the submission of its first component to its end, and its job to the next state."""
 
-from koalapy.model.job import ClusterRefusal, Component, ComponentState, Job, JobId, JobState, Token
+from dataclasses import replace
+
+from koalapy.model.bounds import MAX_NODES
+from koalapy.model.job import (
+    ClusterRefusal,
+    Component,
+    ComponentState,
+    Job,
+    JobId,
+    JobState,
+    RefusalCause,
+    Token,
+    add_refusal,
+)
 from koalapy.model.request import ClusterName, StopWarning
 from koalapy.model.wording import format_bytes, format_list, format_time
 from koalapy.scheduler.attempts.facts import filter_of, link_demand, program_result, walltime_ends, warning_of
@@ -383,18 +396,33 @@ class Attempts:
             self._queues.requeue(job)
 
     def bar_cluster(
-        self, job: Job, cluster: ClusterName, words: str, now: float, *, for_good: bool = False, is_claim: bool = False
-    ) -> Job:
-        """Keep a job from a cluster that rejected it, for a pause that doubles each time, or ``for_good``."""
-        previous = {refusal.cluster: refusal for refusal in job.refusals}
-        last = previous.get(cluster)
-        times = last.times + 1 if last is not None and last.is_claim is is_claim else 1
-        until = None if for_good else now + backoff_pause(REFUSAL_PAUSE, times - 1, MAX_REFUSAL_PAUSE)
-        previous[cluster] = ClusterRefusal(cluster, words, until, times, is_claim)
-        for number in (job.id, job.array_job) if until is not None else ():
-            if number is not None:
+        self,
+        job: Job,
+        cluster: ClusterName,
+        words: str,
+        now: float,
+        sizes: tuple[int, int] = (1, MAX_NODES),
+        *,
+        cause: RefusalCause = RefusalCause.REJECTED,
+        for_good: bool = False,
+        counts: bool = True,
+    ) -> tuple[Job, ClusterRefusal]:
+        """Keep components of some ``sizes`` (least, most) from a cluster, for a pause that doubles or ``for_good``.
+
+        ``counts``: it is one of the rejections after which the job fails.
+        """
+        refusal = ClusterRefusal(cluster, words, None if for_good else now, 0, cause, *sizes)
+        earlier = next((entry for entry in job.refusals if entry.kind == refusal.kind), refusal)
+        refusal = replace(refusal, times=earlier.times + counts)
+        if earlier.bars(now):
+            least, most = min(earlier.least, refusal.least), max(earlier.most, refusal.most)
+            refusal = replace(refusal, least=least, most=most)
+        if not for_good:
+            until = now + backoff_pause(REFUSAL_PAUSE, max(0, refusal.times - 1), MAX_REFUSAL_PAUSE)
+            refusal = replace(refusal, until=until)
+            for number in filter(None, (job.id, job.array_job)):
                 self._timers.add(until, Deadline.REFUSAL, job=number)
-        return self._ledger.change_job(job, refusals=tuple(entry for _, entry in sorted(previous.items())))
+        return self._ledger.change_job(job, refusals=add_refusal(job.refusals, refusal)), refusal
 
     def pause_job(self, job: Job, until: float) -> None:
         """Keep a queued job out of its queue until a time."""

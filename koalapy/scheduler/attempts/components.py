@@ -68,12 +68,14 @@ class Components:
         return self._attempts.open_barrier_if_complete(job, now)
 
     def _record_wait(self, job: Job, component: Component, status: ComponentStatus, now: float) -> Job:
-        """Record why a component waits for its nodes; forget it once all of them have reported."""
-        if component.state not in BEFORE_BARRIER:
+        """Record why a component waits for its nodes or is suspended; forget it once neither is the case."""
+        waits = component.state in BEFORE_BARRIER
+        if not waits:
             self._lrm_waits.forget(status.token)
-            return job
+            if status.state not in (ComponentState.CLAIMED, ComponentState.RUNNING) or not status.pending:
+                return job
         limit = self._grid[component.cluster].profile.node_start_limit
-        if not self._lrm_waits.update(status, limit, now) or job.state is not JobState.CLAIMING:
+        if not self._lrm_waits.update(status, limit, now) or not waits or job.state is not JobState.CLAIMING:
             return job
         reason = f"{component.cluster} has started its nodes"
         if status.starting:
@@ -209,7 +211,8 @@ class Components:
         if component.superseded:
             return job
         if status.refused and job.ending is None:
-            return self._failures.handle_refusal(job, component, status.refused, status.error, now)
+            refused = status.refused, status.refused_sizes
+            return self._failures.handle_refusal(job, component, *refused, status.error, now)
         if status.exceeded and job.ending in (None, JobState.QUEUED, JobState.FAILED):
             return self._failures.handle_exceeded_limit(job, component, status.error, now)
         # An infrastructure failure also overrides a failed program that it may have caused, until that is settled.

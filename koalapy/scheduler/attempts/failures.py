@@ -9,8 +9,10 @@ import re
 from collections.abc import Sequence
 
 from koalapy.model.application import application_of
-from koalapy.model.job import Component, Job, JobId, JobState
-from koalapy.model.reports import Refusal
+from koalapy.model.bounds import MAX_NODES
+from koalapy.model.job import Component, Job, JobId, JobState, RefusalCause
+from koalapy.model.job_sizes import BarredSizes
+from koalapy.model.reports import Refusal, RefusedSizes
 from koalapy.model.request import ClusterName
 from koalapy.model.wording import format_nodes
 from koalapy.scheduler.arrays import Arrays
@@ -95,14 +97,20 @@ class Failures:
         # Without an exit code, so that an infrastructure failure reported later does not override it.
         return self._attempts.end_attempt(job, JobState.FAILED, reason, now)
 
-    def handle_refusal(self, job: Job, component: Component, concerns: Refusal, error: str, now: float) -> Job:
-        """Handle a rejection by a component's resource manager. ``concerns``: the scope of the rejection."""
+    def handle_refusal(
+        self, job: Job, component: Component, concerns: Refusal, sizes: RefusedSizes, error: str, now: float
+    ) -> Job:
+        """Handle a rejection by a component's resource manager.
+
+        ``concerns``: the scope of the rejection; ``sizes``: the sizes that it bars, beside that of the component.
+        """
         if concerns == "job":
             self._note_refusal(job, component, error, now)
             self._arrays.give_up_array_of(job, f"{component.cluster} refused its task: {error}", now)
             return self._attempts.end_attempt(job, JobState.FAILED, f"{component.cluster} refused it: {error}", now)
-        if concerns != "limit":
-            return self._try_elsewhere(job, component, error, for_good=concerns == "unsuitable", now=now)
+        if concerns != "limit" or sizes == "few":
+            bounds = (component.size, MAX_NODES) if sizes == "many" else (1, component.size if sizes else MAX_NODES)
+            return self._try_elsewhere(job, component, error, bounds, for_good=concerns == "unsuitable", now=now)
         cluster = component.cluster
         self._health.set_limit(cluster, component.size, error, now)
         return self._claiming.replace_failed_component(
@@ -117,16 +125,27 @@ class Failures:
     def handle_claim_timeout(self, job: Job, component: Component, now: float) -> Job:
         """Handle a component that did not get its nodes in time. This is not an error of the cluster."""
         cluster, token = component.cluster, job.token(component.index)
+        pending, is_limited = self._lrm_waits.reason(token), self._lrm_waits.is_limited(token)
         if reason := self._lrm_problems([component]):
             failure = ClaimFailure.RESOURCE_MANAGER
-        elif pending := self._lrm_waits.reason(token):
+        elif pending:
             failure, reason = ClaimFailure.NOT_STARTED, f"{cluster} did not start it: {pending}"
         elif unreleased := self._grid[cluster].unreleased_nodes(token):
             failure, reason = ClaimFailure.KEPT, f"{cluster} does not let go of {format_nodes(unreleased)}"
         else:
             failure, reason = ClaimFailure.LOCAL_USERS, f"local users of {cluster} were faster"
+        if is_limited and self._accounts.local_user(job.spec.owner, cluster):
+            # Other accounts have other limits.
+            bounds = component.size, MAX_NODES
+            words = pending[:MAX_WORDS_LENGTH]
+            job, _ = self._attempts.bar_cluster(job, cluster, words, now, bounds, counts=False)
+            self._arrays.share_refusals(job)
+        elif is_limited:
+            self._health.set_limit(cluster, component.size, pending, now)
         job = self._claiming.replace_failed_component(job, component, failure, reason, now)
-        self._health.record_failed_claim(cluster, token, component.size, now, component.submitted_at or now)
+        if not is_limited:
+            since = component.submitted_at or now
+            self._health.record_failed_claim(cluster, token, component.size, now, since, pending)
         return job
 
     def handle_timeout(
@@ -164,23 +183,31 @@ class Failures:
 
     # Refusals of resource managers
 
-    def _try_elsewhere(self, job: Job, component: Component, error: str, *, for_good: bool, now: float) -> Job:
-        """Retry a rejected job on other clusters; ``for_good``: never again on this one.
+    def _try_elsewhere(
+        self, job: Job, component: Component, error: str, sizes: tuple[int, int], *, for_good: bool, now: float
+    ) -> Job:
+        """Retry a rejected job on other clusters, or here with another size; ``for_good``: never again as now.
 
-        If no other cluster could take the job, it waits until it may be tried again, or fails.
+        ``sizes``: the smallest and the largest rejected size. If no other cluster or size is possible, the job waits
+        until it may be tried again, or fails.
         """
         self._note_refusal(job, component, error, now)
         is_error_of_cluster = not for_good and self._is_error_of_cluster(job, component.cluster, error, now)
-        job = self._attempts.bar_cluster(job, component.cluster, error[:MAX_WORDS_LENGTH], now, for_good=for_good)
+        words = error[:MAX_WORDS_LENGTH]
+        job, refusal = self._attempts.bar_cluster(job, component.cluster, words, now, sizes, for_good=for_good)
         job = self._ledger.change_job(job, claiming_tries=max(0, job.claiming_tries - 1))
         self._arrays.share_refusals(job)
         refusals = job.refusals
-        refusal = next(entry for entry in refusals if entry.cluster == component.cluster)
         reason = f"{REFUSED}: {refusal_text(refusal, now)}"
-        if self._evaluator.may_be_placed(job.spec, frozenset(entry.cluster for entry in refusals)):
+        barred = frozenset(
+            BarredSizes(entry.cluster, entry.least, entry.most)
+            for entry in refusals
+            if entry.cause is RefusalCause.REJECTED or entry.bars(now)
+        )
+        if self._evaluator.may_be_placed(job.spec, barred):
             return self._attempts.end_attempt(job, JobState.QUEUED, reason, now)
         unknown = [entry for entry in refusals if entry.until is not None]
-        times = sum(entry.times for entry in unknown if not entry.is_claim)
+        times = sum(entry.times for entry in unknown if entry.cause is RefusalCause.REJECTED)
         if not unknown or (not is_error_of_cluster and times >= MAX_REFUSALS):
             messages = "; ".join(f"{entry.cluster}: {entry.words}" for entry in refusals)
             reason = f"every cluster that could take it has refused it: {messages}"

@@ -136,11 +136,11 @@ class ClusterHealth:
     # Doubts: nodes that a cluster reports as idle but does not allocate do not count for a pause (docs/adr/0012)
 
     def record_failed_claim(
-        self, cluster: ClusterName, token: Token, size: int, now: float, submitted_at: float
+        self, cluster: ClusterName, token: Token, size: int, now: float, submitted_at: float, reason: str = ""
     ) -> None:
         """Record a component that got no nodes in time. If the nodes are still reported idle, doubt them.
 
-        Doubted nodes count as unavailable for a pause.
+        Doubted nodes count as unavailable for a pause. ``reason``: that of the resource manager.
         """
         status = self._grid[cluster]
         if not status.problem:
@@ -155,7 +155,8 @@ class ClusterHealth:
         if doubt is None or submitted_at > doubt.since:
             pause = backoff_pause(DOUBT_PAUSE, status.evidence.consecutive_failures, MAX_DOUBT_PAUSE)
             status.evidence.consecutive_failures += 1
-            status.doubt = Doubt(surplus, ahead, now, now + pause, filter=status.classes.filter_of(token))
+            nodes = status.classes.filter_of(token)
+            status.doubt = Doubt(surplus, ahead, now, now + pause, filter=nodes, reason=reason)
             self._timers.add(now + pause, Deadline.DOUBT, cluster=cluster)
         else:  # one of several claims submitted before the first of them failed
             status.doubt = replace(doubt, nodes=surplus, size=ahead)

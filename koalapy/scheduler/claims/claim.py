@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from koalapy.model.cluster import GridView
-from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState, Nonce
+from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState, Nonce, RefusalCause
+from koalapy.model.job_sizes import BarredSizes, is_barred
 from koalapy.model.job_spec import ClaimingMode, Priority
 from koalapy.model.placement import PlacedComponent, Placement
 from koalapy.model.request import ClusterName, FixedRequest
@@ -263,16 +264,17 @@ class Claiming:
         if requirement is not None and (part := requirement.matching_part) is not None:
             view = view.select_nodes(part)
         component_request = spec.component(component.request_index)
-        barred = job.barred_clusters(self._state.now)
+        barred = job.barred_sizes(self._state.now)
         other_clusters = {member.cluster for member in live(job).gang if member.index != component.index}
         if spec.share:  # two components of a job could get the same node of a cluster
-            barred |= other_clusters
+            barred |= {BarredSizes(cluster) for cluster in other_clusters}
         open_to_it = frozenset(
             cluster.name
             for cluster in view.by_idle
             if cluster.idle >= component.size
             and cluster.name != component.cluster
-            and cluster.name not in barred
+            and cluster.accepts(component.size)
+            and not is_barred(barred, cluster.name, component.size)
             and self._eligibility.may_run_on(spec, frozenset({cluster.name, *other_clusters}), view)
             and self._streams_after(job, component, cluster.name) <= view.free_streams + live(job).streams
         )
@@ -378,8 +380,8 @@ class Claiming:
         for component in {c.cluster: c for c in this.refused}.values():
             nodes = f"{format_nodes(component.size)} {filter_of(job.spec, component)}".rstrip()
             words = f"lacked {nodes} when they were claimed"
-            job = self._attempts.bar_cluster(job, component.cluster, words, now, is_claim=True)
-        barred = job.barred_clusters(now)
+            job, _ = self._attempts.bar_cluster(job, component.cluster, words, now, cause=RefusalCause.CLAIM)
+        barred = job.barred_sizes(now)
         if not self._evaluator.may_be_placed(job.spec, barred):
             again = min(entry.until for entry in job.refusals if entry.until is not None and entry.bars(now))
             job = self._ledger.change_job(job, retry_at=again)

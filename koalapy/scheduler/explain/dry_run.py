@@ -6,14 +6,15 @@ from dataclasses import dataclass, replace
 from koalapy.model.cluster import GridView
 from koalapy.model.errors import UsageError
 from koalapy.model.job import Job, JobId
+from koalapy.model.job_sizes import NOTHING_BARRED
 from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.placement import ClusterReason, Placement, Refusal
 from koalapy.model.request import ClusterName
-from koalapy.model.users import NOWHERE
 from koalapy.scheduler.claims.preemption import capacity_with_preemption, capacity_with_reclaiming, within_limit
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.queries import Queries
 from koalapy.scheduler.queue.candidates import refusal_text
+from koalapy.scheduler.queue.component_sizes import exclude_barred
 from koalapy.validation.limits import Limits
 from koalapy.validation.submission import check_submission
 
@@ -46,8 +47,8 @@ class DryRun:
         self._all_limits = queries.limits()
         self._limits = replace(self._all_limits, refusal_on_empty_grid=lambda _: "")
         """The limits without policy calls: few of many candidates are placed."""
-        self._barred = queries.barred(instead_of) if instead_of is not None else NOWHERE
-        """The clusters that rejected the job; they may also reject a changed one."""
+        self._barred = queries.barred(instead_of) if instead_of is not None else NOTHING_BARRED
+        """The sizes that clusters rejected; they may also reject a changed job."""
         self._left: GridView | None = None
         """The nodes for a new job after the job is cancelled and the jobs ahead were tried."""
         self._answers: dict[JobSpec, Placement | Refusal] = {}
@@ -103,11 +104,11 @@ class DryRun:
         """Return for each cluster why the job is not placed on a view."""
         if not self._barred:
             return self.queries.policy_calls.reasons(spec, view)
-        refused = {refusal.cluster: refusal for refusal in self.job.refusals} if self.job is not None else {}
-        offered = view.select_clusters(frozenset(cluster.name for cluster in view if cluster.name not in self._barred))
+        offered, now = exclude_barred(view, self._barred), self.queries.now
         reasons = {reason.cluster: reason for reason in self.queries.policy_calls.reasons(spec, offered)}
-        now = self.queries.now
-        reasons |= {name: ClusterReason(name, refusal_text(refused[name], now)) for name in self._barred}
+        for refusal in self.job.refusals if self.job is not None else ():
+            if refusal.bars(now) and offered.get(refusal.cluster) is None:
+                reasons[refusal.cluster] = ClusterReason(refusal.cluster, refusal_text(refusal, now))
         return tuple(reasons[name] for name in sorted(reasons))
 
     def answer(self, spec: JobSpec) -> Placement | Refusal:

@@ -143,7 +143,9 @@ def _part_of(placement: Placement | None, gives: int) -> str:
 def _holders(cluster: ClusterStatus, idle: int, kept_for: JobId | None) -> str:
     """Return what uses the nodes that are not idle: ``local users have 2, our jobs 1, 1 is down``."""
     texts: list[str] = []
-    for who, count in (("local users", cluster.background), ("our jobs", cluster.used)):
+    now = cluster.reported_at or 0.0
+    reserved = sum(each.nodes for each in cluster.reservations if each.begins <= now < each.ends)
+    for who, count in (("local users", max(0, cluster.background - reserved)), ("our jobs", cluster.used)):
         if count:
             texts.append(f"{who} {'' if texts else 'have '}{count}")
     if cluster.down:
@@ -151,7 +153,7 @@ def _holders(cluster: ClusterStatus, idle: int, kept_for: JobId | None) -> str:
     if count := sum(part.idle for part in cluster.parts):
         texts.append(f"{count} partly used {'node' if count == 1 else 'nodes'} can be shared")
     texts += [f"{cluster.name} {condition}" for condition in (cluster.limit, cluster.doubt) if condition is not None]
-    texts += cluster.notices
+    texts += (*cluster.reservation_texts, *cluster.notices)
     if idle < cluster.available and kept_for is not None:
         texts.append(f"{cluster.available - idle} kept for job {kept_for}")
     return ", ".join(texts)
@@ -219,18 +221,18 @@ def _make_headline(
         return _out_of_reach(attempt, now)
     if job.state is JobState.RUNNING:
         started = attempt.launched_at or job.started_at or attempt.placed_at
-        return f"runs since {format_time(started, now)} on {_component_list(attempt.gang)}"
+        headline = f"runs since {format_time(started, now)} on {_component_list(attempt.gang)}"
+        return "; ".join(filter(None, (headline, waits.describe(job))))
     if job.state is JobState.STARTING:
         return "every node has reported, and the program is being launched"
     starting = [c for c in attempt.gang if (waits.up_by(job.token(c.index)) or now) > now]
-    reasons = {c.cluster: waits.reason(job.token(c.index)) for c in attempt.gang if c.state is ComponentState.WAITING}
     if starting:
         boot_end = max(waits.up_by(job.token(c.index)) or now for c in starting)
         headline = f"the nodes of {_components(starting)} on {_names(starting)} are being started, "
         headline += f"which takes until {format_time(boot_end, now, exact=True)} at most"
     else:
         headline = _claiming(attempt, rules, now)
-    lrm_reasons = "".join(f"; {name}: {reason}" for name, reason in sorted(reasons.items()) if reason)
+    lrm_reasons = f"; {reasons}" if (reasons := waits.describe(job)) else ""
     awaited = sorted({c.cluster for c in attempt.gang if c.state is not ComponentState.CLAIMED})
     problems = [f"; {name}: {grid[name].problem}" for name in awaited if name in grid and grid[name].problem]
     return headline + lrm_reasons + "".join(problems)

@@ -11,10 +11,10 @@ from math import inf
 from typing import NamedTuple
 
 from koalapy.model.cluster import GridView
-from koalapy.model.job import ClusterRefusal, Job, JobId, JobState
+from koalapy.model.job import ClusterRefusal, Job, JobId, JobState, RefusalCause
+from koalapy.model.job_sizes import Barred
 from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.placement import Placement, Refusal, RefusalKind
-from koalapy.model.request import ClusterName
 from koalapy.model.users import Sharing
 from koalapy.model.wording import format_time
 from koalapy.scheduler.claims.preemption import capacity_with_preemption, capacity_with_reclaiming
@@ -30,13 +30,13 @@ from koalapy.scheduler.state import SchedulerState
 
 def refusal_text(refusal: ClusterRefusal, now: float) -> str:
     """Return a rejection as text: the cluster, the time of its next try if there is one, and the reason."""
-    if refusal.is_claim and refusal.until is not None:
+    if refusal.cause is RefusalCause.CLAIM and refusal.until is not None:
         again = format_time(refusal.until, now, exact=True)
         return f"{refusal.cluster} {refusal.words}, and is tried again at {again}"
     again = "is not asked again"
     if refusal.until is not None:
         again = f"is asked again at {format_time(refusal.until, now, exact=True)}"
-    return f"{refusal.cluster} has refused it, and {again}: {refusal.words}"
+    return f"{refusal.cluster} has refused {refusal.refused}, and {again}: {refusal.words}"
 
 
 class WaitingReasons:
@@ -72,7 +72,7 @@ class WaitingReasons:
             return excess.waiting_reason
         if (head := self._in_front_of(job)) is not None:
             return f"waits behind job {head}"
-        barred = job.barred_clusters(now)
+        barred = job.barred_sizes(now)
         shape = self._queues.shape(job.spec, barred)
         refusal = self._refusals.get(shape)
         if refusal is None:
@@ -93,7 +93,7 @@ class WaitingReasons:
         head = self._queues.head(job.spec)
         return head if head != job.id else None
 
-    def _policy_refusal(self, job: Job, barred: frozenset[ClusterName]) -> str:
+    def _policy_refusal(self, job: Job, barred: Barred) -> str:
         """Return why the job's policy does not place it; empty if it would."""
         answer = self._evaluator.evaluate(job.spec, self._grid.view(), barred)
         if isinstance(answer, Placement):

@@ -15,7 +15,8 @@ from koalapy.model.node_requirement import NodeFilter, NodeRequirement
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal, RefusalKind
 from koalapy.model.request import ClusterName, ComponentRequest, FixedRequest, FlexibleRequest
 from koalapy.model.wording import format_list
-from koalapy.policies.policy import Policy, not_usable
+from koalapy.policies.policy import Capabilities, Policy, not_usable
+from koalapy.scheduler.queue.component_sizes import Requirements, describe_excluded, exclude_by_size
 from koalapy.scheduler.queue.eligibility import Demands, Eligibility, streams_refusal
 from koalapy.scheduler.queue.policy_calls import PolicyCalls
 
@@ -204,12 +205,12 @@ def _take_all(cluster: ClusterView, promised: Promised) -> tuple[NodeClass, ...]
     return assignment.remaining
 
 
-def lacking_text(cluster: ClusterView, requirement: NodeRequirement) -> str:
+def lacking_text(cluster: ClusterView, requirement: NodeRequirement, spec: JobSpec) -> str:
     """Return why no node of a cluster meets a requirement."""
     if reason := not_usable(cluster):
         return reason
     if cluster.name in requirement.exclude:
-        return f"{cluster.name} is excluded by the job"
+        return describe_excluded(cluster, requirement, spec)
     return f"{cluster.name} has no node with {requirement}"
 
 
@@ -234,11 +235,10 @@ class NodeMatching:
 
     def evaluate(self, policy: Policy, spec: JobSpec, view: GridView) -> Placement | Refusal:
         """Return the policy's answer. Raise ``BrokenPolicy`` if it is invalid."""
-        demands = self._eligibility.demands(spec)
-        if not demands or not demands.nodes:
-            return self._calls.evaluate(policy, spec, view)
-        if len(demands.nodes) == 1:
-            return self._evaluate_group(policy, spec, view, demands.nodes[0])
+        nodes = self._requirements(policy, spec, view)
+        if len(nodes) < 2:
+            return self._evaluate_group(policy, spec, view, nodes[0] if nodes else None)
+        demands = (self._eligibility.demands(spec) or Demands())._replace(nodes=nodes)
         answer = self._place_groups(policy, spec, demands, view)
         if isinstance(answer, Placement) or answer.kind in (RefusalKind.ADVICE, RefusalKind.RELAYS):
             return answer
@@ -253,6 +253,14 @@ class NodeMatching:
             return answer
         placement = _placement_of(placed, ["components with the fewest nodes first"])
         return streams_refusal(spec, placement, view) or placement
+
+    def _requirements(self, policy: Policy, spec: JobSpec, view: GridView) -> Requirements:
+        """Return what the nodes of each component must have, without the clusters that do not accept its size."""
+        demands = self._eligibility.demands(spec)
+        nodes = demands.nodes if demands else ()
+        if not view.limits_sizes:
+            return nodes
+        return exclude_by_size(nodes, spec, view, combines=Capabilities.from_policy(policy).combines_clusters)
 
     def _place_groups(self, policy: Policy, spec: JobSpec, demands: Demands, view: GridView) -> Placement | Refusal:
         """Place the components of each requirement in turn, on the nodes that those before leave."""
@@ -282,23 +290,23 @@ class NodeMatching:
         matching = view.select_nodes(requirement)
         lacking, is_impossible = _find_lacking(view, matching, spec)
         if is_impossible:
-            texts = [lacking_text(cluster, requirement) for cluster in lacking]
+            texts = [lacking_text(cluster, requirement, spec) for cluster in lacking]
             return Refusal(format_list(texts, separator="; "), RefusalKind.ELIGIBILITY)
         answer = self._calls.evaluate(policy, spec, matching)
         if isinstance(answer, Placement) or matching is view:
             return answer
         if requirement.of_nodes is None:
-            return Refusal("; ".join([answer.summary, *(lacking_text(c, requirement) for c in lacking)]), answer.kind)
+            texts = [lacking_text(cluster, requirement, spec) for cluster in lacking]
+            return Refusal("; ".join([answer.summary, *texts]), answer.kind)
         left = " left" if requirement.share else ""
         return Refusal(f"{answer.summary}; only nodes with {requirement}{left} count", answer.kind)
 
     def explain(self, policy: Policy, spec: JobSpec, view: GridView) -> tuple[ClusterReason, ...]:
         """Return why each cluster cannot serve the job now, by name; empty if the job can be placed."""
-        demands = self._eligibility.demands(spec)
-        if not demands or not demands.nodes:
-            return self._calls.explain(policy, spec, view)
-        if len(demands.nodes) == 1:
-            return self._explain_group(policy, spec, view, demands.nodes[0])
+        nodes = self._requirements(policy, spec, view)
+        if len(nodes) < 2:
+            return self._explain_group(policy, spec, view, nodes[0] if nodes else None)
+        demands = (self._eligibility.demands(spec) or Demands())._replace(nodes=nodes)
         answer = self.evaluate(policy, spec, view)
         if isinstance(answer, Placement):
             return ()
@@ -317,7 +325,7 @@ class NodeMatching:
             return self._calls.explain(policy, spec, view)
         matching = view.select_nodes(requirement)
         lacking, is_impossible = _find_lacking(view, matching, spec)
-        reasons = [ClusterReason(cluster.name, lacking_text(cluster, requirement)) for cluster in lacking]
+        reasons = [ClusterReason(cluster.name, lacking_text(cluster, requirement, spec)) for cluster in lacking]
         if not is_impossible:
             found = self._calls.explain(policy, spec, matching)
             if not found:

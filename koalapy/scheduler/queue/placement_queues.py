@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from koalapy.model.application import application_of
 from koalapy.model.job import Job, JobId
+from koalapy.model.job_sizes import NOTHING_BARRED, Barred
 from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.request import ClusterName, Request, shape_of
 from koalapy.scheduler.queue.eligibility import Eligibility, placement_limit, scan_tries_all
@@ -59,8 +60,8 @@ class PlacementQueues:
     def __len__(self) -> int:
         return len(self._pausing) + sum(len(queue) for queue in self._queues.values())
 
-    def shape(self, spec: JobSpec, barred: Collection[ClusterName] = ()) -> Shape:
-        """Return all properties of a job on which its policy depends; ``barred``: clusters that rejected the job."""
+    def shape(self, spec: JobSpec, barred: Barred = NOTHING_BARRED) -> Shape:
+        """Return all properties of a job on which its policy depends; ``barred``: sizes that were rejected."""
         learned: tuple[object, ...] = ()
         if self._learns(spec):
             learned = (*self._state.experience.shape(spec), spec.per_node_bandwidth, spec.memory)
@@ -72,6 +73,7 @@ class PlacementQueues:
         has_hub = bool(self._state.grid.relays.streams)
         ranks = ("ranks", spec.processes_per_node, spec.cpus_per_rank) if has_hub else ()
         refused = ("refused", *sorted(barred)) if barred else ()
+        until = ("walltime", spec.walltime) if self._state.grid.view().has_reservations else ()
         return (
             spec.policy,
             *shape_of(spec.request),
@@ -83,6 +85,7 @@ class PlacementQueues:
             *site,
             *ranks,
             *refused,
+            *until,
         )
 
     def waiting_requests(self) -> Iterator[Request]:
@@ -188,7 +191,7 @@ class PlacementQueues:
         spec, sharing = job.spec, self._state.sharing
         section, home = sharing.section_of(spec.home_site), sharing.reclaiming_site(spec.home_site)
         queue = self._queues[spec.priority]
-        shape, ask = self.shape(spec, job.barred_clusters(self._state.now)), self._use.demand_of(spec)
+        shape, ask = self.shape(spec, job.barred_sizes(self._state.now)), self._use.demand_of(spec)
         queue.push(job.id, job.queue_seq, shape, spec, ask, home, section, job.waits_since)
         if self._learns(spec) and not self._state.experience.knows(application := application_of(spec)):
             self._unknown[application].add(job.id)

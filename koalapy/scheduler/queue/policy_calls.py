@@ -3,23 +3,24 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice, product
 from typing import TYPE_CHECKING
 
-from koalapy.model.bounds import MAX_NODES
-from koalapy.model.cluster import ClusterPair, ClusterState, ClusterView, GridView, Link, Uplink, resize_classes
+from koalapy.model.cluster import ClusterPair, ClusterState, ClusterView, GridView, Link, Uplink
 from koalapy.model.errors import UsageError
+from koalapy.model.job_sizes import NOTHING_BARRED, Barred, is_barred
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal, RefusalKind
 from koalapy.model.profile import describe_missing_folders
 from koalapy.model.request import ClusterName, FixedRequest, FlexibleRequest, Request
-from koalapy.model.users import NOWHERE
 from koalapy.model.wording import format_list, format_nodes
 from koalapy.policies.constraints import Constraints, cap_components, grid_parts, part_with
 from koalapy.policies.knowledge import Knowledge
 from koalapy.policies.network import immovable_reason
 from koalapy.policies.policy import Policy, not_usable, reason_for
 from koalapy.scheduler.advisor.knowledge import KnowledgeBuilder
+from koalapy.scheduler.queue.component_sizes import exclude_barred, exclude_reserved, place_within_sizes
 from koalapy.scheduler.queue.eligibility import (
     Demands,
     Eligibility,
@@ -77,6 +78,12 @@ def place_within_constraints(
 
 def call_policy(policy: Policy, request: Request, view: GridView) -> Placement | Refusal:
     """Return the policy's answer after checking it against the request and the view. Raise ``BrokenPolicy``."""
+    if view.limits_sizes:
+        return place_within_sizes(partial(_call_policy, policy), request, view)
+    return _call_policy(policy, request, view)
+
+
+def _call_policy(policy: Policy, request: Request, view: GridView) -> Placement | Refusal:
     try:
         answer: object = policy.place(request, view)
     except Exception as error:
@@ -402,7 +409,7 @@ class PolicyEvaluator:
     def __init__(
         self, state: SchedulerState, calls: "NodeMatching", queues: PlacementQueues, knowledge: KnowledgeBuilder
     ) -> None:
-        self._policies, self._grid, self._ledger = state.policies, state.grid, state.ledger
+        self._state, self._policies, self._grid, self._ledger = state, state.policies, state.grid, state.ledger
         self._calls, self._queues, self._knowledge = calls, queues, knowledge
         self._whole = self._grid.cached_view(lambda cluster: cluster.total - cluster.down)
         self._assumed_bandwidth = state.rules.assumed_bandwidth
@@ -411,19 +418,20 @@ class PolicyEvaluator:
         self._broken: set[str] = set()
         """Policies with invalid answers that have been logged."""
 
-    def evaluate(self, spec: JobSpec, view: GridView, barred: frozenset[ClusterName] = NOWHERE) -> Placement | Refusal:
-        """Return the answer of the job's policy on a view, without the clusters that rejected it (``barred``)."""
+    def evaluate(self, spec: JobSpec, view: GridView, barred: Barred = NOTHING_BARRED) -> Placement | Refusal:
+        """Return the answer of the job's policy on a view, without the sizes that clusters rejected (``barred``)."""
         nowhere = _missing_input_reason(spec, view)
         if nowhere:
             return Refusal(nowhere, RefusalKind.FILES)
-        if barred:
-            if barred_names := sorted(barred.intersection(_named_clusters(spec))):
-                return Refusal(f"{format_list(barred_names)} has refused it", RefusalKind.ELIGIBILITY)
-            view = view.select_clusters(frozenset(cluster.name for cluster in view if cluster.name not in barred))
+        if refusing := _refusing_clusters(spec, barred):
+            return Refusal(f"{format_list(refusing)} has refused it", RefusalKind.ELIGIBILITY)
+        view, reserved = exclude_reserved(exclude_barred(view, barred), spec.walltime, self._state.now)
         try:
             policy = self._policy(spec, view)
             answer = self._calls.evaluate(policy, spec, self._with_waiting_requests(policy, spec, view))
-            return answer if isinstance(answer, Refusal) else self._limit_trials(policy, spec, view, answer)
+            if isinstance(answer, Refusal):
+                return Refusal(f"{answer.summary}{reserved}", answer.kind) if reserved else answer
+            return self._limit_trials(policy, spec, view, answer)
         except UsageError as error:  # the policy was known when the job was submitted, to an earlier daemon
             return Refusal(error.message, RefusalKind.POLICY)
         except BrokenPolicy as error:
@@ -432,15 +440,14 @@ class PolicyEvaluator:
                 self._ledger.warn(error.message)
             return Refusal(error.message, RefusalKind.POLICY)
 
-    def may_be_placed(self, spec: JobSpec, without: frozenset[ClusterName]) -> bool:
-        """Return whether a job fits on the empty grid ``without`` some clusters. Clusters of unknown size count as
+    def may_be_placed(self, spec: JobSpec, barred: Barred) -> bool:
+        """Return whether a job fits on the empty grid without the ``barred`` sizes. Clusters of unknown size count as
         large enough."""
-        if not without.isdisjoint(_named_clusters(spec)):
+        if _refusing_clusters(spec, barred):
             return False
         if spec.node_requirements and not self._are_nodes_reported:
             return True
-        view = self.empty_grid()
-        view = view.select_clusters(frozenset(cluster.name for cluster in view if cluster.name not in without))
+        view = exclude_barred(self.empty_grid(), barred)
         try:
             return isinstance(self._answer_with_links(spec, view), Placement)
         except (UsageError, BrokenPolicy):
@@ -485,7 +492,7 @@ class PolicyEvaluator:
         """Return the grid with all clusters usable, nodes idle and links free; the same object until it changes."""
         view = self._grid.view()
         if view is not self._seen:
-            emptied = tuple(map(_empty_cluster, view))
+            emptied = tuple(map(ClusterView.emptied, view))
             uplinks = {name: Uplink(uplink.capacity) for name, uplink in view.uplinks.items()}
             empty = GridView(emptied, view.links, (), view.replicas, view.cut_off, uplinks)
             empty = self._grid.with_all_relays(empty)
@@ -497,6 +504,7 @@ class PolicyEvaluator:
         nowhere = _missing_input_reason(spec, view)
         if nowhere:
             return tuple(ClusterReason(cluster.name, nowhere) for cluster in view)
+        view, _ = exclude_reserved(view, spec.walltime, self._state.now)
         try:
             policy = self._policy(spec, view)
             return self._calls.explain(policy, spec, self._with_waiting_requests(policy, spec, view))
@@ -558,15 +566,6 @@ class PolicyEvaluator:
         )
 
 
-def _empty_cluster(cluster: ClusterView) -> ClusterView:
-    """Return a cluster as it would be if usable and idle."""
-    total = cluster.total or MAX_NODES
-    classes = tuple(
-        replace(node_class, idle=max(node_class.total, node_class.idle)) for node_class in cluster.node_classes
-    )
-    return ClusterView(cluster.name, total, total, speed=cluster.speed, node_classes=resize_classes(classes, total))
-
-
 def _assumed_links(view: GridView, bandwidth: float) -> Mapping[ClusterPair, Link]:
     """Return all links, with good values for unknown latency and bandwidth."""
     links = dict(view.links)
@@ -580,11 +579,10 @@ def _assumed_links(view: GridView, bandwidth: float) -> Mapping[ClusterPair, Lin
     return links
 
 
-def _named_clusters(spec: JobSpec) -> frozenset[ClusterName]:
-    """Return the clusters that a fixed request names; empty for others."""
-    if not isinstance(spec.request, FixedRequest):
-        return NOWHERE
-    return frozenset(component.cluster or "" for component in spec.request.components)
+def _refusing_clusters(spec: JobSpec, barred: Barred) -> list[ClusterName]:
+    """Return the clusters of a fixed request that have rejected the size of a component there; empty for others."""
+    components = spec.request.components if barred and isinstance(spec.request, FixedRequest) else ()
+    return sorted({c.cluster or "" for c in components if is_barred(barred, c.cluster or "", c.size)})
 
 
 def _missing_input_reason(spec: JobSpec, view: GridView) -> str:

@@ -7,6 +7,7 @@ from math import inf
 
 from koalapy.model.cluster import ClusterState, GridView
 from koalapy.model.job import Job, JobId, JobState
+from koalapy.model.job_sizes import Barred
 from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.node_requirement import ANY_NODE, NodeFilter
 from koalapy.model.placement import Placement, Refusal
@@ -42,7 +43,7 @@ def is_promised(job: Job, rules: Rules, now: float) -> bool:
     return waited_until - job.waits_since >= rules.low_patience
 
 
-Evaluate = Callable[[JobSpec, GridView, frozenset[ClusterName]], Placement | Refusal]
+Evaluate = Callable[[JobSpec, GridView, Barred], Placement | Refusal]
 """Returns the answer of a job's policy on a view, without the clusters that rejected the job."""
 
 
@@ -364,7 +365,7 @@ class Reservation:
                 spec = job.spec
                 if spec.internal:
                     continue
-                answer = evaluate(spec, self._empty, job.barred_clusters(self._state.now))
+                answer = evaluate(spec, self._empty, job.barred_sizes(self._state.now))
                 if isinstance(answer, Placement):
                     self._chosen, self._is_promised = entry.job, self._was_promised(entry)
                     self._reserved_streams = count_streams(spec, answer, self._empty)

@@ -96,7 +96,7 @@ def mapped(sudo: FakeSudo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> S
 async def test_slurm_finds_job_by_name_and_account(slurm: FakeSlurm, mapped: SlurmLrm) -> None:
     jobs = (await mapped.take_snapshot()).jobs
     assert [(job.id, job.user) for job in jobs] == [("166", "ann"), ("167", "ann"), ("168", "ben"), ("169", "ann")]
-    assert slurm.list_calls("squeue")[0].startswith("--user=4242,ann,ben --states=all --noheader --noconvert --Format=")
+    assert slurm.list_calls("squeue")[0].startswith("--user=4242,ann,ben --states=all --noconvert --Format=")
 
 
 async def test_slurm_with_unknown_account_is_unavailable_while_it_exists(

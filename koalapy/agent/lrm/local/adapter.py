@@ -72,6 +72,8 @@ class LocalLrm:
     All other jobs are background load.
     """
 
+    product = "the local resource manager"
+
     def __init__(
         self,
         cluster: LocalCluster,

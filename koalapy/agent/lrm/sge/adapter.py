@@ -21,6 +21,7 @@ from koalapy.agent.lrm.drmaa.control import drmaa_control
 from koalapy.agent.lrm.node_classes import KnownNode, NodeGroups, group_nodes
 from koalapy.agent.lrm.port import (
     JOB_PREFIX,
+    SUSPENDED_TEXT,
     Finding,
     JobControl,
     JobEnd,
@@ -55,12 +56,15 @@ from koalapy.agent.lrm.sge.answers import (
     job_state,
     queue_state,
     read_hosts,
+    read_job_error,
     read_listing,
+    read_waiting_reason,
     short_name,
     use_of,
 )
 from koalapy.agent.lrm.sge.commands import Layout, QsubControl, SgeCommands, check_grid_engine, read_layout
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
+from koalapy.model.job_sizes import JobSizes
 from koalapy.model.node_requirement import Gpus
 from koalapy.model.reports import ListedState
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
@@ -71,6 +75,10 @@ LAYOUT_MAX_AGE_S = 60.0
 """Age at which parallel environment and queues are read again."""
 JOB_ERROR_TIMEOUT_S = 5.0
 """How long a snapshot waits for the reason why a job will not start."""
+WAITING_QUERY_INTERVAL_S = 3.0
+"""Time between two queries of the reason why a job waits, and before the first."""
+MAX_WAITING_QUERIES = 3
+"""Such queries in one snapshot."""
 NO_GROUPS = NodeGroups()
 SETTLING_TIME_S = 10.0
 
@@ -88,6 +96,8 @@ class SgeLrm(PolledLrm):
     Grid jobs run as the agent's account or as accounts that it may use, and their names begin with ``prefix``. Slots of
     all other jobs are background load.
     """
+
+    product = "Grid Engine"
 
     def __init__(
         self,
@@ -126,6 +136,9 @@ class SgeLrm(PolledLrm):
 
     async def submit_job(self, submission: LrmSubmission) -> str:
         layout = await self._current_layout()
+        if submission.nodes > layout.most:
+            limit = f"{self._settings.parallel_environment} gives its jobs {layout.most}"
+            reject_size(submission.nodes, limit, f"ask for at most {layout.most} nodes")
         if submission.nodes > len(layout.hosts):
             subject = f"queue {self._settings.queue}" if self._settings.queue else self._settings.parallel_environment
             reject_size(submission.nodes, f"{subject} has {len(layout.hosts)}", "ask for fewer nodes")
@@ -208,11 +221,15 @@ class SgeLrm(PolledLrm):
         self._has_listed = True
         await self._resolver.resolve(ended)
         unreachable = unreachable_hosts(listing)
-        active_jobs = []
+        active_jobs, asked = [], 0
         for job in self._jobs.active_jobs(listing):
             tracked = self._jobs.by_id[job.id]
             if is_broken(job.state) and not tracked.error:
-                tracked.error = await self._read_job_error(job.id)
+                tracked.error = await self._read_job_field(job.id, read_job_error)
+            elif tracked.may_ask_why(self._clock.monotonic()) and asked < MAX_WAITING_QUERIES:
+                asked += 1
+                tracked.waiting = await self._read_job_field(job.id, read_waiting_reason)
+                tracked.waiting_read_at = self._clock.monotonic()
             active_jobs.append(convert_job(job, tracked, unreachable))
         jobs = (*active_jobs, *self._jobs.unresolved_jobs(), *self._jobs.ended_jobs())
         held = {node for job in active_jobs if job.state is LrmJobState.RUNNING for node in job.nodes}
@@ -262,14 +279,13 @@ class SgeLrm(PolledLrm):
         answer = await self._commands.run_checked("qstat", "-s", states, "-u", self._users, "-xml")
         return read_listing(answer.output).jobs
 
-    async def _read_job_error(self, job: str) -> str:
-        """Return why a job is in an error state, as Grid Engine reports it; empty if it does not."""
+    async def _read_job_field(self, job: str, read: Callable[[str], str]) -> str:
+        """Return what a function reads in Grid Engine's description of a job; empty if there is none."""
         try:
             answer = await self._commands.run("qstat", "-j", job, timeout=JOB_ERROR_TIMEOUT_S)
         except SiteUnavailable:
             return ""
-        lines = answer.text.splitlines()
-        return next((line.partition(":")[2].strip() for line in lines if line.startswith("error reason")), "")
+        return read(answer.text)
 
 
 def make_snapshot(
@@ -307,6 +323,7 @@ def make_snapshot(
         len(hosts["down"]),
         jobs,
         notices=groups.notices,
+        job_sizes=(JobSizes(most=max(1, layout.most)),) if layout.most < len(usable) else (),
         node_classes=groups.report(lambda names: len(names & hosts["idle"])),
         nodes=groups.list_nodes(
             states, {host: f"queue state {letters}" for host, letters in problems.items() if letters}
@@ -347,8 +364,16 @@ class TrackedJob:
     """When the first of the queries began that the accounting has not answered."""
     error: str = ""
     """Why it will not start, once that was queried."""
+    waiting: str = ""
+    """Why it waits, as last queried."""
+    waiting_read_at: float | None = None
     user: str = ""
     """The account that it runs as; empty for the agent's own."""
+
+    def may_ask_why(self, now: float) -> bool:
+        """Return whether it has waited for so long that it is worth a query of the reason."""
+        since = self.since if self.waiting_read_at is None else self.waiting_read_at
+        return self.state is LrmJobState.QUEUED and now - since >= WAITING_QUERY_INTERVAL_S
 
 
 @dataclass(slots=True)
@@ -385,7 +410,11 @@ class TrackedJobs:
             tracked = self.by_id.setdefault(job.id, TrackedJob(job.id, job.name, began, user=self.user_of(job)))
             tracked.nodes, tracked.state, tracked.gone_since = job.hosts or tracked.nodes, job_state(job.state), None
             present.add(job.id)
-        missing = [job for job in self.by_id.values() if job.id not in present and job.since < began]
+        missing = [
+            job
+            for job in self.by_id.values()
+            if job.id not in present and job.since < began and not (listing.unreadable and job.gone_since is None)
+        ]
         for tracked in missing:
             tracked.gone_since = began if tracked.gone_since is None else tracked.gone_since
         return missing
@@ -434,11 +463,13 @@ def convert_job(job: SgeJob, tracked: TrackedJob, unreachable: Iterable[str]) ->
         reason, lost = f"node {unreachable_nodes[0]} does not answer Grid Engine", DELETED in job.state
         state = LrmJobState.ENDED if lost else state
     elif state is LrmJobState.RUNNING and any(letter in SUSPENDED for letter in job.state):
-        reason = "suspended by Grid Engine"
+        reason = SUSPENDED_TEXT.format("Grid Engine")
     elif state is LrmJobState.QUEUED and HELD in job.state:
         reason = "Grid Engine holds it (qrls releases it)"
     elif state is LrmJobState.UNKNOWN:
         reason = f"Grid Engine says {job.state!r}"
+    elif state is LrmJobState.QUEUED and tracked.waiting:
+        reason = f"Grid Engine says {tracked.waiting}"
     return LrmJob(job.id, job.name, state, job.hosts, None, lost, reason, user=tracked.user)
 
 

@@ -19,6 +19,7 @@ _INVALID_CHARACTER = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U00
 _REFERENCE = re.compile("&#(?:([0-9]+)|x([0-9a-fA-F]+));")
 _BARE_AMPERSAND = re.compile("&(?!(?:#[0-9]+|#x[0-9a-fA-F]+|amp|lt|gt|quot|apos);)")
 _NAME_ELEMENT = re.compile("<(JB_name|JB_owner)>(.*?)</\\1>", re.DOTALL)
+_XML_LINE = re.compile(r"\s*(?:<[^<>]*>(?:[^<>]*</[^<>]+>)?)?\s*")
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 _UNITS = {"": 1, "k": 1000, "K": 1 << 10, "m": 10**6, "M": 1 << 20, "g": 10**9, "G": 1 << 30, "t": 10**12, "T": 1 << 40}
@@ -45,6 +46,7 @@ UNREACHABLE = "u"
 DELETED = "d"
 HELD = "h"
 SUSPENDED = "sSTP"
+MAX_REASON_LENGTH = 200
 _KILLED_BY_SIGNAL = 100
 """A failure code."""
 _LIMIT_FAILURES: Mapping[int, str] = {37: "h_rt, h_cpu, or h_vmem", 44: "h_rt", 47: "h_rss", 52: "memory"}
@@ -84,6 +86,8 @@ class Listing:
 
     instances: tuple[QueueInstance, ...]
     jobs: tuple[SgeJob, ...]
+    unreadable: int = 0
+    """Lines that were skipped. A job that is missing has not ended, then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +139,7 @@ def is_broken(letters: str) -> bool:
 def read_listing(text: bytes) -> Listing:
     """Read an answer of qstat. Raise ``SiteUnavailable`` for other text."""
     try:
-        root = _read_xml(text)
+        root, unreadable = _read_xml(text)
     except Xml.ParseError as error:
         raise SiteUnavailable(f"qstat's answer is not XML: {_quote_begin(text)} ({error})") from error
     if root.tag != "job_info" or root.find("queue_info") is None or root.find("job_info") is None:
@@ -145,15 +149,26 @@ def read_listing(text: bytes) -> Listing:
         queue, _, host = _text(element, "name").partition("@")
         if queue and host:
             instances[queue, host] = _read_instance(element, queue, host)
-    return Listing(tuple(instances.values()), tuple(_read_jobs(root)))
+    return Listing(tuple(instances.values()), tuple(_read_jobs(root)), unreadable)
 
 
-def _read_xml(answer: bytes) -> Xml.Element:
-    """Return the root element. Invalid characters are replaced; raise ``Xml.ParseError`` for other errors."""
-    text = _INVALID_CHARACTER.sub(_REPLACEMENT, answer.decode(errors="replace")).lstrip()
+def _read_xml(answer: bytes) -> tuple[Xml.Element, int]:
+    """Return the root element, and the number of lines in it that are no XML and were skipped.
+
+    Text around the document is skipped, and invalid characters are replaced. Raise ``Xml.ParseError`` for other errors.
+    """
+    text = _INVALID_CHARACTER.sub(_REPLACEMENT, answer.decode(errors="replace"))
+    begin = re.search(r"<\?xml", text) or re.search(r"<[A-Za-z_]", text)
+    text = text[begin.start() if begin else 0 : text.rfind(">") + 1]
     text = _NAME_ELEMENT.sub(lambda name: f"<{name[1]}>{name[2].replace('<', '&lt;')}</{name[1]}>", text)
     text = _BARE_AMPERSAND.sub("&amp;", text)
-    return Xml.fromstring(_REFERENCE.sub(_replace_invalid, text))
+    text = _REFERENCE.sub(_replace_invalid, text)
+    try:
+        return Xml.fromstring(text), 0
+    except Xml.ParseError:
+        lines = text.splitlines()
+        valid = [line for line in lines if _XML_LINE.fullmatch(line)]
+        return Xml.fromstring("\n".join(valid)), len(lines) - len(valid)
 
 
 def _replace_invalid(reference: re.Match[str]) -> str:
@@ -201,6 +216,26 @@ def _read_jobs(root: Xml.Element) -> Iterator[SgeJob]:
         yield SgeJob(id, _text(first, "JB_name"), _text(first, "JB_owner"), _text(first, "state"), tuple(hosts))
 
 
+def read_job_error(text: str) -> str:
+    """Return why a job is in an error state, from the output of ``qstat -j``; empty if it does not say that."""
+    lines = text.splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("error reason")), "")
+
+
+def read_waiting_reason(text: str) -> str:
+    """Return why a job waits, from the scheduling information in the output of ``qstat -j``; empty if there is none.
+
+    A line about the parallel environment or a limit is about the whole job; other lines are about one queue each.
+    """
+    _, found, information = text.partition("scheduling info:")
+    lines = [" ".join(line.split()) for line in information.splitlines()] if found else []
+    lines = [line for line in lines if line and not line.startswith("(")]
+    decisive = [
+        line for line in lines if re.search(r"cannot run in PE|exceeds limit|limit .* in rule|dropped because", line)
+    ]
+    return next(iter([*decisive, *lines]), "")[:MAX_REASON_LENGTH]
+
+
 def _text(element: Xml.Element, name: str) -> str:
     return (element.findtext(name) or "").strip()
 
@@ -229,7 +264,7 @@ class HostProperties:
 def read_hosts(text: bytes) -> dict[str, HostProperties]:
     """Return the properties of hosts in an answer of ``qhost -F -xml`` by short name; empty for other text."""
     try:
-        root = _read_xml(text)
+        root, _ = _read_xml(text)
     except Xml.ParseError:
         return {}
     hosts = {}

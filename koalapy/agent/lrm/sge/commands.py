@@ -15,6 +15,7 @@ from koalapy.agent.core.settings import inherited_environment
 from koalapy.agent.lrm.commands import COMMAND_TIMEOUT_S, CommandResult, Commands, parse_job_number
 from koalapy.agent.lrm.port import Finding, JobControl, LrmSubmission
 from koalapy.agent.lrm.sge.answers import AccountingRecord, queue_state, read_accounting, read_listing, short_name
+from koalapy.model.bounds import MAX_NODES
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
 
 FORCED_DELETE_HINT = (
@@ -32,22 +33,13 @@ _OUT_OF_REACH = re.compile(
 )
 """Beginnings of lines about an unreachable master. Other text of a line may be a site's or a job's own."""
 _ENDED_JOB_PHRASES = ("does not exist", "already in deletion", "registered the job")
-_HINTS = (
-    ("parallel environment", "set the cluster's parallel_environment to one of qconf -spl"),
-    ("unknown queue", "set the cluster's queue to one of qconf -sql"),
-    ("no suitable queues", "check that queue, parallel environment and native_specification fit together (qsub -w v)"),
-    ("unknown resource", "correct the cluster's native_specification"),
-    ("option", "correct the cluster's native_specification"),
-    ("not allowed to submit", "make this host a submit host (qconf -as)"),
-    ("submit host", "make this host a submit host (qconf -as)"),
-)
 
 
 class SgeCommands(Commands):
     """Runs Grid Engine's commands in English, and bypasses wrapper scripts, which take ten times as long."""
 
     def __init__(self, run_as: RunAs) -> None:
-        super().__init__(run_as.run, inherited_environment(prefixes=("SGE_",)) | {"LC_ALL": "C"}, _OUT_OF_REACH, _HINTS)
+        super().__init__(run_as.run, inherited_environment(prefixes=("SGE_",)) | {"LC_ALL": "C"}, _OUT_OF_REACH)
         self._folder: str | None = None
 
     async def find_programs(self) -> None:
@@ -145,6 +137,8 @@ class Layout:
 
     slots: int
     instances: frozenset[tuple[str, str]]
+    most: int = MAX_NODES
+    """Nodes that the parallel environment gives to all of its jobs together."""
 
     @property
     def hosts(self) -> frozenset[str]:
@@ -163,7 +157,8 @@ async def read_layout(commands: SgeCommands, environment: str, queue: str | None
             fault=SiteFault.SITE,
         )
     answer = await commands.run("qselect", "-pe", environment, *(("-q", queue) if queue else ()))
-    instances = [tuple(word.split("@", 1)) for word in answer.text.split() if "@" in word]
+    words = [line.strip() for line in answer.text.splitlines()]
+    instances = [tuple(word.split("@", 1)) for word in words if re.fullmatch(r"[^\s@]+@[^\s@]+", word)]
     if answer.code != 0 or not instances:
         subject = f"the queue {queue} does not offer" if queue else "no queue offers"
         raise SiteRejected(
@@ -171,7 +166,9 @@ async def read_layout(commands: SgeCommands, environment: str, queue: str | None
             fault=SiteFault.SITE,
             hint="see qconf -sql and qconf -sq QUEUE; its pe_list must name it (qconf -mq)",
         )
-    return Layout(int(rule), frozenset((queue, host) for queue, host in instances))
+    slots = attributes.get("slots", "")
+    most = int(slots) // int(rule) if slots.isdecimal() else MAX_NODES
+    return Layout(int(rule), frozenset((queue, host) for queue, host in instances), min(most, MAX_NODES))
 
 
 async def read_parallel_environment(commands: SgeCommands, name: str) -> dict[str, str]:

@@ -4,9 +4,8 @@ import contextlib
 import os
 import pwd
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from koalapy.agent.components.job_folders import JobFolders
 from koalapy.agent.core.settings import AgentSettings, SiteSettings
@@ -15,6 +14,7 @@ from koalapy.agent.lrm.drmaa.control import drmaa_control
 from koalapy.agent.lrm.node_classes import KnownNode, NodeGroups, group_nodes
 from koalapy.agent.lrm.port import (
     JOB_PREFIX,
+    SUSPENDED_TEXT,
     Finding,
     JobControl,
     LrmJob,
@@ -34,31 +34,47 @@ from koalapy.agent.lrm.rejections import (
 from koalapy.agent.lrm.script import place_script
 from koalapy.agent.lrm.slurm.answers import (
     COLUMNS,
+    JobLine,
     SlurmJob,
     SlurmNode,
+    quote_line,
     read_columns,
     read_hosts,
+    read_lines,
     read_nodes,
-    read_uid,
-    words_in,
 )
 from koalapy.agent.lrm.slurm.commands import SbatchControl, SlurmAccounting, SlurmCommands, time_limit
-from koalapy.agent.lrm.slurm.offer import Offer, check_nodes, check_partition, check_version, read_offer, read_sharing
+from koalapy.agent.lrm.slurm.limits import NO_LIMIT, AccountLimit, read_account_limit, report_reservations
+from koalapy.agent.lrm.slurm.offer import (
+    Offer,
+    check_nodes,
+    check_partition,
+    check_version,
+    node_states,
+    option_value,
+    partly_used_nodes,
+    read_offer,
+    read_sharing,
+    split_names,
+)
 from koalapy.agent.lrm.slurm.states import (
+    NODE_RESERVED,
     NodeState,
     fault_of_waiting,
-    is_partly_used,
+    is_account_limit,
     is_starting,
+    is_suspended,
     job_end,
     job_state,
     node_starts,
-    node_state,
     nodes_waited_for,
     waiting_text,
 )
+from koalapy.model.bounds import MAX_NODES
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
 from koalapy.model.node_requirement import NodeRequirement, count_gpus, expand_host_list
 from koalapy.model.reports import ListedState
+from koalapy.model.wording import format_nodes
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
 MESSAGE_TIMEOUT_S = 10.0
@@ -67,6 +83,8 @@ RESUME_TIMEOUT_S = 60.0
 """Slurm's default of ResumeTimeout."""
 OFFER_MAX_AGE_S = 10.0
 """Age at which partitions and reservations are read again."""
+LIMIT_MAX_AGE_S = 60.0
+"""Age at which limits of accounts are read again; each snapshot reads those of which jobs use a part."""
 NO_GROUPS = NodeGroups()
 HOLDING = (LrmJobState.RUNNING, LrmJobState.UNKNOWN)
 """States of jobs that hold nodes."""
@@ -74,15 +92,6 @@ _MAX_SNAPSHOT_TRIES = 3
 _MEMORY_OPTIONS = ("--mem", "--mem-per-cpu", "--mem-per-gpu")
 _MAX_RETAINED_CANCELLED = 10_000
 _ACCOUNTING_SINCE = "now-14days"
-
-
-class _JobLine(NamedTuple):
-    """A job in a line of squeue or sacct."""
-
-    job: str
-    state: LrmJobState
-    uid: int
-    name: str
 
 
 def make_lrm(settings: AgentSettings) -> "SlurmLrm":
@@ -97,6 +106,8 @@ class SlurmLrm(PolledLrm):
     Grid jobs run as the agent's account or as accounts that it may use, and their names begin with ``prefix``. All
     other jobs are background load.
     """
+
+    product = "Slurm"
 
     def __init__(
         self,
@@ -117,6 +128,7 @@ class SlurmLrm(PolledLrm):
         self._control: JobControl = control or SbatchControl(self._common_options(), self._commands)
         self._offer: Offer | None = None
         self._offer_read_at = 0.0
+        self._limit, self._limit_until = NO_LIMIT, float("-inf")
         self._known_nodes: list[KnownNode] = []
         """Nodes of the last snapshot."""
         self._groups = NodeGroups()
@@ -159,14 +171,17 @@ class SlurmLrm(PolledLrm):
         except SiteRejected as error:
             if error.fault is SiteFault.UNSUITABLE:
                 self._offer = None  # its limits may have changed
-            raise blame_requirement(error, submission.requirement) from error
+                with contextlib.suppress(SiteUnavailable):
+                    await self._reject_size(submission)
+                    error.sizes = error.sizes or (await self._current_offer()).find_misfit(error, submission.nodes)
+            raise blame_requirement(self._commands.rejection(error), submission.requirement) from error
         finally:
             self.poll_soon()
 
     async def find_job(self, name: str, user: str = "") -> str | None:
         uid = (await self._folders.run_as.accounts.find_account(user)).uid if user else os.getuid()
-        answer = await self._squeue((user,), f"--name={name}", "--format=%i|%T|%U|%j")
-        lines = [line for line in _read_lines(answer.output) if (line.name, line.uid) == (name, uid)]
+        answer = await self._squeue((user,), "--noheader", f"--name={name}", "--format=%i|%T|%U|%j")
+        lines = [line for line in read_lines(answer.output) if (line.name, line.uid) == (name, uid)]
         if not lines:
             lines = [line for line in await self._read_accounting(name, user) if (line.name, line.uid) == (name, uid)]
         lines.sort(key=lambda line: (line.state is not LrmJobState.ENDED, len(line.job), line.job))
@@ -183,7 +198,7 @@ class SlurmLrm(PolledLrm):
             if "invalid job id" in answer.error_text("squeue").lower():
                 return
             raise self._commands.error("squeue", answer)
-        for line in _read_lines(answer.output):
+        for line in read_lines(answer.output):
             if line.state is LrmJobState.ENDED:
                 continue
             if line.name != name or (await self._account_of(line.uid)) != user:
@@ -215,8 +230,11 @@ class SlurmLrm(PolledLrm):
             except SiteError as error:
                 findings.append(Finding("nodes", False, error.message, error.hint or "try sinfo --json by hand"))
             try:
-                text = f"can be read; jobs of koalapy in it: {len(await self._read_jobs())}"
-                findings.append(Finding("queue", True, text))
+                jobs, unreadable = await self._read_jobs()
+                text = f"can be read; jobs of koalapy in it: {len(jobs)}"
+                if unreadable:
+                    text = f"{len(unreadable)} lines of squeue cannot be read: {quote_line(unreadable[0])}"
+                findings.append(Finding("queue", not unreadable, text, "try squeue --me by hand" if unreadable else ""))
             except SiteError as error:
                 findings.append(Finding("queue", False, error.message, error.hint or "try squeue --me by hand"))
             findings += await self._control.check_setup(min_nodes)
@@ -227,7 +245,7 @@ class SlurmLrm(PolledLrm):
         offer = await self._current_offer()
         for _ in range(_MAX_SNAPSHOT_TRIES):
             nodes = await self._read_nodes(offer)
-            slurm_jobs = await self._read_jobs()
+            slurm_jobs, unreadable = await self._read_jobs()
             jobs = [await self._convert_job(job, nodes, offer) for job in slurm_jobs]
             ended = frozenset(job.id for job in jobs if job.state is LrmJobState.ENDED)
             is_consistent, self._ended = ended <= self._ended, ended
@@ -248,8 +266,13 @@ class SlurmLrm(PolledLrm):
             if job.state is LrmJobState.QUEUED
         )
         error = "; ".join(filter(None, (offer.error, await self._control.submit_error())))
-        shared = _partly_used_nodes(nodes, offer, not_counted) if offer.shares else None
-        return replace(make_snapshot(nodes, jobs, offer, queued_nodes, self._groups, shared), submit_error=error)
+        shared = partly_used_nodes(nodes, offer, not_counted) if offer.shares else None
+        snapshot = make_snapshot(nodes, jobs, offer, queued_nodes, self._groups, shared)
+        notices = snapshot.notices
+        if unreadable:
+            first = quote_line(unreadable[0])
+            notices = (*notices, f"squeue prints {len(unreadable)} lines that cannot be read: {first}")
+        return replace(snapshot, submit_error=error, notices=notices, unreadable=len(unreadable))
 
     def _common_options(self, part: NodeRequirement | None = None) -> list[str]:
         """Return the options of every job; ``part``: what a job that shares its nodes needs of each."""
@@ -317,9 +340,10 @@ class SlurmLrm(PolledLrm):
         Slurm may accept such a job and never start it, and has the same message for too few nodes as for too many.
         """
         offer = await self._current_offer()
-        if submission.nodes < (min_nodes := offer.next_size(submission.nodes)):
+        min_nodes = offer.next_size(submission.nodes, submission.requirement.partition)
+        if submission.nodes < min_nodes:
             limit, hint = f"{offer.description} gives a job at least {min_nodes}", f"ask for at least {min_nodes} nodes"
-            reject_size(submission.nodes, limit, hint, SiteFault.UNSUITABLE)
+            reject_size(submission.nodes, limit, hint, SiteFault.UNSUITABLE, "few")
         is_particular = submission.node_class or submission.requirement.matching_part is not None
         if submission.nodes > self._max_job_nodes or (is_particular and not self._known_nodes):
             await self._read_nodes(offer)
@@ -332,7 +356,7 @@ class SlurmLrm(PolledLrm):
         """Return the account of a uid that runs grid jobs; empty for the agent's account, None for other users."""
         return "" if uid == os.getuid() else (await self._folders.account_names()).get(uid)
 
-    async def _read_accounting(self, name: str, user: str) -> list[_JobLine]:
+    async def _read_accounting(self, name: str, user: str) -> list[JobLine]:
         """Return jobs of this name in Slurm's accounting; empty if there is no accounting."""
         options = (f"--name={name}", f"--starttime={_ACCOUNTING_SINCE}", "--format=JobIDRaw,State,UID,JobName")
         try:
@@ -341,7 +365,7 @@ class SlurmLrm(PolledLrm):
             )
         except SiteError:
             return []
-        return _read_lines(answer.output)
+        return read_lines(answer.output)
 
     async def _current_offer(self) -> Offer:
         """Return partitions and limits for grid jobs; read them anew when they are too old."""
@@ -350,7 +374,25 @@ class SlurmLrm(PolledLrm):
             offer = await read_offer(self._commands, self._settings.partition, self._native_options)
             self._offer = await read_sharing(self._commands, offer) if self._settings.share else offer
             self._offer_read_at = now
+        if not self._folders.is_mapped and (now >= self._limit_until or self._offer.limit.free < MAX_NODES):
+            self._limit = await self._read_limit()
+            self._limit_until = now + LIMIT_MAX_AGE_S
+        if self._offer.limit != self._limit:
+            self._offer = replace(self._offer, limit=self._limit)
         return self._offer
+
+    async def _read_limit(self) -> AccountLimit:
+        """Return the limits of the account of all jobs, as far as Slurm shows them."""
+        account = self._settings.account or option_value(self._native_options, "--account", "-A") or ""
+        qos = option_value(self._native_options, "--qos", "-q") or ""
+        try:
+            if not await self._accounting.enforces_limits():
+                return NO_LIMIT
+            options = ("flags=assoc,qos", f"users={_own_account()}")
+            answer = await self._commands.run_checked("scontrol", "show", "assoc_mgr", "--oneliner", *options)
+        except SiteError:
+            return self._limit
+        return read_account_limit(answer.text, _own_account(), account, split_names(qos))
 
     async def _read_nodes(self, offer: Offer) -> list[SlurmNode]:
         """Return all nodes that grid jobs may get."""
@@ -373,11 +415,12 @@ class SlurmLrm(PolledLrm):
             self._known_nodes, self._groups = known_nodes, group_nodes(known_nodes, self._settings.node_classes)
         return nodes
 
-    async def _read_jobs(self) -> list[SlurmJob]:
-        """Return grid jobs; jobs of other users are not queried, since there may be many."""
+    async def _read_jobs(self) -> tuple[list[SlurmJob], list[bytes]]:
+        """Return grid jobs, and the lines that cannot be read. Jobs of other users may be many, and are not queried."""
         accounts = await self._folders.account_names()
         answer = await self._squeue(("", *sorted(accounts.values())), "--noconvert", COLUMNS)
-        return await self._add_hosts(read_columns(answer.output, self._prefix, {os.getuid(), *accounts}))
+        jobs, unreadable = read_columns(answer.output, self._prefix, {os.getuid(), *accounts})
+        return await self._add_hosts(jobs), unreadable
 
     async def _squeue(self, users: Iterable[str], *options: str) -> CommandResult:
         """Run squeue for the jobs of accounts; an empty name is the agent's own.
@@ -386,9 +429,7 @@ class SlurmLrm(PolledLrm):
         skips an account that it does not know; its jobs must not be taken for ended ones.
         """
         names = [name or _own_account() for name in users]
-        answer = await self._commands.run_checked(
-            "squeue", f"--user={','.join(names)}", "--states=all", "--noheader", *options
-        )
+        answer = await self._commands.run_checked("squeue", f"--user={','.join(names)}", "--states=all", *options)
         for name in re.findall(r"Invalid user: (\S+)", answer.errors):
             exists = True
             if name != _own_account():
@@ -428,6 +469,8 @@ class SlurmLrm(PolledLrm):
         fault, reason, starting = None, "", is_starting(job.words)
         if starting:
             reason = "Slurm makes its nodes ready"
+        elif is_suspended(job.words):
+            reason = SUSPENDED_TEXT.format("Slurm")
         elif state is LrmJobState.QUEUED:
             fault = fault_of_waiting(job.reason, choice=len(offer.partitions) > 1)
             reason = f"Slurm will not start it: {job.reason}" if fault else waiting_text(job.reason)
@@ -438,7 +481,10 @@ class SlurmLrm(PolledLrm):
             self._max_start_s = max(timeouts.get("ResumeTimeout", 0.0), RESUME_TIMEOUT_S)
             self._max_start_s += timeouts.get("BatchStartTimeout", 0.0)
         start_s = self._max_start_s or 0.0 if starting else 0.0
-        return LrmJob(job.id, job.name, state, job.nodes, reason=reason, starting=start_s, fault=fault, user=user)
+        limited = state is LrmJobState.QUEUED and is_account_limit(job.reason)
+        return LrmJob(
+            job.id, job.name, state, job.nodes, reason=reason, starting=start_s, fault=fault, user=user, limited=limited
+        )
 
 
 def _waits_for_starting_nodes(job: SlurmJob, nodes: Sequence[SlurmNode]) -> bool:
@@ -448,27 +494,6 @@ def _waits_for_starting_nodes(job: SlurmJob, nodes: Sequence[SlurmNode]) -> bool
     except ValueError:
         return False
     return bool(missing) and missing <= {node.name for node in nodes if node_starts(node.words)}
-
-
-def node_states(nodes: Sequence[SlurmNode], offer: Offer) -> list[NodeState]:
-    """Return the state of each node for grid jobs."""
-    up = {partition.name for partition in offer.partitions if partition.is_up}
-    return [
-        node_state(node.words, reserved=offer.has_reserved(node.name)) if node.partitions & up else "down"
-        for node in nodes
-    ]
-
-
-def _partly_used_nodes(nodes: Sequence[SlurmNode], offer: Offer, excluded: Container[str]) -> list[SlurmNode]:
-    """Return the nodes of which grid jobs could get the remaining part."""
-    up = {partition.name for partition in offer.partitions if partition.is_up and partition.name in offer.sharing}
-    return [
-        node
-        for node in nodes
-        if node.partitions & up
-        and node.name not in excluded
-        and is_partly_used(node.words, reserved=offer.has_reserved(node.name))
-    ]
 
 
 def make_snapshot(
@@ -492,7 +517,7 @@ def make_snapshot(
     idle_nodes = [node for node, state in states if state == "idle"]
     planned = [node for node, state in states if state == "planned"]
     available = [*idle_nodes, *planned[:queued_nodes]]
-    idle = offer.max_job_nodes(available)
+    idle = offer.max_job_nodes(available, offer.limit.free)
     down = sum(state == "down" for _, state in states)
     max_nodes = offer.max_job_nodes(nodes)
     limits = []
@@ -504,7 +529,9 @@ def make_snapshot(
         )
     if offer.exclusive_because:
         limits.append(f"the site's setting share has no effect: {offer.exclusive_because}")
-    parts = list(shared or ())[: offer.max_job_nodes([*available, *(shared or ())]) - idle]
+    if offer.limit.free < len(available):
+        limits.append(f"the limits of its account leave {format_nodes(offer.limit.free)} to further jobs")
+    parts = list(shared or ())[: max(0, offer.max_job_nodes([*available, *(shared or ())], offer.limit.free) - idle)]
     return LrmSnapshot(
         total=len(nodes),
         idle=idle,
@@ -513,15 +540,22 @@ def make_snapshot(
         jobs=tuple(jobs),
         notices=(*limits, *groups.notices),
         node_classes=groups.report(
-            lambda names: offer.max_job_nodes([node for node in available if node.name in names]),
+            lambda names: offer.max_job_nodes([n for n in available if n.name in names], offer.limit.free),
             {node.name: node.used for node in parts if node.used is not None},
         ),
         shares=shared is not None,
         withheld=len(available) - idle,
-        min_job_nodes=offer.min_job_nodes,
+        job_sizes=offer.job_sizes,
+        reservations=report_reservations(
+            offer.others, {n.name for n in nodes}, {n.name for n in available}, offer.default_walltime
+        ),
         nodes=groups.list_nodes(
             {node.name: "held" if node.name in held else _LISTED_STATES[state] for node, state in all_states},
-            {node.name: _state_text(node) for node, state in states if state not in ("idle", "busy") or node.reason},
+            {
+                node.name: _state_text(node)
+                for node, state in states
+                if state not in ("idle", "busy") or node.reason or node.words & NODE_RESERVED
+            },
         ),
     )
 
@@ -541,13 +575,3 @@ def _own_account() -> str:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
         return str(os.getuid())
-
-
-def _read_lines(output: bytes) -> list[_JobLine]:
-    """Read lines of job, state, uid and name."""
-    lines = []
-    for line in output.decode(errors="replace").splitlines():
-        job, state, uid_text, name = [*line.strip().split("|", 3), "", "", ""][:4]
-        if job.isdecimal() and (uid := read_uid(uid_text)) is not None:
-            lines.append(_JobLine(job, job_state(words_in([state])), uid, name))
-    return lines

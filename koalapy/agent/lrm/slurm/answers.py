@@ -12,12 +12,15 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from typing_extensions import TypeIs
 
 from koalapy.agent.lrm.node_classes import NodePart
+from koalapy.agent.lrm.port import LrmJobState
+from koalapy.agent.lrm.slurm.states import job_state
 from koalapy.model.errors import SiteUnavailable
 from koalapy.model.node_requirement import MAX_CORES, MAX_GPUS, WORD, Gpus, expand_host_list
 
@@ -38,6 +41,7 @@ Free texts come last, and are much shorter together than the columns before them
 too short to look like the line of another job.
 """
 _UNTIL_NAME = sum(_WIDTHS.values()) - _WIDTHS["Name"]
+_HEADER = b"JOBID "
 _UNTIL_USER = _UNTIL_NAME - _WIDTHS["Reason"]
 """Bytes of a line up to the end of that column."""
 _COUNT = re.compile(r"(\d{1,18}(?:\.\d{1,6})?)([KMGTP]?)", re.ASCII)
@@ -88,30 +92,45 @@ class SlurmJob:
 
 
 def read_nodes(answer: bytes, partitions: Collection[str]) -> list[SlurmNode]:
-    """Read the nodes of these partitions from sinfo's answer, each once."""
+    """Read the nodes of these partitions from sinfo's answer, each once.
+
+    Entries that cannot be read are skipped. Raise ``SiteUnavailable`` for the first if no entry of these partitions
+    can be read.
+    """
     document = _document(answer, "sinfo")
     if "nodes" in document:
         entries, read_entry = _entries(document, "sinfo", "nodes"), _read_node
     else:
         entries, read_entry = _entries(document, "sinfo", "sinfo"), _read_group
     nodes: dict[str, SlurmNode] = {}
+    problem: SiteUnavailable | None = None
     for entry in entries:
         # The partitions of a node, or the one of a group. An entry of other partitions need not be understood.
         value = entry.get("partitions", entry.get("partition"))
         value = value.get("name") if isinstance(value, dict) else value
         values: list[Any] = value if isinstance(value, list) else [value]
         if names := frozenset(partitions) & {name.rstrip("*") for name in values if isinstance(name, str)}:
-            for node in read_entry(entry, names):
+            try:
+                read = read_entry(entry, names)
+            except SiteUnavailable as error:
+                problem = problem or error
+                continue
+            for node in read:
                 earlier = nodes.get(node.name, node).partitions
                 nodes[node.name] = replace(node, partitions=node.partitions | earlier)
+    if problem is not None and not nodes:
+        raise problem
     return list(nodes.values())
 
 
 def _document(answer: bytes, command: str) -> Mapping[str, Any]:
     """Parse the JSON output of a command; raise ``SiteUnavailable`` if it is invalid or reports errors."""
     try:
-        # Names and reasons of other users may be any bytes.
-        document = json.loads(answer.decode(errors="replace"), strict=False)
+        # Names and reasons of other users may be any bytes. Wrapper scripts may print text around it.
+        text = answer.decode(errors="replace")
+        begin_of_document = re.search(r"^\s*[\[{]", text, re.MULTILINE)
+        text = text[begin_of_document.start() :].lstrip() if begin_of_document else text
+        document, _ = json.JSONDecoder(strict=False).raw_decode(text)
     except (ValueError, RecursionError):
         begin = answer[:80].decode(errors="replace").strip() or "nothing"
         raise SiteUnavailable(f"{command} answered no JSON: {' '.join(begin.split())}") from None
@@ -132,8 +151,9 @@ def _error_text(problems: object) -> str:
 
 
 def _entries(document: Mapping[str, Any], command: str, key: str) -> list[dict[str, Any]]:
-    entries = document.get(key)
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+    values = document.get(key)
+    entries = [entry for entry in values if isinstance(entry, dict)] if isinstance(values, list) else None
+    if entries is None or (values and not entries):
         _raise_not_understood(command, f"it has no list of {key}")
     return entries
 
@@ -255,18 +275,39 @@ def _raise_not_understood(command: str, problem: str) -> NoReturn:
     raise SiteUnavailable(f"the answer of {command} cannot be read: {problem}")
 
 
-def read_columns(answer: bytes, prefix: str, users: Collection[int]) -> list[SlurmJob]:
-    """Return the jobs of these users with names that begin with ``prefix``. Raise ``SiteUnavailable`` for other text.
+MIN_CUT_LINE = 2048
+"""Bytes of a line that can be a part of a job's line: more than those of a name after a newline."""
 
-    A name may contain newlines. The part after one is skipped, since it is too short for a line.
+
+def read_columns(answer: bytes, prefix: str, users: Collection[int]) -> tuple[list[SlurmJob], list[bytes]]:
+    """Return the jobs of these users with names that begin with ``prefix``, and the lines of jobs that cannot be read.
+
+    Other text is skipped, such as a site's banner, or the part of a name after a newline, which is too short for a
+    line. Raise ``SiteUnavailable`` if the text has neither the header nor a line of squeue.
     """
     *lines, remainder = answer.split(b"\n")
-    if remainder or (lines and len(lines[0]) < _UNTIL_USER):
-        _raise_no_columns(remainder or lines[0])
-    user_lines = [line for line in lines if len(line) >= _UNTIL_USER and _read_user(line) in users]
-    if cut := next((line for line in user_lines if len(line) < _UNTIL_NAME), b""):
-        _raise_no_columns(cut)  # it may be a grid job, which must not be taken for ended
-    return [_read_job(line) for line in user_lines if line.startswith(prefix.encode(), _UNTIL_NAME)]
+    jobs, unreadable = [], [remainder] if remainder else []
+    is_known = not answer.strip()
+    for line in lines:
+        user = _read_user(line) if len(line) >= _UNTIL_USER else None
+        is_known = is_known or user is not None or line.startswith(_HEADER)
+        if user is None:
+            unreadable += [line] if len(line) >= MIN_CUT_LINE and not line.startswith(_HEADER) else []
+        elif user in users:
+            is_ours = line.startswith(prefix.encode(), _UNTIL_NAME)
+            job = _read_job(line) if is_ours else None
+            if job is not None:
+                jobs.append(job)
+            elif is_ours or len(line) < _UNTIL_NAME:
+                unreadable.append(line)
+    if not is_known:
+        _raise_not_understood("squeue", quote_line(answer))
+    return jobs, unreadable
+
+
+def quote_line(line: bytes) -> str:
+    """Return the begin of a line as text for users."""
+    return " ".join(line.decode(errors="replace").split())[:80]
 
 
 def _read_user(line: bytes) -> int | None:
@@ -282,8 +323,8 @@ def read_uid(text: str) -> int | None:
     return value % (1 << 32) if -(1 << 31) <= value < 1 << 32 else None
 
 
-def _read_job(line: bytes) -> SlurmJob:
-    """Parse a line of squeue in columns of fixed width; raise ``SiteUnavailable`` if it is malformed."""
+def _read_job(line: bytes) -> SlurmJob | None:
+    """Parse a line of squeue in columns of fixed width; return None if it is malformed."""
     values, offset = [], 0
     for width in _WIDTHS.values():
         values.append(line[offset : offset + width].decode(errors="replace").strip())
@@ -297,27 +338,21 @@ def _read_job(line: bytes) -> SlurmJob:
         hosts_cut = len(nodes) >= _WIDTHS["NodeList"]
         hosts = () if hosts_cut else tuple(expand_host_list(nodes))
         if not id.isdecimal() or not state or uid is None:
-            raise ValueError(line)
+            return None
     except ValueError:
-        _raise_no_columns(line)
+        return None
     # It is a range if the job may have more or fewer nodes.
     count = read_count(requested.partition("-")[0]) or 0
     return SlurmJob(id, name, uid, words_in([state]), hosts, exit_code, signal_number, reason, count, hosts_cut)
 
 
-def _raise_no_columns(line: bytes) -> NoReturn:
-    _raise_not_understood("squeue", " ".join(line.decode(errors="replace").split())[:80])
-
-
 def read_hosts(answer: bytes) -> dict[str, tuple[str, ...]]:
-    """Read lines of job and nodes. Raise ``SiteUnavailable`` if a list of nodes is invalid."""
+    """Read lines of job and nodes. Skip lines with an invalid list of nodes."""
     hosts = {}
     for line in answer.decode(errors="replace").splitlines():
         job, _, nodes = line.strip().partition("|")
-        try:
+        with suppress(ValueError):
             hosts[job] = tuple(expand_host_list(nodes))
-        except ValueError as error:
-            raise SiteUnavailable(f"squeue: nodes of job {job[:24]}: {error}") from None
     return hosts
 
 
@@ -328,3 +363,22 @@ def read_count(text: str) -> int | None:
         return None
     unit = 1024 ** _UNITS.index(match[2])
     return int(match[1]) * unit if match[1].isdecimal() else int(float(match[1]) * unit)
+
+
+class JobLine(NamedTuple):
+    """A job in a line of squeue or sacct."""
+
+    job: str
+    state: LrmJobState
+    uid: int
+    name: str
+
+
+def read_lines(output: bytes) -> list[JobLine]:
+    """Read lines of job, state, uid and name."""
+    lines = []
+    for line in output.decode(errors="replace").splitlines():
+        job, state, uid_text, name = [*line.strip().split("|", 3), "", "", ""][:4]
+        if job.isdecimal() and (uid := read_uid(uid_text)) is not None:
+            lines.append(JobLine(job, job_state(words_in([state])), uid, name))
+    return lines

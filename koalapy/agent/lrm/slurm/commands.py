@@ -2,6 +2,7 @@
 
 import math
 import os
+import pwd
 import re
 import shutil
 from collections.abc import Iterable, Sequence
@@ -15,7 +16,7 @@ from koalapy.agent.core.settings import inherited_environment
 from koalapy.agent.lrm.commands import Commands, parse_job_number
 from koalapy.agent.lrm.port import Finding, JobControl, JobUse, LrmJob, LrmJobState, LrmSubmission
 from koalapy.agent.lrm.slurm.answers import words_in
-from koalapy.agent.lrm.slurm.states import job_state
+from koalapy.agent.lrm.slurm.states import CANCELLED_IN_SLURM, job_state
 from koalapy.model.errors import SiteError
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
@@ -29,14 +30,11 @@ _TRANSIENT = re.compile(
     re.IGNORECASE,
 )
 _HINTS = (
-    ("json", "this Slurm was built without its JSON plugin: install a package of it that was built with json-c"),
-    ("account", "set the cluster's account to one that this user may charge in its partition"),
-    ("partition", "set the cluster's partition to one of those that sinfo lists"),
-    ("qos", "correct --qos in the cluster's native_specification"),
-    ("time limit", "ask for a shorter walltime"),
-    ("node count", "ask for a number of nodes from the partition's MinNodes to its MaxNodes (scontrol show partition)"),
-    ("node configuration", "ask for fewer nodes, or correct the cluster's native_specification"),
-    ("option", "correct the cluster's native_specification"),
+    (re.compile(r"unrecognized option '?--json"), "upgrade Slurm to 21.08 or later: this one has no JSON output"),
+    (
+        re.compile(r"\bplugin\b.*\bjson\b|\bjson\b.*\bplugin\b", re.IGNORECASE),
+        "this Slurm was built without its JSON plugin: install a package of it that was built with json-c",
+    ),
 )
 _UNKNOWN_JOB = re.compile(r"Invalid job id|already complet", re.IGNORECASE)
 
@@ -147,13 +145,16 @@ class SlurmAccounting:
         self._commands, self._clock = commands, clock
         self._uses: dict[str, JobUse | None] = {}
         """Use of the ended jobs of the last snapshot; None if the accounting had no complete record."""
-        self._exists = False
+        self._cancellers: dict[str, str] = {}
+        """Who cancelled these jobs, as far as the accounting says."""
+        self._exists = self._has_limits = False
         self._configuration_until = self._paused_until = float("-inf")
 
     async def add_uses(self, jobs: Sequence[LrmJob]) -> list[LrmJob]:
-        """Return the jobs of a snapshot; those that have ended, and whose use is known, with it. Raise nothing."""
+        """Return the jobs of a snapshot; those that have ended with what the accounting knows. Raise nothing."""
         ended = [job.id for job in jobs if job.state is LrmJobState.ENDED]
         self._uses = {job: self._uses[job] for job in ended if job in self._uses}
+        self._cancellers = {job: self._cancellers[job] for job in ended if job in self._cancellers}
         if new := [job for job in ended if job not in self._uses]:
             self._uses |= dict.fromkeys(new)
             if self._clock.monotonic() >= self._paused_until:
@@ -163,7 +164,17 @@ class SlurmAccounting:
                 except SiteError as error:
                     log.warning("accounting does not answer", action="accounting-silent", reason=error.message)
                     self._paused_until = self._clock.monotonic() + RETRY_INTERVAL_S
-        return [replace(job, use=use) if (use := self._uses.get(job.id)) is not None else job for job in jobs]
+        jobs = [replace(job, use=use) if (use := self._uses.get(job.id)) is not None else job for job in jobs]
+        return [
+            replace(job, reason=f"cancelled in Slurm by {user}")
+            if job.reason == CANCELLED_IN_SLURM and (user := self._cancellers.get(job.id))
+            else job
+            for job in jobs
+        ]
+
+    async def enforces_limits(self) -> bool:
+        """Return whether Slurm enforces limits of accounts. Raise ``SiteError``."""
+        return await self._has_database() and self._has_limits
 
     async def _has_database(self) -> bool:
         """Return whether Slurm keeps its accounting in a database. Raise ``SiteError``."""
@@ -171,6 +182,8 @@ class SlurmAccounting:
         if now >= self._configuration_until:
             answer = await self._commands.run("scontrol", "show", "config", timeout=SACCT_TIMEOUT_S)
             self._exists = bool(re.search(r"^AccountingStorageType\s*=\s*\S*slurmdbd", answer.text, re.MULTILINE))
+            enforces = re.search(r"^AccountingStorageEnforce\s*=.*(limits|safe)", answer.text, re.MULTILINE)
+            self._has_limits = enforces is not None
             self._configuration_until = now + CONFIGURATION_MAX_AGE_S
         return self._exists
 
@@ -180,7 +193,19 @@ class SlurmAccounting:
         answer = await self._commands.run("sacct", *words, timeout=SACCT_TIMEOUT_S)
         if answer.code:
             raise self._commands.error("sacct", answer)
+        self._cancellers |= read_cancellers(answer.text)
         return read_uses(answer.text)
+
+
+def read_cancellers(text: str) -> dict[str, str]:
+    """Return who cancelled jobs, from states such as ``CANCELLED by 1500`` in an answer of ``sacct``."""
+    cancellers = {}
+    for job, uid in re.findall(r"^([0-9]{1,18})\|CANCELLED by ([0-9]{1,10})\|", text, re.MULTILINE):
+        try:
+            cancellers[job] = pwd.getpwuid(int(uid)).pw_name
+        except (KeyError, OverflowError):
+            cancellers[job] = f"uid {uid}"
+    return cancellers
 
 
 def read_uses(text: str) -> dict[str, JobUse]:

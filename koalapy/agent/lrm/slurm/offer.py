@@ -1,15 +1,20 @@
 """Read the partitions, limits and reserved nodes that Slurm offers to grid jobs, and check them."""
 
 import re
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from koalapy.agent.lrm.port import Finding
 from koalapy.agent.lrm.slurm.answers import SlurmNode, read_count
-from koalapy.agent.lrm.slurm.commands import SlurmCommands
-from koalapy.agent.lrm.slurm.states import NodeState
+from koalapy.agent.lrm.slurm.commands import SlurmCommands, read_time
+from koalapy.agent.lrm.slurm.limits import NO_LIMIT, AccountLimit, Reservation, read_reservations
+from koalapy.agent.lrm.slurm.states import NodeState, is_partly_used, node_state
+from koalapy.model.bounds import MAX_NODES
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected
+from koalapy.model.job_sizes import JobSizes, SizeRanges
 from koalapy.model.node_requirement import expand_host_list
+from koalapy.model.reports import MAX_SIZE_RANGES
 from koalapy.model.wording import format_list
 
 _PARTITION_STATES = {"up": "UP", "down": "DOWN", "drain": "DRAIN", "inact": "INACTIVE"}
@@ -17,6 +22,7 @@ _PARTITION_STATES = {"up": "UP", "down": "DOWN", "drain": "DRAIN", "inact": "INA
 _MIN_RELEASE = (21, 8)
 """The first release with ``sinfo --json``."""
 _SHOW_CONFIG = ("scontrol", "show", "config")
+_SHOW_RESERVATIONS = ("scontrol", "show", "reservation", "--oneliner")
 _EXCLUSIVE = (("OverSubscribe", "EXCLUSIVE"), ("ExclusiveUser", "YES"))
 """Fields of a partition by which a node with a job takes none of another user."""
 _CONSTRAINT_TOKEN = re.compile(r"[^\s&|,()*]+|[&|,()]|\*\d*")
@@ -31,21 +37,12 @@ class Partition:
     default: bool = False
     max_nodes: int | None = None
     min_nodes: int = 1
+    default_walltime: float | None = None
+    """Seconds that jobs without a walltime get; None: no limit."""
 
     @property
     def is_up(self) -> bool:
         return self.state == "UP"
-
-
-@dataclass(frozen=True, slots=True)
-class Reservation:
-    """A reservation. ``begins`` is Slurm's text; jobs of a ``flexible`` one may have other nodes too."""
-
-    name: str
-    active: bool
-    nodes: frozenset[str]
-    begins: str = ""
-    flexible: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +63,10 @@ class Offer:
     """Those of the partitions in which jobs of several users may use one node; empty unless the site shares nodes."""
     exclusive_because: str = ""
     """Why no partition shares nodes, although the site would; empty if one does."""
+    limit: AccountLimit = NO_LIMIT
+    """The limits of the account of all grid jobs."""
+    others: tuple[Reservation, ...] = ()
+    """Reservations that grid jobs do not use."""
 
     @property
     def description(self) -> str:
@@ -88,13 +89,12 @@ class Offer:
         reserved: frozenset[str] = frozenset().union(*(reservation.nodes for reservation in self.reservations))
         return [node for node in nodes if node.name in reserved]
 
-    def max_job_nodes(self, nodes: Collection[SlurmNode]) -> int:
-        """Return how many of these nodes one job could have: it runs in one partition, within its limits."""
+    def max_job_nodes(self, nodes: Collection[SlurmNode], most: int = MAX_NODES) -> int:
+        """Return how many of these nodes, at ``most``, one job could have: it runs in one partition, within limits."""
         largest = 0
         for partition in self._up_partitions:
             count = sum(partition.name in node.partitions for node in nodes)
-            if partition.max_nodes is not None:
-                count = min(count, partition.max_nodes)
+            count = min(count, most, self.limit.most, MAX_NODES if partition.max_nodes is None else partition.max_nodes)
             if count >= partition.min_nodes:
                 largest = max(largest, count)
         return largest
@@ -104,15 +104,41 @@ class Offer:
         """The least number of nodes that a job may request in any partition."""
         return min((partition.min_nodes for partition in self._up_partitions), default=1)
 
-    def next_size(self, nodes: int) -> int:
+    @property
+    def job_sizes(self) -> SizeRanges:
+        """The sizes that a job may have, by partition; empty: any."""
+        sizes = []
+        for partition in self._up_partitions[:MAX_SIZE_RANGES]:
+            most = min(MAX_NODES, self.limit.most, MAX_NODES if partition.max_nodes is None else partition.max_nodes)
+            sizes.append(JobSizes(min(max(1, partition.min_nodes), MAX_NODES), max(1, most), partition.name))
+        return tuple(sizes) if any(each != JobSizes(partition=each.partition) for each in sizes) else ()
+
+    @property
+    def default_walltime(self) -> float | None:
+        """The most seconds that a job without a walltime gets; None: no limit."""
+        times = [partition.default_walltime for partition in self._up_partitions]
+        return None if None in times else max(filter(None, times), default=None)
+
+    def next_size(self, nodes: int, partition: str = "") -> int:
         """Return the smallest number of nodes, this one or a larger one, that the limits of a partition allow.
 
-        If none allows more, return the number itself.
+        If none allows more, return the number itself. ``partition``: the one that the job names.
         """
-        partitions = self._up_partitions
+        partitions = [each for each in self._up_partitions if partition in ("", each.name)]
         if any(p.min_nodes <= nodes and nodes <= (p.max_nodes or nodes) for p in partitions):
             return nodes
         return min((p.min_nodes for p in partitions if p.min_nodes > nodes), default=nodes)
+
+    def find_misfit(self, error: SiteRejected, nodes: int) -> Literal["", "few", "many"]:
+        """Return whether a rejected number of nodes is too small or too large for one of several partitions.
+
+        Slurm may be configured to demand that a job keeps within the limits of all that it names.
+        """
+        if "Node count specification invalid" not in error.message:
+            return ""
+        if any(partition.min_nodes > nodes for partition in self._up_partitions):
+            return "few"
+        return "many" if any((p.max_nodes or nodes) < nodes for p in self._up_partitions) else ""
 
     @property
     def shares(self) -> bool:
@@ -122,6 +148,33 @@ class Offer:
     @property
     def _up_partitions(self) -> list[Partition]:
         return [partition for partition in self.partitions if partition.is_up]
+
+
+def node_states(nodes: Sequence[SlurmNode], offer: Offer) -> list[NodeState]:
+    """Return the state of each node for grid jobs."""
+    up = {partition.name for partition in offer.partitions if partition.is_up}
+    reserved = {name for reservation in offer.others if reservation.active for name in reservation.nodes}
+
+    def state_of(node: SlurmNode) -> NodeState:
+        state = node_state(node.words, reserved=offer.has_reserved(node.name))
+        # Nodes that are reserved for maintenance are not broken.
+        if state == "down" and node.name in reserved and node_state(node.words, reserved=True) != "down":
+            return "busy"
+        return state
+
+    return [state_of(node) if node.partitions & up else "down" for node in nodes]
+
+
+def partly_used_nodes(nodes: Sequence[SlurmNode], offer: Offer, excluded: Container[str]) -> list[SlurmNode]:
+    """Return the nodes of which grid jobs could get the remaining part."""
+    up = {partition.name for partition in offer.partitions if partition.is_up and partition.name in offer.sharing}
+    return [
+        node
+        for node in nodes
+        if node.partitions & up
+        and node.name not in excluded
+        and is_partly_used(node.words, reserved=offer.has_reserved(node.name))
+    ]
 
 
 async def read_offer(commands: SlurmCommands, partition_names: str | None, options: Sequence[str]) -> Offer:
@@ -139,17 +192,17 @@ async def read_offer(commands: SlurmCommands, partition_names: str | None, optio
     # A partition that is not listed may be hidden from this account.
     offered = tuple(partitions.get(name, Partition(name)) for name in names)
     reservation_names = split_names(option_value(options, "--reservation") or "")
-    reservations: tuple[Reservation, ...] = ()
     error = ""
-    if reservation_names:
-        answer = await commands.run_checked("scontrol", "show", "reservation", "--oneliner")
-        try:
-            by_name = read_reservations(answer.text, reservation_names)
-            reservations = tuple(by_name[name] for name in reservation_names if name in by_name)
-            if missing := [name for name in reservation_names if name not in by_name]:
-                error = f"there is no reservation {format_list(missing)}"
-        except ValueError as problem:
-            error = f"the answer of scontrol cannot be read: {problem}"
+    by_name: dict[str, Reservation] = {}
+    try:
+        by_name = read_reservations((await commands.run_checked(*_SHOW_RESERVATIONS)).text)
+    except SiteError:
+        if reservation_names:
+            raise
+    reservations = tuple(by_name[name] for name in reservation_names if name in by_name)
+    others = tuple(reservation for name, reservation in by_name.items() if name not in reservation_names)
+    if missing := [name for name in reservation_names if name not in by_name]:
+        error = f"there is no reservation {format_list(missing)}"
     excluded: frozenset[str] = frozenset()
     try:
         excluded = frozenset(expand_host_list(option_value(options, "--exclude", "-x") or ""))
@@ -159,7 +212,8 @@ async def read_offer(commands: SlurmCommands, partition_names: str | None, optio
         error = "; ".join(f"partition {partition.name} is {partition.state}" for partition in offered)
     elif not error and reservations and not any(reservation.active for reservation in reservations):
         error = "; ".join(f"reservation {r.name} begins at {r.begins}" for r in reservations)
-    return Offer(offered, reservations, option_value(options, "--constraint", "-C") or "", excluded, error)
+    constraint = option_value(options, "--constraint", "-C") or ""
+    return Offer(offered, reservations, constraint, excluded, error, others=others)
 
 
 async def read_sharing(commands: SlurmCommands, offer: Offer) -> Offer:
@@ -183,7 +237,7 @@ async def read_sharing(commands: SlurmCommands, offer: Offer) -> Offer:
 
 async def list_partitions(commands: SlurmCommands) -> dict[str, Partition]:
     """Return all partitions by name. Raise ``SiteError``."""
-    answer = await commands.run_checked("sinfo", "--all", "--noheader", "--noconvert", "--format=%P|%a|%s")
+    answer = await commands.run_checked("sinfo", "--all", "--noheader", "--noconvert", "--format=%P|%a|%s|%L|%l")
     return read_partitions(answer.text)
 
 
@@ -191,34 +245,19 @@ def read_partitions(text: str) -> dict[str, Partition]:
     """Read sinfo's lines of name, availability and job size."""
     partitions = {}
     for line in text.splitlines():
-        name, state, size, *_ = [*(word.strip() for word in line.split("|")), "", ""]
-        if name:
+        name, *values = (word.strip() for word in line.split("|"))
+        if name and values:
+            state, size, *times = [*values, "", "", ""][:4]
             partition = Partition(
                 name.rstrip("*"),
                 _PARTITION_STATES.get(state, state.upper()),
                 name.endswith("*"),
                 read_count(size.rpartition("-")[2]),
                 read_count(size.partition("-")[0]) or 1,
+                next((seconds for text in times if (seconds := read_time(text)) is not None), None),
             )
             partitions[partition.name] = partition
     return partitions
-
-
-def read_reservations(text: str, names: Collection[str]) -> dict[str, Reservation]:
-    """Read the reservations of these names from the lines of ``scontrol show reservation --oneliner``."""
-    reservations = {}
-    for line in text.splitlines():
-        fields = dict(re.findall(r"(\w+)=(\S*)", line))
-        if (name := fields.get("ReservationName", "")) in names:
-            hosts = fields.get("Nodes", "(null)")
-            reservations[name] = Reservation(
-                name,
-                fields.get("State") == "ACTIVE",
-                frozenset(() if hosts == "(null)" else expand_host_list(hosts)),
-                fields.get("StartTime", ""),
-                "FLEX" in fields.get("Flags", "").split(","),
-            )
-    return reservations
 
 
 def option_value(options: Sequence[str], name: str, short: str = "") -> str | None:

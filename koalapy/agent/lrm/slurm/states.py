@@ -6,6 +6,7 @@ from typing import Literal
 
 from koalapy.agent.lrm.port import Fault, JobEnd, LrmJobState
 
+CANCELLED_IN_SLURM = "cancelled in Slurm, and not by koalapy"
 NodeState = Literal["idle", "planned", "busy", "down"]
 
 
@@ -43,7 +44,8 @@ _NODE_BECOMES_READY = _split("POWERING_UP POWER_UP REBOOT_REQUESTED")
 """The node starts, or will start when it is idle. It gets no jobs until then."""
 _NODE_STARTS = _NODE_BECOMES_READY | _split("REBOOT REBOOT_ISSUED")
 _NODE_SILENT = _split("NOT_RESPONDING NO_RESPOND")
-_NODE_RESERVED = _split("RESERVED MAINT MAINTENANCE")
+NODE_RESERVED = _split("RESERVED MAINT MAINTENANCE")
+_JOB_SUSPENDED = _split("SUSPENDED STOPPED")
 _JOB_STARTS = _split("CONFIGURING POWER_UP_NODE")
 
 _NEVER_STARTS: dict[str, Fault] = {
@@ -90,9 +92,7 @@ def job_end(words: AbstractSet[str], code: int, signal: int, slurm_reason: str, 
     exit_code = code or None
     killed = f"killed by signal {signal}" if signal else ""
     if "CANCELLED" in words:
-        return JobEnd(
-            exit_code, not cancelled_by_us, "cancelled" if cancelled_by_us else "cancelled in Slurm by another user"
-        )
+        return JobEnd(exit_code, not cancelled_by_us, "cancelled" if cancelled_by_us else CANCELLED_IN_SLURM)
     if "TIMEOUT" in words:
         return JobEnd(exit_code, False, "walltime exceeded", "walltime")
     if "OUT_OF_MEMORY" in words:
@@ -128,7 +128,7 @@ def node_state(words: AbstractSet[str], *, reserved: bool = False) -> NodeState:
     starts without a job gets none before it is up.
     """
     if reserved:
-        words = words - _NODE_RESERVED
+        words = words - NODE_RESERVED
     if words & _NODE_BECOMES_READY:
         words = words - _NODE_SILENT
     if words & _NODE_DOWN:
@@ -143,7 +143,7 @@ def node_state(words: AbstractSet[str], *, reserved: bool = False) -> NodeState:
 def is_partly_used(words: AbstractSet[str], *, reserved: bool = False) -> bool:
     """Return whether jobs use a part of a node and others may get the remaining one; ``reserved``: see
     ``node_state``."""
-    return "MIXED" in words and (words - _NODE_RESERVED if reserved else words) <= _NODE_MIXED
+    return "MIXED" in words and (words - NODE_RESERVED if reserved else words) <= _NODE_MIXED
 
 
 def fault_of_waiting(reason: str, *, choice: bool = False) -> Fault | None:
@@ -152,6 +152,16 @@ def fault_of_waiting(reason: str, *, choice: bool = False) -> Fault | None:
     ``choice``: it may run in one of several partitions, so that a reason about one proves nothing.
     """
     return None if choice and reason.startswith("Partition") else _NEVER_STARTS.get(reason)
+
+
+def is_suspended(words: AbstractSet[str]) -> bool:
+    """Return whether a job has its nodes, and Slurm has suspended or stopped it."""
+    return bool(words & _JOB_SUSPENDED)
+
+
+def is_account_limit(reason: str) -> bool:
+    """Return whether a job waits for a limit of its account or quality of service."""
+    return reason.startswith(("QOS", "Assoc"))
 
 
 def waiting_text(reason: str) -> str:

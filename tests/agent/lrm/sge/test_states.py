@@ -13,6 +13,7 @@ from koalapy.agent.lrm.sge.answers import (
     job_state,
     queue_state,
     read_accounting,
+    read_waiting_reason,
     use_of,
 )
 
@@ -164,3 +165,27 @@ def test_use_of_record_without_readable_time_is_unknown(amount: str) -> None:
     (record,) = read_accounting(text)
     assert use_of([record]) is None
     assert (record.slots, record.wallclock, record.resident_memory) == (1, 0.0, None)
+
+
+WAITING = """job_number:                 9
+scheduling info:            queue instance "all.q@east-1" dropped because it is full
+                            cannot run in queue "all.q@east-2" because it is not contained
+                            cannot run in PE "koala" because it only offers 2 slots
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (WAITING, 'queue instance "all.q@east-1" dropped because it is full'),
+        (
+            WAITING.replace("dropped because it is full", "is odd"),
+            'cannot run in PE "koala" because it only offers 2 slots',
+        ),
+        ("job_number: 9\nscheduling info:            (Collecting of scheduler job information is turned off)\n", ""),
+        ("job_number: 9\n", ""),
+        ("", ""),
+    ],
+)
+def test_waiting_reason_is_read_from_scheduling_info(text: str, reason: str) -> None:
+    assert read_waiting_reason(text) == reason

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from koalapy.agent.lrm.port import JobUse
 from koalapy.agent.lrm.slurm.adapter import SlurmLrm
-from koalapy.agent.lrm.slurm.commands import RETRY_INTERVAL_S, read_size, read_time, read_uses
+from koalapy.agent.lrm.slurm.commands import RETRY_INTERVAL_S, read_cancellers, read_size, read_time, read_uses
 from tests.signals import pass_time
 from tests.virtual_time import VirtualClock, VirtualTimeLoop
 
@@ -114,3 +114,9 @@ async def test_failed_accounting_is_asked_again_after_a_pause(slurm: FakeSlurm, 
     end_jobs(slurm, "173")
     await lrm.take_snapshot()
     assert len(slurm.list_calls("sacct")) == 2
+
+
+def test_accounting_names_who_cancelled_job() -> None:
+    text = "171|CANCELLED by 0|2|10|00:00:01|\n171.batch|CANCELLED|1|5|00:00:01|\n172|CANCELLED|1|1|00:00:00|\n"
+    assert read_cancellers(text) == {"171": "root"}
+    assert read_cancellers("173|CANCELLED by 4294967294|1|1|00:00:00|\n") == {"173": "uid 4294967294"}

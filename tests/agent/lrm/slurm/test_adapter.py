@@ -144,7 +144,7 @@ def own_account() -> str:
 
 @pytest.mark.parametrize(("wants", "nodes"), [("3", 3), ("2-4", 2), ("1K", 1024), ("1.5K-2K", 1536), ("", 0)])
 def test_snapshot_reads_requested_nodes_in_any_form(wants: str, nodes: int) -> None:
-    (job,) = read_columns(column_line("koala-x-1.1.0", "166", wants=wants).encode(), "koala-", {1500})
+    (job,) = read_columns(column_line("koala-x-1.1.0", "166", wants=wants).encode(), "koala-", {1500})[0]
     assert job.requested_nodes == nodes
 
 
@@ -164,25 +164,45 @@ async def test_snapshot_queries_long_node_lists_separately(slurm: FakeSlurm) -> 
 OURS = column_line("koala-x-1.1.0", "166", "n1")
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        "koala-a",
-        "\n",
-        "slurm_load_jobs error: none\n",
-        "\udcff" * 400 + "\n",
-        OURS[:-1],
-        OURS + OURS[:8500],
-        OURS + OURS[:400],
-        OURS[:8320] + "\n" + OURS[8321:],
-        OURS.replace("166", "x66"),
-        OURS.replace("RUNNING", "       "),
-        OURS.replace("n1 ", "n[1"),
-    ],
-)
-def test_invalid_columns_are_unavailable(answer: str) -> None:
+@pytest.mark.parametrize("answer", ["koala-a", "slurm_load_jobs error: none\n", "\udcff" * 400 + "\n", OURS[:-1]])
+def test_answer_without_line_of_squeue_is_unavailable(answer: str) -> None:
     with pytest.raises(SiteUnavailable, match="the answer of squeue cannot be read"):
         read_columns(answer.encode(errors="surrogateescape"), "koala-", {1500})
+
+
+@pytest.mark.parametrize(
+    ("answer", "jobs"),
+    [
+        (OURS + OURS[:8500], 1),
+        (OURS + OURS[:400], 1),
+        (OURS[:8320] + "\n" + OURS[8321:] + OURS, 1),
+        (OURS.replace("166", "x66"), 0),
+        (OURS.replace("RUNNING", "       ") + OURS, 1),
+        (OURS.replace("n1 ", "n[1"), 0),
+        (OURS.replace("1500", "15x0") + OURS, 1),
+    ],
+)
+def test_line_of_job_that_cannot_be_read_is_counted(answer: str, jobs: int) -> None:
+    read, unreadable = read_columns(answer.encode(), "koala-", {1500})
+    assert (len(read), len(unreadable)) == (jobs, 1)
+
+
+BANNER = "Welcome to west\n*** maintenance on Friday {} ***\n\n"
+
+
+@pytest.mark.parametrize("queue", ["", OURS])
+def test_text_around_columns_is_skipped(queue: str) -> None:
+    header = column_line("NAME", "JOBID", state="STATE", user="UID")
+    answer = f"{BANNER}{header}{queue}{BANNER}".encode()
+    assert read_columns(answer, "koala-", {1500}) == (read_columns(queue.encode(), "koala-", {1500})[0], [])
+
+
+async def test_snapshot_with_unreadable_line_names_it_and_keeps_other_jobs(slurm: FakeSlurm) -> None:
+    slurm.set_answer("squeue", OURS + OURS.replace("166", "x66"), when=COLUMNS)
+    snapshot = await slurm.make_lrm().take_snapshot()
+    assert [job.id for job in snapshot.jobs] == ["166"]
+    assert snapshot.unreadable == 1
+    assert snapshot.notices[-1].startswith("squeue prints 1 lines that cannot be read: x66 RUNNING")
 
 
 @pytest.mark.parametrize("user", ["1999", "21500", "x"])
@@ -190,15 +210,17 @@ def test_invalid_columns_are_unavailable(answer: str) -> None:
 @pytest.mark.parametrize("says", [OURS.replace("RUNNING", "FAILED "), "koala-x-1.1.0", f"{'koala-x-1.1.0':200}", ""])
 def test_name_of_foreign_job_is_no_grid_job(says: str, newlines: int, user: str) -> None:
     """A name with a newline and our prefix must not make the cluster unreachable."""
-    grid_jobs = read_columns(OURS.encode(), "koala-", {1500})
+    grid_jobs = read_columns(OURS.encode(), "koala-", {1500})[0]
     assert [(job.id, job.words, job.nodes) for job in grid_jobs] == [("166", {"RUNNING"}, ("n1",))]
     theirs = column_line("x" + "\n" * newlines + says, "9166", "n9", state="FAILED", status="1792", user=user)
-    assert read_columns((theirs + OURS + theirs).encode(), "koala-", {1500}) == grid_jobs
+    assert read_columns((theirs + OURS + theirs).encode(), "koala-", {1500})[0] == grid_jobs
 
 
 def test_jobs_with_other_names_are_no_grid_jobs() -> None:
     theirs = column_line("x\nkoala-x-1.1.0", "9166", "n[9", state="") + column_line("", "9167")
-    assert read_columns((theirs + OURS).encode(), "koala-", {1500}) == read_columns(OURS.encode(), "koala-", {1500})
+    assert (
+        read_columns((theirs + OURS).encode(), "koala-", {1500})[0] == read_columns(OURS.encode(), "koala-", {1500})[0]
+    )
 
 
 @pytest.mark.parametrize(

@@ -30,11 +30,11 @@ def make_flags(*parts: str) -> frozenset[str]:
 
 @pytest.mark.parametrize("status", ["1792", "7:0"])
 def test_read_columns_of_recorded_queue(status: str) -> None:
-    ended = read_columns(recorded_queue({166}, status=status).encode(), "koala-", {1500, 1501})
+    ended = read_columns(recorded_queue({166}, status=status).encode(), "koala-", {1500, 1501})[0]
     assert ended == [
         SlurmJob("166", "koala-x-1.1.0", 1500, make_flags("FAILED"), ("n1", "n2"), 7, 0, "NonZeroExitCode", 2)
     ]
-    assert read_columns(recorded_queue({167, 168, 169}).encode(), "koala-", {1500, 1501}) == [
+    assert read_columns(recorded_queue({167, 168, 169}).encode(), "koala-", {1500, 1501})[0] == [
         SlurmJob("167", "koala-x-2.1.0", 1500, make_flags("RUNNING"), ("n1", "n2"), 0, 0, "None", 2),
         SlurmJob("168", "koala-y-3.1.0", 1501, make_flags("RUNNING"), ("n3",), 0, 0, "None", 1),
         SlurmJob("169", "koala-x-4.1.0", 1500, make_flags("PENDING"), (), 0, 0, "Resources", 3),
@@ -91,7 +91,7 @@ def test_read_columns_with_reason_of_any_bytes(reason: str) -> None:
     expected = reason.encode(errors="surrogateescape")
     line = f"{'166':24}{'RUNNING':32}{'0':16}{'2':16}{'n[1-2]':8192}{'1500':16}".encode()
     line += expected.ljust(96) + b"koala-x-1.1.0".ljust(256)
-    (job,) = read_columns(line + b"\n", "koala-", {1500})
+    (job,) = read_columns(line + b"\n", "koala-", {1500})[0]
     assert (job.id, job.nodes, job.uid, job.requested_nodes) == ("166", ("n1", "n2"), 1500, 2)
 
 
@@ -185,7 +185,7 @@ def nodes_answers(maybe: Callable[[Shape], Shape]) -> Shape:
 
 
 def add_up(lines: list[str], sinfo: Any) -> None:
-    jobs = read_columns("".join(lines).encode(), "koala-", {1500})
+    jobs = read_columns("".join(lines).encode(), "koala-", {1500})[0]
     nodes = read_nodes(json.dumps(sinfo).encode(), ["main"])
     grid_jobs = [LrmJob(job.id, job.name, job_state(job.words), job.nodes) for job in jobs]
     snapshot = make_snapshot(nodes, grid_jobs, Offer((Partition("main"),)))

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,20 +14,14 @@ from koalapy.agent.lrm.port import LrmJob, LrmJobState, LrmSnapshot
 from koalapy.agent.lrm.slurm.adapter import OFFER_MAX_AGE_S, make_snapshot
 from koalapy.agent.lrm.slurm.answers import SlurmNode
 from koalapy.agent.lrm.slurm.commands import SlurmCommands
-from koalapy.agent.lrm.slurm.offer import (
-    Offer,
-    Partition,
-    Reservation,
-    list_partitions,
-    option_value,
-    read_partitions,
-    read_reservations,
-)
+from koalapy.agent.lrm.slurm.limits import Reservation, read_reservations
+from koalapy.agent.lrm.slurm.offer import Offer, Partition, list_partitions, option_value, read_partitions
 from koalapy.model.errors import SiteRejected
+from koalapy.model.job_sizes import JobSizes
 from tests.virtual_time import VirtualClock, VirtualTimeLoop
 
 from .conftest import COLUMNS, FakeSlurm, recorded_queue
-from .test_adapter import make_submission
+from .test_adapter import make_submission, own_account
 
 # output of Slurm 22.05.8
 PARTITIONS = "short|up|1|1:00:00\nlong*|up|1-infinite|infinite\nshut|down|1-infinite|infinite\n"
@@ -77,12 +72,12 @@ STATES = {"n1": "idle RESERVED", "n2": "idle RESERVED", "n3": "idle MAINTENANCE 
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ((), (4, 1, 2, 1)),
+        ((), (4, 1, 3, 0)),
         (("--reservation=r1",), (2, 2, 0, 0)),
         (("--reservation", "m1"), (1, 1, 0, 0)),
         (("--qos=low", "--reservation=r1,m1"), (3, 3, 0, 0)),
         (("--reservation=m1", "--reservation=r1"), (2, 2, 0, 0)),
-        (("--reservation=r1,later",), (4, 3, 0, 1)),  # a flexible reservation also allows other nodes
+        (("--reservation=r1,later",), (4, 3, 1, 0)),  # a flexible reservation also allows other nodes
     ],
 )
 async def test_reserved_nodes_are_idle_with_reservation_only(
@@ -235,11 +230,10 @@ async def test_starting_nodes_have_slurms_timeout(slurm: FakeSlurm, state: str, 
 
 def test_read_partitions_of_sinfo() -> None:
     assert read_partitions(PARTITIONS + "draining|drain|2-4\n\nodd\n") == {
-        "short": Partition("short", "UP", False, 1),
+        "short": Partition("short", "UP", False, 1, default_walltime=3600),
         "long": Partition("long", "UP", True, None),
         "shut": Partition("shut", "DOWN", False, None),
         "draining": Partition("draining", "DRAIN", False, 4, 2),
-        "odd": Partition("odd", ""),
     }
 
 
@@ -308,7 +302,9 @@ async def test_sinfo_has_option_noconvert(slurm: FakeSlurm) -> None:
 
 
 def test_read_reservations_of_scontrol() -> None:
-    assert read_reservations(RESERVATIONS + "No reservations in the system\n", {"r1", "m1", "later"}) == {
+    reservations = read_reservations(RESERVATIONS + "No reservations in the system\n")
+    assert all(entry.ends_at == (entry.begins_at or 0) + 3600 for entry in reservations.values())
+    assert {name: replace(entry, begins_at=None, ends_at=None) for name, entry in reservations.items()} == {
         "r1": Reservation("r1", True, frozenset({"n1", "n2"}), "2026-11-22T05:24:06"),
         "m1": Reservation("m1", True, frozenset({"n3"}), "2026-11-22T05:24:06"),
         "later": Reservation("later", False, frozenset({"n4"}), "2026-11-22T06:24:06", flexible=True),
@@ -317,7 +313,7 @@ def test_read_reservations_of_scontrol() -> None:
 
 def test_read_reservations_skips_invalid_others() -> None:
     odd = "ReservationName=odd Nodes=n[3- State=ACTIVE\n"
-    assert set(read_reservations(odd + RESERVATIONS, {"r1"})) == {"r1"}
+    assert set(read_reservations(odd + RESERVATIONS)) == {"r1", "m1", "later"}
 
 
 @pytest.mark.parametrize("text", [["--reservation"], [], ["--reservations=x"], ["-r", "x"]])
@@ -342,3 +338,77 @@ def test_idle_nodes_never_exceed_one_job(
     within = [sum(name in node.partitions and "IDLE" in node.words for node in nodes) for name in "ab"]
     assert snapshot.idle <= max(min(within[0], maximum or len(nodes)) if up else 0, within[1])
     assert snapshot.total == snapshot.idle + snapshot.withheld + snapshot.background + snapshot.down
+
+
+def limit_lines(used: str) -> str:
+    account = f"Account=grid UserName= Partition= ParentAccount=root(1) GrpTRES=cpu=N(0),node=3({used}) MaxTRESPJ="
+    user = f"Account=grid UserName={own_account()}(1500) Partition= DefAssoc=Yes GrpTRES=node=N(0) MaxTRESPJ="
+    return f"ClusterName=west {account}\nClusterName=west {user}\n"
+
+
+async def test_snapshot_within_account_limit_withholds_other_nodes(slurm: FakeSlurm) -> None:
+    config = "AccountingStorageType = accounting_storage/slurmdbd\nAccountingStorageEnforce = associations,limits,qos\n"
+    slurm.set_answer("scontrol", config, when="show config")
+    slurm.set_answer("scontrol", limit_lines("1"), when="show assoc_mgr*")
+    slurm.set_answer("sinfo", "main*|up|2-infinite|n/a|infinite\n", when="*%P*")
+    show_partitions(slurm, dict.fromkeys(("n1", "n2", "n3", "n4"), "idle"))
+    lrm = slurm.make_lrm()
+    snapshot = await lrm.take_snapshot()
+    assert (snapshot.idle, snapshot.withheld, snapshot.job_sizes) == (2, 2, (JobSizes(2, 3, "main"),))
+    assert "the limits of its account leave 2 nodes to further jobs" in snapshot.notices
+    slurm.set_answer("scontrol", limit_lines("2"), when="show assoc_mgr*")
+    assert (await lrm.take_snapshot()).idle == 0
+    slurm.set_answer("scontrol", config.replace(",limits", ""), when="show config")
+    assert (await slurm.make_lrm().take_snapshot()).idle == 4
+
+
+async def test_snapshot_reports_present_and_coming_reservations(slurm: FakeSlurm) -> None:
+    slurm.set_answer("scontrol", RESERVATIONS, when="show reservation*")
+    slurm.set_answer("sinfo", "main*|up|1-infinite|1:00:00|2-00:00:00\n", when="*%P*")
+    show_partitions(
+        slurm, {"n1": "idle reserved", "n2": "idle reserved", "n3": "idle maintenance", "n4": "idle", "n5": "down"}
+    )
+    snapshot = await take_snapshot(slurm)
+    reports = [(r.name, r.nodes, r.idle, r.ends - r.begins, r.default_walltime) for r in snapshot.reservations]
+    assert reports == [("m1", 1, 0, 3600, 3600), ("r1", 2, 0, 3600, 3600), ("later", 1, 1, 3600, 3600)]
+    assert (snapshot.idle, snapshot.background, snapshot.down) == (1, 3, 1)
+
+
+async def test_suspended_job_says_so(slurm: FakeSlurm) -> None:
+    slurm.set_answer("squeue", recorded_queue({167}, state="SUSPENDED"), when=COLUMNS)
+    (job,) = (await take_snapshot(slurm)).jobs
+    assert (job.state, job.reason) == (LrmJobState.RUNNING, "suspended by Slurm")
+
+
+@pytest.mark.parametrize(
+    ("reason", "limited"), [("AssocGrpNodeLimit", True), ("QOSMaxNodePerUserLimit", True), ("Resources", False)]
+)
+async def test_job_that_waits_for_account_limit_is_limited(slurm: FakeSlurm, reason: str, limited: bool) -> None:
+    slurm.set_answer("squeue", recorded_queue({169}, state="PENDING", reason=reason), when=COLUMNS)
+    (job,) = (await take_snapshot(slurm)).jobs
+    assert job.limited == limited
+
+
+async def test_rejected_size_says_whether_it_is_too_small_or_too_large(slurm: FakeSlurm, tmp_path: Path) -> None:
+    adapter = slurm.make_lrm(partition="main")
+    slurm.set_answer("sbatch", "", errors="sbatch: error: QOSMaxNodePerJobLimit\n", code=1)
+    with pytest.raises(SiteRejected) as caught:
+        await adapter.submit_job(make_submission(tmp_path, nodes=2))
+    assert (caught.value.fault, caught.value.sizes) == ("unsuitable", "many")
+    with pytest.raises(SiteRejected) as caught:
+        await adapter.submit_job(make_submission(tmp_path, nodes=5))
+    assert (caught.value.fault, caught.value.sizes) == ("limit", "many")
+    slurm.set_answer("sinfo", "main*|up|3-infinite\n", when="*%P*")
+    slurm.set_answer("sbatch", "", errors="sbatch: error: Node count specification invalid\n", code=1)
+    with pytest.raises(SiteRejected) as caught:
+        await adapter.submit_job(make_submission(tmp_path, nodes=2))
+    assert (caught.value.fault, caught.value.sizes) == ("unsuitable", "few")
+
+
+async def test_rejection_by_limits_of_all_partitions_says_which_sizes(slurm: FakeSlurm, tmp_path: Path) -> None:
+    """As with ``EnforcePartLimits=ALL``."""
+    slurm.set_answer("sinfo", "main*|up|3-infinite\nother|up|1-4\n", when="*%P*")
+    slurm.set_answer("sbatch", "", errors="sbatch: error: Node count specification invalid\n", code=1)
+    with pytest.raises(SiteRejected) as caught:
+        await slurm.make_lrm(partition="main,other").submit_job(make_submission(tmp_path, nodes=2))
+    assert (caught.value.fault, caught.value.sizes) == ("unsuitable", "few")

@@ -60,7 +60,7 @@ def test_job_state_of_unknown_words_is_not_ended(names: set[str]) -> None:
         ("FAILED", 0, 0, "None", (None, True, "Slurm gives no reason")),
         ("TIMEOUT", 0, 15, "TimeLimit", (None, False, "walltime exceeded")),
         ("TIMEOUT", 0, 0, "TimeLimit", (None, False, "walltime exceeded")),
-        ("CANCELLED", 143, 0, "None", (143, True, "cancelled in Slurm by another user")),
+        ("CANCELLED", 143, 0, "None", (143, True, "cancelled in Slurm, and not by koalapy")),
         ("NODE_FAIL", 0, 0, "NodeDown", (None, True, "a node failed")),
         ("OUT_OF_MEMORY", 0, 9, "OutOfMemory", (None, False, "memory limit exceeded")),
         ("OUT_OF_MEMORY", 0, 0, "OutOfMemory", (None, False, "memory limit exceeded")),

@@ -1,0 +1,148 @@
+"""Read the limits of accounts and the reservations of nodes from ``scontrol``. Pure."""
+
+import re
+import time
+from collections.abc import Collection, Iterable, Set
+from dataclasses import dataclass
+
+from koalapy.model.bounds import MAX_NODES
+from koalapy.model.job_sizes import MAX_TIME, NodeReservation
+from koalapy.model.node_requirement import expand_host_list
+from koalapy.model.reports import MAX_RESERVATIONS
+
+MAX_CHAIN = 100
+"""Accounts from an account to the root."""
+
+
+@dataclass(frozen=True, slots=True)
+class AccountLimit:
+    """The limits of an account and its superior accounts, or of a quality of service, in nodes."""
+
+    most: int = MAX_NODES
+    """Nodes of one job."""
+    free: int = MAX_NODES
+    """Nodes that further jobs may have together."""
+
+    def combine(self, other: "AccountLimit") -> "AccountLimit":
+        return AccountLimit(min(self.most, other.most), min(self.free, other.free))
+
+
+NO_LIMIT = AccountLimit()
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """A reservation. ``begins`` is Slurm's text; jobs of a ``flexible`` one may have other nodes too."""
+
+    name: str
+    active: bool
+    nodes: frozenset[str]
+    begins: str = ""
+    flexible: bool = False
+    begins_at: float | None = None
+    ends_at: float | None = None
+    """Seconds since the epoch; None: not known."""
+
+
+def read_reservations(text: str) -> dict[str, Reservation]:
+    """Read the lines of ``scontrol show reservation --oneliner``. Skip those with invalid nodes."""
+    reservations = {}
+    for line in text.splitlines():
+        fields = _fields(line)
+        hosts = fields.get("Nodes", "(null)")
+        try:
+            nodes = frozenset(() if hosts == "(null)" else expand_host_list(hosts))
+        except ValueError:
+            continue
+        if name := fields.get("ReservationName", ""):
+            begins = fields.get("StartTime", "")
+            is_flexible = "FLEX" in fields.get("Flags", "").split(",")
+            times = _read_time(begins), _read_time(fields.get("EndTime", ""))
+            reservations[name] = Reservation(name, fields.get("State") == "ACTIVE", nodes, begins, is_flexible, *times)
+    return reservations
+
+
+def _read_time(text: str) -> float | None:
+    """Return a local time of Slurm in seconds since the epoch; None for other text."""
+    try:
+        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
+    except (ValueError, OverflowError):
+        return None
+
+
+def report_reservations(
+    reservations: Iterable[Reservation], nodes: Set[str], idle: Set[str], default_walltime: float | None
+) -> tuple[NodeReservation, ...]:
+    """Return the reservations of some of a cluster's nodes, the earliest first.
+
+    ``default_walltime``: seconds that Slurm gives to jobs without a walltime; None: no limit.
+    """
+    reports = [
+        NodeReservation(
+            reservation.name,
+            count,
+            len(reservation.nodes & idle),
+            max(0.0, reservation.begins_at),
+            MAX_TIME if reservation.ends_at is None else max(0.0, reservation.ends_at),
+            MAX_TIME if default_walltime is None else default_walltime,
+        )
+        for reservation in reservations
+        if reservation.begins_at is not None and (count := len(reservation.nodes & nodes))
+    ]
+    return tuple(sorted(reports, key=lambda report: (report.begins, report.name))[:MAX_RESERVATIONS])
+
+
+def read_account_limit(text: str, user: str, account: str = "", qos: Collection[str] = ()) -> AccountLimit:
+    """Return the limits of a user's jobs from the lines of ``scontrol show assoc_mgr --oneliner``.
+
+    ``account``: that of the jobs, by default the user's default account; ``qos``: qualities of service that apply.
+    """
+    accounts, own, limits = dict[str, dict[str, str]](), list[dict[str, str]](), list[AccountLimit]()
+    for line in text.splitlines():
+        fields = _fields(line)
+        if (name := fields.get("QOS", "").partition("(")[0]) and name in qos:
+            limits += [_limit_of(fields), *(_user_limits(line, user))]
+        elif fields.get("Account") and not fields.get("UserName"):
+            accounts[fields["Account"]] = fields
+        elif fields.get("UserName", "").partition("(")[0] == user and not fields.get("Partition"):
+            own.append(fields)
+    of_user = [f for f in own if f.get("Account") == account] if account else own
+    if not account and len(of_user) > 1:
+        of_user = [fields for fields in own if fields.get("DefAssoc") == "Yes"]
+    if len(of_user) == 1:
+        limits.append(_limit_of(of_user[0]))
+        account = of_user[0]["Account"]
+        for _ in range(MAX_CHAIN):
+            if account not in accounts:
+                break
+            limits.append(_limit_of(accounts[account]))
+            account = accounts[account].get("ParentAccount", "").partition("(")[0]
+    limit = NO_LIMIT
+    for each in limits:
+        limit = limit.combine(each)
+    return limit
+
+
+def _fields(line: str) -> dict[str, str]:
+    """Return the fields of a line, of fields of the same name the first one."""
+    fields: dict[str, str] = {}
+    for name, value in re.findall(r"([\w/]+)=(\S*)", line):
+        fields.setdefault(name, value)
+    return fields
+
+
+def _user_limits(line: str, user: str) -> Iterable[AccountLimit]:
+    """Yield the limit of a quality of service for one user, which Slurm shows once the user has had a job."""
+    match = re.search(rf"\b{re.escape(user)}\(\d+\) .*?MaxTRESPU=(\S*)", line)
+    if match is not None:
+        yield _limit_of({"GrpTRES": match[1]})
+
+
+def _limit_of(fields: dict[str, str]) -> AccountLimit:
+    """Return the limits of one record, such as ``GrpTRES=cpu=N(0),node=4(2)``: four nodes, of which two are used."""
+    per_job = re.search(r"\bnode=(\d{1,9})\b", fields.get("MaxTRESPJ", ""))
+    together = re.search(r"\bnode=(\d{1,9})\((\d{1,9})\)", fields.get("GrpTRES", ""))
+    most = int(per_job[1]) if per_job else MAX_NODES
+    if together is None:
+        return AccountLimit(most)
+    return AccountLimit(min(most, int(together[1])), max(0, int(together[1]) - int(together[2])))

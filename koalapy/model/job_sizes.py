@@ -1,0 +1,110 @@
+"""What a resource manager gives to a job: sizes by partition, and no reserved nodes. Sizes are in nodes."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Annotated, NamedTuple
+
+from annotated_types import Interval
+
+from koalapy.model.bounds import MAX_NODES, Label, Nodes, Seconds
+from koalapy.model.request import ClusterName
+from koalapy.model.wording import format_list, format_nodes, format_time
+
+Size = Annotated[int, Interval(ge=1, le=MAX_NODES)]
+
+
+@dataclass(frozen=True, slots=True)
+class JobSizes:
+    """A range of sizes that jobs may have in a partition."""
+
+    least: Size = 1
+    most: Size = MAX_NODES
+    partition: Label = ""
+    """Empty: in each partition that jobs get without naming one."""
+
+
+MAX_TIME = 1e10
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReservation:
+    """Nodes that the resource manager reserves for other jobs or for maintenance; times in seconds since the epoch."""
+
+    name: Label
+    nodes: Nodes
+    idle: Nodes
+    """Those that are idle now. Jobs that would run beyond the begin do not get them."""
+    begins: Seconds
+    ends: Seconds = MAX_TIME
+    default_walltime: Seconds = MAX_TIME
+    """Seconds that the resource manager gives to jobs without a walltime."""
+
+    def bars(self, walltime: float | None, now: float) -> bool:
+        """Return whether a job that starts now would run beyond the begin."""
+        end = now + (self.default_walltime if walltime is None else walltime) + 60  # it may count whole minutes
+        return now < self.begins < end
+
+    def describe(self, now: float) -> str:
+        """Return its nodes and times as text: ``3 nodes reserved from 08:00 to 10:00``; empty if it is over."""
+        ends = "" if self.ends >= MAX_TIME else format_time(self.ends, now)
+        if self.begins > now:
+            when = f" from {format_time(self.begins, now)}" + (f" to {ends}" if ends else "")
+        else:
+            when = f" until {ends}" if ends else ""
+        return f"{format_nodes(self.nodes)} reserved{when}" if self.ends > now else ""
+
+
+SizeRanges = tuple[JobSizes, ...]
+"""Ranges of which a size must be in one; empty: each size is accepted."""
+
+
+class BarredSizes(NamedTuple):
+    """Sizes that a cluster has rejected for a job."""
+
+    cluster: ClusterName
+    least: int = 1
+    most: int = MAX_NODES
+
+
+Barred = frozenset[BarredSizes]
+NOTHING_BARRED: Barred = frozenset()
+
+
+def is_barred(barred: Barred, cluster: ClusterName, size: int) -> bool:
+    """Return whether a cluster has rejected a job of this size."""
+    return any(entry.cluster == cluster and entry.least <= size <= entry.most for entry in barred)
+
+
+def accepts_size(ranges: SizeRanges, size: int) -> bool:
+    return not ranges or any(sizes.least <= size <= sizes.most for sizes in ranges)
+
+
+def select_partition(ranges: SizeRanges, partition: str) -> SizeRanges:
+    """Return the ranges of a partition; of all partitions if it is empty."""
+    return tuple(sizes for sizes in ranges if sizes.partition in ("", partition)) if partition else ranges
+
+
+def limit_sizes(ranges: SizeRanges, least: int, most: int) -> SizeRanges:
+    """Return the parts of the ranges, one of which has all sizes if there are none, within two bounds."""
+    parts = (replace(r, least=max(r.least, least), most=min(r.most, most)) for r in ranges or (JobSizes(),))
+    return tuple(part for part in parts if part.least <= part.most)
+
+
+def exclude_sizes(ranges: SizeRanges, least: int, most: int) -> SizeRanges:
+    """Return the parts of the ranges, one of which has all sizes if there are none, outside of two bounds."""
+    below = limit_sizes(ranges, 1, least - 1) if least > 1 else ()
+    return (*below, *(limit_sizes(ranges, most + 1, MAX_NODES) if most < MAX_NODES else ()))
+
+
+def describe_sizes(cluster: ClusterName, ranges: Collection[JobSizes]) -> str:
+    """Return the accepted sizes as text: ``west gives a job at least 2 nodes``."""
+    texts = dict.fromkeys(_describe_range(sizes.least, sizes.most) for sizes in sorted(ranges, key=lambda r: r.least))
+    return f"{cluster} gives a job {format_list(list(texts), separator=' or ')}"
+
+
+def _describe_range(least: int, most: int) -> str:
+    if least == most:
+        return format_nodes(least)
+    if most == MAX_NODES:
+        return f"at least {format_nodes(least)}"
+    return f"at most {format_nodes(most)}" if least == 1 else f"{least} to {format_nodes(most)}"

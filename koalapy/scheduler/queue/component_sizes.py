@@ -1,0 +1,124 @@
+"""Keep components within the sizes that resource managers accept. Policies may be unaware of these."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import chain
+
+from koalapy.model.cluster import ClusterView, GridView
+from koalapy.model.job_sizes import Barred, accepts_size, describe_sizes, exclude_sizes, select_partition
+from koalapy.model.job_spec import JobSpec
+from koalapy.model.node_requirement import NO_REQUIREMENT, NodeRequirement
+from koalapy.model.placement import Placement, Refusal
+from koalapy.model.request import ClusterName, FlexibleRequest, Request
+from koalapy.model.wording import MAX_LISTED
+
+Requirements = tuple[NodeRequirement | None, ...]
+"""What the nodes of each component must have; one entry for all components, or none if any node serves."""
+
+
+def exclude_barred(view: GridView, barred: Barred) -> GridView:
+    """Return the view without sizes that were rejected, and without clusters that then accept none."""
+    return view.compute_once(("barred", barred), lambda view: _exclude_barred(view, barred)) if barred else view
+
+
+def _exclude_barred(view: GridView, barred: Barred) -> GridView:
+    changed: dict[ClusterName, ClusterView] = {}
+    closed = set[ClusterName]()
+    for entry in sorted(barred):
+        cluster = changed.get(entry.cluster) or view.get(entry.cluster)
+        if cluster is not None and entry.cluster not in closed:
+            remaining = exclude_sizes(cluster.job_sizes, entry.least, entry.most)
+            changed[entry.cluster] = replace(cluster, job_sizes=remaining)
+            if not remaining:
+                closed.add(entry.cluster)
+    view = view.select_clusters(frozenset(cluster.name for cluster in view if cluster.name not in closed))
+    return view.with_clusters([cluster for name, cluster in changed.items() if name not in closed])
+
+
+def exclude_reserved(view: GridView, walltime: float | None, now: float) -> tuple[GridView, str]:
+    """Return the view without idle nodes that are reserved before a job with this walltime would end.
+
+    Also return which these are, as text to append; empty if there are none.
+    """
+    if not view.has_reservations:
+        return view, ""
+    changed, texts = [], []
+    for cluster in view:
+        barring = [reservation for reservation in cluster.reservations if reservation.bars(walltime, now)]
+        if barring:
+            idle = cluster.idle - sum(reservation.idle for reservation in barring)
+            changed.append(cluster.with_idle(max(0, idle)))
+            texts += [f"; {cluster.name} has {reservation.describe(now)}" for reservation in barring]
+    return view.with_clusters(changed), "".join(texts[:MAX_LISTED])
+
+
+def exclude_by_size(requirements: Requirements, spec: JobSpec, view: GridView, *, combines: bool) -> Requirements:
+    """Return the requirements with the clusters excluded that do not accept the size of a component.
+
+    ``combines``: the policy may split a flexible request, so that the sizes of its components are not known.
+    """
+    request = spec.request
+    if not isinstance(request, FlexibleRequest):
+        components = [(component.size, component.cluster) for component in request.components]
+    elif combines or request.split_options:
+        return requirements
+    else:
+        components = [(request.total_size, None)]
+    limited = [cluster for cluster in view if cluster.job_sizes]
+    extended: dict[tuple[int, ClusterName | None, NodeRequirement | None], NodeRequirement | None] = {}
+    result = []
+    for index, (size, named) in enumerate(components):
+        requirement = requirements[index % len(requirements)] if requirements else None
+        key = size, named, requirement
+        if key not in extended:
+            partition = requirement.partition if requirement is not None else ""
+            names = [
+                cluster.name
+                for cluster in limited
+                if named in (None, cluster.name)
+                and not accepts_size(select_partition(cluster.job_sizes, partition), size)
+            ]
+            base = requirement or NO_REQUIREMENT
+            extended[key] = replace(base, exclude=(*base.exclude, *names)) if names else requirement
+        result.append(extended[key])
+    if len(set(result)) == 1:
+        return (result[0],) if result[0] is not None else ()
+    return tuple(result)
+
+
+def describe_excluded(cluster: ClusterView, requirement: NodeRequirement, spec: JobSpec) -> str:
+    """Return why a requirement excludes a cluster: the job names it, or its size is not accepted there."""
+    components = () if isinstance(spec.request, FlexibleRequest) else spec.request.components
+    if cluster.name in chain(spec.exclude, *(component.exclude for component in components)):
+        return f"{cluster.name} is excluded by the job"
+    return describe_sizes(cluster.name, select_partition(cluster.job_sizes, requirement.partition))
+
+
+def place_within_sizes(
+    place: Callable[[Request, GridView], Placement | Refusal], request: Request, view: GridView
+) -> Placement | Refusal:
+    """Return a policy's answer without components that their clusters do not accept.
+
+    If an answer has some, try larger components of a flexible request, then fewer clusters.
+    """
+    answer = place(request, view)
+    if isinstance(answer, Placement) and (rejecting := _rejecting(answer, view)):
+        if isinstance(request, FlexibleRequest) and not request.split_options:
+            least = max(min(each.least for each in cluster.job_sizes) for cluster in rejecting)
+            larger = place(replace(request, min_component_size=max(least, request.min_component_size)), view)
+            if isinstance(larger, Placement) and not _rejecting(larger, view):
+                return larger
+        names = {cluster.name for cluster in rejecting}
+        others = view.select_clusters(frozenset(cluster.name for cluster in view if cluster.name not in names))
+        answer = place_within_sizes(place, request, others)
+        if isinstance(answer, Refusal):
+            texts = [describe_sizes(cluster.name, cluster.job_sizes) for cluster in rejecting]
+            return Refusal("; ".join([answer.summary, *texts]), answer.kind)
+    return answer
+
+
+def _rejecting(placement: Placement, view: GridView) -> list[ClusterView]:
+    """Return the clusters that do not accept the size of a component there."""
+    placed = [(view.get(component.cluster), component.size) for component in placement.components]
+    rejecting = {c.name: c for c, size in placed if c is not None and not c.accepts(size)}
+    return list(rejecting.values())

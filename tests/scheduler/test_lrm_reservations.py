@@ -1,0 +1,76 @@
+"""Reservations of nodes by resource managers, which jobs must not run into."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koalapy.model.job import JobState
+from koalapy.model.job_sizes import MAX_TIME, NodeReservation
+from koalapy.scheduler.explain.explain import explain
+from tests.scheduler.requests import flexible
+from tests.scheduler.world import World
+
+HOUR = 3600.0
+
+
+def create_world(*reservations: NodeReservation, **sizes: int) -> World:
+    world = World(sizes or {"north": 3, "south": 2})
+    world.sites["north"].reservations = reservations
+    world.sites["north"].send_report(world.sites["north"].current_report())
+    world.advance(1)
+    return world
+
+
+def test_job_that_would_run_into_reservation_is_placed_elsewhere() -> None:
+    world = create_world(NodeReservation("works", 3, 3, 2 * HOUR, 4 * HOUR))
+    long_job = world.submit(flexible(2), walltime=3 * HOUR)
+    short_job = world.submit(flexible(2), walltime=HOUR)
+    world.advance(1)
+    placed = [{c.cluster for c in attempt.gang} for job in (long_job, short_job) if (attempt := world.job(job).attempt)]
+    assert placed == [{"south"}, {"north"}]
+
+
+@pytest.mark.parametrize(("default", "starts"), [(MAX_TIME, False), (HOUR, True)])
+def test_job_without_walltime_counts_with_default_of_resource_manager(default: float, starts: bool) -> None:
+    world = create_world(NodeReservation("works", 3, 3, 2 * HOUR, 4 * HOUR, default), north=3)
+    job = world.submit(flexible(2))
+    world.advance(1)
+    assert (world.state(job) is not JobState.QUEUED) == starts
+
+
+def test_waiting_job_and_explanation_name_reservation_until_it_is_over() -> None:
+    world = create_world(NodeReservation("works", 3, 3, 2 * HOUR, 4 * HOUR), north=3)
+    job = world.submit(flexible(2), walltime=3 * HOUR)
+    short_job = world.submit(flexible(1), walltime=HOUR, run_time=1)
+    world.advance(5)
+    assert (world.state(job), world.state(short_job)) == (JobState.QUEUED, JobState.SUCCEEDED)
+    assert world.queries.waiting_reason(world.job(job)).endswith("north has 3 nodes reserved from 02:00 to 04:00")
+    (finding,) = explain(world.queries, world.job(job), (), world.now).clusters
+    assert "3 nodes reserved from 02:00 to 04:00" in finding.reason
+    assert world.queries.grid["north"].status_text == "3 nodes reserved from 02:00 to 04:00"
+    world.sites["north"].reservations = ()
+    world.sites["north"].send_report(world.sites["north"].current_report())
+    world.advance(1)
+    assert world.state(job) is not JobState.QUEUED
+
+
+def test_nodes_of_present_reservation_are_not_those_of_local_users() -> None:
+    world = create_world(NodeReservation("works", 3, 0, 0.0, 4 * HOUR), north=3)
+    world.sites["north"].add_local_user(3)
+    world.sites["north"].send_report(world.sites["north"].current_report())
+    world.advance(1)
+    job = world.submit(flexible(2), walltime=HOUR)
+    world.advance(1)
+    (finding,) = explain(world.queries, world.job(job), (), world.now).clusters
+    assert "3 nodes reserved until 04:00" in finding.reason
+    assert "local users" not in finding.reason
+
+
+@given(st.floats(0, 1e6), st.none() | st.floats(1, 1e6), st.floats(0, 1e6), st.floats(0, 1e6))
+def test_reservation_bars_exactly_jobs_that_run_into_it(
+    now: float, walltime: float | None, begins: float, default: float
+) -> None:
+    reservation = NodeReservation("works", 1, 1, begins, MAX_TIME, default)
+    end = now + (default if walltime is None else walltime) + 60
+    assert reservation.bars(walltime, now) == (now < begins < end)
+    assert "reserved" in reservation.describe(now)
