@@ -250,7 +250,9 @@ class ClusterRefusal:
     """Time at which the job may be tried there again; None: never, since the message says that the cluster cannot run
     it."""
     times: int = 1
-    """Number of rejections there."""
+    """Number of rejections there, or of failures."""
+    is_failure: bool = False
+    """Whether it was not rejected, but has failed there by the infrastructure. The tasks of an array count together."""
 
     def bars(self, now: float) -> bool:
         """Return whether the job may not be placed there."""

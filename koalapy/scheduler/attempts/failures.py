@@ -83,8 +83,34 @@ class Failures:
             self._grid[component.cluster].evidence.record_failed(now)
         self._ledger.record_event(job, now, "error", error, component)
         if not is_elsewhere:
-            self._health.count_error(component.cluster, error, now)
+            job = self._count_failure(job, component.cluster, error, now)
+            self._health.count_error(component.cluster, error, now, job.array_job or job.id)
         return self.restart_job(job, f"{INFRASTRUCTURE_FAILURE}: {component.cluster}: {error}", now)
+
+    def _count_failure(self, job: Job, cluster: ClusterName, error: str, now: float) -> Job:
+        """Count a failure of a job on a cluster.
+
+        After ``error_threshold`` failures the job avoids the cluster for a pause, as all jobs avoid an unusable one.
+        """
+        array = None if job.array_job is None else self._ledger.get(job.array_job)
+        previous = next((r for r in (array or job).refusals if r.cluster == cluster and r.is_failure), None)
+        failure = previous
+        if failure is None or not failure.bars(now):
+            times = 1 if previous is None else previous.times + 1
+            excess, until = times - max(2, self._rules.error_threshold), now
+            if excess >= 0:
+                until += backoff_pause(self._rules.probation_pause, excess, self._rules.probation_pause_max)
+            failure = ClusterRefusal(cluster, error[:MAX_WORDS_LENGTH], until, times, is_failure=True)
+        for holder in filter(None, (array, job)):
+            by_cluster = {refusal.cluster: refusal for refusal in holder.refusals}
+            known = by_cluster.get(cluster)
+            if known is None or known.is_failure or not known.bars(now):
+                by_cluster[cluster] = failure
+            holder = self._ledger.change_job(holder, refusals=tuple(by_cluster[name] for name in sorted(by_cluster)))
+            if failure.bars(now):
+                self._set_timer(holder, failure)
+                self._queues.regroup_job(holder)
+        return self._ledger.jobs[job.id]
 
     def handle_exceeded_limit(self, job: Job, component: Component, error: str, now: float) -> Job:
         """Fail a job that exceeded a limit such as memory. No cluster is at fault."""
@@ -159,6 +185,10 @@ class Failures:
             return self._attempts.end_attempt(job, JobState.FAILED, reason, now, exit_code=exit_code)
         number = job.restarts + 1
         pause = backoff_pause(rules.restart_pause, number - 2, rules.restart_pause_max) if number > 1 else 0.0
+        barred = job.barred_clusters(now)
+        if barred and not self._evaluator.may_be_placed(job.spec, barred):
+            ends = [refusal.until for refusal in job.refusals if refusal.until is not None and refusal.until > now]
+            pause = max(pause, min(ends, default=now) - now)
         plan = f"restart {number}" if limit is None else f"restart {number} of {limit}"
         if pause:
             plan += f", next try after {pause:.3g} s"
@@ -175,7 +205,8 @@ class Failures:
         self._note_refusal(job, component, error, now)
         is_error_of_cluster = not for_good and self._is_error_of_cluster(job, component.cluster, error, now)
         previous = {refusal.cluster: refusal for refusal in job.refusals}
-        times = previous[component.cluster].times + 1 if component.cluster in previous else 1
+        known = previous.get(component.cluster)
+        times = 1 if known is None or known.is_failure else known.times + 1
         pause = backoff_pause(REFUSAL_PAUSE, times - 1, MAX_REFUSAL_PAUSE)
         until = None if for_good else now + pause
         refusal = ClusterRefusal(component.cluster, error[:MAX_WORDS_LENGTH], until, times)
@@ -185,10 +216,12 @@ class Failures:
         if (array := self._arrays.share_refusals(job)) is not None:
             self._set_timer(array, refusal)
         reason = f"{REFUSED}: {refusal_text(refusal, now)}"
+        refusals = tuple(entry for entry in refusals if not entry.is_failure or entry.bars(now))
         if self._evaluator.may_be_placed(job.spec, frozenset(entry.cluster for entry in refusals)):
             return self._attempts.end_attempt(job, JobState.QUEUED, reason, now)
         unknown = [entry for entry in refusals if entry.until is not None]
-        if not unknown or (not is_error_of_cluster and sum(entry.times for entry in unknown) >= MAX_REFUSALS):
+        times = sum(entry.times for entry in unknown if not entry.is_failure)
+        if not unknown or (not is_error_of_cluster and times >= MAX_REFUSALS):
             messages = "; ".join(f"{entry.cluster}: {entry.words}" for entry in refusals)
             reason = f"every cluster that could take it has refused it: {messages}"
             if not unknown:

@@ -30,6 +30,9 @@ from koalapy.scheduler.state import SchedulerState
 
 def refusal_text(refusal: ClusterRefusal, now: float) -> str:
     """Return a rejection as text: the cluster, the time of its next try if there is one, and the reason."""
+    if refusal.is_failure and refusal.until is not None:
+        failed = f"it has failed {refusal.times} times in a row on {refusal.cluster}"
+        return f"{failed}, and may run there at {format_time(refusal.until, now, exact=True)}: {refusal.words}"
     again = "is not asked again"
     if refusal.until is not None:
         again = f"is asked again at {format_time(refusal.until, now, exact=True)}"
