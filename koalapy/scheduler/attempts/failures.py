@@ -16,6 +16,7 @@ from koalapy.model.wording import format_nodes
 from koalapy.scheduler.arrays import Arrays
 from koalapy.scheduler.attempts.attempts import Attempts
 from koalapy.scheduler.attempts.health import ClusterHealth
+from koalapy.scheduler.attempts.link_paths import LinkPaths
 from koalapy.scheduler.claims.claim import Claiming
 from koalapy.scheduler.effects import AttemptFailure, ClaimFailure
 from koalapy.scheduler.ledger import live
@@ -57,11 +58,12 @@ class Failures:
         queues: PlacementQueues,
         evaluator: PolicyEvaluator,
         arrays: Arrays,
+        link_paths: LinkPaths,
     ) -> None:
         self._rules, self._ledger, self._grid, self._lrm_waits = state.rules, state.ledger, state.grid, state.lrm_waits
         self._timers, self._accounts = state.timers, state.accounts
         self._attempts, self._claiming, self._health = attempts, claiming, health
-        self._queues, self._evaluator, self._arrays = queues, evaluator, arrays
+        self._queues, self._evaluator, self._arrays, self._link_paths = queues, evaluator, arrays, link_paths
         state.ledger.on_job_removed.append(lambda job: self._timers.cancel(job.id, 0, Deadline.REFUSAL))
 
     def handle_infrastructure_failure(
@@ -82,6 +84,7 @@ class Failures:
         if component.claimed_at is None:
             self._grid[component.cluster].evidence.record_failed(now)
         self._ledger.record_event(job, now, "error", error, component)
+        self._link_paths.learn_from_failed_start(job, component.cluster, now)
         if not is_elsewhere:
             job = self._count_failure(job, component.cluster, error, now)
             self._health.count_error(component.cluster, error, now, job.array_job or job.id)
