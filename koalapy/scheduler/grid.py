@@ -342,12 +342,17 @@ class GridStatus:
         return sorted(pair for pair in pairs if pair[0] != pair[1])
 
     def with_all_relays(self, view: GridView) -> GridView:
-        """Return a view in which the relays of all clusters are ready and no streams are reserved."""
+        """Return a view in which the relays of all clusters are ready and no streams are reserved.
+
+        Links that were found to be relayed are tried directly again in it.
+        """
         if not self._relays:
             return view
         relays = replace(self._relays, ready=frozenset(self._clusters))
-        links = usable_links(self._known_links, relays)
-        return replace(view, links=links, relays=relays, free_streams=relays.streams)
+        known = self._known_links
+        if relays.streams:
+            known = {way: replace(link, is_retried=link.relayed or link.unreachable) for way, link in known.items()}
+        return replace(view, links=usable_links(known, relays), relays=relays, free_streams=relays.streams)
 
     def _usable_links(self) -> Links:
         return usable_links(self._known_links, self._relays)

@@ -81,7 +81,7 @@ class LinkRecord:
     under_way: PendingMeasurement | None
     is_relayed: bool
     """Whether MPI messages between its clusters go over relays now, or did until direct connections are tried again."""
-    relayed: RelayedSince | None
+    relayed: RelayedSince | None = None
     """Why they do; None if the nodes reach each other, or without a hub."""
 
 

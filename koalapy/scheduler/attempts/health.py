@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from koalapy.model.job import JobId, Token
+from koalapy.model.job import Job, JobId, Token
 from koalapy.model.request import ClusterName
 from koalapy.scheduler.cluster_conditions import LAST_ERROR, Doubt, HealthStatus, Limit
 from koalapy.scheduler.state import Deadline, SchedulerState, backoff_pause
@@ -28,7 +28,7 @@ class ClusterHealth:
         """Whether an error was counted, for each cluster with errors that currently count as one."""
         self._failed_jobs: dict[JobId | None, set[ClusterName]] = {}
         """The clusters that count an error of a job since their last success; an array counts as one job."""
-        state.ledger.on_job_removed.append(lambda job: self._failed_jobs.pop(job.id, None))
+        state.ledger.on_job_removed.append(self._forget_job)
 
     # Errors, and probation
 
@@ -70,6 +70,9 @@ class ClusterHealth:
             health.errors = 0
             self._forget_failed_jobs(name)
             self._ledger.mark_cluster_changed(name)
+
+    def _forget_job(self, job: Job) -> None:
+        self._failed_jobs.pop(job.id, None)
 
     def _forget_failed_jobs(self, name: ClusterName) -> None:
         for clusters in self._failed_jobs.values():

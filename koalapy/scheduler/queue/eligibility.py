@@ -87,7 +87,9 @@ def missing_links_text(names: Iterable[ClusterName], use: LinkUse, view: GridVie
         return ""
     pairs = format_list([f"{first} and {second}" for first, second in apart])
     if use is LinkUse.DIRECT:
-        return f"links is direct, and no direct link connects {pairs}"
+        is_retried = view.relays.streams and not any(view.relays.must_relay(*pair) for pair in apart)
+        again = "; koala network says when that is tried again" if is_retried else ""
+        return f"links is direct, and no direct link connects {pairs}{again}"
     if not view.relays.streams:
         return f"only a relayed link may connect {pairs}, and the daemon has no hub"
     absent = sorted({name for pair in apart for name in pair} - view.relays.ready)
