@@ -137,6 +137,16 @@ def test_program_gets_whole_nodes(bed: Testbed) -> None:
     assert bed.read_output(job["id"]).split() == ["processors", processors] * 2
 
 
+def test_program_over_memory_limit_of_slurm_fails_without_error_of_cluster(bed: Testbed) -> None:
+    """With OverMemoryKill Slurm ends a job with 137, as if it was killed by a fault of the cluster."""
+    fill = "import time; held = bytearray(6000 * 1000 * 1000); held[::4096] = b'x' * len(held[::4096]); time.sleep(10)"
+    ident = bed.submit(fixed_request("south", 1), "python", "-c", fill, launcher="processes", max_restarts=3)
+    job = bed.wait_for_end(ident, 120)
+    assert (job["state"], job["restarts"]) == ("failed", 0), job
+    assert job["reason"].startswith("south: memory limit exceeded: slurmstepd"), job["reason"]
+    assert bed.get_cluster("south")["errors"] == 0
+
+
 def test_nodes_without_required_feature_are_excluded(bed: Testbed) -> None:
     setting = "KOALA_CLUSTERS__SOUTH__NATIVE_SPECIFICATION=--constraint=quick"
     out = bed.heads["south"].run("sh", "-c", documented_check("clusters", "south", setting), check=False)
