@@ -64,6 +64,13 @@ class LinkView(Output):
     under_way: UnderWayView | None
     relayed: bool
     """Whether MPI messages between the clusters go over relays now."""
+    relayed_since: Timestamp | None
+    """Time since which nodes of the clusters have not reached each other directly; null if the configuration demands
+    relays, or if they do."""
+    relayed_reason: str
+    """Why messages go over relays, and by the word of which cluster; empty if they do not."""
+    direct_retry_at: Timestamp | None
+    """Time from which the next job tries direct connections first again."""
 
 
 class NetworkView(Output):
@@ -172,4 +179,7 @@ def _link_view(link: LinkRecord) -> dict[str, Any]:
         "error": measured.error,
         "under_way": link.under_way,
         "relayed": link.is_relayed,
+        "relayed_since": link.relayed.since if link.relayed else None,
+        "relayed_reason": link.relayed.reason if link.relayed else "",
+        "direct_retry_at": link.relayed.retry_at if link.relayed else None,
     }

@@ -318,7 +318,20 @@ class Link:
     relayed: bool = False
     """Whether MPI messages go over relays, as the nodes cannot reach each other directly."""
     direct: bool = field(default=False, compare=False)
-    """Whether a measurement has shown that the nodes reach each other directly."""
+    """Whether a measurement or a started job has shown that the nodes reach each other directly."""
+    is_retried: bool = field(default=False, compare=False)
+    """Whether direct connections are tried first again, as they last failed long ago."""
+
+
+@dataclass(frozen=True, slots=True)
+class RelayedSince:
+    """Why messages between two clusters go over relays; times in seconds since the epoch."""
+
+    since: float | None
+    """None: as long as the configuration demands it."""
+    reason: str
+    retry_at: float | None = None
+    """When direct connections are tried first again; None: not while the reason holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -525,7 +538,8 @@ class GridView:
         if first == second:
             return LinkPath.DIRECT
         link, may_relay = self.link_between(first, second), self.relays.may_relay(first, second)
-        if use is LinkUse.RELAYED or link.relayed or self.relays.must_relay(first, second):
+        is_relayed = link.relayed and not link.is_retried
+        if use is LinkUse.RELAYED or is_relayed or self.relays.must_relay(first, second):
             return LinkPath.RELAYED if may_relay and use is not LinkUse.DIRECT else LinkPath.NONE
         if link.unreachable and (use is LinkUse.DIRECT or self.relays.streams):
             return LinkPath.NONE

@@ -251,6 +251,8 @@ class RefusalCause(StrEnum):
     """Its resource manager has rejected the job with a message."""
     CLAIM = "claim"
     """It lacked nodes for the claim in the cycle of the placement."""
+    FAILURE = "failure"
+    """The job has failed there by the infrastructure. The tasks of an array count together."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,8 +156,8 @@ class ComponentStatus:
     relayed: Annotated[tuple[NamedPair, ...], MaxLen(MAX_RELAYED_PAIRS)] = ()
     """Pairs of clusters, each sorted by name, between which the program's messages go through relays."""
     relay_lost: bool = False
-    """Whether its infrastructure failure is the loss of relayed links outside its site, so that it is not an error of
-    the cluster."""
+    """Whether its infrastructure failure is the loss of relayed links outside its site, or its preemption by a local
+    job, so that it is not an error of the cluster."""
     type: Literal["status"] = field(default="status", kw_only=True)
 
 

@@ -143,7 +143,8 @@ class KnownCluster:
 
     def make_status(self) -> ClusterStatus:
         """Return a new mutable status of the cluster."""
-        health = HealthStatus(self.errors, self.unusable, self.note, self.trials)
+        # Errors of a usable cluster count anew: their jobs are not stored, and one job must not count several times.
+        health = HealthStatus(self.errors if self.unusable else 0, self.unusable, self.note, self.trials)
         cluster = ClusterStatus(self.name, self.speed, self.profile, health=health, drained=self.drained)
         cluster.total, cluster.uplink.bandwidth = self.total, self.uplink_bandwidth
         return cluster

@@ -39,7 +39,7 @@ RUNNER_LOG = "runner.log"
 LEFT = re.compile(r"(result)\.\d{1,7}\.json|(output)\.\d{1,7}\.\d{1,18}", re.ASCII)
 MAX_RESULT = 256 * 1024
 """Maximum size of a result in bytes. Larger ones are ignored."""
-LOG_END = 1000
+LOG_END = 4096
 """Bytes that are sent from the end of the log."""
 CHUNK = 1 << 20
 

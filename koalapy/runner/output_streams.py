@@ -182,6 +182,11 @@ BUILT_WITH_MPICH = (
     "the program was built with MPICH, or an MPI that descends from it, and is started by Open MPI: build it (or "
     "mpi4py) with the Open MPI of its clusters, or use the launcher processes and the program's own mpiexec"
 )
+OTHER_INSTALLATION = (
+    "the program uses parts of another Open MPI than the one that starts it: the wheel of Open MPI lacks the libraries "
+    "of Fortran (libmpi_mpifh), which are then the system's; let the clusters use the program's Open MPI, for example "
+    "clusters.CLUSTER.mpi: {series: 4, prefix: /usr}"
+)
 ADVICE = {
     b"All nodes which are allocated for this job are already filled": (
         "MPI_Comm_spawn is not supported, and so MPIPoolExecutor by itself is not: the nodes of a job run its command "
@@ -189,6 +194,8 @@ ADVICE = {
     ),
     b"PMI_Init returned -1": BUILT_WITH_MPICH,
     b"MPIR_pmi_init(": BUILT_WITH_MPICH,
+    b"opal_shmem_base_select failed": OTHER_INSTALLATION,
+    b"libmpi_mpifh.so": OTHER_INSTALLATION,
 }
 """Hints for the user by text in the output. Each hint is printed once."""
 

@@ -17,6 +17,7 @@ from koalapy.scheduler.attempts.contact import Confirmations, Contact
 from koalapy.scheduler.attempts.facts import is_program_over
 from koalapy.scheduler.attempts.failures import Failures
 from koalapy.scheduler.attempts.health import ClusterHealth
+from koalapy.scheduler.attempts.link_paths import LinkPaths
 from koalapy.scheduler.claims.staging import Transfers
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.queue.candidates import Candidates
@@ -45,13 +46,14 @@ class EventHandler:
         failures: Failures,
         arrays: Arrays,
         conditions: StartConditions,
+        link_paths: LinkPaths,
     ) -> None:
         self._grid, self._ledger = state.grid, state.ledger
         self._queues, self._candidates = queues, candidates
         self._attempts, self._components = attempts, components
         self._transfers, self._confirmations = transfers, confirmations
         self._contact, self._health, self._failures = contact, health, failures
-        self._arrays, self._conditions = arrays, conditions
+        self._arrays, self._conditions, self._link_paths = arrays, conditions, link_paths
 
     def apply(self, event: ev.Event, now: float) -> None:
         """Apply one event. Raise ``NotFoundError`` or ``ConflictError`` for an action that is not possible now."""
@@ -123,7 +125,7 @@ class EventHandler:
                     jobs = self._ledger.jobs.values()
                     self._grid.forget_files({file.name for job in jobs for file in job.spec.all_inputs})
             case ev.LinkMeasured():
-                self._grid.set_link(event.one, event.other, event.link)
+                self._link_paths.apply_measurement(event, now)
             case ev.RelayChanged():
                 self._grid.set_relay(event.cluster, is_ready=event.is_ready, relayed_only=event.relayed_only)
             case ev.PeriodicScan():

@@ -4,7 +4,17 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 
-from koalapy.model.cluster import NO_RELAYS, ClusterPair, ClusterState, ClusterView, GridView, Link, Relays, Uplink
+from koalapy.model.cluster import (
+    NO_RELAYS,
+    ClusterPair,
+    ClusterState,
+    ClusterView,
+    GridView,
+    Link,
+    Relays,
+    Uplink,
+    pair_of,
+)
 from koalapy.model.request import ClusterName
 from koalapy.scheduler.clusters import ClusterStatus
 
@@ -76,6 +86,8 @@ class GridStatus:
         self._clusters = {cluster.name: cluster for cluster in sorted(clusters, key=lambda b: b.name)}
         self._known_links: Links = dict(links or {})
         """The links as measured or configured, whatever the state of the relays."""
+        self._direct_links: dict[ClusterPair, Links] = {}
+        """The former values of links that jobs have found to be relayed, by pair."""
         self._relays = relays
         self._reserved_streams = 0
         self._links = self._usable_links()
@@ -218,24 +230,36 @@ class GridStatus:
 
     def set_link(self, source: ClusterName, target: ClusterName, link: Link) -> None:
         """Store the measurement of one direction of a link. Missing values stay as they were; an unreachable link is
-        stored for both directions."""
-        self._link_learned = True
-        self._measured = self._uplinks = None
-        self.touch(NO_CLUSTER)
+        stored for both directions.
+
+        Ignore values of a relayed link that do not show a path: transfers run between head nodes.
+        """
+        shows_path = link.unreachable or link.relayed or link.direct
         previous, links = _link_of(self._known_links, source, target), dict(self._known_links)
+        if previous.relayed and not shows_path:
+            return
+        if shows_path:
+            self._direct_links.pop(pair_of(source, target), None)
         if link.unreachable:
             links[source, target] = links[target, source] = link
         else:
             if link.relayed == previous.relayed:
                 latency = previous.latency if link.latency is None else link.latency
                 bandwidth = previous.bandwidth if link.bandwidth is None else link.bandwidth
-                link = Link(latency, bandwidth, relayed=link.relayed, direct=link.direct)
+                is_direct = link.direct or (previous.direct and not shows_path)
+                link = Link(latency, bandwidth, relayed=link.relayed, direct=is_direct)
             links[source, target] = link
             back = links.get((target, source))
             if back is not None and (back.unreachable or back.relayed != link.relayed):
                 del links[target, source]
+        self._replace_links(links)
+
+    def _replace_links(self, links: Links) -> None:
         self._known_links = links
         self._links = self._usable_links()
+        self._link_learned = True
+        self._measured = self._uplinks = None
+        self.touch(NO_CLUSTER)
 
     # Relays
 
@@ -275,19 +299,60 @@ class GridStatus:
         self._measured = self._uplinks = None
         self.touch(NO_CLUSTER)
 
+    # Paths between clusters, as started jobs show them
+
+    def known_link(self, pair: ClusterPair) -> Link:
+        """Return the link between two clusters as measured or learned, whatever the state of the relays."""
+        return _link_of(self._known_links, *pair)
+
     def learn_relayed(self, pair: ClusterPair) -> None:
-        """Store that the nodes of two clusters do not reach each other directly, as a started job has found."""
-        link = _link_of(self._known_links, *pair)
-        if not link.relayed and not link.unreachable:
-            self.set_link(*pair, Link(relayed=True))
+        """Store that the nodes of two clusters do not reach each other directly."""
+        link = self.known_link(pair)
+        if not (link.relayed or link.unreachable):
+            ways = (pair, pair[::-1])
+            self._direct_links[pair] = {way: self._known_links[way] for way in ways if way in self._known_links}
+            link = Link(relayed=True)
+        self._set_both_ways(pair, {pair: replace(link, is_retried=False)})
+
+    def learn_direct(self, pair: ClusterPair) -> None:
+        """Store that the nodes of two clusters reach each other directly, with the values of this link if known."""
+        link = self.known_link(pair)
+        if link.direct:
+            return
+        if link.relayed or link.unreachable:
+            links = self._direct_links.pop(pair, None) or {pair: Link()}
+        else:
+            links = {way: self._known_links.get(way, link) for way in (pair, pair[::-1])}
+        self._set_both_ways(pair, {way: replace(link, direct=True) for way, link in links.items()})
+
+    def doubt_path(self, pair: ClusterPair, *, is_retried: bool) -> None:
+        """Store that a direct link may not work any more; ``is_retried``: or that it may work again."""
+        ways = [way for way in (pair, pair[::-1]) if way in self._known_links]
+        links = {way: replace(self._known_links[way], direct=False, is_retried=is_retried) for way in ways}
+        self._set_both_ways(pair, links)
+
+    def _set_both_ways(self, pair: ClusterPair, links: Links) -> None:
+        """Replace both directions of a link by those given."""
+        others = {way: link for way, link in self._known_links.items() if pair_of(*way) != pair}
+        self._replace_links({**others, **links})
+
+    def indirect_pairs(self) -> list[ClusterPair]:
+        """Return the pairs of clusters whose nodes last did not reach each other directly."""
+        pairs = {pair_of(*way) for way, link in self._known_links.items() if link.relayed or link.unreachable}
+        return sorted(pair for pair in pairs if pair[0] != pair[1])
 
     def with_all_relays(self, view: GridView) -> GridView:
-        """Return a view in which the relays of all clusters are ready and no streams are reserved."""
+        """Return a view in which the relays of all clusters are ready and no streams are reserved.
+
+        Links that were found to be relayed are tried directly again in it.
+        """
         if not self._relays:
             return view
         relays = replace(self._relays, ready=frozenset(self._clusters))
-        links = usable_links(self._known_links, relays)
-        return replace(view, links=links, relays=relays, free_streams=relays.streams)
+        known = self._known_links
+        if relays.streams:
+            known = {way: replace(link, is_retried=link.relayed or link.unreachable) for way, link in known.items()}
+        return replace(view, links=usable_links(known, relays), relays=relays, free_streams=relays.streams)
 
     def _usable_links(self) -> Links:
         return usable_links(self._known_links, self._relays)
@@ -321,10 +386,11 @@ def usable_links(known: Links, relays: Relays) -> Links:
         return known
     links = dict(known)
     for pair in needing:
+        is_retried = known[pair].is_retried and not relays.must_relay(*pair)
         if not relays.may_relay(*pair):
-            links[pair] = Link(unreachable=True)
+            links[pair] = Link(unreachable=not is_retried)
         elif known[pair].unreachable:
-            links[pair] = Link(relayed=True)
+            links[pair] = Link(relayed=True, is_retried=is_retried)
         else:
             links[pair] = replace(known[pair], relayed=True)
     return links

@@ -5,17 +5,18 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 from koalapy.model.array import TaskIndices
-from koalapy.model.cluster import ClusterPair, GridView, LinkPath
+from koalapy.model.cluster import ClusterPair, GridView, LinkPath, RelayedSince
 from koalapy.model.errors import BusyError, NotFoundError, ProblemCode, naming_item
 from koalapy.model.job import Component, Job, JobId, Token
 from koalapy.model.job_sizes import NOTHING_BARRED, Barred
 from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.limits import Excess, ScopeKey
-from koalapy.model.placement import Placement, Refusal
+from koalapy.model.placement import PlacedComponent, Placement, Refusal
 from koalapy.model.request import ClusterName
 from koalapy.scheduler.arrays import Arrays
 from koalapy.scheduler.ledger import live
 from koalapy.scheduler.queue.candidates import Offers, WaitingReasons
+from koalapy.scheduler.queue.eligibility import count_streams, may_fall_back
 from koalapy.scheduler.queue.placement_queues import PlacementQueues
 from koalapy.scheduler.queue.policy_calls import PolicyEvaluator
 from koalapy.scheduler.queue.reservation import is_promised
@@ -66,15 +67,29 @@ class Queries:
     def link_paths(self, job: Job) -> dict[ClusterPair, LinkPath]:
         """Return how the messages of a job pass between the clusters of its attempt, by pair sorted by name.
 
-        A link that only measurements have found to be relayed is tried directly again by the daemon's own jobs.
+        A link that only measurements have found to be relayed is tried directly again by the daemon's own jobs. A
+        direct link may turn out to be relayed if the job has reserved streams for that.
         """
         names, view = sorted({component.cluster for component in live(job).gang}), self.grid.view()
         paths = {pair: view.path_between(*pair, job.spec.links) for pair in combinations(names, 2)}
+        placement = Placement(tuple(PlacedComponent(c.size, c.cluster) for c in live(job).gang))
+        if live(job).streams >= count_streams(job.spec, placement, view, with_fallback=True):
+            for pair, path in paths.items():
+                if path is LinkPath.DIRECT and may_fall_back(view, pair, job.spec.links):
+                    paths[pair] = LinkPath.UNKNOWN
         if job.spec.internal:
             for pair, path in paths.items():
                 if path is LinkPath.RELAYED and not view.relays.must_relay(*pair):
                     paths[pair] = LinkPath.UNKNOWN
         return paths
+
+    def relayed_since(self, pair: ClusterPair) -> RelayedSince | None:
+        """Return why messages between two clusters go over relays; None if they do not."""
+        relays, known = self.grid.relays, self._state.relayed.get(pair)
+        if relays.must_relay(*pair):
+            demanding = " and ".join(name for name in pair if name in relays.relayed_only)
+            return RelayedSince(None, f"demanded by {demanding or 'the configuration of the link'}")
+        return known if known is not None and relays.streams else None
 
     def unfinished(self, job: JobId) -> Job | None:
         """Return a snapshot of an unfinished job, or a task that waits in its array; None if there is none."""

@@ -77,7 +77,8 @@ class Rules:
     unreachable_after: Seconds = 5.0
     """Time without a message from a cluster's agent after which its components count as unknown."""
     error_threshold: Count = 3
-    """Consecutive infrastructure errors after which a cluster is ``unusable``."""
+    """Consecutive infrastructure errors after which a cluster is ``unusable``. Each job counts once. After as many
+    errors of one job, that job avoids the cluster."""
     max_restarts: Annotated[int, Ge(0)] | None = 10
     """Restarts after infrastructure failures before a job fails; None is unlimited. A job may set its own number."""
     restart_pause: Annotated[float, Ge(0), FINITE] = 1.0

@@ -18,6 +18,7 @@ from koalapy.scheduler.attempts.deadlines import Deadlines
 from koalapy.scheduler.attempts.facts import filter_of, walltime_ends
 from koalapy.scheduler.attempts.failures import Failures
 from koalapy.scheduler.attempts.health import ClusterHealth
+from koalapy.scheduler.attempts.link_paths import LinkPaths
 from koalapy.scheduler.claims.claim import Claiming, Nonces
 from koalapy.scheduler.claims.staging import Transfers
 from koalapy.scheduler.cycle import Cycle
@@ -54,16 +55,19 @@ class Scheduler:
         knowledge = KnowledgeBuilder(state, queues)
         policies = PolicyEvaluator(state, NodeMatching(eligibility), queues, knowledge)
         self._health = health = ClusterHealth(state)
+        self._link_paths = link_paths = LinkPaths(state)
         self._attempts = attempts = Attempts(state, health, queues)
         self._arrays = arrays = Arrays(state, attempts, queues)
         self._conditions = conditions = StartConditions(state, queues, arrays.give_up)
         self._claiming = claiming = Claiming(state, attempts, queues, eligibility, policies, nonces)
-        self._failures = failures = Failures(state, attempts, claiming, health, queues, policies, arrays)
+        self._failures = failures = Failures(state, attempts, claiming, health, queues, policies, arrays, link_paths)
         transfers = Transfers(state, attempts, claiming, failures)
-        components = Components(state, attempts, failures, health)
+        components = Components(state, attempts, failures, health, link_paths)
         confirmations = Confirmations(state)
         self._contact = contact = Contact(state, confirmations, components, health)
-        deadlines = Deadlines(state, confirmations, contact, attempts, claiming, failures, health, conditions)
+        deadlines = Deadlines(
+            state, confirmations, contact, attempts, claiming, failures, health, conditions, link_paths
+        )
         offers, reasons = Offers(state, queues.reservation), WaitingReasons(state, queues, policies)
         budget = Budget(state.rules.step_budget, clock)
         self._candidates = candidates = Candidates(state, queues, offers, policies, reasons, budget, arrays.give_up)
@@ -80,6 +84,7 @@ class Scheduler:
             failures,
             arrays,
             conditions,
+            link_paths,
         )
         self._cycle = Cycle(
             state,
@@ -131,6 +136,7 @@ class Scheduler:
             if (correction := corrected(job, now, self._state.rules.restart_pause_max)) != job:
                 self._ledger.store_job(correction)
         self._contact.began = now
+        self._link_paths.restore(now)
         restored = list(self._ledger.jobs.values())
         self._arrays.restore(restored)
         self._queues.restore(restored, scans or {})

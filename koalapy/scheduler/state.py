@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from koalapy.model.cluster import NO_RELAYS, Relays
+from koalapy.model.cluster import NO_RELAYS, ClusterPair, RelayedSince, Relays
 from koalapy.model.job import Job, JobId, Token
 from koalapy.model.reports import ComponentStatus
 from koalapy.model.request import ClusterName
@@ -39,6 +39,8 @@ class Deadline(StrEnum):
     """A limit of a cluster's resource manager may have been lifted."""
     REFUSAL = "refusal"
     """A job may be tried again on a cluster that rejected it."""
+    DIRECT_RETRY = "direct-retry"
+    """A relayed link is to be tried directly again."""
     DOUBT = "doubt"
     """Doubted nodes are to be tried again."""
     BEGIN = "begin"
@@ -240,6 +242,8 @@ class SchedulerState:
         self.owner_use = owner_use or OwnerUse()
         self.ledger = Ledger(self.owner_use, self.grid.touch)
         self.ledger.on_streams = self.grid.reserve_streams
+        self.relayed: dict[ClusterPair, RelayedSince] = {}
+        """Why links are relayed, as measurements and starts of jobs have shown."""
         self.timers = Timers()
         self.lrm_waits = LrmWaits()
         self.experience = experience or Experience(speeds)

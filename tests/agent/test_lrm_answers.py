@@ -260,6 +260,62 @@ def test_memory_limit_does_not_affect_succeeded_component(tmp_path: Path) -> Non
     assert (component.current_status().exceeded, component.current_status().program_exit) == ("", 0)
 
 
+OTHER_LINES = "srun: error: n1: task 0: Killed\nsrun: error: n2: tasks 1-7: Killed\n"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "slurmstepd-n1: error: Exceeded job memory limit",
+        "slurmstepd: error: Step 12.0 exceeded memory limit (4210044 > 4096000), being killed",
+        "slurmstepd: error: StepId=12.0 exceeded memory limit (4210044 > 4096000), being killed",
+        "slurmstepd: error: JOB 12 exceeded virtual memory limit (4210044 > 4096000), being killed",
+        "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=12.0. Some of your processes may have been killed",
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=12.0. Some of the step tasks have been OOM Killed.",
+        "srun: error: n1: task 0: Out Of Memory",
+    ],
+)
+@pytest.mark.parametrize("lines", ["{line}\n" + OTHER_LINES, OTHER_LINES + "{line}\n"])
+def test_runner_killed_with_memory_line_of_slurm_exceeded_memory_limit(tmp_path: Path, line: str, lines: str) -> None:
+    component = make_component(tmp_path, "7")
+    (component.folder.path / "runner.log").write_text(lines.format(line=line))
+    component.on_job_ended(replace(ended_at_memory_limit(137), reason="killed by signal 9", exceeded=""))
+    status = component.current_status()
+    assert (status.exceeded, status.program_exit, status.infrastructure) == ("memory", 137, False)
+    assert status.error == f"memory limit exceeded: {line}"
+
+
+@pytest.mark.parametrize(
+    "line", ["srun: error: n1: task 0: Killed", "out of memory", "koala: the program says: Exceeded job memory limit"]
+)
+def test_runner_killed_without_memory_line_of_slurm_is_failure_of_cluster(tmp_path: Path, line: str) -> None:
+    component = make_component(tmp_path, "7")
+    component.nodes = [Node()]
+    (component.folder.path / "runner.log").write_text(f"{line}\n")
+    component.on_job_ended(replace(ended_at_memory_limit(137), reason="killed by signal 9", exceeded=""))
+    status = component.current_status()
+    assert (status.exceeded, status.infrastructure, status.relay_lost) == ("", True, False)
+
+
+def test_component_preempted_by_local_job_is_no_error_of_cluster(tmp_path: Path) -> None:
+    component = make_component(tmp_path, "7")
+    component.nodes = [Node()]
+    component.on_job_ended(replace(ended_at_memory_limit(143), reason="preempted by another job", exceeded=""))
+    status = component.current_status()
+    assert (status.infrastructure, status.relay_lost) == (True, True)
+    recalled = Component.load_journal("test", T, component.folder).current_status()
+    assert (recalled.infrastructure, recalled.relay_lost) == (True, True)
+
+
+def test_deadline_of_job_is_result_of_program(tmp_path: Path) -> None:
+    component = make_component(tmp_path, "7")
+    component.walltime = 3600.0
+    reason = "the deadline of its Slurm job has passed"
+    component.on_job_ended(replace(ended_at_memory_limit(), reason=reason, exceeded="walltime"))
+    status = component.current_status()
+    assert (status.error, status.program_exit, status.infrastructure) == (reason, 143, False)
+
+
 # Uncertain submissions
 
 

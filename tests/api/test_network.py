@@ -11,6 +11,7 @@ async def test_network_lists_every_link_with_state(open_api: Open) -> None:
     api = await open_api()
     network = (await api.get("/api/v1/network")).json()
     nothing = {"kind": None, "at": None, "tried_at": None, "error": "", "under_way": None, "relayed": False}
+    nothing |= {"relayed_since": None, "relayed_reason": "", "direct_retry_at": None}
     assert network == {
         "clusters": ["north", "south"],
         "links": [

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from koalapy.daemon.network.links import LinkTable
 from koalapy.daemon.network.network import LinkRecord, MeasureReply, PendingMeasurement
-from koalapy.model.cluster import ClusterPair, Link, pair_of
+from koalapy.model.cluster import ClusterPair, Link, RelayedSince, pair_of
 from koalapy.model.errors import NotFoundError, UsageError
 from koalapy.model.measurement import Measurement
 
@@ -19,6 +19,7 @@ class MemoryNetwork:
         self.measurements: list[Measurement] = []
         self.results: dict[ClusterPair, Measurement | None] = {}
         """Result of each link that can be measured; None for a lost result."""
+        self.relayed: dict[ClusterPair, RelayedSince] = {}
         self.under_way: list[ClusterPair] = []
         self.is_stalled = False
         self.measuring_job = 7
@@ -48,7 +49,7 @@ class MemoryNetwork:
         )
         estimate = self.table[pair]
         state, link = estimate.state_at(NOW, self.stale_after), estimate.link
-        return LinkRecord(pair, state, link, estimate, under_way, estimate.relayed)
+        return LinkRecord(pair, state, link, estimate, under_way, estimate.relayed, self.relayed.get(pair))
 
     async def wait_for_agents(self) -> None:
         pass

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from koalapy.cli.clusters.network import format_matrix
-from koalapy.model.cluster import Link
+from koalapy.model.cluster import Link, RelayedSince
 from koalapy.model.measurement import Measurement, MeasurementKind
 from tests.cli.conftest import FAST, Koala, Server
 from tests.cli.memory_network import NOW
@@ -96,6 +96,15 @@ def test_network_marks_relayed_links(koala: Koala, server: Server) -> None:
     assert lines[1].split() == ["north", "–", "500^"]
     assert lines[2].split() == ["–", "0.300^"]
     assert "^  MPI messages go over relays" in lines
+    server.network.relayed[BOTH] = RelayedSince(
+        NOW - 50.0, "nodes of job 7 did not, by the report of south", NOW + 550.0
+    )
+    assert koala("network").out.splitlines()[-1] == (
+        "north - south: relayed since 1970-01-01 00:15:50 UTC: nodes of job 7 did not, by the report of south; "
+        "tried directly again from 1970-01-01 00:25:50 UTC"
+    )
+    link = json.loads(koala("network", "--json").out)["links"][1]
+    assert (link["relayed_since"], link["direct_retry_at"]) == ("1970-01-01T00:15:50.000Z", "1970-01-01T00:25:50.000Z")
     assert json.loads(koala("network", "--json").out)["links"][1]["relayed"] is True
 
 

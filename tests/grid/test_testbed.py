@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -136,9 +137,19 @@ def test_program_gets_whole_nodes(bed: Testbed) -> None:
     assert bed.read_output(job["id"]).split() == ["processors", processors] * 2
 
 
+def test_program_over_memory_limit_of_slurm_fails_without_error_of_cluster(bed: Testbed) -> None:
+    """With OverMemoryKill Slurm ends a job with 137, as if it was killed by a fault of the cluster."""
+    fill = "import time; held = bytearray(6000 * 1000 * 1000); held[::4096] = b'x' * len(held[::4096]); time.sleep(10)"
+    ident = bed.submit(fixed_request("south", 1), "python", "-c", fill, launcher="processes", max_restarts=3)
+    job = bed.wait_for_end(ident, 120)
+    assert (job["state"], job["restarts"]) == ("failed", 0), job
+    assert job["reason"].startswith("south: memory limit exceeded: slurmstepd"), job["reason"]
+    assert bed.get_cluster("south")["errors"] == 0
+
+
 def test_nodes_without_required_feature_are_excluded(bed: Testbed) -> None:
     setting = "KOALA_CLUSTERS__SOUTH__NATIVE_SPECIFICATION=--constraint=quick"
-    out = bed.heads["south"].run("env", setting, *check_command(bed, "south", "--json"), user="koala", check=False)
+    out = bed.heads["south"].run("sh", "-c", documented_check("clusters", "south", setting), check=False)
     [nodes] = [f["found"] for f in json.loads(out)["findings"] if f["what"] == "nodes"]
     assert nodes.startswith("1, "), nodes
 
@@ -430,10 +441,10 @@ def test_ranks_communicate_over_network_of_profile(bed: Testbed) -> None:
 # Checks and database
 
 
-@pytest.mark.parametrize("cluster", ["north", "south", "east"])
-def test_check_of_healthy_cluster_passes(bed: Testbed, cluster: str) -> None:
-    head = bed.heads[cluster]
-    report = json.loads(head.run(*check_command(bed, cluster, "--json"), user="koala"))
+@pytest.mark.parametrize("page", ["clusters", "operating"])
+@pytest.mark.parametrize("cluster", ["north", "south", "east", "west"])
+def test_documented_check_of_healthy_cluster_passes(bed: Testbed, cluster: str, page: str) -> None:
+    report = json.loads(bed.containers[f"{cluster}-head"].run("sh", "-c", documented_check(page, cluster)))
     assert [f for f in report["findings"] if not f["ok"]] == []
 
 
@@ -451,29 +462,19 @@ def test_check_of_misconfigured_cluster_names_remedy(
     bed: Testbed, cluster: str, setting: str, value: str, says: str
 ) -> None:
     wrong = f"KOALA_CLUSTERS__{cluster.upper()}__{setting}={value}"
-    out = bed.heads[cluster].run("env", wrong, *check_command(bed, cluster, "--json"), user="koala", check=False)
+    out = bed.heads[cluster].run("sh", "-c", documented_check("clusters", cluster, wrong), check=False)
     bad = [f for f in json.loads(out)["findings"] if not f["ok"]]
     assert bad
     assert all(f["hint"] for f in bad)
     assert says in str(bad)
 
 
-def check_command(bed: Testbed, cluster: str, *options: str) -> list[str]:
-    settings = ["KOALA_CONFIG=/etc/koala/koala.yaml", "KOALA_CA_FILE=/etc/koala/ca.pem"]
-    settings += ["KOALA_URL=https://198.18.0.2:8642"]
-    token = bed.containers[f"{cluster}-head"].run("cat", "/secrets/agent-token")
-    directory = f"/shared/{cluster}/home/koala/agent"
-    return [
-        "env",
-        *settings,
-        f"KOALA_AGENT_TOKEN={token}",
-        "koala",
-        "check",
-        cluster,
-        "--directory",
-        directory,
-        *options,
-    ]
+def documented_check(page: str, cluster: str, setting: str = "") -> str:
+    """Return the command of a page that checks a cluster, with a setting and with JSON as output."""
+    text = (Path(__file__).parents[2] / "docs" / f"{page}.md").read_text()
+    match = re.search(r"(sudo -u koala -H sh -c '.*; )(\S*koala check )north'", text)
+    assert match is not None
+    return f"{match[1]}{setting} {match[2]}{cluster} --json'"
 
 
 def test_daemon_stores_jobs_in_postgresql(bed: Testbed) -> None:

@@ -24,6 +24,9 @@ STAGE_SIZE = 100
 """Bytes of every stage; transferred bytes are percents."""
 
 
+Relayed = tuple[tuple[str, str], ...]
+
+
 @dataclass(frozen=True)
 class Ack:
     """An agent's acknowledgement of a command."""
@@ -61,6 +64,8 @@ class Runner:
     launched_at: float | None = None
     is_killed: bool = False
     """Whether its runners have ended its program, even if the agent is not informed."""
+    relayed: Relayed = ()
+    """The pairs of clusters that its program's messages pass by relays."""
 
     @property
     def ended(self) -> bool:
@@ -100,6 +105,8 @@ class Site:
         self.missing_programs: frozenset[str] = frozenset()
         """Programs that are not installed on the cluster."""
         self.rejection_fault: Callable[[int], str] = lambda size: ""
+        self.find_relayed: Callable[[Token], Relayed] = lambda token: ()
+        """Returns which pairs of clusters are joined by relays when a component's program starts."""
         """Return the fault of a rejected component of this size, or an empty string to accept it."""
         self.rejection_message: Callable[[int], str] = lambda size: f"not {size} nodes"
         """Return the resource manager's message for a rejection of this size."""
@@ -279,7 +286,7 @@ class Site:
                 self._submit(token)
             case OpenBarrier(token=token):
                 if (runner := self.runners.get(token)) and runner.phase == "claimed" and not runner.stopped:
-                    runner.launched_at = self._clock()
+                    runner.launched_at, runner.relayed = self._clock(), self.find_relayed(token)
                     self._enter(token, "running")
                     self.opened.append(token)
             case StopComponent(token=token, warning=warning) if warning is not None and self._may_warn(token):
@@ -413,6 +420,7 @@ class Site:
             starting=runner.starting if runner.phase == "waiting" else 0.0,
             warned=runner.warned,
             lease=runner.lease,
+            relayed=runner.relayed,
         )
 
     def _send(self, message: Message) -> None:

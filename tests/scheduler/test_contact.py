@@ -501,6 +501,6 @@ def test_losses_at_one_time_count_one_error(source: str) -> None:
     assert [world.job(job).restarts for job in jobs] == [1, 1, 1]
     assert (cluster.health.errors, cluster.state) == (1, ClusterState.USABLE)
     world.disconnect("north")
-    world.sites["north"].lose_component("1.2.0")
+    world.sites["north"].lose_component("2.2.0")
     world.connect("north")
-    assert cluster.health.errors == 2, "a later loss counts separately"
+    assert cluster.health.errors == 2, "a later loss of another job counts separately"

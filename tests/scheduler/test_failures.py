@@ -2,11 +2,13 @@
 
 import pytest
 
+from koalapy.model.array import TaskIndices
 from koalapy.model.cluster import ClusterState
 from koalapy.model.job import ComponentState, JobState, parse_token
 from koalapy.model.job_spec import Launcher
 from koalapy.model.reports import ComponentStatus
 from koalapy.scheduler.events import ClusterCleared, Reported
+from koalapy.scheduler.ledger import live
 from koalapy.scheduler.rules import Rules
 from tests.scheduler.invariants import check_nothing_remains
 from tests.scheduler.requests import fixed, flexible
@@ -110,17 +112,18 @@ def test_component_end_without_exit_code_restarts_processes_only(launcher: Launc
     assert world.job(job).restarts == restarts
 
 
-def test_consecutive_errors_make_cluster_unusable_until_cleared() -> None:
+def test_consecutive_errors_of_several_jobs_make_cluster_unusable_until_cleared() -> None:
     world = World({"north": 4, "south": 2}, Rules(error_threshold=3, restart_pause=0))
-    job = world.submit(fixed(north=4))
-    for _ in range(3):
+    jobs = [world.submit(fixed(north=1), run_time=1000) for _ in range(3)]
+    for job in jobs:
         break_component(world, world.tokens(job)[0], "no fork")
     cluster = world.queries.grid["north"]
     assert (cluster.state, cluster.health.errors) == (ClusterState.UNUSABLE, 3)
     assert cluster.health.last_error == "no fork"
     assert cluster.state_reason == "3 errors in a row", "an error may name a job, which other users must not see"
+    job = world.submit(fixed(north=1))
     assert world.state(job) is JobState.QUEUED
-    assert "unusable" in world.queries.waiting_reason(world.job(job)) or "north" in world.job(job).reason
+    assert "unusable" in world.queries.waiting_reason(world.job(job))
     other_job = world.submit(flexible(2))
     world.advance(20)
     assert world.state(other_job) is JobState.SUCCEEDED, "the other cluster still accepts jobs"
@@ -130,6 +133,70 @@ def test_consecutive_errors_make_cluster_unusable_until_cleared() -> None:
     assert world.state(job) is JobState.CLAIMING
     world.advance(20)
     assert world.state(job) is JobState.SUCCEEDED
+
+
+def test_errors_of_one_job_never_make_cluster_unusable() -> None:
+    world = World({"north": 4}, Rules(error_threshold=3, restart_pause=0, probation_pause=60, probation_pause_max=200))
+    job = world.submit(fixed(north=1))
+    cluster, pauses = world.queries.grid["north"], []
+    for failures in range(1, 8):
+        break_component(world, world.tokens(job)[0])
+        assert (cluster.state, cluster.health.errors) == (ClusterState.USABLE, 1)
+        if failures == 4:
+            reason = world.queries.waiting_reason(world.job(job))
+            assert "it has failed 4 times in a row on north, and may run there at" in reason
+        began = world.now
+        while world.state(job) is JobState.QUEUED:
+            world.advance(1)
+        pauses.append(round(world.now - began))
+    assert pauses == [pytest.approx(pause, abs=2) for pause in (0, 0, 60, 120, 200, 200, 200)]
+    other_jobs = [world.submit(fixed(north=1)) for _ in range(3)]
+    world.advance(20)
+    assert {world.state(other) for other in (job, *other_jobs)} == {JobState.SUCCEEDED}
+    check_nothing_remains(world)
+
+
+def test_errors_of_one_job_do_not_add_up_over_daemon_restarts() -> None:
+    world = World({"north": 4}, Rules(error_threshold=3, restart_pause=0))
+    job = world.submit(fixed(north=1))
+    for _ in range(3):
+        break_component(world, world.tokens(job)[0])
+        world.restart()
+        world.connect("north")
+        world.settle()
+    assert world.queries.grid["north"].state is ClusterState.USABLE
+    assert "it has failed 3 times in a row on north" in world.queries.waiting_reason(world.job(job))
+
+
+def test_job_that_fails_on_one_cluster_runs_on_another() -> None:
+    world = World({"north": 8, "south": 4}, Rules(error_threshold=3, restart_pause=0))
+    job = world.submit(flexible(2, max_components=1), run_time=100)
+    for _ in range(3):
+        assert live(world.job(job)).gang[0].cluster == "north"
+        break_component(world, world.tokens(job)[0])
+    assert live(world.job(job)).gang[0].cluster == "south"
+    other_job = world.submit(flexible(2, max_components=1))
+    assert live(world.job(other_job)).gang[0].cluster == "north"
+    world.advance(200)
+    assert world.state(job) is world.state(other_job) is JobState.SUCCEEDED
+    check_nothing_remains(world)
+
+
+def test_failed_tasks_of_array_count_once_for_cluster_and_move_the_others() -> None:
+    world = World({"north": 8, "south": 4}, Rules(error_threshold=3, restart_pause=0, max_restarts=0))
+    array = world.submit(flexible(1, max_components=1), array=TaskIndices.parse("0-9%3"), run_time=10)
+    for _ in range(3):
+        world.settle()
+        task = min(job.id for job in world.jobs.values() if job.array_job == array and job.state.is_active)
+        break_component(world, world.tokens(task)[0])
+    cluster = world.queries.grid["north"]
+    assert (cluster.state, cluster.health.errors) == (ClusterState.USABLE, 1)
+    world.advance(5)
+    tasks = [job for job in world.jobs.values() if job.array_job == array and job.state.is_active]
+    assert tasks[-1].attempt is not None
+    assert tasks[-1].attempt.gang[0].cluster == "south"
+    world.advance(100)
+    assert cluster.health.errors == 0
 
 
 def test_unusable_cluster_keeps_running_jobs_and_stays_unusable() -> None:

@@ -20,11 +20,16 @@ RULES = Rules(
 def create_world_with_unusable_north(rules: Rules = RULES, north: int = 4) -> World:
     """Create a world in which north has reached the error threshold."""
     world = World({"north": north, "south": 4}, rules)
-    job = world.submit(fixed(north=1), run_time=1000)
-    while world.queries.grid["north"].state is ClusterState.USABLE:
-        world.advance(1)
-        break_component(world, world.tokens(job)[0])
+    make_unusable(world, "north", world.submit(fixed(north=1), run_time=1000))
     return world
+
+
+def make_unusable(world: World, name: str, job: int) -> None:
+    """Let a job fail on a cluster on which other jobs have failed before."""
+    world.queries.grid[name].health.errors = world.rules.error_threshold - 1
+    world.advance(1)
+    break_component(world, world.tokens(job)[0])
+    assert world.queries.grid[name].state is ClusterState.UNUSABLE
 
 
 def state_of_north(world: World) -> ClusterState:
@@ -48,9 +53,7 @@ def test_probation_counts_its_pause_from_the_last_time_the_cluster_became_unusab
     began = world.now
     world.advance(30)
     world.step([ClusterCleared("north")])
-    while world.queries.grid["north"].state is ClusterState.USABLE:
-        world.advance(1)
-        break_component(world, world.tokens(1)[0])
+    make_unusable(world, "north", 1)
     again = world.now
     assert again > began + 30
     world.advance(began + 60 + 5 - again)
@@ -110,9 +113,7 @@ def test_probation_of_all_clusters_admits_wide_job() -> None:
     world = World({"north": 4, "south": 4}, RULES)
     for name in ("north", "south"):
         broken = world.submit(fixed(**{name: 1}), run_time=1000)
-        while world.queries.grid[name].state is ClusterState.USABLE:
-            world.advance(1)
-            break_component(world, world.tokens(broken)[0])
+        make_unusable(world, name, broken)
         world.cancel(broken)
     wide_jobs = [world.submit(nonfixed(2, 1, 1), run_time=50) for _ in range(2)]
     world.advance(200)
@@ -236,9 +237,7 @@ def test_probation_ignores_running_trial_of_earlier_probation(cleared_by: str) -
     world.advance(1)
     assert (world.state(1), state_of_north(world)) == (JobState.RUNNING, ClusterState.USABLE)
     other_job = world.submit(fixed(north=1), run_time=50)
-    while state_of_north(world) is ClusterState.USABLE:
-        world.advance(1)
-        break_component(world, world.tokens(other_job)[0])
+    make_unusable(world, "north", other_job)
     world.advance(65)
     assert world.state(1) is JobState.RUNNING, "its program runs for 1000 s"
     assert (world.state(other_job), state_of_north(world)) == (JobState.RUNNING, ClusterState.USABLE)

@@ -28,14 +28,15 @@ def test_rejection_by_job_fault_fails_job_without_cluster_error() -> None:
     check_nothing_remains(world)
 
 
-def test_rejection_by_cluster_fault_counts_and_moves_job() -> None:
+def test_rejections_of_jobs_by_cluster_fault_count_once_a_job_and_move_each() -> None:
     world = World({"north": 8, "south": 4})
     world.sites["north"].rejection_fault = lambda size: "site"
-    job = world.submit(flexible(3, max_components=1))
-    world.advance(60)
-    assert world.state(job) is JobState.SUCCEEDED
     cluster = world.queries.grid["north"]
-    assert (cluster.health.errors, cluster.health.unusable) == (world.rules.error_threshold, True)
+    for number in range(1, world.rules.error_threshold + 1):
+        job = world.submit(flexible(3, max_components=1))
+        world.advance(60)
+        assert world.state(job) is JobState.SUCCEEDED
+        assert (cluster.health.errors, cluster.health.unusable) == (number, number == world.rules.error_threshold)
 
 
 def test_rejection_by_limit_moves_job_at_once() -> None:

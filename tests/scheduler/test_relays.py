@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from koalapy.model.cluster import Link, LinkPath, LinkUse, Relays
-from koalapy.model.job import ComponentState, JobState
-from koalapy.model.job_spec import Priority
+from koalapy.model.cluster import Link, LinkPath, LinkUse, RelayedSince, Relays
+from koalapy.model.job import ComponentState, JobState, parse_token
+from koalapy.model.job_spec import Launcher, Priority
 from koalapy.model.reports import ComponentStatus
+from koalapy.scheduler.attempts.link_paths import DIRECT_RETRY
 from koalapy.scheduler.events import LinkMeasured, RelayChanged, Reported
 from koalapy.scheduler.explain.explain import explain
 from koalapy.scheduler.ledger import live
@@ -64,8 +65,9 @@ def test_path_decides_whether_clusters_are_combined(
         if path is LinkPath.NONE:
             assert "link" in waiting_reason(world, job)
         else:
-            assert world.queries.link_paths(world.job(job)) == {BOTH: path}
-            needed = 16 + NODES if path in (LinkPath.RELAYED, LinkPath.UNKNOWN) else 0
+            may_fall_back = path is LinkPath.DIRECT and use is LinkUse.ANY and ready == BOTH
+            assert world.queries.link_paths(world.job(job)) == {BOTH: LinkPath.UNKNOWN if may_fall_back else path}
+            needed = 16 + NODES if may_fall_back or path in (LinkPath.RELAYED, LinkPath.UNKNOWN) else 0
             assert world.queries.grid.reserved_streams == needed
 
 
@@ -143,18 +145,146 @@ def test_started_job_teaches_that_a_pair_needs_relays() -> None:
     world.step([RelayChanged("north", is_ready=False)])
     assert world.queries.grid.view().link_between(*BOTH) == Link(unreachable=True)
     world.step([LinkMeasured(*BOTH, Link(0.001, 1e8))])
+    assert world.queries.grid.view().link_between(*BOTH) == Link(unreachable=True), "a transfer runs between heads"
+    world.step([LinkMeasured(*BOTH, Link(0.001, 1e8, direct=True))])
     assert world.queries.grid.view().link_between(*BOTH) == Link(0.001, 1e8)
+    assert world.queries.relayed_since(BOTH) is None
 
 
-def test_job_does_not_change_the_measured_link_of_two_other_sites() -> None:
-    world = world_of(1000, *BOTH)
-    measured = Link(0.001, 1e8, direct=True)
-    world.step([LinkMeasured(*BOTH, measured)])
-    job = world.submit(nonfixed(4, 4), run_time=20.0)
+@pytest.mark.parametrize("links", [{}, MEASURED], ids=["never measured", "measured"])
+def test_report_of_third_site_does_not_change_the_link_of_two_others(links: Any) -> None:
+    world = World({"north": 4, "south": 4, "west": 4}, links=links, relays=Relays(1000))
+    world.step([RelayChanged(name, is_ready=True) for name in world.sites])
+    job = world.submit(fixed(west=4, north=1, south=1), run_time=20.0)
     world.advance(1)
-    status = ComponentStatus(world.job(job).token(0), ComponentState.RUNNING, relayed=(BOTH,))
-    world.step([Reported(live(world.job(job)).gang[0].cluster, status)])
-    assert world.queries.grid.view().link_between(*BOTH) == measured
+    assert live(world.job(job)).head.cluster == "west"
+    report_relayed(world, job, "west", (BOTH, ("north", "west")))
+    assert world.queries.relayed_since(BOTH) is None
+    assert not world.queries.grid.view().link_between(*BOTH).relayed
+    since = world.queries.relayed_since(("north", "west"))
+    assert since is not None
+    assert (since.since, since.retry_at) == (world.now, world.now + DIRECT_RETRY)
+    assert since.reason == f"nodes of job {job} did not reach each other directly, by the report of west"
+    (text,) = world.reasons(job, "relayed")
+    assert text.endswith("as west reports; other jobs try links of other sites directly")
+
+
+def report_relayed(world: World, job: int, cluster: str, pairs: Any) -> None:
+    """Let the component of a job on a cluster report that pairs of clusters are relayed."""
+    (index,) = (component.index for component in live(world.job(job)).gang if component.cluster == cluster)
+    status = ComponentStatus(world.job(job).token(index), ComponentState.CLAIMED, relayed=pairs)
+    world.step([Reported(cluster, status)])
+
+
+def close_firewall(world: World, *, is_closed: bool = True) -> None:
+    """Let programs over both clusters start with relays where they must, or cannot connect directly."""
+
+    def find_relayed(token: str) -> tuple[tuple[str, str], ...]:
+        path = world.queries.link_paths(world.job(parse_token(token)[0]))[BOTH]
+        return (BOTH,) if path is LinkPath.RELAYED or (is_closed and path is LinkPath.UNKNOWN) else ()
+
+    for site in world.sites.values():
+        site.find_relayed = find_relayed
+
+
+def path_of_next_job(world: World, **options: Any) -> LinkPath:
+    """Return the path of the messages of a new job over both clusters, which then ends."""
+    job = world.submit(fixed(north=1, south=1), launcher=Launcher.OPENMPI, run_time=1.0, **options)
+    path = world.queries.link_paths(world.job(job))[BOTH]
+    world.advance(5)
+    assert world.state(job) is JobState.SUCCEEDED
+    return path
+
+
+def test_measured_pair_falls_back_on_relays_and_returns_to_direct_links_after_minutes() -> None:
+    world = world_of(1000, *BOTH, links=MEASURED)
+    close_firewall(world)
+    assert path_of_next_job(world) is LinkPath.UNKNOWN, "it was direct, and may not be now"
+    since = world.queries.relayed_since(BOTH)
+    assert since is not None
+    assert since.retry_at is not None
+    close_firewall(world, is_closed=False)
+    assert path_of_next_job(world) is LinkPath.RELAYED
+    blocked = world.submit(fixed(north=1, south=1), launcher=Launcher.OPENMPI, links=LinkUse.DIRECT, run_time=1.0)
+    assert not world.queries.policy_calls.refusal_on_empty_grid(world.job(blocked).spec), "it is accepted, and waits"
+    world.advance(since.retry_at - 1 - world.now)
+    assert world.state(blocked) is JobState.QUEUED
+    assert "koala network says when that is tried again" in world.queries.waiting_reason(world.job(blocked))
+    world.advance(5)
+    assert world.state(blocked) is JobState.SUCCEEDED, "its direct start shows that the nodes reach each other"
+    view = world.queries.grid.view()
+    assert (view.link_between(*BOTH), view.link_between(*BOTH).direct) == (MEASURED[BOTH], True)
+    assert world.queries.relayed_since(BOTH) is None
+
+
+@pytest.mark.parametrize("shown_by", ["job", "measurement"])
+def test_relayed_link_that_stays_relayed_is_tried_directly_once_an_interval(shown_by: str) -> None:
+    world = world_of(1000, *BOTH)
+    close_firewall(world)
+    if shown_by == "measurement":
+        world.step([LinkMeasured(*BOTH, Link(unreachable=True))])
+    else:
+        path_of_next_job(world)
+    first = world.queries.relayed_since(BOTH)
+    assert first is not None
+    for _ in range(3):
+        assert path_of_next_job(world) is path_of_next_job(world) is LinkPath.RELAYED
+        world.advance(DIRECT_RETRY)
+        assert path_of_next_job(world) is LinkPath.UNKNOWN
+    last = world.queries.relayed_since(BOTH)
+    assert last is not None
+    assert last.since == first.since
+    assert last.retry_at is not None
+    assert last.retry_at > world.now
+
+
+def test_unreachable_link_without_hub_is_not_tried_again() -> None:
+    world = world_of(0, links=UNREACHABLE)
+    world.step([LinkMeasured(*BOTH, Link(unreachable=True))])
+    world.advance(2 * DIRECT_RETRY)
+    assert world.queries.grid.view().link_between(*BOTH) == Link(unreachable=True)
+
+
+def test_failed_direct_start_makes_next_start_reserve_streams_for_relays() -> None:
+    world = world_of(10, *BOTH, links=MEASURED)
+    close_firewall(world)
+
+    def fail_start(token: str) -> tuple[tuple[str, str], ...]:
+        close_firewall(world)
+        world.site_of(token).runners[token].error = "node n1 cannot reach node n2"
+        return ()
+
+    world.sites["north"].find_relayed = fail_start
+    job = world.submit(fixed(north=2, south=2), launcher=Launcher.OPENMPI, processes_per_node=1, run_time=10)
+    assert world.queries.link_paths(world.job(job)) == {BOTH: LinkPath.DIRECT}, "half of the streams stay free"
+    while not world.job(job).restarts:
+        world.advance(0.05)
+    assert world.queries.link_paths(world.job(job)) == {BOTH: LinkPath.UNKNOWN}
+    assert world.queries.grid.reserved_streams == 8
+    world.advance(5)
+    assert (world.state(job), live(world.job(job)).relayed) == (JobState.RUNNING, (BOTH,))
+
+
+def test_restarted_daemon_tries_measured_link_directly_after_interval() -> None:
+    world = world_of(1000, *BOTH, links=UNREACHABLE)
+    world.restart()
+    for name in SIZES:
+        world.connect(name)
+    world.step([RelayChanged(name, is_ready=True) for name in SIZES])
+    assert path_of_next_job(world) is LinkPath.RELAYED
+    world.advance(DIRECT_RETRY)
+    assert path_of_next_job(world) is LinkPath.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("uses", "only", "reason"),
+    [({BOTH: LinkUse.RELAYED}, (), "demanded by the configuration of the link"), ({}, BOTH[1:], "demanded by south")],
+)
+def test_demanded_relays_have_no_direct_retry(uses: Any, only: Any, reason: str) -> None:
+    world = world_of(1000, *BOTH, uses=uses, only=only)
+    assert world.queries.relayed_since(BOTH) == RelayedSince(None, reason)
+    world.advance(2 * DIRECT_RETRY)
+    assert path_of_next_job(world) is LinkPath.RELAYED
 
 
 def test_measuring_job_tries_a_relayed_link_directly_again() -> None:

@@ -32,6 +32,7 @@ from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import Request
 from koalapy.model.users import Accounts
 from koalapy.policies.registry import Registry, builtin_policies
+from koalapy.record.format import KnownCluster
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.effects import (
     Command,
@@ -269,8 +270,8 @@ class World:
         self.warnings += effects.warnings
         for name in effects.clusters:
             cluster = self.queries.grid[name]
-            health = replace(cluster.health, probation=False, probation_at=None)
-            self._clusters[name] = {"health": health, "drained": cluster.drained}
+            health = {name: getattr(cluster.health, name) for name in ("errors", "unusable", "note", "trials")}
+            self._clusters[cluster.name] = {**health, "drained": cluster.drained}
         for command in effects.commands:
             self._send(command)
         self._unconfirmed |= effects.confirm
@@ -382,7 +383,7 @@ class World:
     def _cluster(self, name: str) -> ClusterStatus:
         """Create a cluster's status with its stored parts."""
         profile = self.profiles.get(name) or ClusterProfile()
-        return ClusterStatus(name, self.speeds.get(name, 1.0), profile, **self._clusters.get(name, {}))
+        return KnownCluster(name, self.speeds.get(name, 1.0), profile, **self._clusters.get(name, {})).make_status()
 
     # Clusters and the network
 

@@ -1,5 +1,6 @@
 """The state of one component: commands, messages of its runners, and reports of the resource manager."""
 
+import re
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
@@ -10,7 +11,7 @@ from pydantic import TypeAdapter
 
 from koalapy.agent.components.outputlog import DEFAULT_OUTPUT_LIMIT, OutputLog
 from koalapy.agent.core.spool import RUNNER_LOG, JournalFolder
-from koalapy.agent.lrm.port import Fault, JobUse, LrmJob, LrmJobState
+from koalapy.agent.lrm.port import PREEMPTED, Fault, JobUse, LrmJob, LrmJobState
 from koalapy.agent.runners.runners import RunnerConnection, encode_line, lrm_name
 from koalapy.model.job import ComponentState
 from koalapy.model.node_requirement import NodeRequirement
@@ -23,6 +24,10 @@ from koalapy.system.clock import SYSTEM_CLOCK, Clock
 _REQUIREMENT = TypeAdapter[NodeRequirement | None](NodeRequirement | None)
 KILLED_BY_KILL = 128 + 9
 KILLED_BY_TERM = 128 + 15
+MEMORY_KILL = re.compile(
+    r"^(?:slurmstepd\S*|srun): (?:error: )?.*(?:exceeded .*memory limit|oom[-_ ]kill|out of memory)", re.IGNORECASE
+)
+"""A line of Slurm about a step that it killed for its memory. Its job is then often just killed by a signal."""
 RESULT_ENTRY = "result.{node}"
 """Name of the journal entry with the result of a node's runner."""
 
@@ -121,7 +126,7 @@ class Component:
     relayed: tuple[tuple[str, str], ...] = ()
     """Pairs of clusters between which its program's messages go through relays."""
     relay_lost: bool = False
-    """Whether it has failed because relayed links outside this site were lost."""
+    """Whether it has failed because relayed links outside this site were lost, or because it was preempted here."""
     stop: str | None = None
     grace: Grace | None = None
     """Grace period of a component that is being stopped."""
@@ -376,14 +381,16 @@ class Component:
         results = [n.result for n in self.nodes]
         reason = job.reason if job else f"{lrm} no longer knows it"
         self.accounted_use = job.use if job else None
+        self.relay_lost |= reason.startswith(PREEMPTED) and self.may_fail
         if job is None and not all(results):
             self.fail(reason)
-        elif job is not None and job.exceeded == "memory" and self.exit_code != 0:
+        elif job is not None and self.exit_code != 0 and (memory := self._memory_limit_reason(job)):
             # Earlier reports of runners are consequences: a killed process, or a lost MPI daemon.
-            self.exceeded, self.error, self.infrastructure = "memory", reason, False
+            self.exceeded, self.error, self.infrastructure = "memory", memory, False
             self.exit_code = self.exit_code or job.exit_code or KILLED_BY_KILL
         elif job is not None and job.exceeded == "walltime" and self.stop is None and self.exit_code is None:
-            self.error = self.error or f"walltime of {self.walltime:g} s exceeded" if self.walltime else reason
+            limit = f"walltime of {self.walltime:g} s exceeded" if self.walltime and "walltime" in reason else reason
+            self.error = self.error or limit
             self.exit_code = KILLED_BY_TERM
         elif lost := next((n for n in self.nodes if n.result is None), None):
             who = f"the runner on {lost.name or 'a node'}" if lost.phase else "the resource manager's job"
@@ -395,6 +402,13 @@ class Component:
             self.fail(f"{lrm} ended it: {reason or 'no reason given'}" if job else reason)
         self._note_killed_runners()
         self.mark_ended()
+
+    def _memory_limit_reason(self, job: LrmJob) -> str:
+        """Return the reason if the resource manager ended the job for its memory; empty if it did not."""
+        if job.exceeded:
+            return job.reason if job.exceeded == "memory" else ""
+        line = self.folder.last_log_line(MEMORY_KILL)
+        return f"memory limit exceeded: {line}" if line else ""
 
     def mark_ended(self) -> None:
         """Record the end in the journal and report output that is lost with it."""

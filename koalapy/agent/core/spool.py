@@ -43,6 +43,7 @@ MAX_JOURNAL = 64 * 1024 * 1024
 DAMAGED_JOURNAL = "journal.damaged"
 """New name of a journal that cannot be used. Its folder then counts as one without a record."""
 _CHECKED_LINE = re.compile(rb"(.*) ([0-9a-f]{8})", re.DOTALL)
+NOT_EMPTY = re.compile(r"\S")
 LAST_HEARD_FILE = "heard"
 """A file per daemon instance, modified at each contact."""
 
@@ -259,15 +260,15 @@ class JournalFolder:
             raise OSError(errno.EAGAIN, "the node's secret is not known yet", str(path))
         return open_file(secret, path.name, read_regular(path, max_size + FILE_TAG_LENGTH))
 
-    def last_log_line(self) -> str:
-        """Return the last line of the runner log; empty if there is none."""
+    def last_log_line(self, pattern: re.Pattern[str] = NOT_EMPTY) -> str:
+        """Return the last line of the runner log in which a pattern occurs; empty if there is none."""
         try:
             lines = (
                 read_regular(self.path / RUNNER_LOG, LAST_LINE_WINDOW, end=True).decode(errors="replace").splitlines()
             )
         except OSError:
             return ""
-        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return next((line.strip() for line in reversed(lines) if pattern.search(line)), "")
 
     def unsent_files(self) -> dict[int, list[tuple[int, Path]]]:
         """Return the files with output that runners did not send, by node, with their offsets in the stream."""

@@ -60,6 +60,10 @@ class LrmJobState(StrEnum):
     """The resource manager does not know. Such a job is never taken for ended."""
 
 
+PREEMPTED = "preempted by another job"
+"""The reason for the end of a job that had to give its nodes to a local one. This is no fault of the cluster."""
+
+
 @dataclass(frozen=True, slots=True)
 class JobUse:
     """The use of processors and memory by an ended job, by the accounting of its resource manager."""

@@ -112,10 +112,21 @@ def _link_notes(links: Sequence[Json]) -> list[str]:
         if link["under_way"]:
             job = link["under_way"]["job"]
             notes.append(f"{name}: {'waits to be measured' if job is None else f'is being measured by job {job}'}")
+        if link.get("relayed_reason"):
+            notes.append(f"{name}: {_relayed_text(link)}")
         if link["error"]:
             problem = UNREACHABLE if link["state"] == "unreachable" else "the last try came to nothing"
             notes.append(f"{name}: {problem}, {_format_clock(link['tried_at'])} UTC: {link['error']}")
     return [printable(note) for note in notes]
+
+
+def _relayed_text(link: Json) -> str:
+    """Return why a link is relayed, since when, and when direct connections are tried again."""
+    since = f" since {_format_clock(link['relayed_since'])} UTC" if link["relayed_since"] else ""
+    again = (
+        f"; tried directly again from {_format_clock(link['direct_retry_at'])} UTC" if link["direct_retry_at"] else ""
+    )
+    return f"relayed{since}: {link['relayed_reason']}{again}"
 
 
 def measurement_text(result: Json | None, reason: str = "") -> str:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
@@ -13,7 +13,16 @@ from koalapy.daemon.engine.engine import RETRY_INTERVAL_S, Engine, WorkItem
 from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.daemon.network.links import LinkMeasurements, LinkState, LinkTable
 from koalapy.model.application import NO_APPLICATION
-from koalapy.model.cluster import ClusterPair, ClusterState, Link, LinkPath, check_cluster, pair_of
+from koalapy.model.cluster import (
+    ClusterPair,
+    ClusterState,
+    GridView,
+    Link,
+    LinkPath,
+    RelayedSince,
+    check_cluster,
+    pair_of,
+)
 from koalapy.model.errors import KoalaError, LeaseLost, StoreUnavailable, UsageError
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import Job, JobId, JobState
@@ -71,7 +80,9 @@ class LinkRecord:
     measurements: LinkMeasurements
     under_way: PendingMeasurement | None
     is_relayed: bool
-    """Whether MPI messages between its clusters go over relays now."""
+    """Whether MPI messages between its clusters go over relays now, or did until direct connections are tried again."""
+    relayed: RelayedSince | None = None
+    """Why they do; None if the nodes reach each other, or without a hub."""
 
 
 class Network:
@@ -137,7 +148,8 @@ class Network:
                 measurements.link,
                 measurements,
                 self._under_way.get(pair),
-                has_relays and view.path_between(*pair) is LinkPath.RELAYED,
+                has_relays and _is_relayed(view, pair),
+                self._queries.relayed_since(pair) if has_relays and pair[0] != pair[1] else None,
             )
             for pair in (self._links.list_pairs() if pairs is None else pairs)
         ]
@@ -305,9 +317,16 @@ class Network:
                 return
         pair = pair_of(measurement.one, measurement.other)
         if measurement.kind is not MeasurementKind.INCONCLUSIVE and pair in self._links.list_pairs():
-            forward = LinkMeasured(*pair, self._links[pair].link)
-            back = LinkMeasured(*pair[::-1], self._links[pair].link_back)
-            self._engine.post(WorkItem(events=(forward,) if pair[0] == pair[1] else (forward, back)))
+            forward, back = self._links[pair].link, self._links[pair].link_back
+            if measurement.kind is MeasurementKind.TRANSFER:  # It says nothing about the compute nodes.
+                forward, back = replace(forward, direct=False), replace(back, direct=False)
+            events = LinkMeasured(*pair, forward), LinkMeasured(*pair[::-1], back)
+            self._engine.post(WorkItem(events=events[:1] if pair[0] == pair[1] else events))
+
+
+def _is_relayed(view: GridView, pair: ClusterPair) -> bool:
+    path = view.path_between(*pair)
+    return path is LinkPath.RELAYED or (path is LinkPath.UNKNOWN and view.link_between(*pair).relayed)
 
 
 def measurement_spec(pair: ClusterPair, command: Sequence[str], owner: str = OWNER) -> JobSpec:

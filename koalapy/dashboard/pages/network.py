@@ -18,7 +18,7 @@ from koalapy.daemon.services import Services
 from koalapy.dashboard.dashboard import Dashboard, SentForm
 from koalapy.dashboard.pictures import Point
 from koalapy.dashboard.rendering import format_rate, format_seconds
-from koalapy.model.cluster import pair_of
+from koalapy.model.cluster import RelayedSince, pair_of
 from koalapy.model.measurement import Measurement, MeasurementKind
 from koalapy.model.request import ClusterName
 
@@ -77,6 +77,8 @@ class LinkView:
     job: int | None
     """The job that measures it now."""
     error: str
+    relayed: RelayedSince | None
+    """Why MPI messages go over relays; None if they do not."""
     measurements: Sequence[Measurement]
     bandwidth: Sequence[Point]
     """Measured bytes per second, oldest first."""
@@ -124,6 +126,8 @@ def notes_of(records: Sequence[LinkRecord]) -> list[tuple[ClusterName, ClusterNa
         if record.under_way is not None:
             job = record.under_way.job
             notes.append((*record.pair, "measurement queued" if job is None else f"measured now by job {job}"))
+        if record.relayed is not None:
+            notes.append((*record.pair, f"relayed: {record.relayed.reason}"))
         if record.measurements.error:
             problem = "unreachable" if record.state is LinkState.UNREACHABLE else "the last measurement failed"
             notes.append((*record.pair, f"{problem}: {record.measurements.error}"))
@@ -212,6 +216,7 @@ async def link_view(network: Network, first: ClusterName, second: ClusterName, l
         rejection_reason=network.rejection_reason((first, second)),
         job=record.under_way.job if record.under_way else None,
         error=record.measurements.error,
+        relayed=record.relayed,
         measurements=measurements,
         bandwidth=[Point(m.at, m.bandwidth) for m in conclusive if m.bandwidth is not None],
         latency=[Point(m.at, m.latency) for m in conclusive if m.latency is not None],

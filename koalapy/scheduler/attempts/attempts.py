@@ -366,6 +366,7 @@ class Attempts:
         if becomes is JobState.SUCCEEDED or (becomes is JobState.FAILED and attempt.exit_code is not None):
             for component in attempt.gang:
                 self._health.count_success(component.cluster)
+            self._forget_failures_of_array(job)
         event = str(becomes)
         job = self._ledger.change_state(
             job,
@@ -379,6 +380,19 @@ class Attempts:
             retry_at=None,
         )
         self._state.experience.learn(job)
+
+    def _forget_failures_of_array(self, task: Job) -> None:
+        """Let an array count its failures anew on the clusters where one of its tasks has come to its end."""
+        array = None if task.array_job is None else self._ledger.get(task.array_job)
+        if array is not None and array.refusals:
+            ended = {component.cluster for component in live(task).gang}
+            kept = tuple(
+                entry
+                for entry in array.refusals
+                if entry.cause is not RefusalCause.FAILURE or entry.cluster not in ended
+            )
+            if kept != array.refusals:
+                self._queues.regroup_job(self._ledger.change_job(array, refusals=kept))
 
     def _requeue(self, job: Job, now: float) -> None:
         """Requeue a job at once, or after the pause that follows its failures."""

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator
 
-from koalapy.model.cluster import LinkPath, pair_of, relayed_text
+from koalapy.model.cluster import pair_of, relayed_text
 from koalapy.model.job import Component, ComponentState, Job, JobState, Token
 from koalapy.model.reports import ComponentStatus
 from koalapy.model.request import ClusterName
@@ -18,6 +18,7 @@ from koalapy.scheduler.attempts.facts import (
 )
 from koalapy.scheduler.attempts.failures import Failures
 from koalapy.scheduler.attempts.health import ClusterHealth
+from koalapy.scheduler.attempts.link_paths import LinkPaths
 from koalapy.scheduler.effects import MAX_STRAYS, AttemptFailure, ForgetComponent, StopComponent
 from koalapy.scheduler.events import InventoryReceived
 from koalapy.scheduler.ledger import ComponentChanges, live
@@ -33,9 +34,16 @@ BEFORE_PROGRAM = (ComponentState.WAITING, ComponentState.CLAIMED)
 class Components:
     """The handler of component reports. A report may arrive twice, late, or for an attempt that has ended."""
 
-    def __init__(self, state: SchedulerState, attempts: Attempts, failures: Failures, health: ClusterHealth) -> None:
+    def __init__(
+        self,
+        state: SchedulerState,
+        attempts: Attempts,
+        failures: Failures,
+        health: ClusterHealth,
+        link_paths: LinkPaths,
+    ) -> None:
         self._ledger, self._grid, self._lrm_waits = state.ledger, state.grid, state.lrm_waits
-        self._attempts, self._failures, self._health = attempts, failures, health
+        self._attempts, self._failures, self._health, self._link_paths = attempts, failures, health, link_paths
         self._strays: dict[ClusterName, set[Token]] = defaultdict(set)
         """Components of no live attempt that were stopped and have not ended yet."""
 
@@ -54,7 +62,7 @@ class Components:
         job = self._record_details(job, component, status, now)
         component = live(job).components[component.index]
         if status.relayed:
-            job = self._record_relayed_links(job, status, now)
+            job = self._record_relayed_links(job, component.cluster, status, now)
         job = self._advance_component(job, component, status, now)
         has_nodes = component.claimed_at is not None and not component.has_ended
         if status.state is ComponentState.DELIVERING:
@@ -83,20 +91,19 @@ class Components:
             reason = f"waits for {component.cluster} to start its nodes, until {up_by} UTC at most"
         return self._ledger.change_job(job, reason=reason)
 
-    def _record_relayed_links(self, job: Job, status: ComponentStatus, now: float) -> Job:
-        """Record which links of an attempt go over relays. A link that was to be direct does not work, then."""
+    def _record_relayed_links(self, job: Job, cluster: ClusterName, status: ComponentStatus, now: float) -> Job:
+        """Record which links of an attempt go over relays, by the report of a cluster."""
         known = live(job).relayed
         clusters = {component.cluster for component in live(job).gang}
         pairs = sorted({pair_of(*pair) for pair in status.relayed if clusters.issuperset(pair) and pair[0] != pair[1]})
         if live(job).barrier_at is None or not (new := [pair for pair in pairs if pair not in known]):
             return job
-        view = self._grid.view()
-        for pair in new:
-            # A measured link stays direct until it is measured again: one site could misreport the link of two others.
-            if view.path_between(*pair, job.spec.links) is LinkPath.UNKNOWN:
-                self._grid.learn_relayed(pair)
+        ignored = self._link_paths.learn_from_report(job, cluster, new, now)
         job = self._ledger.change_attempt(job, relayed=tuple(sorted({*known, *new})))
-        self._ledger.record_event(job, now, "relayed", relayed_text(new))
+        text = relayed_text(new)
+        if ignored:
+            text += f", as {cluster} reports; other jobs try links of other sites directly"
+        self._ledger.record_event(job, now, "relayed", text)
         return job
 
     def reconcile(self, event: InventoryReceived, now: float) -> Iterator[Token]:
@@ -225,6 +232,7 @@ class Components:
             return job
         if live(job).launched_at is None and is_launched(job):
             job = self._attempts.mark_launched(job, now)
+            self._link_paths.learn_from_launch(job)
             for launched in live(job).gang:
                 self._failures.end_cluster_probation(launched.cluster)
         result = program_result(job)

@@ -6,6 +6,7 @@ from koalapy.scheduler.attempts.contact import Confirmations, Contact
 from koalapy.scheduler.attempts.facts import find_overdue_transfer, is_program_over, only_awaits_files
 from koalapy.scheduler.attempts.failures import Failures
 from koalapy.scheduler.attempts.health import ClusterHealth
+from koalapy.scheduler.attempts.link_paths import LinkPaths
 from koalapy.scheduler.claims.claim import Claiming
 from koalapy.scheduler.effects import AttemptFailure
 from koalapy.scheduler.ledger import live
@@ -32,11 +33,12 @@ class Deadlines:
         failures: Failures,
         health: ClusterHealth,
         conditions: StartConditions,
+        link_paths: LinkPaths,
     ) -> None:
         self._state, self._rules, self._timers = state, state.rules, state.timers
         self._confirmations, self._contact, self._attempts = confirmations, contact, attempts
         self._claiming, self._failures, self._health = claiming, failures, health
-        self._conditions = conditions
+        self._conditions, self._link_paths = conditions, link_paths
 
     def handle(self, timer: Timer, now: float) -> None:
         """Perform the action of a passed deadline."""
@@ -50,6 +52,8 @@ class Deadlines:
                 self._health.lift_limit(timer.cluster, timer.at)
             case Deadline.REFUSAL:
                 self._failures.end_refusal_pause(timer.job)
+            case Deadline.DIRECT_RETRY:
+                self._link_paths.retry_direct(now)
             case Deadline.DOUBT:
                 self._health.retry_doubted_nodes(timer.cluster, timer.at)
             case Deadline.RETRY:

@@ -7,10 +7,11 @@ of the cluster.
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from koalapy.model.application import application_of
 from koalapy.model.bounds import MAX_NODES
-from koalapy.model.job import Component, Job, JobId, JobState, RefusalCause
+from koalapy.model.job import ClusterRefusal, Component, Job, JobId, JobState, RefusalCause, add_refusal
 from koalapy.model.job_sizes import BarredSizes
 from koalapy.model.reports import Refusal, RefusedSizes
 from koalapy.model.request import ClusterName
@@ -19,6 +20,7 @@ from koalapy.scheduler.arrays import Arrays
 from koalapy.scheduler.attempts.attempts import Attempts
 from koalapy.scheduler.attempts.facts import INFRASTRUCTURE_FAILURE
 from koalapy.scheduler.attempts.health import ClusterHealth
+from koalapy.scheduler.attempts.link_paths import LinkPaths
 from koalapy.scheduler.claims.claim import Claiming
 from koalapy.scheduler.effects import AttemptFailure, ClaimFailure
 from koalapy.scheduler.ledger import live
@@ -56,11 +58,12 @@ class Failures:
         queues: PlacementQueues,
         evaluator: PolicyEvaluator,
         arrays: Arrays,
+        link_paths: LinkPaths,
     ) -> None:
         self._rules, self._ledger, self._grid, self._lrm_waits = state.rules, state.ledger, state.grid, state.lrm_waits
         self._timers, self._accounts = state.timers, state.accounts
         self._attempts, self._claiming, self._health = attempts, claiming, health
-        self._queues, self._evaluator, self._arrays = queues, evaluator, arrays
+        self._queues, self._evaluator, self._arrays, self._link_paths = queues, evaluator, arrays, link_paths
         state.ledger.on_job_removed.append(lambda job: self._timers.cancel(job.id, 0, Deadline.REFUSAL))
 
     def handle_infrastructure_failure(
@@ -81,9 +84,32 @@ class Failures:
         if component.claimed_at is None:
             self._grid[component.cluster].evidence.record_failed(now)
         self._ledger.record_event(job, now, "error", error, component)
+        self._link_paths.learn_from_failed_start(job, component.cluster, now)
         if not is_elsewhere:
-            self._health.count_error(component.cluster, error, now)
+            job = self._count_failure(job, component.cluster, error, now)
+            self._health.count_error(component.cluster, error, now, job.array_job or job.id)
         return self.restart_job(job, f"{INFRASTRUCTURE_FAILURE}: {component.cluster}: {error}", now)
+
+    def _count_failure(self, job: Job, cluster: ClusterName, error: str, now: float) -> Job:
+        """Count a failure of a job on a cluster.
+
+        After ``error_threshold`` failures the job avoids the cluster for a pause, as all jobs avoid an unusable one.
+        """
+        array = None if job.array_job is None else self._ledger.get(job.array_job)
+        previous = (r for r in (array or job).refusals if r.cluster == cluster and r.cause is RefusalCause.FAILURE)
+        failure = next(previous, ClusterRefusal(cluster, "", now, 0, RefusalCause.FAILURE))
+        if not failure.bars(now):
+            times, until = failure.times + 1, now
+            excess = times - max(2, self._rules.error_threshold)
+            if excess >= 0:
+                until += backoff_pause(self._rules.probation_pause, excess, self._rules.probation_pause_max)
+            failure = replace(failure, words=error[:MAX_WORDS_LENGTH], until=until, times=times)
+        for holder in filter(None, (array, job)):
+            holder = self._ledger.change_job(holder, refusals=add_refusal(holder.refusals, failure))
+            if failure.until is not None and failure.bars(now):
+                self._timers.add(failure.until, Deadline.REFUSAL, job=holder.id)
+                self._queues.regroup_job(holder)
+        return self._ledger.jobs[job.id]
 
     def handle_exceeded_limit(self, job: Job, component: Component, error: str, now: float) -> Job:
         """Fail a job that exceeded a limit such as memory. No cluster is at fault."""
@@ -175,6 +201,10 @@ class Failures:
             return self._attempts.end_attempt(job, JobState.FAILED, reason, now, exit_code=exit_code)
         number = job.restarts + 1
         pause = backoff_pause(rules.restart_pause, number - 2, rules.restart_pause_max) if number > 1 else 0.0
+        barred = job.barred_sizes(now)
+        if barred and not self._evaluator.may_be_placed(job.spec, barred):
+            ends = [refusal.until for refusal in job.refusals if refusal.until is not None and refusal.until > now]
+            pause = max(pause, min(ends, default=now) - now)
         plan = f"restart {number}" if limit is None else f"restart {number} of {limit}"
         if pause:
             plan += f", next try after {pause:.3g} s"
@@ -197,13 +227,9 @@ class Failures:
         job, refusal = self._attempts.bar_cluster(job, component.cluster, words, now, sizes, for_good=for_good)
         job = self._ledger.change_job(job, claiming_tries=max(0, job.claiming_tries - 1))
         self._arrays.share_refusals(job)
-        refusals = job.refusals
+        refusals = [entry for entry in job.refusals if entry.cause is RefusalCause.REJECTED or entry.bars(now)]
         reason = f"{REFUSED}: {refusal_text(refusal, now)}"
-        barred = frozenset(
-            BarredSizes(entry.cluster, entry.least, entry.most)
-            for entry in refusals
-            if entry.cause is RefusalCause.REJECTED or entry.bars(now)
-        )
+        barred = frozenset(BarredSizes(entry.cluster, entry.least, entry.most) for entry in refusals)
         if self._evaluator.may_be_placed(job.spec, barred):
             return self._attempts.end_attempt(job, JobState.QUEUED, reason, now)
         unknown = [entry for entry in refusals if entry.until is not None]

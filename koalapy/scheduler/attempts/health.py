@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from koalapy.model.job import Token
+from koalapy.model.job import Job, JobId, Token
 from koalapy.model.request import ClusterName
 from koalapy.scheduler.cluster_conditions import LAST_ERROR, Doubt, HealthStatus, Limit
 from koalapy.scheduler.state import Deadline, SchedulerState, backoff_pause
@@ -26,6 +26,9 @@ class ClusterHealth:
         self._rules, self._ledger, self._grid, self._timers = state.rules, state.ledger, state.grid, state.timers
         self._counted: dict[ClusterName, bool] = {}
         """Whether an error was counted, for each cluster with errors that currently count as one."""
+        self._failed_jobs: dict[JobId | None, set[ClusterName]] = {}
+        """The clusters that count an error of a job since their last success; an array counts as one job."""
+        state.ledger.on_job_removed.append(self._forget_job)
 
     # Errors, and probation
 
@@ -38,13 +41,18 @@ class ClusterHealth:
         finally:
             del self._counted[name]
 
-    def count_error(self, name: ClusterName, error: str, now: float) -> None:
-        """Count an error of a cluster. At ``error_threshold`` errors in a row it becomes unusable."""
-        if self._counted.get(name):
+    def count_error(self, name: ClusterName, error: str, now: float, job: JobId | None = None) -> None:
+        """Count an error of a cluster. At ``error_threshold`` errors in a row it becomes unusable.
+
+        Further errors of one ``job`` count only on probation, since it may be their cause.
+        """
+        health = self._grid[name].health
+        if self._counted.get(name) or (name in self._failed_jobs.get(job, ()) and not health.probation):
             return
+        if job is not None:
+            self._failed_jobs.setdefault(job, set()).add(name)
         if name in self._counted:
             self._counted[name] = True
-        health = self._grid[name].health
         health.errors += 1
         if health.probation:
             health.trials += 1
@@ -60,7 +68,15 @@ class ClusterHealth:
         health = self._grid[name].health
         if health.errors and not health.unusable:
             health.errors = 0
+            self._forget_failed_jobs(name)
             self._ledger.mark_cluster_changed(name)
+
+    def _forget_job(self, job: Job) -> None:
+        self._failed_jobs.pop(job.id, None)
+
+    def _forget_failed_jobs(self, name: ClusterName) -> None:
+        for clusters in self._failed_jobs.values():
+            clusters.discard(name)
 
     def plan_probation(self, name: ClusterName, now: float) -> None:
         """Try an unusable cluster again after a pause that doubles with each failed trial."""
@@ -90,6 +106,7 @@ class ClusterHealth:
         """Reset errors, limits and doubts of a cluster that an operator declares repaired."""
         cluster = self._grid[name]
         cluster.health = HealthStatus()
+        self._forget_failed_jobs(name)
         cluster.clear_trials()
         cluster.limit, cluster.limits = None, 0
         cluster.unknown_refusals.clear()

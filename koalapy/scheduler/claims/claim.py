@@ -24,7 +24,13 @@ from koalapy.scheduler.claims.claim_try import ClaimTry
 from koalapy.scheduler.claims.preemption import Preemption, Reclaiming
 from koalapy.scheduler.effects import ClaimFailure
 from koalapy.scheduler.ledger import live
-from koalapy.scheduler.queue.eligibility import Eligibility, count_streams, may_not_be_claimed, tries_used_up
+from koalapy.scheduler.queue.eligibility import (
+    Eligibility,
+    count_streams,
+    may_not_be_claimed,
+    streams_to_reserve,
+    tries_used_up,
+)
 from koalapy.scheduler.queue.placement_queues import PlacementQueues
 from koalapy.scheduler.queue.policy_calls import PolicyEvaluator
 from koalapy.scheduler.state import Deadline, SchedulerState
@@ -61,7 +67,7 @@ class Claiming:
         components = tuple(
             self._new_component(job, index, placed, now) for index, placed in enumerate(placement.components)
         )
-        streams = count_streams(job.spec, placement, self._state.grid.view())
+        streams = streams_to_reserve(job.spec, placement, self._state.grid.view())
         transfer_time = max(component.transfer_time for component in components)
         generation, start_estimate = job.generation + 1, now + transfer_time
         claim_at = now + self._factor(job) * transfer_time

@@ -33,6 +33,9 @@ def refusal_text(refusal: ClusterRefusal, now: float) -> str:
     if refusal.cause is RefusalCause.CLAIM and refusal.until is not None:
         again = format_time(refusal.until, now, exact=True)
         return f"{refusal.cluster} {refusal.words}, and is tried again at {again}"
+    if refusal.cause is RefusalCause.FAILURE and refusal.until is not None:
+        failed = f"it has failed {refusal.times} times in a row on {refusal.cluster}"
+        return f"{failed}, and may run there at {format_time(refusal.until, now, exact=True)}: {refusal.words}"
     again = "is not asked again"
     if refusal.until is not None:
         again = f"is asked again at {format_time(refusal.until, now, exact=True)}"

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import combinations, islice
 from typing import NamedTuple
 
-from koalapy.model.cluster import GridView, LinkPath, LinkUse
+from koalapy.model.cluster import ClusterPair, GridView, LinkPath, LinkUse
 from koalapy.model.job import Job
 from koalapy.model.job_spec import JobSpec, Launcher
 from koalapy.model.node_requirement import NodeRequirement
@@ -87,7 +87,9 @@ def missing_links_text(names: Iterable[ClusterName], use: LinkUse, view: GridVie
         return ""
     pairs = format_list([f"{first} and {second}" for first, second in apart])
     if use is LinkUse.DIRECT:
-        return f"links is direct, and no direct link connects {pairs}"
+        is_retried = view.relays.streams and not any(view.relays.must_relay(*pair) for pair in apart)
+        again = "; koala network says when that is tried again" if is_retried else ""
+        return f"links is direct, and no direct link connects {pairs}{again}"
     if not view.relays.streams:
         return f"only a relayed link may connect {pairs}, and the daemon has no hub"
     absent = sorted({name for pair in apart for name in pair} - view.relays.ready)
@@ -99,13 +101,13 @@ def missing_links_text(names: Iterable[ClusterName], use: LinkUse, view: GridVie
 # Streams over the hub
 
 
-def count_streams(spec: JobSpec, placement: Placement, view: GridView) -> int:
+def count_streams(spec: JobSpec, placement: Placement, view: GridView, *, with_fallback: bool = False) -> int:
     """Return an upper bound of the streams over the hub that a job needs with a placement; 0 without a hub.
 
     Open MPI opens one TCP connection for each pair of ranks that exchange messages, with their first message. These
     pairs are not known in advance, so all pairs of ranks on different clusters count. ``mpirun`` keeps one connection
     to each node of other clusters. The cluster where it runs is not known either, so the nodes of both count. Links
-    that may turn out to be relayed count as relayed.
+    that may turn out to be relayed count as relayed; ``with_fallback``: also those that were last direct.
     """
     nodes: dict[ClusterName, int] = {}
     for component in placement.components:
@@ -114,10 +116,26 @@ def count_streams(spec: JobSpec, placement: Placement, view: GridView) -> int:
         return 0
     streams = 0
     for first, second in combinations(sorted(nodes), 2):
-        if view.path_between(first, second, spec.links) in (LinkPath.RELAYED, LinkPath.UNKNOWN):
+        path = view.path_between(first, second, spec.links)
+        falls_back = with_fallback and path is LinkPath.DIRECT and may_fall_back(view, (first, second), spec.links)
+        if falls_back or path in (LinkPath.RELAYED, LinkPath.UNKNOWN):
             ranks = nodes[first] * _ranks(spec, first, view), nodes[second] * _ranks(spec, second, view)
             streams += ranks[0] * ranks[1] + nodes[first] + nodes[second]
     return streams
+
+
+def may_fall_back(view: GridView, pair: ClusterPair, use: LinkUse) -> bool:
+    """Return whether messages between two clusters may go over relays if the nodes do not reach each other."""
+    return use is LinkUse.ANY and view.relays.may_relay(*pair)
+
+
+def streams_to_reserve(spec: JobSpec, placement: Placement, view: GridView) -> int:
+    """Return the streams over the hub that a job gets with a placement.
+
+    Links that were last direct count too, as they may not be any more, unless that takes half of the free streams.
+    """
+    with_fallback = count_streams(spec, placement, view, with_fallback=True)
+    return with_fallback if 2 * with_fallback <= view.free_streams else count_streams(spec, placement, view)
 
 
 def _ranks(spec: JobSpec, name: ClusterName, view: GridView) -> int:

@@ -22,7 +22,7 @@ from typing import Any
 
 EXIT_TIMEOUT_S = 5.0
 """How long the session may take to close when the agent is gone."""
-POLL_INTERVAL_S = 0.1
+POLL_INTERVAL_S = 0.05
 """Time between two queries of ended jobs, while there are jobs."""
 POLL_COST_FACTOR = 10
 """Minimum time between two queries, as a multiple of the time that the last one took."""

@@ -4,7 +4,7 @@ import re
 from collections.abc import Set as AbstractSet
 from typing import Literal
 
-from koalapy.agent.lrm.port import Fault, JobEnd, LrmJobState
+from koalapy.agent.lrm.port import PREEMPTED, Fault, JobEnd, LrmJobState
 
 CANCELLED_IN_SLURM = "cancelled in Slurm, and not by koalapy"
 NodeState = Literal["idle", "planned", "busy", "down"]
@@ -25,8 +25,7 @@ _LOST = {
     "BOOT_FAIL": "a node did not boot",
     "RECONFIG_FAIL": "a node could not be configured",
     "LAUNCH_FAILED": "the job could not be launched",
-    "PREEMPTED": "preempted by another job",
-    "DEADLINE": "its deadline has passed",
+    "PREEMPTED": PREEMPTED,
     "REVOKED": "another cluster has started it",
 }
 _EMPTY_REASONS = frozenset({"", "None", "NonZeroExitCode"})
@@ -95,6 +94,8 @@ def job_end(words: AbstractSet[str], code: int, signal: int, slurm_reason: str, 
         return JobEnd(exit_code, not cancelled_by_us, "cancelled" if cancelled_by_us else CANCELLED_IN_SLURM)
     if "TIMEOUT" in words:
         return JobEnd(exit_code, False, "walltime exceeded", "walltime")
+    if "DEADLINE" in words:  # of the cluster's native_specification
+        return JobEnd(exit_code, False, "the deadline of its Slurm job has passed", "walltime")
     if "OUT_OF_MEMORY" in words:
         return JobEnd(exit_code, False, "memory limit exceeded", "memory")
     for word, reason in _LOST.items():

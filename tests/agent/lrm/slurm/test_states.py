@@ -77,7 +77,7 @@ def test_job_end_of_states(
 
 @pytest.mark.parametrize(
     ("state_name", "exceeded"),
-    [("OUT_OF_MEMORY", "memory"), ("TIMEOUT", "walltime"), ("NODE_FAIL", ""), ("FAILED", "")],
+    [("OUT_OF_MEMORY", "memory"), ("TIMEOUT", "walltime"), ("DEADLINE", "walltime"), ("NODE_FAIL", ""), ("FAILED", "")],
 )
 def test_job_end_names_the_limit_that_was_exceeded(state_name: str, exceeded: str) -> None:
     assert job_end({state_name}, 0, 9, "", cancelled_by_us=False).exceeded == exceeded
