@@ -55,6 +55,9 @@ PATIENT = ClientTimeouts(completion_s=60.0, last_report_s=60.0, wait_report_dela
 
 
 class RejectingHub:
+    def may_log(self, cluster: str) -> bool:
+        return True
+
     def note_rejection(self, cluster: str, reason: str, remedy: str) -> None:
         pass
 

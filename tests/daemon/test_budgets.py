@@ -149,7 +149,7 @@ async def test_debt_of_cluster_is_bounded() -> None:
 def test_message_count_follows_the_work() -> None:
     question = wire.Ask(ident="1", what="stat", payload={})
     inventory = Inventory(tuple(ComponentStatus(f"9.1.{index}", ComponentState.WAITING) for index in range(30)))
-    assert count_messages([question, inventory, wire.Output(token="9.1.0", offset=0, data="")]) == 20 + 31
+    assert count_messages([question, inventory, wire.Output(token="9.1.0", offset=0, data="")]) == 20 + 200 + 30
 
 
 def test_allowances_are_those_of_the_threat_model() -> None:

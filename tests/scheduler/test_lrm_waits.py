@@ -18,7 +18,7 @@ from tests.scheduler.requests import fixed
 from tests.scheduler.world import World
 
 TOKEN = "1.1.0"
-NOT_STARTED = "its nodes had not all reported after 60 s, nor within the time for starting them"
+NOT_STARTED = "the nodes that it was starting had not all reported in time"
 PRIORITY = "Slurm says Priority (jobs of higher priority come first)"
 
 

@@ -19,6 +19,8 @@ MAX_DEBT_S = 60.0
 """Most seconds for which a cluster can be beyond its budget after it stops sending."""
 QUESTION_WEIGHT = 20
 """Messages as which a question to another site counts, since that site must answer it."""
+INVENTORY_WEIGHT = 200
+"""Messages as which an inventory without entries counts: all jobs are compared with it, and all open commands sent."""
 NOTICED_PAUSE_S = 1.0
 """Pauses longer than this, and everything that is left out, are reported to operators."""
 OVERRUN_END_S = 30.0
@@ -68,7 +70,7 @@ def count_messages(messages: Iterable[FromAgent]) -> int:
 
 def _weigh_message(message: FromAgent) -> int:
     if isinstance(message, Inventory):
-        return 1 + len(message.components) + len(message.stages)
+        return INVENTORY_WEIGHT + len(message.components) + len(message.stages)
     if isinstance(message, Ask):
         return QUESTION_WEIGHT
     return 0 if isinstance(message, Output | StreamData | StreamCredit) else 1

@@ -126,7 +126,7 @@ class Deadlines:
         """Handle a component with nodes that have not all reported in time, an error of its cluster."""
         error = f"its nodes had not all reported after {self._rules.barrier_timeout:g} s"
         if self._state.lrm_waits.has_missed_start(job.token(component.index), now):
-            error = f"{error}, nor within the time for starting them"
+            error = "the nodes that it was starting had not all reported in time"
         return self._failures.handle_timeout(job, component, AttemptFailure.NOT_REPORTED, error, [component], now)
 
     def _postponed(self, timer: Timer, job: Job, now: float) -> float | None:
