@@ -100,7 +100,6 @@ class Barrier:
 
     def open_component(self, component: Component, plan: dict[str, Any]) -> None:
         """Start the program on all runners of a component; absent runners receive the plan when they reconnect."""
-        plan |= self._relays.head_fields(plan)
         component.folder.write_entry(open=plan, lives=[node.life for node in component.nodes])
         self._tasks.spawn(self._send_plan(component, plan))
 
@@ -114,10 +113,11 @@ class Barrier:
         except OSError as error:
             self.fail_component(component, format_write_error(component.folder.path, error))
             return
+        fields = await self._relays.head_fields(plan)
         await self._relays.add_attempt(component, plan)
-        if component.plan is not None or component.stop is not None or component.ended:
+        if component.plan not in (None, plan) or component.stop is not None or component.ended:
             return
-        component.plan = plan
+        component.plan = plan | fields
         for index, node in enumerate(component.nodes):
             if node.runner is not None and node.phase == "waiting":
                 node.runner.send_line(component.open_line_for(index))
@@ -206,7 +206,10 @@ class Barrier:
             self._reporter.lost_records.record_loss(component.token, "its program runs, but its record has no plan")
             self.fail_component(component, RECORD_LOST)
         elif component.plan is not None and node.phase == "waiting":
-            runner.send_line(component.open_line_for(index))
+            if component.plan.get("relay_entry") and "relay_head" not in component.plan:
+                self._tasks.spawn(self._send_plan(component, component.plan))  # an earlier agent did not send it
+            else:
+                runner.send_line(component.open_line_for(index))
         self._reporter.publish_status(component)
         return True
 

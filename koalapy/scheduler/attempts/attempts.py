@@ -3,7 +3,14 @@
 from koalapy.model.job import Component, ComponentState, Job, JobId, JobState, Token
 from koalapy.model.request import StopWarning
 from koalapy.model.wording import format_bytes, format_list, format_time
-from koalapy.scheduler.attempts.facts import filter_of, link_demand, program_result, walltime_ends, warning_of
+from koalapy.scheduler.attempts.facts import (
+    awaits_relays,
+    filter_of,
+    link_demand,
+    program_result,
+    walltime_ends,
+    warning_of,
+)
 from koalapy.scheduler.attempts.health import ClusterHealth
 from koalapy.scheduler.claims.preemption import is_preemptible
 from koalapy.scheduler.effects import (
@@ -99,12 +106,14 @@ class Attempts:
     def open_barrier_if_complete(self, job: Job, now: float) -> Job:
         """Open the barrier, which holds the program until all nodes have reported and all input files have arrived.
 
-        Do nothing if a component is missing or out of reach.
+        Do nothing if a component is missing or out of reach, or while a relay that the job needs is not ready.
         """
         if job.state is not JobState.CLAIMING or (attempt := live(job)).barrier_at is not None:
             return job
         # Check the last components first: components usually report in order, so this is fast for large gangs.
         if any(c.state is not ComponentState.CLAIMED or c.awaits_files for c in reversed(attempt.gang)):
+            return job
+        if awaits_relays(job, self._grid):
             return job
         job = self._ledger.change_state(
             job, JobState.STARTING, now, "started", "every node has reported: the barrier is open", started_at=now

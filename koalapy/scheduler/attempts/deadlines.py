@@ -3,7 +3,7 @@
 from koalapy.model.job import ComponentState, Job
 from koalapy.scheduler.attempts.attempts import Attempts
 from koalapy.scheduler.attempts.contact import Confirmations, Contact
-from koalapy.scheduler.attempts.facts import is_program_over, only_awaits_files
+from koalapy.scheduler.attempts.facts import awaits_relays, is_program_over, only_awaits_files
 from koalapy.scheduler.attempts.failures import Failures
 from koalapy.scheduler.attempts.health import ClusterHealth
 from koalapy.scheduler.claims.claim import Claiming
@@ -91,7 +91,10 @@ class Deadlines:
                 ]
                 if not silent:
                     return self._failures.handle_claim_timeout(job, late[0], now)
-                error = f"its nodes had not all reported after {rules.barrier_timeout:g} s"
+                awaited = "the relays of its clusters were not ready"
+                if not awaits_relays(job, grid):
+                    awaited = "its nodes had not all reported"
+                error = f"{awaited} after {rules.barrier_timeout:g} s"
                 return self._failures.handle_timeout(
                     job, silent[0], AttemptFailure.NOT_REPORTED, error, silent[:1], now
                 )
