@@ -19,6 +19,7 @@ from koalapy.agent.runners.runners import RunnerConnection, RunnerSecrets, lrm_n
 from koalapy.model.job import is_same_attempt, is_token
 from koalapy.protocol.messages import RejectedRunner, Relay, RelayFailed
 from koalapy.runner.session import Session, make_nonce
+from koalapy.runner.settings import RELAY_LOSS_GRACE
 from koalapy.system.event_loop import BackgroundTasks
 
 log = structlog.get_logger()
@@ -131,11 +132,21 @@ class Barrier:
         self._jobs.end_component(component)
 
     def fail_relayed(self, component: Component, reason: str, is_own_fault: bool) -> None:
-        """Fail a component that has lost relayed links. ``is_own_fault``: a relay of this site was lost."""
+        """Fail a component that has lost relayed links, unless its program ends with 0 soon.
+
+        ``is_own_fault``: a relay of this site was lost.
+        """
         if component.may_fail:
             component.relay_lost = not is_own_fault
         component.send_to_runners({"t": "relay_lost", "why": reason})
-        self.fail_component(component, reason)
+        runs = any(node.phase == "running" for node in component.nodes)
+        self._tasks.spawn(self._fail_after(2 * RELAY_LOSS_GRACE if runs else 0.0, component, reason))
+
+    async def _fail_after(self, seconds: float, component: Component, reason: str) -> None:
+        """Fail a component after a time, unless it has ended."""
+        await asyncio.sleep(seconds)
+        if not component.ended:
+            self.fail_component(component, reason)
 
     def deliver_relay(self, message: Relay) -> None:
         """Deliver a relay, a message of a runner on another cluster, to a runner here."""
