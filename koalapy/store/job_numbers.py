@@ -101,8 +101,7 @@ class JobNumbers:
         if stored < committed or stored_job < highest:
             cause = "the database lacks changes that it had acknowledged"
             if stored < committed:
-                cause += f": it ends at change {stored[1]} of daemon run {stored[0]}, not at {committed[1]} of "
-                cause += f"{committed[0]}"
+                cause += f": it ends at change {stored[0]}.{stored[1]}, not at {committed[0]}.{committed[1]}"
             given = max(highest, recorded_numbers(self._path, used_only=True))
             if given > stored_job:
                 names = f"job {given}" if given == stored_job + 1 else f"jobs {stored_job + 1} to {given}"
