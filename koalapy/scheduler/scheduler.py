@@ -148,7 +148,7 @@ class Scheduler:
                 self._attempts.pause_job(job, job.retry_at)
         self._restore_nodes(now)
         for cluster in self._grid.clusters():
-            self._contact.mark_disconnected(cluster, now, now)
+            self._contact.await_return(cluster, now)
             if cluster.health.unusable:
                 self._health.plan_probation(cluster.name, now)
 

@@ -203,3 +203,19 @@ def test_restart_of_daemon_extends_time_to_launch_by_its_downtime(downtime: floa
     spec = JobSpec(fixed(north=2), ("program",))
     scheduler.restore([Job(1, spec, 0.0, JobState.STARTING, generation=1, attempt=attempt)], 130.0, downtime=downtime)
     assert [timer.at for timer in scheduler._state.timers._heap if timer.kind is Deadline.LAUNCH] == [launch_ends]
+
+
+def test_restart_of_daemon_awaits_output_of_agent_that_connects_late() -> None:
+    world = World({"north": 4, "south": 4})
+    job = world.submit(fixed(north=2, south=2), run_time=5.0, launcher=Launcher.OPENMPI)
+    world.advance(3)
+    world.restart()
+    head, late = (component.cluster for component in world.job(job).attempt.gang)  # type: ignore[union-attr]
+    world.connect(head)
+    world.advance(10)
+    assert world.job(job).ending is JobState.SUCCEEDED
+    assert not world.state(job).is_final
+    world.connect(late)
+    world.advance(5)
+    assert world.state(job) is JobState.SUCCEEDED
+    assert "output-missing" not in world.timeline_events(job)
