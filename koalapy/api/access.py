@@ -48,6 +48,7 @@ ACCESS: Mapping[str, Access] = {
     "fetch_results": "owner",
     "follow_grid": Role.USER,
     "follow_job": "owner",
+    "follow_output": "owner",
     "foretell_job": "owner",
     "foretell_submission": Role.USER,
     "has_bundle": Role.USER,

@@ -1,7 +1,9 @@
 """The routes of a daemon's REST API as methods, with retries, and its problems as errors."""
 
+import json
 import sys
 import time
+from base64 import b64decode
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -30,8 +32,6 @@ LONG_POLL_S = 20.0
 ANSWER_TIMEOUT_S = LONG_POLL_S + 20
 RETRY_DELAY_S = 0.5
 """Pause before a new connection for a download that broke off."""
-ABSENCE_TIMEOUT_S = 60.0
-"""Time for which a daemon that has responded before may be unreachable: jobs continue without it."""
 
 
 def name_of(job: Job | ListedJob) -> str:
@@ -201,13 +201,53 @@ class Client:
         """Return the first unfinished jobs: running ones, then waiting ones in the order of their queues."""
         return self.list_jobs(limit, **{"active": True, "sort": "queue", **query})
 
-    def stream_logs(
-        self, job: int, follow: bool, component: int | None, stream: str | None = None, tail: int | None = None
-    ) -> Iterator[bytes]:
-        """Yield the output of a job, or one of its streams, from the last ``tail`` lines of each component on."""
+    def follow_output(
+        self,
+        job: int,
+        *,
+        follow: bool = True,
+        component: int | None = None,
+        stream: str | None = None,
+        tail: int | None = None,
+    ) -> Iterator[tuple[bytes, bool]]:
+        """Yield the output of a job as it arrives, each piece with whether nothing is missing up to there.
+
+        With ``follow``, return when the job has ended. After a lost connection, continue where it broke off, however
+        long the daemon is away. ``stream``: one of the two streams, or ``marked``. ``tail``: begin with so many last
+        lines of each component.
+        """
+        absence, attempt, offsets, is_complete = Absence(self), 0, dict[int, int](), True
         options = {"component": component, "stream": stream, "tail": tail}
         query: Json = {"follow": follow} | {name: value for name, value in options.items() if value is not None}
-        return self._stream_pieces(f"/api/v1/jobs/{job}/logs", query, None if follow else LONG_POLL_S)
+        while True:
+            error = CliError(f"the daemon at {self.url} broke off", Exit.UNREACHABLE, "try again")
+            try:
+                pieces = self._stream_pieces(f"/api/v1/jobs/{job}/output", query, ANSWER_TIMEOUT_S)
+                for part in map(json.loads, _split_lines(pieces)):
+                    absence.end()
+                    if "data" not in part:
+                        yield b"", is_complete and part["is_complete"]
+                        return
+                    if part["attempt"] != attempt:
+                        attempt, offsets, is_complete = part["attempt"], {}, True
+                    is_complete = is_complete and not part["missing"]
+                    offsets[part["component"]] = part["offset"]
+                    yield b64decode(part["data"]), is_complete
+            except CliError as rejection:
+                if rejection.problem is ProblemCode.NOT_FOUND and not attempt:
+                    yield from self._follow_text(job, query)  # an older daemon has no such route
+                    return
+                error = rejection
+            absence.tolerate(error)
+            query |= {"attempt": attempt, "offsets": ",".join(f"{c}:{offset}" for c, offset in offsets.items())}
+            self.timeouts.sleep(RETRY_DELAY_S)
+
+    def _follow_text(self, job: int, query: Json) -> Iterator[tuple[bytes, bool]]:
+        """Yield the output of a job that an older daemon sends as text, which cannot be continued."""
+        timeout = None if query["follow"] else LONG_POLL_S
+        for piece in self._stream_pieces(f"/api/v1/jobs/{job}/logs", query, timeout):
+            yield piece, True
+        yield b"", not query["follow"] or self.job(job)["state"] in FINAL
 
     def stream_events(self, job: int, last: int) -> Iterator[bytes]:
         """Yield the server-sent events of a job after event number ``last``."""
@@ -378,29 +418,29 @@ class Absence:
     """The time in which a daemon or its database is unreachable, while a command waits for a job."""
 
     def __init__(self, client: Client) -> None:
-        self._client = client
-        self._since: float | None = None
-        self._reported = False
+        self._client, self._reported = client, False
 
     def tolerate(self, error: CliError) -> None:
         """Print once that the daemon is unreachable, or raise the error if it is not expected to return.
 
-        A daemon that says when to retry is waited for without limit, one that does not respond for
-        ``ABSENCE_TIMEOUT_S`` seconds.
+        A daemon that has responded before, or says when to retry, is waited for without limit: jobs go on without it.
         """
-        now = time.monotonic()
-        if not error.may_recover:
+        if not error.may_recover or (error.code is Exit.UNREACHABLE and not self._client.has_answered):
             raise error
-        if error.code is Exit.UNREACHABLE:
-            self._since = self._since or now
-            if not self._client.has_answered or now - self._since > ABSENCE_TIMEOUT_S:
-                raise error
         if not self._reported:
             self._client.report(f"koala: {printable(error.message)}; still waiting")
             self._reported = True
 
     def end(self) -> None:
-        self._since, self._reported = None, False
+        self._reported = False
+
+
+def _split_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the complete lines of a stream that are not empty."""
+    buffer = b""
+    for piece in pieces:
+        *complete, buffer = (buffer + piece).split(b"\n")
+        yield from filter(None, complete)
 
 
 def read_events(pieces: Iterator[bytes]) -> Iterator[dict[str, str]]:

@@ -154,6 +154,7 @@ MEANINGS: Mapping[str, str] = {
     "daemon-serves": "The daemon has started.",
     "database-away": "The database is unavailable. The daemon retries accepted changes, and rejects new ones.",
     "database-back": "The database is available again, after this many seconds.",
+    "database-lacks-changes": "The database lacks changes that an earlier daemon acknowledged, such as new jobs.",
     "database-restored": "The database is older than an agent's commands, as after a restored backup.",
     "disk-back": "The disks have free space again.",
     "disk-full": "A disk is full. The daemon is not ready, or no jobs are placed on the cluster.",
@@ -169,6 +170,8 @@ MEANINGS: Mapping[str, str] = {
     "impostor": "A process claimed to be a job's runner, and was rejected. See [security](security.md).",
     "job-changed": "A job has started, ended or returned to the queue. `debug`: any change of state.",
     "job-numbers-raised": "An agent reports a higher job number than the database. New jobs get numbers above it.",
+    "job-numbers-unknown": "The file `job-numbers` is missing or unreadable. The next job gets a number above all that "
+    "may have been used.",
     "job-unattended": "An interactive job had no client for a minute, and is cancelled.",
     "jobs-as-root": "The agent and all its jobs run as root.",
     "journal-not-written": "The agent cannot write a journal. It tries again.",

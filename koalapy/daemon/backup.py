@@ -1,5 +1,6 @@
 """Copy a daemon's data into a backup while it runs, and restore a backup."""
 
+import hashlib
 import json
 import os
 import secrets
@@ -19,17 +20,23 @@ from koalapy.config.strict_yaml import installed_configuration
 from koalapy.model.errors import ConflictError, DatabaseDamaged, NotFoundError, StoreUnavailable, UsageError
 from koalapy.store.database import current_holder
 from koalapy.store.engine import file_of, make_engine
-from koalapy.store.job_numbers import NUMBERS_FILE, recorded_numbers
+from koalapy.store.job_numbers import COMMIT_FILE, LOSS_FILE, NUMBERS_FILE, recorded_numbers
 
 DATABASE, FILES, CONFIGURATION, MANIFEST = "koala.db", "files", "koala.yaml", "backup.json"
 """The entries of a backup. The manifest is written last, so a folder without one is an incomplete backup."""
+CHECKSUMS = "SHA256SUMS"
+"""The checksums of the other entries, which ``sha256sum --check`` verifies as well."""
 DISPLACED = "before-restore-"
 """Prefix of the folder in which a restore keeps the data that it replaced."""
 INCOMING = ".restore-"
-NOT_COPIED = ("clusters", DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", f"{DATABASE}-journal")
+NOT_COPIED = (
+    *("clusters", DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", f"{DATABASE}-journal"),
+    *(COMMIT_FILE, LOSS_FILE),
+)
 """Entries of a data directory that are not copied as files.
 
-Folders of agents hold only the state of running jobs, and the database is copied separately.
+Folders of agents hold only the state of running jobs, and the database is copied separately. A restored database lacks
+the changes since its backup.
 """
 CHUNK_SIZE = 1024 * 1024
 
@@ -49,6 +56,8 @@ class BackupSummary:
     files_size: int
     configuration: str
     """The configuration file that was copied; empty if there was none."""
+    checksums: str = ""
+    """SHA-256 of the file of checksums; empty in backups of earlier versions, which have none."""
 
 
 def make_backup(target: Path, data_dir: Path, config: Path | None, *, files_only: bool) -> BackupSummary:
@@ -80,7 +89,10 @@ def make_backup(target: Path, data_dir: Path, config: Path | None, *, files_only
         if config is not None:
             _copy_file(config, target / CONFIGURATION)
         kind, config_path = "sqlite" if size else "elsewhere", "" if config is None else str(config)
-        summary = BackupSummary(__version__, time.time(), kind, size, files, files_size, config_path)
+        checksums = "".join(f"{_hash_file(path)}  {path.relative_to(target)}\n" for path in _list_files(target))
+        _write_private(target / CHECKSUMS, checksums)
+        whole = _hash_file(target / CHECKSUMS)
+        summary = BackupSummary(__version__, time.time(), kind, size, files, files_size, config_path, whole)
         _write_private(target / MANIFEST, json.dumps(asdict(summary), indent=2))
     except BaseException as error:
         shutil.rmtree(target, ignore_errors=True)
@@ -97,9 +109,10 @@ def restore_backup(
 
     Without `replace`, the data directory must be empty. Raise ``ConflictError`` if it is not or a daemon uses it,
     ``UsageError`` if the backup is of SQLite but the configuration names PostgreSQL, ``NotFoundError`` if the backup is
-    incomplete, and ``StoreUnavailable`` if a file cannot be read or written.
+    incomplete, and ``StoreUnavailable`` if a file cannot be read or written, or differs from its checksum.
     """
     summary = _read_manifest(source)
+    _verify_checksums(source, summary)
     url = load_settings(config or installed_configuration()).database
     database = _sqlite_file(url, data_dir)
     if database is None and summary.database == "sqlite":
@@ -223,7 +236,35 @@ def _write_private(path: Path, text: str) -> None:
         os.fsync(file.fileno())
 
 
+def _list_files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+
+
+def _hash_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 # Restore
+
+
+def _verify_checksums(source: Path, summary: BackupSummary) -> None:
+    """Raise ``StoreUnavailable`` if a file of a backup is missing or has another content than it had."""
+    if not summary.checksums:
+        return
+    damaged = CHECKSUMS
+    try:
+        if _hash_file(source / CHECKSUMS) == summary.checksums:
+            lines = (source / CHECKSUMS).read_text().splitlines()
+            pairs = (line.split("  ", 1) for line in lines)
+            damaged = next((name for checksum, name in pairs if _hash_file(source / name) != checksum), "")
+            if not damaged:
+                return
+    except OSError as error:
+        raise _storage_error(error, source) from error
+    raise StoreUnavailable(
+        f"the backup {source} is damaged: {damaged} differs from its checksum", hint="restore another backup"
+    )
 
 
 def _read_manifest(source: Path) -> BackupSummary:

@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from koalapy.daemon.jobs.record import Record
 from koalapy.daemon.network.links import LinkTable
 from koalapy.daemon.network.relays import Relays
 from koalapy.daemon.observability.spans import log_change
+from koalapy.model.alert import Alert
 from koalapy.model.limits import DAY, Limits
 from koalapy.model.replica import Catalogue
 from koalapy.model.request import ClusterName
@@ -56,6 +57,8 @@ class Core:
     notifications: Notifications
     engine: Engine
     relays: Relays
+    start_alerts: Collection[Alert]
+    """What was wrong with the stored data when the daemon started."""
     run_id: str
     """Identifies this daemon run among those of the same database."""
 
@@ -129,6 +132,7 @@ def build_core(settings: Settings, policies: Registry, data_dir: Path) -> Core:
         notifications,
         engine,
         relays,
+        numbers.alerts,
         make_nonce(),
     )
 
@@ -165,6 +169,7 @@ def collect_beginning(
         now,
         settings.relay.streams if settings.relay.control is not None else 0,
         tuple((first, second, use) for (first, second), use in settings.link_uses().items()),
+        0.0 if saved.stopped_at is None else max(0.0, now - saved.stopped_at),
     )
 
 

@@ -15,7 +15,7 @@ from koalapy.daemon.agents.streams import CHECK_INTERVAL, Attendance, Streams
 from koalapy.daemon.agents.wire import is_replica_needed
 from koalapy.daemon.alerts.alerts import LOOK_INTERVAL as ALERTS_INTERVAL
 from koalapy.daemon.alerts.alerts import Alerts, Check, build_alerts
-from koalapy.daemon.alerts.daemon_checks import CertificateCheck, RecordCheck, RelayCheck
+from koalapy.daemon.alerts.daemon_checks import CertificateCheck, RecordCheck, RelayCheck, StartCheck
 from koalapy.daemon.alerts.health import DISK_INTERVAL, HealthMonitor
 from koalapy.daemon.alerts.notifications import LOOK_INTERVAL as NOTIFICATIONS_INTERVAL
 from koalapy.daemon.alerts.notifications import Notifications
@@ -46,6 +46,7 @@ from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import ClusterName
 from koalapy.policies.registry import load_policies as installed
 from koalapy.store.engine import file_of
+from koalapy.store.job_numbers import LOSS_ALERT_S
 from koalapy.validation.permissions import SubmissionRules
 
 
@@ -219,7 +220,7 @@ def _build_retention(core: Core, outputs: Outputs, results: Results) -> Retentio
 
 def _build_checks(core: Core, audit: Audit, certificate: Certificate | None) -> list[Check]:
     """Return the checks of the parts that this daemon has by its settings, and record the traffic of its relays."""
-    checks: list[Check] = []
+    checks: list[Check] = [StartCheck(core.start_alerts, LOSS_ALERT_S)]
     if core.record is not None:
         checks.append(RecordCheck(core.record))
     if core.relays.is_configured:

@@ -239,9 +239,12 @@ def child_settings(plan: Plan, secret: bytes) -> dict[str, Any]:
     Which of these are used is decided by the parameters of Open MPI. So the programs of a script can share a relay.
     """
     head = plan.message.get("relay_head")
-    if plan.offer is None or plan.relayed is None or not head:
+    if plan.offer is None or plan.relayed is None:
+        raise Failure("the job needs relayed links, but the relays of its clusters were not ready when it started")
+    if not head:
         raise Failure(
-            f"the job needs relayed links, but cluster {plan.me['cluster']} has none: see relay in its site's settings"
+            f"the job needs relayed links, but the agent of {plan.me['cluster']} was not connected with its relay: "
+            "koala check on its head node says why"
         )
     layout, me = plan.offer.layouts[plan.relayed.layout], plan.me["number"]
     first = next(i for i, node in enumerate(plan.job.nodes) if node is plan.job.head)

@@ -27,7 +27,7 @@ from koalapy.runner.processes import Processes, UsageMeter, check_node, forbid_d
 from koalapy.runner.program_output import Output, ProgramOutput
 from koalapy.runner.rank_processors import check_processors
 from koalapy.runner.session import seal_file
-from koalapy.runner.settings import Failure, SecretGone, Settings
+from koalapy.runner.settings import RELAY_LOSS_GRACE, Failure, SecretGone, Settings
 from koalapy.runner.streams import Streams
 
 TYPE_CHECKING = False
@@ -88,7 +88,7 @@ class Runner:
         """Relays that arrived before the plan, which names the job's nodes; senders repeat what is dropped."""
         self._early_size = 0
         self._result: dict[str, Any] | None = None
-        self._exit_sent = False
+        self._relay_loss, self._exit_sent = "", False
         self._warning: dict[str, Any] | None = None
         """Warning before the end of the walltime: signal, seconds after the start, and seconds of grace."""
         self._kill_at = 0.0
@@ -214,8 +214,9 @@ class Runner:
         self._link.send({"t": "relay_used", "pairs": sorted(self.relayed_before[0])})
 
     def _lose_relay(self, reason: str) -> None:
-        """End the program, since its relay is lost."""
-        self.conclude(None, f"a relayed link is lost: {reason}", infrastructure=True)
+        """End the program, since its relay is lost, unless it ends with 0 within ``RELAY_LOSS_GRACE``."""
+        self._relay_loss, grace = self._relay_loss or f"a relayed link is lost: {reason}", RELAY_LOSS_GRACE
+        self.loop.set_alarm("relay loss", grace if self._phase == "running" else 0.0, lambda: self.conclude(None))
 
     def conclude(
         self, code: int | None, error: str = "", *, infrastructure: bool = False, stopped: bool = False
@@ -223,6 +224,8 @@ class Runner:
         """End the remaining processes of the program, then report the result. Later calls have no effect."""
         if self._result is not None:
             return
+        if self._relay_loss and code != 0 and not stopped:
+            code, error, infrastructure = None, self._relay_loss, True
         how = {"code": code, "error": error, "infrastructure": infrastructure, "stopped": stopped}
         self._result = {**how, "warned": self._warned}
         self._phase = "ending"
@@ -231,8 +234,7 @@ class Runner:
             self._role.close()
         if self._relay is not None:
             self._relay.finish()
-        if stopped or infrastructure:
-            self._grace_over = 0.0
+        self._grace_over = 0.0 if stopped or infrastructure else self._grace_over
         self._kill_at = max(self.loop.time(), self._grace_over) + (STOP_GRACE if stopped else PROGRAM_GRACE)
         if self._halted_until is not None and not stopped:
             self._kill_at = 0.0  # the next attempt may have begun: kill it at once

@@ -25,6 +25,8 @@ PRIVATE_VARIABLES = (
 )
 """Variables that the program does not inherit."""
 AGENT_TIMEOUT_S = 600.0
+RELAY_LOSS_GRACE = 1.0
+"""Seconds in which a program that has lost its relay may end with 0: it may need no more messages."""
 SECRET_FILE = "secret.{node}"
 """Name in the component's folder, where the resource manager can hand a runner nothing that others cannot read."""
 

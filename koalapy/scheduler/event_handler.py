@@ -128,6 +128,9 @@ class EventHandler:
                 self._link_paths.apply_measurement(event, now)
             case ev.RelayChanged():
                 self._grid.set_relay(event.cluster, is_ready=event.is_ready, relayed_only=event.relayed_only)
+                for token in list(self._grid[event.cluster].live) if event.is_ready else ():
+                    if (match := self._ledger.find(token)) is not None:
+                        self._attempts.open_barrier_if_complete(match[0], now)
             case ev.PeriodicScan():
                 self._candidates.plan_periodic_scan()
             case _:

@@ -15,7 +15,7 @@ from koalapy.scheduler.attempts.attempts import MAX_REFUSAL_PAUSE, Attempts
 from koalapy.scheduler.attempts.components import Components
 from koalapy.scheduler.attempts.contact import Confirmations, Contact
 from koalapy.scheduler.attempts.deadlines import Deadlines
-from koalapy.scheduler.attempts.facts import filter_of, walltime_ends
+from koalapy.scheduler.attempts.facts import filter_of
 from koalapy.scheduler.attempts.failures import Failures
 from koalapy.scheduler.attempts.health import ClusterHealth
 from koalapy.scheduler.attempts.link_paths import LinkPaths
@@ -33,7 +33,7 @@ from koalapy.scheduler.queue.node_matching import NodeMatching
 from koalapy.scheduler.queue.placement_queues import PlacementQueues
 from koalapy.scheduler.queue.policy_calls import PolicyEvaluator
 from koalapy.scheduler.queue.start_conditions import StartConditions
-from koalapy.scheduler.state import Deadline, SchedulerState
+from koalapy.scheduler.state import SchedulerState
 
 
 class Scheduler:
@@ -129,8 +129,13 @@ class Scheduler:
 
     # Jobs of an earlier daemon run
 
-    def restore(self, jobs: Iterable[Job], now: float, scans: Mapping[Priority, int] | None = None) -> None:
-        """Load the jobs and scan counts of an earlier daemon run. All clusters start out of reach."""
+    def restore(
+        self, jobs: Iterable[Job], now: float, scans: Mapping[Priority, int] | None = None, downtime: float = 0.0
+    ) -> None:
+        """Load the jobs and scan counts of an earlier daemon run. All clusters start out of reach.
+
+        ``downtime``: seconds since the end of that run.
+        """
         for job in sorted(jobs, key=lambda job: job.queue_seq):
             self._ledger.restore(job)
             if (correction := corrected(job, now, self._state.rules.restart_pause_max)) != job:
@@ -144,12 +149,12 @@ class Scheduler:
             self._failures.restore_timers(job)
             self._conditions.restore(job)
             if job.is_placed:
-                self._restore_attempt(job, now)
+                self._restore_attempt(job, now, downtime)
             elif job.retry_at is not None:
                 self._attempts.pause_job(job, job.retry_at)
         self._restore_nodes(now)
         for cluster in self._grid.clusters():
-            self._contact.mark_disconnected(cluster, now, now)
+            self._contact.await_return(cluster, now)
             if cluster.health.unusable:
                 self._health.plan_probation(cluster.name, now)
 
@@ -172,20 +177,14 @@ class Scheduler:
             if component.warned_at is not None:
                 self._attempts.expect_release_after_grace(job, component)
 
-    def _restore_attempt(self, job: Job, now: float) -> None:
+    def _restore_attempt(self, job: Job, now: float, downtime: float) -> None:
         """Set the deadlines of an attempt from an earlier daemon run, as far as that attempt had got."""
-        attempt = live(job)
-        patience = now + self._state.rules.barrier_timeout
-        if job.ending is not None:
-            self._attempts.set_deadline(job, Deadline.STOP, patience)
-            return
-        self._attempts.set_end_at_deadline(job)
-        if attempt.barrier_at is None:
-            self._claiming.restore(job, now)
-        elif attempt.launched_at is None:
-            self._attempts.set_deadline(job, Deadline.LAUNCH, patience)
-        elif (end := walltime_ends(job)) is not None:
-            self._attempts.set_deadline(job, Deadline.WALLTIME, end)
+        if job.ending is None:
+            self._attempts.set_end_at_deadline(job)
+        if job.ending is None and live(job).barrier_at is None:
+            self._claiming.restore(job, now, downtime)
+        else:
+            self._attempts.set_phase_deadline(job, now, downtime)
 
 
 def corrected(job: Job, now: float, longest_pause: float) -> Job:

@@ -187,6 +187,8 @@ class SqlStore:
                 if job.attempt is not None:
                     self._written[job.id] = job.attempt
         self._plans.note(batch)
+        if self._job_numbers is not None:
+            self._job_numbers.note_commit((self._lease.epoch, batch.number))
 
     def _write_batch(self, connection: Connection, batch: Batch) -> None:
         """Write all records of a batch in an open transaction, and delete acknowledged commands."""
@@ -256,12 +258,15 @@ class SqlStore:
             last = max(highest_job, last_task, highest_deleted)
             self._written = {job.id: job.attempt for job in jobs if job.attempt is not None}
             self._plans = PlansInUse(commands)
+            if self._job_numbers is not None:
+                self._job_numbers.find_lost_changes(self._lease.last_commit, last)
             return Saved(
                 tuple(jobs),
                 commands,
                 tuple(cluster_from_row(row) for row in clusters),
                 (last if self._job_numbers is None else self._job_numbers.last_given(last)) + 1,
                 {Priority(row["priority"]): row["scans"] for row in queues},
+                self._lease.vacant_since,
             )
 
     def submitted(self, keys: Collection[str]) -> dict[str, Submitted]:

@@ -90,14 +90,16 @@ class FakeRunner:
         await self.receive("exit_ack")
 
 
-async def claim_component(daemon: FakeDaemon, directory: Path, token: str = "7.1.0", **submit: Any) -> FakeRunner:
-    """Return the runner of a component of one node, once that component is claimed."""
+async def claim_component(
+    daemon: FakeDaemon, directory: Path, token: str = "7.1.0", life: str = "", **submit: Any
+) -> FakeRunner:
+    """Return the runner of a component of one node, once that component is claimed. ``life``: random by default."""
     await daemon.wait_until(lambda: bool(daemon.inventories))
     await daemon.submit_component(token, 1, **submit)
     await daemon.wait_until(lambda: bool(daemon.status(token).get("lrm_job")))
     runner = await FakeRunner.connect(directory)
     name = lrm_name(daemon.instance, token)
-    await runner.introduce(name, runner_secret(name))
+    await runner.introduce(name, runner_secret(name), **({"life": life} if life else {}))
     await daemon.wait_for_state(token, "claimed")
     return runner
 

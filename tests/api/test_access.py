@@ -167,6 +167,7 @@ def test_access_table_grants_only_the_intended_rights() -> None:
         "explain_job",
         "fetch_results",
         "follow_job",
+        "follow_output",
         "foretell_job",
         "hold_job",
         "list_attempts",

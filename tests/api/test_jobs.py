@@ -173,6 +173,17 @@ async def test_waiting_request_ends_with_job(open_api: Open, body: Body) -> None
     assert (await api.get("/api/v1/jobs/1/logs", params={"follow": True})).content == b""
 
 
+async def test_output_ends_with_state_of_job(open_api: Open, body: Body) -> None:
+    api = await open_api()
+    await api.post("/api/v1/jobs", json=body)
+    answer = await api.get("/api/v1/jobs/1/output", params={"attempt": 1, "offsets": "0:5,12:99"})
+    assert answer.headers["content-type"] == "application/x-ndjson"
+    assert answer.json() == {"state": "queued", "is_complete": True}
+    for offsets in ("0", "0:", "a:1", "0:1,", "-1:2", "0:1;", "٣:1", "0:" + "9" * 19):
+        answer = await api.get("/api/v1/jobs/1/output", params={"offsets": offsets})
+        assert (answer.status_code, answer.json()["field"]) == (422, "offsets"), offsets
+
+
 async def test_list_jobs_returns_filtered_pages(open_api: Open, body: Body) -> None:
     api = await open_api()
     for owner in ("ada", "bob") * 4:

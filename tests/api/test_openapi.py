@@ -105,6 +105,8 @@ async def test_every_answer_conforms_to_document(open_api: Open, body: Json) -> 
         "/metrics?since=0",
         "/jobs/1/logs",
         "/jobs/9/logs",
+        "/jobs/1/output",
+        "/jobs/9/output",
         "/clusters",
         "/policies",
         "/clusters/north",

@@ -141,6 +141,18 @@ async def test_stream_is_aborted_when_token_is_revoked(open_api: Open, path: str
     going_on.answer.cancel()
 
 
+async def test_followed_text_of_ending_daemon_stays_without_its_end(open_api: Open) -> None:
+    api = await open_api()
+    (token,) = await create_tokens_of_alice(api)
+    app = api._transport.app
+    following = OpenRequest(app, "/api/v1/jobs/1/logs?follow=true", token)
+    await asyncio.wait_for(following.started.wait(), 30)
+    await until(lambda: app.state.engine._watchers)
+    app.state.engine.drain()
+    await asyncio.wait_for(following.answer, 30)
+    assert not following.is_complete, "the client notices that the output goes on"
+
+
 @pytest.mark.evidence("T5")
 async def test_waiting_request_returns_401_when_token_is_revoked(open_api: Open) -> None:
     api = await open_api()

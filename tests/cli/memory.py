@@ -2,12 +2,13 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from dataclasses import replace
 
 from koalapy.daemon.alerts.health import HealthReport
 from koalapy.daemon.forecast.forecasts import IfSubmitted
 from koalapy.daemon.jobs.job_records import ActionResult, JobChange, JobRecord, Metrics
+from koalapy.daemon.jobs.output import OutputEnd, OutputText
 from koalapy.daemon.jobs.submissions import RelatedJobs
 from koalapy.model.array import TaskIndices
 from koalapy.model.cluster import Drain, check_cluster
@@ -96,6 +97,8 @@ class MemoryService:
         self.records: dict[JobId, Job] = {}
         self.keys: dict[str, JobId] = {}
         self.output: dict[JobId, bytes] = {}
+        self.incomplete_output: set[JobId] = set()
+        """Jobs with output that is missing."""
         self.south = SOUTH
         self.warned: set[JobId] = set()
         """Jobs that were cancelled with a warning."""
@@ -232,6 +235,7 @@ class MemoryService:
             and job_filter.owner in ("", job.spec.owner)
             and job_filter.name in ("", job.spec.name)
             and job_filter.home_site in ("", job.spec.home_site)
+            and job_filter.array == job.array_job
             and (job_filter.before is None or job.id < job_filter.before)
         ]
         next_before = matching[job_filter.limit - 1].job.id if len(matching) > job_filter.limit else None
@@ -300,14 +304,18 @@ class MemoryService:
         component: int | None = None,
         stream: OutputStream | None = None,
         last_lines: int | None = None,
-    ) -> AsyncIterator[bytes]:
-        record = await self.get(job)
-        if self.output[job]:
-            yield self.output[job]
-        if follow and not record.job.state.is_final:
+        attempt: int = 0,
+        offsets: Mapping[int, int] | None = None,
+    ) -> AsyncIterator[OutputText | OutputEnd]:
+        record = (await self.get(job)).job
+        beginning = (offsets or {}).get(0, 0)
+        if data := self.output[job][beginning:]:
+            yield OutputText(max(1, record.generation), 0, beginning + len(data), 0, data)
+        if follow and not record.state.is_final:
             self.output_followed.set()
             async with self.changed:
                 await self.changed.wait_for(lambda: self.records[job].state.is_final)
+        yield OutputEnd(self.records[job].state, job not in self.incomplete_output)
 
     async def follow_job(self, job: JobId, last: int) -> AsyncIterator[JobChange]:
         for number, (restarts, entry) in enumerate(self.timeline_entries, 1):

@@ -144,7 +144,6 @@ def test_submit_with_too_large_request_names_the_largest_part(command: Command, 
     [
         (("show", "1[9]"), 3, "array 1 has no task 9; its indices are 1-5"),
         (("show", "7[1]"), 3, "job 7 is not an array"),
-        (("logs", "1"), 4, "job 1 is an array: each of its tasks has an output; name a task, as in koala logs '1[1]'"),
         (("logs", "1[1-2]"), 2, "1[1-2] names 2 tasks; name one, as in 1[3]"),
         (("show", "1[]"), 2, "the part in brackets is empty"),
         (("show", "1[2%3]"), 2, "give indices in the brackets"),

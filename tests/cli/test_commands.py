@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,9 +19,11 @@ from koalapy.cli.terminal import tables
 from koalapy.cli.terminal.screen import fold_text
 from koalapy.client.client import Client
 from koalapy.client.errors import Exit
+from koalapy.client.timeouts import ClientTimeouts
 from koalapy.model.alert import Alert, AlertKind, AlertRules, Severity
+from koalapy.model.array import ArrayTasks, TaskIndices
 from koalapy.model.job import JobState
-from tests.cli.conftest import Koala, Server
+from tests.cli.conftest import TOKEN, Koala, Server
 
 FLEXIBLE = ("submit", "--flexible", "6")
 
@@ -115,20 +118,27 @@ def test_wait_exits_with_code_of_job(koala: Koala, command: tuple[str, ...], cod
     assert json.loads(koala("wait", "1", "--json").out)["id"] == 1
 
 
-def test_wait_with_daemon_that_marks_no_streams_prints_both_in_one(
-    koala: Koala, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    request_stream = Client.stream_logs
+def test_wait_with_daemon_without_offsets_reads_output_as_text(koala: Koala, monkeypatch: pytest.MonkeyPatch) -> None:
+    request_pieces = Client._stream_pieces
 
-    def request_unknown_stream(
-        client: Client, job: int, follow: bool, component: None, stream: str | None, *_: object
-    ) -> Iterator[bytes]:
-        return request_stream(client, job, follow, component, "unknown" if stream else None)
+    def request_older_daemon(client: Client, path: str, *arguments: Any) -> Iterator[bytes]:
+        return request_pieces(client, path.replace("/output", "/no-such-route"), *arguments)
 
-    monkeypatch.setattr(Client, "stream_logs", request_unknown_stream)
+    monkeypatch.setattr(Client, "_stream_pieces", request_older_daemon)
     result = koala(*FLEXIBLE, "--wait", "--", "echo", "hello")
     assert (result.code, result.out) == (0, "hello\n")
-    assert "koala: the daemon is older than this koala, so errors are part of the output\n" in result.err
+    assert koala("logs", "1").out == "hello\n"
+
+
+@pytest.mark.parametrize(
+    "arguments", [("logs", "1"), ("logs", "-f", "1"), (*FLEXIBLE, "--wait", "--", "echo", "hello")]
+)
+def test_command_exits_with_1_if_output_is_missing(koala: Koala, server: Server, arguments: tuple[str, ...]) -> None:
+    koala(*FLEXIBLE, "-q", "--", "echo", "hello")
+    server.service.incomplete_output |= {1, 2}
+    result = koala(*arguments)
+    assert (result.code, result.out) == (1, "hello\n")
+    assert "koala: a part of the output of job" in result.err
 
 
 def test_submit_wait_json_prints_json_only(koala: Koala) -> None:
@@ -152,12 +162,13 @@ def test_wait_timeout_prints_output_and_exits_with_6(koala: Koala) -> None:
 
 @contextmanager
 def restarted_after(server: Server, event: threading.Event) -> Iterator[None]:
-    """Restart the server after an event in the block; job 1 succeeds meanwhile."""
+    """Restart the server after an event in the block; job 1 prints more and succeeds meanwhile."""
 
     def restart() -> None:
         assert event.wait(30)
         server.end()
         server.service.records[1] = replace(server.service.records[1], state=JobState.SUCCEEDED, exit_code=0)
+        server.service.output[1] += b" and late"
         server.start()
 
     restarting = threading.Thread(target=restart)
@@ -202,14 +213,62 @@ def test_wait_timeout_applies_while_database_is_unreachable(koala: Koala, server
     assert (result.code, "job 1 is still unknown" in result.err) == (6, True)
 
 
-def test_logs_follow_waits_for_job_after_daemon_restart(koala: Koala, server: Server) -> None:
-    koala(*FLEXIBLE, "-q", "--", "start", "early")
-
+@pytest.mark.parametrize("arguments", [("logs", "-f", "1"), (*FLEXIBLE, "--wait", "--", "start", "early")])
+def test_followed_output_continues_after_daemon_restart(
+    koala: Koala, server: Server, arguments: tuple[str, ...]
+) -> None:
+    koala(*FLEXIBLE, "-q", "--idempotency-key", "k", "--", "start", "early")
+    if "--wait" in arguments:
+        arguments = (*FLEXIBLE, "--wait", "--idempotency-key", "k", "--", "start", "early")
     with restarted_after(server, server.service.output_followed):
-        result = koala("logs", "-f", "1")
-    assert (result.code, result.out) == (0, "early")
-    assert "still waiting" in result.err
-    assert result.err.endswith("koala: the daemon was unreachable for a while; koala logs 1 shows all of the output\n")
+        result = koala(*arguments)
+    assert (result.code, result.out) == (0, "early and late")
+    assert result.err.count("still waiting") == 1
+
+
+def test_followed_output_continues_after_daemon_was_away_for_long(koala: Koala, server: Server) -> None:
+    koala(*FLEXIBLE, "-q", "--", "start", "early")
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 200:
+            server.service.records[1] = replace(server.service.records[1], state=JobState.SUCCEEDED, exit_code=0)
+            server.start()
+
+    following = Client(server.url, TOKEN, timeouts=ClientTimeouts(sleep=pause)).follow_output(1)
+    assert next(following) == (b"early", True)
+    server.end()
+    assert list(following) == [(b"", True)]
+
+
+@pytest.fixture
+def ended_array(koala: Koala, server: Server) -> int:
+    """Return an array of three tasks, of which two have failed."""
+    records, end = server.service.records, {"state": JobState.FAILED, "ended_at": 1009.0}
+    for command in (("program",), ("echo", "one"), ("exit", "3"), ("exit", "3")):
+        koala(*FLEXIBLE, "-q", "--", *command)
+    tasks = ArrayTasks(3, (), 1000.0, succeeded=1, failed=2)
+    spec = replace(records[1].spec, array=TaskIndices.parse("4-6"))
+    records[1] = replace(records[1], spec=spec, tasks=tasks, reason="2 of 3 tasks failed", **end)
+    for number, index in ((2, 4), (3, 5), (4, 6)):
+        records[number] = replace(records[number], array_job=1, array_index=index)
+    return 1
+
+
+@pytest.mark.parametrize("follow", [(), ("-f",)])
+def test_logs_of_array_label_the_output_of_its_tasks(koala: Koala, ended_array: int, follow: tuple[str, ...]) -> None:
+    result = koala("logs", str(ended_array), *follow)
+    assert (result.code, result.out) == (0, "4: one\n5: so far\n6: so far\n")
+
+
+def test_submit_wait_of_array_ends_with_reasons_of_failures(
+    koala: Koala, server: Server, ended_array: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(server.service.keys, "k", ended_array)
+    result = koala(*FLEXIBLE, "--wait", "--array", "4-6", "--idempotency-key", "k", "--", "program")
+    assert result.code == 1
+    assert result.err.endswith("koala: job 1 failed: 2 of 3 tasks failed\nkoala: 1[5], 1[6]: the program failed\n")
 
 
 @pytest.mark.parametrize("follow", [(), ("-f",)])

@@ -66,7 +66,7 @@ def test_make_backup_under_loose_umask_is_private(data_dir: Path, tmp_path: Path
     assert (summary.database, summary.files) == ("sqlite", 3)
     folder = tmp_path / "backup"
     assert list_paths(folder) == [
-        "backup.json", "files/output/7/1.1.0@0", "files/results/1.tar", "files/token", "koala.db"
+        "SHA256SUMS", "backup.json", "files/output/7/1.1.0@0", "files/results/1.tar", "files/token", "koala.db"
     ]  # fmt: skip
     for path in (folder, *folder.rglob("*")):
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
@@ -102,6 +102,30 @@ def test_restore_backup_with_replace_keeps_old_data_and_numbers(data_dir: Path, 
     (data_dir / "koala.db").write_text("not a database at all, but something that is damaged")
     restore_backup(tmp_path / "backup", data_dir, None, replace=True)
     assert read_lease(data_dir / "koala.db")[0] == 51, "by the output, as the database does not say"
+
+
+@pytest.mark.parametrize("entry", ["koala.db", "files/token", "files/output/7/1.1.0@0", "SHA256SUMS"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
+def test_restore_backup_with_damaged_file_is_refused(data_dir: Path, tmp_path: Path, entry: str, damage: str) -> None:
+    make_backup(tmp_path / "backup", data_dir, None, files_only=False)
+    restore_backup(tmp_path / "backup", tmp_path / "first", None, replace=False)
+    file = tmp_path / "backup" / entry
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.unlink() if damage == "remove" else file.write_bytes(content if damage == "flip" else content[:-1])
+    with pytest.raises(StoreUnavailable):
+        restore_backup(tmp_path / "backup", tmp_path / "second", None, replace=False)
+    assert not (tmp_path / "second").exists()
+
+
+def test_restore_backup_of_earlier_version_has_no_checksums(data_dir: Path, tmp_path: Path) -> None:
+    make_backup(tmp_path / "backup", data_dir, None, files_only=False)
+    (tmp_path / "backup/SHA256SUMS").unlink()
+    manifest = json.loads((tmp_path / "backup/backup.json").read_text())
+    del manifest["checksums"]
+    (tmp_path / "backup/backup.json").write_text(json.dumps(manifest))
+    restore_backup(tmp_path / "backup", tmp_path / "restored", None, replace=False)
+    assert (tmp_path / "restored/token").exists()
 
 
 def test_restore_backup_while_daemon_runs_is_rejected(data_dir: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from koalapy.daemon.engine.engine import WorkItem
 from koalapy.daemon.jobs.job_records import JobRecord
 from koalapy.daemon.jobs.jobs import MAX_IDS_PER_QUERY, Jobs
+from koalapy.daemon.jobs.output import OutputEnd
 from koalapy.model.errors import NotFoundError, StoreUnavailable
 from koalapy.model.job import ComponentState, Job, JobState, TimelineEntry
 from koalapy.model.job_spec import JobSpec
@@ -89,7 +90,8 @@ async def test_follow_output_survives_database_outage(tmp_path: Path, monkeypatc
                 with pytest.raises(StoreUnavailable):
                     [piece async for piece in jobs.follow_output(1, follow)]
             else:
-                assert [piece async for piece in jobs.follow_output(1, follow)] == []
+                parts = [part async for part in jobs.follow_output(1, follow)]
+                assert parts == [None, None, None, OutputEnd(JobState.SUCCEEDED, is_complete=True)]
                 assert away == -1
 
 

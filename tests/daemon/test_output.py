@@ -7,18 +7,23 @@ from typing import Any
 
 import pytest
 
-from koalapy.daemon.jobs.output import Outputs
+from koalapy.daemon.jobs.output import OutputEnd, Outputs, OutputText
 from koalapy.model.job_spec import OutputStream
 from koalapy.ports import OutputPiece
-from koalapy.runner.output_streams import mark_stream
+from koalapy.runner.output_streams import StreamSplitter, mark_stream
 from koalapy.store.output import FileOutput
 from tests.daemon.test_hub import Daemon
 from tests.daemon.test_trust import COUPLED, ON_NORTH, Grid, Opened, make_output, received_messages, wait_for_job
 
 
 async def read_logs(daemon: Daemon, job: int, **options: Any) -> bytes:
-    jobs = daemon.jobs
-    return b"".join([text async for text in jobs.follow_output(job, follow=False, **options)])
+    return b"".join([part.data for part in await read_parts(daemon, job, **options)])
+
+
+async def read_parts(daemon: Daemon, job: int, **options: Any) -> list[OutputText]:
+    parts = [part async for part in daemon.jobs.follow_output(job, follow=False, **options)]
+    assert isinstance(parts[-1], OutputEnd)
+    return [part for part in parts if isinstance(part, OutputText)]
 
 
 async def send_output(grid: Grid, token: str, offset: int, text: bytes, gap: int = 0) -> None:
@@ -136,13 +141,69 @@ async def test_follow_output_reads_changed_component_only(tmp_path: Path, monkey
         monkeypatch.setattr(grid.daemon.kept, "read", counted)
         jobs = grid.daemon.jobs
         following = jobs.follow_output(1, follow=True)
+
+        async def next_data() -> bytes:
+            part = await anext(following)
+            assert isinstance(part, OutputText)
+            return part.data
+
         await send_output(grid, tokens[0], 0, b"x" * 900)
-        assert await anext(following) + await anext(following) == b"x" * 900
+        assert await next_data() + await next_data() == b"x" * 900
         for number in range(20):
-            coming = asyncio.ensure_future(anext(following))
+            coming = asyncio.ensure_future(next_data())
             await send_output(grid, tokens[0], 900 + number, b"y")
             assert await coming == b"y"
         await following.aclose()  # type: ignore[attr-defined]
         assert sum(size for _, size in read) == 920
         assert {token for token, _ in read} == set(tokens)
         assert len([token for token, _ in read if token == tokens[1]]) == 1, "of the silent one nothing was new"
+
+
+@pytest.mark.parametrize("stream", [None, *OutputStream])
+async def test_output_continues_at_the_offset_of_each_part(tmp_path: Path, stream: OutputStream | None) -> None:
+    writes = [(False, b"out \x0e\n"), (True, b"an error without its end"), (True, b" here\n"), (False, b"\x10end")]
+    data = b"".join(mark_stream(text, is_error=is_error) for is_error, text in writes)
+    async with Opened(tmp_path / "koala.db") as grid:
+        (token,) = await grid.submit_job(1, ON_NORTH, label=True)
+        whole = b""
+        for offset in range(len(data)):  # each part is one byte, which divides marks from their text
+            parts = await read_parts(grid.daemon, 1, stream=stream, attempt=1, offsets={0: offset} if offset else {})
+            assert b"".join(part.data for part in parts) == b""
+            await send_output(grid, token, offset, data[offset : offset + 1])
+            (part,) = await read_parts(grid.daemon, 1, stream=stream, attempt=1, offsets={0: offset} if offset else {})
+            assert part.offset == offset + 1
+            whole += part.data
+        if stream is OutputStream.MARKED:
+            splitter = StreamSplitter()
+            for wanted in (False, True):
+                text = b"".join(text for is_error, text in splitter.split(whole) if is_error is wanted)
+                assert text == b"".join(text for is_error, text in writes if is_error is wanted)
+        else:
+            assert whole == await read_logs(grid.daemon, 1, stream=stream)
+
+
+async def test_output_of_new_attempt_begins_at_its_first_byte(tmp_path: Path) -> None:
+    async with Opened(tmp_path / "koala.db") as grid:
+        (token,) = await grid.submit_job(1, ON_NORTH)
+        await send_output(grid, token, 0, b"one\n")
+        assert await read_logs(grid.daemon, 1, attempt=7, offsets={0: 2}, last_lines=0) == b"one\n"
+        assert await read_logs(grid.daemon, 1, attempt=1, offsets={0: 2}, last_lines=0) == b"e\n"
+        assert await read_logs(grid.daemon, 1, attempt=1, offsets={0: 10**18}) == b""
+
+
+async def test_tail_yields_its_position_without_output(tmp_path: Path) -> None:
+    async with Opened(tmp_path / "koala.db") as grid:
+        await grid.submit_job(1, COUPLED)
+        parts = await read_parts(grid.daemon, 1, last_lines=3)
+        assert [(part.component, part.offset, part.data) for part in parts] == [(0, 0, b""), (1, 0, b"")]
+
+
+async def test_followed_output_of_ending_daemon_has_no_end(tmp_path: Path) -> None:
+    async with Opened(tmp_path / "koala.db") as grid:
+        (token,) = await grid.submit_job(1, ON_NORTH)
+        await send_output(grid, token, 0, b"one\n")
+        following = grid.daemon.jobs.follow_output(1, follow=True)
+        assert await anext(following) == OutputText(1, 0, 4, 0, b"one\n")
+        assert await anext(following) is None, "nothing has come for a while"
+        grid.daemon.engine.drain()
+        assert [part async for part in following] == []

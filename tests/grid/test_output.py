@@ -1,6 +1,7 @@
 """Output from the program to its submitter, through failures of the program, the daemon and the limit."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -78,3 +79,29 @@ def test_streams_and_files_of_mpi_ranks_on_two_clusters(make_grid: MakeGrid) -> 
     assert sorted(folder.read("errors", "south").splitlines()) == [f"{i}: two" for i in range(6)]
     for rank in range(6):
         assert folder.read(f"out.{rank}", "south") == "one\nlast"
+
+
+@pytest.mark.parametrize("stop", [EmbeddedGrid.kill_daemon, EmbeddedGrid.stop_daemon])
+def test_commands_print_all_output_over_a_restart_of_the_daemon(
+    make_grid: MakeGrid, stop: Callable[[EmbeddedGrid], object]
+) -> None:
+    grid = make_grid()
+    gate, port = grid.make_gate(), grid.http.base_url.port
+    script = f"seq 1 3000; while [ ! -e {gate.path} ]; do sleep 0.05; done; seq 3001 6000; echo error >&2"
+    options = ("--flexible", "1", "--launcher", "processes", "--", "sh", "-c", script)
+    with ThreadPoolExecutor() as pool:
+        commands = [pool.submit(grid.run_koala, *words, *options) for words in (("run",), ("submit", "--wait"))]
+
+        def has_first_half() -> bool:
+            jobs = grid.http.get("/api/v1/jobs", params={"active": True}).json()["jobs"]
+            return len(jobs) == 2 and all(grid.read_output(job["id"]).endswith("3000\n") for job in jobs)
+
+        wait_until(has_first_half, "the first half of both outputs")
+        stop(grid)
+        gate.open()
+        grid.start(port or 0)
+        run, waited = (command.result() for command in commands)
+    numbers = "".join(f"{number}\n" for number in range(1, 6001))
+    assert (run.returncode, run.stdout) == (0, numbers), run.stderr
+    assert "error\n" in run.stderr
+    assert (waited.returncode, waited.stdout) == (0, f"{numbers}error\n"), waited.stderr

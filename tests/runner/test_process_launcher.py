@@ -3,6 +3,7 @@
 import json
 import socket
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -114,3 +115,19 @@ def test_free_port_is_in_range_and_used_nowhere() -> None:
         assert find_free_port("127.0.1.1", (taken, taken)) is None
         port = find_free_port("127.0.1.1", (taken, min(taken + 20, 65535)))
     assert port is None or taken < port <= taken + 20
+
+
+@pytest.mark.parametrize(("ending", "code"), [("exit 0", 0), ("exit 3", None), ("sleep 1000", None)])
+async def test_program_that_lost_its_relay_succeeds_if_it_ends_with_0_soon(
+    agent: FakeAgent, tmp_path: Path, ending: str, code: int | None
+) -> None:
+    go = tmp_path / "go"
+    node = await agent.start("7.1.0", 0, "127.0.1.1")
+    node.send(**make_plan([node], ["sh", "-c", f"while [ ! -e {go} ]; do sleep 0.02; done; {ending}"]))
+    await node.expect("running")
+    node.send(t="relay_lost", why="its head is gone")
+    go.touch()
+    end = await node.expect("exit")
+    assert (end["code"], end["infrastructure"]) == (code, code is None)
+    assert ("its head is gone" in end["error"]) == (code is None)
+    assert await node.ended() == 0

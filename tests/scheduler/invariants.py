@@ -28,6 +28,7 @@ from koalapy.model.job_sizes import is_barred
 from koalapy.model.job_spec import Launcher, Priority
 from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import FixedRequest, FlexibleRequest
+from koalapy.scheduler.attempts.facts import awaits_relays
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.effects import Effects, OpenBarrier, SubmitComponent
 from koalapy.scheduler.queries import Queries
@@ -294,7 +295,7 @@ def check_counts(world: "World") -> None:
     preemptible: dict[str, dict[Token, int]] = {name: {} for name in world.sites}
     guests: dict[str, set[Token]] = {name: set() for name in world.sites}
     for job in active.values():
-        _check_job(job, world.now)
+        _check_job(job, world)
         if job.state.is_waiting:
             _check_waiting_job(world, job)
         if job.state.is_active and job.attempt:
@@ -441,7 +442,8 @@ def _check_waiting_job(world: "World", job: Job) -> None:
         assert job.awaits or (job.spec.begin is not None and job.spec.begin > world.now), "it waits for nothing"
 
 
-def _check_job(job: Job, now: float) -> None:
+def _check_job(job: Job, world: "World") -> None:
+    now = world.now
     if job.retry_at is not None:
         assert job.state is JobState.QUEUED or job.ending is not None, "a job that is not waiting has a retry time"
         assert job.ending is not None or job.retry_at > now, "its pause is over but it is not in its queue"
@@ -461,8 +463,8 @@ def _check_job(job: Job, now: float) -> None:
         assert job.attempt.claim_at > now, "its claim is overdue"
     if job.ending is None:
         assert not states & {ComponentState.STOPPING}, "a component is being stopped for no reason"
-        transferred = not any(c.awaits_files for c in job.attempt.gang)
-        if job.attempt.barrier_at is None and job.state is JobState.CLAIMING and transferred:
+        is_awaited = any(c.awaits_files for c in job.attempt.gang) or awaits_relays(job, world.queries.grid)
+        if job.attempt.barrier_at is None and job.state is JobState.CLAIMING and not is_awaited:
             assert states != {ComponentState.CLAIMED}, "all components are claimed but the barrier is closed"
     else:
         assert {c.state for c in job.attempt.components} != {ComponentState.ENDED}, (

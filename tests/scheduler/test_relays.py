@@ -344,3 +344,41 @@ def test_streams_are_reserved_for_a_job_that_has_waited_long(rules: Rules, narro
     submit_narrow_jobs(20)
     assert world.queries.grid.reserved_streams == 24
     assert world.state(wide) is (JobState.RUNNING if starts else JobState.QUEUED)
+
+
+def test_barrier_waits_for_the_relay_of_a_restarted_agent() -> None:
+    world = world_of(1000, *BOTH, links=UNREACHABLE)
+    job = world.submit(fixed(north=2, south=2), launcher=Launcher.OPENMPI)
+    world.step([RelayChanged("south", is_ready=False)])
+    world.advance(5)
+    assert world.state(job) is JobState.CLAIMING
+    world.step([RelayChanged("south", is_ready=True)])
+    assert world.state(job) is not JobState.CLAIMING
+    world.advance(60)
+    assert (world.state(job), world.job(job).generation) == (JobState.SUCCEEDED, 1)
+
+
+def test_barrier_without_relay_fails_with_its_reason() -> None:
+    world = World(SIZES, Rules(barrier_timeout=30.0), links=UNREACHABLE, relays=Relays(1000))
+    world.step([RelayChanged(name, is_ready=True) for name in SIZES])
+    job = world.submit(fixed(north=2, south=2), launcher=Launcher.OPENMPI)
+    world.step([RelayChanged("south", is_ready=False)])
+    world.advance(40)
+    assert "the relays of its clusters were not ready after 30 s" in world.reasons(job, "requeued")[0]
+
+
+@pytest.mark.parametrize("code", [0, None, 3])
+def test_program_that_ended_before_the_loss_of_its_relay_succeeds(code: int | None) -> None:
+    world = world_of(1000, *BOTH, links=UNREACHABLE)
+    job = world.submit(fixed(north=2, south=2), launcher=Launcher.OPENMPI, run_time=100.0)
+    world.advance(5)
+    first, second = (component.cluster for component in live(world.job(job)).gang)
+    lost = ComponentStatus(
+        world.job(job).token(1), ComponentState.RUNNING, error="a relay is lost", infrastructure=True, relay_lost=True
+    )
+    ended = ComponentStatus(world.job(job).token(0), ComponentState.ENDED, program_exit=code)
+    world.step([Reported(second, lost), Reported(first, ended)])
+    world.advance(60)
+    assert world.job(job).generation == (1 if code == 0 else 2)
+    if code == 0:
+        assert (world.state(job), world.job(job).exit_code) == (JobState.SUCCEEDED, 0)

@@ -1,10 +1,15 @@
 """Pauses between the restarts of a job."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
-from koalapy.model.job import Job, JobState
+from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState
+from koalapy.model.job_spec import JobSpec, Launcher
 from koalapy.scheduler.explain.explain import explain
 from koalapy.scheduler.rules import Rules
+from koalapy.scheduler.state import Deadline
 from tests.scheduler.invariants import check_nothing_remains
 from tests.scheduler.requests import fixed
 from tests.scheduler.test_failures import break_component
@@ -154,3 +159,63 @@ def test_restart_pause_applies_to_retried_exit_codes() -> None:
     world.advance(60)
     assert (world.state(job_id), world.job(job_id).restarts) == (JobState.FAILED, 3)
     assert world.job(job_id).ended_at == pytest.approx(4 * 5 + 4 + 8, abs=4)
+
+
+RESTARTS = [None, *(step / 4 for step in range(1, 40))]
+
+
+@pytest.mark.parametrize(
+    ("options", "until"),
+    [
+        (
+            {"run_time": 5.0, "lingers": True, "launcher": Launcher.OPENMPI},
+            lambda job: job.attempt.components[1].ended_at,
+        ),
+        ({"run_time": 100.0, "walltime": 7.0}, lambda job: job.attempt.ended_at),
+        ({"run_time": 100.0, "deadline": 8.0}, lambda job: job.attempt.ended_at),
+    ],
+)
+def test_restart_of_daemon_at_any_time_changes_no_time_of_the_end(
+    options: dict[str, Any], until: Callable[[Any], float]
+) -> None:
+    """The clusters are connected again at once, so the restart takes no time."""
+    ends = set()
+    for restart_at in RESTARTS:
+        world = World({"north": 4, "south": 4}, Rules(barrier_timeout=1800.0))
+        job = world.submit(fixed(north=2, south=2), **options)
+        if restart_at is not None:
+            world.advance(restart_at)
+            world.restart()
+            for name in world.sites:
+                world.connect(name)
+        world.advance(120 - world.now)
+        assert world.job(job).state.is_final
+        ends.add(until(world.job(job)))
+    assert len(ends) == 1
+
+
+@pytest.mark.parametrize(("downtime", "launch_ends"), [(0.0, 131.0), (50.0, 181.0), (1e6, 260.0)])
+def test_restart_of_daemon_extends_time_to_launch_by_its_downtime(downtime: float, launch_ends: float) -> None:
+    rules = Rules(barrier_timeout=130.0)
+    scheduler = World({"north": 4}, rules).scheduler
+    component = Component(0, "north", 2, ComponentState.CLAIMED, hosts=("a", "b"), submitted_at=0.0, claimed_at=1.0)
+    attempt = Attempt(1, (component,), 0.0, claim_at=0.0, barrier_at=1.0)
+    spec = JobSpec(fixed(north=2), ("program",))
+    scheduler.restore([Job(1, spec, 0.0, JobState.STARTING, generation=1, attempt=attempt)], 130.0, downtime=downtime)
+    assert [timer.at for timer in scheduler._state.timers._heap if timer.kind is Deadline.LAUNCH] == [launch_ends]
+
+
+def test_restart_of_daemon_awaits_output_of_agent_that_connects_late() -> None:
+    world = World({"north": 4, "south": 4})
+    job = world.submit(fixed(north=2, south=2), run_time=5.0, launcher=Launcher.OPENMPI)
+    world.advance(3)
+    world.restart()
+    head, late = (component.cluster for component in world.job(job).attempt.gang)  # type: ignore[union-attr]
+    world.connect(head)
+    world.advance(10)
+    assert world.job(job).ending is JobState.SUCCEEDED
+    assert not world.state(job).is_final
+    world.connect(late)
+    world.advance(5)
+    assert world.state(job) is JobState.SUCCEEDED
+    assert "output-missing" not in world.timeline_events(job)

@@ -113,3 +113,66 @@ def test_give_after_file_removal_writes_new_file(tmp_path: Path) -> None:
     assert make_job_numbers(tmp_path).last_given(0) == 2
     assert recorded_numbers(tmp_path / NUMBERS_FILE) >= 2
     assert recorded_numbers(tmp_path / "none") == 0
+
+
+def damage_log(folder: Path, damage: str) -> None:
+    log = folder / "koala.db-wal"
+    content = bytearray(log.read_bytes())
+    match damage:
+        case "delete":
+            log.unlink()
+        case "cut":
+            log.write_bytes(content[: len(content) * 2 // 3])
+        case "flip":
+            content[len(content) // 2] ^= 0x10
+            log.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", ["delete", "cut", "flip", "none"])
+def test_start_with_damaged_log_of_database_alerts_of_lost_changes(tmp_path: Path, damage: str) -> None:
+    """The copy is what a killed daemon leaves: its database and the log of its last transactions."""
+    stores = open_in_folder(tmp_path / "killed")
+    for job in range(1, 6):
+        stores.jobs.write(make_batch(make_job(job)))
+    shutil.copytree(tmp_path / "killed", tmp_path / "damaged")
+    stores.jobs.close()
+    damage_log(tmp_path / "damaged", damage)
+    for _ in range(2):  # the alert lasts when the daemon starts again
+        numbers = make_job_numbers(tmp_path / "damaged")
+        output = FileOutput(tmp_path / "damaged/output", 1000)
+        path = tmp_path / "damaged/koala.db"
+        opened = open_stores(f"sqlite:///{path}", output, lambda: 1e12, numbers)
+        alerts = [alert for alert in numbers.alerts if alert.target == "lost changes"]
+        assert bool(alerts) == (damage != "none")
+        if alerts:
+            assert "may be missing" in alerts[0].cause
+            assert opened.saved.next_job == 6
+        opened.jobs.release_lease()
+        opened.jobs.close()
+
+
+def test_start_with_output_of_unknown_job_alerts_of_lost_changes(tmp_path: Path) -> None:
+    (tmp_path / "output/7").mkdir(parents=True)
+    numbers = make_job_numbers(tmp_path, folders=[tmp_path / "output"])
+    open_stores(
+        f"sqlite:///{tmp_path / 'koala.db'}", FileOutput(tmp_path / "output", 1000), job_numbers=numbers
+    ).jobs.close()
+    assert [alert.cause for alert in numbers.alerts] == [
+        "the database lacks changes that it had acknowledged; jobs 1 to 7 may be missing"
+    ]
+
+
+def test_start_with_unreadable_numbers_alerts_of_their_file(tmp_path: Path) -> None:
+    stores = open_in_folder(tmp_path)
+    stores.jobs.write(make_batch(make_job(3)))
+    stores.jobs.release_lease()
+    stores.jobs.close()
+    (tmp_path / NUMBERS_FILE).write_bytes(b"garbage")
+    numbers = make_job_numbers(tmp_path)
+    saved = open_stores(
+        f"sqlite:///{tmp_path / 'koala.db'}", FileOutput(tmp_path / "output", 1000), job_numbers=numbers
+    ).saved
+    (alert,) = numbers.alerts
+    assert saved.next_job == 3 + UNKNOWN_PAST + 1
+    assert f"from {saved.next_job} on" in alert.summary
+    assert alert.cause == f"{tmp_path / NUMBERS_FILE} has no readable number"

@@ -19,6 +19,7 @@ from koalapy.agent.runners.runners import RunnerConnection, RunnerSecrets, lrm_n
 from koalapy.model.job import is_same_attempt, is_token
 from koalapy.protocol.messages import RejectedRunner, Relay, RelayFailed
 from koalapy.runner.session import Session, make_nonce
+from koalapy.runner.settings import RELAY_LOSS_GRACE
 from koalapy.system.event_loop import BackgroundTasks
 
 log = structlog.get_logger()
@@ -100,7 +101,6 @@ class Barrier:
 
     def open_component(self, component: Component, plan: dict[str, Any]) -> None:
         """Start the program on all runners of a component; absent runners receive the plan when they reconnect."""
-        plan |= self._relays.head_fields(plan)
         component.folder.write_entry(open=plan, lives=[node.life for node in component.nodes])
         self._tasks.spawn(self._send_plan(component, plan))
 
@@ -114,10 +114,11 @@ class Barrier:
         except OSError as error:
             self.fail_component(component, format_write_error(component.folder.path, error))
             return
+        fields = await self._relays.head_fields(plan)
         await self._relays.add_attempt(component, plan)
-        if component.plan is not None or component.stop is not None or component.ended:
+        if component.plan not in (None, plan) or component.stop is not None or component.ended:
             return
-        component.plan = plan
+        component.plan = plan | fields
         for index, node in enumerate(component.nodes):
             if node.runner is not None and node.phase == "waiting":
                 node.runner.send_line(component.open_line_for(index))
@@ -131,11 +132,21 @@ class Barrier:
         self._jobs.end_component(component)
 
     def fail_relayed(self, component: Component, reason: str, is_own_fault: bool) -> None:
-        """Fail a component that has lost relayed links. ``is_own_fault``: a relay of this site was lost."""
+        """Fail a component that has lost relayed links, unless its program ends with 0 soon.
+
+        ``is_own_fault``: a relay of this site was lost.
+        """
         if component.may_fail:
             component.relay_lost = not is_own_fault
         component.send_to_runners({"t": "relay_lost", "why": reason})
-        self.fail_component(component, reason)
+        runs = any(node.phase == "running" for node in component.nodes)
+        self._tasks.spawn(self._fail_after(2 * RELAY_LOSS_GRACE if runs else 0.0, component, reason))
+
+    async def _fail_after(self, seconds: float, component: Component, reason: str) -> None:
+        """Fail a component after a time, unless it has ended."""
+        await asyncio.sleep(seconds)
+        if not component.ended:
+            self.fail_component(component, reason)
 
     def deliver_relay(self, message: Relay) -> None:
         """Deliver a relay, a message of a runner on another cluster, to a runner here."""
@@ -206,7 +217,10 @@ class Barrier:
             self._reporter.lost_records.record_loss(component.token, "its program runs, but its record has no plan")
             self.fail_component(component, RECORD_LOST)
         elif component.plan is not None and node.phase == "waiting":
-            runner.send_line(component.open_line_for(index))
+            if component.plan.get("relay_entry") and "relay_head" not in component.plan:
+                self._tasks.spawn(self._send_plan(component, component.plan))  # an earlier agent did not send it
+            else:
+                runner.send_line(component.open_line_for(index))
         self._reporter.publish_status(component)
         return True
 

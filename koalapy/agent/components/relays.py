@@ -23,6 +23,8 @@ from koalapy.system.event_loop import BackgroundTasks
 log = structlog.get_logger()
 
 AWAY = "the agent cannot reach the relay of its site"
+HEAD_TIMEOUT_S = 20.0
+"""Time for which the start of a job waits for a connection with the head."""
 NO_RELAY = "the site demands relayed links (relayed_only), and has no relay"
 
 
@@ -107,10 +109,18 @@ class RelayedLinks:
             "a daemon of this version that is connected to the hub does"
         )
 
-    def head_fields(self, plan: dict[str, Any]) -> dict[str, Any]:
-        """Return the field of a plan that tells its runners where they reach the head; none if they cannot."""
-        address = self._head.get("listen")
-        if address is None or plan.get("relay_entry") is None:
+    async def head_fields(self, plan: dict[str, Any]) -> dict[str, Any]:
+        """Return the field of a plan that tells its runners where they reach the head; none if they cannot.
+
+        An agent that has just started waits until it is connected with the head, at most for ``HEAD_TIMEOUT_S``.
+        """
+        if self._client is None or plan.get("relay_entry") is None:
+            return {}
+        if not self._head:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(HEAD_TIMEOUT_S):
+                    await self._client.connected.wait()
+        if (address := self._head.get("listen")) is None:
             return {}
         host, port = address
         return {"relay_head": [self._settings.runner_host if _is_wildcard(host) else host, port]}

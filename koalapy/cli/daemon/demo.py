@@ -40,7 +40,7 @@ def run_demo(keep: bool) -> int:
             client = Client(url, None)
             _show_grid(client)
             job = _run_job(client)
-            output = b"".join(client.stream_logs(job["id"], False, None)).decode(errors="replace")
+            output = b"".join(piece for piece, _ in client.follow_output(job["id"])).decode(errors="replace")
             _show_result(job, client.attempts(job["id"], 6), output)
             checks = [line for line in output.splitlines() if line.startswith("check:")]
             passed = job["state"] == "succeeded" and any(check.rstrip().endswith("passed") for check in checks)

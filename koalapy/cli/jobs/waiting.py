@@ -9,15 +9,18 @@ import re
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
 from http import HTTPStatus
+from operator import itemgetter
 from typing import Annotated, NamedTuple
 
 from rich.cells import cell_len
 
 from koalapy.cli.jobs.jobs import (
+    MAX_SHOWN_IDS,
     NO_SELECTION,
     LastJob,
     Selection,
@@ -32,17 +35,20 @@ from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Jobs, Timeout, 
 from koalapy.cli.terminal.screen import Block, Progress, align_left
 from koalapy.cli.terminal.streams import ProgramOutput
 from koalapy.cli.terminal.tables import seconds_since
-from koalapy.client.answers import Component, Job, TimelineEntry
+from koalapy.client.answers import Component, Job, ListedJob, TimelineEntry
 from koalapy.client.answers import Job as JobAnswer
-from koalapy.client.client import FINAL, Absence, Client, name_of, read_events
+from koalapy.client.client import FINAL, MAX_PAGE_SIZE, Absence, Client, name_of, read_events
 from koalapy.client.errors import CliError, Exit, printable
 from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts, TimeIsUp, time_limit
+from koalapy.model.array import MAX_ARRAY_SIZE
 from koalapy.model.wording import format_bytes, format_duration
-from koalapy.runner.output_streams import StreamSplitter
+from koalapy.runner.output_streams import LineLabels, StreamSplitter
 
 EVENTS_RETRY_DELAY_S = 1.0
 """Seconds until the next request to an unreachable daemon."""
 RUNS = ("running", *FINAL)
+MAX_SHOWN_REASONS = 5
+"""Reasons for which tasks failed that are printed at the end of an array."""
 
 
 class ProgressReporter:
@@ -73,11 +79,10 @@ class ProgressReporter:
             self._thread.join(self._timeouts.last_report_s)
 
     def _follow_job(self) -> None:
-        """Report changes of the job until the daemon ends the stream. Reconnect if the daemon becomes unreachable."""
+        """Report changes of the job until it has ended. Reconnect if the daemon becomes unreachable or ends."""
         last_entry = 0
         skip = not self._from_the_first
         while True:
-            previous_entry = last_entry
             try:
                 for entries, job in read_changes(self._client.stream_events(self._job, last_entry)):
                     messages = [] if skip else list(progress_lines(entries, job))
@@ -85,13 +90,14 @@ class ProgressReporter:
                         _report_line(line)
                     self._wait.update(job, is_reported=bool(messages))
                     last_entry, skip = max([last_entry, *(number for number, _ in entries)]), False
+                    if job["state"] in FINAL:
+                        return
             except CliError as error:
-                if error.code is not Exit.UNREACHABLE or self._over.wait(EVENTS_RETRY_DELAY_S):
+                if error.code is not Exit.UNREACHABLE:
                     return
-                continue
             except (ValueError, KeyError):
                 return
-            if last_entry == previous_entry:  # the stream has ended without new entries
+            if self._over.wait(EVENTS_RETRY_DELAY_S):
                 return
 
 
@@ -265,10 +271,6 @@ def follow_transfers(client: Client, job: int, deadline: float | None = None) ->
             client.timeouts.sleep(POLL_INTERVAL)
 
 
-OUTPUT_RETRY_DELAY_S = 0.5
-"""Seconds until the next request for a job's output to an unreachable daemon."""
-
-
 def end_with(client: Client, submitted: JobAnswer, deadline: float | None, *, as_json: bool, show_output: bool) -> int:
     """Wait until a job has ended, show its progress, and return the exit code for the command."""
     job = submitted["id"]
@@ -279,20 +281,18 @@ def end_with(client: Client, submitted: JobAnswer, deadline: float | None, *, as
             if shows_transfers and sys.stderr.isatty():
                 with suppress(TimeIsUp):  # the wait for an unreachable daemon follows below
                     _follow_transfers(client, job, deadline)
-            is_complete = not show_output or as_json or _print_output(client, job, deadline)
+            code = 0 if not show_output or as_json else _print_until(client, job, deadline)
             ended = client.wait_for_end(job, deadline)
     except KeyboardInterrupt:
         raise _goes_on([job]) from None
-    if not is_complete:
-        print(
-            f"koala: the daemon was unreachable for a while; koala logs {job} shows all of the output", file=sys.stderr
-        )
     if as_json:
         show_json(ended)
     elif ended["state"] != "succeeded":
         message = f"job {job} {ended['state']}: {ended['reason']}"
         print(f"koala: {printable(message)}", file=sys.stderr)
-    return _code_of(ended)
+        if ended["tasks"] is not None:
+            _report_failed_tasks(client, job)
+    return _code_of(ended) or code
 
 
 def _follow_transfers(client: Client, job: int, deadline: float | None) -> None:
@@ -304,18 +304,77 @@ def _follow_transfers(client: Client, job: int, deadline: float | None) -> None:
             raise
 
 
-def _print_output(client: Client, job: int, deadline: float | None) -> bool:
-    """Print the output of a job until its end or ``deadline``; return whether the output was complete."""
-    try:
-        with time_limit(deadline):
-            _print_streams(client, job)
-        return bool(client.job(job)["state"] in FINAL)
-    except TimeIsUp:
-        return True
-    except CliError as error:
-        if not error.may_recover:
-            raise
-        return False
+def _print_until(client: Client, job: int, deadline: float | None) -> int:
+    """Print both streams of a job until its end or ``deadline``; return the exit code for its output."""
+    with suppress(TimeIsUp), time_limit(deadline):
+        return _print_output(client, job, LogSelection(stream="marked"))
+    return Exit.OK
+
+
+def _print_output(
+    client: Client,
+    job: int,
+    selection: "LogSelection",
+    *,
+    follow: bool = True,
+    raw: bool = False,
+    label: int | None = None,
+) -> int:
+    """Print the output of a job; return the exit code, which is not 0 if a part of the output is missing.
+
+    A marked error stream goes to standard error. ``label``: number before each line; None: no label.
+    """
+    splitter, labels, has_all = StreamSplitter(), LineLabels(), True
+    writers = {is_error: ProgramOutput(raw=raw, is_error=is_error) for is_error in (False, True)}
+    for piece, is_complete in client.follow_output(job, follow=follow, **selection._asdict()):
+        has_all = is_complete
+        for is_error, text in splitter.split(piece) if selection.stream == "marked" else [(False, piece)]:
+            writers[is_error].write_piece(labels.add(label, text, is_error=is_error) if label is not None else text)
+    for is_error, text in labels.take_unfinished():
+        writers[is_error].write_piece(text)
+    for writer in writers.values():
+        writer.finish()
+    if has_all:
+        return Exit.OK
+    print(f"koala: a part of the output of job {job} is missing", file=sys.stderr, flush=True)
+    return Exit.FAILED
+
+
+def _print_tasks(client: Client, array: int, selection: "LogSelection", *, follow: bool, raw: bool) -> int:
+    """Print the output of an array's started tasks one after the other, each line with the index of its task.
+
+    With ``follow``, go on until the array has ended. Return the exit code.
+    """
+    absence, last, code = Absence(client), 0, int(Exit.OK)
+    while True:
+        tasks = list[ListedJob]()
+        try:
+            is_over = not follow or client.job(array)["state"] in FINAL
+            has_new_tasks = any(task["id"] > last for task in client.list_jobs(1, array=array).jobs)
+            if has_new_tasks:
+                tasks = client.list_jobs(MAX_ARRAY_SIZE, array=array).jobs
+            absence.end()
+        except CliError as error:
+            absence.tolerate(error)
+            is_over = False
+        for task in sorted((task for task in tasks if task["id"] > last), key=itemgetter("id")):
+            index, last = task["array_index"], task["id"]
+            code = _print_output(client, last, selection, follow=follow, raw=raw, label=index) or code
+        if is_over:
+            return code
+        if not tasks:
+            client.timeouts.sleep(POLL_INTERVAL)
+
+
+def _report_failed_tasks(client: Client, array: int) -> None:
+    """Print why tasks of an array failed: each reason once, with the first tasks of that reason."""
+    tasks_of = defaultdict[str, list[str]](list)
+    for task in reversed(client.list_jobs(MAX_PAGE_SIZE, array=array, state=["failed"]).jobs):
+        tasks_of[task["reason"]].append(name_of(task))
+    for reason, names in list(tasks_of.items())[:MAX_SHOWN_REASONS]:
+        more = f" and {len(names) - MAX_SHOWN_IDS} more" if len(names) > MAX_SHOWN_IDS else ""
+        line = f"{', '.join(names[:MAX_SHOWN_IDS])}{more}: {reason}"
+        print(f"koala: {printable(line)}", file=sys.stderr)
 
 
 def _goes_on(jobs: list[int]) -> CliError:
@@ -348,67 +407,25 @@ def show_logs(
     tail: Annotated[int | None, Option(help="only so many last lines of each component", min=0, max=10**9)] = None,
     raw: Annotated[bool, Option("--raw", help="keep control codes, such as colours, on a terminal")] = False,
     daemon: Daemon = DAEMON,
-) -> None:
-    """Print the output of a job."""
+) -> int:
+    """Print the output of a job, or of the started tasks of an array with the index of the task before each line.
+
+    The exit code is 1 if a part of the output is missing.
+    """
     refuse_together(output=output, error=error)
     selection = LogSelection(component, "output" if output else "error" if error else None, tail)
     client = daemon.client()
     number = find_job(client, job)
     try:
-        if follow:
-            with ProgressReporter(client, number, from_the_first=False):
-                _follow_logs(client, number, selection, raw)
-        else:
-            _print_logs(client, number, False, selection, raw)
+        with ProgressReporter(client, number, from_the_first=False) if follow else nullcontext():
+            try:
+                return _print_output(client, number, selection, follow=follow, raw=raw)
+            except CliError as error:
+                if error.status != HTTPStatus.CONFLICT:
+                    raise
+            return _print_tasks(client, number, selection, follow=follow, raw=raw)
     except KeyboardInterrupt:
         raise _goes_on([number]) from None
-
-
-def _follow_logs(client: Client, job: int, selection: LogSelection, raw: bool) -> None:
-    """Print the output until the job has ended. Wait for an unreachable daemon, and report if output was missed."""
-    absence, output = Absence(client), ProgramOutput(raw=raw)
-    while True:
-        has_output = False
-        try:
-            for piece in client.stream_logs(job, True, *selection):
-                has_output = True
-                output.write_piece(piece)
-            output.finish()
-            return
-        except CliError as error:
-            absence.tolerate(error)
-            if has_output:
-                break  # a new stream would repeat the output from its beginning
-        client.timeouts.sleep(OUTPUT_RETRY_DELAY_S)
-    client.wait_for_end(job, None)
-    print(f"koala: the daemon was unreachable for a while; koala logs {job} shows all of the output", file=sys.stderr)
-
-
-def _print_logs(client: Client, job: int, follow: bool, selection: LogSelection, raw: bool = False) -> None:
-    output = ProgramOutput(raw=raw)
-    for piece in client.stream_logs(job, follow, *selection):
-        output.write_piece(piece)
-    output.finish()
-
-
-def _print_streams(client: Client, job: int) -> None:
-    """Print the output of a job until its end, and its error stream to standard error if that is kept apart.
-
-    A daemon that does not mark the streams gets a request for both in one, with a message.
-    """
-    splitter = StreamSplitter()
-    writers = {is_error: ProgramOutput(is_error=is_error) for is_error in (False, True)}
-    try:
-        for piece in client.stream_logs(job, True, None, "marked"):
-            for is_error, text in splitter.split(piece):
-                writers[is_error].write_piece(text)
-    except CliError as error:
-        if (error.status, error.field) != (HTTPStatus.UNPROCESSABLE_ENTITY, "stream"):
-            raise
-        print("koala: the daemon is older than this koala, so errors are part of the output", file=sys.stderr)
-        _print_logs(client, job, True, LogSelection())
-    for writer in writers.values():
-        writer.finish()
 
 
 def wait_for_jobs(

@@ -321,8 +321,13 @@ class JobPage:
 
     def _follow_output(self, client: Client, output: deque[str]) -> None:
         """Add the lines of the job's output to ``output`` as they arrive. Runs in a thread."""
+
+        def stop_following(message: str) -> None:
+            raise CliError(message.removeprefix("koala: ").partition("; still waiting")[0], Exit.UNREACHABLE)
+
+        client.report = stop_following  # the page shows that the daemon is away
         try:
-            for piece in client.stream_logs(self._number, True, None):
+            for piece, _ in client.follow_output(self._number):
                 first, *new_lines = piece.decode(errors="replace").split("\n")
                 output[-1] = (output[-1] + first)[-MAX_LINE_LENGTH:]
                 output.extend(line[:MAX_LINE_LENGTH] for line in new_lines)

@@ -56,6 +56,18 @@ class DatabaseCheck:
         return Alert(AlertKind.DATABASE, severity, "database", summary, cause, remedy, since)
 
 
+class StartCheck:
+    """A check that reports what was wrong with the stored data when the daemon started, for a limited time."""
+
+    def __init__(self, alerts: Collection[Alert], duration_s: float) -> None:
+        self._alerts, self._duration_s = alerts, duration_s
+
+    async def __call__(self, now: float) -> AsyncIterator[Alert]:
+        for alert in self._alerts:
+            if now < alert.since + self._duration_s:
+                yield alert
+
+
 class CertificateCheck:
     """A check for a certificate that has expired or expires soon, and for new certificate files that are unusable."""
 

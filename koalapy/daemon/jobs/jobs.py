@@ -1,7 +1,7 @@
 """Submit jobs, act on jobs and clusters, and read their state."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -19,7 +19,7 @@ from koalapy.daemon.jobs.job_records import (
     no_job_error,
     unstarted_task_error,
 )
-from koalapy.daemon.jobs.output import Outputs, OutputTail
+from koalapy.daemon.jobs.output import OutputEnd, Outputs, OutputTail, OutputText
 from koalapy.daemon.jobs.submissions import (
     BatchSubmission,
     Dependencies,
@@ -78,6 +78,8 @@ T = TypeVar("T")
 
 TIMELINE_PAGE_SIZE = 500
 """Lines of a timeline that one query reads for a client that follows a job."""
+KEEPALIVE_INTERVAL_S = 15.0
+"""Pause after which a client that follows a silent output is shown that the daemon is there."""
 MAX_LINE_NUMBER = 2**31
 MAX_IDS_PER_QUERY = 500
 MAX_JOBS_AHEAD = 10**6
@@ -458,16 +460,21 @@ class Jobs:
         component: int | None = None,
         stream: OutputStream | None = None,
         last_lines: int | None = None,
-    ) -> AsyncIterator[bytes]:
+        attempt: int = 0,
+        offsets: Mapping[int, int] | None = None,
+    ) -> AsyncIterator[OutputText | OutputEnd | None]:
         """Yield the output of the last attempt in order of arrival; with ``follow`` until the job is final.
 
-        Begin with the ``last_lines`` of each component, if they are given. A line replaces output that is not stored.
-        The first step raises ``NotFoundError`` if the job does not exist.
+        Begin at the ``offsets`` of components if ``attempt`` is still the last one, else with the ``last_lines`` of
+        each component, if they are given. A line replaces output that is not stored. ``None`` shows a waiting client
+        that the daemon is there. ``OutputEnd`` comes last, unless the daemon ends before. The first step raises
+        ``NotFoundError`` if the job does not exist.
         """
         record = (await self.get(job)).job
-        reading = self._outputs.start_reading(record, stream)
-        if last_lines is not None:
-            await reading.skip_to_last_lines(record, component, last_lines)
+        reading = self._outputs.start_reading(record, stream, offsets if attempt == record.generation else None)
+        if last_lines is not None and attempt in (0, record.generation):
+            async for position in reading.skip_to_last_lines(record, component, last_lines):
+                yield position
         with self._engine.watch(job) as changed:
             while True:
                 try:
@@ -477,6 +484,7 @@ class Jobs:
                 except StoreUnavailable:
                     if not follow or self._engine.draining:
                         raise
+                    yield None
                     await asyncio.sleep(RETRY_INTERVAL_S)  # the job goes on, so the client keeps following it
                     continue
                 if record.generation != reading.generation:
@@ -484,10 +492,21 @@ class Jobs:
                 is_last = not follow or record.state.is_final
                 async for text in reading.read_new(record, component, to_the_end=is_last):
                     yield text
+                if is_last:
+                    yield OutputEnd(record.state, await self._has_all_output(record))
                 if is_last or self._engine.draining:
                     return
-                await changed.wait()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(KEEPALIVE_INTERVAL_S):
+                        await changed.wait()
+                if not changed.is_set():
+                    yield None
                 changed.clear()
+
+    async def _has_all_output(self, job: Job) -> bool:
+        """Return whether all output of the last attempt has reached the daemon, or may still do so."""
+        entries = await self.read_timeline(job.id) if job.state.is_final else ()
+        return not any(e.event == "output-missing" and e.generation == job.generation for e in entries)
 
     async def read_output_tails(self, job: Job, max_bytes: int) -> Sequence[OutputTail]:
         """Return the ends of the output of the last attempt's components, ``max_bytes`` in total."""

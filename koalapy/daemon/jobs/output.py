@@ -1,7 +1,7 @@
 """The output of components: stored as agents send it, and read by users."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
@@ -11,7 +11,7 @@ import structlog
 
 from koalapy.daemon.engine.database import query
 from koalapy.daemon.engine.engine import Engine
-from koalapy.model.job import Component, Job, JobId, Token, parse_token
+from koalapy.model.job import Component, Job, JobId, JobState, Token, parse_token
 from koalapy.model.job_spec import OutputStream
 from koalapy.model.request import ClusterName
 from koalapy.ports import OutputPiece, OutputStore, Store
@@ -26,6 +26,8 @@ log = structlog.get_logger()
 
 MIN_TAIL_BYTES, MAX_TAIL_BYTES = 64 * 1024, 8 * 1024 * 1024
 """Bytes that are first searched for the last lines, and at most; longer lines are cut."""
+MAX_MARK_BYTES = 256 * 1024
+"""Bytes before a position that show in which stream it is; runners mark shorter parts."""
 MAX_REMEMBERED_COMPONENTS = 10_000
 """Components of ended attempts that are remembered to be on their cluster."""
 
@@ -45,6 +47,29 @@ class OutputTail:
     cluster: ClusterName
     data: bytes
     skipped_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class OutputText:
+    """A part of a component's output, as the reader sees it."""
+
+    attempt: int
+    """Generation of the attempt."""
+    component: int
+    offset: int
+    """Number of bytes of the component's output up to the end of this part. Reading may continue there."""
+    missing: int
+    """Number of bytes before this part that are not stored, and that a line of ``data`` replaces."""
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class OutputEnd:
+    """The end of an output that was read up to the end of its job, or up to now if nobody follows it."""
+
+    state: JobState
+    is_complete: bool
+    """False: the job has ended, and a part of its output did not reach the daemon."""
 
 
 class Outputs:
@@ -118,9 +143,14 @@ class Outputs:
 
         return [await run_in_thread(read_tail, component) for component in components]
 
-    def start_reading(self, job: Job, stream: OutputStream | None = None) -> "Reading":
-        """Start to read the output of a job's current attempt from its beginning, or one of its two streams."""
-        reading = Reading(self._output_store, self._queries.grid, job.generation, stream)
+    def start_reading(
+        self, job: Job, stream: OutputStream | None = None, offsets: Mapping[int, int] | None = None
+    ) -> "Reading":
+        """Start to read the output of a job's current attempt, or one of its two streams.
+
+        ``offsets``: where to begin in the output of each component; by default at its first byte.
+        """
+        reading = Reading(self._output_store, self._queries.grid, job.generation, stream, offsets or {})
         self._readings.add(reading)
         return reading
 
@@ -129,10 +159,15 @@ class Reading:
     """A reader's position in the output of one attempt."""
 
     def __init__(
-        self, output_store: OutputStore, grid: GridStatus, generation: int, stream: OutputStream | None
+        self,
+        output_store: OutputStore,
+        grid: GridStatus,
+        generation: int,
+        stream: OutputStream | None,
+        beginnings: Mapping[int, int],
     ) -> None:
         self._output_store, self._grid, self._stream = output_store, grid, stream
-        self.generation = generation
+        self.generation, self._beginnings = generation, beginnings
         self._offsets: dict[Token, int] = {}
         self._unread: dict[Token, bool] = {}
         """Whether a component may have new output. Reading takes a thread, and mostly one component has changed."""
@@ -145,12 +180,28 @@ class Reading:
         if token in self._unread:
             self._unread[token] = True
 
-    async def skip_to_last_lines(self, job: Job, index: int | None, count: int) -> None:
-        """Skip all but the last lines of the component with that index, or of each component."""
+    async def skip_to_last_lines(self, job: Job, index: int | None, count: int) -> AsyncIterator[OutputText]:
+        """Skip all but the last lines of the component with that index, or of each component; yield the positions.
+
+        Components with a given beginning are not changed.
+        """
         for component in job.attempt.components if job.attempt else ():
-            if index in (None, component.index):
-                token = job.token(component.index)
-                self._offsets[token] = await run_in_thread(self._find_last_lines, job, component, count)
+            if index in (None, component.index) and component.index not in self._beginnings:
+                offset = await run_in_thread(self._find_last_lines, job, component, count)
+                self._offsets[job.token(component.index)] = offset
+                yield OutputText(self.generation, component.index, offset, 0, b"")
+
+    def _continue_at(self, job: Job, component: Component, offset: int) -> None:
+        """Continue at an offset, in the stream and the line of the bytes before it."""
+        token, start, data = job.token(component.index), max(0, offset - MAX_MARK_BYTES), b""
+        for piece in self._output_store.read(token, start, to_the_end=False):
+            earlier = piece.data[: max(0, offset - piece.offset)]
+            data = earlier if piece.missing else data + earlier
+        if start:
+            data = data[data.find(b"\n") + 1 :]
+        self._offsets[token], self._splitters[token] = offset, StreamSplitter()
+        text = self._select(job, component, self._splitters[token], data)
+        self._is_in_line[token] = bool(text) and not text.endswith(b"\n")
 
     def _find_last_lines(self, job: Job, component: Component, count: int) -> int:
         """Return the offset of the last ``count`` lines of a component."""
@@ -176,7 +227,7 @@ class Reading:
                 return offset
             size *= 4
 
-    async def read_new(self, job: Job, index: int | None, *, to_the_end: bool) -> AsyncIterator[bytes]:
+    async def read_new(self, job: Job, index: int | None, *, to_the_end: bool) -> AsyncIterator[OutputText]:
         """Yield the unread output of the component with that index, or of all components."""
         for component in job.attempt.components if job.attempt else ():
             if index not in (None, component.index):
@@ -185,11 +236,14 @@ class Reading:
             if not self._unread.get(token, True) and not to_the_end:
                 continue
             self._unread[token] = False
+            if token not in self._offsets and (beginning := self._beginnings.get(component.index)):
+                await run_in_thread(self._continue_at, job, component, beginning)
             while pieces := await run_in_thread(
                 self._output_store.read, token, self._offsets.get(token, 0), to_the_end=to_the_end
             ):
                 for piece in pieces:
-                    yield self._format_piece(job, component, piece)
+                    text = self._format_piece(job, component, piece)
+                    yield OutputText(self.generation, component.index, self._offsets[token], piece.missing, text)
 
     def _format_piece(self, job: Job, component: Component, piece: OutputPiece) -> bytes:
         """Return a piece of output, after a line of text if output before it is missing. Advance the position."""

@@ -11,6 +11,7 @@ import structlog
 from koalapy.daemon.engine.database import query, run_in_database
 from koalapy.daemon.engine.engine import RETRY_INTERVAL_S, Engine, WorkItem
 from koalapy.daemon.jobs.jobs import Jobs
+from koalapy.daemon.jobs.output import OutputText
 from koalapy.daemon.network.links import LinkMeasurements, LinkState, LinkTable
 from koalapy.model.application import NO_APPLICATION
 from koalapy.model.cluster import (
@@ -272,8 +273,9 @@ class Network:
                 return None
             output = b""
             if not reason:
-                async for chunk in self._jobs.follow_output(job.id, follow=False):
-                    output = (output + chunk)[-MAX_OUTPUT_SIZE:]
+                async for part in self._jobs.follow_output(job.id, follow=False):
+                    if isinstance(part, OutputText):
+                        output = (output + part.data)[-MAX_OUTPUT_SIZE:]
         except KoalaError as error:
             log.error("could not measure a link", action="measurement-failed", clusters=pair, error=error.message)
             return self._make_inconclusive(pair, under_way.job, error.message)

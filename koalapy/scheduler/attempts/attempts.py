@@ -16,7 +16,14 @@ from koalapy.model.job import (
 )
 from koalapy.model.request import ClusterName, StopWarning
 from koalapy.model.wording import format_bytes, format_list, format_time
-from koalapy.scheduler.attempts.facts import filter_of, link_demand, program_result, walltime_ends, warning_of
+from koalapy.scheduler.attempts.facts import (
+    awaits_relays,
+    filter_of,
+    link_demand,
+    program_result,
+    walltime_ends,
+    warning_of,
+)
 from koalapy.scheduler.attempts.health import ClusterHealth
 from koalapy.scheduler.claims.preemption import is_preemptible
 from koalapy.scheduler.effects import (
@@ -85,13 +92,26 @@ class Attempts:
         """Set the time after which a component fails if it still waits for its nodes (``claim_grace``)."""
         self.set_deadline(job, Deadline.CLAIM_GRACE, now + self._rules.claim_grace, component.index)
 
-    def set_barrier_timeout(self, job: Job, now: float) -> None:
-        """Set the time by which all nodes must have reported, once all components are submitted.
+    def set_phase_deadline(self, job: Job, now: float, downtime: float = 0.0) -> None:
+        """Set the deadline of the phase that an attempt is in, when the phase begins and after a restart of the daemon.
 
-        Components added later make it void.
+        All nodes must have reported ``barrier_timeout`` after the claiming time, and the program must be launched so
+        long after the barrier. Components that are added later make the first of these void. ``downtime``: seconds in
+        which no daemon ran, so that these events had to wait.
         """
-        due_at = now + self._rules.barrier_timeout
-        self.set_deadline(job, Deadline.BARRIER, due_at, len(live(job).components))
+        attempt, patience = live(job), self._rules.barrier_timeout
+        if job.ending is not None:
+            if job.ending is JobState.SUCCEEDED and attempt.ended_at is not None:
+                self.set_deadline(job, Deadline.STOP, attempt.ended_at + END_GRACE)
+        elif attempt.launched_at is not None:
+            if (walltime_end := walltime_ends(job)) is not None:
+                self.set_deadline(job, Deadline.WALLTIME, walltime_end)
+        else:
+            began, kind, count = attempt.barrier_at, Deadline.LAUNCH, 0
+            if began is None:
+                began, kind, count = attempt.claim_at, Deadline.BARRIER, len(attempt.components)
+            due_at = now if began is None else min(began + downtime, now)
+            self.set_deadline(job, kind, due_at + patience, count)
 
     def mark_claimed(self, job: Job, component: Component, now: float) -> Job:
         """Mark a component of which all nodes have reported."""
@@ -102,12 +122,14 @@ class Attempts:
     def open_barrier_if_complete(self, job: Job, now: float) -> Job:
         """Open the barrier, which holds the program until all nodes have reported and all input files have arrived.
 
-        Do nothing if a component is missing or out of reach.
+        Do nothing if a component is missing or out of reach, or while a relay that the job needs is not ready.
         """
         if job.state is not JobState.CLAIMING or (attempt := live(job)).barrier_at is not None:
             return job
         # Check the last components first: components usually report in order, so this is fast for large gangs.
         if any(c.state is not ComponentState.CLAIMED or c.awaits_files for c in reversed(attempt.gang)):
+            return job
+        if awaits_relays(job, self._grid):
             return job
         job = self._ledger.change_state(
             job, JobState.STARTING, now, "started", "every node has reported: the barrier is open", started_at=now
@@ -116,7 +138,7 @@ class Attempts:
         for component in attempt.gang:
             self._ledger.send_command(OpenBarrier(component.cluster, job.token(component.index)))
         self._timers.cancel(job.id, job.generation, *TO_THE_BARRIER)
-        self.set_deadline(job, Deadline.LAUNCH, now + self._rules.barrier_timeout)
+        self.set_phase_deadline(job, now)
         return job
 
     def mark_launched(self, job: Job, now: float) -> Job:
@@ -126,8 +148,7 @@ class Attempts:
             return job
         job = self._ledger.change_attempt(job, launched_at=now)
         self._timers.cancel(job.id, job.generation, Deadline.LAUNCH)
-        if (walltime_end := walltime_ends(job)) is not None:
-            self.set_deadline(job, Deadline.WALLTIME, walltime_end)
+        self.set_phase_deadline(job, now)
         if job.state is JobState.STARTING and job.ending is None:
             job = self._ledger.change_state(job, JobState.RUNNING, now, "running")
         return job
@@ -160,7 +181,7 @@ class Attempts:
         if becomes is JobState.SUCCEEDED:
             for component in live(job).components:
                 self._grid[component.cluster].clear_preemptible(job.token(component.index))
-            self.set_deadline(job, Deadline.STOP, now + END_GRACE)
+            self.set_phase_deadline(job, now)
             return job
         if not warn:
             self.end_grace(job)

@@ -228,6 +228,10 @@ class Components:
             return self._failures.handle_infrastructure_failure(
                 job, component, AttemptFailure.CLUSTER, status.error, now, is_elsewhere=status.relay_lost
             )
+        result = program_result(job)
+        if result == 0 and job.ending is JobState.QUEUED and 0 not in job.spec.retry_on_exit:
+            # The program had ended before it could be stopped, as after the loss of a relay that it needed no more.
+            return self._attempts.end_attempt(job, JobState.SUCCEEDED, "", now, exit_code=0)
         if job.ending is not None or (status.state in BEFORE_PROGRAM and status.program_exit is None):
             return job
         if live(job).launched_at is None and is_launched(job):
@@ -235,7 +239,6 @@ class Components:
             self._link_paths.learn_from_launch(job)
             for launched in live(job).gang:
                 self._failures.end_cluster_probation(launched.cluster)
-        result = program_result(job)
         if result in job.spec.retry_on_exit:
             return self._failures.restart_job(job, _exit_reason(result, status.error), now, exit_code=result)
         if result is not None:

@@ -24,6 +24,8 @@ from koalapy.scheduler.state import MIN_RETRY_PAUSE, Deadline, SchedulerState, T
 MAX_LATENESS = 1.0
 """Seconds by which the scheduler may be called late. Beyond that it was suspended and received nothing."""
 
+RETURN_TIME = 15.0
+"""Seconds that agents have to connect with a daemon that has just started, before they count as out of reach."""
 NEED_CONFIRMATION = (
     *(Deadline.CLAIM_GRACE, Deadline.BARRIER, Deadline.LAUNCH, Deadline.WALLTIME, Deadline.DEADLINE, Deadline.STOP),
 )
@@ -143,6 +145,12 @@ class Contact:
         cluster.contact.last_heard = cluster.contact.silent_since = now
         cluster.contact.check_at = cluster.contact.lost_by = None
         self._confirmations.resume_requests(cluster, now)
+
+    def await_return(self, cluster: ClusterStatus, now: float) -> None:
+        """Mark a cluster as disconnected at the start of the daemon. Its agent has ``RETURN_TIME`` to connect."""
+        cluster.contact.silence_ignored_until = now + max(RETURN_TIME, self._rules.unreachable_after)
+        self.mark_disconnected(cluster, now, now)
+        self._check_at(cluster, cluster.contact.silence_ignored_until)
 
     def mark_disconnected(self, cluster: ClusterStatus, heard: float, now: float) -> None:
         """Mark a cluster as disconnected since ``heard``: nothing is placed there, and its components become unknown

@@ -3,7 +3,7 @@
 from koalapy.model.job import Component, ComponentState, Job
 from koalapy.scheduler.attempts.attempts import Attempts
 from koalapy.scheduler.attempts.contact import Confirmations, Contact
-from koalapy.scheduler.attempts.facts import find_overdue_transfer, is_program_over, only_awaits_files
+from koalapy.scheduler.attempts.facts import awaits_relays, find_overdue_transfer, is_program_over, only_awaits_files
 from koalapy.scheduler.attempts.failures import Failures
 from koalapy.scheduler.attempts.health import ClusterHealth
 from koalapy.scheduler.attempts.link_paths import LinkPaths
@@ -124,7 +124,10 @@ class Deadlines:
 
     def _handle_missed_report(self, job: Job, component: Component, now: float) -> Job:
         """Handle a component with nodes that have not all reported in time, an error of its cluster."""
-        error = f"its nodes had not all reported after {self._rules.barrier_timeout:g} s"
+        awaited = "the relays of its clusters were not ready"
+        if not awaits_relays(job, self._state.grid):
+            awaited = "its nodes had not all reported"
+        error = f"{awaited} after {self._rules.barrier_timeout:g} s"
         if self._state.lrm_waits.has_missed_start(job.token(component.index), now):
             error = "the nodes that it was starting had not all reported in time"
         return self._failures.handle_timeout(job, component, AttemptFailure.NOT_REPORTED, error, [component], now)

@@ -1,5 +1,8 @@
 """Derive facts from the components of a job's live attempt, without changing anything."""
 
+from itertools import combinations
+
+from koalapy.model.cluster import LinkPath, LinkUse
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState
 from koalapy.model.job_spec import JobSpec, Launcher
 from koalapy.model.node_requirement import ANY_NODE, NodeFilter
@@ -102,6 +105,19 @@ def derived_state(job: Job) -> JobState:
     if attempt.barrier_at is None:
         return JobState.CLAIMING
     return JobState.STARTING if attempt.launched_at is None else JobState.RUNNING
+
+
+def awaits_relays(job: Job, grid: GridStatus) -> bool:
+    """Return whether a relay that a job needs is not ready, as after the restart of an agent."""
+    relays = grid.relays
+    clusters = sorted({component.cluster for component in live(job).gang})
+    if not relays.streams or len(clusters) == 1 or job.spec.launcher is not Launcher.OPENMPI:
+        return False
+    if job.spec.links is LinkUse.DIRECT or relays.ready.issuperset(clusters):
+        return False
+    view = grid.view()
+    paths = (view.path_between(*pair, job.spec.links) for pair in combinations(clusters, 2))
+    return LinkPath.NONE in paths
 
 
 def expected_end_of_transfers(attempt: Attempt, now: float) -> float | None:

@@ -118,7 +118,7 @@ class Claiming:
             staging_since=now if job.spec.has_stage(placed.request_index) else None,
         )
 
-    def restore(self, job: Job, now: float) -> None:
+    def restore(self, job: Job, now: float, downtime: float) -> None:
         """Restore an attempt of an earlier daemon run if it still waits for nodes or files."""
         attempt = live(job)
         for component in attempt.gang:
@@ -128,7 +128,7 @@ class Claiming:
             # Clusters have no capacity before their first report after a restart.
             self._claim_at(job, max(now + self._rules.unreachable_after, attempt.claim_at or now))
         else:
-            self._attempts.set_barrier_timeout(job, now)
+            self._attempts.set_phase_deadline(job, now, downtime)
 
     def handle_due_claim(self, job: Job, claim_at: float, now: float) -> Job:
         """Claim the nodes of a job at its claiming time (JCT), or postpone that if transfers are late.
@@ -198,7 +198,7 @@ class Claiming:
         job = self._submit_startable(job, this, now)
         if this.blocked:
             return self._plan_next_try(job, this, now)
-        self._attempts.set_barrier_timeout(job, now)
+        self._attempts.set_phase_deadline(job, now)
         return job
 
     def _threshold(self, job: Job) -> float:

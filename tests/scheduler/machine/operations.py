@@ -15,6 +15,7 @@ from koalapy.scheduler.events import (
     RelayChanged,
     ReplicasChanged,
 )
+from koalapy.scheduler.state import Deadline
 from tests.scheduler import invariants
 from tests.scheduler.machine.base import Machine, cluster_names, cycle_counts
 
@@ -151,9 +152,22 @@ class Operations(Machine):
     def restart(self) -> None:
         """Restart the daemon from its stored state; queue positions and tries stay."""
         self.old_reports.clear()
-        positions = self.queue_positions()
+        positions, deadlines, now = self.queue_positions(), self.attempt_deadlines(), self.world.now
         self.world.restart()
         assert self.queue_positions() == positions
+        for key, due_at in self.attempt_deadlines().items():
+            # A deadline that is missing was due, and waits for its cluster's confirmation.
+            assert due_at <= deadlines.get(key, now), f"the restart has postponed {key}"
+
+    def attempt_deadlines(self) -> dict[tuple[JobId, int, str, int], float]:
+        """Return the first deadline of each kind of the live attempts, without those set by each contact."""
+        kinds = (Deadline.STOP, Deadline.LAUNCH, Deadline.BARRIER, Deadline.WALLTIME, Deadline.DEADLINE)
+        timers = getattr(self.world.scheduler, "_scheduler", self.world.scheduler)._state.timers
+        return {
+            (timer.job, timer.generation, timer.kind, timer.component): timer.at
+            for timer in sorted(timers._heap, reverse=True)
+            if timer.kind in kinds and timer.seq not in timers._void
+        }
 
     def queue_positions(self) -> dict[JobId, tuple[int | None, int]]:
         """Return position and tries of each job."""
