@@ -47,6 +47,7 @@ from koalapy.scheduler.events import (
     Event,
     InventoryReceived,
     JobCancelled,
+    JobChanged,
     JobHeld,
     JobReleased,
     JobSubmitted,
@@ -213,6 +214,13 @@ class World:
 
     def release(self, job: JobId) -> None:
         self.step([JobReleased(job)])
+
+    def change(self, job: JobId, **fields: Any) -> None:
+        """Change fields of a waiting job's specification."""
+        self.step([self.change_event(job, **fields)])
+
+    def change_event(self, job: JobId, **fields: Any) -> JobChanged:
+        return JobChanged(job, replace(self.jobs[job].spec, **fields))
 
     # Queries
 

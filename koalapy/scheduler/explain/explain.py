@@ -389,8 +389,17 @@ def explain(
             else:
                 note = f"released now it would wait: {answer.summary}"
             explanation = replace(explanation, notes=(note,), suffices=(f"its release (koala release {job.id})",))
+    if is_unfinished and job.state.is_waiting and (dependents := queries.dependents_of(job.id)):
+        explanation = replace(explanation, notes=(*explanation.notes, _describe_dependents(dependents)))
     tries = queries.tries(job.id) if is_unfinished else job.placement_tries
     return replace(explanation, tries=tries, reasons=_history(timeline))
+
+
+def _describe_dependents(dependents: Sequence[JobId]) -> str:
+    """Return which jobs wait for a waiting job, and that a change of it does not affect them, as text."""
+    if len(dependents) == 1:
+        return f"job {dependents[0]} waits for it, and keeps waiting for it if it is changed"
+    return f"jobs {format_list([*map(str, dependents)])} wait for it, and keep waiting for it if it is changed"
 
 
 def explain_submission(
@@ -418,7 +427,7 @@ def explain_submission(
         headline = f"nodes are kept for job {dry_run.keeper}, which has waited longer"
     else:
         headline = answer.summary if isinstance(answer, Refusal) else ""
-    ahead = queries.queues.count_before_new(spec)
+    ahead = queries.queues.count_before(spec)
     return replace(_waiting(dry_run, spec, answer, headline, now), position=ahead + 1, ahead=ahead)
 
 
@@ -473,9 +482,9 @@ def _waiting(dry_run: DryRun, spec: JobSpec, answer: Placement | Refusal, headli
         suffices.append(f"job {reserved}, for which nodes are kept, out of its way (koala hold {reserved})")
     elif (first := _must_be_placed_first(dry_run, spec)) is not None:
         suffices.append(f"job {first} placed before it")
-    # To submit an array again would end its running tasks, and repeat those that have ended.
-    is_of_array = job is not None and (job.tasks is not None or job.array_job is not None)
-    instead = dry_run.instead() if queries.over_limit(spec) is None and not is_of_array else None
+    # A pause after failed attempts is not to be evaded.
+    is_paused = job is not None and job.retry_at is not None and not job.refusals
+    may_start = not (is_at_own_limit or is_paused) and queries.over_limit(spec) is None
     return Explanation(
         job.id if job is not None else None,
         job.state if job is not None else JobState.QUEUED,
@@ -483,7 +492,7 @@ def _waiting(dry_run: DryRun, spec: JobSpec, answer: Placement | Refusal, headli
         clusters,
         notes,
         tuple(suffices),
-        smallest_change=smallest_change(spec, instead) if instead is not None else None,
+        smallest_change=smallest_change(spec, dry_run) if may_start else None,
         placement=placement,
     )
 
