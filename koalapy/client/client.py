@@ -91,6 +91,9 @@ class Client:
             "POST", path, body=body, headers=headers, timeout=None if patient else ANSWER_TIMEOUT_S
         )
 
+    def patch(self, path: str, body: Json) -> Json:
+        return self._request_json("PATCH", path, body=body)
+
     def delete(self, path: str, **query: Any) -> Json:
         return self._request_json("DELETE", path, query=query)
 

@@ -1,6 +1,6 @@
 """Requests for nodes: fixed, non-fixed and flexible (semantics 2)."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Annotated, Literal
 
@@ -126,6 +126,11 @@ class ComponentRequest:
     account: OptionalNodeWord = ""
     qos: OptionalNodeWord = ""
     exclude: Excluded = ()
+
+
+def has_settings(component: ComponentRequest) -> bool:
+    """Return whether a component has settings other than its size and cluster."""
+    return replace(component, size=1, cluster=None) != ComponentRequest(1)
 
 
 Components = Annotated[tuple[ComponentRequest, ...], Length(MAX_COMPONENTS, minimum=1)]

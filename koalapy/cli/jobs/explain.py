@@ -225,9 +225,9 @@ def _format_change(change: Json, job: int | None) -> str:
         sizes[component["cluster"]] = sizes.get(component["cluster"], 0) + component["size"]
     sites = ", ".join(f"{name}:{size}" for name, size in sizes.items())
     text = printable(f"would start now: {change['text']} ({sites})")
+    if job is not None:
+        return f"{text}\n  {change['command']}"
     command = command_for(change["submission"], os.getcwd())
     if command is None:
-        source_command = "koala explain --json" if job is None else f"koala explain {job} --json"
-        return f"{text}\n  {source_command} has the whole submission, for koala submit -f"
-    # Cancel the old job first, since it may block the new one.
-    return f"{text}\n  {command}" if job is None else f"{text}\n  koala cancel {job} && {command}"
+        return f"{text}\n  koala submit --dry-run --json has the whole submission, for koala submit -f"
+    return f"{text}\n  {command}"

@@ -17,6 +17,7 @@ from koalapy.scheduler.queue.candidates import refusal_text
 from koalapy.validation.limits import Limits
 from koalapy.validation.submission import check_submission
 
+
 @dataclass(frozen=True, slots=True)
 class NodeSource:
     """A source of nodes for a job: idle nodes, nodes of preempted jobs, or nodes that the home site reclaims."""

@@ -383,12 +383,7 @@ def explain(
     else:
         explanation = current_state(job, timeline, queries.grid, queries.lrm_waits, queries.rules, now)
         if job.state is JobState.HELD:
-            answer = DryRun(queries, job).answer(job.spec)
-            if isinstance(answer, Placement):
-                note = f"there is room for it on {listed_where(answer)}"
-            else:
-                note = f"released now it would wait: {answer.summary}"
-            explanation = replace(explanation, notes=(note,), suffices=(f"its release (koala release {job.id})",))
+            explanation = _held(job, job.spec, explanation, queries)
     if is_unfinished and job.state.is_waiting and (dependents := queries.dependents_of(job.id)):
         explanation = replace(explanation, notes=(*explanation.notes, _describe_dependents(dependents)))
     tries = queries.tries(job.id) if is_unfinished else job.placement_tries
@@ -403,32 +398,51 @@ def _describe_dependents(dependents: Sequence[JobId]) -> str:
 
 
 def explain_submission(
-    queries: Queries, spec: JobSpec, now: float, awaits: tuple[Clause, ...] = (), *, high_priority_allowed: bool = True
+    queries: Queries,
+    spec: JobSpec,
+    now: float,
+    awaits: tuple[Clause, ...] = (),
+    *,
+    job: Job | None = None,
+    high_priority_allowed: bool = True,
 ) -> Explanation:
     """Explain where a job would be placed if it were submitted now, or why it would wait.
 
-    ``awaits``: the clauses of its dependencies that do not hold yet.
+    ``awaits``: the clauses of its dependencies that do not hold yet. ``job``: a waiting job that would be changed.
     """
+    ident = None if job is None else job.id
+    if job is not None and job.state is JobState.HELD:
+        return _held(job, spec, current_state(job, (), queries.grid, queries.lrm_waits, queries.rules, now), queries)
     if awaits or (spec.begin is not None and now < spec.begin):
-        return _deferred(queries, None, spec, awaits, now)
-    dry_run = DryRun(queries, high_priority_allowed=high_priority_allowed)
+        return _deferred(queries, ident, spec, awaits, now)
+    dry_run = DryRun(queries, job, high_priority_allowed=high_priority_allowed)
     answer = dry_run.answer(spec)
     tried, excess = dry_run.is_tried_at_once(spec), queries.over_limit(spec)
     if isinstance(answer, Placement) and tried and excess is None:
         clusters, notes = _clusters(dry_run, spec, answer, (), {}, now)
         victims = f", where {dry_run.victims_text(spec)}" if dry_run.preempts(spec, answer) else ""
         headline = f"would be placed at once on {listed_where(answer)}{victims}"
-        return Explanation(None, JobState.PLACED, headline, clusters, notes, placement=answer)
+        return Explanation(ident, JobState.PLACED, headline, clusters, notes, placement=answer)
     if excess is not None:
         headline = excess.waiting_reason
     elif not tried:
-        headline = f"would wait behind job {queries.queues.head_before(spec)}"
+        headline = f"would wait behind job {queries.queues.head_before(spec, job)}"
     elif _is_reservation_in_the_way(dry_run, spec):
         headline = f"nodes are kept for job {dry_run.keeper}, which has waited longer"
     else:
         headline = answer.summary if isinstance(answer, Refusal) else ""
-    ahead = queries.queues.count_before(spec)
+    ahead = queries.queues.count_before(spec, job)
     return replace(_waiting(dry_run, spec, answer, headline, now), position=ahead + 1, ahead=ahead)
+
+
+def _held(job: Job, spec: JobSpec, explanation: Explanation, queries: Queries) -> Explanation:
+    """Add to the explanation of a held job whether there is room for it now. ``spec``: present, or changed."""
+    answer = DryRun(queries, job).answer(spec)
+    if isinstance(answer, Placement):
+        note = f"there is room for it on {listed_where(answer)}"
+    else:
+        note = f"released now it would wait: {answer.summary}"
+    return replace(explanation, notes=(note,), suffices=(f"its release (koala release {job.id})",))
 
 
 def _deferred(

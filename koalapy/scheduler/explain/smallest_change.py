@@ -12,7 +12,7 @@ from typing import Any
 from koalapy.model.cluster import GridView, LinkUse
 from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.placement import Change, ChangeValue
-from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, NonFixedRequest
+from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, NonFixedRequest, has_settings
 from koalapy.model.wording import format_list, format_nodes
 from koalapy.policies.registry import DEFAULTS
 from koalapy.scheduler.explain.dry_run import DryRun, select_nodes
@@ -219,7 +219,7 @@ def as_flexible(spec: JobSpec) -> JobSpec | None:
     request = spec.request
     if isinstance(request, FlexibleRequest):
         return spec
-    if any(c.command or c.environment or c.output or c.inputs for c in request.components):
+    if any(map(has_settings, request.components)):
         return None
     return replace(spec, request=FlexibleRequest(request.total_size), policy="", policy_options=())
 
@@ -300,7 +300,7 @@ def _idle_part(spec: JobSpec, request: FixedRequest, view: GridView, also: str) 
         if size > 0:
             taken[component.cluster or ""] += size
             components.append(replace(component, size=size))
-        elif component.command or component.environment:
-            return  # it runs a different program: without it the job would be another
+        elif any(map(has_settings, request.components)):
+            return  # without a component that differs from others, the job would be another
     if components and tuple(components) != request.components:
         yield Steps((tuple(components),), lambda fitting: _make_resized(spec, FixedRequest(fitting), also))

@@ -6,7 +6,6 @@ The table of queue positions in ``docs/scheduling.md`` is implemented by ``_ente
 import heapq
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
 
 from koalapy.model.application import application_of
 from koalapy.model.job import Job, JobId
