@@ -5,11 +5,13 @@ from dataclasses import replace
 
 import pytest
 
+from koalapy.model.array import TaskIndices
+from koalapy.model.dependency import Dependency
 from koalapy.model.errors import ConflictError, KoalaError, NotFoundError
 from koalapy.model.job import JobState
 from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.scheduler.events import JobCancelled, JobChanged, JobHeld, JobReleased
-from koalapy.scheduler.rules import Rules
+from koalapy.scheduler.rules import QueueMode, Rules
 from tests.scheduler.invariants import check_nothing_remains
 from tests.scheduler.requests import fixed, flexible
 from tests.scheduler.world import World
@@ -214,3 +216,50 @@ def test_cancel_while_requeueing_cancels_job() -> None:
     world.settle()
     assert world.state(job) is JobState.CANCELLED
     check_nothing_remains(world)
+
+
+def test_changed_job_keeps_its_place_and_tries_and_is_tried_at_once() -> None:
+    world = World({"north": 4}, Rules(queue="fcfs"))
+    world.submit(fixed(north=2), run_time=1000)
+    world.advance(1)
+    first, second = world.submit(fixed(north=4)), world.submit(fixed(north=2), run_time=5)
+    world.advance(100)
+    tries = world.queries.tries(first)
+    world.change(second, request=fixed(north=1))
+    assert (world.state(second), world.queries.position(second)) == (JobState.QUEUED, 2), "it does not pass the first"
+    world.change(first, request=fixed(north=3))
+    assert (world.queries.position(first), world.queries.tries(first)) == (1, tries)
+    assert world.reasons(first, "changed") == ["request fixed north:4 to fixed north:3"]
+    world.change(first, request=fixed(north=2))
+    assert world.state(first).is_active
+    world.settle()
+    check_nothing_remains(world)
+
+
+@pytest.mark.parametrize("queue", ["scan", "head", "fcfs"])
+def test_change_of_held_or_deferred_job_waits_for_its_release(queue: QueueMode) -> None:
+    world = World({"north": 4}, Rules(queue=queue))
+    held, running = world.submit(fixed(north=4), begin=1e6), world.submit(fixed(north=1), run_time=50)
+    deferred = world.submit(fixed(north=4), after=((Dependency(running),),))
+    world.hold(held)
+    for job in (held, deferred):
+        world.change(job, request=fixed(north=3))
+        assert world.queries.position(job) is None
+    assert (world.state(held), world.state(deferred)) == (JobState.HELD, JobState.QUEUED)
+    world.advance(100)
+    assert world.state(deferred) in (JobState.RUNNING, JobState.SUCCEEDED)
+    assert world.job(deferred).attempt is not None
+    assert sum(component.size for component in world.job(deferred).attempt.components) == 3  # type: ignore[union-attr]
+    assert world.state(held) is JobState.HELD
+
+
+def test_change_of_array_leaves_started_tasks_as_they_are() -> None:
+    world = World({"north": 4})
+    array = world.submit(fixed(north=3), array=TaskIndices.parse("1-3"), run_time=50)
+    world.advance(1)
+    assert world.state(array + 1).is_active
+    world.change(array, request=fixed(north=1))
+    assert [world.job(array + task).spec.request for task in (1, 2)] == [fixed(north=3), fixed(north=1)]
+    assert world.state(array + 2).is_active
+    world.advance(200)
+    assert world.state(array) is JobState.SUCCEEDED

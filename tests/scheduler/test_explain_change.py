@@ -1,6 +1,7 @@
 """The smallest change that ``explain`` offers starts a waiting job in its place, also while other jobs wait."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -8,11 +9,11 @@ from hypothesis import strategies as st
 
 from koalapy.model.dependency import Dependency, EndCondition
 from koalapy.model.job import JobId, JobState
-from koalapy.model.job_spec import Priority
+from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.placement import Change
 from koalapy.model.request import Request
 from koalapy.scheduler.events import JobChanged
-from koalapy.scheduler.explain.explain import explain
+from koalapy.scheduler.explain.explain import explain, explain_submission
 from koalapy.scheduler.rules import Rules
 from tests.scheduler.requests import fixed, flexible, nonfixed
 from tests.scheduler.test_shared_nodes import SharingWorld
@@ -100,30 +101,35 @@ drawn_requests = st.one_of(
 )
 
 
-@given(
-    jobs=st.lists(
-        st.tuples(drawn_requests, st.sampled_from(Priority), st.sampled_from([200.0, 1e5])), min_size=2, max_size=8
-    ),
-    queue=st.sampled_from(["scan", "head", "fcfs"]),
-    patience=st.sampled_from([None, 100.0]),
-    seconds=st.sampled_from([1.0, 60.0, 300.0]),
-    data=st.data(),
+drawn_jobs = st.lists(
+    st.tuples(drawn_requests, st.sampled_from(Priority), st.sampled_from([200.0, 1e5])), min_size=2, max_size=8
 )
-def test_offered_change_of_waiting_job_starts_it_before_its_dependents(
-    jobs: Sequence[tuple[Request, Priority, float]],
-    queue: str,
-    patience: float | None,
-    seconds: float,
-    data: st.DataObject,
-) -> None:
-    world = World({"north": 7, "south": 7}, Rules(queue=queue, aging_tries=2, low_patience=patience))
-    submitted = [
-        world.submit(request, priority=priority, run_time=run_time)
-        for request, priority, run_time in jobs
-        if request.total_size <= 14
-    ]
+drawn_rules = st.builds(
+    Rules,
+    queue=st.sampled_from(["scan", "head", "fcfs"]),
+    queue_order=st.sampled_from(["fcfs", "narrowest-first"]),
+    event_driven=st.sampled_from([True, True, False]),
+    aging_tries=st.just(2),
+    low_patience=st.sampled_from([None, 100.0]),
+)
+
+
+def fill_grid(jobs: Sequence[tuple[Request, Priority, float]], rules: Rules, seconds: float) -> World:
+    """Return a grid of 14 nodes some time after the submission of the jobs that it can place."""
+    world = World({"north": 7, "south": 7}, rules)
+    for request, priority, run_time in jobs:
+        if request.total_size <= 14:
+            world.submit(request, priority=priority, run_time=run_time)
     world.advance(seconds)
-    queued = [job for job in submitted if world.state(job) is JobState.QUEUED]
+    return world
+
+
+@given(jobs=drawn_jobs, rules=drawn_rules, seconds=st.sampled_from([1.0, 60.0, 300.0]), data=st.data())
+def test_offered_change_of_waiting_job_starts_it_before_its_dependents(
+    jobs: Sequence[tuple[Request, Priority, float]], rules: Rules, seconds: float, data: st.DataObject
+) -> None:
+    world = fill_grid(jobs, rules, seconds)
+    queued = [job for job in world.jobs if world.state(job) is JobState.QUEUED]
     if not queued:
         return
     job = data.draw(st.sampled_from(queued))
@@ -135,3 +141,42 @@ def test_offered_change_of_waiting_job_starts_it_before_its_dependents(
         assert world.job(job).submitted_at == before.submitted_at
         assert world.state(dependent) is JobState.QUEUED
         assert world.job(dependent).is_deferred
+
+
+@given(jobs=drawn_jobs, rules=drawn_rules, seconds=st.sampled_from([1.0, 300.0]), data=st.data())
+def test_fewest_nodes_less_are_offered_to_waiting_job(
+    jobs: Sequence[tuple[Request, Priority, float]], rules: Rules, seconds: float, data: st.DataObject
+) -> None:
+    """A job with one node more than is offered would wait."""
+    world = fill_grid(jobs, rules, seconds)
+    queued = [job for job in world.jobs if world.state(job) is JobState.QUEUED]
+    if not queued:
+        return
+    job = data.draw(st.sampled_from(queued))
+    change = offered_change(world, job)
+    if change is not None and change.field == "request.total_size":
+        request = change.spec.request
+        larger = replace(change.spec, request=flexible(request.total_size + 1))
+        if larger.request.total_size < world.job(job).spec.request.total_size:
+            world.step([JobChanged(job, larger)])
+            assert not world.state(job).is_active
+
+
+@given(
+    jobs=drawn_jobs,
+    rules=drawn_rules,
+    seconds=st.sampled_from([1.0, 300.0]),
+    request=drawn_requests.filter(lambda request: request.total_size <= 14),
+    priority=st.sampled_from(Priority),
+)
+def test_offered_change_of_submission_starts_it(
+    jobs: Sequence[tuple[Request, Priority, float]], rules: Rules, seconds: float, request: Request, priority: Priority
+) -> None:
+    world = fill_grid(jobs, rules, seconds)
+    spec = JobSpec(request, ("program",), priority=priority)
+    explanation = explain_submission(world.queries, spec, world.now)
+    if explanation.state is JobState.PLACED:
+        assert world.state(world.submit_together([spec])[0]).is_active
+    elif change := explanation.smallest_change:
+        assert change.job is None
+        assert world.state(world.submit_together([change.spec])[0]).is_active
