@@ -70,7 +70,8 @@ class RequestPatch(_RequestPatch):  # type: ignore[misc, valid-type]
             if not present:
                 reject("request.components", [], "is missing", "give the size of each component")
             return present
-        changed = tuple(component.to_model() for component in self.components)
+        bodies: list[Any] = self.components
+        changed: tuple[ComponentRequest, ...] = tuple(body.to_model() for body in bodies)
         if not have_settings:
             return changed
         if len(changed) != len(present):
@@ -109,7 +110,7 @@ class JobPatch(_JobPatch):  # type: ignore[misc, valid-type]
         return changed if changed.policy else changed.with_fields(policy=DEFAULTS[changed.request.type])
 
 
-def _with_defaults(kind: type[Any], values: Mapping[str, Any]) -> Json:
+def _with_defaults(kind: Any, values: Mapping[str, Any]) -> Json:
     """Return values with the default of its field for each None. Raise ``UsageError`` if there is none."""
     described = describe_fields(kind)
     if values.get("total_size", 1) is None:

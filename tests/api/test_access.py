@@ -166,6 +166,8 @@ def test_access_table_grants_only_the_intended_rights() -> None:
     }
     assert operations.pop("owner") == {
         "cancel_job",
+        "change_job",
+        "explain_change",
         "explain_job",
         "fetch_results",
         "follow_job",
