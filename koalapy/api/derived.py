@@ -45,9 +45,9 @@ class Body(Input):
 
     def to_model(self) -> Any:
         """Return the dataclass; ``validation`` checks its values later."""
-        return self.kind(**self.given_values())
+        return self.kind(**self.field_values())
 
-    def given_values(self, *without: str) -> dict[str, Any]:
+    def field_values(self, *without: str) -> dict[str, Any]:
         """Return the values of the fields that the request has, as the dataclass has them, ``without`` some fields."""
         converters, given = _field_converters(type(self)), {}
         for name in (self.model_fields_set & converters.keys()).difference(

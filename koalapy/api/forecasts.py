@@ -101,7 +101,7 @@ def explain_router(service: Jobs) -> APIRouter:
     async def explain_change(job: Id, change: JobPatch, caller: Caller) -> Any:
         """Explain where a waiting job would be placed if it were changed now, and why not elsewhere. Nothing is
         stored."""
-        return await service.explain_change(job, caller, change.apply, change.reason)
+        return await service.explain_change(job, caller, change.apply_to, change.reason)
 
     return router
 

@@ -42,11 +42,11 @@ class RequestPatch(_RequestPatch):  # type: ignore[misc, valid-type]
     components: Annotated[list[ComponentPatch], Field(min_length=1, max_length=MAX_COMPONENTS)] | None = None  # type: ignore[valid-type]
     """All components of a fixed or nonfixed request."""
 
-    def apply(self, request: Request) -> Request:
+    def apply_to(self, request: Request) -> Request:
         """Return the changed request. Raise ``UsageError`` for fields that the kind of request does not have."""
-        kind, given = self.type or request.type, self.given_values("type")
-        own = () if isinstance(request, FlexibleRequest) else tuple(filter(has_settings, request.components))
-        if own and kind == "flexible":
+        kind, values = self.type or request.type, self.field_values("type")
+        with_settings = () if isinstance(request, FlexibleRequest) else tuple(filter(has_settings, request.components))
+        if with_settings and kind == "flexible":
             problem = "is flexible, but components of the job have settings of their own"
             reject("request.type", kind, problem, "change the sizes or clusters of its components")
         if kind == "flexible":
@@ -54,11 +54,11 @@ class RequestPatch(_RequestPatch):  # type: ignore[misc, valid-type]
                 hint = "leave it out, or set type to fixed or nonfixed"
                 reject("request.components", len(self.components), "is given, but the request is flexible", hint)
             base = request if isinstance(request, FlexibleRequest) else FlexibleRequest(request.total_size)
-            return replace(base, **_with_defaults(FlexibleRequest, {"total_size": base.total_size, **given}))
-        if name := next(iter(given), None):
+            return replace(base, **_with_defaults(FlexibleRequest, {"total_size": base.total_size, **values}))
+        if name := next(iter(values), None):
             hint = "leave it out, or set type to flexible"
-            reject(f"request.{name}", given[name], f"is given, but the request is {kind}", hint)
-        components = self._components_of(request, bool(own))
+            reject(f"request.{name}", values[name], f"is given, but the request is {kind}", hint)
+        components = self._components_of(request, bool(with_settings))
         if kind == "nonfixed" and self.components is None:
             components = tuple(replace(component, cluster=None) for component in components)
         return FixedRequest(components) if kind == "fixed" else NonFixedRequest(components)
@@ -95,11 +95,11 @@ class JobPatch(_JobPatch):  # type: ignore[misc, valid-type]
     reason: fields.Reason = ""
     """Shown in the job's timeline. Required for the job of another user."""
 
-    def apply(self, spec: JobSpec) -> JobSpec:
+    def apply_to(self, spec: JobSpec) -> JobSpec:
         """Return the changed specification, not validated. Raise ``UsageError`` for a contradiction in itself."""
-        values = _with_defaults(JobSpec, self.given_values("request"))
+        values = _with_defaults(JobSpec, self.field_values("request"))
         if self.request is not None:
-            values["request"] = request = self.request.apply(spec.request)
+            values["request"] = request = self.request.apply_to(spec.request)
             if isinstance(request, FlexibleRequest) != isinstance(spec.request, FlexibleRequest) and spec.inputs:
                 reject("request.type", request.type, f"is {request.type}, but the job has inputs", "leave it out")
             if request.type != spec.request.type and spec.policy == DEFAULTS[spec.request.type]:

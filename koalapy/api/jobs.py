@@ -432,7 +432,7 @@ def _add_actions(router: APIRouter, service: Jobs) -> None:
         It keeps its number, its submission time and the jobs that wait for it. Of an array, the tasks that were not
         started change. The body is checked like a submission, and answers 409 once the job is placed.
         """
-        return job_view(await service.change(job, caller, change.apply, change.reason))
+        return job_view(await service.change(job, caller, change.apply_to, change.reason))
 
     @router.post("/{job}/cancel", response_model=JobView, responses=conflict)
     async def cancel_job(job: Id, caller: Caller, order: CancelTasks | None = None) -> Any:

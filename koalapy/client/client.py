@@ -91,9 +91,6 @@ class Client:
             "POST", path, body=body, headers=headers, timeout=None if patient else ANSWER_TIMEOUT_S
         )
 
-    def patch(self, path: str, body: Json) -> Json:
-        return self._request_json("PATCH", path, body=body)
-
     def delete(self, path: str, **query: Any) -> Json:
         return self._request_json("DELETE", path, query=query)
 
@@ -131,6 +128,10 @@ class Client:
         for start in range(0, len(jobs), MAX_PAGE_SIZE):
             body = {"jobs": jobs[start : start + MAX_PAGE_SIZE], **order}
             yield from (post or self.post)(f"/api/v1/jobs/{action}", body)["jobs"]
+
+    def change_job(self, job: int, change: Json) -> Job:
+        """Change fields of a waiting job, which is then tried at once. Null stands for the default of a field."""
+        return cast(Job, self._request_json("PATCH", f"/api/v1/jobs/{job}", body=change))
 
     def job(self, job: int, **query: Any) -> Job:
         return cast(Job, self.get(f"/api/v1/jobs/{job}", **query))

@@ -185,7 +185,7 @@ specs = st.builds(
 
 @given(specs, specs)
 def test_change_between_specifications_makes_one_the_other(old: JobSpec, new: JobSpec) -> None:
-    assert JobPatch.model_validate(change_between(old, new)).apply(old) == new
+    assert JobPatch.model_validate(change_between(old, new)).apply_to(old) == new
     assert change_between(old, old) == {}
 
 
@@ -193,7 +193,7 @@ def test_change_keeps_settings_of_components_by_index() -> None:
     components = (ComponentRequest(2, "north", command=("first",)), ComponentRequest(3, "south"))
     spec = JobSpec(FixedRequest(components), ("program",), policy=DEFAULTS["fixed"])
     sizes = [{"size": 1, "cluster": "south"}, {"size": 4, "cluster": "north"}]
-    changed = JobPatch.model_validate({"request": {"components": sizes}}).apply(spec)
+    changed = JobPatch.model_validate({"request": {"components": sizes}}).apply_to(spec)
     assert changed.request == FixedRequest(
         (ComponentRequest(1, "south", command=("first",)), ComponentRequest(4, "north"))
     )

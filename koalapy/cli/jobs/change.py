@@ -1,5 +1,6 @@
 """``koala change``."""
 
+from functools import partial
 from typing import Annotated
 
 from koalapy.cli.jobs.explain import format_explanation
@@ -8,7 +9,7 @@ from koalapy.cli.jobs.submission import JOB_OPTIONS, RequestOptions, change_of, 
 from koalapy.cli.terminal.arguments import Argument, Option, Options
 from koalapy.cli.terminal.job_reference import JobReference
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, OwnersWhy, ReasonPrompt, print_answer
-from koalapy.client.answers import Json
+from koalapy.client.answers import Job, Json
 from koalapy.client.errors import CliError, printable
 from koalapy.model.job_spec import CHANGEABLE_FIELDS
 
@@ -43,7 +44,7 @@ def change_job(
             body = {**change, "reason": reason}
             print_answer(client.post(f"/api/v1/jobs/{number}/explain", body), as_json, _format_dry_run)
             return
-        answer = ReasonPrompt(client, reason).send(client.patch, f"/api/v1/jobs/{number}", change)
+        answer = ReasonPrompt(client, reason).send(partial(client.change_job, number), change)
     except CliError as error:
         raise in_terms_of_options(error, {"request": {"type": ""}, **change}, {**options, **change}) from error
     print_answer(answer, as_json, _format_change)
@@ -53,6 +54,6 @@ def _format_dry_run(explanation: Json) -> str:
     return format_explanation({**explanation, "job": None})
 
 
-def _format_change(job: Json) -> str:
+def _format_change(job: Job) -> str:
     waits = f", and waits: {job['reason']}" if job["state"] == "queued" and job["reason"] else f": {job['state']}"
     return printable(f"job {job['id']} changed{waits}")

@@ -75,8 +75,9 @@ from koalapy.validation.submission import SubmissionChecks, hash_key, hash_spec
 
 log = structlog.get_logger()
 
-
 T = TypeVar("T")
+ApplyChange = Callable[[JobSpec], JobSpec]
+"""Returns the changed specification of a job."""
 
 TIMELINE_PAGE_SIZE = 500
 """Lines of a timeline that one query reads for a client that follows a job."""
@@ -233,8 +234,8 @@ class Jobs:
     async def release(self, job: JobId, caller: Identity) -> JobRecord:
         return await self._act_on_job(job, caller, JobReleased(job, caller.user))
 
-    async def change(self, job: JobId, caller: Identity, apply: Callable[[JobSpec], JobSpec], reason: str) -> JobRecord:
-        """Change ``CHANGEABLE_FIELDS`` of a waiting job. ``apply`` returns its changed specification.
+    async def change(self, job: JobId, caller: Identity, apply_change: ApplyChange, reason: str) -> JobRecord:
+        """Change ``CHANGEABLE_FIELDS`` of a waiting job. ``apply_change`` returns its changed specification.
 
         Raise the errors of a submission, and ``ConflictError`` if the job does not wait any more.
         """
@@ -252,28 +253,26 @@ class Jobs:
 
         while not is_done:
             record = await self.get_owned(job, caller)
-            spec = self._check_change(record.job, caller, apply, reason)
+            spec = self._check_change(record.job, caller, apply_change, reason)
             describe_request(f"job {job}", ": ".join(filter(None, (describe_changes(record.job.spec, spec), reason))))
             await self.commit_item(WorkItem(prepare=make_events))
         return await self.get(job)
 
-    def _check_change(self, job: Job, caller: Identity, apply: Callable[[JobSpec], JobSpec], reason: str) -> JobSpec:
+    def _check_change(self, job: Job, caller: Identity, apply_change: ApplyChange, reason: str) -> JobSpec:
         """Return the changed specification of a waiting job, checked like a submission."""
         check_reason(caller, [job], reason)
-        spec = apply(find_waiting_job(self._queries, job).spec)
+        spec = apply_change(find_waiting_job(self._queries, job).spec)
         is_larger = spec.request.total_size > job.spec.request.total_size
         if spec.priority is not job.spec.priority or is_larger:
             self.rules.check_priority(spec.priority, caller, "leave size and priority, or give it low priority")
         self._checks.check(spec, self._queries.limits())
         return spec
 
-    async def explain_change(
-        self, job: JobId, caller: Identity, apply: Callable[[JobSpec], JobSpec], reason: str
-    ) -> Explanation:
+    async def explain_change(self, job: JobId, caller: Identity, apply_change: ApplyChange, reason: str) -> Explanation:
         """Return what would happen to a waiting job if it were changed now. The change is checked; nothing is
         stored."""
         record = await self.get_owned(job, caller)
-        spec = self._check_change(record.job, caller, apply, reason or "dry run")
+        spec = self._check_change(record.job, caller, apply_change, reason or "dry run")
         self._queries.admit_change(spec)
         current, now = find_waiting_job(self._queries, record.job), self._engine.clock()
         allowed = self.rules.high_priority.is_allowed_to(caller)
