@@ -35,7 +35,7 @@ from koalapy.daemon.observability.audit import describe_request
 from koalapy.model.application import printable_application_of, summarize_job
 from koalapy.model.array import TaskIndices
 from koalapy.model.dependency import Clause
-from koalapy.model.errors import ConflictError, NotFoundError, StoreUnavailable
+from koalapy.model.errors import ConflictError, KoalaError, NotFoundError, StoreUnavailable
 from koalapy.model.history import DAY
 from koalapy.model.identity import Identity
 from koalapy.model.job import Attempt, Job, JobId, JobState, TimelineEntry, new_job
@@ -89,6 +89,10 @@ MAX_EXACT_SPAN_S = 2 * DAY
 """Spans up to this long are measured to the second; longer ones by the daily sums of whole days."""
 HINT_UNKNOWN_OUTCOME = "look for the job with koala queue --all before you submit it again"
 HINT_UNKNOWN_OUTCOME_OF_KEY = "submit it again with the same Idempotency-Key: it becomes one job"
+
+
+class _ChangedMeanwhile(KoalaError):
+    """A job was changed after another change of it was checked; check that one again."""
 
 
 class Jobs:
@@ -239,24 +243,21 @@ class Jobs:
 
         Raise the errors of a submission, and ``ConflictError`` if the job does not wait any more.
         """
-        is_done = False
 
         def make_events() -> tuple[Event, ...]:
             # In the engine's loop, so that the job is neither placed nor changed in between.
-            nonlocal is_done
-            current = find_waiting_job(self._queries, record.job)
-            if current.spec != record.job.spec:
-                return ()
+            if find_waiting_job(self._queries, record.job).spec != record.job.spec:
+                raise _ChangedMeanwhile(f"job {job} was changed by another request")
             self._queries.admit_change(spec)
-            is_done = True
             return (JobChanged(job, spec, reason, caller.user),)
 
-        while not is_done:
+        while True:
             record = await self.get_owned(job, caller)
             spec = self._check_change(record.job, caller, apply_change, reason)
             describe_request(f"job {job}", ": ".join(filter(None, (describe_changes(record.job.spec, spec), reason))))
-            await self.commit_item(WorkItem(prepare=make_events))
-        return await self.get(job)
+            with suppress(_ChangedMeanwhile):
+                await self.commit_item(WorkItem(prepare=make_events))
+                return await self.get(job)
 
     def _check_change(self, job: Job, caller: Identity, apply_change: ApplyChange, reason: str) -> JobSpec:
         """Return the changed specification of a waiting job, checked like a submission."""
