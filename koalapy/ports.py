@@ -133,6 +133,8 @@ class Batch:
     at: float
     epoch: int
     jobs: dict[JobId, Job] = field(default_factory=dict)
+    respecified: set[JobId] = field(default_factory=set)
+    """Those with a changed specification."""
     attempts: list[tuple[JobId, Attempt]] = field(default_factory=list)
     """Ended attempts of jobs that have a newer attempt."""
     timeline: list[TimelineEntry] = field(default_factory=list)

@@ -34,6 +34,7 @@ ACCESS: Mapping[str, Access] = {
     "api_live": Role.USER,
     "api_ready": Role.USER,
     "cancel_job": "owner",
+    "change_job": "owner",
     "cancel_jobs": Role.USER,
     "clear_cluster": Role.OPERATOR,
     "create_login_code": Role.USER,
@@ -42,6 +43,7 @@ ACCESS: Mapping[str, Access] = {
     "docs": "public",
     "declare_cluster_lost": Role.OPERATOR,
     "drain_cluster": Role.OPERATOR,
+    "explain_change": "owner",
     "explain_job": "owner",
     "explain_submission": Role.USER,
     "export_record": Role.OPERATOR,
@@ -111,7 +113,7 @@ ACCESS: Mapping[str, Access] = {
 """Access by operation id; an operation that is missing here is for administrators."""
 Id = Annotated[int, Path(ge=-fields.MAX_ID, le=fields.MAX_ID, description="the job's id")]
 _JOB: TypeAdapter[int] = TypeAdapter(Id)
-READ_ONLY_OPERATIONS = frozenset({"ask_what_if", "explain_submission", "foretell_submission"})
+READ_ONLY_OPERATIONS = frozenset({"ask_what_if", "explain_change", "explain_submission", "foretell_submission"})
 """Operations that change nothing although their method is POST."""
 AUDIT_NAMES = {"name": "cluster"}
 """Names of path parameters in the audit, for those with another name there."""

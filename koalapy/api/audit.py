@@ -22,7 +22,7 @@ from koalapy.model.errors import UsageError
 from koalapy.model.times import MAX_PAST_TIME_LENGTH, PAST_TIME_EXAMPLES
 
 STARTS = ("http.response.start", "websocket.http.response.start")
-METHODS = {"GET", "POST", "PUT", "DELETE", "other"}
+METHODS = {"GET", "POST", "PUT", "PATCH", "DELETE", "other"}
 """Actions of requests that match no route."""
 AGENT_ACTIONS = {"login", "impersonate-runner", "relay-traffic"}
 """Actions that agents and the hub report."""

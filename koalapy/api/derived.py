@@ -45,16 +45,23 @@ class Body(Input):
 
     def to_model(self) -> Any:
         """Return the dataclass; ``validation`` checks its values later."""
+        return self.kind(**self.field_values())
+
+    def field_values(self, *without: str) -> dict[str, Any]:
+        """Return the values of the fields that the request has, as the dataclass has them, ``without`` some fields."""
         converters, given = _field_converters(type(self)), {}
-        for name in self.model_fields_set:  # the others have the defaults of the dataclass
+        for name in (self.model_fields_set & converters.keys()).difference(
+            without
+        ):  # the others have the defaults of the dataclass
             value, convert = getattr(self, name), converters[name]
             given[name] = value if value is None or convert is None else convert(value)
-        return self.kind(**given)
+        return given
 
 
 @cache
 def _field_converters(body: type[Body]) -> dict[str, Callable[[Any], Any] | None]:
-    return {name: _converter(describe_fields(body.kind)[name].type) for name in body.model_fields}
+    described = describe_fields(body.kind)
+    return {name: _converter(described[name].type) for name in body.model_fields if name in described}
 
 
 def _converter(kind: Any) -> Callable[[Any], Any] | None:
@@ -118,16 +125,23 @@ def body_model(
     about: str,
     *,
     without: Collection[str] = (),
+    only: Collection[str] = (),
     needs: Collection[str] = (),
     elements: Mapping[str, Any] = NO_ELEMENTS,
+    is_change: bool = False,
 ) -> type[Body]:
-    """Return the request body that is derived from a dataclass.
+    """Return the request body that is derived from a dataclass, or from ``only`` some of its fields.
 
-    ``needs``: fields without a default here. ``elements``: types of list entries and unions, by field.
+    ``needs``: fields without a default here. ``elements``: types of list entries and unions, by field. ``is_change``:
+    each field may be left out, and null stands for its default.
     """
     types: dict[str, Any] = {}
     for field in describe_fields(kind).values():
-        if field.field.is_settable and field.name not in without:
+        if not field.field.is_settable or field.name in without or (only and field.name not in only):
+            continue
+        if is_change:
+            types[field.name] = (_body_type(field.type, elements.get(field.name)) | None, None)
+        else:
             default = ... if field.name in needs or field.default is MISSING else _json_default(field)
             alias = field.json if field.json != field.name else None
             field_type = _body_type(field.type, elements.get(field.name))

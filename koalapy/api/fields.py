@@ -150,7 +150,7 @@ def _parse_clause(value: object) -> object:
         raise PydanticCustomError("dependency", "is not a dependency") from None
 
 
-_DEPENDENCY = "[1-9][0-9]{0,8}(:(ok|failed|any))?"
+_DEPENDENCY = "([1-9][0-9]{0,8}|#[0-9]{1,3})(:(ok|failed|any))?"
 Clause = Annotated[
     tuple[Dependency, ...],
     BeforeValidator(_parse_clause),
@@ -159,8 +159,8 @@ Clause = Annotated[
             "type": "string",
             "pattern": rf"^{_DEPENDENCY}(\?{_DEPENDENCY})*$",
             "description": "JOB, JOB:ok, JOB:failed or JOB:any, the end that another job must have; ? separates "
-            "alternatives",
-            "examples": ["7", "7:any", "7:ok?8:failed"],
+            "alternatives; in a batch, #0 is its first job",
+            "examples": ["7", "7:any", "7:ok?8:failed", "#0:ok"],
         }
     ),
 ]

@@ -1,46 +1,36 @@
 """The routes for explanations of waiting jobs, predictions of their starts, and the advisor's statistics."""
 
-from dataclasses import replace
+from dataclasses import fields as dataclass_fields
 from typing import Annotated, Any
 
 import yaml
 from fastapi import APIRouter, Query, Request
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from koalapy.api.access import Caller, Id
 from koalapy.api.clusters import Name as ClusterPath
 from koalapy.api.derived import view_model
-from koalapy.api.fields import MAX_ID, Input, Name, Output, Seconds, Text, as_json, is_bare_number, parse_duration
-from koalapy.api.job_views import JobSubmission, job_view
+from koalapy.api.fields import MAX_ID, Input, Name, Output, Seconds, Text, is_bare_number, parse_duration
+from koalapy.api.job_changes import JobPatch, change_between, submission_of
+from koalapy.api.job_views import JobSubmission
 from koalapy.api.problems import problem_responses
 from koalapy.api.routes import api_router, cancel_on_disconnect
 from koalapy.config.strict_yaml import DuplicateKey, load_yaml
 from koalapy.daemon.forecast.forecasts import DrainPreview, Forecasts, IfSubmitted
 from koalapy.daemon.forecast.track_record import Advisor, ApplicationRecord
-from koalapy.daemon.jobs.job_records import JobRecord
 from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.model.advice import AdvisedPlacement, Option
 from koalapy.model.bounds import MAX_NODES
+from koalapy.model.command_line import change_command
 from koalapy.model.errors import UsageError
 from koalapy.model.identity import Identity, Role
-from koalapy.model.job import Job
 from koalapy.model.job_spec import MAX_DURATION, JobSpec
+from koalapy.model.placement import Change as SmallestChange
 from koalapy.model.placement import Explanation, PastReason, PlacedComponent, Placement
 from koalapy.model.prediction import Coverage
 from koalapy.model.request import MAX_NAME_LENGTH
 from koalapy.policies.knowledge import LogNormal
-from koalapy.policies.registry import DEFAULTS
 from koalapy.simulation.twin import HORIZON, Change, Expected, Forecast, Interval
-
-
-def submission_of(spec: JobSpec) -> dict[str, Any]:
-    """Return the submission of a job specification, without fields that have their defaults."""
-    if spec.policy == DEFAULTS[spec.request.type]:
-        spec = replace(spec, policy="")
-    view = as_json(job_view(JobRecord(Job(0, spec, 0.0), "")))
-    submission = JobSubmission.model_validate({name: view[name] for name in JobSubmission.model_fields})
-    return dict(submission.model_dump(mode="json", exclude_defaults=True, by_alias=True))
-
 
 PlacedComponentView = view_model("PlacedComponentView", PlacedComponent, without={"sources", "transfer_time"})
 PlacementView = view_model("PlacementView", Placement, without={"advice"}, elements={"components": PlacedComponentView})
@@ -49,14 +39,29 @@ PlacementView = view_model("PlacementView", Placement, without={"advice"}, eleme
 class ChangeView(Output):
     """The smallest change of the submission with which the job would be placed at once."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _add_change(cls, offer: Any) -> Any:
+        """Add the body and the command that make an offered change of a waiting job."""
+        if not isinstance(offer, SmallestChange):
+            return offer
+        body = None if offer.job is None else change_between(offer.job.spec, offer.spec)
+        values = {each.name: getattr(offer, each.name) for each in dataclass_fields(offer) if each.name != "job"}
+        command = "" if offer.job is None or body is None else change_command(offer.job.id, body)
+        return values | {"change": body, "command": command}
+
     field: str
-    """The changed field of the submission; empty if submitting it again unchanged suffices."""
+    """The changed field of the submission; empty if trying it again unchanged suffices."""
     value: Any
     text: str
     submission: Annotated[
         JobSubmission, BeforeValidator(lambda spec: submission_of(spec) if isinstance(spec, JobSpec) else spec)
     ] = Field(validation_alias="spec")
     """The changed submission for POST /api/v1/jobs, without fields that have their defaults."""
+    change: dict[str, Any] | None
+    """The body for PATCH /api/v1/jobs/{job}; null if the job is not submitted yet."""
+    command: str
+    """The same as a command line; empty if the job is not submitted yet."""
     placement: PlacementView  # type: ignore[valid-type]
 
 
@@ -86,6 +91,17 @@ def explain_router(service: Jobs) -> APIRouter:
     async def explain_submission(submission: JobSubmission, caller: Caller) -> Any:
         """Explain where a job would be placed if it were submitted now, and why not elsewhere. Nothing is stored."""
         return await service.explain_submission(submission.to_model(), caller)
+
+    @router.post(
+        "/jobs/{job}/explain",
+        response_model=ExplanationView,
+        response_model_exclude_unset=True,
+        responses=problem_responses(409),
+    )
+    async def explain_change(job: Id, change: JobPatch, caller: Caller) -> Any:
+        """Explain where a waiting job would be placed if it were changed now, and why not elsewhere. Nothing is
+        stored."""
+        return await service.explain_change(job, caller, change.apply_to, change.reason)
 
     return router
 

@@ -17,6 +17,7 @@ from starlette.types import Message, Send
 from koalapy.api import fields
 from koalapy.api.access import Caller, Id
 from koalapy.api.fields import Input, Output, Problem, as_json
+from koalapy.api.job_changes import JobPatch
 from koalapy.api.job_views import (
     AttemptList,
     JobPage,
@@ -146,7 +147,8 @@ def jobs_router(service: Jobs, clock: Callable[[], float] = time.time) -> APIRou
     )
     async def submit_jobs(batch: JobBatch, caller: Caller, idempotency_key: Key = None) -> Response:
         """Submit up to 1,000 jobs in one transaction: all of them or none. An error names the job, such as
-        `jobs[3].command`. A batch that repeats the caller's Idempotency-Key returns the first jobs."""
+        `jobs[3].command`. In `after`, `#0` is the first job of the batch; only earlier ones may be named. A batch that
+        repeats the caller's Idempotency-Key returns the first jobs."""
         specs = [submission.to_model() for submission in batch.jobs]
         numbers, created = await service.batches.submit(specs, caller, idempotency_key)
         return JSONResponse({"jobs": list(numbers)}, 201 if created else 200)
@@ -504,6 +506,15 @@ def _add_actions(router: APIRouter, service: Jobs) -> None:
         new queue that its submission time gives it."""
         results = await bulk.set_priority(order.jobs, order.priority, caller, order.reason)
         return {"jobs": [_changed_job(result) for result in results]}
+
+    @router.patch("/{job}", response_model=JobView, responses=conflict)
+    async def change_job(job: Id, change: JobPatch, caller: Caller) -> Any:
+        """Change the request, the policy or the priority of a waiting job, which is then tried at once.
+
+        It keeps its number, its submission time and the jobs that wait for it. Of an array, the tasks that were not
+        started change. The body is checked like a submission, and answers 409 once the job is placed.
+        """
+        return job_view(await service.change(job, caller, change.apply_to, change.reason))
 
     @router.post("/{job}/cancel", response_model=JobView, responses=conflict)
     async def cancel_job(job: Id, caller: Caller, order: CancelTasks | None = None) -> Any:

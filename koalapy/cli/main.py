@@ -32,6 +32,7 @@ KOALA = Group(
             "hold": "koalapy.cli.jobs.jobs:hold_jobs",
             "release": "koalapy.cli.jobs.jobs:release_jobs",
             "priority": "koalapy.cli.jobs.jobs:change_priority",
+            "change": "koalapy.cli.jobs.change:change_job",
             "explain": "koalapy.cli.jobs.explain:explain_job",
             "what-if": "koalapy.cli.jobs.explain:what_if",
             "clusters": "koalapy.cli.clusters.grid:clusters_group",

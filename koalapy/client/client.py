@@ -129,6 +129,10 @@ class Client:
             body = {"jobs": jobs[start : start + MAX_PAGE_SIZE], **order}
             yield from (post or self.post)(f"/api/v1/jobs/{action}", body)["jobs"]
 
+    def change_job(self, job: int, change: Json) -> Job:
+        """Change fields of a waiting job, which is then tried at once. Null stands for the default of a field."""
+        return cast(Job, self._request_json("PATCH", f"/api/v1/jobs/{job}", body=change))
+
     def job(self, job: int, **query: Any) -> Job:
         return cast(Job, self.get(f"/api/v1/jobs/{job}", **query))
 

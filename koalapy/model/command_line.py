@@ -114,6 +114,39 @@ def command_for(body: Json, here: str) -> str | None:
     return text if text.isprintable() else None
 
 
+def change_command(job: int, change: Json) -> str:
+    """Return the command ``koala change …`` for the body of a change."""
+    request = dict(change.get("request") or {})
+    options, resets = list[str](), list[str]()
+    if "type" in request:
+        options += _request_options(request) or []
+    else:
+        for name, option in REQUEST_OPTIONS.items():
+            if (value := request.get(name)) is not None and name in request:
+                texts = [",".join(map(str, sizes)) for sizes in value] if name == "split_options" else [str(value)]
+                options += [word for text in texts for word in (option, text)]
+            elif name in request:
+                resets.append(option)
+    for name, field in JOB_FIELDS.items():
+        if name in change and name != "request":
+            value = change[name]
+            if value in (None, [], {}):
+                resets.append(field.option)
+            else:
+                options += [word for text in texts_of(field.type).of(value) for word in (field.option, text)]
+    words = [word for option in resets for word in ("--reset", option.removeprefix("--"))]
+    return shlex.join(["koala", "change", str(job), *options, *words])
+
+
+REQUEST_OPTIONS = {
+    "total_size": "--flexible",
+    "min_component_size": "--min-component",
+    "max_components": "--max-components",
+    "split_options": "--split",
+}
+"""The options for fields of a flexible request."""
+
+
 def _request_options(request: Json) -> list[str] | None:
     """Return the options of ``koala submit`` for a request; None if options cannot express it."""
     if request["type"] == "flexible":

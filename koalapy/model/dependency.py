@@ -4,8 +4,8 @@ A job waits until each of its clauses holds. A clause lists alternatives, of whi
 """
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Annotated, NamedTuple
 
@@ -45,10 +45,11 @@ class Dependency:
     """A job that another job waits for, and how it must end."""
 
     job: int
+    """Its number. In a batch that is not stored yet also -1 for its first entry, -2 for its second, and so on."""
     condition: EndCondition = EndCondition.OK
 
     def __str__(self) -> str:
-        return f"{self.job}:{self.condition}"
+        return f"{format_entry(self.job) if self.job < 0 else self.job}:{self.condition}"
 
     @property
     def requirement(self) -> str:
@@ -56,22 +57,31 @@ class Dependency:
         return f"job {self.job} to {_VERBS[self.condition]}"
 
 
+def format_entry(job: int) -> str:
+    """Return the name of an entry of a batch, ``#0`` for the first, by the number that stands for it."""
+    return f"#{-1 - job}"
+
+
 Clause = tuple[Dependency, ...]
-Dependencies = Annotated[tuple[Clause, ...], Length(MAX_DEPENDENCIES), TextForm("7, 7:any, 7?8:failed")]
+Dependencies = Annotated[tuple[Clause, ...], Length(MAX_DEPENDENCIES), TextForm("7, 7:any, 7?8:failed, #0 in a batch")]
 """All of these clauses must hold."""
 NO_DEPENDENCIES: tuple[Clause, ...] = ()
 
-_DEPENDENCY = re.compile(r"\s*(\d{1,19})(?::(ok|failed|any))?\s*", re.ASCII)
+_DEPENDENCY = re.compile(r"\s*(?:(\d{1,19})|#(\d{1,9}))(?::(ok|failed|any))?\s*", re.ASCII)
 
 
 def parse_clause(text: str) -> Clause:
-    """Parse a clause such as ``7``, ``7:any`` or ``7?8:failed``. Raise ``ValueError`` for another text."""
+    """Parse a clause such as ``7``, ``7:any``, ``7?8:failed`` or ``#0``, the first entry of the same batch.
+
+    Raise ``ValueError`` for another text.
+    """
     clause: list[Dependency] = []
     for part in text.split(OR):
         match = _DEPENDENCY.fullmatch(part)
-        if match is None or not 0 < (job := int(match[1])) <= MAX_NUMBER:
+        if match is None or (match[1] and not 0 < int(match[1]) <= MAX_NUMBER):
             raise ValueError(f"{shorten(part.strip(), 60)!r} is not JOB or JOB:ok, JOB:failed, JOB:any")
-        clause.append(Dependency(job, EndCondition(match[2] or EndCondition.OK)))
+        job = int(match[1]) if match[1] else -1 - int(match[2])
+        clause.append(Dependency(job, EndCondition(match[3] or EndCondition.OK)))
     return tuple(dict.fromkeys(clause))
 
 
@@ -87,6 +97,11 @@ def describe_clauses(clauses: Iterable[Clause]) -> str:
         for clause in clauses
     ]
     return format_list(texts, separator=", and ")
+
+
+def with_numbers(clauses: tuple[Clause, ...], numbers: Sequence[int]) -> tuple[Clause, ...]:
+    """Return clauses with the numbers of jobs in place of entries of their batch. ``numbers``: those of its entries."""
+    return tuple(tuple(replace(d, job=numbers[-1 - d.job]) if d.job < 0 else d for d in clause) for clause in clauses)
 
 
 class End(NamedTuple):

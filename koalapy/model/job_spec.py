@@ -40,6 +40,7 @@ from koalapy.model.request import (
     Positive,
     Request,
     StopWarning,
+    format_request,
 )
 from koalapy.model.times import MAX_TIME
 
@@ -135,7 +136,7 @@ class _RequirementCache:
 
 @dataclass(frozen=True, slots=True)
 class JobSpec(_RequirementCache):
-    """A submission. Nothing of it changes while the job exists, except the priority of a waiting job.
+    """A submission. Nothing of it changes while the job exists, except ``CHANGEABLE_FIELDS`` of a waiting job.
 
     The fields define the REST API, the stored form, job files and the options of ``koala submit``, in this order. Their
     types and ``Field`` annotations hold all bounds and help texts.
@@ -377,10 +378,44 @@ class JobSpec(_RequirementCache):
         return self.interactive or self.label or bool(self.output_files(request_index)[1])
 
     def component(self, request_index: int | None) -> ComponentRequest | None:
-        """Return the request of a component by its index; None for a flexible request or without an index."""
+        """Return the request of a component by its index; None for a flexible request or without an index.
+
+        Also None if only an earlier attempt, before a change of the request, had so many components.
+        """
         if request_index is None or isinstance(self.request, FlexibleRequest):
             return None
+        if request_index >= len(self.request.components):
+            return None
         return self.request.components[request_index]
+
+
+CHANGEABLE_FIELDS = (
+    "request",
+    "policy",
+    "policy_options",
+    "coallocation",
+    "speed_ratio_min",
+    "priority",
+    "processes_per_node",
+    "links",
+)
+"""The fields that may change while a job waits: they decide where it may be placed, not what it runs."""
+
+
+def describe_changes(old: JobSpec, new: JobSpec) -> str:
+    """Return what differs in ``CHANGEABLE_FIELDS``, as text: ``priority low to high``. Empty if nothing does."""
+    texts = []
+    for name in CHANGEABLE_FIELDS:
+        before, after = getattr(old, name), getattr(new, name)
+        if before != after:
+            texts.append(f"{name} {_format_value(before)} to {_format_value(after)}")
+    return ", ".join(texts)
+
+
+def _format_value(value: Any) -> str:
+    if isinstance(value, tuple):
+        return " ".join(f"{name}={text}" for name, text in value) or "none"
+    return format_request(value) if hasattr(value, "total_size") else "default" if value is None else str(value)
 
 
 _VALUES = attrgetter(*(field.name for field in fields(JobSpec)))

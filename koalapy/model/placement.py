@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from koalapy.model.advice import Advice
 from koalapy.model.cluster import ClusterState
-from koalapy.model.job import JobId, JobState
+from koalapy.model.job import Job, JobId, JobState
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import ClusterName
 
@@ -127,7 +127,7 @@ class Change:
     """The smallest change of a request with which the job would be placed at once."""
 
     field: str
-    """The field of the submission; empty if submitting the job again unchanged suffices."""
+    """The field of the submission; empty if trying the job again unchanged suffices."""
     value: ChangeValue
     text: str
     """The change as an instruction: ``allow 3 components``."""
@@ -135,6 +135,8 @@ class Change:
     """The changed job."""
     placement: Placement
     """The placement of the changed job."""
+    job: Job | None = None
+    """The waiting job to change, as it is now: also the array of a task that was not started. None for a submission."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,12 @@
 """Requests for nodes: fixed, non-fixed and flexible (semantics 2)."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Annotated, Literal
 
 from koalapy.model.field import Bounds, Field, Length, TextForm
 from koalapy.model.node_requirement import Excluded, Gpus, NodeCores, NodeFeatures, NodeMemory, OptionalNodeWord
+from koalapy.model.wording import format_list
 
 MAX_COMPONENTS = 10_000
 """Maximum components of one job, whatever the configuration allows."""
@@ -127,6 +128,11 @@ class ComponentRequest:
     exclude: Excluded = ()
 
 
+def has_settings(component: ComponentRequest) -> bool:
+    """Return whether a component has settings other than its size and cluster."""
+    return replace(component, size=1, cluster=None) != ComponentRequest(1)
+
+
 Components = Annotated[tuple[ComponentRequest, ...], Length(MAX_COMPONENTS, minimum=1)]
 
 
@@ -184,3 +190,18 @@ def shape_of(request: Request) -> tuple[object, ...]:
             request.split_options,
         )
     return (request.type, *((c.size, c.cluster, c.inputs) for c in request.components))
+
+
+def format_request(request: Request) -> str:
+    """Return a request as text: ``flexible 6 (max_components 2)``, ``nonfixed 4,2`` or ``fixed north:2,south:4``."""
+    if not isinstance(request, FlexibleRequest):
+        sizes = [f"{c.cluster}:{c.size}" if c.cluster else str(c.size) for c in request.components]
+        return f"{request.type} {format_list(sizes, separator=',')}"
+    bounds = []
+    if request.min_component_size != 1:
+        bounds.append(f"min_component_size {request.min_component_size}")
+    if request.max_components is not None:
+        bounds.append(f"max_components {request.max_components}")
+    if request.split_options:
+        bounds.append(f"split {format_list(['+'.join(map(str, option)) for option in request.split_options])}")
+    return f"flexible {request.total_size}" + (f" ({format_list(bounds)})" if bounds else "")

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from koalapy.model.advice import Run
 from koalapy.model.cluster import Drain, Link, LinkUse, Relays
 from koalapy.model.job import Job, JobId, Nonce, Token
-from koalapy.model.job_spec import Priority
+from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.limits import Limits, LimitSettings, NodeUse
 from koalapy.model.profile import ClusterProfile, Mpi
 from koalapy.model.reports import ClusterReport, ComponentStatus, StageStatus
@@ -265,9 +265,12 @@ def beginning_from_json(data: Json) -> Beginning:
 
 
 def job_to_json(job: Job) -> Json:
+    return _fields_to_json(job, "spec") | {"spec": _spec_to_json(job.spec)}
+
+
+def _spec_to_json(spec: JobSpec) -> Json:
     # Clusters accept scripts or not, whatever their text.
-    spec = job.spec if not job.spec.script else replace(job.spec, script="#!")
-    return _fields_to_json(job, "spec") | {"spec": _fields_to_json(spec, *FOR_PEOPLE)}
+    return _fields_to_json(spec if not spec.script else replace(spec, script="#!"), *FOR_PEOPLE)
 
 
 def job_from_json(data: Json) -> Job:
@@ -307,6 +310,8 @@ def _event_to_json(event: ev.Event) -> Sequence[Any]:
         return kind, event.cluster, type(report).__name__, _fields_to_json(report, *OF_AGENTS)
     if isinstance(event, ev.JobSubmitted):
         return kind, job_to_json(event.job), event.by
+    if isinstance(event, ev.JobChanged):
+        return kind, event.job, _spec_to_json(event.spec), event.by
     return kind, _fields_to_json(event)
 
 
@@ -318,6 +323,9 @@ def _event_from_json(kind: str, *values: Any) -> ev.Event:
     if kind == ev.JobSubmitted.__name__:
         job, user = values
         return ev.JobSubmitted(job_from_json(job), user)
+    if kind == ev.JobChanged.__name__:
+        number, spec, user = values
+        return ev.JobChanged(number, _adapter_for(JobSpec).validate_python(spec), by=user)
     event: ev.Event = _adapter_for(EVENTS[kind]).validate_python(values[0])
     return event
 

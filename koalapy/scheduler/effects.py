@@ -117,6 +117,8 @@ class Effects:
 
     jobs: dict[JobId, Job] = field(default_factory=dict)
     """The jobs as they are after the cycle."""
+    respecified: set[JobId] = field(default_factory=set)
+    """Those with a changed specification."""
     attempts: list[tuple[JobId, Attempt]] = field(default_factory=list)
     """The ended attempts of jobs that have begun a newer one since."""
     timeline: list[TimelineEntry] = field(default_factory=list)

@@ -7,6 +7,7 @@ from koalapy.model.array import format_task
 from koalapy.model.cluster import Drain
 from koalapy.model.errors import ConflictError, NotFoundError, ProblemCode
 from koalapy.model.job import Job, JobState
+from koalapy.model.job_spec import describe_changes
 from koalapy.model.reports import ClusterReport, ComponentStatus, Report
 from koalapy.model.request import ClusterName
 from koalapy.scheduler import events as ev
@@ -81,13 +82,13 @@ class EventHandler:
             case ev.JobReleased():
                 job = self._ledger.change_state(self._job_of(event), JobState.QUEUED, now, "released", by=event.by)
                 self._conditions.release(job, now)
-            case ev.JobPriorityChanged():
+            case ev.JobChanged():
                 job = self._job_of(event)
-                old_priority = job.spec.priority
-                if old_priority is not event.priority:
-                    text = f"{old_priority} to {event.priority}" + (f": {event.reason}" if event.reason else "")
-                    job = self._queues.change_priority(job, event.priority)
-                    self._ledger.record_event(job, now, "priority", text, by=event.by)
+                changes = describe_changes(job.spec, event.spec)
+                job = self._queues.change(job, event.spec)
+                if changes:
+                    text = changes + (f": {event.reason}" if event.reason else "")
+                    self._ledger.record_event(job, now, "changed", text, by=event.by)
             case ev.ClusterConfirmed():
                 self._confirmations.record_confirmation(event.cluster, event.as_of)
             case ev.ClusterDisconnected():
@@ -176,7 +177,7 @@ class EventHandler:
         for stage in event.inventory.stages:
             self._attempts.settle_job_of(stage.token, now)
 
-    def _job_of(self, event: ev.JobCancelled | ev.JobHeld | ev.JobReleased | ev.JobPriorityChanged) -> Job:
+    def _job_of(self, event: ev.JobCancelled | ev.JobHeld | ev.JobReleased | ev.JobChanged) -> Job:
         """Return the job of an action. Raise ``NotFoundError`` or ``ConflictError`` if it is not possible now."""
         job = self._ledger.get(event.job)
         if job is None and (pending := self._arrays.find_pending(event.job)) is not None:
@@ -192,8 +193,8 @@ class EventHandler:
             raise ConflictError(f"job {job.id} is {job.state}: only queued jobs can be held", hint="cancel it instead")
         if isinstance(event, ev.JobReleased) and job.state is not JobState.HELD:
             raise ConflictError(f"job {job.id} is {job.state}: only held jobs can be released")
-        if isinstance(event, ev.JobPriorityChanged) and not job.state.is_waiting:
-            raise ConflictError(f"job {job.id} is {job.state}: only jobs that wait can be given another priority")
+        if isinstance(event, ev.JobChanged) and not job.state.is_waiting:
+            raise ConflictError(f"job {job.id} is {job.state}: only jobs that wait can be changed")
         return job
 
     def _requeue_all(self, event: ev.ClusterDrained, now: float) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from koalapy.model.array import TaskIndices
 from koalapy.model.cluster import Link
 from koalapy.model.job import Job, JobId, Token
-from koalapy.model.job_spec import Priority
+from koalapy.model.job_spec import JobSpec
 from koalapy.model.reports import Inventory, Report
 from koalapy.model.request import ClusterName
 
@@ -43,11 +43,15 @@ class JobReleased:
 
 
 @dataclass(frozen=True, slots=True)
-class JobPriorityChanged:
-    """A waiting job is to have another priority. Its submission time decides its position in the other queue."""
+class JobChanged:
+    """A waiting job gets another specification. It is then tried at once, also if nothing differs.
+
+    It keeps its submission time, which decides its position, also in the queue of another priority.
+    """
 
     job: JobId
-    priority: Priority
+    spec: JobSpec
+    """The validated specification. It differs from the present one in ``CHANGEABLE_FIELDS`` only."""
     reason: str = ""
     by: str = ""
 
@@ -173,7 +177,7 @@ Event = (
     | JobCancelled
     | JobHeld
     | JobReleased
-    | JobPriorityChanged
+    | JobChanged
     | Reported
     | ClusterConfirmed
     | ClusterDisconnected

@@ -210,6 +210,8 @@ class Ledger:
         attempt = job.attempt
         for name, value in changes.items():
             _set(job, name, value)
+        if "spec" in changes:
+            self._effects.respecified.add(job.id)
         if job.attempt is not attempt:
             if attempt is not None:
                 self._effects.attempts.append((job.id, attempt))

@@ -111,10 +111,11 @@ class OwnerUse:
         """Return the owner's limit that keeps a job from being placed now; None if there is none."""
         return self.excess_of(self.demand_of(spec), now)
 
-    def check(self, spec: JobSpec, ahead: Counter[ScopeKey] | None = None) -> None:
+    def check(self, spec: JobSpec, ahead: Counter[ScopeKey] | None = None, *, is_queued: bool = False) -> None:
         """Raise ``NeverAllowed`` if a job can never be placed, ``LimitReached`` if its owner has too many.
 
-        ``ahead``: the earlier jobs of the same batch by scope, to which this one is added.
+        ``ahead``: the earlier jobs of the same batch by scope, to which this one is added. ``is_queued``: whether the
+        job waits already, so that it is not one more.
         """
         if not self.counts or spec.internal:
             return
@@ -122,7 +123,7 @@ class OwnerUse:
             asks = (
                 (NODES, 0, spec.request.total_size),
                 (HOURS, 0, _hours(spec)),
-                (QUEUED, self._waiting[scope.key] + (ahead[scope.key] if ahead is not None else 0), 1),
+                (QUEUED, self._waiting[scope.key] + (ahead[scope.key] if ahead is not None else 0), int(not is_queued)),
             )
             for name, used, requested in asks:
                 if excess := self.limits.find_excess(scope, name, used, requested):

@@ -147,6 +147,10 @@ class Queries:
         self.owner_use.check(spec)
         self._check_queue(0)
 
+    def admit_change(self, spec: JobSpec) -> None:
+        """Raise ``NeverAllowed`` if a waiting job could never be placed with a changed specification."""
+        self.owner_use.check(spec, is_queued=True)
+
     def admit_batch(self, specs: Sequence[JobSpec]) -> None:
         """Raise the error of ``admit`` for the first of several submissions that cannot be accepted together now."""
         ahead, index = Counter[ScopeKey](), 0

@@ -153,7 +153,7 @@ def _retained_runs(connection: Connection, limit: int) -> list[Run]:
     return [Run(**run | {"size": Size(*run["size"]), "clusters": tuple(run["clusters"])}) for run in retained]
 
 
-TOUCHES = ("held", "released", "priority")
+TOUCHES = ("held", "released", "changed", "priority")
 """Timeline events by which users change a waiting job, which predictions do not anticipate."""
 
 

@@ -192,7 +192,7 @@ class SqlStore:
 
     def _write_batch(self, connection: Connection, batch: Batch) -> None:
         """Write all records of a batch in an open transaction, and delete acknowledged commands."""
-        self._write_jobs(connection, batch.jobs.values())
+        self._write_jobs(connection, batch.jobs.values(), batch.respecified)
         self._write_attempts(connection, batch.attempts)
         insert_rows(connection, tables.timeline, [entry_to_row(entry) for entry in batch.timeline])
         write_commands(connection, batch)
@@ -212,8 +212,11 @@ class SqlStore:
         complete_advised(connection, batch.jobs.values())
         add_batch(connection, batch)
 
-    def _write_jobs(self, connection: Connection, jobs: Iterable[Job]) -> None:
-        """Insert new jobs, update those stored before, and write their attempts that have changed."""
+    def _write_jobs(self, connection: Connection, jobs: Iterable[Job], respecified: Collection[JobId]) -> None:
+        """Insert new jobs, update those stored before, and write their attempts that have changed.
+
+        ``respecified``: the jobs with a changed specification.
+        """
         new: list[Job] = []
         old: list[Job] = []
         for job in jobs:
@@ -222,6 +225,8 @@ class SqlStore:
         if old:
             statement = update(tables.jobs).where(tables.jobs.c.id == bindparam("key"))
             connection.execute(statement, [job_to_row(job) | {"key": job.id} for job in old])
+            if specs := [{"key": job.id, "spec": spec_to_json(job.spec)} for job in old if job.id in respecified]:
+                connection.execute(statement, specs)
         changed = [
             (job.id, job.attempt)
             for job in (*new, *old)

@@ -69,6 +69,8 @@ BODIES: dict[str, Any] = {
     "hold_jobs": {"jobs": [1]},
     "release_jobs": {"jobs": [1]},
     "set_priority": {"jobs": [1], "priority": "low"},
+    "change_job": {},
+    "explain_change": {},
     "add_replica": {"name": "m", "cluster": "north", "path": "/m"},
     "start_background": {"nodes": 1, "seconds": 1},
 }
@@ -164,6 +166,8 @@ def test_access_table_grants_only_the_intended_rights() -> None:
     }
     assert operations.pop("owner") == {
         "cancel_job",
+        "change_job",
+        "explain_change",
         "explain_job",
         "fetch_results",
         "follow_job",
@@ -373,7 +377,11 @@ async def test_set_priority_changes_waiting_jobs_only(api: Api) -> None:
     job = (await api.send_as("ada", "GET", "/api/v1/jobs/1")).json()
     assert job["priority"] == "high"
     entry = job["timeline"][-1]
-    assert (entry["event"], entry["actor"], entry["reason"]) == ("priority", "director", "low to high: a deadline")
+    assert (entry["event"], entry["actor"], entry["reason"]) == (
+        "changed",
+        "director",
+        "priority low to high: a deadline",
+    )
     assert "a deadline" in str((await api.send_as("ada", "GET", "/api/v1/jobs/1/explain")).json()["reasons"])
 
 

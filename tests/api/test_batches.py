@@ -146,3 +146,59 @@ async def test_submission_with_wrong_body_or_key_is_a_problem(
 async def test_submission_with_unknown_query_parameter_is_rejected(open_api: Open, body: Body) -> None:
     answer = await (await open_api()).post("/api/v1/jobs?dry=1", json=body)
     assert (answer.status_code, answer.json()["field"]) == (422, "dry")
+
+
+async def test_batch_entry_waits_for_earlier_entries_by_index(open_api: Open, body: Body) -> None:
+    api = await open_api()
+    await api.post("/api/v1/jobs", json=body)
+    graph = [[], ["#0"], ["#0:any", "#1:failed?1"], ["#2"]]
+    key = {"Idempotency-Key": "graph"}
+    batch = {"jobs": [body | {"after": after} for after in graph]}
+    for status in (201, 200):
+        answer = await api.post(BATCH, json=batch, headers=key)
+        assert (answer.status_code, answer.json()) == (status, {"jobs": [2, 3, 4, 5]})
+    jobs = [(await api.get(f"/api/v1/jobs/{job}")).json() for job in (2, 3, 4, 5)]
+    assert [job["after"] for job in jobs] == [[], ["2:ok"], ["2:any", "3:failed?1:ok"], ["4:ok"]]
+    assert [job["awaits"] for job in jobs] == [job["after"] for job in jobs]
+    await api.post("/api/v1/jobs/2/cancel")
+    states = [(await api.get(f"/api/v1/jobs/{job}")).json()["state"] for job in (3, 4, 5)]
+    assert states == ["failed", "queued", "queued"]
+
+
+async def test_batch_entry_waits_for_array_of_batch(open_api: Open, body: Body) -> None:
+    api = await open_api()
+    answer = await api.post(BATCH, json={"jobs": [body | {"array": "1-3"}, body | {"after": ["#0"]}]})
+    assert answer.json() == {"jobs": [1, 5]}
+    assert (await api.get("/api/v1/jobs/5")).json()["after"] == ["1:ok"]
+
+
+@pytest.mark.parametrize(
+    ("graph", "field", "problem"),
+    [
+        ([["#1"], []], "jobs[0].after", "names #1, which is not before it in the batch"),
+        ([[], ["#1"]], "jobs[1].after", "names #1, the job itself"),
+        ([["#0"], []], "jobs[0].after", "names #0, the job itself"),
+        ([["#1"], ["#0"]], "jobs[0].after", "names #1, which is not before it in the batch"),
+        ([[], ["#0?#7"]], "jobs[1].after", "names #7, which is not before it in the batch"),
+        ([[], ["#-1"]], "jobs[1].after[0]", "#-1"),
+        ([[], ["#0[1]"]], "jobs[1].after[0]", "#0[1]"),
+        ([[], ["#0", "9"]], "jobs[1].after", "names job 9, which does not exist"),
+    ],
+)
+async def test_batch_with_wrong_reference_to_entry_stores_nothing(
+    open_api: Open, body: Body, graph: list[list[str]], field: str, problem: str
+) -> None:
+    api = await open_api()
+    answer = await api.post(BATCH, json={"jobs": [body | {"after": after} for after in graph]})
+    assert (answer.status_code, answer.json()["field"]) == (422, field), answer.text
+    assert problem in answer.json()["detail"]
+    assert await list_ids(api) == []
+
+
+async def test_single_job_with_reference_to_entry_returns_422(open_api: Open, body: Body) -> None:
+    api = await open_api()
+    for path in ("/api/v1/jobs", "/api/v1/explain"):
+        answer = await api.post(path, json=body | {"after": ["#0"]})
+        assert (answer.status_code, answer.json()["field"]) == (422, "after")
+        assert "jobs:batch" in answer.json()["hint"]
+    assert await list_ids(api) == []

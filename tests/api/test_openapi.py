@@ -119,6 +119,10 @@ async def test_every_answer_conforms_to_document(open_api: Open, body: Json) -> 
         await api.get(f"/api/v1{path}")
     for path in ("/jobs/1/explain", "/jobs/9/explain"):
         await api.get(f"/api/v1{path}")
+    for job in (1, 9):
+        for patch in ({}, {"request": {"total_size": 3}}, {"requst": {}}):
+            await api.patch(f"/api/v1/jobs/{job}", json=patch)
+            await api.post(f"/api/v1/jobs/{job}/explain", json=patch)
     for change in (body, body | {"nmae": "x"}):
         await api.post("/api/v1/explain", json=change)
         await api.post("/api/v1/forecast", json=change)

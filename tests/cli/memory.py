@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 
 from koalapy.daemon.alerts.health import HealthReport
@@ -171,6 +171,17 @@ class MemoryService:
     async def set_priority(self, job: JobId, priority: Priority) -> JobRecord:
         job_before = (await self.get(job)).job
         return await self._update_job(job, spec=replace(job_before.spec, priority=priority))
+
+    async def change(self, job: JobId, caller: Identity, apply: Callable[[JobSpec], JobSpec], reason: str) -> JobRecord:
+        spec = apply((await self.get(job)).job.spec)
+        check_submission(spec, LIMITS)
+        return await self._update_job(job, spec=spec)
+
+    async def explain_change(
+        self, job: JobId, caller: Identity, apply: Callable[[JobSpec], JobSpec], reason: str
+    ) -> Explanation:
+        explanation = await self.explain_submission(apply((await self.get(job)).job.spec), caller)
+        return replace(explanation, job=job)
 
     async def list_related(self, job: Job) -> RelatedJobs:
         return (), ()

@@ -9,7 +9,7 @@ import pytest
 from koalapy.daemon.forecast.forecasts import IfSubmitted
 from koalapy.model.cluster import ClusterState
 from koalapy.model.command_line import command_for
-from koalapy.model.job import JobState
+from koalapy.model.job import Job, JobState
 from koalapy.model.job_spec import JobSpec, Launcher, Priority
 from koalapy.model.placement import Change, ClusterFinding, Explanation, PastReason, PlacedComponent, Placement
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, NonFixedRequest
@@ -18,6 +18,7 @@ from tests.cli.conftest import Koala, Server
 
 BOTH = Placement((PlacedComponent(4, "north"), PlacedComponent(2, "south")), "north had the most idle nodes")
 CHANGED = JobSpec(FlexibleRequest(6, max_components=2), ("program", "a b"), name="wide", priority=Priority.HIGH)
+PRESENT = Job(1, replace(CHANGED, request=FlexibleRequest(6, max_components=1)), 0.0)
 WAITS = Explanation(
     7,
     JobState.QUEUED,
@@ -32,7 +33,7 @@ WAITS = Explanation(
     ahead=2,
     tries=5,
     reasons=(PastReason(50520.0, "placed", "north had the most"), PastReason(50530.0, "requeued", "preempted")),
-    smallest_change=Change("request.max_components", 2, "allow 2 components", CHANGED, BOTH),
+    smallest_change=Change("request.max_components", 2, "allow 2 components", CHANGED, BOTH, PRESENT),
 )
 
 
@@ -54,8 +55,7 @@ def test_explain_prints_page_of_waiting_job(koala: Koala, server: Server) -> Non
         "suffices  2 more idle nodes in north\n"
         "\n"
         "would start now: allow 2 components (north:4, south:2)\n"
-        "  koala cancel 1 && koala submit --flexible 6 --max-components 2 --priority high --name wide "
-        "-- program 'a b'\n"
+        "  koala change 1 --max-components 2\n"
         "\n"
         "TIME (UTC)           EVENT     WHY\n"
         "1970-01-01 14:02:00  placed    north had the most\n"
@@ -72,6 +72,7 @@ def test_explain_json_has_reasons_and_smallest_change(koala: Koala, server: Serv
     assert answer["reasons"][1] == {"at": "1970-01-01T14:02:10.000Z", "event": "requeued", "reason": "preempted"}
     change = answer["smallest_change"]
     assert (change["field"], change["value"], change["text"]) == ("request.max_components", 2, "allow 2 components")
+    assert change["change"] == {"request": {"max_components": 2}}
     assert change["submission"] == {
         "request": {"type": "flexible", "total_size": 6, "max_components": 2},
         "command": ["program", "a b"],
@@ -121,7 +122,8 @@ def test_dry_run_shows_expected_start(koala: Koala, server: Server, forecast: If
 
 
 def test_dry_run_of_waiting_job_offers_command(koala: Koala, server: Server) -> None:
-    server.service.explanation = replace(WAITS, job=None, reasons=(), notes=())
+    offer = Change("request.max_components", 2, "allow 2 components", CHANGED, BOTH)
+    server.service.explanation = replace(WAITS, job=None, reasons=(), notes=(), smallest_change=offer)
     result = koala("submit", "--flexible", "6", "--dry-run", "--", "program")
     assert result.code == 0
     assert result.out.startswith("would wait: needs 6 nodes on one cluster;")

@@ -1,7 +1,7 @@
 """Jobs as seen by users, with simulated clusters."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +12,12 @@ from koalapy.daemon.engine.engine import WorkItem
 from koalapy.daemon.jobs.job_records import JobRecord
 from koalapy.daemon.jobs.jobs import MAX_IDS_PER_QUERY, Jobs
 from koalapy.daemon.jobs.output import OutputEnd
-from koalapy.model.errors import NotFoundError, StoreUnavailable
+from koalapy.model.errors import ConflictError, NotFoundError, StoreUnavailable
 from koalapy.model.job import ComponentState, Job, JobState, TimelineEntry
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.reports import ComponentStatus, Inventory
 from koalapy.model.request import FlexibleRequest
+from koalapy.scheduler.events import ClusterDrained, ClusterResumed
 from tests import signals
 from tests.daemon.test_hub import DEADLINE, Agent, Daemon, report_nodes, running_daemon, wait_for_state
 from tests.identities import ADA
@@ -178,3 +179,47 @@ async def test_get_many_beyond_ids_of_one_query_returns_all_ended_jobs(tmp_path:
         ids = [1, *range(3, 3 + MAX_IDS_PER_QUERY), 2]
         states = {ident: job.state for ident, job in (await daemon.jobs.get_many(ids)).items()}
         assert states == {1: JobState.CANCELLED, 2: JobState.CANCELLED}
+
+
+def with_size(size: int) -> Callable[[JobSpec], JobSpec]:
+    return lambda spec: replace(spec, request=FlexibleRequest(size))
+
+
+async def test_change_of_waiting_job_starts_it_and_of_placed_job_is_rejected(tmp_path: Path) -> None:
+    async with north_and_jobs(tmp_path) as (_, _, jobs):
+        await jobs.submit(replace(SPEC, request=FlexibleRequest(4)), ADA)
+        await job_when(jobs, JobState.CLAIMING, 1)
+        waiting = (await jobs.submit(SPEC, ADA))[0].job
+        assert waiting.state is JobState.QUEUED
+        with pytest.raises(ConflictError, match="job 1 is claiming: only jobs that wait can be changed") as error:
+            await jobs.change(1, ADA, with_size(1), "")
+        assert "koala cancel 1" in error.value.hint
+        await jobs.cancel(1, ADA, "")
+        assert (await jobs.change(2, ADA, with_size(1), "")).job.spec.request.total_size == 1
+
+
+async def test_change_that_meets_placement_is_rejected_and_changes_nothing(tmp_path: Path) -> None:
+    async with north_and_jobs(tmp_path) as (daemon, _, jobs):
+        await daemon.engine.commit(WorkItem(events=(ClusterDrained("north", "ops", "later"),)))
+        await jobs.submit(SPEC, ADA)
+        resumed = daemon.engine.commit(WorkItem(events=(ClusterResumed("north"),)))
+        changed = jobs.change(1, ADA, with_size(1), "")
+        results = await asyncio.gather(resumed, changed, jobs.change(1, ADA, with_size(3), ""), return_exceptions=True)
+        job = (await jobs.get(1)).job
+        sizes = [result.job.spec.request.total_size for result in results if isinstance(result, JobRecord)]
+        assert all(isinstance(result, JobRecord | ConflictError) for result in results[1:])
+        assert job.spec.request.total_size == (sizes[-1] if sizes else 2)
+        assert job.attempt is None or sum(c.size for c in job.attempt.gang) == job.spec.request.total_size
+
+
+async def test_change_is_loaded_by_next_daemon(tmp_path: Path) -> None:
+    async with running_daemon(tmp_path / "koala.db") as daemon:
+        await daemon.jobs.submit(SPEC, ADA)
+        changed = (await daemon.jobs.change(1, ADA, with_size(1), "smaller")).job
+        (loaded,) = daemon.store.load().jobs
+        assert (loaded.spec, loaded.submitted_at, loaded.queue_seq) == (
+            changed.spec,
+            changed.submitted_at,
+            changed.queue_seq,
+        )
+        assert loaded.spec.request == FlexibleRequest(1)

@@ -42,7 +42,7 @@ def test_files_of_job_lists_inputs_bundle_and_results() -> None:
     ]
 
 
-def test_job_page_links_to_the_same_and_the_changed_submission(daemon: ServedDaemon) -> None:
+def test_job_page_links_to_the_same_submission(daemon: ServedDaemon) -> None:
     body = {"request": {"type": "flexible", "total_size": 2}, "command": ["echo", "<b>&"], "name": "<script>x</script>"}
     job = daemon.http.post("/api/v1/jobs", json=body).raise_for_status().json()["id"]
     person = Person(daemon, create_token(daemon, "olga", "operator"))
@@ -50,7 +50,7 @@ def test_job_page_links_to_the_same_and_the_changed_submission(daemon: ServedDae
     assert f'href="/jobs/new?from={job}"' in page
     assert "<script>x" not in page
     assert "<b>&" not in page
-    assert "&lt;b&gt;" in person.get_page(f"/jobs/new?from={job}&changed=true")
+    assert "&lt;b&gt;" in person.get_page(f"/jobs/new?from={job}")
     person.get_page(f"/jobs/{job}?find={'x' * 201}", 422)
     other = Person(daemon, create_token(daemon, "eve"))
     assert "/jobs/new?from" not in other.get_page(f"/jobs/{job}")

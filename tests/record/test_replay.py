@@ -8,11 +8,13 @@ import pytest
 from hypothesis import Phase, given, settings
 
 from koalapy.model.errors import NotFoundError
+from koalapy.model.job_spec import JobSpec, Priority
+from koalapy.model.request import FlexibleRequest
 from koalapy.policies.registry import builtin_policies
-from koalapy.record.format import Beginning, Step, beginning_from_json, step_from_json
+from koalapy.record.format import Beginning, Step, beginning_from_json, step_from_json, step_to_json
 from koalapy.record.recorder import RecordedScheduler
 from koalapy.record.replay import Divergence, Replay
-from koalapy.scheduler.events import JobHeld, PeriodicScan
+from koalapy.scheduler.events import JobChanged, JobHeld, PeriodicScan
 from koalapy.scheduler.rules import Rules
 from tests.record.recorded_world import Life, RecordedWorld
 from tests.scheduler.machine.base import EXAMPLE_COUNT
@@ -81,3 +83,11 @@ RecordedGrid.TestCase.settings = settings(
     phases=[Phase.generate],
 )
 TestRecordedGrid = RecordedGrid.TestCase
+
+
+def test_changed_job_is_recorded_without_environment() -> None:
+    spec = JobSpec(FlexibleRequest(2), ("program",), environment=(("TOKEN", "secret"),), priority=Priority.HIGH)
+    line = step_to_json(Step(1, 1.0, (JobChanged(7, spec, "quick", "ada"),)))
+    assert "secret" not in json.dumps(line)
+    (event,) = step_from_json(line).events
+    assert event == JobChanged(7, replace(spec, environment=()), by="ada")

@@ -1,14 +1,17 @@
 """User actions on jobs in every state: cancel, hold, release and change of priority."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
+from koalapy.model.array import TaskIndices
+from koalapy.model.dependency import Dependency
 from koalapy.model.errors import ConflictError, KoalaError, NotFoundError
 from koalapy.model.job import JobState
-from koalapy.model.job_spec import Priority
-from koalapy.scheduler.events import JobCancelled, JobHeld, JobPriorityChanged, JobReleased
-from koalapy.scheduler.rules import Rules
+from koalapy.model.job_spec import JobSpec, Priority
+from koalapy.scheduler.events import JobCancelled, JobChanged, JobHeld, JobReleased
+from koalapy.scheduler.rules import QueueMode, Rules
 from tests.scheduler.invariants import check_nothing_remains
 from tests.scheduler.requests import fixed, flexible
 from tests.scheduler.world import World
@@ -100,8 +103,8 @@ def test_hold_and_release_in_wrong_state_are_rejected(state: JobState) -> None:
     assert world.job(job) is old_job
 
 
-def raise_priority(job: int) -> JobPriorityChanged:
-    return JobPriorityChanged(job, Priority.HIGH, "a deadline", "ada")
+def raise_priority(world: World, job: int) -> JobChanged:
+    return JobChanged(job, replace(world.job(job).spec, priority=Priority.HIGH), "a deadline", "ada")
 
 
 @IN_EVERY_STATE
@@ -109,12 +112,12 @@ def test_priority_change_of_started_job_is_rejected(state: JobState) -> None:
     world = World({"north": 4, "south": 4})
     job = STATES[state](world)
     if state in (JobState.QUEUED, JobState.HELD):
-        world.step([raise_priority(job), raise_priority(job)])
+        world.step([raise_priority(world, job), raise_priority(world, job)])
         assert world.job(job).spec.priority is Priority.HIGH
-        assert world.timeline_events(job).count("priority") == 1
+        assert world.timeline_events(job).count("changed") == 1
         return
-    with pytest.raises(ConflictError, match=f"job {job} is {state}: only jobs that wait can be given another"):
-        world.step([raise_priority(job)])
+    with pytest.raises(ConflictError, match=f"job {job} is {state}: only jobs that wait can be changed"):
+        world.step([raise_priority(world, job)])
     assert world.job(job).spec.priority is Priority.LOW
 
 
@@ -123,11 +126,11 @@ def test_priority_change_moves_job_to_its_submission_position() -> None:
     world.submit(fixed(north=4), run_time=10, priority=Priority.HIGH)
     jobs = [world.submit(fixed(north=4), priority=Priority.HIGH if high else Priority.LOW) for high in (1, 0, 0, 1)]
     tries = world.queries.tries(jobs[1])
-    world.step([raise_priority(jobs[1])])
+    world.step([raise_priority(world, jobs[1])])
     assert [world.queries.position(job) for job in jobs] == [1, 2, 1, 3]
     assert world.queries.queues.positions(world.job(job) for job in jobs) == dict(zip(jobs, [1, 2, 1, 3], strict=True))
     assert world.queries.tries(jobs[1]) == tries
-    world.step([JobPriorityChanged(jobs[0], Priority.LOW)])
+    world.step([world.change_event(jobs[0], priority=Priority.LOW)])
     assert [world.queries.position(job) for job in jobs] == [1, 1, 2, 2]
     world.settle()
     check_nothing_remains(world)
@@ -138,12 +141,16 @@ def test_priority_raised_job_preempts_running_job() -> None:
     world.submit(fixed(north=4), run_time=1000)
     world.advance(5)
     job = world.submit(fixed(north=4), run_time=5)
-    world.step([raise_priority(job)])
+    world.step([raise_priority(world, job)])
     world.advance(5)
     assert world.state(job) in (JobState.CLAIMING, JobState.RUNNING, JobState.SUCCEEDED)
 
 
-@pytest.mark.parametrize("action", [JobCancelled, JobHeld, JobReleased, raise_priority])
+def change_nothing(job: int) -> JobChanged:
+    return JobChanged(job, JobSpec(fixed(north=4), ("program",)))
+
+
+@pytest.mark.parametrize("action", [JobCancelled, JobHeld, JobReleased, change_nothing])
 def test_action_on_unknown_job_raises_not_found(action: Callable[[int], JobCancelled]) -> None:
     world = World({"north": 4})
     with pytest.raises(NotFoundError, match="there is no unfinished job 17") as error:
@@ -209,3 +216,50 @@ def test_cancel_while_requeueing_cancels_job() -> None:
     world.settle()
     assert world.state(job) is JobState.CANCELLED
     check_nothing_remains(world)
+
+
+def test_changed_job_keeps_its_place_and_tries_and_is_tried_at_once() -> None:
+    world = World({"north": 4}, Rules(queue="fcfs"))
+    world.submit(fixed(north=2), run_time=1000)
+    world.advance(1)
+    first, second = world.submit(fixed(north=4)), world.submit(fixed(north=2), run_time=5)
+    world.advance(100)
+    tries = world.queries.tries(first)
+    world.change(second, request=fixed(north=1))
+    assert (world.state(second), world.queries.position(second)) == (JobState.QUEUED, 2), "it does not pass the first"
+    world.change(first, request=fixed(north=3))
+    assert (world.queries.position(first), world.queries.tries(first)) == (1, tries)
+    assert world.reasons(first, "changed") == ["request fixed north:4 to fixed north:3"]
+    world.change(first, request=fixed(north=2))
+    assert world.state(first).is_active
+    world.settle()
+    check_nothing_remains(world)
+
+
+@pytest.mark.parametrize("queue", ["scan", "head", "fcfs"])
+def test_change_of_held_or_deferred_job_waits_for_its_release(queue: QueueMode) -> None:
+    world = World({"north": 4}, Rules(queue=queue))
+    held, running = world.submit(fixed(north=4), begin=1e6), world.submit(fixed(north=1), run_time=50)
+    deferred = world.submit(fixed(north=4), after=((Dependency(running),),))
+    world.hold(held)
+    for job in (held, deferred):
+        world.change(job, request=fixed(north=3))
+        assert world.queries.position(job) is None
+    assert (world.state(held), world.state(deferred)) == (JobState.HELD, JobState.QUEUED)
+    world.advance(100)
+    assert world.state(deferred) in (JobState.RUNNING, JobState.SUCCEEDED)
+    assert world.job(deferred).attempt is not None
+    assert sum(component.size for component in world.job(deferred).attempt.components) == 3  # type: ignore[union-attr]
+    assert world.state(held) is JobState.HELD
+
+
+def test_change_of_array_leaves_started_tasks_as_they_are() -> None:
+    world = World({"north": 4})
+    array = world.submit(fixed(north=3), array=TaskIndices.parse("1-3"), run_time=50)
+    world.advance(1)
+    assert world.state(array + 1).is_active
+    world.change(array, request=fixed(north=1))
+    assert [world.job(array + task).spec.request for task in (1, 2)] == [fixed(north=3), fixed(north=1)]
+    assert world.state(array + 2).is_active
+    world.advance(200)
+    assert world.state(array) is JobState.SUCCEEDED

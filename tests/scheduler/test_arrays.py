@@ -12,7 +12,7 @@ from koalapy.model.job import JobId, JobState
 from koalapy.model.job_spec import ClaimingMode, Priority
 from koalapy.model.limits import Limits, LimitSettings, UserLimits
 from koalapy.scheduler.effects import SubmitComponent
-from koalapy.scheduler.events import JobCancelled, JobHeld, JobPriorityChanged
+from koalapy.scheduler.events import JobCancelled, JobHeld
 from koalapy.scheduler.explain.explain import explain
 from koalapy.scheduler.rules import Rules
 from tests.scheduler.requests import flexible, nonfixed
@@ -225,7 +225,7 @@ def test_priority_of_an_array_applies_to_its_next_tasks() -> None:
     world = World({"north": 1})
     array = submit(world, "1-3", run_time=5.0)
     world.settle()
-    world.step([JobPriorityChanged(array, Priority.HIGH)])
+    world.step([world.change_event(array, priority=Priority.HIGH)])
     world.advance(60)
     assert [job.spec.priority for job in world.jobs.values() if job.array_job] == ["low", "high", "high"]
 

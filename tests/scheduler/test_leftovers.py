@@ -3,7 +3,6 @@
 from koalapy.model.job import JobState
 from koalapy.model.job_spec import Priority
 from koalapy.model.request import StopWarning, WarningSignal
-from koalapy.scheduler.events import JobPriorityChanged
 from koalapy.scheduler.rules import Rules
 from tests.scheduler.leftovers import FIRST_JOB, container_sizes, find_job_references
 from tests.scheduler.requests import flexible
@@ -14,7 +13,7 @@ from tests.scheduler.world import World
 def test_leftovers_of_job_cancelled_before_scan_are_removed() -> None:
     world = World({"north": 2}, Rules(event_driven=False), first_job=FIRST_JOB)
     job = world.submit(flexible(3))
-    world.step([JobPriorityChanged(job, Priority.HIGH)])
+    world.step([world.change_event(job, priority=Priority.HIGH)])
     assert find_job_references(world.scheduler)
     world.cancel(job)
     assert not find_job_references(world.scheduler)

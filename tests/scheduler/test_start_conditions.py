@@ -10,7 +10,7 @@ from koalapy.model.errors import UsageError
 from koalapy.model.job import Job, JobState
 from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.request import StopWarning, WarningSignal
-from koalapy.scheduler.events import JobCancelled, JobPriorityChanged, JobSubmitted
+from koalapy.scheduler.events import JobCancelled, JobSubmitted
 from koalapy.scheduler.explain.explain import explain, explain_submission
 from koalapy.scheduler.rules import Rules
 from tests.scheduler.invariants import check_nothing_remains
@@ -119,7 +119,7 @@ def test_priority_of_deferred_job_can_be_changed_and_it_can_be_cancelled() -> No
     world = World({"north": 4})
     first = world.submit(NODE, run_time=10)
     second, third = submit_after(world, f"{first}"), submit_after(world, f"{first}")
-    world.step([JobPriorityChanged(second, Priority.HIGH), JobCancelled(third)])
+    world.step([world.change_event(second, priority=Priority.HIGH), JobCancelled(third)])
     assert world.state(third) is JobState.CANCELLED
     assert world.queries.dependents_of(first) == [second]
     world.advance(15)

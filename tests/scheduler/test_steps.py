@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from koalapy.model.job import JobId, JobState
 from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.request import Request
-from koalapy.scheduler.events import ClusterCleared, JobPriorityChanged, PeriodicScan
+from koalapy.scheduler.events import ClusterCleared, PeriodicScan
 from koalapy.scheduler.rules import QueueMode, Rules
 from tests.scheduler.requests import fixed, flexible, nonfixed
 from tests.scheduler.world import World
@@ -96,7 +96,7 @@ def test_step_restarted_scan_keeps_earlier_reasons() -> None:
     world.finish()
     remove_local_users(world, "north", *users[:3])
     assert placed_jobs(world, jobs) == jobs[:1]
-    world.step([JobPriorityChanged(wide_job, Priority.LOW)])
+    world.step([world.change_event(wide_job, priority=Priority.LOW)])
     world.finish()
     assert placed_jobs(world, [*jobs, wide_job]) == jobs
 
@@ -226,5 +226,5 @@ def test_steps_with_random_events_leave_no_job_untried(
         elif action in ("cancel", "hold") and queued:
             getattr(world, action)(queued[value % len(queued)])
         elif action == "priority" and queued:
-            world.step([JobPriorityChanged(queued[value % len(queued)], Priority.HIGH)])
+            world.step([world.change_event(queued[value % len(queued)], priority=Priority.HIGH)])
     world.finish()

@@ -48,6 +48,7 @@ from koalapy.scheduler.events import (
     Event,
     InventoryReceived,
     JobCancelled,
+    JobChanged,
     JobHeld,
     JobReleased,
     JobSubmitted,
@@ -214,6 +215,13 @@ class World:
 
     def release(self, job: JobId) -> None:
         self.step([JobReleased(job)])
+
+    def change(self, job: JobId, **fields: Any) -> None:
+        """Change fields of a waiting job's specification."""
+        self.step([self.change_event(job, **fields)])
+
+    def change_event(self, job: JobId, **fields: Any) -> JobChanged:
+        return JobChanged(job, replace(self.jobs[job].spec, **fields))
 
     # Queries
 

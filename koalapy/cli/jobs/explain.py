@@ -168,7 +168,7 @@ def format_explanation(explanation: Json) -> str:
         parts.append("\n".join(f"{name.rjust(width)}  {printable(text)}" for name, text in facts))
     change = explanation["smallest_change"]
     if change is not None:
-        parts.append(_format_change(change, explanation["job"]))
+        parts.append(_format_change(change))
     if explanation["reasons"]:
         reasons = explanation["reasons"][-MAX_HISTORY_LINES:]
         rows = [[format_moment(reason["at"]), reason["event"], reason["reason"]] for reason in reasons]
@@ -218,16 +218,16 @@ def _format_start(expected: Json) -> str:
     return f"in {format_interval(expected['starts'])}, by {expected['basis']}"
 
 
-def _format_change(change: Json, job: int | None) -> str:
+def _format_change(change: Json) -> str:
     """Return the smallest change as text, with a command if options can express it."""
     sizes: dict[str, int] = {}
     for component in change["placement"]["components"]:
         sizes[component["cluster"]] = sizes.get(component["cluster"], 0) + component["size"]
     sites = ", ".join(f"{name}:{size}" for name, size in sizes.items())
     text = printable(f"would start now: {change['text']} ({sites})")
+    if change["command"]:
+        return f"{text}\n  {change['command']}"
     command = command_for(change["submission"], os.getcwd())
     if command is None:
-        source_command = "koala explain --json" if job is None else f"koala explain {job} --json"
-        return f"{text}\n  {source_command} has the whole submission, for koala submit -f"
-    # Cancel the old job first, since it may block the new one.
-    return f"{text}\n  {command}" if job is None else f"{text}\n  koala cancel {job} && {command}"
+        return f"{text}\n  koala submit --dry-run --json has the whole submission, for koala submit -f"
+    return f"{text}\n  {command}"

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from types import GenericAlias
@@ -21,10 +21,19 @@ from koalapy.cli.terminal.job_reference import parse_int
 from koalapy.client.answers import Json
 from koalapy.client.errors import CliError, Exit
 from koalapy.model.array import TaskIndices
-from koalapy.model.command_line import JOB_FIELDS, brings_files
+from koalapy.model.command_line import JOB_FIELDS, REQUEST_OPTIONS, brings_files
 from koalapy.model.dependency import Dependencies, ResultInputs
 from koalapy.model.field import split_annotation
-from koalapy.model.job_spec import Coallocation, Duration, Lease, Lines, PerNodeBandwidth, PointInTime, PolicyOptions
+from koalapy.model.job_spec import (
+    CHANGEABLE_FIELDS,
+    Coallocation,
+    Duration,
+    Lease,
+    Lines,
+    PerNodeBandwidth,
+    PointInTime,
+    PolicyOptions,
+)
 from koalapy.model.node_requirement import Excluded, Gpus, NodeMemory
 from koalapy.model.request import Bundle, Environment, Inputs, StopWarning
 from koalapy.model.times import parse_time
@@ -331,6 +340,12 @@ def _parse_fixed(text: str) -> list[Json]:
     return components
 
 
+RESETS = {name: option for name, option in REQUEST_OPTIONS.items() if name != "total_size"} | {
+    name: JOB_FIELDS[name].option for name in CHANGEABLE_FIELDS if name in JOB_FIELDS
+}
+"""The options that ``koala change`` can reset, by field."""
+
+
 @dataclass(frozen=True)
 class RequestOptions:
     """The options for number and location of nodes."""
@@ -363,6 +378,28 @@ def request_of(options: RequestOptions) -> Json | None:
     if options.nonfixed is not None:
         return {"type": "nonfixed", "components": [{"size": n} for n in _parse_numbers("--nonfixed", options.nonfixed)]}
     return {"type": "fixed", "components": _parse_fixed(options.fixed)} if options.fixed is not None else None
+
+
+def change_of(request: RequestOptions, options: Json, resets: list[str]) -> Json:
+    """Return the body of a change: the given options, and null for those that are reset."""
+    change = {name: value for name, value in options.items() if value is not None}
+    changed_request: Json = {}
+    if request.nonfixed is not None or request.fixed is not None:
+        changed_request = request_of(request) or {}
+    else:
+        total_size = 1 if request.flexible is None else request.flexible
+        changed_request = request_of(replace(request, flexible=total_size)) or {}
+        if request.flexible is None:  # bounds of a request that keeps its size
+            del changed_request["type"], changed_request["total_size"]
+    for option in resets:
+        name = next((name for name, text in RESETS.items() if text == f"--{option.removeprefix('--')}"), None)
+        if name is None:
+            names = [text.removeprefix("--") for text in RESETS.values()]
+            raise CliError(f"--reset is {option!r}", Exit.USAGE, f"give one of {', '.join(names)}")
+        if (name in REQUEST_OPTIONS and name in changed_request) or name in change:
+            raise CliError(f"{RESETS[name]} and --reset {option} cannot be given together", Exit.USAGE, "drop one")
+        (changed_request if name in REQUEST_OPTIONS else change)[name] = None
+    return change | ({"request": changed_request} if changed_request else {})
 
 
 def paths_to_stage(body: Json, file: Path | None, option_paths: list[str]) -> list[str]:
@@ -434,14 +471,6 @@ def _current_folder() -> str | None:
         return None
 
 
-REQUEST_OPTIONS = {
-    "request.total_size": "--flexible",
-    "request.min_component_size": "--min-component",
-    "request.max_components": "--max-components",
-    "request.split_options": "--split",
-}
-
-
 ScriptLines = Mapping[str, str]
 """Fields that lines of a script set, each with file and line."""
 NO_LINES: ScriptLines = {}
@@ -463,8 +492,8 @@ def in_terms_of_options(error: CliError, body: Json, options: Json, lines: Scrip
         option_text = f"--split {','.join(str(size) for size in request['split_options'][int(split[1])])}"
     elif field == "request.components":
         option_text = f"--{request['type']}: the components"
-    elif field in REQUEST_OPTIONS:
-        option_text = REQUEST_OPTIONS[field]
+    elif (name := field.removeprefix("request.")) in REQUEST_OPTIONS:
+        option_text = REQUEST_OPTIONS[name]
     elif first in JOB_FIELDS:
         option = JOB_FIELDS[first].option
         option_text = f"{option} {field.removeprefix(f'{first}.')}" if field.startswith(f"{first}.") else option

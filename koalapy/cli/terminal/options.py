@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, TypeVar
 
 import click
@@ -67,14 +68,18 @@ class ReasonPrompt:
 
     def post(self, path: str, body: Json) -> Json:
         """Send an order with the reason. Raise ``CliError`` if one is required and there is no terminal to ask on."""
+        return self.send(partial(self._client.post, path), body)
+
+    def send(self, method: Callable[[Json], T], body: Json) -> T:
+        """Send an order by a method of the client, as ``post`` does."""
         try:
-            return self._client.post(path, {**body, "reason": self._reason})
+            return method({**body, "reason": self._reason})
         except CliError as error:
             if error.field != "reason" or self._reason.strip() or not sys.stdin.isatty():
                 raise
         print("Reason, which others will see: ", end="", file=sys.stderr, flush=True)
         self._reason = sys.stdin.readline().strip()
-        return self._client.post(path, {**body, "reason": self._reason})
+        return method({**body, "reason": self._reason})
 
 
 def refuse_together(**flags: bool) -> None:

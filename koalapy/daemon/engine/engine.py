@@ -400,6 +400,7 @@ class Engine:
             at=transaction.now,
             epoch=self.epoch,
             jobs=effects.jobs,
+            respecified=effects.respecified,
             attempts=effects.attempts,
             timeline=effects.timeline,
             outbox=entries,

@@ -18,7 +18,7 @@ from koalapy.model.errors import ConflictError, ForbiddenError, KoalaError
 from koalapy.model.identity import Identity
 from koalapy.model.job import Job, JobId, JobState
 from koalapy.model.job_spec import Priority
-from koalapy.scheduler.events import Event, JobCancelled, JobHeld, JobPriorityChanged, JobReleased
+from koalapy.scheduler.events import Event, JobCancelled, JobChanged, JobHeld, JobReleased
 from koalapy.scheduler.queries import Queries
 from koalapy.validation.permissions import SubmissionRules, check_job_access, check_reason, may_see_all_of
 
@@ -103,7 +103,7 @@ class BulkActions:
             if not job.state.is_waiting:
                 raise wrong_state_error(job, "only jobs that wait can be given another priority")
             is_new = job.spec.priority is not priority
-            return JobPriorityChanged(job.id, priority, reason, caller.user) if is_new else None
+            return JobChanged(job.id, job.spec.with_fields(priority=priority), reason, caller.user) if is_new else None
 
         return await self._act_on_jobs(jobs, caller, make_event, expected)
 

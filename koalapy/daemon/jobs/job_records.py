@@ -7,6 +7,7 @@ from koalapy.model.array import format_task
 from koalapy.model.errors import ConflictError, KoalaError, NotFoundError, ProblemCode
 from koalapy.model.job import Job, JobId, JobState, TimelineEntry
 from koalapy.ports import ClusterRecord, Usage
+from koalapy.scheduler.queries import Queries
 
 ExpectedStates = Mapping[JobId, JobState]
 """The states of jobs that the user saw when choosing an action."""
@@ -84,3 +85,21 @@ def unstarted_task_error(array: Job, task: JobId) -> NotFoundError:
         hint=f"see koala show {array.id}",
         code=ProblemCode.JOB_NOT_FOUND,
     )
+
+
+def find_waiting_job(queries: Queries, job: Job) -> Job:
+    """Return a waiting job as it is now, to be changed. Raise ``ConflictError`` for another; ``job``: as it was."""
+    current = queries.job(job.id)
+    if current is None:
+        if job.array_job is None or queries.unfinished(job.id) is None:
+            raise already_ended_error(job)
+        hint = f"change the tasks of its array that were not started: koala change {job.array_job}"
+        raise wrong_state_error(job, "it was not started", hint)
+    if current.spec.internal:
+        raise wrong_state_error(current, "jobs of the daemon cannot be changed")
+    if current.state.is_waiting:
+        return current
+    if current.tasks is not None:
+        raise wrong_state_error(current, "all of its tasks were started, and only waiting ones can be changed")
+    hint = f"let it run, or cancel it and submit it again: koala cancel {job.id}"
+    raise wrong_state_error(current, "only jobs that wait can be changed", hint)

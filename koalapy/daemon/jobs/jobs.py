@@ -16,6 +16,7 @@ from koalapy.daemon.jobs.job_records import (
     JobRecord,
     Metrics,
     already_ended_error,
+    find_waiting_job,
     no_job_error,
     unstarted_task_error,
 )
@@ -34,12 +35,12 @@ from koalapy.daemon.observability.audit import describe_request
 from koalapy.model.application import printable_application_of, summarize_job
 from koalapy.model.array import TaskIndices
 from koalapy.model.dependency import Clause
-from koalapy.model.errors import ConflictError, NotFoundError, StoreUnavailable
+from koalapy.model.errors import ConflictError, KoalaError, NotFoundError, StoreUnavailable
 from koalapy.model.history import DAY
 from koalapy.model.identity import Identity
 from koalapy.model.job import Attempt, Job, JobId, JobState, TimelineEntry, new_job
 from koalapy.model.job_search import JobSort
-from koalapy.model.job_spec import JobSpec, OutputStream, Priority
+from koalapy.model.job_spec import JobSpec, OutputStream, Priority, describe_changes
 from koalapy.model.notification import AllowedRecipients
 from koalapy.model.placement import Explanation
 from koalapy.model.request import ClusterName
@@ -52,6 +53,7 @@ from koalapy.scheduler.events import (
     ClusterResumed,
     Event,
     JobCancelled,
+    JobChanged,
     JobHeld,
     JobReleased,
     JobSubmitted,
@@ -73,8 +75,9 @@ from koalapy.validation.submission import SubmissionChecks, hash_key, hash_spec
 
 log = structlog.get_logger()
 
-
 T = TypeVar("T")
+ApplyChange = Callable[[JobSpec], JobSpec]
+"""Returns the changed specification of a job."""
 
 TIMELINE_PAGE_SIZE = 500
 """Lines of a timeline that one query reads for a client that follows a job."""
@@ -89,6 +92,10 @@ MAX_EXACT_SPAN_S = 2 * DAY
 """Spans up to this long are measured to the second; longer ones by the daily sums of whole days."""
 HINT_UNKNOWN_OUTCOME = "look for the job with koala queue --all before you submit it again"
 HINT_UNKNOWN_OUTCOME_OF_KEY = "submit it again with the same Idempotency-Key: it becomes one job"
+
+
+class _ChangedMeanwhile(KoalaError):
+    """A job was changed after another change of it was checked; check that one again."""
 
 
 class Jobs:
@@ -235,6 +242,47 @@ class Jobs:
 
     async def release(self, job: JobId, caller: Identity) -> JobRecord:
         return await self._act_on_job(job, caller, JobReleased(job, caller.user))
+
+    async def change(self, job: JobId, caller: Identity, apply_change: ApplyChange, reason: str) -> JobRecord:
+        """Change ``CHANGEABLE_FIELDS`` of a waiting job. ``apply_change`` returns its changed specification.
+
+        Raise the errors of a submission, and ``ConflictError`` if the job does not wait any more.
+        """
+
+        def make_events() -> tuple[Event, ...]:
+            # In the engine's loop, so that the job is neither placed nor changed in between.
+            if find_waiting_job(self._queries, record.job).spec != record.job.spec:
+                raise _ChangedMeanwhile(f"job {job} was changed by another request")
+            self._queries.admit_change(spec)
+            return (JobChanged(job, spec, reason, caller.user),)
+
+        while True:
+            record = await self.get_owned(job, caller)
+            spec = self._check_change(record.job, caller, apply_change, reason)
+            describe_request(f"job {job}", ": ".join(filter(None, (describe_changes(record.job.spec, spec), reason))))
+            with suppress(_ChangedMeanwhile):
+                await self.commit_item(WorkItem(prepare=make_events))
+                return await self.get(job)
+
+    def _check_change(self, job: Job, caller: Identity, apply_change: ApplyChange, reason: str) -> JobSpec:
+        """Return the changed specification of a waiting job, checked like a submission."""
+        check_reason(caller, [job], reason)
+        spec = apply_change(find_waiting_job(self._queries, job).spec)
+        is_larger = spec.request.total_size > job.spec.request.total_size
+        if spec.priority is not job.spec.priority or is_larger:
+            self.rules.check_priority(spec.priority, caller, "leave size and priority, or give it low priority")
+        self._checks.check(spec, self._queries.limits())
+        return spec
+
+    async def explain_change(self, job: JobId, caller: Identity, apply_change: ApplyChange, reason: str) -> Explanation:
+        """Return what would happen to a waiting job if it were changed now. The change is checked; nothing is
+        stored."""
+        record = await self.get_owned(job, caller)
+        spec = self._check_change(record.job, caller, apply_change, reason or "dry run")
+        self._queries.admit_change(spec)
+        current, now = find_waiting_job(self._queries, record.job), self._engine.clock()
+        allowed = self.rules.high_priority.is_allowed_to(caller)
+        return explain_submission(self._queries, spec, now, current.awaits, job=current, high_priority_allowed=allowed)
 
     async def _act_on_job(
         self, job: JobId, caller: Identity, event: Event, reason: str | None = None, tasks: str = ""

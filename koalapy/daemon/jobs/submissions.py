@@ -1,7 +1,7 @@
 """Dependencies between submitted jobs, idempotency keys, and the submission of several jobs in one transaction."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
@@ -9,7 +9,15 @@ from weakref import WeakValueDictionary
 from koalapy.daemon.engine.database import find_by_key
 from koalapy.daemon.engine.engine import Engine, WorkItem
 from koalapy.daemon.observability.audit import describe_request
-from koalapy.model.dependency import MAX_BATCH_DEPENDENCIES, Clause, End, EndCondition, resolve_ends
+from koalapy.model.dependency import (
+    MAX_BATCH_DEPENDENCIES,
+    Clause,
+    End,
+    EndCondition,
+    format_entry,
+    resolve_ends,
+    with_numbers,
+)
 from koalapy.model.errors import ConflictError, KoalaError, ProblemCode, naming_item, reject
 from koalapy.model.identity import Identity
 from koalapy.model.job import END_TEXTS, Job, JobId, JobState, new_job
@@ -96,15 +104,17 @@ class Dependencies:
                 await engine.commit(WorkItem())  # wait until the end of that job is written
             final_states = await read_states()
 
-    def find_unmet(self, spec: JobSpec, final_states: FinalStates) -> tuple[Clause, ...]:
+    def find_unmet(self, spec: JobSpec, final_states: FinalStates, batch: Container[JobId] = ()) -> tuple[Clause, ...]:
         """Return the clauses of a submission that do not hold yet. To be called in the engine's loop.
+
+        ``batch``: the other jobs of its batch.
 
         Raise ``UsageError`` if one can never hold, and ``EndedMeanwhile`` if a job is neither unfinished nor among the
         final states.
         """
         ends: dict[JobId, End] = {}
         for ident in _jobs_of(spec.after):
-            if self._queries.job(ident) is not None:
+            if ident in batch or self._queries.job(ident) is not None:
                 continue
             if ident not in final_states:
                 raise EndedMeanwhile(f"job {ident} has just ended")
@@ -138,17 +148,33 @@ class Dependencies:
 def find_fields(specs: Sequence[JobSpec], *, is_batch: bool) -> dict[JobId, str]:
     """Return the jobs that submissions name, with the first field that names each, such as ``jobs[3].after``.
 
-    Raise ``UsageError`` if a batch names too many jobs.
+    Raise ``UsageError`` if a batch names too many jobs, or if one names an entry of the batch that is not before it.
     """
     fields: dict[JobId, str] = {}
     for index, spec in enumerate(specs):
         field = f"jobs[{index}].after" if is_batch else "after"
         for ident in _jobs_of(spec.after):
-            fields.setdefault(ident, field)
+            if ident > 0:
+                fields.setdefault(ident, field)
+            else:
+                _check_entry(field, ident, index if is_batch else None)
         if is_batch and (count := len(fields)) > MAX_BATCH_DEPENDENCIES:
             problem = f"is the first with which the batch names more than {MAX_BATCH_DEPENDENCIES} different jobs"
             reject(field, count, problem, "submit it as several batches, or name an array instead of many jobs")
     return fields
+
+
+def _check_entry(field: str, job: JobId, index: int | None) -> None:
+    """Raise ``UsageError`` unless a job names an earlier entry of its batch. ``index``: its own; None without a
+    batch."""
+    name = format_entry(job)
+    if index is None:
+        hint = "name a job by its number, or submit both jobs by POST /api/v1/jobs:batch"
+        reject(field, name, f"names {name}, an entry of a batch, but this is a single job", hint)
+    if -1 - job >= index:
+        problem = f"names {name}, " + ("the job itself" if -1 - job == index else "which is not before it in the batch")
+        hint = f"name one of #0 to #{index - 1}, or put the jobs in another order" if index else "name no entry here"
+        reject(field, name, problem, hint)
 
 
 def _jobs_of(clauses: Iterable[Clause]) -> list[JobId]:
@@ -270,6 +296,10 @@ class BatchSubmission:
 
         final_states = await read_states()
         numbers = self._jobs.take_numbers(complete)
+        numbered = [
+            spec.with_fields(after=with_numbers(spec.after, numbers)) if spec.after else spec for spec in complete
+        ]
+        batch = frozenset(numbers)
 
         def make_item(final_states: FinalStates) -> WorkItem:
             def make_events() -> tuple[Event, ...]:
@@ -277,8 +307,8 @@ class BatchSubmission:
                 now = engine.cycle_time
                 events: list[Event] = []
                 with naming_item(lambda: f"jobs[{len(events)}]"):
-                    for number, spec in zip(numbers, complete, strict=True):
-                        awaits = dependencies.find_unmet(spec, final_states) if spec.after else ()
+                    for number, spec in zip(numbers, numbered, strict=True):
+                        awaits = dependencies.find_unmet(spec, final_states, batch) if spec.after else ()
                         events.append(JobSubmitted(new_job(number, spec, now, awaits), caller.user))
                 return tuple(events)
 

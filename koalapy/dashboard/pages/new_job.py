@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from koalapy.api import fields
 from koalapy.api.access import Caller
-from koalapy.api.forecasts import submission_of
+from koalapy.api.job_changes import submission_of
 from koalapy.api.job_views import JobSubmission
 from koalapy.api.problems import usage_error
 from koalapy.daemon.services import Services
@@ -38,9 +38,6 @@ KINDS = {
 """The kinds of requests: description and example."""
 
 Source = Annotated[int | None, Query(alias="from", ge=1, le=fields.MAX_ID, description="the job to submit again")]
-
-
-Changed = Annotated[bool, Query(description="with the smallest change with which the job would start at once")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,14 +131,13 @@ def add_new_job(dashboard: Dashboard, services: Services) -> None:
         )
 
     @dashboard.page("/jobs/new", "new_job.html", operation="explain_submission", title="New job", live=False)
-    async def new(caller: Caller, source: Source = None, changed: Changed = False) -> NewJobView:
+    async def new(caller: Caller, source: Source = None) -> NewJobView:
         """Return an empty form, or one with the fields of an earlier job."""
         if source is None:
             return make_view(JobFields(), caller, None)
         job = (await jobs.get(source)).job
         check_job_access(caller, job)
-        change = (await jobs.explain_job(source, caller)).smallest_change if changed else None
-        return make_view(fields_of_job(source, job.spec if change is None else change.spec), caller, None)
+        return make_view(fields_of_job(source, job.spec), caller, None)
 
     async def check_submission(spec: JobSpec, body: dict[str, Any], caller: Identity) -> SubmissionCheck:
         """Return the placement or the expected start of a job. It is checked like a real one; nothing is stored."""

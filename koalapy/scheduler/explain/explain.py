@@ -385,43 +385,66 @@ def explain(
     else:
         explanation = current_state(job, timeline, queries.grid, queries.lrm_waits, queries.rules, now)
         if job.state is JobState.HELD:
-            answer = DryRun(queries, job).answer(job.spec)
-            if isinstance(answer, Placement):
-                note = f"there is room for it on {listed_where(answer)}"
-            else:
-                note = f"released now it would wait: {answer.summary}"
-            explanation = replace(explanation, notes=(note,), suffices=(f"its release (koala release {job.id})",))
+            explanation = _held(job, job.spec, explanation, queries)
+    if is_unfinished and job.state.is_waiting and (dependents := queries.dependents_of(job.id)):
+        explanation = replace(explanation, notes=(*explanation.notes, _describe_dependents(dependents)))
     tries = queries.tries(job.id) if is_unfinished else job.placement_tries
     return replace(explanation, tries=tries, reasons=_history(timeline))
 
 
+def _describe_dependents(dependents: Sequence[JobId]) -> str:
+    """Return which jobs wait for a waiting job, and that a change of it does not affect them, as text."""
+    if len(dependents) == 1:
+        return f"job {dependents[0]} waits for it, and keeps waiting for it if it is changed"
+    return f"jobs {format_list([*map(str, dependents)])} wait for it, and keep waiting for it if it is changed"
+
+
 def explain_submission(
-    queries: Queries, spec: JobSpec, now: float, awaits: tuple[Clause, ...] = (), *, high_priority_allowed: bool = True
+    queries: Queries,
+    spec: JobSpec,
+    now: float,
+    awaits: tuple[Clause, ...] = (),
+    *,
+    job: Job | None = None,
+    high_priority_allowed: bool = True,
 ) -> Explanation:
     """Explain where a job would be placed if it were submitted now, or why it would wait.
 
-    ``awaits``: the clauses of its dependencies that do not hold yet.
+    ``awaits``: the clauses of its dependencies that do not hold yet. ``job``: a waiting job that would be changed.
     """
+    ident = None if job is None else job.id
+    if job is not None and job.state is JobState.HELD:
+        return _held(job, spec, current_state(job, (), queries.grid, queries.lrm_waits, queries.rules, now), queries)
     if awaits or (spec.begin is not None and now < spec.begin):
-        return _deferred(queries, None, spec, awaits, now)
-    dry_run = DryRun(queries, high_priority_allowed=high_priority_allowed)
+        return _deferred(queries, ident, spec, awaits, now)
+    dry_run = DryRun(queries, job, high_priority_allowed=high_priority_allowed)
     answer = dry_run.answer(spec)
     tried, excess = dry_run.is_tried_at_once(spec), queries.over_limit(spec)
     if isinstance(answer, Placement) and tried and excess is None:
         clusters, notes = _clusters(dry_run, spec, answer, (), {}, now)
         victims = f", where {dry_run.victims_text(spec)}" if dry_run.preempts(spec, answer) else ""
         headline = f"would be placed at once on {listed_where(answer)}{victims}"
-        return Explanation(None, JobState.PLACED, headline, clusters, notes, placement=answer)
+        return Explanation(ident, JobState.PLACED, headline, clusters, notes, placement=answer)
     if excess is not None:
         headline = excess.waiting_reason
     elif not tried:
-        headline = f"would wait behind job {queries.queues.head_before(spec)}"
+        headline = f"would wait behind job {queries.queues.head_before(spec, job)}"
     elif _is_reservation_in_the_way(dry_run, spec):
         headline = queries.queues.reservation.describe_keeper(dry_run.keeper)
     else:
         headline = answer.summary if isinstance(answer, Refusal) else ""
-    ahead = queries.queues.count_before_new(spec)
+    ahead = queries.queues.count_before(spec, job)
     return replace(_waiting(dry_run, spec, answer, headline, now), position=ahead + 1, ahead=ahead)
+
+
+def _held(job: Job, spec: JobSpec, explanation: Explanation, queries: Queries) -> Explanation:
+    """Add to the explanation of a held job whether there is room for it now. ``spec``: present, or changed."""
+    answer = DryRun(queries, job).answer(spec)
+    if isinstance(answer, Placement):
+        note = f"there is room for it on {listed_where(answer)}"
+    else:
+        note = f"released now it would wait: {answer.summary}"
+    return replace(explanation, notes=(note,), suffices=(f"its release (koala release {job.id})",))
 
 
 def _deferred(
@@ -475,9 +498,9 @@ def _waiting(dry_run: DryRun, spec: JobSpec, answer: Placement | Refusal, headli
         suffices.append(f"job {reserved}, for which nodes are kept, out of its way (koala hold {reserved})")
     elif (first := _must_be_placed_first(dry_run, spec)) is not None:
         suffices.append(f"job {first} placed before it")
-    # To submit an array again would end its running tasks, and repeat those that have ended.
-    is_of_array = job is not None and (job.tasks is not None or job.array_job is not None)
-    instead = dry_run.instead() if queries.over_limit(spec) is None and not is_of_array else None
+    # A pause after failed attempts is not to be evaded.
+    is_paused = job is not None and job.retry_at is not None and not job.refusals
+    may_start = not (is_at_own_limit or is_paused) and queries.over_limit(spec) is None
     return Explanation(
         job.id if job is not None else None,
         job.state if job is not None else JobState.QUEUED,
@@ -485,7 +508,7 @@ def _waiting(dry_run: DryRun, spec: JobSpec, answer: Placement | Refusal, headli
         clusters,
         notes,
         tuple(suffices),
-        smallest_change=smallest_change(spec, instead) if instead is not None else None,
+        smallest_change=smallest_change(spec, dry_run) if may_start else None,
         placement=placement,
     )
 

@@ -12,10 +12,10 @@ from typing import Any
 from koalapy.model.cluster import GridView, LinkUse
 from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.placement import Change, ChangeValue
-from koalapy.model.request import FixedRequest, FlexibleRequest, NonFixedRequest
+from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, NonFixedRequest, has_settings
 from koalapy.model.wording import format_list, format_nodes
 from koalapy.policies.registry import DEFAULTS
-from koalapy.scheduler.explain.dry_run import DryRun
+from koalapy.scheduler.explain.dry_run import DryRun, select_nodes
 from koalapy.scheduler.grid import GridStatus
 
 MAX_QUESTIONS = 200
@@ -97,7 +97,8 @@ def _tried(candidate: Candidate, dry_run: DryRun) -> Change | None:
     if placement is None:
         return None
     victims = f": {dry_run.victims_text(candidate.spec)}" if dry_run.preempts(candidate.spec, placement) else ""
-    return Change(candidate.field, candidate.value, f"{candidate.text}{victims}", candidate.spec, placement)
+    text, before = f"{candidate.text}{victims}", dry_run.job
+    return Change(candidate.field, candidate.value, text, candidate.spec, placement, before)
 
 
 # The same nodes, with fewer bounds
@@ -105,12 +106,13 @@ def _tried(candidate: Candidate, dry_run: DryRun) -> Change | None:
 
 def _same_node_changes(spec: JobSpec, dry_run: DryRun) -> Iterator[Steps]:
     """Yield changes of a request that keep its number of nodes, the least costly for the user first."""
-    queries = dry_run.queries
-    yield single_step("", None, "submit it again: a new job is tried at once", spec)
+    queries, job = dry_run.queries, dry_run.job
+    if job is not None and job.retry_at is None:
+        yield single_step("", None, "try it now, unchanged", spec)
     if isinstance(spec.request, FlexibleRequest):
         yield from _relaxed_bounds(spec.request, spec, len(queries.grid.clusters()))
     elif isinstance(spec.request, FixedRequest):
-        yield from _other_clusters(spec.request, spec, dry_run.view(spec.priority))
+        yield from _other_clusters(spec.request, spec, dry_run)
     usual = DEFAULTS[spec.request.type]
     for name in sorted(queries.policies.names(), key=lambda name: (name != usual, name)):
         if name != (spec.policy or usual):
@@ -132,23 +134,26 @@ def _same_node_changes(spec: JobSpec, dry_run: DryRun) -> Iterator[Steps]:
             f"ask for {format_nodes(free.request.total_size)} without any bounds",
             free,
         )
-    if spec.priority is Priority.LOW and dry_run.high_priority_allowed:
+    if dry_run.may_raise_priority(spec):
         yield single_step("priority", "high", "give it high priority", replace(spec, priority=Priority.HIGH))
 
 
-def _other_clusters(request: FixedRequest, spec: JobSpec, view: GridView) -> Iterator[Steps]:
+def _other_clusters(request: FixedRequest, spec: JobSpec, dry_run: DryRun) -> Iterator[Steps]:
     """Yield one blocking component on another cluster, then all components on any cluster."""
     needed = Counter[str]()
     for component in request.components:
         needed[component.cluster or ""] += component.size
-    short = {
-        name for name, size in needed.items() if size > (cluster.usable_idle if (cluster := view.get(name)) else 0)
-    }
-    moved = [index for index, component in enumerate(request.components) if component.cluster in short]
+    views = [select_nodes(spec, dry_run.view(spec.priority), index) for index in range(len(request.components))]
+    moved = [
+        index
+        for index, (component, view) in enumerate(zip(request.components, views, strict=True))
+        if (cluster := view.get(component.cluster or "")) is None
+        or needed[component.cluster or ""] > cluster.usable_idle
+    ]
     for index in moved[:MAX_MOVED_COMPONENTS]:
         component = request.components[index]
         component_text = f"component {index}" if len(request.components) > 1 else "it"
-        roomy = [c.name for c in view.by_idle if c.idle >= component.size and c.name != component.cluster]
+        roomy = [c.name for c in views[index].by_idle if c.idle >= component.size and c.name != component.cluster]
         for name in roomy[:MAX_SITES_PER_COMPONENT]:
             components = list(request.components)
             components[index] = replace(component, cluster=name)
@@ -214,7 +219,7 @@ def as_flexible(spec: JobSpec) -> JobSpec | None:
     request = spec.request
     if isinstance(request, FlexibleRequest):
         return spec
-    if any(c.command or c.environment or c.output or c.inputs for c in request.components):
+    if any(map(has_settings, request.components)):
         return None
     return replace(spec, request=FlexibleRequest(request.total_size), policy="", policy_options=())
 
@@ -232,33 +237,29 @@ def _find_fewer_nodes(spec: JobSpec, dry_run: DryRun) -> Change | None:
     """Return the largest request that would be placed: with its bounds, without them, or with high priority."""
     flexible = as_flexible(spec)
     free = without_bounds(flexible) if flexible is not None else None
-    changes = [_first_of(_smaller(spec, dry_run.widest_view(spec)), dry_run, MAX_QUESTIONS)]
+    changes = [_first_of(_smaller(spec, dry_run), dry_run, MAX_QUESTIONS)]
     if free is not None:
-        changes.append(
-            _first_of(_smaller(free, dry_run.widest_view(free), " without any bounds"), dry_run, MAX_QUESTIONS)
-        )
-    if spec.priority is Priority.LOW and dry_run.high_priority_allowed and not any(changes):
+        changes.append(_first_of(_smaller(free, dry_run, " without any bounds"), dry_run, MAX_QUESTIONS))
+    if dry_run.may_raise_priority(spec) and not any(changes):
         high = replace(free or spec, priority=Priority.HIGH)
-        changes.append(
-            _first_of(_smaller(high, dry_run.widest_view(high), " with high priority"), dry_run, MAX_QUESTIONS)
-        )
+        changes.append(_first_of(_smaller(high, dry_run, " with high priority"), dry_run, MAX_QUESTIONS))
     return max((change for change in changes if change), key=lambda c: c.spec.request.total_size, default=None)
 
 
-def _smaller(spec: JobSpec, view: GridView, also: str = "") -> Iterator[Steps]:
-    """Yield smaller requests that fit on ``view``; ``also`` describes the other changes."""
-    request = spec.request
+def _smaller(spec: JobSpec, dry_run: DryRun, also: str = "") -> Iterator[Steps]:
+    """Yield smaller requests that may fit now; ``also`` describes the other changes."""
+    request, view = spec.request, dry_run.widest_view(spec)
     if isinstance(request, FlexibleRequest):
-        yield _smaller_total(spec, request, view, also)
+        yield _smaller_total(spec, request, select_nodes(spec, view).usable_idle, also)
     elif isinstance(request, NonFixedRequest):
         yield _smaller_components(spec, request, also)
     else:
         yield from _idle_part(spec, request, view, also)
 
 
-def _smaller_total(spec: JobSpec, request: FlexibleRequest, view: GridView, also: str) -> Steps:
-    """Return steps that reduce the total of a flexible request node by node, from the usable idle nodes."""
-    largest = min(request.total_size - 1, view.usable_idle)
+def _smaller_total(spec: JobSpec, request: FlexibleRequest, usable: int, also: str) -> Steps:
+    """Return steps that reduce the total of a flexible request node by node, from the number of usable nodes."""
+    largest = min(request.total_size - 1, usable)
 
     def candidate(total: int) -> Candidate:
         min_size = min(request.min_component_size, total)
@@ -292,14 +293,14 @@ def _make_resized(spec: JobSpec, request: NonFixedRequest | FixedRequest, also: 
 
 def _idle_part(spec: JobSpec, request: FixedRequest, view: GridView, also: str) -> Iterator[Steps]:
     """Yield the request with each component reduced to the idle nodes of its cluster, without empty ones."""
-    remaining = {cluster.name: cluster.idle for cluster in view.by_idle}
-    components = []
-    for component in request.components:
-        size = min(component.size, remaining.get(component.cluster or "", 0))
+    taken, components = Counter[str](), list[ComponentRequest]()
+    for index, component in enumerate(request.components):
+        cluster = select_nodes(spec, view, index).get(component.cluster or "")
+        size = min(component.size, (cluster.usable_idle if cluster else 0) - taken[component.cluster or ""])
         if size > 0:
-            remaining[component.cluster or ""] -= size
+            taken[component.cluster or ""] += size
             components.append(replace(component, size=size))
-        elif component.command or component.environment:
-            return  # it runs a different program: without it the job would be another
+        elif any(map(has_settings, request.components)):
+            return  # without a component that differs from others, the job would be another
     if components and tuple(components) != request.components:
         yield Steps((tuple(components),), lambda fitting: _make_resized(spec, FixedRequest(fitting), also))

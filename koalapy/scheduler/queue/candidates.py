@@ -354,8 +354,10 @@ class Candidates:
                 if is_due and self.may_scan(priority) and (candidate := self._next_of_scan(priority)) is not None:
                     return candidate
                 if self._queues.newcomers[priority] and (job := self._queues.next_newcomer(priority)) is not None:
-                    if self._rules.queue != "fcfs" or self._queues.head(job.spec) == job.id:
-                        return Candidate(job.id, self._offers.ordinary[priority], is_newcomer=True)
+                    if self._queues.is_tried_at_once(job.spec, job):
+                        has_all = job.id == self._queues.reservation.job
+                        offers = self._offers.everything if has_all else self._offers.ordinary
+                        return Candidate(job.id, offers[priority], is_newcomer=True)
                     break
             else:
                 if not self._go_on_with_periodic_scan():
@@ -422,7 +424,7 @@ class Candidates:
         """Return whether a newcomer is rejected without a policy call: too few idle nodes, or its group was
         rejected."""
         group = self._queues[self._ledger.jobs[newcomer.job].spec.priority].group_of(newcomer.job)
-        if group in self._refused_newcomers:
+        if group in self._refused_newcomers and not self._offers.has_all_nodes(newcomer.offer):
             return True
         if newcomer.offer.idle_test()(group.needs):
             return False
@@ -430,10 +432,13 @@ class Candidates:
         return True
 
     def count_newcomer_try(self, job: Job, now: float) -> None:
-        """Count the failed try of a newcomer, and reject newcomers of its group for the rest of the cycle."""
+        """Count the failed try of a newcomer that was not changed. Reject newcomers of its group in this cycle."""
         queue = self._queues[job.spec.priority]
         self._refused_newcomers.add(queue.group_of(job.id))
-        self._count_try(job, now)
+        if job.id in self._queues.changed:
+            self._queues.changed.remove(job.id)
+        else:
+            self._count_try(job, now)
         if self._rules.queue == "fcfs" and job.id in queue:
             queue.check_placeable(job.id, self._never_fits)
 

@@ -6,7 +6,6 @@ The table of queue positions in ``docs/scheduling.md`` is implemented by ``_ente
 import heapq
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
 
 from koalapy.model.application import application_of
 from koalapy.model.job import Job, JobId
@@ -43,6 +42,8 @@ class PlacementQueues:
         """Queued jobs outside their queues: they are deferred, or return after a pause."""
         self.newcomers: dict[Priority, list[Place]] = {priority: [] for priority in Priority}
         """Heaps of jobs that are to be tried out of turn, some of which may have left."""
+        self.changed: set[JobId] = set()
+        """Newcomers that wait longer and were changed, so that this try does not count."""
         self._unknown: defaultdict[str, set[JobId]] = defaultdict(set)
         """Jobs with learning policies, by application, for applications without run-time statistics."""
         self.wakeups = {priority: Wakeup() for priority in Priority}
@@ -140,15 +141,29 @@ class PlacementQueues:
         """Return the first job of the section of such a job, as far as limits go; None if there is none."""
         return self._queues[spec.priority].head(self._state.sharing.section_of(spec.home_site))
 
-    def head_before(self, spec: JobSpec, without: JobId | None = None) -> JobId | None:
-        """Return the first job that would be before such a new job, ``without`` one; None if there is none."""
-        section = self._state.sharing.section_of(spec.home_site)
-        return self._queues[spec.priority].head_before_new(section, spec.request.total_size, without)
+    def head_before(self, spec: JobSpec, job: Job | None = None) -> JobId | None:
+        """Return the first job before a new job, or before a waiting ``job`` that is changed; None if there is none.
 
-    def count_before_new(self, spec: JobSpec) -> int:
-        """Return how many jobs would be before such a new job."""
-        section = self._state.sharing.section_of(spec.home_site)
-        return self._queues[spec.priority].count_before_new(section, spec.request.total_size)
+        ``spec``: that of the new or changed job.
+        """
+        return self._queues[spec.priority].head_before(self._place_of(spec, job))
+
+    def is_tried_at_once(self, spec: JobSpec, job: Job | None = None) -> bool:
+        """Return whether a new job, or a waiting ``job`` that is changed, is tried before the next scan."""
+        if self._rules.queue != "fcfs" or (job is not None and job.id == self.reservation.job):
+            return True
+        return self.head_before(spec, job) is None
+
+    def count_before(self, spec: JobSpec, job: Job | None = None) -> int:
+        """Return how many jobs would be before a new job, or before a waiting ``job`` that is changed."""
+        return self._queues[spec.priority].count_before(self._place_of(spec, job))
+
+    def _place_of(self, spec: JobSpec, job: Job | None) -> Place:
+        """Return the sort key that a new job, or a waiting ``job`` that is changed, would have in its queue."""
+        queue, section = self._queues[spec.priority], self._state.sharing.section_of(spec.home_site)
+        if job is None:
+            return queue.place_of(section, spec.request.total_size)
+        return queue.place_of(section, spec.request.total_size, job.queue_seq, job.id)
 
     def pause(self, job: Job) -> None:
         """Keep a queued job out of its queue until its ``retry_at``, or while it is deferred."""
@@ -165,8 +180,9 @@ class PlacementQueues:
                 self._push_job(job)
         self.reservation.restore(jobs)
 
-    def _enter(self, job: Job, *, anew: bool) -> None:
-        """Add a job at the tail, to be tried at once, if ``anew``; else at its old position, to be tried by a scan."""
+    def _enter(self, job: Job, *, anew: bool, is_changed: bool = False) -> None:
+        """Add a job at the tail if ``anew``, else at its old position. Try a new or changed one at once, others by a
+        scan."""
         self._pausing.discard(job.id)
         if anew:
             self._last_seq += 1
@@ -176,7 +192,9 @@ class PlacementQueues:
         )
         self._push_job(job)
         priority = job.spec.priority
-        if anew:
+        if is_changed:
+            self.changed.add(job.id)
+        if anew or is_changed:
             heapq.heappush(self.newcomers[priority], self._queues[priority].place(job.id))
         elif job.id == self.placing:
             self.failed_at_once.add(job.id)
@@ -216,6 +234,7 @@ class PlacementQueues:
                 self.wake_all()  # its use may bar jobs of its owner that blocked other jobs
         self._queues[priority].remove(job.id)
         self.wakeups[priority].jobs.discard(job.id)
+        self.changed.discard(job.id)
         if self._unknown and self._learns(job.spec) and (application := application_of(job.spec)) in self._unknown:
             self._unknown[application].discard(job.id)
             if not self._unknown[application]:
@@ -255,13 +274,15 @@ class PlacementQueues:
                 return self._ledger.jobs[job]
         return None
 
-    def change_priority(self, job: Job, priority: Priority) -> Job:
-        """Change a job's priority, and move it to its position in the other queue with its tries."""
-        if not (job.is_in_queue and job.id in self._queues[job.spec.priority]):
-            return self._ledger.change_job(job, spec=replace(job.spec, priority=priority))
-        job = self.remove(job)
-        job = self._ledger.change_job(job, spec=replace(job.spec, priority=priority))
-        self._enter(job, anew=False)
+    def change(self, job: Job, spec: JobSpec) -> Job:
+        """Replace the specification of a waiting job, and try it at once unless it is held or deferred.
+
+        It keeps its tries and its submission time, by which it is ordered. A pause before its next attempt ends.
+        """
+        if job.is_deferred or not self.has(job):
+            return self._ledger.change_job(job, spec=spec)
+        job = self._ledger.change_job(self.remove(job), spec=spec)
+        self._enter(job, anew=False, is_changed=True)
         self.reservation.keep_for_restart(self._ledger.jobs[job.id])
         return self._ledger.jobs[job.id]
 

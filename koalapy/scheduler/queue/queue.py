@@ -313,7 +313,7 @@ class PlacementQueue:
                 self._awaiting[change].add(group)
         if self._arrived is not None:
             self._arrived.add(job)
-        place = (section, group.needs.total if self._narrowest_first and seq >= 0 else 0, seq, job)
+        place = self.place_of(section, group.needs.total, seq, job)
         entry = self._entries[job] = Entry(place, group, self.scans, submitted_at)
         self._order.add(place)
         index = group.index(place)
@@ -397,28 +397,29 @@ class PlacementQueue:
         """Return the group of jobs that are rejected together with a job."""
         return self._entries[job].group
 
-    def count_before_new(self, section: int, nodes: int) -> int:
-        """Return how many jobs would be before a new one of so many nodes in a section."""
-        new = self._place_of_new(section, nodes)
-        return int(self._order.bisect_left(new) - self._order.bisect_left(_begin(section)))
+    def place_of(self, section: int, nodes: int, seq: int = sys.maxsize, job: JobId = 0) -> Place:
+        """Return the sort key that a job of so many nodes would have in a section; by default, of a new job."""
+        return (section, nodes if self._narrowest_first and seq >= 0 else 0, seq, job)
 
-    def _place_of_new(self, section: int, nodes: int) -> Place:
-        return (section, nodes if self._narrowest_first else 0, sys.maxsize, 0)
+    def count_before(self, place: Place) -> int:
+        """Return how many other jobs of its section would be before a job with this sort key."""
+        before = int(self._order.bisect_left(place) - self._order.bisect_left(_begin(place[0])))
+        present = self._entries.get(place[-1])
+        return before - (present is not None and present.place < place)
 
     def position(self, job: JobId) -> int:
         """Return how many jobs are before this one in its section."""
-        place = self._entries[job].place
-        return int(self._order.bisect_left(place) - self._order.bisect_left(_begin(place[0])))
+        return self.count_before(self._entries[job].place)
 
     def head(self, section: int = 0) -> JobId | None:
         """Return the first job of a section that its owner's limits allow to be placed; None if there is none."""
         entry = self._head(section, set())
         return None if entry is None else entry.job
 
-    def head_before_new(self, section: int, nodes: int, without: JobId | None) -> JobId | None:
-        """Return the head, without one job, if it would be before a new job of so many nodes; else None."""
-        entry = self._head(section, () if without is None else {without})
-        return entry.job if entry is not None and entry.place < self._place_of_new(section, nodes) else None
+    def head_before(self, place: Place) -> JobId | None:
+        """Return the head of other jobs if it would be before a job with this sort key; else None."""
+        entry = self._head(place[0], {place[-1]})
+        return entry.job if entry is not None and entry.place < place else None
 
     def heads(self) -> list[JobId]:
         """Return the heads of all sections, and jobs before them that can never be placed."""

@@ -12,7 +12,7 @@ from koalapy.model.cluster import LinkUse
 from koalapy.model.dependency import Dependency, EndCondition
 from koalapy.model.errors import BusyError, ConflictError, LimitReached, NeverAllowed, NotFoundError, UsageError
 from koalapy.model.job import Job, JobState
-from koalapy.model.job_spec import ClaimingMode, JobSpec, Launcher, Priority
+from koalapy.model.job_spec import CHANGEABLE_FIELDS, ClaimingMode, JobSpec, Launcher, Priority
 from koalapy.model.request import (
     FixedRequest,
     FlexibleRequest,
@@ -22,7 +22,7 @@ from koalapy.model.request import (
     StopWarning,
     WarningSignal,
 )
-from koalapy.scheduler.events import Event, JobCancelled, JobHeld, JobPriorityChanged, JobReleased, JobSubmitted
+from koalapy.scheduler.events import Event, JobCancelled, JobChanged, JobHeld, JobReleased, JobSubmitted
 from koalapy.scheduler.queue.start_conditions import find_missed_deadline
 from tests.scheduler.machine.base import CLUSTER_SIZES, MAX_OPEN_JOBS, Machine, cluster_names, cycle_counts, indexes
 from tests.scheduler.requests import fixed, flexible, nonfixed
@@ -144,7 +144,7 @@ class Users(Machine):
                 events.append(JobCancelled(job.id))
                 break
             if act in ("high", "low"):
-                events.append(JobPriorityChanged(job.id, Priority(act)))
+                events.append(JobChanged(job.id, replace(job.spec, priority=Priority(act))))
             elif act == "hold" and state is JobState.QUEUED:
                 events.append(JobHeld(job.id))
                 state = JobState.HELD
@@ -231,7 +231,17 @@ class Users(Machine):
     def change_priority(self, pick: int, priority: Priority, all_jobs: bool) -> None:
         jobs = self.jobs_in(JobState.QUEUED, JobState.HELD)
         chosen = jobs if all_jobs else [jobs[pick % len(jobs)]]
-        self.world.step([JobPriorityChanged(job, priority) for job in chosen])
+        self.world.step([self.world.change_event(job, priority=priority) for job in chosen])
+
+    @precondition(lambda self: self.jobs_in(JobState.QUEUED, JobState.HELD))
+    @rule(pick=indexes, spec=specs)
+    def change_request(self, pick: int, spec: JobSpec) -> None:
+        """Give a waiting job another request, as far as a submission of it would be accepted."""
+        jobs = self.jobs_in(JobState.QUEUED, JobState.HELD)
+        job = self.world.jobs[jobs[pick % len(jobs)]]
+        fields = {name: getattr(spec, name) for name in CHANGEABLE_FIELDS}
+        if self.admitted_specs([replace(job.spec, **fields)]):
+            self.world.change(job.id, **fields)
 
     # Local users
 
