@@ -284,6 +284,7 @@ class Agent:
             identity=self._settings.identity,
             interactive=self._settings.interactive,
             accepts_scripts=bool(self._settings.accepts_scripts),
+            joins_opens=True,
             known=self._daemons.known_daemons(),
         )
 
@@ -341,6 +342,9 @@ class Agent:
                 "check that --url leads to a koala daemon of the same version"
             )
         match message:
+            case wire.Open():
+                for order in message.split():
+                    self._handle_command(order)
             case wire.Command():
                 self._handle_command(message)
             case wire.Welcome():
