@@ -30,6 +30,7 @@ from koalapy.model.bounds import (
     Truncate,
     TruncatedText,
 )
+from koalapy.model.construction import fast_constructor
 from koalapy.model.disk import Disk
 from koalapy.model.job import ComponentState
 from koalapy.model.node_requirement import MAX_CORES, MAX_FEATURES, CheckedGpus
@@ -107,6 +108,7 @@ class ProgramUse:
     """Whether it is from the resource manager's accounting, which counts the whole job and its runners."""
 
 
+@fast_constructor
 @dataclass(frozen=True, slots=True)
 class ComponentStatus:
     """The current state of one component on its cluster.
@@ -244,6 +246,7 @@ class NodeClassReport:
 MAX_LOST_RECORDS = 20
 
 
+@fast_constructor
 @dataclass(frozen=True, slots=True)
 class ClusterReport:
     """Node counts of a cluster. ``holding`` are the tokens of components with nodes that are not counted as idle."""

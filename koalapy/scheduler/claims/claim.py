@@ -6,7 +6,7 @@ jobs of low priority for a job of high priority. A runner that stays queued in i
 nodes to local users and is replaced.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -36,12 +36,12 @@ class ClaimTry:
         """``preemption``: frees nodes for the job; None if it may not preempt."""
         self._grid, self._job, self.preemption = state.grid, job.id, preemption
         self._spec = job.spec
-        self._taken = Counter[ClusterName]()
+        self._taken: dict[ClusterName, int] = defaultdict(int)
         self._classes: dict[ClusterName, tuple[NodeClass, ...]] = {}
         """The classes of the nodes left by cluster, if a component may not get all nodes of its cluster."""
         self._parts: dict[ClusterName, tuple[NodeClass, ...]] = {}
         """The partly used nodes left by cluster, if the job may share them."""
-        self._taken_idle = Counter[int]()
+        self._taken_idle: dict[int, int] = {}
         """The idle nodes among those of each startable component, by its index."""
         self._gang_size = len(live(job).gang)
         self.startable: list[Component] = []
