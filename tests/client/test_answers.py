@@ -21,8 +21,8 @@ SCHEMAS = {
 }
 UNREAD = {
     "Alert": "cluster job user",
-    "Attempt": "claim_at exit_code queue_time relayed response_time start_delay start_estimate startup_overhead streams "
-    "wait_time",
+    "Attempt": "claim_at exit_code queue_time relayed response_time start_delay start_estimate startup_overhead "
+    "streams wait_time",
     "AttemptComponent": "accounted_nodes cpu_available cpu_time error exit_code file_site hosts infrastructure "
     "measured_nodes peak_memory sources stage_size staged staged_at staging_since transfer_time warned_at",
     "Cluster": "last_heard processes_per_node speed trials",
