@@ -36,7 +36,7 @@ def fast_constructor(kind: type[T]) -> type[T]:
         defaults,
     )
     constructor.__annotations__ = kind.__init__.__annotations__
-    kind.__init__ = constructor  # type: ignore[misc, assignment]
+    kind.__init__ = constructor  # type: ignore[method-assign]
     return kind
 
 
