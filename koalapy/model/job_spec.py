@@ -326,7 +326,8 @@ class JobSpec(_RequirementCache):
         except AttributeError:
             components = () if isinstance(self.request, FlexibleRequest) else self.request.components
             requirements: tuple[NodeRequirement | None, ...] = ()
-            if self.cpus_per_rank or any(map(has_requirement, (self, *components))):  # rare, and tested fast
+            # Rare, and tested fast.
+            if self.cpus_per_rank or has_requirement(self) or any(map(has_requirement, components)):
                 requirements = tuple(map(self._requirement_of, (None, *components)))
                 requirements = requirements if any(requirements) else ()
             object.__setattr__(self, "_requirements", requirements)

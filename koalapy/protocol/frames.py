@@ -91,10 +91,10 @@ def _join_opens(messages: Iterable[dict[str, Any] | Message]) -> Iterator[dict[s
         if plan is None:
             yield from group
             continue
-        first, *others = group
+        first, *others = [message for message in group if isinstance(message, dict)]
         fields = ("id", "token", "script")
-        joined = [{name: other[name] for name in fields if name in other} for other in others]  # type: ignore[index, operator]
-        yield {**first, **({"others": joined} if joined else {})}  # type: ignore[dict-item]
+        joined = [{name: other[name] for name in fields if name in other} for other in others]
+        yield {**first, "others": joined} if joined else first
 
 
 def find_plan(message: dict[str, Any] | Message) -> Plan | None:
