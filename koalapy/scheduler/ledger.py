@@ -373,4 +373,5 @@ def _count(counts: dict[T, int], key: T, times: int = 1) -> None:
     counts[key] = counts.get(key, 0) + times
 
 
-_copy_of_job, _copy_of_attempt, _copy_of_component = map(make_copier, (Job, Attempt, Component))
+_copy_of_job, _copy_of_attempt = make_copier(Job), make_copier(Attempt)
+_copy_of_component = make_copier(Component)

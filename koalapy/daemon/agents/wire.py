@@ -83,8 +83,8 @@ class CommandMessages:
                     nodes = plan_nodes(job, self._profiles)
                     relay = self._find_relay(job, nodes)
                     content = _build_plan(job, nodes, self._profiles, relay, array)
-                    find_entry = cache(lambda _: None) if relay is None else cache(relay.head_entry)
-                    self._plans[job.id] = Plan.of(content), content["head"], find_entry
+                    find_relay_entry = (lambda _: None) if relay is None else cache(relay.head_entry)
+                    self._plans[job.id] = Plan.of(content), content["head"], find_relay_entry
                 plan, head, find_entry = self._plans[job.id]
                 script = {"script": job.spec.script} if job.spec.script and command.token == head else {}
                 head_entry = find_entry(command.cluster)
