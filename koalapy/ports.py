@@ -89,6 +89,9 @@ class JobFilter:
     since: float | None = None
     until: float | None = None
     """Only jobs submitted from ``since`` to before ``until``, in seconds since the epoch; None: at any time."""
+    texts: tuple[tuple[str, tuple[str, ...], bool], ...] = ()
+    """Terms of a search that all hold: kind, values and negation, as in ``JobSearch.stored_texts``. Jobs that never
+    had an attempt may be found whatever their clusters."""
 
 
 @dataclass(frozen=True, slots=True)

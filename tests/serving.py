@@ -327,7 +327,7 @@ async def serving(
     if alert_rules is None:
         alerts = Alerts((), AlertRules(), engine.clock, mark_store=mark_store)
     else:
-        alerts = Alerts((*checks, JobChecks(queries, alert_rules)), alert_rules, engine.clock, mark_store=mark_store)
+        alerts = Alerts((*checks, JobChecks(engine, alert_rules)), alert_rules, engine.clock, mark_store=mark_store)
     token_store = SqlTokens(database)
     identities = Identities(users, token_store) if users else administrators(*(tokens or [TOKEN]), store=token_store)
     services = {

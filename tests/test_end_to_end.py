@@ -52,9 +52,11 @@ def grid(tmp_path_factory: pytest.TempPathFactory, socket_folder: Path) -> Itera
     (folder / "koala.yaml").write_text(yaml.safe_dump(configuration))
     embedded = EmbeddedGrid(folder / "data", KOALA_CONFIG=str(folder / "koala.yaml"))
     embedded.ca_file = authority.file
-    yield embedded.start()
-    embedded.wait_until_idle()
-    close_grid(embedded)
+    try:
+        yield embedded.start()
+        embedded.wait_until_idle()
+    finally:
+        close_grid(embedded)
 
 
 def start_job(grid: EmbeddedGrid, gate: Gate) -> int:

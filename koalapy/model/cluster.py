@@ -5,9 +5,10 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from koalapy.model.bounds import MAX_NODES
+from koalapy.model.construction import fast_constructor
 from koalapy.model.errors import NotFoundError, ProblemCode, UsageError
 from koalapy.model.job_sizes import NodeReservation, SizeRanges, accepts_size, select_partition
 from koalapy.model.node_requirement import ANY_NODE, Gpus, NodeFilter, NodeRequirement, divide_memory
@@ -140,6 +141,7 @@ class Uplink:
     """Bandwidth used by running jobs."""
 
 
+@fast_constructor
 @dataclass(frozen=True, slots=True)
 class ClusterView:
     """A cluster as policies see it: sizes in nodes, ``speed`` relative to 1."""
@@ -486,7 +488,7 @@ class GridView:
             moves.append((old, new))
             results_last = results_last and new.state is old.state and new.speed == old.speed
             added_nodes += new.usable_idle - old.usable_idle
-        view = GridView(tuple(all_clusters), *self._surroundings(self.waiting))
+        view = self._replace_clusters(tuple(all_clusters), self.waiting)
         cached, carried = self.__dict__, view.__dict__
         carried["_positions"] = positions
         if results_last:
@@ -505,14 +507,28 @@ class GridView:
 
     def with_waiting(self, waiting: tuple[Request, ...]) -> "GridView":
         """Return the view with these requests of other waiting jobs."""
-        view = GridView(self.clusters, *self._surroundings(waiting))
+        view = self._replace_clusters(self.clusters, waiting)
         view.__dict__.update(by_idle=self.by_idle, by_speed=self.by_speed, usable_idle=self.usable_idle)
         view.__dict__.update(_positions=self._positions, _lasting_results=self._lasting_results)
         return view
 
-    def _surroundings(self, waiting: tuple[Request, ...]) -> tuple[Any, ...]:
-        """Return the fields of a view other than its clusters, with other waiting requests."""
-        return (self.links, waiting, self.replicas, self.cut_off, self.uplinks, self.relays, self.free_streams)
+    def _replace_clusters(self, clusters: tuple[ClusterView, ...], waiting: tuple[Request, ...]) -> "GridView":
+        """Return the view with other clusters and waiting requests, and nothing cached.
+
+        Each placement makes several views, and a frozen dataclass is slow to construct.
+        """
+        view = object.__new__(GridView)
+        view.__dict__.update(
+            clusters=clusters,
+            links=self.links,
+            waiting=waiting,
+            replicas=self.replicas,
+            cut_off=self.cut_off,
+            uplinks=self.uplinks,
+            relays=self.relays,
+            free_streams=self.free_streams,
+        )
+        return view
 
     @cached_property
     def _positions(self) -> dict[ClusterName, int]:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from koalapy.model.array import ArrayFail, ArrayTasks, format_task
 from koalapy.model.bounds import MAX_NODES
 from koalapy.model.cluster import ClusterPair
+from koalapy.model.construction import fast_constructor
 from koalapy.model.dependency import NO_DEPENDENCIES, Clause, Dependencies
 from koalapy.model.job_sizes import NOTHING_BARRED, Barred, BarredSizes
 from koalapy.model.job_spec import JobSpec
@@ -107,6 +108,7 @@ class ComponentState(StrEnum):
     ENDED = "ended"
 
 
+@fast_constructor
 @dataclass(frozen=True, slots=True)
 class Component:
     """One component of one attempt: a number of nodes on one cluster.
@@ -194,6 +196,7 @@ class Component:
         return self.staging and self.staged_at is None
 
 
+@fast_constructor
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """One attempt to run a job: a placement and its outcome.
@@ -303,6 +306,7 @@ def add_refusal(refusals: Iterable[ClusterRefusal], refusal: ClusterRefusal) -> 
     return tuple(sorted((*others, refusal), key=lambda entry: entry.kind))
 
 
+@fast_constructor
 @dataclass(frozen=True, slots=True)
 class Job:
     """A job and its state. Times are seconds since the epoch, in simulated time in a simulation."""
@@ -483,6 +487,7 @@ def is_same_attempt(token: Token, other_token: Token) -> bool:
     return first._replace(component=0) == second._replace(component=0)
 
 
+@fast_constructor
 @dataclass(frozen=True, slots=True)
 class TimelineEntry:
     """One line of a job's history; ``state`` is the job's state after it."""

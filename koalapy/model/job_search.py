@@ -99,8 +99,10 @@ _OPERATORS: dict[str, Callable[[float, float], bool]] = {
 }
 _LEAST: dict[str, Callable[[float], int]] = {":": ceil, "=": ceil, ">": lambda number: floor(number) + 1, ">=": ceil}
 _MOST: dict[str, Callable[[float], int]] = {":": floor, "=": floor, "<": lambda number: ceil(number) - 1, "<=": floor}
-_STAR = "\ue000"
+LITERAL_STAR = _STAR = "\ue000"
 """Stands for a literal ``*``. Users cannot enter it, since it is not printable."""
+STORED_KINDS = frozenset({"user", "name", "app", "home", "priority", "cluster"})
+"""The kinds of terms that compare texts which the database can select."""
 _QUOTED = re.compile(r'("(?:[^"]|"")*")')
 _PLAIN = re.compile(r"[\w.@+-]+")
 _WORD = re.compile(r"(-?)([A-Za-z_]+)(<=|>=|[:=<>])(.*)", re.DOTALL)
@@ -151,6 +153,11 @@ class JobSearch:
             if term.kind == kind and len(term.values) == 1 and not term.opposite and "*" not in term.values[0]:
                 return term.values[0].replace(_STAR, "*")
         return ""
+
+    @property
+    def stored_texts(self) -> tuple[tuple[str, tuple[str, ...], bool], ...]:
+        """Return the kind, the values and the negation of each term that the database can check (``JobFilter``)."""
+        return tuple((term.kind, term.values, term.opposite) for term in self.terms if term.kind in STORED_KINDS)
 
     @property
     def finds_tasks(self) -> bool:

@@ -21,6 +21,7 @@ from koalapy.model.node_requirement import (
     NodeRequirement,
     OptionalNodeWord,
     combine_requirements,
+    has_requirement,
 )
 from koalapy.model.notification import MAX_URL_LENGTH, MailType
 from koalapy.model.request import (
@@ -325,8 +326,11 @@ class JobSpec(_RequirementCache):
             return self._requirements
         except AttributeError:
             components = () if isinstance(self.request, FlexibleRequest) else self.request.components
-            found = tuple(map(self._requirement_of, (None, *components)))
-            requirements = found if any(found) else ()
+            requirements: tuple[NodeRequirement | None, ...] = ()
+            # Rare, and tested fast.
+            if self.cpus_per_rank or has_requirement(self) or any(map(has_requirement, components)):
+                requirements = tuple(map(self._requirement_of, (None, *components)))
+                requirements = requirements if any(requirements) else ()
             object.__setattr__(self, "_requirements", requirements)
             return requirements
 

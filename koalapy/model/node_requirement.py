@@ -219,7 +219,7 @@ def combine_requirements(job: RequirementSource, component: RequirementSource | 
     The component's values replace those of the job; features and excluded names are added.
     """
     values = (job.cores, job.memory, job.gpus, job.features, job.partition, job.exclude, job.account, job.qos)
-    if component is not None and (job.features or job.exclude or _has_requirement(component)):
+    if component is not None and (job.features or job.exclude or has_requirement(component)):
         values = (
             component.cores or job.cores,
             component.memory or job.memory,
@@ -233,7 +233,7 @@ def combine_requirements(job: RequirementSource, component: RequirementSource | 
     return NodeRequirement(*values) if any(values) else None
 
 
-def _has_requirement(source: RequirementSource) -> bool:
+def has_requirement(source: RequirementSource) -> bool:
     return bool(
         source.cores
         or source.memory

@@ -8,11 +8,13 @@ from enum import StrEnum
 
 from koalapy.model.advice import Advice
 from koalapy.model.cluster import ClusterState
+from koalapy.model.construction import fast_constructor
 from koalapy.model.job import Job, JobId, JobState
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import ClusterName
 
 
+@fast_constructor
 @dataclass(frozen=True, slots=True)
 class PlacedComponent:
     """A component and its execution site; ``request_index`` is its index in the user's request, if it is there."""
@@ -28,6 +30,7 @@ class PlacedComponent:
     """The node class that the component gets; empty: any node."""
 
 
+@fast_constructor
 @dataclass(frozen=True, slots=True)
 class Placement:
     """An execution site for each component of a job, and the reason."""

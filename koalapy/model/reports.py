@@ -30,6 +30,7 @@ from koalapy.model.bounds import (
     Truncate,
     TruncatedText,
 )
+from koalapy.model.construction import fast_constructor
 from koalapy.model.disk import Disk
 from koalapy.model.job import ComponentState
 from koalapy.model.job_sizes import NodeReservation, SizeRanges
@@ -113,6 +114,7 @@ class ProgramUse:
     """Whether it is from the resource manager's accounting, which counts the whole job and its runners."""
 
 
+@fast_constructor
 @dataclass(frozen=True, slots=True)
 class ComponentStatus:
     """The current state of one component on its cluster.
@@ -253,6 +255,7 @@ class NodeClassReport:
 MAX_LOST_RECORDS, MAX_SIZE_RANGES, MAX_RESERVATIONS = 20, 100, 10
 
 
+@fast_constructor
 @dataclass(frozen=True, slots=True)
 class ClusterReport:
     """Node counts of a cluster. ``holding`` are the tokens of components with nodes that are not counted as idle."""

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -70,16 +71,16 @@ PLAN = "plan"
 """The key of a command's ``Plan``, which the frame replaces by the plan's content."""
 
 
-def command_frames(messages: Iterable[dict[str, Any] | Message]) -> Iterator[str]:
+def command_frames(messages: Iterable[dict[str, Any] | Message], *, joins_opens: bool = False) -> Iterator[str]:
     """Yield the daemon's messages in frames of at most ``MAX_BATCH_SIZE``.
 
     A larger message gets a separate frame.
 
-    Stored messages are dictionaries, which are not validated again.
+    Stored messages are dictionaries, which are not validated again. ``joins_opens``: the agent accepts ``Open.others``.
     """
     texts: list[str] = []
     size = 0
-    for text in map(_command_text, messages):
+    for text in map(_command_text, _join_opens(messages) if joins_opens else messages):
         if texts and size + len(text) > MAX_BATCH_SIZE:
             yield f"[{','.join(texts)}]"
             texts, size = [], 0
@@ -89,9 +90,27 @@ def command_frames(messages: Iterable[dict[str, Any] | Message]) -> Iterator[str
         yield f"[{','.join(texts)}]"
 
 
-def _command_text(message: dict[str, Any] | Message) -> str:
+def _join_opens(messages: Iterable[dict[str, Any] | Message]) -> Iterator[dict[str, Any] | Message]:
+    """Replace successive ``Open`` of an attempt by the first, with the others in its field ``others``."""
+    for plan, group in groupby(messages, find_plan):
+        if plan is None:
+            yield from group
+            continue
+        first, *others = [message for message in group if isinstance(message, dict)]
+        fields = ("id", "token", "script")
+        joined = [{name: other[name] for name in fields if name in other} for other in others]
+        yield {**first, "others": joined} if joined else first
+
+
+def find_plan(message: dict[str, Any] | Message) -> Plan | None:
+    """Return the plan of an ``Open``; None for any other message."""
     plan = message.get(PLAN) if isinstance(message, dict) else None
-    if not isinstance(plan, Plan):
+    return plan if isinstance(plan, Plan) else None
+
+
+def _command_text(message: dict[str, Any] | Message) -> str:
+    plan = find_plan(message)
+    if plan is None:
         return _encode_json(message)
     fields = {name: value for name, value in message.items() if name != PLAN}  # type: ignore[union-attr]
     return f"{_encode_json(fields)[:-1]},{plan.text[1:]}"

@@ -6,6 +6,7 @@ and an epoch, the number of the daemon run: agents reject commands of an earlier
 incompatible change.
 """
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, NotRequired
 
 from annotated_types import Interval
@@ -159,6 +160,8 @@ class Hello(Message):
     container_runtime: Name | None = None
     """The program that runs container images there, empty without one; None: an agent of a version that does not say,
     and may run the programs of a job without its image."""
+    joins_opens: bool = False
+    """Whether the agent accepts ``Open.others``."""
     known: Annotated[list[KnownDaemon], Field(max_length=1000)] = []
 
 
@@ -441,6 +444,14 @@ class RelayEntry(TypedDict):
     streams: NotRequired[Count]
 
 
+class OtherOpen(TypedDict):
+    """The fields of an ``Open`` that differ between the components of an attempt on one cluster."""
+
+    id: Number
+    token: Name
+    script: NotRequired[str]
+
+
 class Open(Command):
     """An order to start, with a plan that is the same for all components. Node 0 of component ``head`` leads."""
 
@@ -469,10 +480,18 @@ class Open(Command):
     relay: PlanRelay | None = None
     relay_entry: RelayEntry | None = None
     """The attempt for the head of this cluster, without the keys of its nodes; runners do not get it."""
+    others: Annotated[list[OtherOpen], Field(max_length=MAX_NODES)] = []
+    """Orders for other components of the attempt on this cluster, with the same plan."""
+
+    def split(self) -> "Iterator[Open]":
+        """Yield the order for each component as a separate message. They share the plan."""
+        yield self.model_copy(update={"others": []})
+        for other in self.others:
+            yield self.model_copy(update={"script": "", "others": [], **other})
 
     def runner_message(self) -> dict[str, Any]:
         """Return the message for the runners. Share the lists with this one."""
-        return {name: value for name, value in self if name not in ("type", "id", "epoch")}
+        return {name: value for name, value in self if name not in ("type", "id", "epoch", "others")}
 
 
 class Stop(Command):

@@ -401,6 +401,8 @@ class ClusterStatus:
     @property
     def _promised_idle(self) -> int:
         """Return the promised nodes without those that components may find among partly used ones."""
+        if not self._beside:
+            return self._promised
         return self._promised - sum(nodes for token, nodes in self._beside.items() if token in self._awaiting)
 
     @property

@@ -5,13 +5,12 @@ made in a copy (docs/adr/0022-copy-on-write-jobs.md).
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import fields
-from operator import attrgetter
 from typing import TypedDict, TypeVar, Unpack
 
 from koalapy.model.advice import AdvisedPlacement
 from koalapy.model.array import ArrayTasks
 from koalapy.model.cluster import ClusterPair
+from koalapy.model.construction import make_copier
 from koalapy.model.dependency import Dependencies
 from koalapy.model.errors import ConflictError
 from koalapy.model.job import (
@@ -149,7 +148,8 @@ class Ledger:
         """
         effects, self._effects = self._effects, Effects()
         self.unsent_submits.clear()
-        effects.commands = [c for c in effects.commands if not isinstance(c, STARTS) or c.token in self._tokens]
+        if effects.commands:
+            effects.commands = [c for c in effects.commands if not isinstance(c, STARTS) or c.token in self._tokens]
         if share:
             for job in effects.jobs:
                 self._own.pop(job, None)
@@ -375,10 +375,5 @@ def _count(counts: dict[T, int], key: T, times: int = 1) -> None:
     counts[key] = counts.get(key, 0) + times
 
 
-def _copies(kind: type[T]) -> Callable[[T], T]:
-    """Return a function that copies a value field by field."""
-    values = attrgetter(*(field.name for field in fields(kind)))  # type: ignore[arg-type]
-    return lambda value: kind(*values(value))
-
-
-_copy_of_job, _copy_of_attempt, _copy_of_component = _copies(Job), _copies(Attempt), _copies(Component)
+_copy_of_job, _copy_of_attempt = make_copier(Job), make_copier(Attempt)
+_copy_of_component = make_copier(Component)

@@ -16,11 +16,24 @@ from operator import itemgetter
 from typing import Any, TypeVar
 
 import structlog
-from sqlalchemy import Connection, Dialect, Engine, RowMapping, Table, bindparam, insert, inspect, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Dialect,
+    Engine,
+    RowMapping,
+    Table,
+    bindparam,
+    insert,
+    inspect,
+    select,
+    update,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 
 from koalapy.model.errors import ConflictError, LeaseLost, StoreUnavailable
+from koalapy.model.job_search import LITERAL_STAR
 from koalapy.store.engine import RESTART_HINT, RETRY_HINT, open_files_of, reading, unavailable_is_known, writing
 from koalapy.store.tables import lease
 
@@ -383,3 +396,15 @@ def chunks(ids: Iterable[Id]) -> Iterator[list[Id]]:
     all_ids = list(ids)
     for start in range(0, len(all_ids), MAX_IDS):
         yield all_ids[start : start + MAX_IDS]
+
+
+def matches_pattern(connection: Connection, column: ColumnElement[str], pattern: str) -> ColumnElement[bool]:
+    """Return the condition that a text matches a pattern, in which only ``*`` has a special meaning.
+
+    ``LITERAL_STAR`` stands for the character ``*``.
+    """
+    if connection.dialect.name == "sqlite":  # its LIKE ignores case
+        escaped = pattern.replace("[", "[[]").replace("?", "[?]").replace(LITERAL_STAR, "[*]")
+        return column.op("GLOB", is_comparison=True)(escaped)
+    escaped = pattern.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_").replace("*", "%")
+    return column.like(escaped.replace(LITERAL_STAR, "*"), escape="\\")

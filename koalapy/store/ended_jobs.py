@@ -32,7 +32,7 @@ from koalapy.model.history import (
 from koalapy.model.job import ACTIVE_STATES, FINAL_STATES, Job, JobId, JobState
 from koalapy.model.job_spec import Priority
 from koalapy.ports import Batch, ClusterRecord, MeanTimes, Usage
-from koalapy.store.database import chunks, upsert
+from koalapy.store.database import chunks, matches_pattern, upsert
 from koalapy.store.tables import attempts, components, history, history_clusters, jobs
 from koalapy.store.tables import days as day_table
 
@@ -132,7 +132,7 @@ def _choose_source(connection: Connection, which: HistoryFilter) -> tuple[Source
         of_job = (history_clusters.c.job_id == history.c.job_id) & (history_clusters.c.cluster == which.cluster)
         remaining["cluster"] = select(history_clusters.c.job_id).where(of_job).exists()
     if "*" in which.name:
-        remaining["pattern"] = _matches_pattern(connection, which.name)
+        remaining["pattern"] = matches_pattern(connection, history.c.name, which.name)
     if len(which.states) > 1:
         remaining["states"] = history.c.state.in_([state.value for state in which.states])
     sources = {name: _make_source(which, condition) for name, condition in conditions.items()}
@@ -166,15 +166,6 @@ def _make_source(which: HistoryFilter, condition: ColumnElement[bool] | None) ->
 
 def _is_on_clusters(condition: ColumnElement[bool]) -> bool:
     return condition.left.table is history_clusters
-
-
-def _matches_pattern(connection: Connection, pattern: str) -> ColumnElement[bool]:
-    """Return the condition that a job's name matches a pattern, in which only ``*`` has a special meaning."""
-    if connection.dialect.name == "sqlite":  # its LIKE ignores case
-        escaped = pattern.replace("[", "[[]").replace("?", "[?]")
-        return history.c.name.op("GLOB", is_comparison=True)(escaped)
-    escaped = pattern.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_").replace("*", "%")
-    return history.c.name.like(escaped, escape="\\")
 
 
 def _last_position(connection: Connection, window: Select[Any], size: int) -> HistoryPosition | None:

@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, Text, cast, func, select, text, union_all
+from sqlalchemy import ColumnElement, Connection, Row, Select, Text, cast, func, or_, select, text, union_all
 
 from koalapy.model.job import JobId, JobState
+from koalapy.model.job_search import LITERAL_STAR
 from koalapy.ports import JobFilter
-from koalapy.store.database import chunks
+from koalapy.store.database import chunks, matches_pattern
 from koalapy.store.tables import WITHOUT_TASKS, components, jobs
 
 FIRST_WINDOW = 400
@@ -28,6 +29,8 @@ MAX_PAGE_BYTES = 4 * 1024 * 1024
 """Maximum bytes of rows of one page; a page has at least one job."""
 EQUAL = ("owner", "name", "application", "priority", "home_site")
 """Filter fields that are compared for equality with the column of the same name."""
+COLUMN_OF_KIND = {"user": "owner", "app": "application", "home": "home_site"}
+"""The columns with the texts of terms of a search, where the names differ."""
 ROW_BYTES = 400
 """Bytes that each row counts in addition to its texts."""
 
@@ -43,7 +46,7 @@ def page_of_ids(connection: Connection, job_filter: JobFilter) -> tuple[list[Job
     if job_filter.ids is not None:
         query = (
             select(jobs.c.id)
-            .where(jobs.c.id.in_(job_filter.ids), *_conditions_for(job_filter))
+            .where(jobs.c.id.in_(job_filter.ids), *_conditions_for(connection, job_filter))
             .order_by(jobs.c.id.desc())
         )
         return list(connection.execute(query.limit(job_filter.limit)).scalars()), None
@@ -66,7 +69,7 @@ def count_jobs(connection: Connection, job_filter: JobFilter) -> tuple[int, bool
     if len(sources) == 1 and not _has_conditions(job_filter):
         return min(examined, MAX_COUNTED), examined <= MAX_COUNTED
     matching = select(func.count()).select_from(jobs).join(window, window.c.id == jobs.c.id)
-    count: int = connection.execute(matching.where(*_conditions_for(job_filter))).scalar_one()
+    count: int = connection.execute(matching.where(*_conditions_for(connection, job_filter))).scalar_one()
     return count, examined <= MAX_COUNTED
 
 
@@ -125,7 +128,7 @@ def _has_conditions(job_filter: JobFilter) -> bool:
         has_times or job_filter.states or job_filter.owner or job_filter.name
     )
     has_sizes = job_filter.min_size > 0 or job_filter.max_size is not None
-    return bool(job_filter.cluster) or is_bounded_above_only or has_sizes or not is_one_field
+    return bool(job_filter.cluster or job_filter.texts) or is_bounded_above_only or has_sizes or not is_one_field
 
 
 def within_page_bytes(connection: Connection, ids: list[JobId], max_bytes: int) -> list[JobId]:
@@ -167,7 +170,9 @@ def _search_source(connection: Connection, job_filter: JobFilter, source: Source
             select(func.count(), func.min(window_jobs.c.id)).select_from(window_jobs)
         ).one()
         matching = (
-            select(jobs.c.id).join(window_jobs, window_jobs.c.id == jobs.c.id).where(*_conditions_for(job_filter))
+            select(jobs.c.id)
+            .join(window_jobs, window_jobs.c.id == jobs.c.id)
+            .where(*_conditions_for(connection, job_filter))
         )
         ids += connection.execute(matching.order_by(jobs.c.id.desc()).limit(job_filter.limit + 1)).scalars()
         if len(ids) > job_filter.limit:
@@ -288,7 +293,7 @@ def _merge_queries(queries: list[Select[Any]], limit: int) -> Select[Any]:
     return select(union.c.id).order_by(union.c.id.desc()).limit(limit)
 
 
-def _conditions_for(job_filter: JobFilter) -> list[ColumnElement[bool]]:
+def _conditions_for(connection: Connection, job_filter: JobFilter) -> list[ColumnElement[bool]]:
     """Return the SQL conditions that a job must all meet to match the filter."""
     conditions: list[ColumnElement[bool]] = []
     if job_filter.states:
@@ -313,10 +318,26 @@ def _conditions_for(job_filter: JobFilter) -> list[ColumnElement[bool]]:
     if job_filter.until is not None:
         conditions.append(jobs.c.submitted_at < job_filter.until)
     if job_filter.cluster:
-        components_of_cluster = (
-            select(components.c.job_id)
-            .where(components.c.job_id == jobs.c.id, components.c.generation == jobs.c.generation)
-            .where(components.c.cluster == job_filter.cluster, components.c.superseded.is_(False))
-        )
-        conditions.append(components_of_cluster.exists())
+        conditions.append(_has_component(components.c.cluster == job_filter.cluster))
+    conditions += [_text_condition(connection, *term) for term in job_filter.texts]
     return conditions
+
+
+def _has_component(condition: ColumnElement[bool]) -> ColumnElement[bool]:
+    """Return the condition that a component of a job's last attempt meets a condition."""
+    in_gang = (components.c.generation == jobs.c.generation) & components.c.superseded.is_(False)
+    return select(components.c.job_id).where(components.c.job_id == jobs.c.id, in_gang, condition).exists()
+
+
+def _text_condition(
+    connection: Connection, kind: str, values: tuple[str, ...], is_opposite: bool
+) -> ColumnElement[bool]:
+    """Return the condition of a term of a search (``JobFilter.texts``)."""
+    column = components.c.cluster if kind == "cluster" else jobs.c[COLUMN_OF_KIND.get(kind, kind)]
+    exact = [value.replace(LITERAL_STAR, "*") for value in values if "*" not in value]
+    patterns = [matches_pattern(connection, column, value) for value in values if "*" in value]
+    condition = or_(column.in_(exact), *patterns)
+    if kind == "cluster":
+        # Before the first attempt, the clusters that the request names count, which no column has.
+        return ~_has_component(condition) if is_opposite else (jobs.c.generation == 0) | _has_component(condition)
+    return ~condition if is_opposite else condition

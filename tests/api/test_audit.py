@@ -99,13 +99,15 @@ async def test_audit_omits_reads_and_records_rejections(api: Api) -> None:
 
 
 async def test_audit_of_rejected_agent_omits_its_token(api: Api) -> None:
-    path = "/api/v1/agents/north/results/1.1.0.nonce"
-    answer = await api.send_as("bob", "PUT", path, content=b"")
-    assert answer.status_code == 401
-    assert [(entry["action"], entry["target"], entry["outcome"]) for entry in await list_entries(api)] == [
-        ("put", "cluster north", "refused")
-    ]
-    assert AGENT_TOKENS["north"] not in json.dumps(await list_entries(api))
+    path = "/api/v1/agents/south/results/1.1.0.nonce"
+    sent_by_north = await api.send_as("agent", "PUT", path, content=b"")
+    assert sent_by_north.request.headers["Authorization"] == f"Bearer {AGENT_TOKENS['north']}"
+    assert [answer.status_code for answer in (sent_by_north, await api.send_as("bob", "PUT", path))] == [401, 401]
+    entries = await list_entries(api)
+    assert [(entry["action"], entry["target"], entry["outcome"]) for entry in entries] == [
+        ("put", "cluster south", "refused")
+    ] * 2
+    assert not any(token in json.dumps(entries) for token in (AGENT_TOKENS["north"], "the-token-of-bob"))
 
 
 async def test_audit_of_cancel_jobs_names_jobs_of_other_users(api: Api) -> None:

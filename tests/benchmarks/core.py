@@ -4,7 +4,8 @@
     python -m tests.benchmarks.core whole_life job_end       # some parts
     python -m tests.benchmarks.core placements --policy auto --scale 0.1 --rounds 1
 
-Figures are medians by CPU time. The last line is JSON, in which figures that were not measured are null.
+Figures are medians by CPU time. The last line is JSON, in which figures that were not measured are null. With
+``--store``, each figure is compared with that in ``core.json``, and replaces it.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from koalapy.model.job import JobState
 from koalapy.scheduler.events import Event, PeriodicScan
 from koalapy.scheduler.scheduler import Scheduler
 from tests.benchmarks import accasim, trace
+from tests.benchmarks.figures import calibrate, compare_and_store
 from tests.benchmarks.job_end import FullGrid
 from tests.benchmarks.matching import matching_ms
 from tests.benchmarks.placing import POLICIES, placements_per_s
@@ -217,18 +219,27 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"all, or some of: {', '.join(PARTS)}")
     parser.add_argument("--rounds", type=int, default=5, help="number of repetitions, of which the median is printed")
     parser.add_argument("--scale", type=float, default=1.0, help="multiplies all numbers of jobs")
+    parser.add_argument("--store", action="store_true", help="print ratios to the stored figures, and store these")
     parser.add_argument("--policy", action="append", choices=POLICIES, help="of placements; may be given repeatedly")
     options = parser.parse_args()
     if unknown := set(options.parts) - PARTS.keys():
         parser.error(f"there is no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    if options.store and options.scale != 1:
+        parser.error("--store needs --scale 1: only such figures are comparable")
     measurement = Options(max(1, options.rounds), options.scale, options.policy or POLICIES)
+    calibration_s = calibrate()
     figures: Figures = {name: None for _, names in PARTS.values() for name in names}
     for name, (measure, names) in PARTS.items():
         if name in options.parts or not options.parts:
             print(name, flush=True)
             figures |= measure(measurement)
             print("".join(f"  {figure}: {_round_figures(figures[figure])}\n" for figure in names), end="", flush=True)
-    print(json.dumps(_round_figures(figures)))
+    rounded = {name: _round_figures(value) for name, value in figures.items()}
+    if options.store:
+        # The machine may be busier at the end; its least time is the one without other programs.
+        lines = compare_and_store(rounded, min(calibration_s, calibrate()))
+        print("relative to the stored figures, at equal speed of the machine:", *lines, sep="\n")
+    print(json.dumps(rounded))
 
 
 def _round_figures(value: object) -> object:

@@ -5,14 +5,15 @@ time and bandwidth between two sites and within one, and the processor time of t
 """
 
 import re
+import shutil
 import statistics
 import sys
 from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.grid.namespaces import laboratory, run_open_mpi
-from tests.needs import LIBMPI_5, MPIRUN_5
+from tests.grid.namespaces import LABORATORY, laboratory, run_open_mpi
+from tests.needs import LIBMPI_5, MPIRUN_5, Need
 from tests.relay.processes import RelayProcesses, running
 
 EXCHANGE = Path(__file__).parents[1] / "relay" / "exchange.py"
@@ -36,12 +37,25 @@ CLOCK_TICKS = 100
 
 def main() -> None:
     series = int(sys.argv[1]) if sys.argv[1:] else 5
+    if missing := describe_missing(series):
+        sys.exit(missing)
     print(f"Open MPI {series}, medians of {REPETITIONS}:")
     print(f"{'way':20}", *(f"{column:>15}" for column in COLUMNS))
     for name, (options, tls) in WAYS.items():
         rows = [measure(name, options, tls, series) for _ in range(REPETITIONS)]
         medians = [statistics.median(values) for values in zip(*rows, strict=True)]
         print(f"{name:20}", *(f"{median:15.4g}" for median in medians), flush=True)
+
+
+def describe_missing(series: int, laboratory_need: Need = LABORATORY) -> str:
+    """Return what the machine lacks, and how to provide it; empty if nothing."""
+    if series not in VERSIONS:
+        return f"the series of Open MPI is {series}; give {' or '.join(map(str, VERSIONS))}"
+    if not laboratory_need.is_met:
+        return f"{laboratory_need.reason}: {laboratory_need.remedy}"
+    mpirun = VERSIONS[series][0]
+    package = "apt-get install openmpi-bin" if series == 4 else "make .venv/.installed"
+    return "" if shutil.which(mpirun) else f"{mpirun} of Open MPI {series} is missing: {package}"
 
 
 def measure(name: str, options: dict[str, bool], tls: bool | None, series: int) -> list[float]:

@@ -31,7 +31,7 @@ from koalapy.model.wording import is_utf8
 from koalapy.policies.registry import builtin_policies
 from koalapy.ports import ClusterRecord
 from koalapy.protocol import messages as wire
-from koalapy.protocol.frames import MAX_BATCH_SIZE, encode_frame
+from koalapy.protocol.frames import MAX_BATCH_SIZE, PLAN, Plan, encode_frame
 from koalapy.scheduler.clusters import NO_REPORT_YET, ClusterStatus
 from koalapy.scheduler.effects import MAX_STRAYS
 from koalapy.scheduler.events import JobCancelled, JobSubmitted
@@ -389,6 +389,50 @@ async def test_session_sends_renewal_between_frames_of_a_flood() -> None:
     await signals.until(lambda: len(frames) == 5)
     sending.cancel()
     assert json.loads(frames[1]) == [{"type": "lease_renewed", "number": 7}]
+
+
+async def test_sessions_with_plans_send_in_different_turns_of_the_event_loop() -> None:
+    """Each frame may have a megabyte: those of a hundred agents would delay all other tasks."""
+    turn, turns, loop, hang = 0, list[int](), asyncio.get_running_loop(), asyncio.Event()
+
+    def count_turn() -> None:
+        nonlocal turn
+        turn += 1
+        if len(turns) < 20:
+            loop.call_soon(count_turn)
+
+    class Counting(Agent):
+        async def send(self, frame: str) -> None:
+            turns.append(turn)
+            await hang.wait()  # an agent that does not read delays no other
+
+    sessions, plan = Sessions(lambda: 0.0), Plan.of({"job": 7, "generation": 1})
+    pumps = []
+    for index in range(20):
+        hello = wire.Hello(cluster=f"c{index}", version="1", lrm="slurm", host="head", pid=1)
+        sessions.add(session := Session(hello.cluster, Counting(), hello))
+        session.start_sending([{"type": "open", "id": index, PLAN: plan}])
+        pumps.append(asyncio.create_task(session.send_queued()))
+    count_turn()
+    await signals.until(lambda: len(turns) == 20)
+    for pump in pumps:
+        pump.cancel()
+    assert len(set(turns)) == 20
+
+
+async def test_session_sends_joined_openings_only_to_agents_that_accept_them() -> None:
+    plan = Plan.of({"job": 7, "generation": 1})
+    opens = [{"type": "open", "id": ident, "epoch": 1, "token": f"7.1.{ident}", PLAN: plan} for ident in range(3)]
+    heard = {}
+    for joins in (False, True):
+        hello = wire.Hello(cluster="north", version="1", lrm="slurm", host="head", pid=1, joins_opens=joins)
+        session = Session("north", agent := Agent(), hello)
+        session.start_sending(opens)
+        sending = asyncio.create_task(session.send_queued())
+        await signals.until(lambda agent=agent: agent.heard)  # type: ignore[misc]
+        sending.cancel()
+        heard[joins] = [(message["id"], len(message.get("others", ()))) for message in agent.heard]
+    assert heard == {False: [(0, 0), (1, 0), (2, 0)], True: [(0, 2)]}
 
 
 async def test_session_sends_renewal_only_once_the_inventory_is_applied() -> None:

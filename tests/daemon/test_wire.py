@@ -1,11 +1,16 @@
 """Command messages with paths and settings of the receiving cluster."""
 
 import json
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import FrameType
+from typing import Any
 
 import pytest
 
-from koalapy.daemon.agents.wire import CommandMessages, is_replica_needed
+from koalapy.daemon.agents.wire import CommandMessages, FindRelay, is_replica_needed
+from koalapy.daemon.network.relays import JobRelay
 from koalapy.model.dependency import parse_result_input
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState
 from koalapy.model.job_spec import JobSpec
@@ -22,8 +27,10 @@ from koalapy.model.request import (
 )
 from koalapy.model.users import Accounts, Domain, User, Users
 from koalapy.protocol.frames import command_frames
-from koalapy.protocol.messages import Open, Probe, from_daemon
+from koalapy.protocol.messages import Open, PlanNode, Probe, from_daemon
+from koalapy.relay.attempts import AttemptPlan, HeadIdentity, NodePlan
 from koalapy.scheduler.effects import OpenBarrier, StageComponent, StopComponent, SubmitComponent
+from koalapy.scheduler.ledger import live
 
 PROFILES = {
     "north": ClusterProfile(2, "/scratch", "/home/ada"),
@@ -128,6 +135,69 @@ def test_plan_is_built_once_for_all_components() -> None:
     ]
     assert (heard[0].nodes, heard[1].contexts, heard[2]) == (heard[1].nodes, contexts, probe)
     assert contexts[0]["environment"] == {"A": "?"}, "what no frame can hold costs nobody the connection"
+
+
+def job_of_many_components(components: int, clusters: Sequence[str]) -> Job:
+    """Return a job with components of one node, dealt to the clusters in turn."""
+    placed = tuple(
+        Component(index, clusters[index % len(clusters)], 1, ComponentState.CLAIMED, hosts=(f"n{index}",))
+        for index in range(components)
+    )
+    spec = JobSpec(NonFixedRequest((ComponentRequest(1),) * components), ("true",))
+    return Job(7, spec, 0.0, JobState.STARTING, generation=1, attempt=Attempt(1, placed, 0.0))
+
+
+def build_opens(job: Job, find_relay: FindRelay = lambda *_: None) -> list[dict[str, Any]]:
+    commands = CommandMessages(1, PROFILES, Catalogue(), Accounts(), find_relay=find_relay)
+    components = live(job).components
+    orders = [OpenBarrier(component.cluster, job.token(component.index)) for component in components]
+    return [commands.build_message(order, job, ident) for ident, order in enumerate(orders, 1)]
+
+
+def count_lines(action: Callable[[], object]) -> int:
+    """Return the number of lines of Python that an action executes."""
+    lines = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        action()
+    finally:
+        sys.settrace(before)
+    return lines
+
+
+@pytest.mark.parametrize("relayed", [False, True])
+def test_openings_of_twice_as_many_components_take_twice_the_steps(relayed: bool) -> None:
+    def find_relay(job: Job, nodes: Sequence[PlanNode]) -> JobRelay:
+        heads = {name: HeadIdentity() for name in PROFILES}
+        plan = AttemptPlan("7.1", b"key", [NodePlan(node["cluster"], [(1, 2)]) for node in nodes], heads)
+        return JobRelay({"attempt": "7.1", "pairs": [], "bases": []}, plan)
+
+    jobs = [job_of_many_components(components, ("north", "south")) for components in (100, 200)]
+    fewer, more = (count_lines(lambda: build_opens(job, *([find_relay] if relayed else []))) for job in jobs)  # noqa: B023
+    assert more < 2.2 * fewer
+
+
+def test_frame_of_joined_openings_has_the_plan_once() -> None:
+    opens = build_opens(job_of_many_components(4, ("north",)))
+    opens[1]["script"] = "#!/bin/sh"
+    stop = {"type": "stop", "id": 9, "epoch": 1, "token": "6.1.0", "reason": "r"}
+    other_job = build_opens(replace(job_of_many_components(1, ("north",)), id=8))
+    batch = [*opens[:3], stop, opens[3], *other_job]
+    (frame,), (separate,) = list(command_frames(batch, joins_opens=True)), list(command_frames(batch))
+    assert (frame.count('"contexts"'), separate.count('"contexts"')) == (3, 5)
+    split = [each for message in from_daemon.validate_json(frame) for each in split_opens(message)]
+    assert split == from_daemon.validate_json(separate), "in the same order"
+
+
+def split_opens(message: Any) -> list[Any]:
+    return list(message.split()) if isinstance(message, Open) else [message]
 
 
 def test_stop_message_has_warning_signal() -> None:

@@ -22,6 +22,8 @@ class FakeRelay:
         self.lost: dict[str, dict[str, Any]] = {}
         self.rejected = {"wrong"}
         """Names of attempts whose requests are rejected."""
+        self.rejected_kinds = set[str]()
+        """Kinds of requests that a relay of another version does not know."""
         self.is_answering = True
         self.writer: asyncio.StreamWriter | None = None
         self._server: asyncio.Server | None = None
@@ -60,6 +62,8 @@ class FakeRelay:
         writer.close()
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        if request["t"] in self.rejected_kinds:
+            return {"t": "error", "why": "it is unknown"}
         match request["t"]:
             case "state":
                 self.attempts = {entry["attempt"]: entry for entry in request["attempts"]}

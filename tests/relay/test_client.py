@@ -86,6 +86,25 @@ async def test_client_of_a_hanging_relay_connects_anew(connected: Connected) -> 
     assert kinds == ["state", "away", "state"]
 
 
+async def test_client_that_requests_nothing_of_a_hanging_relay_connects_anew(connected: Connected) -> None:
+    await connected.client.connected.wait()
+    await pass_time(3 * (HEARTBEAT_INTERVAL_S + ANSWER_TIMEOUT_S))
+    assert connected.client.connected.is_set(), "the relay answers"
+    connected.relay.is_answering = False
+    await pass_time(HEARTBEAT_INTERVAL_S + ANSWER_TIMEOUT_S + 1)
+    assert not connected.client.connected.is_set()
+    connected.relay.is_answering = True
+    await until(connected.client.connected.is_set, 60.0)
+    assert [event["t"] for event in iter_queue(connected.events)] == ["state", "away", "state"]
+
+
+async def test_client_of_an_older_relay_that_rejects_heartbeats_stays_connected(connected: Connected) -> None:
+    connected.relay.rejected_kinds = {"describe"}
+    await connected.client.connected.wait()
+    await pass_time(3 * HEARTBEAT_INTERVAL_S)
+    assert [event["t"] for event in iter_queue(connected.events)] == ["state"]
+
+
 async def test_client_without_relay_ignores_changes(tmp_path: Path) -> None:
     client = RelayClient(tmp_path / "none.sock", dict, lambda _: None)
     await client.add({"attempt": "7.1.k3"})

@@ -129,7 +129,7 @@ def test_store_started_twice_at_once_rejects_one(url: str) -> None:
 
 
 def test_make_engine_with_invalid_url_is_rejected() -> None:
-    for url in ("mysql://localhost/koala", "oracle:x", "nonsense", ""):
+    for url in ("mysql://koala:secret@localhost/koala", "oracle:secret", "nonsense", ""):
         with pytest.raises(UsageError) as error:
             make_engine(url)
         assert error.value.field == "database"

@@ -285,6 +285,7 @@ class Agent:
             interactive=self._settings.interactive,
             accepts_scripts=bool(self._settings.accepts_scripts),
             container_runtime=self._settings.environment.get("KOALA_CONTAINER_RUNTIME", ""),
+            joins_opens=True,
             known=self._daemons.known_daemons(),
         )
 
@@ -342,6 +343,9 @@ class Agent:
                 "check that --url leads to a koala daemon of the same version"
             )
         match message:
+            case wire.Open():
+                for order in message.split():
+                    self._handle_command(order)
             case wire.Command():
                 self._handle_command(message)
             case wire.Welcome():

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from koalapy.daemon.agents.budgets import Budgets
 from koalapy.model.request import ClusterName
 from koalapy.protocol import messages as wire
-from koalapy.protocol.frames import command_frames, encode_frame
+from koalapy.protocol.frames import command_frames, encode_frame, find_plan
 
 CHECKS_PER_TIMEOUT = 4
 """Checks for silence during the time after which a silent agent is disconnected."""
@@ -59,6 +59,8 @@ class Session:
         self._offered = self._sending = 0
         """Characters of droppable messages that are queued, and that are being sent."""
         self._wake = asyncio.Event()
+        self.large_frames = asyncio.Lock()
+        """Held for one turn of the event loop before a large frame is built; all sessions share it."""
 
     @property
     def process_and_host(self) -> str:
@@ -102,7 +104,14 @@ class Session:
             messages, self._queue = self._queue, []
             self._sending, self._offered = self._offered, 0
             await self._send_renewal()
-            for frame in command_frames(messages):
+            frames = command_frames(messages, joins_opens=self.hello.joins_opens)
+            has_plans = any(find_plan(message) is not None for message in messages)
+            while True:
+                if has_plans:
+                    async with self.large_frames:
+                        await asyncio.sleep(0)
+                if (frame := next(frames, None)) is None:
+                    break
                 await self.connection.send(frame)
                 await self._send_renewal()
                 await asyncio.sleep(0)  # other tasks run, though the frame was taken at once
@@ -189,6 +198,7 @@ class Sessions:
         self._sessions: dict[ClusterName, Session] = {}
         self._awaited: frozenset[ClusterName] = frozenset()
         """Clusters with nodes that jobs wait for."""
+        self._large_frames = asyncio.Lock()
 
     def get(self, cluster: ClusterName) -> Session | None:
         return self._sessions.get(cluster)
@@ -196,6 +206,7 @@ class Sessions:
     def add(self, session: Session) -> None:
         """Set the session of a cluster, in place of an earlier one."""
         self._sessions[session.cluster], session.connected_at = session, self._clock()
+        session.large_frames = self._large_frames
         session.set_awaited(awaited=session.cluster in self._awaited)
 
     def remove(self, session: Session) -> bool:

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from koalapy.daemon.network.relays import JobRelay
-from koalapy.model.job import WALLTIME_ALLOWANCE, Component, Job, JobId, lease_of, parse_token
+from koalapy.model.job import WALLTIME_ALLOWANCE, Component, Job, JobId, Token, lease_of, parse_token
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.replica import Catalogue, StageFile
@@ -46,8 +47,8 @@ class CommandMessages:
         self._may_ignore_containers = may_ignore_containers
         self._find_job, self._find_relay = find_job, find_relay
         self._epoch, self._profiles, self._catalogue, self._accounts = epoch, profiles, catalogue, accounts
-        self._plans: dict[JobId, tuple[Plan, JobRelay | None]] = {}
-        """The plans of jobs with an opening barrier; all components of a job share one."""
+        self._plans: dict[JobId, tuple[Plan, Token, Callable[[ClusterName], dict[str, Any] | None]]] = {}
+        """Plan, head component and ``JobRelay.head_entry`` of jobs with an opening barrier, for all components."""
 
     def build_message(self, command: Command, job: Job | None, ident: int) -> dict[str, Any]:
         """Return a command as JSON; ``job`` is the job of its component or stage, if known."""
@@ -87,11 +88,12 @@ class CommandMessages:
                     array = None if job.array_job is None else self._find_job(job.array_job)
                     nodes = plan_nodes(job, self._profiles)
                     relay = self._find_relay(job, nodes)
-                    self._plans[job.id] = Plan.of(_build_plan(job, nodes, self._profiles, relay, array)), relay
-                plan, relay = self._plans[job.id]
-                is_head = command.token == job.token(live(job).head.index)
-                script = {"script": job.spec.script} if job.spec.script and is_head else {}
-                head_entry = None if relay is None else relay.head_entry(command.cluster)
+                    content = _build_plan(job, nodes, self._profiles, relay, array)
+                    find_relay_entry = (lambda _: None) if relay is None else cache(relay.head_entry)
+                    self._plans[job.id] = Plan.of(content), content["head"], find_relay_entry
+                plan, head, find_entry = self._plans[job.id]
+                script = {"script": job.spec.script} if job.spec.script and command.token == head else {}
+                head_entry = find_entry(command.cluster)
                 entry = {} if head_entry is None else {"relay_entry": head_entry}
                 return {"type": "open", **header, **script, **entry, PLAN: plan}
         raise ValueError(f"{command} is for a job that is unknown here")

@@ -214,7 +214,7 @@ def build_alerts(
         DatabaseCheck(engine.database, engine.instruments.writes, remedy, full_remedy, rules),
         LinkCheck(network.list_known_links, rules),
         ReplicaCheck(engine.catalogue),
-        JobChecks(queries, rules),
+        JobChecks(engine, rules),
         *more_checks,
     ]
 

@@ -3,16 +3,17 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from heapq import nsmallest
-from itertools import islice
+from itertools import islice, takewhile
 from shlex import quote
 
+from sortedcontainers import SortedDict, SortedList
+
+from koalapy.daemon.engine.engine import Engine
 from koalapy.model.alert import Alert, AlertKind, AlertRules, Severity
 from koalapy.model.job import ComponentState, Job, JobId, JobState
 from koalapy.model.wording import format_list, format_nodes
 from koalapy.scheduler.explain.explain import explain
-from koalapy.scheduler.queries import Queries
 from koalapy.system.event_loop import iterate_in_slices
 
 SLICE = 200
@@ -24,58 +25,80 @@ MAX_LISTED = 20
 """Maximum number of jobs that a remedy lists."""
 
 
-@dataclass(slots=True)
-class Survey:
-    """The unfinished jobs, sorted by their possible problems."""
-
-    stuck: list[tuple[float, Job]] = field(default_factory=list)
-    """Jobs with stuck claims, with the time of their requests."""
-    waiting: list[tuple[float, Job]] = field(default_factory=list)
-    """Jobs that have waited so long that they may starve, with the start of their wait."""
-    active: list[Job] = field(default_factory=list)
-    queued: Counter[str] = field(default_factory=Counter)
-    """Numbers of queued jobs by owner."""
-    queued_ids: list[JobId] = field(default_factory=list)
+Wait = tuple[float, JobId]
+"""Since when a job waits for nodes, and the job."""
 
 
 class JobChecks:
-    """A check of all unfinished jobs, in slices."""
+    """A check of all unfinished jobs of users. What it needs of queued jobs is updated with each change.
 
-    def __init__(self, queries: Queries, rules: AlertRules) -> None:
-        self._queries, self._rules = queries, rules
+    There may be a million queued jobs. Active jobs are at most as many as nodes, and are examined in slices.
+    """
+
+    def __init__(self, engine: Engine, rules: AlertRules) -> None:
+        self._queries, self._rules = engine.queries, rules
+        self._queued = SortedDict()
+        """The queued jobs, each with its ``Wait``, None for a deferred job."""
+        self._waits = SortedList()
+        """The waits of all queued jobs, the longest first."""
+        self._queued_by_owner = Counter[str]()
+        self._active: dict[JobId, Job] = {}
+        for job in self._queries.jobs():
+            self.note_change(job)
+        engine.subscribe(self.note_change)
+
+    def note_change(self, job: Job, previous_state: JobState | None = None) -> None:
+        """Update what is known of a job after a change."""
+        del previous_state  # a restored job has none
+        if job.spec.internal:
+            return
+        owner, wait = job.spec.owner, _wait_of(job)
+        was_queued, is_queued = job.id in self._queued, job.state is JobState.QUEUED
+        previous_wait: Wait | None = self._queued.get(job.id)
+        if wait != previous_wait:
+            if previous_wait is not None:
+                self._waits.remove(previous_wait)
+            if wait is not None:
+                self._waits.add(wait)
+        if is_queued:
+            self._queued[job.id] = wait
+        elif was_queued:
+            del self._queued[job.id]
+        if is_queued is not was_queued:
+            self._queued_by_owner[owner] += 1 if is_queued else -1
+            if not self._queued_by_owner[owner]:
+                del self._queued_by_owner[owner]
+        if job.state.is_active:
+            self._active[job.id] = job
+        else:
+            self._active.pop(job.id, None)
 
     async def __call__(self, now: float) -> AsyncIterator[Alert]:
-        survey = await self._survey_jobs(now)
-        await asyncio.sleep(0)
-        for since, job in nsmallest(MAX_STUCK, survey.stuck, key=_age_key):
+        for since, job in await self._find_stuck_jobs(now):
             yield self._stuck_alert(job, since, now)
         await asyncio.sleep(0)
-        for since, job in nsmallest(MAX_STARVING, survey.waiting, key=_age_key):
+        for since, job in self._longest_waiting(now):
             await asyncio.sleep(0)
-            if overtaking_jobs := [later_job for later_job in survey.active if _has_overtaken(later_job, job, since)]:
-                yield self._starving_alert(job, since, overtaking_jobs, survey.queued_ids)
-        for alert in self._flood_alerts(survey.queued, now):
+            if overtaking_jobs := [other for other in self._active.values() if _has_overtaken(other, job, since)]:
+                yield self._starving_alert(job, since, overtaking_jobs)
+        for alert in self._flood_alerts(now):
             yield alert
 
-    async def _survey_jobs(self, now: float) -> Survey:
-        """Sort users' jobs for the checks in one pass; pause between slices so that other tasks run."""
-        survey, rules = Survey(), self._rules
-        async for jobs in iterate_in_slices(self._queries.jobs(), SLICE):
+    async def _find_stuck_jobs(self, now: float) -> list[tuple[float, Job]]:
+        """Return the jobs with stuck claims, with the time of their requests, the oldest first."""
+        stuck = []
+        async for jobs in iterate_in_slices(list(self._active.values()), SLICE):
             for job in jobs:
-                if job.spec.internal:
-                    continue
-                if job.state is JobState.QUEUED:
-                    survey.queued[job.spec.owner] += 1
-                    survey.queued_ids.append(job.id)
-                    since = max(job.waits_since, (job.attempt.ended_at or 0.0) if job.attempt else 0.0)
-                    if not job.is_deferred and now - since >= rules.starving_after:
-                        survey.waiting.append((since, job))
-                elif job.state.is_active:
-                    survey.active.append(job)
-                    requested_at = _requested_at(job)
-                    if requested_at is not None and now - requested_at >= rules.claim_stuck_after:
-                        survey.stuck.append((requested_at, job))
-        return survey
+                requested_at = _requested_at(job)
+                if requested_at is not None and now - requested_at >= self._rules.claim_stuck_after:
+                    stuck.append((requested_at, job))
+        return nsmallest(MAX_STUCK, stuck, key=_age_key)
+
+    def _longest_waiting(self, now: float) -> list[tuple[float, Job]]:
+        """Return the jobs that have waited longest, and so long that they may starve."""
+        waits = takewhile(lambda wait: now - wait[0] >= self._rules.starving_after, islice(self._waits, MAX_STARVING))
+        jobs = [(wait, self._queries.job(wait[1])) for wait in waits]
+        return [(wait[0], job) for wait, job in jobs if job is not None and _wait_of(job) == wait]
 
     def _stuck_alert(self, job: Job, since: float, now: float) -> Alert:
         """Return the alert for a job that holds nodes while it waits for others ``since`` a time."""
@@ -98,7 +121,7 @@ class JobChecks:
             user=job.spec.owner,
         )
 
-    def _starving_alert(self, job: Job, since: float, overtaking_jobs: list[Job], queued: list[JobId]) -> Alert:
+    def _starving_alert(self, job: Job, since: float, overtaking_jobs: list[Job]) -> Alert:
         """Return the alert for a job that waits ``since`` a time, while later ones got nodes."""
         later = f"{len(overtaking_jobs)} later {'job' if len(overtaking_jobs) == 1 else 'jobs'}"
         return Alert(
@@ -107,25 +130,26 @@ class JobChecks:
             f"job {job.id}",
             f"job {job.id} waits for {format_nodes(job.spec.request.total_size)}, while {later} got some",
             self._queries.waiting_reason(job),
-            self._starvation_remedy(job, queued),
+            self._starvation_remedy(job),
             since,
             job=job.id,
             user=job.spec.owner,
         )
 
-    def _starvation_remedy(self, job: Job, queued: list[JobId]) -> str:
-        """Return what an operator can do for a starving job: the commands to hold the ``queued`` jobs after it."""
+    def _starvation_remedy(self, job: Job) -> str:
+        """Return what an operator can do for a starving job: the commands to hold the queued jobs after it."""
         if self._queries.reservation == job.id:
             return f"nodes are now reserved for it; see what it waits for: koala explain {job.id}"
-        later = [str(job_id) for job_id in islice((job_id for job_id in queued if job_id > job.id), MAX_LISTED + 1)]
+        later = list(map(str, islice(self._queued.irange(job.id, inclusive=(False, True)), MAX_LISTED + 1)))
         permanent = "" if self._queries.rules.aging else "; permanently: rules.aging true in the configuration"
         if not later:
             return f"see what it waits for: koala explain {job.id}{permanent}"
         suffix = ", and the jobs after them" if len(later) > MAX_LISTED else ""
         return f"hold the later jobs{suffix}: koala hold {' '.join(later[:MAX_LISTED])} --reason starving{permanent}"
 
-    def _flood_alerts(self, queued: Counter[str], now: float) -> list[Alert]:
+    def _flood_alerts(self, now: float) -> list[Alert]:
         """Return an alert for each user with too large a part of the queue. Return none if only one user has jobs."""
+        queued = self._queued_by_owner
         total = sum(queued.values())
         listing = "koala queue --state queued -q"
         return [
@@ -146,6 +170,13 @@ class JobChecks:
 
 
 _MISSING = (ComponentState.PLACED, ComponentState.SUBMITTED, ComponentState.WAITING)
+
+
+def _wait_of(job: Job) -> Wait | None:
+    """Return since when a queued job waits for nodes; None for a deferred job and in other states."""
+    if job.state is not JobState.QUEUED or job.is_deferred:
+        return None
+    return max(job.waits_since, (job.attempt.ended_at or 0.0) if job.attempt else 0.0), job.id
 
 
 def _age_key(waiting: tuple[float, Job]) -> tuple[float, int]:

@@ -371,13 +371,15 @@ class Jobs:
         check_job_access(caller, record.job)
         return record
 
-    async def list_page(self, job_filter: JobFilter) -> tuple[Sequence[JobRecord], JobId | None]:
+    async def list_page(
+        self, job_filter: JobFilter, *, may_be_empty: bool = False
+    ) -> tuple[Sequence[JobRecord], JobId | None]:
         """Return matching jobs, newest first, and the id below which the next page starts; None on the last page.
 
-        A page that is not the last has at least one job, but may have fewer than the limit.
+        A page that is not the last has at least one job unless it ``may_be_empty``, but may have fewer than the limit.
         """
         page = await query(self._store.page, job_filter)
-        while not page.jobs and page.before is not None:
+        while not page.jobs and page.before is not None and not may_be_empty:
             page = await query(self._store.page, replace(job_filter, before=page.before))
         return [self.make_record(job) for job in page.jobs], page.before
 

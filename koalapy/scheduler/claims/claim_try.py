@@ -1,6 +1,6 @@
 """Find which components of a job can start in a claiming try, and on which nodes of their clusters."""
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ class ClaimTry:
         """``preemption``: frees nodes for the job; None if it may not preempt."""
         self._grid, self._job, self.preemption = state.grid, job.id, preemption
         self._spec = job.spec
-        self._taken = Counter[ClusterName]()
+        self._taken: dict[ClusterName, int] = defaultdict(int)
         """Nodes of components by cluster; those in ``_assignments`` do not count."""
         self._assignments: dict[ClusterName, NodeAssignment] = {}
         """The idle nodes by cluster, if the components may not get any node of their clusters."""

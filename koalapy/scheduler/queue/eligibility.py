@@ -109,11 +109,11 @@ def count_streams(spec: JobSpec, placement: Placement, view: GridView, *, with_f
     to each node of other clusters. The cluster where it runs is not known either, so the nodes of both count. Links
     that may turn out to be relayed count as relayed; ``with_fallback``: also those that were last direct.
     """
+    if not view.relays.streams:
+        return 0
     nodes: dict[ClusterName, int] = {}
     for component in placement.components:
         nodes[component.cluster] = nodes.get(component.cluster, 0) + component.size
-    if len(nodes) < 2 or not view.relays.streams:
-        return 0
     streams = 0
     for first, second in combinations(sorted(nodes), 2):
         path = view.path_between(first, second, spec.links)
