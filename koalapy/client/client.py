@@ -72,7 +72,7 @@ class Client:
         """``url``: None for the default daemon; ``report`` prints a line about the cause of a wait."""
         self.has_answered, self.timeouts, self.report = False, timeouts, report
         try:
-            self._access = chosen = access or Access(url, token, timeouts=timeouts)
+            self._access = chosen = access or Access(url, token, timeouts=timeouts, report=report)
             self.http = Connection(
                 chosen.parts, chosen.headers, by_proxy=chosen.by_proxy, trust=chosen.trust, timeouts=timeouts
             )
@@ -363,6 +363,9 @@ class Client:
             return CliError(
                 f"cannot connect to the daemon at {self.url}: {explanation[0]}", Exit.UNREACHABLE, explanation[1]
             )
+        if self._access.is_starting:
+            message = f"the daemon at {self.url} is still starting"
+            return CliError(message, Exit.UNREACHABLE, "try again when it has printed its address")
         hint = "start one with koala serve, or set KOALA_URL"
         return CliError(f"no daemon answers at {self.url} ({error})", Exit.UNREACHABLE, hint)
 
