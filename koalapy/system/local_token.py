@@ -2,8 +2,8 @@
 
 The register is a folder with one file for each address at which a daemon of this account serves. A running daemon locks
 its files, and each file names the machine. So the command line shows a token neither to a program that listens at the
-address later, nor to one on another machine with the same home. A daemon that is not ready yet has a locked file named for its
-port, and the command line waits for it. Standard library only.
+address later, nor to one on another machine with the same home. A daemon that is not ready yet has a locked file named
+for its port, and the command line waits for it. Standard library only.
 """
 
 import fcntl
