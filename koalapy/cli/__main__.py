@@ -7,9 +7,9 @@ Imports nothing outside of ``main``, so that an interrupt ends the command witho
 def main() -> None:
     """Run the command of this process and exit."""
     try:
-        from koalapy.cli import interrupts
+        from koalapy.cli import startup
 
-        interrupts.exit_at_interrupt()
+        startup.begin_imports()
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     from koalapy.cli.main import main as run_main
@@ -17,7 +17,7 @@ def main() -> None:
     try:
         run_main()
     finally:
-        interrupts.exit_at_interrupt()
+        startup.begin_exit()
 
 
 if __name__ == "__main__":

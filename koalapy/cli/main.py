@@ -4,7 +4,7 @@ import errno
 import sys
 
 from koalapy import __version__
-from koalapy.cli.interrupts import is_interrupt
+from koalapy.cli.startup import is_interrupt
 from koalapy.cli.terminal.arguments import Group, Lazy, run_command
 from koalapy.cli.terminal.streams import OutputLost, give_up_standard_streams, open_standard_streams
 from koalapy.client.errors import CliError, Exit, of_koala

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 DEFAULT_URL = "http://127.0.0.1:8642"
 LOCALHOST = ("127.0.0.1", "::1")
 START_POLL_INTERVAL_S = 0.1
+MAX_LABEL_LENGTH = 64
 _WHERE = "it is in tokens of the daemon's configuration, or in the file token of its data directory"
 
 
@@ -212,7 +213,12 @@ def _parse_url(url: str) -> SplitResult:
     if not parts.path.isascii():
         raise ValueError("its path has characters that are not ASCII: encode them, as %C3%BC")
     try:
-        parts.hostname.encode("idna")
+        # The codec is slow to import, and most hosts are ASCII.
+        labels = parts.hostname.removesuffix(".").split(".") if parts.hostname.isascii() else []
+        if not all(0 < len(label) < MAX_LABEL_LENGTH for label in labels if ":" not in label):
+            raise UnicodeError
+        if not labels:
+            parts.hostname.encode("idna")
     except UnicodeError as error:
         raise ValueError("its host is not a name, of which each part has 1 to 63 characters") from error
     return parts

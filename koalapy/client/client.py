@@ -13,7 +13,6 @@ from koalapy.client.answers import Alert, Attempt, Cluster, Job, Json, ListedJob
 from koalapy.client.errors import CODE_OF_STATUS, CliError, Exit, printable
 from koalapy.client.http import CONNECTION_ERRORS, Answer, Connection, Readable
 from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
-from koalapy.model.array import format_task
 from koalapy.model.errors import ProblemCode
 from koalapy.model.wording import is_utf8
 from koalapy.system.tls import explain_tls_error
@@ -38,6 +37,8 @@ def name_of(job: Job | ListedJob) -> str:
     """Return the name of a job for users: its number, or ``7[3]`` for a task of an array."""
     if job["array_job"] is None or job["array_index"] is None:
         return str(job["id"])
+    from koalapy.model.array import format_task  # slow to import, and most jobs are no tasks
+
     return format_task(job["array_job"], job["array_index"])
 
 

@@ -6,6 +6,7 @@ It uses ``http.client``, since importing a larger library takes longer than most
 import http.client
 import json
 import select
+import socket
 import ssl
 import time
 from base64 import b64encode
@@ -201,10 +202,22 @@ class Connection:
         return opened
 
 
+class _ClearConnection(http.client.HTTPConnection):
+    """A connection without TLS. It passes an ASCII host as bytes, for which Python imports no codec."""
+
+    def connect(self) -> None:
+        if self.host.isascii() and self._tunnel_host is None:
+            address: Any = self.host.encode(), self.port
+            self.sock = socket.create_connection(address, self.timeout)
+            self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        else:
+            super().connect()
+
+
 def _create_connection(scheme: str, host: str, port: int, trust: Trust) -> http.client.HTTPConnection:
     if scheme == "https":
         return http.client.HTTPSConnection(host, port, timeout=CONNECT_TIMEOUT, context=trust.create_context())
-    return http.client.HTTPConnection(host, port, timeout=CONNECT_TIMEOUT)
+    return _ClearConnection(host, port, timeout=CONNECT_TIMEOUT)
 
 
 def _create_tunnel(

@@ -267,7 +267,7 @@ def _is_locked(descriptor: int) -> bool:
 def _machine_id() -> str:
     """Identify this boot of this machine, and within it the network namespace, as of a container."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
         return f"{boot} {os.stat('/proc/self/ns/net').st_ino}"
     except OSError:
         return os.uname().nodename

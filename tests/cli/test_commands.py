@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from koalapy.cli.terminal import tables
-from koalapy.cli.terminal.screen import fold_text
+from koalapy.cli.terminal.text import fold_text
 from koalapy.client.client import Client
 from koalapy.client.errors import Exit
 from koalapy.model.alert import Alert, AlertKind, AlertRules, Severity

@@ -226,7 +226,7 @@ main()
 @pytest.mark.parametrize(
     ("module", "command"),
     [
-        ("koalapy.cli.interrupts", "queue"),
+        ("koalapy.cli.startup", "queue"),
         ("koalapy.cli.main", "queue"),
         ("click", "queue"),
         ("koalapy.cli.jobs.queue", "queue"),
@@ -248,3 +248,48 @@ def test_interrupt_during_import_exits_without_traceback(tmp_path: Path, module:
         env=environment,
     )
     assert (result.returncode, result.stdout, result.stderr) == (130, b"", b"")
+
+
+PRINT_MODULES = """
+import sys
+from koalapy.cli.__main__ import main
+sys.stdout, modules = open("/dev/null", "w"), sys.__stdout__
+try:
+    main()
+finally:
+    print(*sys.modules, sep="\\n", file=modules, flush=True)
+"""
+"""A command that prints the modules that it has imported in place of its output."""
+SLOW_MODULES = {
+    *("annotated_types", "difflib", "encodings.idna", "httpx2", "pydantic", "rich", "typing_extensions", "yaml"),
+    *("koalapy.cli.clusters.gantt", "koalapy.cli.jobs.waiting", "koalapy.cli.terminal.screen"),
+    *("koalapy.client.logins", "koalapy.model.cluster", "koalapy.model.disk", "koalapy.model.job"),
+    *("koalapy.model.job_search", "koalapy.model.job_spec"),
+}
+"""Modules that a command imports only if it needs them. They would double its processor time."""
+OF_OPTIONS = {"annotated_types", "typing_extensions", "koalapy.model.job_spec"}
+"""Those which define the options of a job."""
+
+
+@pytest.mark.parametrize(
+    ("command", "needed"),
+    [
+        ("queue", set()),
+        ("queue --json --state queued", set()),
+        ("cancel 1", set()),
+        ("hold 1", set()),
+        ("submit --flexible 1 -- hostname", OF_OPTIONS),
+    ],
+)
+def test_command_imports_no_slow_module(server: Server, command: str, needed: set[str]) -> None:
+    run_koala(server.url, "submit", "--flexible", "2", "--", "start", "x")
+    result = subprocess.run(
+        [sys.executable, "-c", PRINT_MODULES, *command.split()],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=make_environment(server.url),
+    )
+    modules = set(result.stdout.split())
+    assert "koalapy.client.client" in modules, result.stderr
+    assert SLOW_MODULES & modules == needed & modules

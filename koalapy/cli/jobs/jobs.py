@@ -26,8 +26,7 @@ from koalapy.cli.terminal.options import (
 from koalapy.client.answers import Json, ListedJob
 from koalapy.client.client import FINAL, Client, problem_to_error
 from koalapy.client.errors import CliError, Exit, printable
-from koalapy.model.job import ACTIVE_STATES, WAITING_STATES, JobState
-from koalapy.model.job_spec import Priority
+from koalapy.model.job_state import ACTIVE_STATES, WAITING_STATES, JobState, Priority
 
 MAX_SELECTED = 1_000_000
 """Maximum number of jobs that one command selects."""

@@ -11,8 +11,7 @@ from koalapy.cli.terminal.arguments import Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Watch, refuse_together, show_json
 from koalapy.client.client import Client, JobListing
 from koalapy.client.errors import CliError, Exit, printable
-from koalapy.model.job import JobState
-from koalapy.model.job_search import JobSort
+from koalapy.model.job_state import JobSort, JobState
 from koalapy.model.times import PAST_TIME_EXAMPLES
 
 

@@ -23,7 +23,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import click
 from click.core import ParameterSource
 
-from koalapy.cli.interrupts import raise_at_interrupt
+from koalapy.cli.startup import begin_command
 from koalapy.cli.terminal.job_reference import JobReference, JobReferenceType, parse_int
 from koalapy.client.errors import CliError, Exit
 from koalapy.model.wording import suggest_names
@@ -457,7 +457,7 @@ def _make_callback(run: Function, parameters: Sequence[_Parameter]) -> Callable[
         for parameter in parameters:
             if parameter.part_of:
                 parts.setdefault(parameter.part_of, {})[parameter.name] = arguments.pop(parameter.name)
-        raise_at_interrupt()
+        begin_command()
         return run(**arguments, **{name: signature_parameters[name].annotation(**part) for name, part in parts.items()})
 
     return call_function

@@ -1,9 +1,10 @@
-"""End the command without a traceback at an interrupt, also while modules are imported and at exit.
+"""What the command does until its function runs: end quietly at an interrupt, and collect no garbage.
 
 Only the function of a command gets ``KeyboardInterrupt``. Elsewhere Python would print a traceback, or lose the
 interrupt in a callback of an import. Imports little, since it is imported first.
 """
 
+import gc
 import os
 import signal
 
@@ -11,15 +12,23 @@ EXIT_CODE = 130
 """``Exit.INTERRUPTED``, which takes longer to import."""
 
 
-def exit_at_interrupt() -> None:
-    """End the process at once at an interrupt from now on."""
+def begin_imports() -> None:
+    """End the process at once at an interrupt from now on, and collect no garbage: imports leave hardly any."""
+    gc.disable()
     signal.signal(signal.SIGINT, _exit_process)
 
 
-def raise_at_interrupt() -> None:
-    """Raise ``KeyboardInterrupt`` at an interrupt from now on, if ``exit_at_interrupt`` was called before."""
+def begin_command() -> None:
+    """Raise ``KeyboardInterrupt`` at an interrupt and collect garbage from now on, after ``begin_imports``."""
     if signal.getsignal(signal.SIGINT) is _exit_process:
+        gc.enable()
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def begin_exit() -> None:
+    """End the process at once at an interrupt from now on, without a last collection of garbage, which takes 15 ms."""
+    gc.freeze()
+    signal.signal(signal.SIGINT, _exit_process)
 
 
 def is_interrupt(error: BaseException | None) -> bool:
