@@ -83,7 +83,12 @@ class Connection:
             return
         via = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
         create_proxy_connection = partial(
-            _create_connection, url.scheme, via.hostname or "", via.port or PORTS["http"], trust
+            _create_connection,
+            url.scheme,
+            via.hostname or "",
+            via.port or PORTS["http"],
+            trust,
+            http.client.HTTPConnection,
         )
         self._new = partial(
             _create_tunnel, create_proxy_connection, host, port, _credential_header(via, "Proxy-Authorization")
@@ -203,10 +208,10 @@ class Connection:
 
 
 class _ClearConnection(http.client.HTTPConnection):
-    """A connection without TLS. It passes an ASCII host as bytes, for which Python imports no codec."""
+    """A connection without TLS and tunnel. It passes an ASCII host as bytes, for which Python imports no codec."""
 
     def connect(self) -> None:
-        if self.host.isascii() and self._tunnel_host is None:
+        if self.host.isascii():
             address: Any = self.host.encode(), self.port
             self.sock = socket.create_connection(address, self.timeout)
             self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -214,10 +219,12 @@ class _ClearConnection(http.client.HTTPConnection):
             super().connect()
 
 
-def _create_connection(scheme: str, host: str, port: int, trust: Trust) -> http.client.HTTPConnection:
+def _create_connection(
+    scheme: str, host: str, port: int, trust: Trust, create_clear: type[http.client.HTTPConnection] = _ClearConnection
+) -> http.client.HTTPConnection:
     if scheme == "https":
         return http.client.HTTPSConnection(host, port, timeout=CONNECT_TIMEOUT, context=trust.create_context())
-    return _ClearConnection(host, port, timeout=CONNECT_TIMEOUT)
+    return create_clear(host, port, timeout=CONNECT_TIMEOUT)
 
 
 def _create_tunnel(
