@@ -58,9 +58,7 @@ class Access:
         self._renews = False
         self.hint = f"correct KOALA_TOKEN or --token: {_WHERE}"
         """Hint for the user if the daemon rejects the token."""
-        self._await_start()
-        if user_token and url is None:
-            self._await_start(timeouts.start_notice_s)
+        self._await_start(timeouts.start_notice_s if user_token and url is None else 0.0)
         if not user_token:
             self._find_token(is_url_given=url is not None)
         elif (own_daemon := _own_daemon(self.parts))[1].certificate:
@@ -111,16 +109,17 @@ class Access:
         If neither exists, only set ``hint``: advice for a rejected request. Raise ``CliError`` if a login is rejected.
         """
         self.parts, search = _own_daemon(self.parts)
-        login, silent = None, ""
+        login, silent, failure = None, "", None
         if not search.token:
             try:
                 login, silent = self._find_login(is_url_given=is_url_given)
-            except CliError:
-                if is_url_given or not self._await_start(self._timeouts.start_notice_s):
-                    raise
+            except CliError as error:
+                failure = error
             if login is None and not is_url_given:
                 self._await_start(self._timeouts.start_notice_s)
                 self.parts, search = _own_daemon(self.parts)
+            if failure is not None and not search.token:
+                raise failure
         if search.token:
             self.token, self.pinned = search.token, search.certificate
             self.hint = f"the daemon of this account there has another token; set KOALA_TOKEN: {_WHERE}"
@@ -146,18 +145,19 @@ class Access:
     def _await_start(self, notice_s: float = 0.0) -> bool:
         """Wait while a daemon of this account starts at an address of this machine; return whether one did.
 
-        ``notice_s``: limit for a daemon to register its start, while nothing listens there.
+        End the wait if a program listens there, as when a second daemon starts in vain. ``notice_s``: limit for a
+        daemon to register its start.
         """
-        began, is_starting = time.monotonic(), False
+        began, has_started = time.monotonic(), False
         while (passed := time.monotonic() - began) < self._timeouts.daemon_start_s:
-            if self.is_starting:
-                if not is_starting:
-                    self._report("koala: waiting for the daemon, which is starting")
-                is_starting = True
-            elif is_starting or passed >= notice_s or self._is_listening():
+            is_starting = self.is_starting
+            if (not is_starting and (has_started or passed >= notice_s)) or self._is_listening():
                 break
+            if is_starting and not has_started:
+                self._report("koala: waiting for the daemon, which is starting")
+            has_started |= is_starting
             self._timeouts.sleep(START_POLL_INTERVAL_S)
-        return is_starting
+        return has_started
 
     def _is_listening(self) -> bool:
         address = self.parts.hostname or "", self.parts.port or PORTS[self.parts.scheme]

@@ -1,5 +1,6 @@
 """Commands wait for a daemon of their account that starts at their address, and for no other daemon."""
 
+import socket
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -94,3 +95,31 @@ def test_client_of_daemon_that_starts_too_long_says_so() -> None:
         with pytest.raises(CliError, match=r"at http://127\.0\.0\.1:9 is still starting; try again") as raised:
             client.get("/healthz")
     assert raised.value.code is Exit.UNREACHABLE
+
+
+def test_access_during_start_of_second_daemon_uses_first() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as daemon:
+        port = listener.getsockname()[1]
+        daemon.callback(Registration(TOKEN, [("127.0.0.1", port)]).close)
+        with register_start(port):
+            assert Access(f"http://127.0.0.1:{port}", None, timeouts=make_timeouts()).token == TOKEN
+
+
+def test_access_without_url_prefers_started_daemon_to_error_of_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The socket of a killed agent is in the way."""
+    use_default_url(monkeypatch)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "a.sock"))
+    monkeypatch.setenv("KOALA_LOGIN_SOCKET", str(tmp_path / "a.sock"))
+    with ExitStack() as start, ExitStack() as daemon:
+        steps = (
+            lambda: start.enter_context(register_start(9)),
+            lambda: daemon.callback(Registration(TOKEN, [("127.0.0.1", 9)]).close),
+            start.close,
+        )
+        assert Access(None, None, timeouts=make_timeouts(*steps)).token == TOKEN
+    failing = ClientTimeouts(start_notice_s=0.0)
+    with pytest.raises(CliError, match="does not answer"):
+        Access(None, None, timeouts=failing)
