@@ -9,8 +9,10 @@ from io import BufferedReader, RawIOBase
 from pathlib import Path
 from typing import IO, Annotated, Any
 
+from koalapy.cli.jobs.jobs import LastJob, find_last_job
 from koalapy.cli.terminal.arguments import Argument, Group, Option
-from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Job, show_json
+from koalapy.cli.terminal.job_reference import JobReference
+from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, show_json
 from koalapy.cli.terminal.screen import Progress, Transfer, waiting_for
 from koalapy.cli.terminal.tables import format_table
 from koalapy.client.answers import Json
@@ -105,19 +107,20 @@ def _format_replicas(replicas: list[Json]) -> str:
 
 
 def fetch_results(
-    job: Job,
+    job: LastJob = None,
     to: Annotated[Path | None, Option(help="folder for the files; default: job-JOB")] = None,
     force: Annotated[bool, Option("--force", help="overwrite existing files")] = False,
     as_json: AsJson = False,
     daemon: Daemon = DAEMON,
 ) -> None:
     """Download the collected results of a job (koala submit --collect)."""
+    client = daemon.client()
+    job = job or JobReference(find_last_job(client))
     folder = to or Path(f"job-{job}")
     if not force and _is_taken(folder):
         raise CliError(
             f"{folder} exists already", Exit.USAGE, "--force overwrites its files; --to takes another folder"
         )
-    client = daemon.client()
     number = job.find_number(client)
     answer = client.job(number)
     try:

@@ -4,6 +4,7 @@ import errno
 import sys
 
 from koalapy import __version__
+from koalapy.cli.startup import is_interrupt
 from koalapy.cli.terminal.arguments import Group, Lazy, run_command
 from koalapy.cli.terminal.streams import OutputLost, give_up_standard_streams, open_standard_streams
 from koalapy.client.errors import CliError, Exit, of_koala
@@ -84,6 +85,10 @@ def main(timeouts: ClientTimeouts = DEFAULT_TIMEOUTS) -> None:
         if error.errno != errno.EPIPE:
             print(f"koala: cannot write the output: {(error.strerror or '').lower()}", file=sys.stderr)
         code = Exit.FAILED
+    except Exception as error:
+        if not is_interrupt(error):
+            raise
+        code = Exit.INTERRUPTED
     sys.exit(code)
 
 

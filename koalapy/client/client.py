@@ -15,7 +15,6 @@ from koalapy.client.answers import Alert, Attempt, Cluster, Job, Json, ListedJob
 from koalapy.client.errors import CODE_OF_STATUS, CliError, Exit, printable
 from koalapy.client.http import CONNECTION_ERRORS, Answer, Connection, Readable
 from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
-from koalapy.model.array import format_task
 from koalapy.model.errors import ProblemCode
 from koalapy.model.wording import is_utf8
 from koalapy.system.tls import explain_tls_error
@@ -38,6 +37,8 @@ def name_of(job: Job | ListedJob) -> str:
     """Return the name of a job for users: its number, or ``7[3]`` for a task of an array."""
     if job["array_job"] is None or job["array_index"] is None:
         return str(job["id"])
+    from koalapy.model.array import format_task  # slow to import, and most jobs are no tasks
+
     return format_task(job["array_job"], job["array_index"])
 
 
@@ -72,7 +73,7 @@ class Client:
         """``url``: None for the default daemon; ``report`` prints a line about the cause of a wait."""
         self.has_answered, self.timeouts, self.report = False, timeouts, report
         try:
-            self._access = chosen = access or Access(url, token, timeouts=timeouts)
+            self._access = chosen = access or Access(url, token, timeouts=timeouts, report=report)
             self.http = Connection(
                 chosen.parts, chosen.headers, by_proxy=chosen.by_proxy, trust=chosen.trust, timeouts=timeouts
             )
@@ -407,6 +408,9 @@ class Client:
             return CliError(
                 f"cannot connect to the daemon at {self.url}: {explanation[0]}", Exit.UNREACHABLE, explanation[1]
             )
+        if self._access.is_starting:
+            message = f"the daemon at {self.url} is still starting"
+            return CliError(message, Exit.UNREACHABLE, "try again when it has printed its address")
         hint = "start one with koala serve, or set KOALA_URL"
         return CliError(f"no daemon answers at {self.url} ({error})", Exit.UNREACHABLE, hint)
 

@@ -6,6 +6,7 @@ It uses ``http.client``, since importing a larger library takes longer than most
 import http.client
 import json
 import select
+import socket
 import ssl
 import time
 from base64 import b64encode
@@ -82,7 +83,12 @@ class Connection:
             return
         via = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
         create_proxy_connection = partial(
-            _create_connection, url.scheme, via.hostname or "", via.port or PORTS["http"], trust
+            _create_connection,
+            url.scheme,
+            via.hostname or "",
+            via.port or PORTS["http"],
+            trust,
+            http.client.HTTPConnection,
         )
         self._new = partial(
             _create_tunnel, create_proxy_connection, host, port, _credential_header(via, "Proxy-Authorization")
@@ -201,10 +207,24 @@ class Connection:
         return opened
 
 
-def _create_connection(scheme: str, host: str, port: int, trust: Trust) -> http.client.HTTPConnection:
+class _ClearConnection(http.client.HTTPConnection):
+    """A connection without TLS and tunnel. It passes an ASCII host as bytes, for which Python imports no codec."""
+
+    def connect(self) -> None:
+        if self.host.isascii():
+            address: Any = self.host.encode(), self.port
+            self.sock = socket.create_connection(address, self.timeout)
+            self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        else:
+            super().connect()
+
+
+def _create_connection(
+    scheme: str, host: str, port: int, trust: Trust, create_clear: type[http.client.HTTPConnection] = _ClearConnection
+) -> http.client.HTTPConnection:
     if scheme == "https":
         return http.client.HTTPSConnection(host, port, timeout=CONNECT_TIMEOUT, context=trust.create_context())
-    return http.client.HTTPConnection(host, port, timeout=CONNECT_TIMEOUT)
+    return create_clear(host, port, timeout=CONNECT_TIMEOUT)
 
 
 def _create_tunnel(

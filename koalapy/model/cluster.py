@@ -13,6 +13,7 @@ from koalapy.model.errors import NotFoundError, ProblemCode, UsageError
 from koalapy.model.job_sizes import NodeReservation, SizeRanges, accepts_size, select_partition
 from koalapy.model.node_requirement import ANY_NODE, Gpus, NodeFilter, NodeRequirement, divide_memory
 from koalapy.model.request import ClusterName, InputFile, Request
+from koalapy.model.request import LinkUse as LinkUse
 from koalapy.model.wording import format_list, suggest_names
 
 T = TypeVar("T")
@@ -22,15 +23,6 @@ MAX_LASTING = 256
 
 ClusterPair = tuple[ClusterName, ClusterName]
 """Two clusters, or a cluster and itself: sorted by name, or source and destination where stated."""
-
-
-class LinkUse(StrEnum):
-    """The path of MPI messages between the nodes of two clusters."""
-
-    ANY = "any"
-    """Direct, or relayed if the nodes do not reach each other."""
-    DIRECT = "direct"
-    RELAYED = "relayed"
 
 
 class LinkPath(StrEnum):

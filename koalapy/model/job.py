@@ -14,6 +14,10 @@ from koalapy.model.construction import fast_constructor
 from koalapy.model.dependency import NO_DEPENDENCIES, Clause, Dependencies
 from koalapy.model.job_sizes import NOTHING_BARRED, Barred, BarredSizes
 from koalapy.model.job_spec import JobSpec
+from koalapy.model.job_state import ACTIVE_STATES as ACTIVE_STATES
+from koalapy.model.job_state import FINAL_STATES as FINAL_STATES
+from koalapy.model.job_state import WAITING_STATES as WAITING_STATES
+from koalapy.model.job_state import JobState as JobState
 from koalapy.model.request import ClusterName
 from koalapy.model.wording import format_nodes
 
@@ -27,37 +31,6 @@ Lower-case letters and digits, so that it is valid in file names and in job name
 be guessed. Attempts of versions without nonces have an empty one, which their tokens omit.
 """
 
-
-class JobState(StrEnum):
-    QUEUED = "queued"
-    HELD = "held"
-    PLACED = "placed"
-    CLAIMING = "claiming"
-    STARTING = "starting"
-    RUNNING = "running"
-    UNKNOWN = "unknown"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-    @property
-    def is_final(self) -> bool:
-        return self in FINAL_STATES
-
-    @property
-    def is_active(self) -> bool:
-        """Return whether the job holds nodes or is about to."""
-        return self in ACTIVE_STATES
-
-    @property
-    def is_waiting(self) -> bool:
-        """Return whether the job has no nodes yet and has not ended."""
-        return self in WAITING_STATES
-
-
-FINAL_STATES = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
-WAITING_STATES = frozenset({JobState.QUEUED, JobState.HELD})
-ACTIVE_STATES = frozenset({JobState.PLACED, JobState.CLAIMING, JobState.STARTING, JobState.RUNNING, JobState.UNKNOWN})
 
 END_TEXTS = {JobState.SUCCEEDED: "succeeded", JobState.FAILED: "failed", JobState.CANCELLED: "was cancelled"}
 """How a job ended, as a verb."""

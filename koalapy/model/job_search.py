@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from enum import StrEnum
 from fnmatch import translate
 from functools import lru_cache
 from math import ceil, floor
@@ -19,6 +18,7 @@ from koalapy.model.application import application_of
 from koalapy.model.errors import UsageError
 from koalapy.model.job import ACTIVE_STATES, FINAL_STATES, Job, JobState
 from koalapy.model.job_spec import Priority
+from koalapy.model.job_state import JobSort as JobSort
 from koalapy.model.request import FlexibleRequest
 from koalapy.model.wording import format_list
 
@@ -35,17 +35,6 @@ STATE_GROUPS: dict[str, frozenset[JobState]] = {
     "any": frozenset(JobState),
 }
 UNFINISHED = frozenset(JobState) - FINAL_STATES
-
-
-class JobSort(StrEnum):
-    """The order of a list of jobs."""
-
-    NEWEST = "newest"
-    QUEUE = "queue"
-    """Running jobs first, then jobs that are about to run, then waiting jobs by their positions, then held jobs."""
-    OLDEST = "oldest"
-    NODES = "nodes"
-    """Largest first."""
 
 
 Numbers = Callable[[Job, float], float]

@@ -8,9 +8,9 @@ from operator import attrgetter
 from typing import Annotated, Any
 
 from koalapy.model.array import MAX_LINE_LENGTH, MAX_LINES, ArrayFail, TaskIndices
-from koalapy.model.cluster import LinkUse
 from koalapy.model.dependency import NO_DEPENDENCIES, Dependencies, ResultInputs
 from koalapy.model.field import Bounds, Field, Length, TextForm
+from koalapy.model.job_state import Priority as Priority
 from koalapy.model.node_requirement import (
     NO_REQUIREMENT,
     Excluded,
@@ -36,6 +36,7 @@ from koalapy.model.request import (
     FlexibleRequest,
     InputFile,
     Inputs,
+    LinkUse,
     Name,
     NotNegative,
     Positive,
@@ -64,11 +65,6 @@ def find_script_error(text: str) -> tuple[str, str] | None:
         interpreter = first_line[2:].split()[0]
         return f"names the interpreter {interpreter} without its path", f"write its path, as in {INTERPRETER}"
     return None
-
-
-class Priority(StrEnum):
-    HIGH = "high"
-    LOW = "low"
 
 
 class Launcher(StrEnum):

@@ -40,6 +40,15 @@ MAX_GRACE = 86400
 """Maximum seconds of grace, whatever the configuration allows."""
 
 
+class LinkUse(StrEnum):
+    """The path of MPI messages between the nodes of two clusters."""
+
+    ANY = "any"
+    """Direct, or relayed if the nodes do not reach each other."""
+    DIRECT = "direct"
+    RELAYED = "relayed"
+
+
 class WarningSignal(StrEnum):
     """Signals that a program can catch and that do not suspend it by default, since it could not end then."""
 

@@ -4,7 +4,6 @@ import re
 import signal
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from difflib import get_close_matches
 from math import isfinite
 
 SIGNAL_BASE = 128
@@ -58,6 +57,8 @@ def format_idle(count: int) -> str:
 def suggest_names(unknown_name: str, names: Iterable[str]) -> str:
     """Return a hint for an unknown name: the most similar name, then all names."""
     sorted_names = sorted(names)
+    from difflib import get_close_matches  # slow to import, and most commands need none
+
     similar = get_close_matches(unknown_name[:MAX_COMPARED_LENGTH], sorted_names, 1)
     question = f"did you mean {similar[0]}? " if similar else ""
     return f"{question}known: {', '.join(sorted_names) or 'none'}"

@@ -120,5 +120,5 @@ def _explain_choice(sizes: Sequence[int], sites: Sequence[tuple[ClusterName, int
     """Return the reason for users: which clusters had the most idle nodes when a component was placed."""
     if len(sites) == 1:
         return f"{sites[0][0]} had the most idle nodes ({sites[0][1]})"
-    choices = [f"{name} ({size} of {idle})" for size, (name, idle) in zip(sizes[:MAX_LISTED], sites, strict=False)]
+    choices = [f"{name} ({size} of {idle} used)" for size, (name, idle) in zip(sizes[:MAX_LISTED], sites, strict=False)]
     return f"the largest first, each where most nodes were idle: {format_list(choices, len(sites))}"

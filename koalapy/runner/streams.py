@@ -34,6 +34,8 @@ HANGUP_GRACE = 5.0
 """Seconds from the hangup of a terminal to the end of its shell by force."""
 DEFAULT_ROWS, DEFAULT_COLUMNS = 24, 80
 END_OF_FILE = b"\x04"
+END_OF_FILE_INTERVAL = 1.0
+"""Seconds between two end-of-file characters: one that comes while the shell starts is lost when it sets its modes."""
 LINE_ENDS = (b"\n", b"\r")
 OPENED_INTERVAL = 0.1
 """Seconds between two checks whether the program has opened its standard input."""
@@ -133,9 +135,10 @@ class Terminal:
         self._inlet.receive(offset, data, is_last=is_last)
 
     def _type_end_of_file(self) -> None:
-        """End the input; the first of two characters would end an incomplete line only."""
-        with contextlib.suppress(BlockingIOError):
+        """End the input, again and again; the first of two characters would end an incomplete line only."""
+        with contextlib.suppress(OSError):  # the terminal takes no more bytes now
             os.write(self._writing, END_OF_FILE if self._is_line_start else END_OF_FILE * 2)
+        self._loop.set_alarm(f"end-{self.name}", END_OF_FILE_INTERVAL, self._type_end_of_file)
 
     def grant(self, offset: int) -> None:
         """Allow output up to the window after ``offset``, which the client has used."""
@@ -172,7 +175,8 @@ class Terminal:
         """Hang up: the kernel signals the processes in the foreground, and the shell those that it started."""
         if self._master < 0:
             return
-        self._loop.cancel_alarm(f"drain-{self.name}")
+        for alarm in ("drain", "end"):
+            self._loop.cancel_alarm(f"{alarm}-{self.name}")
         for file in (self._master, self._writing):
             self._loop.forget(file)
         for file in (self._master, self._writing, self.slave):

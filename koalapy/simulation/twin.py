@@ -92,7 +92,7 @@ class RunTimeEstimates:
             return f"{len(run_times)} run{'s' * (len(run_times) > 1)} of {application}"
         if spec.walltime is not None:
             return "its walltime"
-        return "the runs of other applications" if self._all else "nothing"
+        return "the runs of other applications" if self._all else "a guess"
 
     def _earlier_run_times(self, spec: JobSpec) -> list[float]:
         """Return the run times in seconds of the same application and size; of all its sizes if those are too few."""

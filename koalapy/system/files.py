@@ -9,9 +9,12 @@ import stat
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from koalapy.model.disk import Disk
 from koalapy.model.errors import UsageError
+
+if TYPE_CHECKING:
+    from koalapy.model.disk import Disk
 
 DIRECTORY = Path("/run/koala")
 """Created by root, or by systemd for the agents' account; no other account can create anything in ``/run``."""
@@ -189,8 +192,10 @@ def file_identity(path: Path) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def measure_disks(folders: Mapping[str, Path]) -> list[Disk]:
+def measure_disks(folders: Mapping[str, Path]) -> "list[Disk]":
     """Measure the disks of some folders, each disk once and under the first folder on it. Raise ``OSError``."""
+    from koalapy.model.disk import Disk  # slow to import, and commands measure none
+
     disks: dict[int, Disk] = {}
     for purpose, folder in folders.items():
         path = folder.absolute()

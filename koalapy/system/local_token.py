@@ -2,15 +2,16 @@
 
 The register is a folder with one file for each address at which a daemon of this account serves. A running daemon locks
 its files, and each file names the machine. So the command line shows a token neither to a program that listens at the
-address later, nor to one on another machine with the same home. Standard library only.
+address later, nor to one on another machine with the same home. A daemon that is not ready yet has a locked file named
+for its port, and the command line waits for it. Standard library only.
 """
 
 import fcntl
 import json
 import os
 import pwd
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -118,9 +119,7 @@ class Registration:
                 path = None if certificate is None else str(certificate)
                 entry = json.dumps({"token": token, "machine": _machine_id(), "certificate": path})
                 name = format_address(host, port)
-                self._entries[name] = write_private_file(
-                    name, self._folder, entry, prepare=lambda file: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                )
+                self._entries[name] = write_private_file(name, self._folder, entry, prepare=_lock)
         except BaseException:
             self.close()
             raise
@@ -134,6 +133,52 @@ class Registration:
                     os.unlink(name, dir_fd=self._folder)
             os.close(descriptor)
         os.close(self._folder)
+
+
+@contextmanager
+def register_start(port: int) -> Iterator[None]:
+    """Write to the register that a daemon starts at a port, for the duration of the block.
+
+    Do nothing if another daemon starts there, or if the register cannot be written: then commands do not wait.
+    """
+    with ExitStack() as stack:
+        directory, name = register_directory(), _starting_name(port)
+        with suppress(OSError, ValueError):
+            if directory is not None and not is_start_registered(port):
+                folder = open_own_folder(directory, make=True)
+                stack.callback(os.close, folder)
+                lock = write_private_file(name, folder, _machine_id(), prepare=_lock)
+                stack.callback(os.close, lock)
+                stack.callback(os.unlink, name, dir_fd=folder)
+        yield
+
+
+def is_start_registered(port: int) -> bool:
+    """Return whether a daemon of this account starts at a port of this machine, and is not ready yet."""
+    if (directory := register_directory()) is None:
+        return False
+    try:
+        folder = open_own_folder(directory)
+    except (OSError, ValueError):
+        return False
+    try:
+        descriptor, machine = read_private_file(_starting_name(port), folder)
+        try:
+            return machine == _machine_id() and _is_locked(descriptor)
+        finally:
+            os.close(descriptor)
+    except (OSError, ValueError):
+        return False
+    finally:
+        os.close(folder)
+
+
+def _lock(descriptor: int) -> None:
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _starting_name(port: int) -> str:
+    return f".starting-{port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +267,7 @@ def _is_locked(descriptor: int) -> bool:
 def _machine_id() -> str:
     """Identify this boot of this machine, and within it the network namespace, as of a container."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
         return f"{boot} {os.stat('/proc/self/ns/net').st_ino}"
     except OSError:
         return os.uname().nodename

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from koalapy.cli.terminal import tables
-from koalapy.cli.terminal.screen import fold_text
+from koalapy.cli.terminal.text import fold_text
 from koalapy.client.client import Client
 from koalapy.client.errors import Exit
 from koalapy.client.timeouts import ClientTimeouts
@@ -365,16 +365,18 @@ def test_queue_with_more_waiting_jobs_than_the_limit_shows_all_running_jobs(
 
 
 def test_queue_without_matching_jobs_names_filters(koala: Koala) -> None:
-    assert koala("queue").err == "koala: there are no jobs of yours that are not over\n"
+    assert koala("queue").err == "koala: you have no unfinished jobs\n"
     result = koala("queue", "--user", "nobody", "--state", "FAILED", "--name", "x")
-    assert result.err == "koala: there are no jobs of nobody named x in the state failed\n"
+    assert result.err == "koala: nobody has no failed jobs named x\n"
     assert (result.code, len(result.out.splitlines())) == (0, 1)
     nowhere = koala("queue", "--cluster", "nroth", "--all", "-q")
     assert (nowhere.code, nowhere.out) == (3, "")
     assert nowhere.err.startswith("koala: there is no cluster nroth; did you mean north?")
-    assert koala("queue", "--cluster", "north", "--all").err.endswith("with a component on north that are not over\n")
+    assert koala("queue", "--cluster", "north", "--all").err.endswith(
+        "there are no unfinished jobs with a component on north\n"
+    )
     of_site = koala("queue", "--home-site", "north").err
-    assert of_site == "koala: there are no jobs of yours whose home site is north that are not over\n"
+    assert of_site == "koala: you have no unfinished jobs whose home site is north\n"
     assert koala("queue", "--home-site", "nroth", "--all").code == 3
     assert koala("queue", "--json").err == ""
 

@@ -105,7 +105,7 @@ SPAN = Interval(60.0, 90.0, 300.0)
     [
         (
             IfSubmitted(False, Expected(9, JobState.QUEUED, SPAN, SPAN, SPAN, 0.0, "4 runs of wave")),
-            "in 1:30 (1:00 to 5:00), by 4 runs of wave",
+            "in 1:30 (1:00 to 5:00) (run time from 4 runs of wave)",
         ),
         (
             IfSubmitted(False, Expected(9, JobState.QUEUED, None, None, None, 1.0, "its walltime"), "it never started"),

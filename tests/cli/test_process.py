@@ -204,3 +204,92 @@ def test_serve_with_invalid_host_is_rejected(tmp_path: Path) -> None:
     hint = "give an address of this machine, such as 127.0.0.1"
     assert result.stderr == f"koala: --host is '\\udcff', which is not a host name; {hint}\n"
     assert list(tmp_path.iterdir()) == []
+
+
+INTERRUPTED_IMPORT = """
+import os, signal, sys
+from importlib.abc import MetaPathFinder
+
+class Finder(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == sys.argv[0]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.argv = sys.argv[1:]
+sys.meta_path.insert(0, Finder())
+from koalapy.cli.__main__ import main
+main()
+"""
+"""A command that interrupts itself when it imports the module of its first argument."""
+
+
+@pytest.mark.parametrize(
+    ("module", "command"),
+    [
+        ("koalapy.cli.startup", "queue"),
+        ("koalapy.cli.main", "queue"),
+        ("click", "queue"),
+        ("koalapy.cli.jobs.queue", "queue"),
+        ("koalapy.client.client", "queue"),
+        ("koalapy.cli.jobs.submit", "submit --flexible 1 -- hostname"),
+        ("koalapy.client.logins", "queue"),
+        ("koalapy.daemon.main", "serve"),
+        ("pydantic", "serve"),
+        ("koalapy.agent.main", "agent north"),
+        ("koalapy.cli.terminal.manual", "--man"),
+    ],
+)
+def test_interrupt_during_import_exits_without_traceback(tmp_path: Path, module: str, command: str) -> None:
+    environment = make_environment("http://127.0.0.1:1", KOALA_TOKEN="", HOME=str(tmp_path))
+    result = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_IMPORT, module, *command.split()],
+        capture_output=True,
+        timeout=60,
+        env=environment,
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (130, b"", b"")
+
+
+PRINT_MODULES = """
+import sys
+from koalapy.cli.__main__ import main
+sys.stdout, modules = open("/dev/null", "w"), sys.__stdout__
+try:
+    main()
+finally:
+    print(*sys.modules, sep="\\n", file=modules, flush=True)
+"""
+"""A command that prints the modules that it has imported in place of its output."""
+SLOW_MODULES = {
+    *("annotated_types", "difflib", "encodings.idna", "httpx2", "pydantic", "rich", "typing_extensions", "yaml"),
+    *("koalapy.cli.clusters.gantt", "koalapy.cli.jobs.waiting", "koalapy.cli.terminal.screen"),
+    *("koalapy.client.logins", "koalapy.model.cluster", "koalapy.model.disk", "koalapy.model.job"),
+    *("koalapy.model.job_search", "koalapy.model.job_spec"),
+}
+"""Modules that a command imports only if it needs them. They would double its processor time."""
+OF_OPTIONS = {"annotated_types", "typing_extensions", "koalapy.model.job_spec"}
+"""Those which define the options of a job."""
+
+
+@pytest.mark.parametrize(
+    ("command", "needed"),
+    [
+        ("queue", set()),
+        ("queue --json --state queued", set()),
+        ("cancel 1", set()),
+        ("hold 1", set()),
+        ("submit --flexible 1 -- hostname", OF_OPTIONS),
+    ],
+)
+def test_command_imports_no_slow_module(server: Server, command: str, needed: set[str]) -> None:
+    run_koala(server.url, "submit", "--flexible", "2", "--", "start", "x")
+    result = subprocess.run(
+        [sys.executable, "-c", PRINT_MODULES, *command.split()],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=make_environment(server.url),
+    )
+    modules = set(result.stdout.split())
+    assert "koalapy.client.client" in modules, result.stderr
+    assert SLOW_MODULES & modules == needed & modules

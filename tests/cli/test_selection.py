@@ -59,6 +59,23 @@ def test_selection_by_name_and_state_acts_on_matching_jobs(koala: Koala) -> None
     assert koala("wait", "--name", "x").err == "koala: no unfinished job matches --name x\n"
 
 
+def test_selection_by_user_acts_on_jobs_of_this_user_only(koala: Koala) -> None:
+    koala(*FLEXIBLE, "--owner", "ada", "--name", "a", "program")
+    koala(*FLEXIBLE, "--owner", "bob", "--name", "b", "program")
+    assert koala("hold", "--user", "bob").out == "job 2 held\n"
+    assert koala("release", "-u", "bob").err == "koala: selected job 2\n"
+    assert koala("priority", "high", "-u", "bob").code == 0
+    dry_run = koala("wait", "-u", "bob", "--dry-run")
+    assert dry_run.out == "koala wait would act on job 2\n"
+    assert koala("cancel", "-u", "bob").out == "job 2 cancelled\n"
+    assert states(koala) == {"a": "queued", "b": "cancelled"}
+    nothing = koala("cancel", "-u", "bob")
+    assert (nothing.code, nothing.err) == (
+        Exit.NOT_FOUND,
+        "koala: no job that koala cancel can change matches --user bob\n",
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
@@ -66,6 +83,9 @@ def test_selection_by_name_and_state_acts_on_matching_jobs(koala: Koala) -> None
         ("hold", "koala hold is given no job; give ids, --last, or a selection such as"),
         ("priority high", "koala priority is given no job; give ids, --last, or a selection such as"),
         ("cancel 1 --mine", "--mine and JOB cannot be given together; drop one"),
+        ("cancel -u bob --mine", "--user and --mine cannot be given together; drop one"),
+        ("cancel 1 -u bob", "--user and JOB cannot be given together; drop one"),
+        ("cancel --last -u bob", "--user and --last cannot be given together; drop one"),
         ("cancel --last --name x", "--name and --last cannot be given together; drop one"),
         ("wait 1 --state queued", "--state and JOB cannot be given together; drop one"),
         ("cancel --state over", "--state is over, and koala cancel cannot change jobs in state 'over'; use claiming,"),

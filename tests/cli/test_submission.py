@@ -341,3 +341,37 @@ def test_after_option_separates_entries_by_commas() -> None:
 def test_submit_after_invalid_job_names_option_and_forms(koala: Koala) -> None:
     ended = koala("submit", "--flexible", "1", "--after", "afterok:7", "--", "true")
     assert (ended.code, ended.err.partition(";")[0]) == (Exit.USAGE, "koala: --after is 'afterok:7', not a dependency")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stray_words"),
+    [
+        ("submit --fixed north:2 south:2 -- hostname", "south:2"),
+        ("submit --nonfixed 2 2 -- hostname", "2"),
+        ("submit --nonfixed 2 2 1 -- hostname -- x", "2 1"),
+        ("submit --flexible 2 --name a b --wait -- hostname", "b --wait"),
+        ("run --fixed north:2 south:2 -- hostname", "south:2"),
+        ("shell --fixed north:2 south:2 -- hostname", "south:2"),
+        ("shell --fixed north:2 south:2 --name x -- hostname -- y", "south:2"),
+        ("shell 7 8 -- hostname", "8"),
+    ],
+)
+def test_words_before_dashes_are_rejected(koala: Koala, arguments: str, stray_words: str) -> None:
+    ended = koala(*arguments.split())
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith(f"koala: '{stray_words}' before -- is no option; write the command after --, ")
+    assert koala("queue", "--all", "-q").out == ""
+
+
+@pytest.mark.parametrize("words", [["hostname", "x"], ["--", "env", "--", "x"], ["--", "hostname", "south:2", "--"]])
+def test_words_after_dashes_are_command(koala: Koala, words: list[str]) -> None:
+    assert koala("submit", "--flexible", "1", "-q", *words).code == 0
+    command = words[1:] if words[0] == "--" else words
+    assert json.loads(koala("show", "--json").out)["command"] == command
+
+
+def test_dashes_after_script_are_argument_of_script(koala: Koala, tmp_path: Path) -> None:
+    script = tmp_path / "job.sh"
+    script.write_text("#!/bin/sh\n#KOALA --flexible 1\n")
+    assert koala("submit", "-q", str(script), "x", "--", "y").code == 0
+    assert json.loads(koala("show", "--json").out)["command"][1:] == ["x", "--", "y"]

@@ -126,6 +126,23 @@ async def test_agent_away_alert_of_rejected_connection_needs_no_grace(tmp_path: 
         assert len(await alerts_of(daemon, seconds=CONNECT_GRACE - 1)) == 1
 
 
+async def test_agent_away_alert_of_restarted_daemon_waits_for_agent() -> None:
+    cluster = ClusterStatus("north")
+    cluster.contact.last_heard = 90.0
+    check = ClusterChecks(lambda: [cluster], [])
+    assert [alert async for alert in check(100.0)] == []
+    assert [alert async for alert in check(100.0 + CONNECT_GRACE - 1)] == []
+    assert [alert.since async for alert in check(100.0 + CONNECT_GRACE)] == [90.0]
+
+
+async def test_agent_away_alert_of_lost_agent_needs_no_grace() -> None:
+    cluster = ClusterStatus("north")
+    check = ClusterChecks(lambda: [cluster], [])
+    assert [alert async for alert in check(100.0)] == []
+    cluster.contact.last_heard = 102.0
+    assert [alert.since async for alert in check(105.0)] == [102.0]
+
+
 async def test_resource_manager_alert_starts_with_silence() -> None:
     cluster = ClusterStatus("north")
     cluster.contact.connected = cluster.contact.has_agent = True

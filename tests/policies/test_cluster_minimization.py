@@ -69,7 +69,7 @@ def test_cluster_minimization_combines_two_clusters_of_figure_2() -> None:
     answer = policy.place(FlexibleRequest(24), grid(c1=16, c2=16, c3=16))
     assert sites(answer) == [(16, "c1"), (8, "c2")]
     assert isinstance(answer, Placement)
-    assert answer.reason == "c1 had the most idle nodes (16 of 16), then c2 (8 of 16)"
+    assert answer.reason == "c1 had the most idle nodes (16 of 16 used), then c2 (8 of 16 used)"
 
 
 def test_raise_last_moves_nodes_from_the_latest_cluster() -> None:
@@ -87,7 +87,8 @@ def test_cluster_minimization_shortens_a_long_reason() -> None:
     assert isinstance(answer, Placement)
     assert (
         answer.reason
-        == "a had the most idle nodes (1 of 1), then b (1 of 1), then c (1 of 1), then d (1 of 1) and 2 more"
+        == "a had the most idle nodes (1 of 1 used), then b (1 of 1 used), then c (1 of 1 used), then d (1 of 1 used) "
+        "and 2 more"
     )
 
 

@@ -76,7 +76,8 @@ def test_worst_fit_spreads_components_of_figure_2() -> None:
     assert sites(answer) == [(8, "c1"), (8, "c2"), (8, "c3")]
     assert isinstance(answer, Placement)
     assert (
-        answer.reason == "the largest first, each where most nodes were idle: c1 (8 of 16), c2 (8 of 16), c3 (8 of 16)"
+        answer.reason == "the largest first, each where most nodes were idle: "
+        "c1 (8 of 16 used), c2 (8 of 16 used), c3 (8 of 16 used)"
     )
 
 

@@ -2,7 +2,8 @@
 
 import os
 import subprocess
-from collections.abc import Iterator
+import termios
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from koalapy.runner.exec_guard import INPUT_NAME, LAUNCHER, write_rank_script
 from koalapy.runner.link import Loop
-from koalapy.runner.streams import STREAM_WINDOW, Inlet, ProgramInput
+from koalapy.runner.streams import STREAM_WINDOW, Inlet, ProgramInput, Terminal
 
 
 @contextmanager
@@ -99,3 +100,34 @@ def test_rank_script_gives_input_to_rank_0_that_opens_it_late(tmp_path: Path, si
             counts.append(int(process.stdout.read()))
     assert counts == [0, size]
     assert program_input.reading < 0, "the end of the program would be noticed"
+
+
+class AlarmLoop(Loop):
+    """A loop whose alarms the test calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.due: dict[str, Callable[[], None]] = {}
+
+    def set_alarm(self, name: str, seconds: float, callback: Callable[[], None]) -> None:
+        self.due[name] = callback
+
+    def cancel_alarm(self, name: str) -> None:
+        self.due.pop(name, None)
+
+
+def test_terminal_repeats_end_of_input_that_a_starting_shell_discards() -> None:
+    loop = AlarmLoop()
+    terminal = Terminal(loop, lambda kind, **fields: None, {"stream": "s", "rows": 0, "columns": 0})
+    terminal.receive(0, b"", is_last=True)
+    termios.tcflush(terminal.slave, termios.TCIFLUSH)
+    os.set_blocking(terminal.slave, False)
+    with pytest.raises(BlockingIOError):
+        os.read(terminal.slave, 1)
+    for _ in range(2):
+        loop.due.pop("end-s")()
+        assert os.read(terminal.slave, 1) == b""
+    for _ in range(10_000):  # a program that reads nothing
+        loop.due.pop("end-s")()
+    terminal.close()
+    assert loop.due == {}

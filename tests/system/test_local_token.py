@@ -17,7 +17,15 @@ from hypothesis import strategies as st
 from koalapy.client.client import Client
 from koalapy.model.errors import UsageError
 from koalapy.system import local_token as credentials
-from koalapy.system.local_token import Registration, check_token, find_token, load_or_make_token, register_directory
+from koalapy.system.local_token import (
+    Registration,
+    check_token,
+    find_token,
+    is_start_registered,
+    load_or_make_token,
+    register_directory,
+    register_start,
+)
 from tests.needs import ROOT, needs
 
 TOKEN = "a-token-for-tests"
@@ -294,3 +302,44 @@ def test_client_of_localhost_uses_loopback_address(state: Path, address: str) ->
         expected_url = elsewhere.replace("localhost:8642@", "")  # a possible password is removed
         assert (client.url, "Authorization" in client.http.headers) == (expected_url, False)
     daemon.close()
+
+
+def test_register_start_lasts_until_end_of_block(state: Path) -> None:
+    with register_start(8642):
+        assert is_start_registered(8642)
+        assert not is_start_registered(8643)
+        Registration(TOKEN, [HERE]).close()  # removes entries of daemons that were killed
+        assert is_start_registered(8642)
+    assert (is_start_registered(8642), os.listdir(state)) == (False, [])
+
+
+def test_register_start_of_second_daemon_keeps_entry_of_first() -> None:
+    with register_start(8642):
+        with register_start(8642):
+            pass
+        assert is_start_registered(8642)
+
+
+def test_start_of_killed_daemon_is_not_registered(state: Path) -> None:
+    state.mkdir(parents=True, mode=0o700)
+    with register_start(8642):
+        entry = state / ".starting-8642"
+        content = entry.read_bytes()
+    entry.touch(mode=0o600)
+    entry.write_bytes(content)
+    assert not is_start_registered(8642)
+
+
+@pytest.mark.parametrize("content", [b"", b"another-boot 1", b"\xff" * 9])
+def test_start_on_another_machine_is_not_registered(state: Path, content: bytes) -> None:
+    with register_start(8642):
+        (state / ".starting-8642").write_bytes(content)
+        assert not is_start_registered(8642)
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o777])
+def test_register_start_with_folder_open_to_others_does_nothing(state: Path, mode: int) -> None:
+    state.mkdir(parents=True)
+    state.chmod(mode)
+    with register_start(8642):
+        assert is_start_registered(8642) == (mode == 0o755)

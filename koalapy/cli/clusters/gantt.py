@@ -4,9 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from rich.cells import cell_len
-
-from koalapy.cli.terminal.screen import align_left, cut_text
+from koalapy.cli.terminal.text import align_left, cell_len, cut_text
 from koalapy.client.answers import Attempt, AttemptComponent, Job
 from koalapy.client.errors import printable
 from koalapy.model.wording import format_time

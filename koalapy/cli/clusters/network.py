@@ -7,13 +7,11 @@ from contextlib import closing, suppress
 from datetime import UTC, datetime
 from typing import Annotated
 
-from rich.cells import cell_len
-
 from koalapy.cli.jobs.waiting import WaitReporter
 from koalapy.cli.terminal.arguments import Argument, Group, Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Timeout, print_answer, show_json
-from koalapy.cli.terminal.screen import align_left, align_right, terminal_size
 from koalapy.cli.terminal.tables import format_table
+from koalapy.cli.terminal.text import align_left, align_right, cell_len, terminal_size
 from koalapy.client.answers import Json
 from koalapy.client.client import Absence, Client, in_path
 from koalapy.client.errors import CliError, Exit, printable

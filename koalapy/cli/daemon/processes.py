@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +12,7 @@ from koalapy.cli.terminal.arguments import Argument, Group, Option
 from koalapy.cli.terminal.options import ABOUT_CA_FILE, DAEMON, Daemon
 from koalapy.client.access import DEFAULT_URL, check_showable
 from koalapy.client.errors import CliError, Exit, printable
+from koalapy.system.local_token import register_start
 from koalapy.system.process import VARIABLE_PREFIX, scrub_environment
 from koalapy.system.tls import CA_FILE
 
@@ -58,17 +60,20 @@ def start_daemon(
     if not host:
         raise CliError("--host is empty", Exit.USAGE, "give 127.0.0.1, or 0.0.0.0 for every address of this machine")
     scrub_environment()
-    from koalapy.config.strict_yaml import installed_configuration
-    from koalapy.daemon.main import serve as run_daemon
-    from koalapy.daemon.web_server import ServerOptions
+    with ExitStack() as start:
+        start.enter_context(register_start(port))  # before the imports, which take seconds on a busy machine
+        from koalapy.config.strict_yaml import installed_configuration
+        from koalapy.daemon.main import serve as run_daemon
+        from koalapy.daemon.web_server import ServerOptions
 
-    installed = None if config else installed_configuration()
+        installed = None if config else installed_configuration()
 
-    def announce(url: str) -> None:
-        configuration = f", configuration {installed}" if installed else ""
-        print(printable(f"koala serves {url} (data in {directory}{configuration})"), flush=True)
+        def announce(url: str) -> None:
+            start.close()
+            configuration = f", configuration {installed}" if installed else ""
+            print(printable(f"koala serves {url} (data in {directory}{configuration})"), flush=True)
 
-    run_daemon(host, port, directory, config or installed, ServerOptions(tls_cert, tls_key, behind_proxy), announce)
+        run_daemon(host, port, directory, config or installed, ServerOptions(tls_cert, tls_key, behind_proxy), announce)
 
 
 def start_agent(

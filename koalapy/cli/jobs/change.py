@@ -10,16 +10,17 @@ from koalapy.cli.terminal.arguments import Argument, Option, Options
 from koalapy.cli.terminal.job_reference import JobReference
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, OwnersWhy, ReasonPrompt, print_answer
 from koalapy.client.answers import Job, Json
-from koalapy.client.errors import CliError, printable
+from koalapy.client.errors import CliError, Exit, printable
 from koalapy.model.job_spec import CHANGEABLE_FIELDS
 
 CHANGE_OPTIONS = {name: option for name, option in JOB_OPTIONS.items() if name in CHANGEABLE_FIELDS}
 
 
 def change_job(
-    job: Annotated[JobReference, Argument(help="the job's id", completes="queued jobs")],
     request: RequestOptions,
     changes: Annotated[Json, Options(CHANGE_OPTIONS)],
+    job: Annotated[JobReference | None, Argument(help="the job's id", completes="queued jobs")] = None,
+    last: Annotated[bool, Option("--last", help="the job you submitted last")] = False,
     reset: Annotated[
         list[str] | None, Option(help="option to set back to its default, e.g. max-components; repeatable")
     ] = None,
@@ -35,6 +36,8 @@ def change_job(
     Options that are not given stay as they are. The job keeps its number, its submission time and the jobs that wait
     for it, and is tried at once. Of an array, the tasks that were not started change.
     """
+    if (job is None) is not last:
+        raise CliError("give either the id of the job to change or --last", Exit.USAGE)
     options = read_options(changes)
     change = change_of(request, options, reset or [])
     client = daemon.client()

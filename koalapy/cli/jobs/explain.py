@@ -89,7 +89,7 @@ def _format_forecast(forecast: Json) -> str:
             else format_interval(job["starts"])
         )
 
-    head = ("JOB", "STARTS IN", *(("CHANGED",) if later else ()), "RUN TIME BY")
+    head = ("JOB", "STARTS IN", *(("CHANGED",) if later else ()), "RUN TIME FROM")
     lines = [
         [job["job"], start_text(job), *([start_text(later.get(job["job"]))] if later else []), job["basis"]]
         for job in waiting[:MAX_LINES]
@@ -215,7 +215,12 @@ def _format_start(expected: Json) -> str:
         return "at once"
     if expected["starts"] is None:
         return f"not known: {expected['why']}"
-    return f"in {format_interval(expected['starts'])}, by {expected['basis']}"
+    return format_expected_start(expected)
+
+
+def format_expected_start(expected: Json) -> str:
+    """Return when a job is expected to start, and from what its run time is estimated."""
+    return f"in {format_interval(expected['starts'])} (run time from {expected['basis']})"
 
 
 def _format_change(change: Json) -> str:

@@ -22,7 +22,7 @@ from koalapy.client.client import MAX_PAGE_SIZE, Client
 from koalapy.client.errors import CliError, Exit, printable
 from koalapy.model.array import format_task
 from koalapy.model.history import HistorySort, Kind, Step
-from koalapy.model.job import FINAL_STATES, JobState
+from koalapy.model.job_state import FINAL_STATES, JobState
 from koalapy.model.times import PAST_TIME_EXAMPLES
 from koalapy.model.wording import escape_formula, format_bytes, format_duration, format_list, format_share
 

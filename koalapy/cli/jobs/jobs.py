@@ -26,8 +26,7 @@ from koalapy.cli.terminal.options import (
 from koalapy.client.answers import Json, ListedJob
 from koalapy.client.client import FINAL, Client, problem_to_error
 from koalapy.client.errors import CliError, Exit, printable
-from koalapy.model.job import ACTIVE_STATES, WAITING_STATES, JobState
-from koalapy.model.job_spec import Priority
+from koalapy.model.job_state import ACTIVE_STATES, WAITING_STATES, JobState, Priority
 
 MAX_SELECTED = 1_000_000
 """Maximum number of jobs that one command selects."""
@@ -52,6 +51,7 @@ class Selection:
 
     name: Annotated[str | None, Option(help="jobs whose name matches a pattern, e.g. 'study-*'")] = None
     mine: Annotated[bool, Option("--mine", help="your jobs")] = False
+    user: Annotated[str | None, Option("-u", "--user", help="jobs of this user", completes="users")] = None
     state: Annotated[str | None, Option(help="jobs in these states, e.g. queued,held")] = None
     last: Annotated[bool, Option("--last", help="the job you submitted last")] = False
     dry_run: Annotated[bool, Option("--dry-run", help="only print the selected jobs")] = False
@@ -59,7 +59,7 @@ class Selection:
     @property
     def filters(self) -> list[str]:
         """Return the given filters as options, for messages."""
-        texts = {"--name": self.name, "--state": self.state}
+        texts = {"--name": self.name, "--state": self.state, "--user": self.user}
         return [*(f"{option} {text}" for option, text in texts.items() if text), *(["--mine"] if self.mine else [])]
 
 
@@ -107,8 +107,9 @@ def select_jobs(client: Client, action: str, ids: list[int] | None, selection: S
 
 def _list_matching(client: Client, action: str, selection: Selection) -> list[ListedJob]:
     """Return the jobs that match the filters and that the caller may change, oldest first."""
-    states = _parse_states(action, selection.state)
-    jobs = client.list_jobs(MAX_SELECTED, state=sorted(states), mine=True if selection.mine else None).jobs
+    refuse_together(mine=selection.mine, user=selection.user is not None)
+    query = {"state": sorted(_parse_states(action, selection.state)), "owner": selection.user}
+    jobs = client.list_jobs(MAX_SELECTED, mine=True if selection.mine else None, **query).jobs
     return [
         job
         for job in reversed(jobs)
@@ -194,7 +195,7 @@ def show_job(
 
 def _expected_start(client: Client, job: int) -> str:
     """Return the expected start of a job as text; empty if the daemon does not respond soon."""
-    from koalapy.cli.jobs.explain import format_interval
+    from koalapy.cli.jobs.explain import format_expected_start
 
     try:
         forecast = client.get(f"/api/v1/jobs/{job}/forecast", wait=FORECAST_TIMEOUT_S)["expected"]
@@ -202,7 +203,7 @@ def _expected_start(client: Client, job: int) -> str:
         return ""  # the page of the job has been printed
     if forecast is None or forecast["starts"] is None:
         return ""
-    return f"expected to start in {format_interval(forecast['starts'])}, by {forecast['basis']}"
+    return f"expected to start {format_expected_start(forecast)}"
 
 
 def cancel_jobs(

@@ -11,8 +11,7 @@ from koalapy.cli.terminal.arguments import Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Watch, refuse_together, show_json
 from koalapy.client.client import Client, JobListing
 from koalapy.client.errors import CliError, Exit, printable
-from koalapy.model.job import JobState
-from koalapy.model.job_search import JobSort
+from koalapy.model.job_state import JobSort, JobState
 from koalapy.model.times import PAST_TIME_EXAMPLES
 
 
@@ -25,7 +24,9 @@ class Format(StrEnum):
 
 def list_jobs(
     everyone: Annotated[bool, Option("--all", help="jobs of all users")] = False,
-    user: Annotated[str | None, Option(help="jobs of this user; default: you", completes="users")] = None,
+    user: Annotated[
+        str | None, Option("-u", "--user", help="jobs of this user; default: you", completes="users")
+    ] = None,
     state: Annotated[list[JobState] | None, Option(help="jobs in this state, including ended ones")] = None,
     name: Annotated[str | None, Option(help="jobs with this name")] = None,
     cluster: Annotated[str | None, Option(help="jobs with a component on this cluster", completes="clusters")] = None,
@@ -66,13 +67,13 @@ def list_jobs(
                 client.cluster(cluster_name)  # raises an error if there is none
         return listing
 
-    owner = user or ("yours" if mine else "")
-    nothing = f"there are no jobs of {owner}" if owner else "there are no jobs"
+    holder = "you have" if mine else f"{user} has" if user else "there are"
+    nothing = f"{holder} no {' or '.join(state or ('unfinished',))} jobs"
     nothing += f" named {name}" if name else ""
     nothing += f" in array {tasks}" if tasks else ""
     nothing += f" whose home site is {home_site}" if home_site else ""
     nothing += f" with a component on {cluster}" if cluster else ""
-    nothing = printable(nothing + (f" in the state {' or '.join(state)}" if state else " that are not over"))
+    nothing = printable(nothing)
     if watch:
         _watch_jobs(client, request_jobs, form, nothing, json=is_json, quiet=quiet)
     listing = request_jobs(client)

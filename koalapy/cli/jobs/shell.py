@@ -14,7 +14,7 @@ from koalapy.cli.jobs import submission
 from koalapy.cli.jobs.submission import JOB_OPTIONS, read_options
 from koalapy.cli.jobs.submit import submit_with_files
 from koalapy.cli.jobs.waiting import ProgressReporter, end_with, read_changes
-from koalapy.cli.terminal.arguments import Argument, Option, Options
+from koalapy.cli.terminal.arguments import Argument, Option, Options, refuse_words_before_dashes
 from koalapy.cli.terminal.job_reference import JobReferenceType
 from koalapy.cli.terminal.options import DAEMON, Daemon
 from koalapy.client.answers import Job as SubmittedJob
@@ -45,6 +45,7 @@ def run_job(
     program's. Ctrl-C twice cancels the job. If this command ends or its connection is lost for a minute, the job is
     cancelled.
     """
+    refuse_words_before_dashes()
     client = daemon.client()
     submitted = _submit_interactive(client, request, job, command, file)
     ident = submitted["id"]
@@ -98,8 +99,10 @@ def open_shell(
     With options that request nodes, a new job holds them: koala shell --flexible 2 --walltime 1h. The shell runs as the
     account of the job, and ends with it. ~. at the beginning of a line detaches, which ends the shell; ~~ is one tilde.
     """
+    requests_nodes = submission.request_of(request) is not None or file is not None
+    refuse_words_before_dashes(0 if requests_nodes else 1)
     command, client = words or [], daemon.client()
-    if submission.request_of(request) is None and file is None:
+    if not requests_nodes:
         if not command:
             hint = "give the id of a running job, or request nodes: koala shell --flexible 1"
             raise CliError("no job is given", Exit.USAGE, hint)

@@ -12,7 +12,7 @@ import click
 
 from koalapy.cli.jobs import submission
 from koalapy.cli.jobs.submission import JOB_OPTIONS, Export, exported_variables, read_options
-from koalapy.cli.terminal.arguments import AFTER_DASHES, Argument, Option, Options
+from koalapy.cli.terminal.arguments import BEFORE_DASHES, Argument, Option, Options, refuse_words_before_dashes
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Timeout, refuse_together, show_json
 from koalapy.client.answers import Job as SubmittedJob
 from koalapy.client.answers import Json
@@ -106,9 +106,10 @@ def _find_script(command: list[str] | None, file: Path | None, *, translate: boo
     """Return the script that a command line names; None for a command, which follows ``--`` or names no file."""
     context = click.get_current_context()
     word = command[0] if command else ""
-    if context.meta.get(AFTER_DASHES) or not (os.path.exists(word) or "/" in word or "." in word):
+    if context.meta.get(BEFORE_DASHES) == [] or not (os.path.exists(word) or "/" in word or "." in word):
         if translate:
             raise CliError("--translate needs a script", Exit.USAGE, "name one: koala submit --translate job.sh")
+        refuse_words_before_dashes()
         return None
     if file is not None:
         hint = "write its options as #KOALA lines of the script"

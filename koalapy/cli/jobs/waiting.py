@@ -17,8 +17,6 @@ from http import HTTPStatus
 from operator import itemgetter
 from typing import Annotated, NamedTuple
 
-from rich.cells import cell_len
-
 from koalapy.cli.jobs.jobs import (
     MAX_SHOWN_IDS,
     NO_SELECTION,
@@ -32,9 +30,10 @@ from koalapy.cli.jobs.jobs import (
 )
 from koalapy.cli.terminal.arguments import Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Jobs, Timeout, refuse_together, show_json
-from koalapy.cli.terminal.screen import Block, Progress, align_left
+from koalapy.cli.terminal.screen import Block, Progress
 from koalapy.cli.terminal.streams import ProgramOutput
 from koalapy.cli.terminal.tables import seconds_since
+from koalapy.cli.terminal.text import align_left, cell_len
 from koalapy.client.answers import Component, Job, ListedJob, TimelineEntry
 from koalapy.client.answers import Job as JobAnswer
 from koalapy.client.client import FINAL, MAX_PAGE_SIZE, Absence, Client, name_of, read_events

@@ -23,6 +23,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import click
 from click.core import ParameterSource
 
+from koalapy.cli.startup import begin_command
 from koalapy.cli.terminal.job_reference import JobReference, JobReferenceType, parse_int
 from koalapy.client.errors import CliError, Exit
 from koalapy.model.wording import suggest_names
@@ -32,8 +33,8 @@ Function = Callable[..., int | None]
 COMPLETION_VARIABLE = "_KOALA_COMPLETE"
 """Environment variable by which a shell's script requests completions."""
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-AFTER_DASHES = "koalapy.after_dashes"
-"""Key of a click context's ``meta``: whether ``--`` precedes the last words of the command line."""
+BEFORE_DASHES = "koalapy.before_dashes"
+"""Key of a click context's ``meta``: the words of the list argument before ``--``; None without ``--``."""
 MAX_SHOWN_CHOICES = 4
 """Maximum number of choices that help pages list in place of a metavariable."""
 MAX_REFUSAL_LENGTH = 500
@@ -186,7 +187,7 @@ class _Refusing(click.Command):
             error.ctx = error.ctx or ctx
             raise
         rest = next((ctx.params[p.name] for p in self.params if p.nargs == -1 and p.name in ctx.params), None) or ()
-        ctx.meta[AFTER_DASHES] = bool(rest) and words[: len(words) - len(rest)][-1:] == ["--"]
+        ctx.meta[BEFORE_DASHES] = _list_words_before_dashes(words, rest, is_parsed=ctx.allow_interspersed_args)
         return parsed
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -195,6 +196,28 @@ class _Refusing(click.Command):
         except CliError as error:
             _name_option(error, ctx)
             raise
+
+
+def _list_words_before_dashes(words: list[str], rest: Sequence[object], *, is_parsed: bool) -> list[str] | None:
+    """Return the words of a list argument before the ``--`` of a command line; None without one.
+
+    ``rest``: all words of the argument. ``is_parsed``: options may follow its first word, and it lacks the ``--``.
+    """
+    texts = [str(word) for word in rest]
+    if is_parsed:
+        return texts[: len(rest) - len(words) + words.index("--") + 1] if "--" in words else None
+    if words[: len(words) - len(rest)][-1:] == ["--"]:
+        return []
+    return texts[: texts.index("--")] if "--" in texts else None
+
+
+def refuse_words_before_dashes(max_words: int = 0) -> None:
+    """Raise ``CliError`` if words before ``--`` would become the command, as after a blank in a list of sizes."""
+    stray_words = (click.get_current_context().meta.get(BEFORE_DASHES) or [])[max_words:]
+    if stray_words:
+        text, values = " ".join(stray_words)[:MAX_REFUSAL_LENGTH], "--fixed north:2,south:2 or --nonfixed 2,2"
+        hint = f"write the command after --, and values of an option without blanks, as in {values}"
+        raise CliError(f"{text!r} before -- is no option", Exit.USAGE, hint)
 
 
 OPTIONS_OF_FIELDS = {"owner": "user", "array": "tasks"}
@@ -434,6 +457,7 @@ def _make_callback(run: Function, parameters: Sequence[_Parameter]) -> Callable[
         for parameter in parameters:
             if parameter.part_of:
                 parts.setdefault(parameter.part_of, {})[parameter.name] = arguments.pop(parameter.name)
+        begin_command()
         return run(**arguments, **{name: signature_parameters[name].annotation(**part) for name, part in parts.items()})
 
     return call_function

@@ -7,6 +7,7 @@ characters that need quoting in a shell are omitted.
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import click
 from click.shell_completion import (
@@ -48,6 +49,7 @@ def complete_word(
     try:
         timeouts = context.find_object(ClientTimeouts) or DEFAULT_TIMEOUTS
         with context.scope(cleanup=False), time_limit(time.monotonic() + timeouts.completion_s):
+            timeouts = replace(timeouts, daemon_start_s=0.0)
             client = Client(context.params.get("url"), context.params.get("token"), timeouts=timeouts)
             offered = [offer for offer in OFFERS[kind](client, incomplete) if offer[0].startswith(incomplete)]
     except (CliError, TimeIsUp, KeyError, TypeError, ValueError):

@@ -277,7 +277,6 @@ GRID_ENGINE = (
     ForeignOption(("-terse",), _reject("use the option --quiet of the command")),
 )
 QUEUE = (
-    ForeignOption(("-u",), _replace_with("--user"), "USER"),
     ForeignOption(("--me",), _always(remark="your own jobs are listed by default")),
     ForeignOption(("--states", "-t"), _reject("use --state, such as queued or running")),
     ForeignOption(("-n",), _replace_with("--name"), "NAME"),
@@ -287,7 +286,7 @@ QUEUE = (
     ForeignOption(("--jobs", "--job", "-j"), lambda value: (["koala", "show", value], ""), "JOB"),
 )
 CANCEL = (
-    ForeignOption(("--user", "-u", "--me"), _always("--mine")),
+    ForeignOption(("--me",), _always("--mine")),
     ForeignOption(("-t",), _reject("use --state, such as queued or running")),
     ForeignOption(("--jobname", "-n"), _replace_with("--name"), "'study-*'"),
     ForeignOption(("--signal", "-s"), _reject("use --warn, which sends the signal that the job was submitted with")),

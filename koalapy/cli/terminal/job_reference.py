@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from koalapy.client.errors import CliError, Exit
-from koalapy.model.array import TaskIndices
 
 if TYPE_CHECKING:
     from koalapy.client.client import Client
+    from koalapy.model.array import TaskIndices
 
 _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,100}")
 
@@ -45,6 +45,8 @@ class JobReference:
         text = client.job(self.job)["array"]
         if text is None:
             raise CliError(f"job {self.job} is not an array, so {self} does not exist", Exit.NOT_FOUND)
+        from koalapy.model.array import TaskIndices  # slow to import, and most commands name no task
+
         indices = TaskIndices.parse(text)
         ranges = list(indices.positions_of(self.tasks))
         count = sum(last - first + 1 for first, last in ranges)
@@ -79,6 +81,8 @@ class JobReferenceType(click.ParamType[JobReference]):
         job = int(match[1])
         if match[2] is None:
             return JobReference(job)
+        from koalapy.model.array import TaskIndices
+
         try:
             tasks = TaskIndices.parse(match[2])
         except ValueError as error:

@@ -11,7 +11,6 @@ import click
 
 from koalapy.cli.terminal.arguments import Argument, Option
 from koalapy.cli.terminal.job_reference import JobReference
-from koalapy.cli.terminal.screen import Block
 from koalapy.client.access import DEFAULT_URL
 from koalapy.client.answers import Json
 from koalapy.client.client import Client
@@ -53,7 +52,14 @@ class Daemon:
         return (context.find_object(ClientTimeouts) if context else None) or DEFAULT_TIMEOUTS
 
     def client(self) -> Client:
-        return Client(self.url, self.token, timeouts=self.timeouts, report=Block.report)
+        return Client(self.url, self.token, timeouts=self.timeouts, report=_report_line)
+
+
+def _report_line(line: str) -> None:
+    """Print a line about a wait, above what is drawn on the terminal."""
+    from koalapy.cli.terminal.screen import Block  # slow to import, and most commands do not wait
+
+    Block.report(line)
 
 
 DAEMON = Daemon()

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import select
-import shutil
 import signal
 import sys
 import termios
@@ -22,8 +21,7 @@ from datetime import UTC, datetime
 from types import FrameType
 from typing import IO, TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, Self, TextIO, TypeVar
 
-from rich.cells import cell_len, chop_cells
-
+from koalapy.cli.terminal.text import cut_text, terminal_size
 from koalapy.client.errors import CliError, Exit, printable
 from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
 from koalapy.model.wording import format_bytes, format_duration
@@ -33,38 +31,6 @@ if TYPE_CHECKING:
 
 WITHOUT_CURSOR = ("", "dumb", "unknown")
 """Values of ``TERM`` for terminals without cursor movement."""
-
-
-def align_left(text: str, columns: int) -> str:
-    return text + " " * (columns - cell_len(text))
-
-
-def align_right(text: str, columns: int) -> str:
-    return " " * (columns - cell_len(text)) + text
-
-
-def cut_text(text: str, columns: int, mark: str = "…") -> str:
-    """Cut a text to a number of columns. End a shortened text with a mark of one column."""
-    if cell_len(text) <= columns:
-        return text
-    return (chop_cells(text, columns - 1)[0] if columns > 1 else "") + mark
-
-
-def fold_text(text: str, columns: int) -> list[str]:
-    """Fold a text into lines of at most ``columns`` columns, at blanks if possible."""
-    lines = [""]
-    for part in text.split(" "):
-        joined = f"{lines[-1]} {part}" if lines[-1] else part
-        if cell_len(joined) <= columns:
-            lines[-1] = joined
-        else:
-            lines[-1:] = [line for line in (lines[-1], *(chop_cells(part, columns) or [part])) if line]
-    return lines
-
-
-def terminal_size(stream: TextIO) -> tuple[int, int] | None:
-    """Return columns and lines of a terminal; None for another stream."""
-    return shutil.get_terminal_size() if stream.isatty() else None
 
 
 def can_redraw(stream: TextIO) -> bool:

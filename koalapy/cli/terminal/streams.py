@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from io import BufferedWriter, FileIO, TextIOWrapper
 from typing import Any
 
-from koalapy.cli.terminal.screen import Block
-
 
 class OutputLost(OSError):
     """An error writing to a standard stream."""
@@ -34,6 +32,8 @@ class ProgramOutput:
 
     def write_piece(self, piece: bytes) -> None:
         """Write a piece. An incomplete last character is written with the next piece."""
+        from koalapy.cli.terminal.screen import Block  # slow to import, and most commands print no such output
+
         Block.end_all()
         self._put_piece(piece, is_last=False)
 

@@ -4,16 +4,12 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.cells import cell_len
-
-from koalapy.cli.clusters.gantt import draw_chart
-from koalapy.cli.terminal.screen import align_left, fold_text, terminal_size
+from koalapy.cli.terminal.text import align_left, cell_len, fold_text, terminal_size
 from koalapy.client.answers import Attempt, Cluster, Component, Job, Json, ListedJob, RelatedJob, Tasks
 from koalapy.client.client import name_of, nodes_of
 from koalapy.client.errors import printable
-from koalapy.model.node_requirement import NodeRequirement, describe_requirements, parse_gpus
 from koalapy.model.wording import (
     format_bytes,
     format_cpu_use,
@@ -22,6 +18,9 @@ from koalapy.model.wording import (
     format_nodes,
     format_time,
 )
+
+if TYPE_CHECKING:
+    from koalapy.model.node_requirement import NodeRequirement
 
 QUEUE = ("ID", "NAME", "USER", "PRI", "STATE", "NODES", "TIME", "CLUSTERS", "REASON")
 CLUSTERS = ("NAME", "KIND", "STATE", "TOTAL", "IDLE", "USED", "BACKGROUND", "DOWN", "ERRORS", "REASON")
@@ -188,11 +187,15 @@ def _format_gpus(gpus: Json) -> str:
 
 def _requirement_text(job: Mapping[str, Any]) -> str:
     """Return what a job and its components require of their nodes; empty without any requirement."""
+    from koalapy.model.node_requirement import describe_requirements
+
     return describe_requirements(_requirement_of(job), map(_requirement_of, job["request"].get("components", ())))
 
 
-def _requirement_of(source: Mapping[str, Any]) -> NodeRequirement:
+def _requirement_of(source: Mapping[str, Any]) -> "NodeRequirement":
     """Return the requirement of a job or a component of the API."""
+    from koalapy.model.node_requirement import NodeRequirement, parse_gpus
+
     gpus = source.get("gpus")
     return NodeRequirement(
         source.get("cores"),
@@ -312,6 +315,8 @@ def job_page(
     if attempts:
         width = shutil.get_terminal_size().columns
         now = datetime.now(UTC).timestamp()
+        from koalapy.cli.clusters.gantt import draw_chart
+
         parts.append(draw_chart(job, attempts, width=width, now=now, limit=limit, unicode=unicode))
     parts.append(timeline_table(job))
     return "\n\n".join(parts)

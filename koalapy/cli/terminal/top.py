@@ -14,7 +14,8 @@ from koalapy.cli.jobs import explain, waiting
 from koalapy.cli.terminal import tables
 from koalapy.cli.terminal.arguments import Option
 from koalapy.cli.terminal.options import DAEMON, Daemon
-from koalapy.cli.terminal.screen import BOLD, REVERSE, TICK_S, Feed, Line, Screen, can_redraw, fold_text
+from koalapy.cli.terminal.screen import BOLD, REVERSE, TICK_S, Feed, Line, Screen, can_redraw
+from koalapy.cli.terminal.text import fold_text
 from koalapy.client.answers import Alert, Cluster, ListedJob
 from koalapy.client.client import Client, nodes_of
 from koalapy.client.errors import CliError, Exit, printable

@@ -23,9 +23,9 @@ from koalapy.scheduler.clusters import NO_REPORT_YET, ClusterStatus
 REJECTION_WINDOW = 600.0
 """Seconds for which a rejected connection is reported as the cause of an absent agent."""
 Clusters = Callable[[], Collection[ClusterStatus]]
-CONNECT_GRACE = 10.0
+CONNECT_GRACE = 30.0
 """Seconds for agents to connect after the daemon's start, and to report their components once connected. Agents retry
-at least every 5 seconds."""
+at least every 5 seconds, and one that starts with the daemon takes up to 20 seconds on a busy machine."""
 
 
 class ClusterChecks:
@@ -55,8 +55,10 @@ class ClusterChecks:
             if cluster.drained is not None and not cluster.live:
                 continue
             if not cluster.has_agent:
-                is_new = cluster.contact.last_heard is None and cluster.name not in self._rejections
-                if is_new and now - self._started_at < CONNECT_GRACE:
+                last_heard = cluster.contact.last_heard  # of an earlier run of the daemon, or of this one
+                has_connected = last_heard is not None and last_heard >= self._started_at
+                is_expected = not has_connected and cluster.name not in self._rejections
+                if is_expected and now - self._started_at < CONNECT_GRACE:
                     continue  # The daemon has just started.
                 yield self._absent_agent_alert(cluster, now)
             elif cluster.problem and not _is_full_disk(cluster):
