@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from koalapy.model.job import JobId, JobState
 from koalapy.model.job_spec import JobSpec, Priority
-from koalapy.scheduler.events import ClusterDrained, JobPriorityChanged
+from koalapy.scheduler.events import ClusterDrained
 from koalapy.scheduler.explain.explain import explain, explain_submission
 from koalapy.scheduler.queue.reservation import KEPT_S
 from koalapy.scheduler.rules import Rules
@@ -191,7 +191,7 @@ def test_kept_nodes_remain_after_a_change_of_priority() -> None:
     world, wide, narrow = make_world()
     world.sites["north"].break_nodes(1)
     end_south(world)
-    world.step([JobPriorityChanged(wide, Priority.HIGH)])
+    world.step([world.change(wide, priority=Priority.HIGH)])
     world.advance(5)
     assert states(world, narrow) == {JobState.QUEUED}
 
