@@ -293,10 +293,10 @@ async def test_error_at_component_end_spares_other_components(
 ) -> None:
     real = Component.on_job_ended
 
-    def refuse(component: Component, job: LrmJob | None) -> None:
+    def refuse(component: Component, job: LrmJob | None, lrm: str) -> None:
         if component.token == "7.1.0":
             raise ZeroDivisionError("unexpected error")
-        real(component, job)
+        real(component, job, lrm)
 
     monkeypatch.setattr(Component, "on_job_ended", refuse)
     async with running_agent(lrm, daemon, tmp_path):
