@@ -92,7 +92,7 @@ def test_first_set_of_clusters_has_the_shortest_of_the_slowest_transfers() -> No
     ("waiting", "idle", "expected"),
     [
         ((nonfixed(1, 4),), {"east": 4, "north": 1}, 1),  # the largest component first
-        ((nonfixed(3, 3), FlexibleRequest(4)), {"east": 4, "north": 1}, 1),  # a failed request leaves its nodes
+        ((nonfixed(3, 2), FlexibleRequest(4)), {"east": 4, "north": 1}, 1),  # a failed request leaves its nodes
         ((FlexibleRequest(4), FlexibleRequest(1)), {"east": 4}, 1),
         ((FlexibleRequest(2), FlexibleRequest(4)), {"east": 4, "north": 2}, 2),  # the fullest that holds it
     ],
