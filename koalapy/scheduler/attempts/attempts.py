@@ -391,8 +391,8 @@ class Attempts:
         times = last.times + 1 if last is not None and last.is_claim is is_claim else 1
         until = None if for_good else now + backoff_pause(REFUSAL_PAUSE, times - 1, MAX_REFUSAL_PAUSE)
         previous[cluster] = ClusterRefusal(cluster, words, until, times, is_claim)
-        for number in (job.id, job.array_job) if until is not None else ():
-            if number is not None:
+        if until is not None:
+            for number in filter(None, (job.id, job.array_job)):
                 self._timers.add(until, Deadline.REFUSAL, job=number)
         return self._ledger.change_job(job, refusals=tuple(entry for _, entry in sorted(previous.items())))
 
