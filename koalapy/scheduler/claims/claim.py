@@ -179,8 +179,8 @@ class Claiming:
             return self._plan_next_try(job, this, now)
         # 2. Move components that cannot start to other clusters.
         job = self._relocate(job, this, now)
-        if this.blocked and self._is_last_try(job, this, now):
-            # Components that start now, and jobs that are preempted, would be stopped in vain.
+        if this.blocked and self._rules.preemption != "claiming" and self._is_last_try(job, this, now):
+            # Components that start now, and jobs that are preempted, would be stopped in vain. The paper does so.
             self._ledger.record_event(job, now, "claim-try", f"no room on {_clusters(this.blocked)}")
             return self._plan_next_try(job, this, now)
         # 3. If that is not enough, preempt low-priority jobs for a high-priority job, or guests for a job at its home.
