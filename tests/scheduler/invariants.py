@@ -82,7 +82,7 @@ def check_effects(world: "World", effects: Effects) -> None:
             _check_no_cluster_remains(world, effects.jobs[entry.job])
         if entry.event == "re-placed":
             gangs.replaced.add((entry.job, entry.generation))
-    _check_claims_lead_to_starts(effects)
+    _check_claims_lead_to_starts(effects, ends_in_vain=world.rules.preemption == "claiming")
     submits = _group_by_attempt(c.token for c in effects.commands if isinstance(c, SubmitComponent))
     for gang, tokens in submits.items():
         job = effects.jobs[gang[0]]
@@ -108,8 +108,11 @@ def check_effects(world: "World", effects: Effects) -> None:
         _check_barrier_may_open(world, gang, tokens)
 
 
-def _check_claims_lead_to_starts(effects: Effects) -> None:
-    """Check that placement and claiming agree on the nodes of a job, and that no job ends in vain for another."""
+def _check_claims_lead_to_starts(effects: Effects, *, ends_in_vain: bool) -> None:
+    """Check that placement and claiming agree on the nodes of a job, and that no job ends in vain for another.
+
+    ``ends_in_vain``: jobs may be preempted in the last try of a claim, as in the paper.
+    """
     placed = {(entry.job, entry.generation) for entry in effects.timeline if entry.event == "placed"}
     given_up = {
         (entry.job, entry.generation)
@@ -117,7 +120,11 @@ def _check_claims_lead_to_starts(effects: Effects) -> None:
         if entry.event == "ending" and entry.reason.startswith("claim-failed: no room on ")
     }
     assert not placed & given_up, "a claim lacks the nodes that its placement has found in the same step"
-    ended_for = [FOR_JOB.search(e.reason) for e in effects.timeline if e.event in ("preempted", "reclaimed")]
+    ended_for = [
+        FOR_JOB.search(e.reason)
+        for e in effects.timeline
+        if e.event == "reclaimed" or (e.event == "preempted" and not ends_in_vain)
+    ]
     beneficiaries = {int(match[1]) for match in ended_for if match}
     assert not beneficiaries & {job for job, _ in given_up}, "jobs were ended for a claim that has failed"
 

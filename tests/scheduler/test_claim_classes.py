@@ -82,7 +82,7 @@ def test_claim_of_equal_requirements_names_no_class() -> None:
 @pytest.fixture
 def disagreeing(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr(ClaimTry, "_take_idle", lambda self, component: component.cluster != "north")
-    monkeypatch.setattr("tests.scheduler.invariants._check_claims_lead_to_starts", lambda effects: None)
+    monkeypatch.setattr("tests.scheduler.invariants._check_claims_lead_to_starts", lambda effects, ends_in_vain: None)
     return monkeypatch
 
 

@@ -480,7 +480,7 @@ def test_reclaiming_ends_no_guest_while_a_component_is_blocked(threshold: float,
 
 
 def test_preemption_ends_no_job_in_the_last_try_of_a_blocked_claim() -> None:
-    world = create_world(incremental_rules(preemption="claiming"))
+    world = create_world(incremental_rules())
     high = world.submit(with_input(fixed(north=4, south=4), 100), priority=Priority.HIGH)
     low = world.submit(fixed(north=4), run_time=300)
     world.sites["south"].add_local_user(1)

@@ -186,8 +186,8 @@ class Claiming:
             return self._plan_next_try(job, this, now)
         # 2. Move components that cannot start to other clusters.
         job = self._relocate(job, this, now)
-        if this.blocked and self._is_last_try(job, this, now):
-            # Components that start now, and jobs that are preempted, would be stopped in vain.
+        if this.blocked and self._rules.preemption != "claiming" and self._is_last_try(job, this, now):
+            # Components that start now, and jobs that are preempted, would be stopped in vain. The paper does so.
             self._ledger.record_event(job, now, "claim-try", f"no room on {_clusters(this.blocked)}")
             return self._plan_next_try(job, this, now)
         # 3. If that is not enough, preempt low-priority jobs for a high-priority job, or guests for a job at its home.
@@ -381,8 +381,8 @@ class Claiming:
         return self._claim_at(job, following)
 
     def _pause_claims(self, job: Job, this: ClaimTry, now: float) -> Job:
-        """Keep a job from the clusters that lack nodes for it in the cycle of its placement, since placement and
-        claiming would contradict each other for ever. If it fits on no others, it leaves its queue for that time."""
+        """Keep a job from the clusters that lack nodes for it in the cycle of its placement, since it would be placed
+        there again at once. If it fits on no others, it leaves its queue for that time."""
         for component in {c.cluster: c for c in this.refused}.values():
             nodes = f"{format_nodes(component.size)} {filter_of(job.spec, component)}".rstrip()
             words = f"lacked {nodes} when they were claimed"
