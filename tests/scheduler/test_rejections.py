@@ -28,15 +28,15 @@ def test_rejection_by_job_fault_fails_job_without_cluster_error() -> None:
     check_nothing_remains(world)
 
 
-def test_rejections_of_jobs_by_cluster_fault_count_once_a_job_and_move_each() -> None:
+def test_rejections_by_cluster_fault_count_and_move_each_job() -> None:
     world = World({"north": 8, "south": 4})
     world.sites["north"].rejection_fault = lambda size: "site"
-    cluster = world.queries.grid["north"]
-    for number in range(1, world.rules.error_threshold + 1):
+    cluster, threshold = world.queries.grid["north"], world.rules.error_threshold
+    for errors, is_unusable in ((threshold, False), (threshold + 1, True)):
         job = world.submit(flexible(3, max_components=1))
         world.advance(60)
         assert world.state(job) is JobState.SUCCEEDED
-        assert (cluster.health.errors, cluster.health.unusable) == (number, number == world.rules.error_threshold)
+        assert (cluster.health.errors, cluster.health.unusable) == (errors, is_unusable)
 
 
 def test_rejection_by_limit_moves_job_at_once() -> None:

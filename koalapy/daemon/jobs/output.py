@@ -65,7 +65,7 @@ class OutputText:
 
 @dataclass(frozen=True, slots=True)
 class OutputEnd:
-    """The end of an output that was read up to the end of its job, or up to now if nobody follows it."""
+    """The end of an output that was read up to the end of its job, or up to now unless it is followed."""
 
     state: JobState
     is_complete: bool

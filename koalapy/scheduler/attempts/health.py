@@ -1,10 +1,11 @@
 """Count signs of unreliable clusters: consecutive errors, limits of the resource manager, and doubts (semantics 6)."""
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from koalapy.model.job import Job, JobId, Token
+from koalapy.model.job import JobId, Token
 from koalapy.model.request import ClusterName
 from koalapy.scheduler.cluster_conditions import LAST_ERROR, Doubt, HealthStatus, Limit
 from koalapy.scheduler.state import Deadline, SchedulerState, backoff_pause
@@ -26,9 +27,8 @@ class ClusterHealth:
         self._rules, self._ledger, self._grid, self._timers = state.rules, state.ledger, state.grid, state.timers
         self._counted: dict[ClusterName, bool] = {}
         """Whether an error was counted, for each cluster with errors that currently count as one."""
-        self._failed_jobs: dict[JobId | None, set[ClusterName]] = {}
-        """The clusters that count an error of a job since their last success; an array counts as one job."""
-        state.ledger.on_job_removed.append(self._forget_job)
+        self._errors_of_jobs: dict[ClusterName, Counter[JobId]] = {}
+        """The errors in a row of each cluster, by the job that failed; an array counts as one job."""
 
     # Errors, and probation
 
@@ -44,19 +44,23 @@ class ClusterHealth:
     def count_error(self, name: ClusterName, error: str, now: float, job: JobId | None = None) -> None:
         """Count an error of a cluster. At ``error_threshold`` errors in a row it becomes unusable.
 
-        Further errors of one ``job`` count only on probation, since it may be their cause.
+        Several errors of one ``job`` alone do not make it so, since the job may be their cause.
         """
-        health = self._grid[name].health
-        if self._counted.get(name) or (name in self._failed_jobs.get(job, ()) and not health.probation):
+        if self._counted.get(name):
             return
-        if job is not None:
-            self._failed_jobs.setdefault(job, set()).add(name)
         if name in self._counted:
             self._counted[name] = True
+        health, errors_of_job = self._grid[name].health, 0
         health.errors += 1
+        if job is not None:
+            errors = self._errors_of_jobs.setdefault(name, Counter())
+            errors[job] += 1
+            errors_of_job = errors[job]
         if health.probation:
             health.trials += 1
-        if health.probation or (health.errors >= self._rules.error_threshold and not health.unusable):
+        threshold = self._rules.error_threshold
+        is_conclusive = threshold == 1 or threshold <= health.errors > errors_of_job
+        if health.probation or (is_conclusive and not health.unusable):
             health.unusable, health.probation = True, False
             in_a_row = "1 error" if health.errors == 1 else f"{health.errors} errors in a row"
             health.note = f"{in_a_row}{LAST_ERROR}{error}"
@@ -68,15 +72,8 @@ class ClusterHealth:
         health = self._grid[name].health
         if health.errors and not health.unusable:
             health.errors = 0
-            self._forget_failed_jobs(name)
+            self._errors_of_jobs.pop(name, None)
             self._ledger.mark_cluster_changed(name)
-
-    def _forget_job(self, job: Job) -> None:
-        self._failed_jobs.pop(job.id, None)
-
-    def _forget_failed_jobs(self, name: ClusterName) -> None:
-        for clusters in self._failed_jobs.values():
-            clusters.discard(name)
 
     def plan_probation(self, name: ClusterName, now: float) -> None:
         """Try an unusable cluster again after a pause that doubles with each failed trial."""
@@ -106,7 +103,7 @@ class ClusterHealth:
         """Reset errors, limits and doubts of a cluster that an operator declares repaired."""
         cluster = self._grid[name]
         cluster.health = HealthStatus()
-        self._forget_failed_jobs(name)
+        self._errors_of_jobs.pop(name, None)
         cluster.clear_trials()
         cluster.limit, cluster.limits = None, 0
         cluster.unknown_refusals.clear()
