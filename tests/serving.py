@@ -322,7 +322,7 @@ async def serving(
     forecasts = Forecasts(queries, People(), engine.clock, installed, _answer_here, track_record)
     headers = CSRF_HEADER | ({} if tokens or users else {"Authorization": f"Bearer {TOKEN}"})
     clusters_of = queries.grid.clusters
-    checks = (ClusterChecks(clusters_of, ()), DiskCheck(list, clusters_of, DiskLimits()))
+    checks = (ClusterChecks(clusters_of, (), started_at=0.0), DiskCheck(list, clusters_of, DiskLimits()))
     mark_store = SqlAlertMarks(database)
     if alert_rules is None:
         alerts = Alerts((), AlertRules(), engine.clock, mark_store=mark_store)

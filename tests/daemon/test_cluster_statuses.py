@@ -10,6 +10,7 @@ from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import FlexibleRequest
 from koalapy.policies.registry import builtin_policies
 from koalapy.ports import Batch, ClusterRecord, Saved
+from koalapy.scheduler.attempts.contact import RETURN_TIME
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.events import ClusterDrained, ClusterResumed
 from koalapy.scheduler.grid import GridStatus
@@ -95,10 +96,11 @@ def test_cluster_removed_from_configuration_loses_jobs_in_time() -> None:
     clusters = make_statuses(SETTINGS, Saved((job,), (), (), 2))
     scheduler = Scheduler(SchedulerState(rules, builtin_policies(), clusters), nonces=str)
     scheduler.restore([job], 100.0)
-    assert scheduler.step([], 111.0).jobs[1].state is JobState.UNKNOWN
-    scheduler.step([], 121.0)
-    again = scheduler.step([], 131.0).jobs[1]
-    assert (again.state, again.generation, again.restarts) == (JobState.QUEUED, 1, 1)
+    jobs = {now: changed[1] for now in range(101, 140) if (changed := scheduler.step([], float(now)).jobs)}
+    assert [job.state for job in jobs.values()] == [JobState.UNKNOWN, JobState.QUEUED]
+    assert min(jobs) == 100 + RETURN_TIME
+    again = jobs[max(jobs)]
+    assert (again.generation, again.restarts) == (1, 1)
 
 
 def test_cluster_details_contain_no_agent_token(tmp_path: Path) -> None:

@@ -329,9 +329,9 @@ def test_explanation_of_an_array_at_its_own_limit_offers_no_change() -> None:
     assert not [note for note in explanation.notes if "there is room" in note]
 
 
-def test_explanation_of_an_array_wider_than_the_grid_offers_no_new_submission() -> None:
+def test_explanation_of_an_array_wider_than_the_grid_offers_a_smaller_size() -> None:
     world = World({"north": 4})
-    array = submit(world, "1-3", 9)
-    assert explain(world.queries, world.job(array), (), world.now).smallest_change is None
-    single = world.submit(flexible(9))
-    assert explain(world.queries, world.job(single), (), world.now).smallest_change is not None
+    for job in (submit(world, "1-3", 9), world.submit(flexible(9))):
+        change = explain(world.queries, world.job(job), (), world.now).smallest_change
+        assert change is not None
+        assert change.text == "ask for 4 nodes"

@@ -191,7 +191,7 @@ def test_kept_nodes_remain_after_a_change_of_priority() -> None:
     world, wide, narrow = make_world()
     world.sites["north"].break_nodes(1)
     end_south(world)
-    world.step([world.change(wide, priority=Priority.HIGH)])
+    world.change(wide, priority=Priority.HIGH)
     world.advance(5)
     assert states(world, narrow) == {JobState.QUEUED}
 

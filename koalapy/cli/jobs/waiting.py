@@ -79,7 +79,7 @@ class ProgressReporter:
 
     def _follow_job(self) -> None:
         """Report changes of the job until it has ended. Reconnect if the daemon becomes unreachable or ends."""
-        last_entry = 0
+        last_entry, has_ended = 0, False
         skip = not self._from_the_first
         while True:
             try:
@@ -89,14 +89,13 @@ class ProgressReporter:
                         _report_line(line)
                     self._wait.update(job, is_reported=bool(messages))
                     last_entry, skip = max([last_entry, *(number for number, _ in entries)]), False
-                    if job["state"] in FINAL:
-                        return
+                    has_ended = job["state"] in FINAL
             except CliError as error:
                 if error.code is not Exit.UNREACHABLE:
                     return
             except (ValueError, KeyError):
                 return
-            if self._over.wait(EVENTS_RETRY_DELAY_S):
+            if has_ended or self._over.wait(EVENTS_RETRY_DELAY_S):
                 return
 
 

@@ -39,11 +39,12 @@ class ClusterChecks:
         clusters: Clusters,
         embedded: Collection[ClusterName],
         rejections: Mapping[ClusterName, Rejection] = MappingProxyType({}),
+        started_at: float | None = None,
     ) -> None:
         """``embedded``: the clusters with agents that the daemon starts itself; ``rejections``: the last connection
-        that was rejected as the agent of a cluster."""
+        that was rejected as the agent of a cluster; ``started_at``: the daemon's start, by default the first check."""
         self._clusters, self._embedded, self._rejections = clusters, embedded, rejections
-        self._started_at: float | None = None
+        self._started_at = started_at
         self._silent_since: dict[ClusterName, float] = {}
         """When the agent of a cluster was first seen connected without a report."""
 

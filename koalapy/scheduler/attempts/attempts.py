@@ -267,6 +267,8 @@ class Attempts:
         """Keep the nodes of an ended component for its job if that is to run again after a failure."""
         if job.ending is JobState.QUEUED:
             self._queues.reservation.keep_for_restart(job)
+        else:
+            self._queues.reservation.release_kept(job.id)
         return job
 
     def give_up_component(self, job: Job, component: Component, now: float) -> None:

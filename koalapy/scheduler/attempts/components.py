@@ -10,6 +10,7 @@ from koalapy.model.request import ClusterName
 from koalapy.model.wording import describe_exit, format_time
 from koalapy.scheduler.attempts.attempts import Attempts
 from koalapy.scheduler.attempts.facts import (
+    INFRASTRUCTURE_FAILURE,
     derived_state,
     is_launched,
     program_result,
@@ -229,8 +230,10 @@ class Components:
                 job, component, AttemptFailure.CLUSTER, status.error, now, is_elsewhere=status.relay_lost
             )
         result = program_result(job)
-        if result == 0 and job.ending is JobState.QUEUED and 0 not in job.spec.retry_on_exit:
+        has_failed = job.ending is JobState.QUEUED and job.reason.startswith(INFRASTRUCTURE_FAILURE)
+        if result == 0 and has_failed and 0 not in job.spec.retry_on_exit:
             # The program had ended before it could be stopped, as after the loss of a relay that it needed no more.
+            # A preempted program may end with 0 after it has saved its work.
             return self._attempts.end_attempt(job, JobState.SUCCEEDED, "", now, exit_code=0)
         if job.ending is not None or (status.state in BEFORE_PROGRAM and status.program_exit is None):
             return job
