@@ -26,7 +26,8 @@ from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState
 from koalapy.model.job_spec import JobSpec, Launcher
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import FlexibleRequest
-from koalapy.protocol.messages import PlanNode, RelayLost, RelayState
+from koalapy.protocol.messages import RelayLost, RelayState
+from koalapy.protocol.plan import PlanNode
 from koalapy.relay.attempts import Attempt as RelayAttempt
 from koalapy.relay.attempts import Limits, add_node_keys
 from koalapy.relay.client import ANSWER_TIMEOUT_S, HEARTBEAT_INTERVAL_S

@@ -19,7 +19,8 @@ from koalapy.model.cluster import ClusterPair, LinkPath, LinkUse, pair_of
 from koalapy.model.job import Attempt, Job, JobId, JobState
 from koalapy.model.job_spec import Launcher
 from koalapy.model.request import ClusterName
-from koalapy.protocol.messages import PlanNode, PlanRelay, RelayLost, RelayState
+from koalapy.protocol.messages import RelayLost, RelayState
+from koalapy.protocol.plan import PlanNode, PlanRelay
 from koalapy.relay.attempts import AttemptPlan, HeadIdentity, NodePlan, derive_head_key
 from koalapy.relay.client import RelayClient, log_rejection
 from koalapy.runner.relay_links import FIRST_PORT, LAST_PORT, count_ports, node_ports
