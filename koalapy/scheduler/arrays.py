@@ -24,7 +24,7 @@ from koalapy.model.array import (
     without_positions,
 )
 from koalapy.model.errors import ConflictError, reject
-from koalapy.model.job import Job, JobId, JobState, task_of, task_spec_of
+from koalapy.model.job import Job, JobId, JobState, add_refusal, task_of, task_spec_of
 from koalapy.model.job_spec import JobSpec
 from koalapy.scheduler.attempts.attempts import Attempts
 from koalapy.scheduler.events import JobCancelled
@@ -219,9 +219,14 @@ class Arrays:
     def share_refusals(self, task: Job) -> bool:
         """Keep the waiting tasks of an array from the clusters that have rejected one; return whether that is new."""
         array = None if task.array_job is None else self._ledger.get(task.array_job)
-        if array is None or array.tasks is None or not array.tasks.pending or array.refusals == task.refusals:
+        if array is None or array.tasks is None or not array.tasks.pending:
             return False
-        self._queues.regroup_job(self._ledger.change_job(array, refusals=task.refusals))
+        refusals = array.refusals
+        for refusal in task.refusals:
+            refusals = add_refusal(refusals, refusal)
+        if refusals == array.refusals:
+            return False
+        self._queues.regroup_job(self._ledger.change_job(array, refusals=refusals))
         return True
 
     def cancel(self, array: Job, event: JobCancelled, now: float) -> None:

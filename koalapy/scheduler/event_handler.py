@@ -1,5 +1,6 @@
 """Apply events to jobs and clusters. Consequences for other jobs follow later in the cycle."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import assert_never
 
@@ -127,15 +128,20 @@ class EventHandler:
                     self._grid.forget_files({file.name for job in jobs for file in job.spec.all_inputs})
             case ev.LinkMeasured():
                 self._link_paths.apply_measurement(event, now)
+                self._open_barriers((event.one, event.other), now)
             case ev.RelayChanged():
                 self._grid.set_relay(event.cluster, is_ready=event.is_ready, relayed_only=event.relayed_only)
-                for token in list(self._grid[event.cluster].live) if event.is_ready else ():
-                    if (match := self._ledger.find(token)) is not None:
-                        self._attempts.open_barrier_if_complete(match[0], now)
+                self._open_barriers((event.cluster,) if event.is_ready else (), now)
             case ev.PeriodicScan():
                 self._candidates.plan_periodic_scan()
             case _:
                 assert_never(event)
+
+    def _open_barriers(self, clusters: Iterable[ClusterName], now: float) -> None:
+        """Open the barriers of jobs on some clusters that were only waiting for a path between them."""
+        for token in [token for name in clusters if name in self._grid for token in self._grid[name].live]:
+            if (match := self._ledger.find(token)) is not None:
+                self._attempts.open_barrier_if_complete(match[0], now)
 
     def _apply_report(self, cluster: ClusterName, report: Report, now: float) -> None:
         """Apply an agent's report about its cluster, a component or a file transfer.

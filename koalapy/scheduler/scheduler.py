@@ -198,7 +198,7 @@ def corrected(job: Job, now: float, longest_pause: float) -> Job:
         placed_at=_past(job.placed_at, now),
         started_at=_past(job.started_at, now),
         ended_at=_past(job.ended_at, now),
-        retry_at=_past(job.retry_at, now + longest_pause),
+        retry_at=_past(job.retry_at, now + (max(longest_pause, MAX_REFUSAL_PAUSE) if job.refusals else longest_pause)),
         eligible_at=_past(job.eligible_at, now),
         refusals=tuple(
             replace(refusal, until=_past(refusal.until, now + MAX_REFUSAL_PAUSE)) for refusal in job.refusals

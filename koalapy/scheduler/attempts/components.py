@@ -230,7 +230,8 @@ class Components:
                 job, component, AttemptFailure.CLUSTER, status.error, now, is_elsewhere=status.relay_lost
             )
         result = program_result(job)
-        has_failed = job.ending is JobState.QUEUED and job.reason.startswith(INFRASTRUCTURE_FAILURE)
+        may_be_over = job.ending in (JobState.QUEUED, JobState.FAILED) and live(job).exit_code is None
+        has_failed = may_be_over and job.reason.startswith(INFRASTRUCTURE_FAILURE)
         if result == 0 and has_failed and 0 not in job.spec.retry_on_exit:
             # The program had ended before it could be stopped, as after the loss of a relay that it needed no more.
             # A preempted program may end with 0 after it has saved its work.

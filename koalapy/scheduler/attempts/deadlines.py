@@ -97,7 +97,10 @@ class Deadlines:
                 return self._failures.handle_timeout(job, component, AttemptFailure.FILES, error, [component], now)
             case Deadline.BARRIER:
                 claimed = (ComponentState.CLAIMED, None)
-                late = [c for c in attempt.gang if (c.state, c.unknown_since) != claimed] or [attempt.head]
+                late = [c for c in attempt.gang if (c.state, c.unknown_since) != claimed]
+                if not late:
+                    ready = self._state.grid.relays.ready if awaits_relays(job, self._state.grid) else frozenset()
+                    late = [c for c in attempt.gang if ready and c.cluster not in ready] or [attempt.head]
                 queued = ComponentState.WAITING, None  # its resource manager has not given it any nodes
                 silent = [c for c in late if (c.state, c.unknown_since) != queued or self._has_nodes(job, c, now)]
                 if not silent:

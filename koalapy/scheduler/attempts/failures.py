@@ -233,8 +233,12 @@ class Failures:
         if self._evaluator.may_be_placed(job.spec, barred):
             return self._attempts.end_attempt(job, JobState.QUEUED, reason, now)
         unknown = [entry for entry in refusals if entry.until is not None]
-        times = sum(entry.times for entry in unknown if entry.cause is RefusalCause.REJECTED)
-        if not unknown or (not is_error_of_cluster and times >= MAX_REFUSALS):
+        # Failures, failed claims and limits of an account pass: a cluster that only they bar could still take the job.
+        rejections = [e for e in refusals if e.cause is RefusalCause.REJECTED and (e.until is None or e.times)]
+        rejected = frozenset(BarredSizes(entry.cluster, entry.least, entry.most) for entry in rejections)
+        is_rejected = not self._evaluator.may_be_placed(job.spec, rejected)
+        times = sum(entry.times for entry in rejections if entry.until is not None)
+        if not unknown or (is_rejected and not is_error_of_cluster and times >= MAX_REFUSALS):
             messages = "; ".join(f"{entry.cluster}: {entry.words}" for entry in refusals)
             reason = f"every cluster that could take it has refused it: {messages}"
             if not unknown:
@@ -259,7 +263,11 @@ class Failures:
                 if refusal.cluster != cluster or (unknown_only and refusal.until is None)
             )
             if remaining != job.refusals:
-                self._queues.regroup_job(self._ledger.change_job(job, refusals=remaining))
+                forgotten = [refusal.until for refusal in job.refusals if refusal not in remaining]
+                job = self._ledger.change_job(job, refusals=remaining)
+                self._queues.regroup_job(job)
+                if job.retry_at is not None and job.retry_at in forgotten:
+                    self._attempts.end_pause(job.id, job.retry_at)
 
     def restore_timers(self, job: Job) -> None:
         """Restore the pauses after rejections of a job of an earlier daemon run."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from koalapy.model.job import JobId, Token
+from koalapy.model.job import Job, JobId, Token
 from koalapy.model.request import ClusterName
 from koalapy.scheduler.cluster_conditions import LAST_ERROR, Doubt, HealthStatus, Limit
 from koalapy.scheduler.state import Deadline, SchedulerState, backoff_pause
@@ -25,31 +25,35 @@ class ClusterHealth:
 
     def __init__(self, state: SchedulerState) -> None:
         self._rules, self._ledger, self._grid, self._timers = state.rules, state.ledger, state.grid, state.timers
-        self._counted: dict[ClusterName, bool] = {}
-        """Whether an error was counted, for each cluster with errors that currently count as one."""
-        self._errors_of_jobs: dict[ClusterName, Counter[JobId]] = {}
-        """The errors in a row of each cluster, by the job that failed; an array counts as one job."""
+        self._groups: dict[ClusterName, set[JobId | None]] = {}
+        """The jobs that have failed, for each cluster with errors that currently count as one."""
+        self._errors_of_jobs: dict[ClusterName, Counter[JobId | None]] = {}
+        """The errors in a row of each cluster, by the unfinished job that failed; an array counts as one job."""
+        state.ledger.on_job_removed.append(self._forget_job)
 
     # Errors, and probation
 
     @contextmanager
     def group_errors(self, name: ClusterName) -> Iterator[None]:
         """Count all errors of a cluster within the context as one, as they have one cause."""
-        self._counted[name] = False
+        self._groups[name] = set()
         try:
             yield
         finally:
-            del self._counted[name]
+            del self._groups[name]
 
     def count_error(self, name: ClusterName, error: str, now: float, job: JobId | None = None) -> None:
         """Count an error of a cluster. At ``error_threshold`` errors in a row it becomes unusable.
 
         Several errors of one ``job`` alone do not make it so, since the job may be their cause.
         """
-        if self._counted.get(name):
+        group = self._groups.get(name, set())
+        if group:
+            if len(group) == 1 and job not in group:
+                self._errors_of_jobs.get(name, Counter()).subtract(group)  # it is the error of several jobs
+            group.add(job)
             return
-        if name in self._counted:
-            self._counted[name] = True
+        group.add(job)
         health, errors_of_job = self._grid[name].health, 0
         health.errors += 1
         if job is not None:
@@ -74,6 +78,10 @@ class ClusterHealth:
             health.errors = 0
             self._errors_of_jobs.pop(name, None)
             self._ledger.mark_cluster_changed(name)
+
+    def _forget_job(self, job: Job) -> None:
+        for errors in self._errors_of_jobs.values():
+            errors.pop(job.id, None)
 
     def plan_probation(self, name: ClusterName, now: float) -> None:
         """Try an unusable cluster again after a pause that doubles with each failed trial."""

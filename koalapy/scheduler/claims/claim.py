@@ -24,6 +24,7 @@ from koalapy.scheduler.claims.claim_try import ClaimTry
 from koalapy.scheduler.claims.preemption import Preemption, Reclaiming
 from koalapy.scheduler.effects import ClaimFailure
 from koalapy.scheduler.ledger import live
+from koalapy.scheduler.queue.component_sizes import exclude_reserved
 from koalapy.scheduler.queue.eligibility import (
     Eligibility,
     count_streams,
@@ -266,6 +267,7 @@ class Claiming:
             view = view.with_clusters(
                 [replace(c.with_idle(max(0, c.idle - nodes)), parts=()) for c, nodes in reserved.items()]
             )
+        view, _ = exclude_reserved(view, spec.walltime, self._state.now)
         requirement = spec.node_requirement(component.request_index)
         if requirement is not None and (part := requirement.matching_part) is not None:
             view = view.select_nodes(part)

@@ -263,8 +263,11 @@ class Candidates:
         """The version of the grid up to which changes have woken jobs."""
 
     def _never_fits(self, job_id: JobId) -> bool:
-        spec = self._ledger.jobs[job_id].spec  # by the links as they are known
-        return bool(self._evaluator.refusal_on_empty_grid(spec, assume_links=False))
+        job = self._ledger.jobs[job_id]
+        barred = job.barred_sizes(self._state.now)
+        if barred and not self._evaluator.may_be_placed(job.spec, barred):
+            return True
+        return bool(self._evaluator.refusal_on_empty_grid(job.spec, assume_links=False))  # by the known links
 
     def begin_cycle(self) -> None:
         """Wake the jobs that may be placed after the latest changes, and start the time budget."""

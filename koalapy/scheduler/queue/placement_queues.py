@@ -6,9 +6,10 @@ The table of queue positions in ``docs/scheduling.md`` is implemented by ``_ente
 import heapq
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from koalapy.model.application import application_of
-from koalapy.model.job import Job, JobId
+from koalapy.model.job import Job, JobId, RefusalCause
 from koalapy.model.job_sizes import NOTHING_BARRED, Barred
 from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.request import ClusterName, Request, shape_of
@@ -278,12 +279,19 @@ class PlacementQueues:
         """Replace the specification of a waiting job, and try it at once unless it is held or deferred.
 
         It keeps its tries and its submission time, by which it is ordered. A pause before its next attempt ends.
+        Rejections of the former specification are forgotten, and nodes are kept for its restart only.
         """
+        if replace(spec, priority=job.spec.priority) != job.spec:
+            self.reservation.release_kept(job.id)
+            refusals = tuple(entry for entry in job.refusals if entry.cause is not RefusalCause.REJECTED)
+            job = self._ledger.change_job(job, refusals=refusals)
         if job.is_deferred or not self.has(job):
             return self._ledger.change_job(job, spec=spec)
+        has_kept_nodes = job.id in self.reservation.restarting_jobs()
         job = self._ledger.change_job(self.remove(job), spec=spec)
         self._enter(job, anew=False, is_changed=True)
-        self.reservation.keep_for_restart(self._ledger.jobs[job.id])
+        if has_kept_nodes:
+            self.reservation.keep_for_restart(self._ledger.jobs[job.id])
         return self._ledger.jobs[job.id]
 
     def regroup_jobs(self, applications: Iterable[str]) -> None:

@@ -7,7 +7,7 @@ from math import inf
 
 from koalapy.model.cluster import ClusterState, GridView
 from koalapy.model.job import Job, JobId, JobState
-from koalapy.model.job_sizes import Barred
+from koalapy.model.job_sizes import Barred, is_barred
 from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.node_requirement import ANY_NODE, NodeFilter
 from koalapy.model.placement import Placement, Refusal
@@ -256,17 +256,22 @@ class Reservation:
         return is_waiting and self._state.now < attempt.ended_at + KEPT_S
 
     def _released_nodes(self, job: Job) -> Counter[ClusterName]:
-        """Return the nodes of a failed attempt that its components have released; none if a cluster is gone.
+        """Return the nodes of a failed attempt that its components have released.
+
+        There are none if a cluster is gone or may not run the job now.
 
         A cluster that has not reported in this daemon run yet may still be there.
         """
         nodes = Counter[ClusterName]()
+        barred = job.barred_sizes(self._state.now)
         for component in job.attempt.gang if job.attempt is not None else ():
             if component.cluster not in self._grid:
                 return Counter()
             cluster = self._grid[component.cluster]
             is_away = cluster.state is ClusterState.UNREACHABLE and cluster.reported
             if is_away or cluster.state in (ClusterState.UNUSABLE, ClusterState.DRAINED):
+                return Counter()
+            if is_barred(barred, component.cluster, component.size):
                 return Counter()
             if component.has_ended:
                 nodes[component.cluster] += component.size
