@@ -105,7 +105,8 @@ def open_own_folder(directory: Path, *, make: bool = False) -> int:
     the ``ValueError`` continues the folder's name.
     """
     if make:
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        directory.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        directory.mkdir(exist_ok=True, mode=0o700)
     try:
         folder = os.open(directory, FOLDER_FLAGS)
     except OSError:

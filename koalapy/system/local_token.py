@@ -127,12 +127,16 @@ class Registration:
     def close(self) -> None:
         """Remove the entries that no later daemon has replaced."""
         for name, descriptor in self._entries.items():
-            with suppress(OSError):
-                status = os.stat(name, dir_fd=self._folder, follow_symlinks=False)
-                if os.path.samestat(status, os.fstat(descriptor)):
-                    os.unlink(name, dir_fd=self._folder)
+            _remove_entry(name, self._folder, descriptor)
             os.close(descriptor)
         os.close(self._folder)
+
+
+def _remove_entry(name: str, folder: int, descriptor: int) -> None:
+    """Remove an entry of the register, unless another process has replaced it."""
+    with suppress(OSError):
+        if os.path.samestat(os.stat(name, dir_fd=folder, follow_symlinks=False), os.fstat(descriptor)):
+            os.unlink(name, dir_fd=folder)
 
 
 @contextmanager
@@ -149,7 +153,7 @@ def register_start(port: int) -> Iterator[None]:
                 stack.callback(os.close, folder)
                 lock = write_private_file(name, folder, _machine_id(), prepare=_lock)
                 stack.callback(os.close, lock)
-                stack.callback(os.unlink, name, dir_fd=folder)
+                stack.callback(_remove_entry, name, folder, lock)
         yield
 
 

@@ -158,8 +158,8 @@ def replace_unknown_values(case: Any) -> None:
         case.query["cluster"] = "north"
     if isinstance(case.body, dict):
         case.body |= {name: value for name, value in (("path", "/m"), ("nodes", 2)) if name in case.body}
-        request = case.body.get("request", {})
-        for request_part in (case.body, *request.get("components", ())):
+        request = case.body.get("request") or {}
+        for request_part in (case.body, *(request.get("components") or ())):
             if "cluster" in request_part:
                 request_part["cluster"] = "north"
 

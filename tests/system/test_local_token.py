@@ -343,3 +343,22 @@ def test_register_start_with_folder_open_to_others_does_nothing(state: Path, mod
     state.chmod(mode)
     with register_start(8642):
         assert is_start_registered(8642) == (mode == 0o755)
+
+
+def test_register_start_with_replaced_or_missing_entry_leaves_the_other(state: Path) -> None:
+    entry = state / ".starting-9"
+    with register_start(9):
+        entry.unlink()
+    with register_start(9):
+        entry.unlink()
+        entry.write_text("of another daemon")
+    assert entry.read_text() == "of another daemon"
+
+
+def test_register_start_creates_folders_for_this_account_only(state: Path) -> None:
+    umask = os.umask(0o022)
+    try:
+        with register_start(9):
+            assert [mode_of(folder) for folder in (state.parent, state)] == [0o700, 0o700]
+    finally:
+        os.umask(umask)

@@ -124,7 +124,7 @@ class Budgets:
     async def check_overruns(self, now: float) -> AsyncIterator[Alert]:
         """Yield an alert for each cluster that was beyond its budget just now. ``now``: the daemon's time."""
         clock_now = self._clock()
-        for cluster, overrun in self._overruns.items():
+        for cluster, overrun in list(self._overruns.items()):
             if clock_now - overrun.last > OVERRUN_END_S:
                 continue
             rate = ALLOWANCES[overrun.use][0]
