@@ -75,7 +75,10 @@ def check_effects(world: "World", effects: Effects) -> None:
         if entry.event == "claimed":
             gangs.claimed[entry.job, entry.generation].add(_token(world, effects, entry))
         if entry.event == "preempted":
-            assert is_preemptible(world, world.jobs[entry.job]), "the job is protected from preemption"
+            before, after = world.jobs[entry.job], effects.jobs[entry.job]
+            was_placed_now = entry.generation != before.generation or before.attempt is None
+            is_allowed = after.spec.priority is Priority.LOW if was_placed_now else is_preemptible(world, before)
+            assert is_allowed, "the job is protected from preemption"
         if entry.event == "reclaimed" and entry.job in world.jobs:  # else it was submitted and placed in this step
             _check_reclaimed_job(world, world.jobs[entry.job])
         if entry.event == "ending" and entry.reason.startswith("every cluster that could take it"):
