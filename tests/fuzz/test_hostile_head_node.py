@@ -115,6 +115,7 @@ class AttackedNode:
         self.settings = SimpleNamespace(name="n1", program_environment=environment, lease=60.0)
         self.alarms: dict[str, Callable[[], None]] = {}
         self.loop = SimpleNamespace(
+            time=lambda: 0.0,
             set_alarm=lambda name, _, call: self.alarms.update({name: call}),
             cancel_alarm=lambda name: self.alarms.pop(name, None),
             watch=lambda *_: None,
