@@ -342,3 +342,16 @@ def start_manually(world: World, launcher: Launcher) -> int:
     assert world.state(job) is JobState.RUNNING
     assert [parse_token(token)[2] for token in tokens] == [0, 1]
     return job
+
+
+def test_cleared_cluster_ends_the_pause_after_failures_there() -> None:
+    rules = Rules(error_threshold=3, restart_pause=0, probation_pause=600, probation_pause_max=600)
+    world = World({"north": 4}, rules)
+    job = world.submit(fixed(north=1), run_time=10)
+    for _ in range(3):
+        break_component(world, world.tokens(job)[0])
+    world.advance(60)
+    assert (world.state(job), world.job(job).retry_at is not None) == (JobState.QUEUED, True)
+    world.step([ClusterCleared("north")])
+    world.advance(20)
+    assert world.state(job) is JobState.SUCCEEDED
