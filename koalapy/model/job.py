@@ -256,6 +256,11 @@ class ClusterRefusal:
         """
         return self.cluster, self.cause, self.until is None, self.least > 1, self.most < MAX_NODES
 
+    @property
+    def sizes(self) -> BarredSizes:
+        """Return the cluster with the barred sizes."""
+        return BarredSizes(self.cluster, self.least, self.most)
+
     def covers(self, other: "ClusterRefusal") -> bool:
         """Return whether it bars for good all that another refusal bars."""
         is_wider = self.least <= other.least and other.most <= self.most
@@ -399,7 +404,7 @@ class Job:
         """Return the sizes that clusters have rejected and that may not be placed there now."""
         if not self.refusals:
             return NOTHING_BARRED
-        return frozenset(BarredSizes(r.cluster, r.least, r.most) for r in self.refusals if r.bars(now))
+        return frozenset(refusal.sizes for refusal in self.refusals if refusal.bars(now))
 
     def token(self, index: int) -> Token:
         return format_token(self.id, self.generation, index, self.attempt.nonce if self.attempt else "")

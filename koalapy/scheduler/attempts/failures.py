@@ -12,7 +12,6 @@ from dataclasses import replace
 from koalapy.model.application import application_of
 from koalapy.model.bounds import MAX_NODES
 from koalapy.model.job import ClusterRefusal, Component, Job, JobId, JobState, RefusalCause, add_refusal
-from koalapy.model.job_sizes import BarredSizes
 from koalapy.model.reports import Refusal, RefusedSizes
 from koalapy.model.request import ClusterName
 from koalapy.model.wording import format_nodes
@@ -229,13 +228,13 @@ class Failures:
         self._arrays.share_refusals(job)
         refusals = [entry for entry in job.refusals if entry.cause is RefusalCause.REJECTED or entry.bars(now)]
         reason = f"{REFUSED}: {refusal_text(refusal, now)}"
-        barred = frozenset(BarredSizes(entry.cluster, entry.least, entry.most) for entry in refusals)
+        barred = frozenset(entry.sizes for entry in refusals)
         if self._evaluator.may_be_placed(job.spec, barred):
             return self._attempts.end_attempt(job, JobState.QUEUED, reason, now)
         unknown = [entry for entry in refusals if entry.until is not None]
         # Failures, failed claims and limits of an account pass: a cluster that only they bar could still take the job.
         rejections = [e for e in refusals if e.cause is RefusalCause.REJECTED and (e.until is None or e.times)]
-        rejected = frozenset(BarredSizes(entry.cluster, entry.least, entry.most) for entry in rejections)
+        rejected = frozenset(entry.sizes for entry in rejections)
         is_rejected = not self._evaluator.may_be_placed(job.spec, rejected)
         times = sum(entry.times for entry in rejections if entry.until is not None)
         if not unknown or (is_rejected and not is_error_of_cluster and times >= MAX_REFUSALS):
