@@ -133,11 +133,17 @@ def _poll_until(look: Callable[[], T | None], goal: str) -> T:
 def _show_grid(client: Client) -> None:
     """Wait until all clusters are usable and idle, then print them."""
 
-    def get_idle_clusters() -> list[Cluster] | None:
-        answer = client.clusters()
-        return answer if all(c["state"] == "usable" and c["idle"] == c["total"] > 0 for c in answer) else None
+    clusters: list[Cluster] = []
 
-    clusters = _poll_until(get_idle_clusters, "idle clusters")
+    def has_idle_clusters() -> bool | None:
+        clusters[:] = client.clusters()
+        return all(c["state"] == "usable" and c["idle"] == c["total"] > 0 for c in clusters) or None
+
+    try:
+        _poll_until(has_idle_clusters, "idle clusters")
+    except CliError as error:
+        states = [f"{c['name']} is {c['state']} with {c['idle']} of {c['total']} nodes idle" for c in clusters]
+        raise CliError(f"{error.message}; {'; '.join(states)}", error.code) from None
     _print_heading("Two clusters, each with its own resource manager:")
     _print_line(tables.clusters_table(clusters))
 
