@@ -42,7 +42,6 @@ KOALA = Group(
             "metrics": "koalapy.cli.clusters.grid:show_metrics",
             "history": "koalapy.cli.jobs.history:show_history",
             "usage": "koalapy.cli.jobs.history:show_usage",
-            "sharing": "koalapy.cli.jobs.history:sharing_group",
             "network": "koalapy.cli.clusters.network:network_group",
             "advisor": "koalapy.cli.jobs.advisor:advisor_group",
             "replicas": "koalapy.cli.files:replicas_group",
