@@ -10,7 +10,7 @@ from deploy.documentation.cli_page import commands
 from koalapy import __version__
 from koalapy.cli.main import KOALA
 from koalapy.cli.terminal.arguments import root_of
-from koalapy.cli.terminal.foreign_options import FOREIGN_OPTIONS, SLURM, Unclear, format_options_page
+from koalapy.cli.terminal.foreign_options import FOREIGN_OPTIONS, Unclear, format_options_page
 from koalapy.cli.terminal.manual import format_manual, format_pages
 from koalapy.client.errors import Exit
 from tests.cli.conftest import Koala
@@ -63,7 +63,7 @@ def test_rows_of_page_for_slurm_users_agree_with_table() -> None:
         if not foreign.startswith("-"):
             continue
         name, _, value = foreign.replace("=", " ", 1).partition(" ")
-        entry = next((option for option in SLURM if name in option.names), None)
+        entry = next((option for option in FOREIGN_OPTIONS["koala submit"]["Slurm"] if name in option.names), None)
         try:
             words, _ = entry.translate(value) if entry else ([], "")
         except Unclear:
