@@ -18,7 +18,7 @@ from koalapy.daemon.forecast.track_record import MAX_LEARNED_RUNS
 from koalapy.daemon.jobs.record import Record
 from koalapy.daemon.network.links import LinkTable
 from koalapy.daemon.network.relays import Relays
-from koalapy.daemon.observability.spans import log_change
+from koalapy.daemon.observability.job_log import log_change
 from koalapy.model.alert import Alert
 from koalapy.model.limits import DAY, Limits
 from koalapy.model.replica import Catalogue

@@ -22,6 +22,7 @@ from prometheus_client.exposition import generate_latest
 from koalapy.relay.attempts import files_needed
 from koalapy.relay.relay import Relay
 from koalapy.runner.connections import LineConnection, PlainSide, Refused, encode, parse_line
+from koalapy.runner.folders import short_socket_path
 from koalapy.runner.link import Loop
 from koalapy.runner.relay_streams import Listener
 from koalapy.system.process import count_open_files, get_peer
@@ -44,7 +45,8 @@ class ControlServer:
         listener = socket.socket(socket.AF_UNIX)
         former_mask = os.umask(0o177)
         try:
-            listener.bind(str(path))
+            with short_socket_path(path) as short_path:
+                listener.bind(short_path)
             listener.listen(16)
         except BaseException:
             listener.close()
