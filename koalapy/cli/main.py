@@ -37,7 +37,7 @@ KOALA = Group(
             "explain": "koalapy.cli.jobs.explain:explain_job",
             "what-if": "koalapy.cli.jobs.explain:what_if",
             "clusters": "koalapy.cli.clusters.grid:clusters_group",
-            "top": "koalapy.cli.terminal.top:show_top",
+            "top": "koalapy.cli.clusters.grid:show_top",
             "alerts": "koalapy.cli.clusters.grid:alerts_group",
             "metrics": "koalapy.cli.clusters.grid:show_metrics",
             "history": "koalapy.cli.jobs.history:show_history",

@@ -1,4 +1,4 @@
-"""Past jobs: ``koala history`` shows them with times and use of resources, ``koala usage`` sums by days or weeks."""
+"""Past jobs: ``koala history`` with their times and use of resources, and ``koala usage``, sums by days or weeks."""
 
 import csv
 import io
@@ -13,9 +13,9 @@ from koalapy.cli.terminal.arguments import Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, print_answer, refuse_together, show_json
 from koalapy.cli.terminal.streams import ProgramOutput
 from koalapy.cli.terminal.tables import format_listed_count, format_moment, format_table
-from koalapy.client.answers import Json
 from koalapy.client.client import MAX_PAGE_SIZE, Client
 from koalapy.client.errors import CliError, Exit, printable
+from koalapy.client.http import Json
 from koalapy.model.array import format_task
 from koalapy.model.history import HistorySort, Kind, Step
 from koalapy.model.job_state import FINAL_STATES, JobState
