@@ -98,7 +98,7 @@ class Sharing:
         return {
             cluster.name: Site(node_count, cluster.speed)
             for cluster in clusters
-            if (node_count := nodes.get(cluster.name, cluster.total)) > 0
+            if (node_count := nodes.get(cluster.name, cluster.last_report.total)) > 0
         }
 
 

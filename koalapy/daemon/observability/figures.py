@@ -143,19 +143,19 @@ def _cluster_figures(cluster: ClusterStatus, engine: Engine, now: float) -> Clus
         name=cluster.name,
         state=cluster.state,
         is_connected=cluster.has_agent,
-        has_problem=bool(cluster.problem),
-        total=cluster.total,
-        idle=cluster.idle,
-        used=cluster.used,
-        background=cluster.background,
-        down=cluster.down,
-        doubted=cluster.doubted,
+        has_problem=bool(cluster.last_report.problem),
+        total=cluster.last_report.total,
+        idle=cluster.nodes.idle,
+        used=cluster.nodes.used,
+        background=cluster.last_report.background,
+        down=cluster.last_report.down,
+        doubted=cluster.nodes.doubted,
         errors=cluster.health.errors,
         reported_ago=None if cluster.reported_at is None else max(0.0, now - cluster.reported_at),
         outbox=engine.outbox.count_open(cluster.name),
-        components=len(cluster.live),
-        versions=cluster.versions,
-        calls=[calls for calls in cluster.calls if calls.operation in OPERATIONS],
+        components=len(cluster.nodes.live),
+        versions=cluster.last_report.versions,
+        calls=[calls for calls in cluster.last_report.calls if calls.operation in OPERATIONS],
     )
 
 
@@ -203,10 +203,16 @@ class Samples:
         self._startup_s = 0.0
         return Sample(
             now,
-            ours=sum(cluster.used for cluster in clusters),
-            local=sum(cluster.background for cluster in clusters),
+            ours=sum(cluster.nodes.used for cluster in clusters),
+            local=sum(cluster.last_report.background for cluster in clusters),
             idle=sum(
-                max(0, cluster.total - cluster.used - cluster.background - cluster.down)
+                max(
+                    0,
+                    cluster.last_report.total
+                    - cluster.nodes.used
+                    - cluster.last_report.background
+                    - cluster.last_report.down,
+                )
                 for cluster in clusters
                 if cluster.state is ClusterState.USABLE and cluster.known_at(now) == now
             ),
@@ -228,8 +234,10 @@ class Samples:
                 ended.append(LocalLoad(self._slot, name, local, total))
             self._slot, self._slot_counts = slot, {}
         for cluster in self._engine.queries.grid.clusters():
-            if cluster.known_at(now) == now and cluster.total:
-                self._slot_counts.setdefault(cluster.name, []).append((cluster.background, cluster.total))
+            if cluster.known_at(now) == now and cluster.last_report.total:
+                self._slot_counts.setdefault(cluster.name, []).append(
+                    (cluster.last_report.background, cluster.last_report.total)
+                )
         return ended
 
     async def take(self) -> None:
