@@ -12,11 +12,11 @@ PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-r
 INSTALL = -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all:
 RELEASE := .venv-release
 # Of which a site may have use; `dev` is for those who work on koalapy.
-EXTRAS := drmaa experiments mpi plots postgresql tracing
+EXTRAS := drmaa experiments mpi plots postgresql
 LOCK = $(RELEASE)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes $(UPGRADE) \
 	--custom-compile-command 'make lock'
 
-.PHONY: help demo test test-processes test-testbed test-nightly chaos fuzz machine check format bench bench-core bench-advisor bench-relay bench-dashboard screenshots experiment experiments experiment-live clean testbed testbed-down lock \
+.PHONY: help demo test test-processes test-testbed test-nightly chaos fuzz machine check size format bench bench-core bench-advisor bench-relay bench-dashboard screenshots experiment experiments experiment-live clean testbed testbed-down lock \
 	release docs
 
 help:  ## this list
@@ -87,7 +87,7 @@ testbed:  ## three Slurm clusters (22.05 and 24.11) and a Grid Engine cluster in
 testbed-down:  ## remove the testbed and all it holds
 	@deploy/testbed/control down
 
-check: $(STAMP)  ## lint, format, types, import contracts, locked packages, sleeps in ring 1, and wording
+check: $(STAMP)  ## lint, format, types, import contracts, locked packages, sleeps in ring 1, wording, and budgets of lines
 	@! git grep -nE "^(<{7}|>{7}) " || { echo "conflict markers, see above" >&2; exit 1; }
 	$(BIN)/python -m deploy.locked
 	$(BIN)/ruff check .
@@ -98,6 +98,10 @@ check: $(STAMP)  ## lint, format, types, import contracts, locked packages, slee
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.check_rings
 	$(BIN)/python -m tests.check_wording
+	$(BIN)/python -m tests.check_size
+
+size: $(STAMP)  ## lines of each package beside its budget, classes that repeat each other's fields, import circles
+	@$(BIN)/python -m tests.check_size --table
 
 docs: $(STAMP)  ## the documentation as a site, in site/: what it says of settings and the API is made of the code
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict

@@ -18,7 +18,7 @@ from koalapy.api.clusters import background_router, nodes_router
 from koalapy.api.files import agent_files_router, files_router
 from koalapy.api.forecasts import advisor_router, forecasts_router
 from koalapy.api.guard import TokenAuthenticator
-from koalapy.api.history import history_router, record_router, sharing_router
+from koalapy.api.history import history_router, record_router
 from koalapy.api.monitoring import add_metrics, alerts_router
 from koalapy.api.network import network_router
 from koalapy.api.tokens import limits_router
@@ -39,7 +39,6 @@ from koalapy.daemon.files.bundles import Bundles
 from koalapy.daemon.files.files import Files
 from koalapy.daemon.files.results import ResultInputs, Results
 from koalapy.daemon.forecast.forecasts import Forecasts
-from koalapy.daemon.forecast.sharing import Sharing
 from koalapy.daemon.forecast.track_record import Advisor, TrackRecord
 from koalapy.daemon.jobs.history import History
 from koalapy.daemon.jobs.jobs import Jobs
@@ -74,8 +73,6 @@ from koalapy.scheduler.owner_use import OwnerUse
 from koalapy.scheduler.rules import Rules
 from koalapy.scheduler.scheduler import Scheduler
 from koalapy.scheduler.state import SchedulerState
-from koalapy.simulation.sharing import SharingQuestion, SharingReport
-from koalapy.simulation.sharing import answer_sharing as answer_sharing
 from koalapy.simulation.twin import Answer, Question, answer_what_if
 from koalapy.store.advice import SqlAdvice, SqlPredictions
 from koalapy.store.audit import SqlAudit
@@ -107,10 +104,6 @@ LINKS = {("north", "north"): Link(2e-5, 1e9), ("north", "south"): Link(latency=5
 
 async def _answer_here(question: Question) -> Answer:
     return answer_what_if(question)
-
-
-async def _answer_sharing_here(question: SharingQuestion) -> SharingReport:
-    return answer_sharing(question)
 
 
 OPERATORS_MAIL = NotificationSection(
@@ -179,7 +172,6 @@ class SharedApplication:
             advisor_router(self._defer("advisor")),
             limits_router(self._defer("limits")),
             history_router(history),
-            sharing_router(self._defer("sharing"), history),
             forecasts_router(self._defer("forecasts"), jobs),
             nodes_router(jobs, self._defer("node_lists"), engine.queries),
             record_router(self._defer("record"), engine.clock),
@@ -355,7 +347,6 @@ async def serving(
         "samples": Samples(engine, SqlSamples(database), engine.clock),
         "results": results,
         "result_inputs": result_inputs,
-        "sharing": Sharing(SqlHistory(database), queries, engine.clock, _answer_sharing_here),
     }
     loop = asyncio.create_task(engine.run())
     with application(services, open_metrics=open_metrics, has_agent_routes=has_agent_routes) as app:

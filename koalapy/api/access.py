@@ -96,7 +96,6 @@ ACCESS: Mapping[str, Access] = {
     "show_link_history": Role.USER,
     "show_metrics": Role.USER,
     "show_network": Role.USER,
-    "show_sharing": Role.OPERATOR,
     "show_timeline": "owner",
     "show_usage": Role.USER,
     "start_background": Role.OPERATOR,

@@ -1,4 +1,4 @@
-"""The routes of history: ended jobs, use of clusters by day, gains of sites by sharing, the scheduler's recording."""
+"""The routes of history: ended jobs, use of clusters by day, the scheduler's recording."""
 
 import csv
 import io
@@ -10,17 +10,16 @@ from enum import StrEnum
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Query, Response
 from fastapi.responses import StreamingResponse
 from pydantic import TypeAdapter
 
 from koalapy.api import fields as of_api
 from koalapy.api.access import Caller
 from koalapy.api.derived import view_model
-from koalapy.api.fields import Output, Timestamp
+from koalapy.api.fields import Output
 from koalapy.api.problems import problem_responses
-from koalapy.api.routes import api_router, cancel_on_disconnect, render_json_list
-from koalapy.daemon.forecast.sharing import Sharing
+from koalapy.api.routes import api_router, render_json_list
 from koalapy.daemon.jobs.history import History, HistoryLine
 from koalapy.daemon.jobs.record import Record
 from koalapy.model.errors import ForbiddenError, NotFoundError, ProblemCode
@@ -30,7 +29,6 @@ from koalapy.model.job import JobState
 from koalapy.model.job_spec import MAX_DURATION
 from koalapy.model.times import MAX_PAST_TIME_LENGTH, PAST_TIME_EXAMPLES, format_exact_time
 from koalapy.model.wording import escape_formula
-from koalapy.simulation.sharing import Exclusion, SiteShare, Verdict
 
 
 class Format(StrEnum):
@@ -241,33 +239,6 @@ def as_csv(lines: Sequence[HistoryLine]) -> str:
     writer.writerow(names)
     writer.writerows([escape_formula(getattr(line, name)) for name in names] for line in lines)
     return text.getvalue()
-
-
-class SharingView(Output):
-    first: date
-    last: date
-    start: Timestamp
-    end: Timestamp
-    every_site: Verdict
-    """``better``: no site is worse off, and at least one is better off; ``unclear``: some sites have too few jobs."""
-    sites: list[SiteShare]
-    exclusions: list[Exclusion]
-
-
-def sharing_router(service: Sharing, history: History) -> APIRouter:
-    """Return the route that shows whether each site gains from running jobs together with the others."""
-    router = api_router("history", "/sharing")
-
-    @router.get("", response_model=SharingView)
-    async def show_sharing(request: Request, first: First = None, last: Last = None) -> Any:
-        """Compare, for each site, the response times of its users' jobs in the grid with those on the site by itself,
-        which are simulated. Covers finished jobs submitted in these days; takes some seconds."""
-        span = history.make_span(first, last)
-        report = await cancel_on_disconnect(request, service.make_report(span))
-        results = {name: getattr(report, name) for name in ("start", "end", "every_site", "sites", "exclusions")}
-        return SharingView.model_validate({"first": span.first, "last": span.last, **results})
-
-    return router
 
 
 LINES = "application/x-ndjson"

@@ -13,9 +13,9 @@ from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Url, print_answ
 from koalapy.cli.terminal.tables import format_moment, format_table
 from koalapy.client import logins
 from koalapy.client.access import Access
-from koalapy.client.answers import Json
 from koalapy.client.client import Client
 from koalapy.client.errors import CliError, Exit, printable
+from koalapy.client.http import Json
 from koalapy.client.logins import Login
 from koalapy.model.identity import Role
 from koalapy.model.wording import format_bytes

@@ -15,9 +15,9 @@ from koalapy.cli.terminal.job_reference import JobReference
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, show_json
 from koalapy.cli.terminal.screen import Progress, Transfer, waiting_for
 from koalapy.cli.terminal.tables import format_table
-from koalapy.client.answers import Json
 from koalapy.client.client import FINAL, MAX_PAGE_SIZE, Client
 from koalapy.client.errors import CliError, Exit, printable
+from koalapy.client.http import Json
 from koalapy.model.wording import format_bytes, format_list
 
 Name = Annotated[str, Argument(help="the logical file", completes="replicas")]

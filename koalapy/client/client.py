@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from urllib.parse import parse_qs, quote, urlsplit
 
 from koalapy.client.access import Access
-from koalapy.client.answers import Alert, Attempt, Cluster, Job, Json, ListedJob
 from koalapy.client.errors import CODE_OF_STATUS, CliError, Exit, printable
-from koalapy.client.http import CONNECTION_ERRORS, Answer, Connection, Readable
+from koalapy.client.http import CONNECTION_ERRORS, Answer, Connection, Json, Readable
 from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
 from koalapy.model.errors import ProblemCode
 from koalapy.model.wording import is_utf8
@@ -31,9 +30,11 @@ LONG_POLL_S = 20.0
 ANSWER_TIMEOUT_S = LONG_POLL_S + 20
 RETRY_DELAY_S = 0.5
 """Pause before a new connection for a download that broke off."""
+MAX_POSITIONS_LENGTH = 48_000
+"""Characters of the offsets from which the daemon continues an output; its limit of a URL is 64 KiB."""
 
 
-def name_of(job: Job | ListedJob) -> str:
+def name_of(job: Json | Json) -> str:
     """Return the name of a job for users: its number, or ``7[3]`` for a task of an array."""
     if job["array_job"] is None or job["array_index"] is None:
         return str(job["id"])
@@ -50,7 +51,7 @@ def _print_line(line: str) -> None:
 class JobListing:
     """Listed jobs, and how many there are."""
 
-    jobs: list[ListedJob]
+    jobs: list[Json]
     has_more: bool
     """Whether more jobs match than are listed."""
     count: int | None = None
@@ -95,9 +96,9 @@ class Client:
     def delete(self, path: str, **query: Any) -> Json:
         return self._request_json("DELETE", path, query=query)
 
-    def submit(self, body: Json, key: str) -> Job:
+    def submit(self, body: Json, key: str) -> Json:
         """Submit a job, and retry while the daemon is briefly unreachable. The key prevents duplicate jobs."""
-        return cast(Job, self._post_with_retries("/api/v1/jobs", body, key))
+        return self._post_with_retries("/api/v1/jobs", body, key)
 
     def submit_batch(self, bodies: Sequence[Json], key: str) -> list[int]:
         """Submit up to ``MAX_PAGE_SIZE`` jobs in one transaction, with retries, and return their ids.
@@ -130,14 +131,14 @@ class Client:
             body = {"jobs": jobs[start : start + MAX_PAGE_SIZE], **order}
             yield from (post or self.post)(f"/api/v1/jobs/{action}", body)["jobs"]
 
-    def change_job(self, job: int, change: Json) -> Job:
+    def change_job(self, job: int, change: Json) -> Json:
         """Change fields of a waiting job, which is then tried at once. Null stands for the default of a field."""
-        return cast(Job, self._request_json("PATCH", f"/api/v1/jobs/{job}", body=change))
+        return self._request_json("PATCH", f"/api/v1/jobs/{job}", body=change)
 
-    def job(self, job: int, **query: Any) -> Job:
-        return cast(Job, self.get(f"/api/v1/jobs/{job}", **query))
+    def job(self, job: int, **query: Any) -> Json:
+        return self.get(f"/api/v1/jobs/{job}", **query)
 
-    def wait_for_end(self, job: int, deadline: float | None) -> Job:
+    def wait_for_end(self, job: int, deadline: float | None) -> Json:
         """Wait until a job has ended and return it. Raise ``CliError`` at ``deadline`` (monotonic seconds).
 
         Continue to wait if a daemon that has responded before, or its database, becomes unreachable.
@@ -164,15 +165,15 @@ class Client:
             # A daemon that is shutting down or unreachable does not hold the request, so pause here.
             self.timeouts.sleep(max(0.0, min(0.2, wait_s) - (now - requested_at)))
 
-    def attempts(self, job: int, last: int | None = None) -> list[Attempt]:
+    def attempts(self, job: int, last: int | None = None) -> list[Json]:
         """Return the last attempts of a job, oldest first."""
-        return cast(list[Attempt], self.get(f"/api/v1/jobs/{job}/attempts", last=last)["attempts"])
+        return cast(list[Json], self.get(f"/api/v1/jobs/{job}/attempts", last=last)["attempts"])
 
-    def cluster(self, name: str) -> Cluster:
-        return cast(Cluster, self.get(f"/api/v1/clusters/{in_path(name)}"))
+    def cluster(self, name: str) -> Json:
+        return self.get(f"/api/v1/clusters/{in_path(name)}")
 
-    def clusters(self) -> list[Cluster]:
-        return cast(list[Cluster], self.get("/api/v1/clusters")["clusters"])
+    def clusters(self) -> list[Json]:
+        return cast(list[Json], self.get("/api/v1/clusters")["clusters"])
 
     def nodes(self, cluster: str, states: Sequence[str] = ()) -> Json:
         """Return the nodes of a cluster one by one, of all pages, with the fields of the first page."""
@@ -184,15 +185,15 @@ class Client:
         answer["next"] = None
         return answer
 
-    def alerts(self) -> list[Alert]:
-        return cast(list[Alert], self.get("/api/v1/alerts")["alerts"])
+    def alerts(self) -> list[Json]:
+        return cast(list[Json], self.get("/api/v1/alerts")["alerts"])
 
-    def act_on_cluster(self, name: str, action: str, body: Json | None = None) -> Cluster:
-        return cast(Cluster, self.post(f"/api/v1/clusters/{in_path(name)}/{action}", body))
+    def act_on_cluster(self, name: str, action: str, body: Json | None = None) -> Json:
+        return self.post(f"/api/v1/clusters/{in_path(name)}/{action}", body)
 
     def list_jobs(self, limit: int, **query: Any) -> JobListing:
         """Return the first jobs of a list, the newest unless the query has another order."""
-        jobs: dict[int, ListedJob] = {}
+        jobs: dict[int, Json] = {}
         while True:
             page = self.get("/api/v1/jobs", limit=min(limit - len(jobs), MAX_PAGE_SIZE), **query)
             jobs |= {job["id"]: job for job in page["jobs"]}
@@ -243,8 +244,12 @@ class Client:
                     yield from self._follow_text(job, query)  # an older daemon has no such route
                     return
                 error = rejection
+            positions = ",".join(f"{number}:{offset}" for number, offset in offsets.items())
+            if len(positions) > MAX_POSITIONS_LENGTH:
+                lost = f"{error.message}, and output of {len(offsets)} components at once cannot be continued"
+                raise CliError(lost, Exit.UNREACHABLE, f"koala logs {job} prints it from the beginning")
             absence.tolerate(error)
-            query |= {"attempt": attempt, "offsets": ",".join(f"{c}:{offset}" for c, offset in offsets.items())}
+            query |= {"attempt": attempt, "offsets": positions}
             self.timeouts.sleep(RETRY_DELAY_S)
 
     def _follow_text(self, job: int, query: Json) -> Iterator[tuple[bytes, bool]]:

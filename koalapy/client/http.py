@@ -30,6 +30,8 @@ RENEWAL_PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 CONNECTION_ERRORS = (OSError, http.client.HTTPException)
 """Errors of a daemon that does not respond or closes the connection early."""
 Seconds = float | None
+Json = dict[str, Any]
+"""A JSON object of a request or response: the fields of ``/openapi.json``, with times as texts in ISO 8601."""
 PORTS = {"http": 80, "https": 443}
 
 

@@ -18,7 +18,6 @@ from koalapy.daemon.forecast.track_record import MAX_LEARNED_RUNS
 from koalapy.daemon.jobs.record import Record
 from koalapy.daemon.network.links import LinkTable
 from koalapy.daemon.network.relays import Relays
-from koalapy.daemon.observability.spans import log_change
 from koalapy.model.alert import Alert
 from koalapy.model.limits import DAY, Limits
 from koalapy.model.replica import Catalogue
@@ -115,7 +114,6 @@ def build_core(settings: Settings, policies: Registry, data_dir: Path) -> Core:
         find_relay=relays.plan_job,
         may_ignore_containers=sessions.may_ignore_containers,
     )
-    engine.subscribe(log_change)
     relays.report = lambda changed: engine.post(WorkItem(events=(changed,)))
     engine.subscribe(relays.note_job, relays.note_attempt)
     return Core(

@@ -27,7 +27,6 @@ from koalapy.daemon.files.bundles import Bundles
 from koalapy.daemon.files.files import Files
 from koalapy.daemon.files.results import ResultInputs, Results
 from koalapy.daemon.forecast.forecasts import Forecasts
-from koalapy.daemon.forecast.sharing import Sharing
 from koalapy.daemon.forecast.track_record import COUNT_INTERVAL, Advisor, TrackRecord
 from koalapy.daemon.jobs.history import History
 from koalapy.daemon.jobs.jobs import Jobs
@@ -66,7 +65,6 @@ class Services:
     limits: LimitsInUse
     alerts: Alerts
     history: History
-    sharing: Sharing
     forecasts: Forecasts
     track_record: TrackRecord
     hub: Hub
@@ -150,7 +148,6 @@ def build_services(
         LimitsInUse(queries.owner_use, bundles.size_of, results.size_of, clock),
         alerts,
         History(stores.history, clock, queries.jobs, settings.jobs_keep),
-        Sharing(stores.history, queries, clock),
         Forecasts(queries, core.people, clock, installed, track_record=track_record),
         track_record,
         hub,

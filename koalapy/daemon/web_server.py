@@ -14,7 +14,7 @@ from koalapy.api.clusters import background_router, nodes_router
 from koalapy.api.files import agent_files_router, files_router
 from koalapy.api.forecasts import advisor_router, forecasts_router
 from koalapy.api.guard import AllowedHosts, TokenAuthenticator
-from koalapy.api.history import history_router, record_router, sharing_router
+from koalapy.api.history import history_router, record_router
 from koalapy.api.jobs import changes_router
 from koalapy.api.middleware import TrustedProxies
 from koalapy.api.monitoring import add_metrics, alerts_router
@@ -137,7 +137,6 @@ def build_application(
         limits_router(services.limits),
         alerts_router(services.alerts, services.notifications),
         history_router(services.history),
-        sharing_router(services.sharing, services.history),
         forecasts_router(services.forecasts, services.jobs),
         changes_router(engine.changes),
         record_router(core.record, core.clock),

@@ -13,7 +13,7 @@ from koalapy.dashboard.pages.capacity import add_capacity
 from koalapy.dashboard.pages.clusters import add_clusters
 from koalapy.dashboard.pages.files import add_files
 from koalapy.dashboard.pages.grid_map import add_map
-from koalapy.dashboard.pages.history import add_history, add_sharing
+from koalapy.dashboard.pages.history import add_history
 from koalapy.dashboard.pages.job import add_job
 from koalapy.dashboard.pages.mine import add_mine
 from koalapy.dashboard.pages.network import add_network
@@ -51,7 +51,6 @@ def build_dashboard(services: Services, engine: Engine, login: LoginServices, au
     add_files(dashboard, services)
     add_audit(dashboard, audit)
     add_history(dashboard, services.history)
-    add_sharing(dashboard, services)
     add_what_if(dashboard, services.forecasts)
     BrowserLogin(dashboard, login)
     _add_files(dashboard)

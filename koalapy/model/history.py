@@ -135,8 +135,6 @@ class EndedJob:
     """Number of nodes of the last attempt."""
     clusters: tuple[ClusterName, ...]
     """Clusters of the last attempt, sorted by name."""
-    placed_at: float | None = None
-    home_site: ClusterName = ""
 
 
 class HistorySort(StrEnum):

@@ -9,6 +9,8 @@ from typing import Any
 
 import structlog
 
+from koalapy.runner.folders import short_socket_path
+
 log = structlog.get_logger()
 
 MAX_LINE = 64 * 1024 * 1024
@@ -90,7 +92,8 @@ class RelayClient:
 
     async def _converse(self) -> None:
         """Send the state, and handle what the relay sends until it closes the connection."""
-        reader, self._writer = await asyncio.open_unix_connection(str(self._path), limit=MAX_LINE)
+        with short_socket_path(self._path) as path:
+            reader, self._writer = await asyncio.open_unix_connection(path, limit=MAX_LINE)
         receiving, beating = asyncio.ensure_future(self._receive(reader)), None
         try:
             answer = await self._request("state", **self._state())

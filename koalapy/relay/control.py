@@ -21,6 +21,7 @@ from prometheus_client.exposition import generate_latest
 
 from koalapy.relay.attempts import files_needed
 from koalapy.relay.relay import Relay
+from koalapy.runner.folders import short_socket_path
 from koalapy.runner.link import Loop, encode
 from koalapy.runner.relay_protocol import LineConnection, Refused, parse_line
 from koalapy.runner.relay_streams import Listener, PlainSide
@@ -44,7 +45,8 @@ class ControlServer:
         listener = socket.socket(socket.AF_UNIX)
         former_mask = os.umask(0o177)
         try:
-            listener.bind(str(path))
+            with short_socket_path(path) as short_path:
+                listener.bind(short_path)
             listener.listen(16)
         except BaseException:
             listener.close()

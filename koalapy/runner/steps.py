@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable
 from traceback import print_exc
 
-from koalapy.runner.folders import remove_tree
+from koalapy.runner.folders import remove_tree, short_socket_path
 from koalapy.runner.link import Loop
 from koalapy.runner.openmpi import RESEND_INTERVAL, Follower, Head
 from koalapy.runner.parameters import MAX_STEPS
@@ -126,11 +126,8 @@ class Calls:
         self._calls: set[Call] = set()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.setblocking(False)
-        opened = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            self._listener.bind(f"/proc/self/fd/{opened}/{SOCKET}")  # a path of a socket has at most 107 characters
-        finally:
-            os.close(opened)
+        with short_socket_path(os.path.join(folder, SOCKET)) as path:
+            self._listener.bind(path)
         self._listener.listen(MAX_CALLS)
         loop.watch(self._listener.fileno(), self._accept)
 

@@ -1,24 +1,20 @@
 """JSON encoding of questions to simulations and of their answers, for the child process that computes them."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 from pydantic import TypeAdapter
 
-from koalapy.model.history import EndedJob
 from koalapy.model.request import ClusterName
 from koalapy.policies.registry import Registry
 from koalapy.record.format import beginning_from_json, beginning_to_json, job_from_json, job_to_json
-from koalapy.simulation import sharing, twin
+from koalapy.simulation import twin
 from koalapy.simulation.moment import Moment, NodesNow
-from koalapy.simulation.sharing import SharingQuestion, SharingReport
 from koalapy.simulation.twin import Answer, Change, Question, Report
 
 Json = Any
-CHUNK_SIZE = 1000
-"""Number of ended jobs in one JSON value."""
 
 
 @dataclass(frozen=True)
@@ -52,25 +48,6 @@ def answer_question(policies: Callable[[], Registry], values: Iterator[Json], *,
 def read_answer(value: Json) -> Answer:
     answer: Answer = _from_json(Answer, value)
     return answer
-
-
-def write_sharing_question(question: SharingQuestion) -> Iterator[Json]:
-    """Yield the question without its jobs, then lists of jobs."""
-    yield _to_json(SharingQuestion, replace(question, jobs=()))
-    for start in range(0, len(question.jobs), CHUNK_SIZE):
-        yield _to_json(Sequence[EndedJob], question.jobs[start : start + CHUNK_SIZE])
-
-
-def answer_sharing_question(values: Iterator[Json]) -> Json:
-    """Return the answer to a question that ``write_sharing_question`` encoded."""
-    question: SharingQuestion = _from_json(SharingQuestion, next(values))
-    chunks = [_from_json(Sequence[EndedJob], value) for value in values]
-    return _to_json(SharingReport, sharing.answer_sharing(question, *chunks))
-
-
-def read_sharing_report(value: Json) -> SharingReport:
-    report: SharingReport = _from_json(SharingReport, value)
-    return report
 
 
 def _to_json(kind: Any, value: Any) -> Json:

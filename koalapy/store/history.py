@@ -93,7 +93,6 @@ class SqlHistory:
         query = select(
             _jobs.id,
             _jobs.submitted_at,
-            _jobs.placed_at,
             _jobs.started_at,
             _history.ended_at,
             _jobs.state,
@@ -103,7 +102,6 @@ class SqlHistory:
             _jobs.spec["walltime"].as_float().label("walltime"),
             _history.nodes,
             _history.clusters,
-            _jobs.home_site,
         ).join(tables.history, _history.job_id == _jobs.id)
         query = query.where(tuple_(_history.ended_at, _history.job_id) > tuple_(*after), _history.ended_at < until)
         rows = self._database.rows(query.order_by(_history.ended_at, _history.job_id).limit(limit))

@@ -50,7 +50,7 @@ def read_process_files(pid: str) -> list[str]:
 
 def ask_locald(directory: str, request: dict[str, object]) -> dict[str, object]:
     with socket.socket(socket.AF_UNIX) as line:
-        line.connect(json.loads(Path(directory, "locald.json").read_text())["socket"])
+        line.connect(str(Path(directory, "locald.sock")))
         line.sendall(json.dumps(request).encode() + b"\n")
         answer: dict[str, object] = json.loads(line.makefile().readline())
         return answer

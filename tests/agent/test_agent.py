@@ -494,7 +494,7 @@ async def start_victim(site: Site, daemon: FakeDaemon) -> tuple[Path, int]:
 @pytest.mark.evidence("J2", "J3", "J5", "C16")
 async def test_attacking_job_learns_nothing_and_is_reported(site: Site, daemon: FakeDaemon) -> None:
     gate, runner = await start_victim(site, daemon)
-    locald = int(json.loads((site.cluster.directory / "locald.json").read_text())["pid"])
+    locald = int((site.cluster.directory / "locald.pid").read_text())
     findings = await run_attacker(site, daemon, [runner, locald])
     assert findings["secrets"] is False
     assert findings["heard"] == []

@@ -84,7 +84,7 @@ async def test_lrm_silent_from_the_start_is_reported(lrm: MemoryLrm, daemon: Fak
 async def test_stopped_locald_is_reported_as_silent(site: Site, daemon: FakeDaemon) -> None:
     site.settings = replace(site.settings, poll_interval=0.1)
     await site.restart(AgentTimeouts(lrm_silence_s=0.2, report_interval_s=0.1))
-    pid = json.loads((site.cluster.directory / "locald.json").read_text())["pid"]
+    pid = int((site.cluster.directory / "locald.pid").read_text())
     await daemon.submit_component(T)
     await daemon.wait_for_state(T, "claimed")
     os.kill(pid, signal.SIGSTOP)

@@ -158,7 +158,6 @@ def test_access_table_grants_only_the_intended_rights() -> None:
         "preview_drain",
         "remove_replicas",
         "resume_cluster",
-        "show_sharing",
         "start_background",
         "stop_background",
         "test_notification",

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import NoReturn
 
 import pytest
@@ -11,24 +11,19 @@ from fastapi import APIRouter, FastAPI, Request
 from starlette.exceptions import HTTPException
 
 from koalapy.api.forecasts import forecasts_router
-from koalapy.api.history import sharing_router
 from koalapy.api.problems import add_error_handlers
 from koalapy.api.routes import cancel_on_disconnect
 from koalapy.daemon.engine.daemon import HttpServer
 from koalapy.daemon.forecast.forecasts import Forecasts
-from koalapy.daemon.forecast.sharing import Sharing
-from koalapy.daemon.jobs.history import History
 from koalapy.daemon.listener.connections import OWN_FILES, Connections
 from koalapy.model.errors import BusyError
 from koalapy.policies.registry import load_policies
 from koalapy.record.format import People
 from tests.daemon.test_forecasts import Clock, queries_at
-from tests.memory_stores import memory_stores
 
 WHAT_IF = (
     b"POST /api/v1/what-if HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 )
-SHARING = b"GET /api/v1/sharing HTTP/1.1\r\nHost: here\r\n\r\n"
 TIMEOUT_S = 60.0
 """Half the time limit of the work, and far more than any step of these tests takes."""
 
@@ -54,12 +49,6 @@ def make_forecasts_router(work: Work) -> APIRouter:
     return forecasts_router(service, None)  # type: ignore[arg-type]  # used by other routes only
 
 
-def make_sharing_router(work: Work) -> APIRouter:
-    queries, clock = queries_at(50.0), Clock()
-    history = memory_stores().history
-    return sharing_router(Sharing(history, queries, clock, work), History(history, clock, queries.jobs))
-
-
 @contextlib.asynccontextmanager
 async def serve_router(router: APIRouter) -> AsyncIterator[int]:
     app = FastAPI()
@@ -83,16 +72,11 @@ async def send_request(port: int, request: bytes) -> asyncio.StreamWriter:
     return writer
 
 
-@pytest.mark.parametrize(
-    ("router", "request_"),
-    [(make_forecasts_router, WHAT_IF), (make_sharing_router, SHARING)],
-    ids=["what-if", "sharing"],
-)
-async def test_work_is_cancelled_when_client_disconnects(router: Callable[[Work], APIRouter], request_: bytes) -> None:
+async def test_work_is_cancelled_when_client_disconnects() -> None:
     work = Work()
-    async with serve_router(router(work)) as port, asyncio.timeout(TIMEOUT_S):
+    async with serve_router(make_forecasts_router(work)) as port, asyncio.timeout(TIMEOUT_S):
         for _ in range(2):
-            client = await send_request(port, request_)
+            client = await send_request(port, WHAT_IF)
             await work.begun.get()
             client.close()
             await work.ended.get()

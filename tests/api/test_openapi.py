@@ -163,7 +163,7 @@ async def test_every_answer_conforms_to_document(open_api: Open, body: Json) -> 
         await api.post("/api/v1/network/measure", json=order)
     for path in ("/advisor", "/advisor?x=1", "/advisor/record", "/advisor/record?application=wave&limit=0"):
         await api.get(f"/api/v1{path}")
-    for path in ("/sharing", "/sharing?first=x", "/record", "/record?since=0"):
+    for path in ("/record", "/record?since=0"):
         await api.get(f"/api/v1{path}")
     for path in (
         "/audit",

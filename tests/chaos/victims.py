@@ -1,6 +1,5 @@
 """Find the processes of one grid, and send signals to them."""
 
-import json
 import os
 import select
 import signal
@@ -75,8 +74,8 @@ def find_resource_managers(directory: Path) -> list[Victim]:
     managers = []
     for cluster in CLUSTERS:
         with suppress(OSError, ValueError, KeyError):
-            state = json.loads((directory / "clusters" / cluster / "lrm" / "locald.json").read_text())
-            managers.append((int(state["pid"]), cluster))
+            pid = (directory / "clusters" / cluster / "lrm" / "locald.pid").read_text()
+            managers.append((int(pid), cluster))
     return _open_victims("lrm", managers, directory)
 
 

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from koalapy.cli.clusters.grid import GridState, format_top
 from koalapy.cli.terminal.screen import ENTER, LEAVE, fit_lines
+from koalapy.client.client import JobListing
 from tests.cli.conftest import TOKEN, Koala, Server
 from tests.cli.terminal import FAST_KOALA, Terminal
 from tests.cli.test_process import make_environment
@@ -48,6 +50,25 @@ def test_watch_redraws_page_and_restores_terminal(koala: Koala, server: Server) 
         *_, remaining_output = terminal.output.split(LEAVE)
         assert "second" in remaining_output, "the last page stays"
         assert "\x1b" not in remaining_output
+
+
+@pytest.mark.processes
+def test_top_shows_clusters_and_queue_until_ctrl_c(koala: Koala, server: Server) -> None:
+    submit_job(koala, "first")
+    with open_terminal(server, "top", "--all") as terminal:
+        assert "2 nodes" in terminal.expect("north[^\x00]*Jobs: 1, 1 wait for [^\x00]*first")
+        submit_job(koala, "second")
+        terminal.expect("second")
+        terminal.send_text("\x03")
+        assert terminal.wait_for_exit() == 0
+
+
+def test_top_limits_alerts_and_names_further_jobs() -> None:
+    alert = {"severity": "critical", "target": "cluster north", "summary": "its agent\nis away", "remedy": "start it"}
+    page = format_top(GridState([alert] * 9, [], JobListing([], has_more=True)))
+    assert page.startswith("CRITICAL cluster north: its agent is away. start it\n")
+    assert (page.count("CRITICAL"), "and 6 more: koala alerts" in page) == (3, True)
+    assert "Jobs: 0; more jobs wait, --limit shows them" in page
 
 
 @pytest.mark.processes

@@ -25,9 +25,9 @@ CLUSTERS = {
 }
 PAGES = (
     "my-jobs", "queue", "clusters", "map", "timeline", "capacity", "network", "scheduler", "users", "files", "audit",
-    "history", "sharing", "what-if",
+    "history", "what-if",
 )  # fmt: skip
-FORMS = ("/jobs/new", "/what-if", "/sharing", "/queue/confirm")
+FORMS = ("/jobs/new", "/what-if", "/queue/confirm")
 """Pages without updates."""
 LOOKS: dict[str, dict[str, Any]] = {
     f"{width}-{scheme}": {"viewport": {"width": width, "height": 900}, "color_scheme": scheme}

@@ -1,4 +1,4 @@
-"""The pages What if and Sharing."""
+"""The page What if."""
 
 import re
 
@@ -146,20 +146,9 @@ def test_what_if_page_with_invalid_input_is_rejected(daemon: ServedDaemon) -> No
         assert text in answer.text, query
 
 
-def test_sharing_page_compares_sites(visit: Visit, grid: EmbeddedGrid) -> None:
-    component = {"type": "fixed", "components": [{"size": 1, "cluster": "south"}]}
-    job = grid.submit(component, "true", launcher="processes", home_site="north")
-    assert grid.wait_for_end(job)["state"] == "succeeded"
-    page = visit().open("/sharing", live=False)
-    row = page.locator("#site-north")
-    assert row.locator("td").all_inner_texts()[1:4] == ["1", "1", "0"]
-    row.get_by_role("link", name="1").click()
-    page.locator(f"#job-{job}").wait_for()
-
-
 def test_simulation_pages_need_operator_role(daemon: ServedDaemon) -> None:
     headers = {"Authorization": f"Bearer {create_token(daemon, 'somebody', 'user')}", "Accept": "text/html"}
     with httpx2.Client(base_url=daemon.url, headers=headers, timeout=60.0) as user:
-        for path in ("/what-if", "/what-if.json?ask=true", "/sharing", "/sharing.json"):
+        for path in ("/what-if", "/what-if.json?ask=true"):
             assert user.get(path).status_code == 403
         assert 'href="/what-if"' not in user.get("/").text

@@ -24,6 +24,7 @@ from koalapy.agent.lrm.script import open_mpi_here
 from koalapy.agent.transfers.exports import RSYNC
 from koalapy.model.errors import SiteError
 from koalapy.relay.client import MAX_LINE
+from koalapy.runner.folders import short_socket_path
 from koalapy.system.files import DIRECTORY, open_socket_folder
 from koalapy.system.tls import explain_tls_error
 
@@ -382,7 +383,8 @@ async def check_relay(settings: AgentSettings, timeout_s: float = ANSWER_TIMEOUT
 
 async def _describe_head(control: Path) -> dict[str, Any]:
     """Return the description of itself that a head gives. Raise ``OSError`` or ``ValueError``."""
-    reader, writer = await asyncio.open_unix_connection(str(control), limit=MAX_LINE)
+    with short_socket_path(control) as path:
+        reader, writer = await asyncio.open_unix_connection(path, limit=MAX_LINE)
     try:
         writer.write(b'{"t":"describe"}\n')
         line = await reader.readline()

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from koalapy.cli.terminal.text import align_left, cell_len, cut_text
-from koalapy.client.answers import Attempt, AttemptComponent, Job
 from koalapy.client.errors import printable
+from koalapy.client.http import Json
 from koalapy.model.wording import format_time
 
 MEANINGS = {
@@ -58,7 +58,7 @@ class Row:
 
 
 def draw_chart(
-    job: Job, attempts: Sequence[Attempt], *, width: int, now: float, limit: int = 5, unicode: bool = True
+    job: Json, attempts: Sequence[Json], *, width: int, now: float, limit: int = 5, unicode: bool = True
 ) -> str:
     """Return the chart of the last ``limit`` attempts, with lines of at most ``width`` columns if possible."""
     marks = UNICODE if unicode else ASCII
@@ -137,7 +137,7 @@ def _to_timestamp(moment: str | None) -> float | None:
     return None if moment is None else datetime.fromisoformat(moment.replace("Z", "+00:00")).timestamp()
 
 
-def _chart_span(job: Job, attempts: Sequence[Attempt], limit: int, now: float) -> tuple[float, float]:
+def _chart_span(job: Json, attempts: Sequence[Json], limit: int, now: float) -> tuple[float, float]:
     """Return start and end of the chart. It starts at the submission, or at the end of the last attempt not shown."""
     submitted = _to_timestamp(job["submitted_at"]) or 0.0
     hidden, charted = attempts[: -limit or None], attempts[-limit:]
@@ -150,7 +150,7 @@ def _chart_span(job: Job, attempts: Sequence[Attempt], limit: int, now: float) -
     return start, max([*times, now] if job["ended_at"] is None else times)
 
 
-def _attempt_times(attempts: Sequence[Attempt]) -> list[float]:
+def _attempt_times(attempts: Sequence[Json]) -> list[float]:
     """Return all recorded times of attempts and their components, as Unix timestamps."""
     times: list[str | None] = []
     for attempt in attempts:
@@ -160,7 +160,7 @@ def _attempt_times(attempts: Sequence[Attempt]) -> list[float]:
     return [timestamp for text in times if (timestamp := _to_timestamp(text)) is not None]
 
 
-def _queue_phases(job: Job, start: float, end: float) -> list[Phase]:
+def _queue_phases(job: Json, start: float, end: float) -> list[Phase]:
     """Return the periods after ``start`` in which the job was queued or held; merge adjacent ones."""
     entries = [(_to_timestamp(entry["at"]) or 0.0, entry["state"]) for entry in job["timeline"]]
     phases: list[Phase] = []
@@ -174,7 +174,7 @@ def _queue_phases(job: Job, start: float, end: float) -> list[Phase]:
     return phases
 
 
-def _attempt_rows(job: Job, attempts: Sequence[Attempt], limit: int, end: float, mark: str) -> list[Row]:
+def _attempt_rows(job: Json, attempts: Sequence[Json], limit: int, end: float, mark: str) -> list[Row]:
     """Return the rows of the last ``limit`` attempts: a title for each, and a lane for each component.
 
     ``end``: end of the chart as a Unix timestamp; ``mark``: the character that ends a shortened name.
@@ -201,9 +201,7 @@ def _attempt_rows(job: Job, attempts: Sequence[Attempt], limit: int, end: float,
     return rows
 
 
-def _component_phases(
-    component: AttemptComponent, attempt: Attempt, begun: float, attempt_end: float | None
-) -> list[Phase]:
+def _component_phases(component: Json, attempt: Json, begun: float, attempt_end: float | None) -> list[Phase]:
     """Return the states of a component during an attempt as phases, in order; at least one."""
     claimed, submitted = _to_timestamp(component["claimed_at"]), _to_timestamp(component["submitted_at"])
     ended = _to_timestamp(component["ended_at"]) or attempt_end or begun
@@ -226,7 +224,7 @@ def _component_phases(
     return phases or [Phase(transitions[-1][0], begun, begun)]
 
 
-def _lane_label(component: AttemptComponent, stands_in: bool, mark: str) -> str:
+def _lane_label(component: Json, stands_in: bool, mark: str) -> str:
     """Return the label of a component's lane: index, cluster, size, and the component that it replaces, if any.
 
     For example ``  2 north:4 (for 0)``. ``mark``: the character that ends a shortened name.

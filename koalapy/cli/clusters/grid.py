@@ -1,20 +1,22 @@
-"""``koala clusters``, ``metrics`` and ``alerts``: the clusters, their use and current problems."""
+"""``koala clusters``, ``top``, ``metrics`` and ``alerts``: the clusters, their use and current problems."""
 
 import sys
 from collections.abc import Sequence
-from typing import Annotated, cast
+from contextlib import suppress
+from typing import Annotated, NamedTuple
 
 from koalapy.cli.terminal import tables
 from koalapy.cli.terminal.arguments import Argument, Group, Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, ReasonPrompt, Watch, print_answer, refuse_together
-from koalapy.cli.terminal.screen import waiting_for
+from koalapy.cli.terminal.screen import waiting_for, watch_page
 from koalapy.cli.terminal.tables import format_moment, seconds_since
-from koalapy.client.answers import Alert, Cluster, Json
-from koalapy.client.client import Client, in_path
+from koalapy.client.client import Client, JobListing, in_path, nodes_of
 from koalapy.client.errors import CliError, Exit, printable
+from koalapy.client.http import Json
 from koalapy.model.alert import AlertKind
 from koalapy.model.wording import format_duration, format_nodes
 
+MAX_TOP_ALERTS = 3
 MAX_JOBS_SHOWN = 20
 """Maximum number of printed jobs in each table of a drain's preview."""
 Name = Annotated[str, Argument(help="the cluster", completes="clusters")]
@@ -24,16 +26,51 @@ def list_clusters(watch: Watch = False, as_json: AsJson = False, daemon: Daemon 
     """Show the clusters and their nodes."""
     client = daemon.client()
     if watch:
-        from koalapy.cli.terminal.screen import watch_page as watch_clusters
-
         refuse_together(watch=True, json=as_json)
-        watch_clusters(client, _request_clusters, tables.clusters_table)
+        watch_page(client, _request_clusters, tables.clusters_table)
     print_answer(client.get("/api/v1/clusters"), as_json, lambda answer: tables.clusters_table(answer["clusters"]))
 
 
-def _request_clusters(client: Client) -> list[Cluster]:
+def _request_clusters(client: Client) -> list[Json]:
     """Return the clusters without the times of their last reports, so that new times are not shown as a change."""
-    return [cast(Cluster, {**cluster, "last_heard": None}) for cluster in client.clusters()]
+    return [{**cluster, "last_heard": None} for cluster in client.clusters()]
+
+
+class GridState(NamedTuple):
+    """What ``koala top`` shows."""
+
+    alerts: list[Json]
+    clusters: list[Json]
+    listing: JobListing
+
+
+def show_top(
+    everyone: Annotated[bool, Option("--all", help="show jobs of all users")] = False,
+    limit: Annotated[int, Option(help="maximum number of jobs", min=1, max=2000)] = 200,
+    daemon: Daemon = DAEMON,
+) -> None:
+    """Show alerts, clusters and queue until Ctrl-C, live on the whole terminal."""
+
+    def request_state(client: Client) -> GridState:
+        jobs = client.unfinished_jobs(limit, mine=None if everyone else True)
+        return GridState(client.alerts(), _request_clusters(client), jobs)
+
+    with suppress(KeyboardInterrupt):
+        watch_page(daemon.client(), request_state, format_top)
+
+
+def format_top(state: GridState) -> str:
+    """Return the most urgent alerts, the clusters, and the jobs with the number of those that wait."""
+    alerts = [f"{a['severity'].upper()} {a['target']}: {a['summary']}. {a['remedy']}" for a in state.alerts]
+    parts = [*map(printable, alerts[:MAX_TOP_ALERTS])]
+    if len(alerts) > MAX_TOP_ALERTS:
+        parts.append(f"and {len(alerts) - MAX_TOP_ALERTS} more: koala alerts")
+    jobs, has_more = state.listing.jobs, state.listing.has_more
+    waiting = [job for job in jobs if job["state"] in ("queued", "held")]
+    nodes = format_nodes(sum(nodes_of(job["request"]) for job in waiting if job["state"] == "queued"))
+    counts = "; more jobs wait, --limit shows them" if has_more else f", {len(waiting)} wait for {nodes}"
+    parts += [tables.clusters_table(state.clusters), "", f"Jobs: {len(jobs)}{counts}"]
+    return "\n".join([*parts, tables.queue_table(jobs)])
 
 
 def show_cluster(name: Name, as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
@@ -74,7 +111,7 @@ def clear_errors(name: Name, as_json: AsJson = False, daemon: Daemon = DAEMON) -
     print_answer(daemon.client().act_on_cluster(name, "clear"), as_json, _format_state)
 
 
-def _format_state(cluster: Cluster) -> str:
+def _format_state(cluster: Json) -> str:
     return f"cluster {cluster['name']} is {cluster['state']}"
 
 
@@ -246,7 +283,7 @@ def _format_alerts(answer: Json) -> str:
     return "\n\n".join(_format_alert(alert) for alert in answer["alerts"]) or nothing
 
 
-def _format_alert(alert: Alert) -> str:
+def _format_alert(alert: Json) -> str:
     so_long = format_duration(seconds_since(alert["since"], None))
     fields = {name: printable(str(value)) for name, value in alert.items()}
     head = f"{fields['severity'].upper()}  {fields['target']}  {fields['kind']}, for {so_long}"

@@ -12,9 +12,9 @@ from koalapy.cli.terminal.arguments import Argument, Group, Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Timeout, print_answer, show_json
 from koalapy.cli.terminal.tables import format_table
 from koalapy.cli.terminal.text import align_left, align_right, cell_len, terminal_size
-from koalapy.client.answers import Json
 from koalapy.client.client import Absence, Client, in_path
 from koalapy.client.errors import CliError, Exit, printable
+from koalapy.client.http import Json
 from koalapy.model.wording import format_duration, format_three_digits, format_time
 
 UNMEASURED = "–"

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from koalapy.cli.terminal import tables
-from koalapy.client.answers import Attempt, Cluster, Job
 from koalapy.client.client import FINAL, Client
 from koalapy.client.errors import CliError, Exit
+from koalapy.client.http import Json
 
 NODES = 6
 PROGRAM = ["python", "-m", "koalapy.apps.poisson"]
@@ -133,7 +133,7 @@ def _poll_until(look: Callable[[], T | None], goal: str) -> T:
 def _show_grid(client: Client) -> None:
     """Wait until all clusters are usable and idle, then print them."""
 
-    clusters: list[Cluster] = []
+    clusters: list[Json] = []
 
     def has_idle_clusters() -> bool | None:
         clusters[:] = client.clusters()
@@ -148,7 +148,7 @@ def _show_grid(client: Client) -> None:
     _print_line(tables.clusters_table(clusters))
 
 
-def _run_job(client: Client) -> Job:
+def _run_job(client: Client) -> Json:
     """Submit the job, print its progress, and return the ended job."""
     body = {
         "request": {"type": "flexible", "total_size": NODES},
@@ -161,7 +161,7 @@ def _run_job(client: Client) -> Job:
     job = client.submit(body, f"demo-{os.getpid()}-{time.monotonic_ns()}")
     printed_count = 0
 
-    def get_ended_job() -> Job | None:
+    def get_ended_job() -> Json | None:
         """Print new entries of the timeline. Return the job if it has ended, otherwise None."""
         nonlocal printed_count
         now = client.job(job["id"])
@@ -176,7 +176,7 @@ def _run_job(client: Client) -> Job:
     return _poll_until(get_ended_job, "the job to be over")
 
 
-def _show_result(job: Job, attempts: list[Attempt], output: str) -> None:
+def _show_result(job: Json, attempts: list[Json], output: str) -> None:
     """Print the output of the program, the nodes of its ranks, and the timeline of the job."""
     lines = output.splitlines()
     _print_heading("What the program printed:")

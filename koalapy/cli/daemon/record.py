@@ -15,9 +15,9 @@ from koalapy.cli.terminal.arguments import Argument, Option
 from koalapy.cli.terminal.options import DAEMON, Daemon, show_json
 from koalapy.cli.terminal.screen import Progress, Transfer, waiting_for
 from koalapy.cli.terminal.streams import ProgramOutput
-from koalapy.client.answers import Json
 from koalapy.client.client import MAX_PAGE_SIZE, Client
 from koalapy.client.errors import CliError, Exit, printable
+from koalapy.client.http import Json
 from koalapy.model.times import PAST_TIME_EXAMPLES
 
 if TYPE_CHECKING:

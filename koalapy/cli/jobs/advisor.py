@@ -7,7 +7,7 @@ from typing import Annotated
 from koalapy.cli.terminal.arguments import Group, Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, print_answer
 from koalapy.cli.terminal.tables import format_table, signed_duration
-from koalapy.client.answers import Json
+from koalapy.client.http import Json
 from koalapy.model.wording import format_duration
 
 KINDS = {"start": "start", "end": "end", "run-time": "run time", "advised": "run time by auto"}

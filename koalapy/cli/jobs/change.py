@@ -9,8 +9,8 @@ from koalapy.cli.jobs.submission import JOB_OPTIONS, RequestOptions, change_of, 
 from koalapy.cli.terminal.arguments import Argument, Option, Options
 from koalapy.cli.terminal.job_reference import JobReference
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, OwnersWhy, ReasonPrompt, print_answer
-from koalapy.client.answers import Job, Json
 from koalapy.client.errors import CliError, Exit, printable
+from koalapy.client.http import Json
 from koalapy.model.job_spec import CHANGEABLE_FIELDS
 
 CHANGE_OPTIONS = {name: option for name, option in JOB_OPTIONS.items() if name in CHANGEABLE_FIELDS}
@@ -57,6 +57,6 @@ def _format_dry_run(explanation: Json) -> str:
     return format_explanation({**explanation, "job": None})
 
 
-def _format_change(job: Job) -> str:
+def _format_change(job: Json) -> str:
     waits = f", and waits: {job['reason']}" if job["state"] == "queued" and job["reason"] else f": {job['state']}"
     return printable(f"job {job['id']} changed{waits}")

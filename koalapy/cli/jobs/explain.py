@@ -9,9 +9,9 @@ from koalapy.cli.terminal.arguments import Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, print_answer
 from koalapy.cli.terminal.screen import waiting_for
 from koalapy.cli.terminal.tables import format_moment, format_table
-from koalapy.client.answers import Json
 from koalapy.client.client import Client
 from koalapy.client.errors import CliError, printable
+from koalapy.client.http import Json
 from koalapy.model.command_line import command_for
 from koalapy.model.wording import format_days, format_duration
 

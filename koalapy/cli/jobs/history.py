@@ -1,30 +1,26 @@
-"""Past jobs, in sum and by site.
-
-``koala history`` shows ended jobs with their times and use of resources, ``koala usage`` sums by days or weeks, and
-``koala sharing`` the benefit of the grid for the users of each site.
-"""
+"""Past jobs: ``koala history`` with their times and use of resources, and ``koala usage``, sums by days or weeks."""
 
 import csv
 import io
 import sys
 from collections.abc import Callable
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Annotated, Any
 from urllib.parse import parse_qs, urlsplit
 
-from koalapy.cli.terminal.arguments import Group, Option
+from koalapy.cli.terminal.arguments import Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, print_answer, refuse_together, show_json
 from koalapy.cli.terminal.streams import ProgramOutput
-from koalapy.cli.terminal.tables import format_listed_count, format_moment, format_table, signed_duration
-from koalapy.client.answers import Json
+from koalapy.cli.terminal.tables import format_listed_count, format_moment, format_table
 from koalapy.client.client import MAX_PAGE_SIZE, Client
 from koalapy.client.errors import CliError, Exit, printable
+from koalapy.client.http import Json
 from koalapy.model.array import format_task
 from koalapy.model.history import HistorySort, Kind, Step
 from koalapy.model.job_state import FINAL_STATES, JobState
 from koalapy.model.times import PAST_TIME_EXAMPLES
-from koalapy.model.wording import escape_formula, format_bytes, format_duration, format_list, format_share
+from koalapy.model.wording import escape_formula, format_bytes, format_duration, format_share
 
 JOB_COLUMNS = ("ID", "NAME", "USER", "STATE", "NODES", "CLUSTERS")
 USE_COLUMNS = ("ENDED", "WAIT", "RUN", "NODE-H", "CPU", "MEMORY", "REASON")
@@ -283,64 +279,3 @@ def _usage_row(line: Json) -> list[object]:
     slowdown = "-" if line["slowdown"] is None else f"{line['slowdown']:.2f}"
     counts = [days, line["name"] or "-", line["jobs"], line["failed"]]
     return [*counts, success, coallocated, used, queued, soon, ran, slowdown]
-
-
-SHARING_HEADER = ("SITE", "NODES", "JOBS", "ELSEWHERE", "TOO WIDE", "IN THE GRID", "ALONE", "GAIN", "BETWEEN", "IT IS")
-ANSWERS = {
-    "better": "No site is worse off in the grid than by itself.",
-    "same": "No site is better or worse off in the grid than by itself.",
-    "worse": "Not every site is better off: {worse} would be by itself.",
-    "unclear": "Whether every site is better off cannot be told of these jobs.",
-}
-
-
-def report_sharing(
-    days: Annotated[int, Option(help="jobs submitted in so many days until --last, in UTC", min=1)] = 30,
-    last: Annotated[str | None, Option(help="last day, e.g. 2026-11-30; default: today")] = None,
-    as_json: AsJson = False,
-    daemon: Daemon = DAEMON,
-) -> None:
-    """Compare response times of each site's users in the grid and on their site alone.
-
-    ALONE is simulated with the same jobs, submission times and durations. GAIN: mean time saved for each job.
-    BETWEEN: its 95 % interval.
-    """
-    until = _parse_day(last) if last else datetime.now(UTC).date()
-    first = until - timedelta(days=min(days - 1, MAX_DAYS, (until - date.min).days))
-    comparison = daemon.client().get("/api/v1/sharing", patient=True, first=first.isoformat(), last=until.isoformat())
-    print_answer(comparison, as_json, _format_comparison)
-
-
-def _parse_day(text: str) -> date:
-    try:
-        return date.fromisoformat(text)
-    except ValueError:
-        raise CliError(f"--last is {text!r}, which is not a date", Exit.USAGE, "give a date, e.g. 2026-11-30") from None
-
-
-def _format_comparison(comparison: Json) -> str:
-    """Return the page for a response: a conclusion, a row for each site, and the excluded jobs."""
-    sites: list[Json] = comparison["sites"]
-    worse = format_list([site["site"] for site in sites if site["verdict"] == "worse"])
-    parts = [
-        ANSWERS[comparison["every_site"]].format(worse=worse),
-        format_table(SHARING_HEADER, [_site_row(site) for site in sites]),
-    ]
-    if comparison["exclusions"]:
-        lines = [
-            f"  {group['count']} {group['reason']}: {format_list([str(job) for job in group['jobs']], group['count'])}"
-            for group in comparison["exclusions"]
-        ]
-        parts.append("\n".join(["Jobs that do not count:", *lines]))
-    return "\n\n".join(parts)
-
-
-def _site_row(site: Json) -> list[object]:
-    low, high = signed_duration(site["low"]), signed_duration(site["high"])
-    counts = [site[name] for name in ("site", "nodes", "jobs", "elsewhere", "too_wide")]
-    between = "-" if site["low"] is None else f"{low} and {high}"
-    times = [format_duration(site["grid"]), format_duration(site["alone"]), signed_duration(site["gain"]), between]
-    return [*counts, *times, site["verdict"] if site["jobs"] else "-"]
-
-
-sharing_group = Group("Show the benefit of the grid for each site.", {"report": report_sharing})

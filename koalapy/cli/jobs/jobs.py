@@ -23,9 +23,9 @@ from koalapy.cli.terminal.options import (
     refuse_together,
     show_json,
 )
-from koalapy.client.answers import Json, ListedJob
 from koalapy.client.client import FINAL, Client, problem_to_error
 from koalapy.client.errors import CliError, Exit, printable
+from koalapy.client.http import Json
 from koalapy.model.job_state import ACTIVE_STATES, WAITING_STATES, JobState, Priority
 
 MAX_SELECTED = 1_000_000
@@ -72,7 +72,7 @@ def find_last_job(client: Client) -> int:
     jobs = client.list_jobs(1, mine=True).jobs
     if not jobs:
         raise CliError("you have no jobs", Exit.NOT_FOUND, "submit one with koala submit, or give a job's id")
-    return jobs[0]["id"]
+    return int(jobs[0]["id"])
 
 
 def find_job(client: Client, job: JobReference | None) -> int:
@@ -105,7 +105,7 @@ def select_jobs(client: Client, action: str, ids: list[int] | None, selection: S
     return [job["id"] for job in jobs]
 
 
-def _list_matching(client: Client, action: str, selection: Selection) -> list[ListedJob]:
+def _list_matching(client: Client, action: str, selection: Selection) -> list[Json]:
     """Return the jobs that match the filters and that the caller may change, oldest first."""
     refuse_together(mine=selection.mine, user=selection.user is not None)
     query = {"state": sorted(_parse_states(action, selection.state)), "owner": selection.user}

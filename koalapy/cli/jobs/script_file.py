@@ -13,8 +13,8 @@ from click.core import ParameterSource
 
 from koalapy.cli.jobs.submission import JOB_OPTIONS, Export, RequestOptions, ScriptLines, exported_variables, form_of
 from koalapy.cli.terminal.arguments import Options, click_command
-from koalapy.client.answers import Json
 from koalapy.client.errors import CliError, Exit, printable
+from koalapy.client.http import Json
 from koalapy.model.command_line import JOB_FIELDS
 from koalapy.model.job_spec import MAX_SCRIPT_BYTES, find_script_error
 

@@ -17,10 +17,9 @@ from koalapy.cli.jobs.waiting import ProgressReporter, end_with, read_changes
 from koalapy.cli.terminal.arguments import Argument, Option, Options, refuse_words_before_dashes
 from koalapy.cli.terminal.job_reference import JobReferenceType
 from koalapy.cli.terminal.options import DAEMON, Daemon
-from koalapy.client.answers import Job as SubmittedJob
-from koalapy.client.answers import Json
 from koalapy.client.client import FINAL, Client
 from koalapy.client.errors import CliError, Exit, printable
+from koalapy.client.http import Json
 
 INTERRUPT_INTERVAL_S = 5.0
 """Time after an interrupt in which a second one cancels the job."""
@@ -125,7 +124,7 @@ def open_shell(
 
 def _submit_interactive(
     client: Client, request: submission.RequestOptions, job: Json, command: list[str] | None, file: Path | None
-) -> SubmittedJob:
+) -> Json:
     """Submit a job that is cancelled when its client is gone."""
     options = {"request": submission.request_of(request), "command": command, **read_options(job)}
     environment, stage = options.pop("environment") or {}, options.pop("bundle") or []

@@ -18,8 +18,8 @@ from typing import Annotated, Any, get_args, get_origin
 
 from koalapy.cli.terminal.arguments import Option
 from koalapy.cli.terminal.job_reference import parse_int
-from koalapy.client.answers import Json
 from koalapy.client.errors import CliError, Exit
+from koalapy.client.http import Json
 from koalapy.model.array import TaskIndices
 from koalapy.model.command_line import JOB_FIELDS, REQUEST_OPTIONS, brings_files
 from koalapy.model.dependency import Dependencies, ResultInputs

@@ -14,10 +14,9 @@ from koalapy.cli.jobs import submission
 from koalapy.cli.jobs.submission import JOB_OPTIONS, Export, exported_variables, read_options
 from koalapy.cli.terminal.arguments import BEFORE_DASHES, Argument, Option, Options, refuse_words_before_dashes
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Timeout, refuse_together, show_json
-from koalapy.client.answers import Job as SubmittedJob
-from koalapy.client.answers import Json
 from koalapy.client.client import Client, nodes_of
 from koalapy.client.errors import CliError, Exit, printable
+from koalapy.client.http import Json
 from koalapy.model.wording import format_nodes
 
 if TYPE_CHECKING:
@@ -141,7 +140,7 @@ def submit_with_files(
     paths: list[str],
     key: str | None,
     lines: submission.ScriptLines = submission.NO_LINES,
-) -> SubmittedJob:
+) -> Json:
     """Upload the files, then submit the job."""
     if paths:
         from koalapy.cli.jobs import staging
@@ -189,7 +188,7 @@ def _follow_batch(
     return None
 
 
-def _announce_job(job: SubmittedJob, wait: bool) -> None:
+def _announce_job(job: Json, wait: bool) -> None:
     """Print the id and kind of the submitted job. On a terminal, also print how to follow it."""
     request = job["request"]
     kind = f"{request['type']}, {format_nodes(nodes_of(request))}, {job['priority']} priority"

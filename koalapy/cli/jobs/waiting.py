@@ -34,10 +34,9 @@ from koalapy.cli.terminal.screen import Block, Progress
 from koalapy.cli.terminal.streams import ProgramOutput
 from koalapy.cli.terminal.tables import seconds_since
 from koalapy.cli.terminal.text import align_left, cell_len
-from koalapy.client.answers import Component, Job, ListedJob, TimelineEntry
-from koalapy.client.answers import Job as JobAnswer
 from koalapy.client.client import FINAL, MAX_PAGE_SIZE, Absence, Client, name_of, read_events
 from koalapy.client.errors import CliError, Exit, printable
+from koalapy.client.http import Json
 from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts, TimeIsUp, time_limit
 from koalapy.model.array import MAX_ARRAY_SIZE
 from koalapy.model.wording import format_bytes, format_duration
@@ -105,13 +104,13 @@ class WaitReporter:
     def __init__(self, timeouts: ClientTimeouts = DEFAULT_TIMEOUTS) -> None:
         self._lock = threading.Lock()
         self._is_silent = True
-        self._job: Job | None = None
+        self._job: Json | None = None
         self._reported = ""
         self._timer = threading.Timer(timeouts.wait_report_delay_s, self._end_silence)
         self._timer.daemon = True
         self._timer.start()  # start it last: it may call back immediately
 
-    def update(self, job: Job, *, is_reported: bool) -> None:
+    def update(self, job: Json, *, is_reported: bool) -> None:
         """Store the changed job and report its wait. ``is_reported``: the reason was printed already."""
         with self._lock:
             self._job = job
@@ -150,7 +149,7 @@ class WaitReporter:
         _report_line(f"job {self._job['id']} is {self._job['state']}" + (f": {reason}" if reason else ""))
 
 
-def describe_state(job: Job) -> str:
+def describe_state(job: Json) -> str:
     """Return state and reason of a job without numbers, since these change too often for a comparison."""
     return re.sub(r"\d+", "0", f"{job['state']}: {'' if job['state'] in RUNS else job['reason']}")
 
@@ -159,7 +158,7 @@ def _report_line(line: str) -> None:
     Block.report(f"koala: {printable(line)}")
 
 
-def progress_lines(entries: list[tuple[int, TimelineEntry]], job: Job) -> Iterator[str]:
+def progress_lines(entries: list[tuple[int, Json]], job: Json) -> Iterator[str]:
     """Yield a line of text for each timeline entry that a waiting user should see. ``job``: the job afterwards."""
     for _, entry in entries:
         reason = entry["reason"]
@@ -169,9 +168,9 @@ def progress_lines(entries: list[tuple[int, TimelineEntry]], job: Job) -> Iterat
             yield f"job {job['id']} is {entry['state']}" + (f": {reason}" if reason not in ("", entry["event"]) else "")
 
 
-def read_changes(pieces: Iterator[bytes]) -> Iterator[tuple[list[tuple[int, TimelineEntry]], Job]]:
+def read_changes(pieces: Iterator[bytes]) -> Iterator[tuple[list[tuple[int, Json]], Json]]:
     """Yield each change in a stream of events: the numbered new timeline entries, and the job after them."""
-    entries: list[tuple[int, TimelineEntry]] = []
+    entries: list[tuple[int, Json]] = []
     for fields in read_events(pieces):
         if fields.get("event") == "timeline":
             entries.append((int(fields["id"]), json.loads(fields["data"])))
@@ -188,13 +187,13 @@ UNDER_WAY = ("queued", "held", "placed", "claiming", "unknown")
 """States of a job in which files may still be transferred."""
 
 
-def has_transfers(job: Job) -> bool:
+def has_transfers(job: Json) -> bool:
     """Return whether files may be transferred to a component of the job."""
     has_inputs = any(component.get("inputs") for component in job["request"].get("components", ()))
     return bool(has_inputs or job["inputs"] or job["result_inputs"] or job["bundle"])
 
 
-def transfer_lines(job: Job, *, unicode: bool) -> list[str]:
+def transfer_lines(job: Json, *, unicode: bool) -> list[str]:
     """Return a line for each component with current or completed transfers."""
     staged = [
         (printable(f"{i} {c['cluster']}"), c)
@@ -205,7 +204,7 @@ def transfer_lines(job: Job, *, unicode: bool) -> list[str]:
     return [f"{align_left(label, width)}  {printable(_progress_text(job, c, unicode))}" for label, c in staged]
 
 
-def _progress_text(job: Job, component: Component, unicode: bool) -> str:
+def _progress_text(job: Json, component: Json, unicode: bool) -> str:
     """Return the progress of a component's transfers with a bar, or their duration if they are complete.
 
     For example ``120 of 200 MB from north, 45 MB/s``.
@@ -269,7 +268,7 @@ def follow_transfers(client: Client, job: int, deadline: float | None = None) ->
             client.timeouts.sleep(POLL_INTERVAL)
 
 
-def end_with(client: Client, submitted: JobAnswer, deadline: float | None, *, as_json: bool, show_output: bool) -> int:
+def end_with(client: Client, submitted: Json, deadline: float | None, *, as_json: bool, show_output: bool) -> int:
     """Wait until a job has ended, show its progress, and return the exit code for the command."""
     job = submitted["id"]
     try:
@@ -345,7 +344,7 @@ def _print_tasks(client: Client, array: int, selection: "LogSelection", *, follo
     """
     absence, last, code = Absence(client), 0, int(Exit.OK)
     while True:
-        tasks = list[ListedJob]()
+        tasks = list[Json]()
         try:
             is_over = not follow or client.job(array)["state"] in FINAL
             has_new_tasks = any(task["id"] > last for task in client.list_jobs(1, array=array).jobs)
@@ -381,7 +380,7 @@ def _goes_on(jobs: list[int]) -> CliError:
     return CliError(message, Exit.INTERRUPTED, f"cancel with: koala cancel {ids}")
 
 
-def _code_of(job: JobAnswer) -> int:
+def _code_of(job: Json) -> int:
     if job["state"] == "succeeded":
         return Exit.OK
     return int(job["exit_code"]) if job["exit_code"] else Exit.FAILED

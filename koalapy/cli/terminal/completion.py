@@ -21,9 +21,9 @@ from click.shell_completion import (
     shell_complete,
 )
 
-from koalapy.client.answers import ListedJob
 from koalapy.client.client import Client, JobListing, nodes_of
 from koalapy.client.errors import CliError, printable
+from koalapy.client.http import Json
 from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts, TimeIsUp, time_limit
 from koalapy.model.wording import format_nodes
 
@@ -82,7 +82,7 @@ def _make_jobs_offer(
     return offer_jobs
 
 
-def _job_offer(job: ListedJob) -> Offer:
+def _job_offer(job: Json) -> Offer:
     label = job["name"] or job["program"][:30]
     return str(job["id"]), f"{job['state']}: {format_nodes(nodes_of(job['request']))} {label} {job['owner']}"
 

@@ -12,9 +12,9 @@ import click
 from koalapy.cli.terminal.arguments import Argument, Option
 from koalapy.cli.terminal.job_reference import JobReference
 from koalapy.client.access import DEFAULT_URL
-from koalapy.client.answers import Json
 from koalapy.client.client import Client
 from koalapy.client.errors import CliError, Exit
+from koalapy.client.http import Json
 from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
 from koalapy.system.tls import CA_FILE
 

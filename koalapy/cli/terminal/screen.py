@@ -1,25 +1,20 @@
 """Text that fits a terminal, and live views on it.
 
-A ``Block`` draws lines in place on standard error, such as the ``Progress`` of a long operation. A ``Screen`` shows
-full-screen pages. A ``Feed`` follows the daemon's responses for ``--watch``. East Asian characters take two columns,
-combining accents none.
+A ``Block`` draws lines in place on standard error, such as the ``Progress`` of a long operation. A ``Feed`` follows the
+daemon's responses for ``--watch``. East Asian characters take two columns, combining accents none.
 """
 
 import json
 import os
-import re
-import select
 import signal
 import sys
-import termios
 import threading
 import time
-import tty
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from types import FrameType
-from typing import IO, TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, Self, TextIO, TypeVar
+from typing import IO, TYPE_CHECKING, Generic, NoReturn, Self, TextIO, TypeVar
 
 from koalapy.cli.terminal.text import cut_text, terminal_size
 from koalapy.client.errors import CliError, Exit, printable
@@ -41,27 +36,8 @@ def can_redraw(stream: TextIO) -> bool:
 ERASE = "\r\x1b[J"
 ENTER, LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 """Control codes that switch to the alternate screen and hide the cursor, and restore the previous content."""
-BOLD, REVERSE = "1", "7"
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Signals that end the command after the terminal is restored."""
-KEYS = {
-    sent: name
-    for name, keys in {
-        "enter": ("\r", "\n"),
-        "tab": ("\t", "\x1b[Z"),
-        "escape": ("\x1b",),
-        "erase": ("\x7f", "\x08"),
-        "up": ("\x1b[A", "\x1bOA"),
-        "down": ("\x1b[B", "\x1bOB"),
-        "page up": ("\x1b[5~",),
-        "page down": ("\x1b[6~",),
-        "home": ("\x1b[H", "\x1bOH", "\x1b[1~"),
-        "end": ("\x1b[F", "\x1bOF", "\x1b[4~"),
-    }.items()
-    for sent in keys
-}
-"""Names of keys by the codes that terminals send."""
-KEY = re.compile("\x1b[\\[O][0-9;]*[A-Za-z~]|.", re.DOTALL)
 
 
 class Block:
@@ -137,113 +113,43 @@ class Block:
             block = block._outer
 
 
-class Line(NamedTuple):
-    """A line of a page; ``style``: ``BOLD``, ``REVERSE``, both with a semicolon, or none."""
+@contextmanager
+def full_screen() -> Iterator[None]:
+    """Use the alternate screen of the terminal while the block runs. For the main thread only.
 
-    text: str
-    style: str = ""
-
-
-class _Ended(BaseException):
-    """Raised when a signal ends the command."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
-
-
-class Screen:
-    """A full-screen page. For the main thread only, except ``end_wait``.
-
-    The terminal is restored at the end, and while the command is suspended by Ctrl-Z.
+    The previous screen is restored at the end, if a signal ends the command, and while Ctrl-Z suspends it.
     """
 
-    def __init__(self, *, reads_keys: bool = False) -> None:
-        self._read, self._write = -1, -1
-        self._reads_keys = reads_keys
-        self._old_mode: list[Any] = []
-        self._is_to_stop = False
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Return the columns and rows of the terminal."""
-        return terminal_size(sys.stdout) or (80, 24)
-
-    def draw_page(self, lines: Sequence[Line]) -> None:
-        """Draw a page, cut to the size of the terminal."""
-        columns, rows = self.size
-        texts = fit_lines([line.text for line in lines], columns, rows)
-        styles = [line.style for line in lines]
-        styled = [f"\x1b[{style}m{text}\x1b[0m" if style else text for text, style in zip(texts, styles, strict=False)]
-        _write_output("\x1b[H" + "\x1b[K\n".join(styled) + "\x1b[K\x1b[J")
-
-    def wait_for_input(self, seconds: float) -> list[str]:
-        """Wait for ``end_wait``, a key, a resize or the timeout in seconds; return the pressed keys."""
-        sources = [self._read, *([0] if self._reads_keys else [])]
-        ready = select.select(sources, [], [], seconds)[0]
-        with suppress(BlockingIOError):
-            if self._read in ready:
-                os.read(self._read, 4096)
-        if self._is_to_stop:
-            self._is_to_stop = False
-            self._suspend()
-            return []
-        return _read_keys() if 0 in ready else []
-
-    def end_wait(self) -> None:
-        """End ``wait_for_input``. Called from any thread."""
-        with suppress(OSError):  # the pipe is full, or closed
-            os.write(self._write, b"\0")
-
-    @contextmanager
-    def open_screen(self) -> Iterator["Screen"]:
-        """Control the terminal while the block runs."""
-        self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        woken = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        old_handlers = {number: signal.signal(number, _raise_ended) for number in ENDING}
-        old_handlers[signal.SIGWINCH] = signal.signal(signal.SIGWINCH, _ignore_signal)
-        old_handlers[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, self._note_stop)
-        ended = 0
-        try:
-            self._take_terminal()
-            yield self
-        except _Ended as end:
-            ended = end.number
-        finally:
-            try:
-                self._restore_terminal()
-            finally:
-                for number, handler in old_handlers.items():
-                    signal.signal(number, handler)
-                signal.set_wakeup_fd(woken)
-                os.close(self._read)
-                os.close(self._write)
-                self._write = -1
-        if ended:
-            _default_action(ended)
-
-    def _take_terminal(self) -> None:
-        """Switch to the full-screen page, and read single keys if requested."""
-        if self._reads_keys:
-            self._old_mode = termios.tcgetattr(0)
-            tty.setcbreak(0)
-        _write_output(ENTER)
-
-    def _restore_terminal(self) -> None:
-        if self._old_mode:
-            termios.tcsetattr(0, termios.TCSADRAIN, self._old_mode)
-        _write_output(LEAVE)
-
-    def _note_stop(self, _number: int, _frame: FrameType | None) -> None:
-        self._is_to_stop = True
-
-    def _suspend(self) -> None:
-        """Restore the terminal, stop the process as Ctrl-Z does, and show the page when it is resumed."""
-        self._restore_terminal()
-        _default_action(signal.SIGTSTP)
+    def restore_screen(number: int, _frame: FrameType | None) -> None:
+        _write_codes(LEAVE)
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
         # The shell has resumed the command.
-        signal.signal(signal.SIGTSTP, self._note_stop)
-        self._take_terminal()
+        signal.signal(number, restore_screen)
+        _write_codes(ENTER)
+
+    old_handlers = {number: signal.signal(number, restore_screen) for number in (*ENDING, signal.SIGTSTP)}
+    _write_codes(ENTER)
+    try:
+        yield
+    finally:
+        _write_codes(LEAVE)
+        for number, handler in old_handlers.items():
+            signal.signal(number, handler)
+
+
+def _write_codes(codes: str) -> None:
+    """Write control codes without a buffer, which the code that a signal interrupts may be writing to."""
+    with suppress(OSError):  # the terminal is gone
+        os.write(1, codes.encode())
+
+
+def draw_page(lines: Sequence[str]) -> None:
+    """Draw a page on the full screen, cut to the size of the terminal."""
+    columns, rows = terminal_size(sys.stdout) or (80, 24)
+    text = "\x1b[K\n".join(fit_lines(lines, columns, rows))
+    sys.stdout.write(f"\x1b[H{text}\x1b[K\x1b[J")
+    sys.stdout.flush()
 
 
 def fit_lines(lines: Sequence[str], columns: int, rows: int) -> list[str]:
@@ -252,40 +158,6 @@ def fit_lines(lines: Sequence[str], columns: int, rows: int) -> list[str]:
     if len(lines) > max_lines:
         lines = [*lines[: max_lines - 1], f"and {len(lines) - max_lines + 1} more lines"]
     return [cut_text(line, columns, "~") for line in lines]
-
-
-def _read_keys() -> list[str]:
-    """Read the names of keys, and printable characters, from the terminal."""
-    try:
-        data = os.read(0, 1024)
-    except OSError:  # the terminal is gone
-        data = b""
-    if not data:
-        return ["q"]
-    if data.endswith(b"\x1b") and select.select([0], [], [], 0.05)[0]:
-        data += os.read(0, 1024)  # further bytes of an arrow key
-    return [
-        KEYS.get(key, key) for key in KEY.findall(data.decode(errors="replace")) if key in KEYS or key.isprintable()
-    ]
-
-
-def _raise_ended(number: int, _frame: FrameType | None) -> None:
-    raise _Ended(number)
-
-
-def _ignore_signal(_number: int, _frame: FrameType | None) -> None:
-    """Ignore a signal; the wakeup pipe ends ``wait_for_input``."""
-
-
-def _default_action(number: int) -> None:
-    """Apply the default action of a signal to this process."""
-    signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
-
-
-def _write_output(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
 
 
 T = TypeVar("T")
@@ -333,10 +205,6 @@ class Feed(Generic[T]):
             return ""
         reason = self.trouble.message if self.trouble is not None else "the daemon takes long to answer"
         return printable(f"as it was {format_duration(age)} ago: {reason}")
-
-    def refresh(self) -> None:
-        """Repeat the request as soon as the load of the daemon permits."""
-        self._now.set()
 
     def close(self) -> None:
         self._over.set()
@@ -399,15 +267,16 @@ def watch_page(client: "Client", look: "Callable[[Client], T]", page: Callable[[
     """Show the result of ``look``, formatted by ``page``, until Ctrl-C. Without a terminal, print each changed page."""
     if not can_redraw(sys.stdout):
         show_changes(client, look, lambda _, answer: print(f"{_heading()}\n{page(answer)}\n", flush=True))
-    screen = Screen()
-    feed = Feed(client, look, screen.end_wait)
+    news = threading.Event()
+    feed = Feed(client, look, news.set)
     try:
-        with screen.open_screen():
+        with full_screen():
             while feed.ended is None:
                 stale = feed.staleness
                 head = f"A{stale[1:]}; still watching." if stale else f"{_heading()}, live; Ctrl-C ends."
-                screen.draw_page([Line(head), *map(Line, page(feed.latest).splitlines())])
-                screen.wait_for_input(TICK_S)
+                draw_page([head, *page(feed.latest).splitlines()])
+                news.wait(TICK_S)
+                news.clear()
         raise feed.ended
     finally:
         feed.close()

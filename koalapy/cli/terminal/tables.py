@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from koalapy.cli.terminal.text import align_left, cell_len, fold_text, terminal_size
-from koalapy.client.answers import Attempt, Cluster, Component, Job, Json, ListedJob, RelatedJob, Tasks
 from koalapy.client.client import name_of, nodes_of
 from koalapy.client.errors import printable
+from koalapy.client.http import Json
 from koalapy.model.wording import (
     format_bytes,
     format_cpu_use,
@@ -85,14 +85,14 @@ def _parse_time(text: str) -> datetime:
     return datetime.fromisoformat(text.replace("Z", "+00:00"))
 
 
-def format_tasks(tasks: Tasks) -> str:
+def format_tasks(tasks: Json) -> str:
     """Return the numbers of an array's tasks: ``16 running, 184 waiting``."""
     counts: Mapping[str, object] = tasks
     states = ("running", "waiting", "succeeded", "failed", "cancelled")
     return ", ".join(f"{counts[state]} {state}" for state in states if counts[state])
 
 
-def _job_reason(job: Job | ListedJob) -> str:
+def _job_reason(job: Json | Json) -> str:
     """Return why a job waits or how it ended; for an array the numbers of its tasks first."""
     if (tasks := job["tasks"]) is not None:
         reason = job["reason"] if job["state"] in ("queued", "held") and not tasks["running"] else ""
@@ -103,14 +103,14 @@ def _job_reason(job: Job | ListedJob) -> str:
     return "-" if job["state"] == "succeeded" else job["reason"] or "-"
 
 
-def _running_time(job: ListedJob) -> str:
+def _running_time(job: Json) -> str:
     """Return the running time of the last attempt; a dash for a waiting job."""
     if not job["started_at"] or job["state"] in ("queued", "held", "placed", "claiming"):
         return "-"
     return format_duration(seconds_since(job["started_at"], job["ended_at"]))
 
 
-def queue_row(job: ListedJob) -> list[object]:
+def queue_row(job: Json) -> list[object]:
     """Return the cells of a job for the columns ``QUEUE``."""
     placed = job["components"] if job["state"] != "queued" else []
     clusters = ",".join(f"{component['cluster']}:{component['size']}" for component in placed) or "-"
@@ -118,7 +118,7 @@ def queue_row(job: ListedJob) -> list[object]:
     return [*description, nodes_of(job["request"]), _running_time(job), clusters, _job_reason(job)]
 
 
-def queue_table(jobs: Sequence[ListedJob], *, wide: bool = False) -> str:
+def queue_table(jobs: Sequence[Json], *, wide: bool = False) -> str:
     """Return a table of jobs, in the style of squeue."""
     header, rows = list(QUEUE), [queue_row(job) for job in jobs]
     if wide:
@@ -130,18 +130,18 @@ def queue_table(jobs: Sequence[ListedJob], *, wide: bool = False) -> str:
     return format_table(header, rows, fold=not wide)
 
 
-def cluster_row(cluster: Cluster) -> list[object]:
+def cluster_row(cluster: Json) -> list[object]:
     """Return the cells of a cluster for the columns ``CLUSTERS``."""
     fields: Mapping[str, object] = cluster
     return [*(fields[name.lower()] for name in CLUSTERS[:-1]), _cluster_reason(cluster)]
 
 
-def _component_size(component: Component) -> str:
+def _component_size(component: Json) -> str:
     """Return a component's number of nodes, with the node class if it requested one."""
     return f"{component['size']} {component.get('node_class') or ''}".rstrip()
 
 
-def cluster_page(cluster: Cluster) -> str:
+def cluster_page(cluster: Json) -> str:
     """Return the page of a cluster: its row, its node classes and its uplink."""
     parts, details = [clusters_table([cluster])], cluster["details"]
     if classes := details.get("node_classes"):
@@ -209,11 +209,11 @@ def _requirement_of(source: Mapping[str, Any]) -> "NodeRequirement":
     )
 
 
-def clusters_table(clusters: Sequence[Cluster]) -> str:
+def clusters_table(clusters: Sequence[Json]) -> str:
     return format_table(CLUSTERS, [cluster_row(cluster) for cluster in clusters])
 
 
-def _cluster_reason(cluster: Cluster) -> str:
+def _cluster_reason(cluster: Json) -> str:
     """Return why a cluster is not used: time, user and reason of a drain, and other reasons."""
     order = cluster["drained"]
     if order is None:
@@ -256,7 +256,7 @@ def metrics_page(answer: Json) -> str:
     )
 
 
-def timeline_table(job: Job) -> str:
+def timeline_table(job: Json) -> str:
     """Return a table of the job's timeline, with times in seconds since the submission."""
     rows = []
     for entry in job["timeline"]:
@@ -267,7 +267,7 @@ def timeline_table(job: Job) -> str:
 
 
 def job_page(
-    job: Job, attempts: Sequence[Attempt], limit: int = 5, transfers: Sequence[str] = (), *, unicode: bool | None = None
+    job: Json, attempts: Sequence[Json], limit: int = 5, transfers: Sequence[str] = (), *, unicode: bool | None = None
 ) -> str:
     """Return the page of a job with a chart of its last ``limit`` attempts. ``transfers``: lines on its transfers."""
     unicode = is_unicode() if unicode is None else unicode
@@ -322,7 +322,7 @@ def job_page(
     return "\n\n".join(parts)
 
 
-def _run_facts(job: Job) -> list[tuple[str, str]]:
+def _run_facts(job: Json) -> list[tuple[str, str]]:
     """Return the times, tries and use of a job as lines of its page. An array has none: each of its tasks has them."""
     return [
         ("queued", _format_seconds(job["queue_time"])),
@@ -335,7 +335,7 @@ def _run_facts(job: Job) -> list[tuple[str, str]]:
     ]
 
 
-def list_use(job: Job) -> list[tuple[str, str]]:
+def list_use(job: Json) -> list[tuple[str, str]]:
     """Return the program's use of processors and memory as lines of the page, once a component's program has ended."""
     components = job["components"]
     nodes, measured = sum(c["size"] for c in components), sum(c["measured_nodes"] for c in components)
@@ -359,7 +359,7 @@ MAX_EDGES = 20
 """Maximum number of lines of a graph in each direction."""
 
 
-def _dependency_graph(job: Job, *, unicode: bool) -> str:
+def _dependency_graph(job: Json, *, unicode: bool) -> str:
     """Return the graph of the jobs around a job: one line for each job that it waits for, or that waits for it.
 
     Alternatives of one entry of ``after`` are marked by ``or``.
@@ -380,7 +380,7 @@ def _dependency_graph(job: Job, *, unicode: bool) -> str:
     return "\n".join(["dependencies", *lines, *([f"  and {hidden} more; --json lists all"] if hidden else [])])
 
 
-def _related_label(related: RelatedJob) -> str:
+def _related_label(related: Json) -> str:
     return f"job {related['job']} ({related['state'] or 'removed'})"
 
 

@@ -10,8 +10,8 @@ from typing import Annotated
 from koalapy.cli.terminal.arguments import Argument, Option
 from koalapy.cli.terminal.options import AsJson, show_json
 from koalapy.cli.terminal.streams import without_control_codes
-from koalapy.client.answers import Json
 from koalapy.client.errors import CliError, Exit
+from koalapy.client.http import Json
 from koalapy.workload import measures, tables
 
 

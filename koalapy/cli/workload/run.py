@@ -12,9 +12,9 @@ from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, show_json
 from koalapy.cli.terminal.screen import Block, waiting_for
 from koalapy.cli.terminal.streams import without_control_codes
 from koalapy.cli.workload.report import Plots, PlotsOption, make_folder, save_report
-from koalapy.client.answers import Json
 from koalapy.client.client import Client, in_path
 from koalapy.client.errors import CliError, Exit, printable
+from koalapy.client.http import Json
 from koalapy.workload.background import Away, Busy, Refused
 from koalapy.workload.plan import parse_workload
 from koalapy.workload.recipe import form_for

@@ -1,1 +1,1 @@
-"""Forecasts of start times, what-if answers and fair-share figures, computed in a thread or in a subprocess."""
+"""Forecasts of start times and what-if answers, computed in a thread or in a subprocess."""

@@ -1,4 +1,4 @@
-"""The pages History and Sharing: use of clusters and waiting times by day, and gains of sites by load sharing."""
+"""The page History: use of clusters and waiting times by day."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,12 +7,8 @@ from datetime import date
 from koalapy.api.access import Caller
 from koalapy.api.history import First, Last, Named, Steps, visible_to
 from koalapy.daemon.jobs.history import History, HistoryLine
-from koalapy.daemon.services import Services
 from koalapy.dashboard.dashboard import Dashboard
 from koalapy.model.history import Kind, Step
-from koalapy.model.identity import Role
-from koalapy.model.request import ClusterName
-from koalapy.simulation.sharing import SharingReport, Verdict
 
 FIGURES = {
     "utilisation": "Nodes used",
@@ -121,40 +117,4 @@ def add_history(dashboard: Dashboard, history: History) -> None:
             pictures=pictures,
             more=omitted,
             lines=sorted(table.lines, key=lambda line: (line.start, line.node_seconds), reverse=True),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class SharingPageView:
-    """A comparison of all sites together with each by itself, for finished jobs submitted in these days."""
-
-    first: date
-    last: date
-    report: SharingReport
-    worse: Sequence[ClusterName]
-    """Sites that would be better off by themselves."""
-    most: float
-    """Longest mean response time in seconds."""
-    mode: str
-    """Current sharing mode."""
-
-
-def add_sharing(dashboard: Dashboard, services: Services) -> None:
-    """Add the page that shows whether each site gains from running jobs together with the others."""
-    engine = dashboard.engine
-
-    @dashboard.page(
-        "/sharing", "sharing.html", operation="show_sharing", title="Sharing", key="e", role=Role.OPERATOR, live=False
-    )
-    async def sharing(first: First = None, last: Last = None) -> SharingPageView:
-        """Compare, for each site, real response times with simulated ones of the site by itself."""
-        span = services.history.make_span(first, last)
-        report = await services.sharing.make_report(span)
-        return SharingPageView(
-            first=span.first,
-            last=span.last,
-            report=report,
-            worse=[site.site for site in report.sites if site.verdict is Verdict.WORSE],
-            most=max((time for site in report.sites for time in (site.grid, site.alone) if time), default=0.0),
-            mode=engine.queries.rules.sharing,
         )

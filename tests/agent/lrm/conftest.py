@@ -1,7 +1,6 @@
 """Embedded clusters in temporary directories. Each is shut down after its test and may leave no process."""
 
 import asyncio
-import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from koalapy.agent.lrm.local.cluster import LocalCluster, LocalConnection
+from koalapy.agent.lrm.local.cluster import LOCK_FILE, LocalCluster, LocalConnection
 from koalapy.agent.lrm.local.processes import belongs_to_cluster, kill_cluster
 from koalapy.model.errors import SiteUnavailable
 from tests.signals import until
@@ -44,7 +43,7 @@ def processes_of(directory: Path) -> list[int]:
 
 
 def pid_of_locald(cluster: LocalCluster) -> int:
-    return int(json.loads((cluster.directory / "locald.json").read_text())["pid"])
+    return int((cluster.directory / LOCK_FILE).read_text())
 
 
 def numbers_in(path: Path) -> list[int]:
@@ -59,7 +58,7 @@ def connect(cluster: LocalCluster) -> LocalConnection:
     def attempt() -> LocalConnection | None:
         cluster.start()
         try:
-            connection = LocalConnection(cluster.socket_path())
+            connection = LocalConnection(cluster.directory)
         except (OSError, SiteUnavailable):
             return None
         with suppress(SiteUnavailable):  # it is ending

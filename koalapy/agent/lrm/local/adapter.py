@@ -15,7 +15,7 @@ from typing import Any
 import koalapy
 from koalapy.agent.components.job_folders import JobFolders
 from koalapy.agent.core.settings import RUNNER, AgentSettings
-from koalapy.agent.lrm.local.cluster import REQUEST_TIMEOUT_S, LocalCluster, raise_error
+from koalapy.agent.lrm.local.cluster import REQUEST_TIMEOUT_S, SOCKET_NAME, LocalCluster, raise_error
 from koalapy.agent.lrm.local.jobs import WALLTIME_EXCEEDED, Part
 from koalapy.agent.lrm.node_classes import NO_PARTS, KnownNode, NodeClassSettings, NodePart, group_nodes
 from koalapy.agent.lrm.port import JOB_PREFIX, Finding, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
@@ -23,6 +23,7 @@ from koalapy.agent.runners.runners import secret_files, write_secrets
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
 from koalapy.model.node_requirement import Gpus, NodeRequirement, count_gpus
 from koalapy.model.reports import ListedState
+from koalapy.runner.folders import short_socket_path
 
 _ENDED_RETENTION_S = 10.0
 """How long snapshots contain an ended job; locald itself retains the last 10,000."""
@@ -303,7 +304,8 @@ class LocalLrm:
         """
         cluster = self.cluster
         async with contextlib.AsyncExitStack() as on_failure:
-            streams = await asyncio.open_unix_connection(cluster.socket_path(), limit=_MAX_LINE_BYTES)
+            with short_socket_path(cluster.directory / SOCKET_NAME) as path:
+                streams = await asyncio.open_unix_connection(path, limit=_MAX_LINE_BYTES)
             link = _Link(*streams, self._changed)
             on_failure.push_async_callback(link.close)
             hello = await link.request("hello")

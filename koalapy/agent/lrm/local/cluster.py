@@ -22,9 +22,12 @@ from typing import Any, BinaryIO, NoReturn
 
 from koalapy.agent.lrm.local.processes import MARK
 from koalapy.model.errors import SiteFault, SiteRejected, SiteUnavailable
+from koalapy.runner.folders import short_socket_path
 
 LOCK_FILE = "locald.pid"
 """Name of the file that locald and its keeper hold locked, in the cluster's directory."""
+SOCKET_NAME = "locald.sock"
+"""Name of locald's socket in the cluster's directory."""
 CANNOT_RUN = 2
 HELD_BY_ANOTHER = 3
 """Exit codes of locald: it cannot run as asked; another one holds the directory."""
@@ -119,21 +122,6 @@ class LocalCluster:
             pass
         return False
 
-    def socket_path(self) -> str:
-        """Return the path at which locald listens, or did last. Raise ``SiteUnavailable`` if none has been started.
-
-        The socket in the directory is used if ``locald.json`` is missing or damaged, or names a path that does not
-        exist, as after the directory was moved.
-        """
-        default = self.directory / "locald.sock"
-        try:
-            path = str(json.loads((self.directory / "locald.json").read_bytes())["socket"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            if default.exists():
-                return str(default)
-            raise SiteUnavailable(f"cluster {self.name}: locald does not run: {error}") from error
-        return str(default) if not os.path.exists(path) and default.exists() else path
-
     def connect(self) -> "LocalConnection":
         """Wait until locald answers, and return a connection to it. Raise ``SiteError``.
 
@@ -143,7 +131,7 @@ class LocalCluster:
         while True:
             try:
                 with contextlib.ExitStack() as on_failure:
-                    connection = on_failure.enter_context(LocalConnection(self.socket_path()))
+                    connection = on_failure.enter_context(LocalConnection(self.directory))
                     connection.request("hello")  # one that is ending still accepts connections
                     on_failure.pop_all()
                     return connection
@@ -157,7 +145,7 @@ class LocalCluster:
     def stop(self, *, if_idle: bool = False) -> bool:
         """Shut locald down with all its jobs and wait until it is gone; return False if it is busy and ``if_idle``."""
         try:
-            with LocalConnection(self.socket_path()) as connection:
+            with LocalConnection(self.directory) as connection:
                 if not connection.request("shutdown", if_idle=if_idle)["shutdown"]:
                     return False
                 connection.wait_for_end()
@@ -169,11 +157,12 @@ class LocalCluster:
 class LocalConnection:
     """A blocking connection to locald with one request at a time."""
 
-    def __init__(self, path: str) -> None:
-        """Connect; raise ``OSError`` if nothing listens at ``path``."""
+    def __init__(self, directory: Path) -> None:
+        """Connect to the locald of a cluster's directory; raise ``OSError`` if none listens there."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            self._socket.connect(path)
+            with short_socket_path(directory / SOCKET_NAME) as path:
+                self._socket.connect(path)
         except OSError:
             self._socket.close()
             raise
@@ -273,7 +262,7 @@ def run_as_local_user(
                     record = connection.receive()
                     _copy_output(output)
                 except _Interrupted:
-                    with LocalConnection(cluster.socket_path()) as other:
+                    with LocalConnection(cluster.directory) as other:
                         other.request("cancel", job=job, name=name)
                     if not record:
                         connection.receive()

@@ -20,7 +20,6 @@ import signal
 import socket
 import stat
 import sys
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -42,18 +41,17 @@ from koalapy.agent.lrm.local.processes import (
 )
 from koalapy.agent.lrm.local.runs import Runs, Timers
 from koalapy.agent.lrm.local.spawn import Preloaded, PreloadError, Spawner
-from koalapy.runner.folders import replace_file
+from koalapy.runner.folders import short_socket_path
 from koalapy.system.process import forbid_dumps, get_peer
 
+SOCKET_NAME = "locald.sock"
 CANNOT_RUN = 2
 HELD_BY_ANOTHER = 3
 KILL_TIMEOUT_S = 5.0
 RUNNER_GRACE_S = 3.0
 """Seconds that runners of an earlier locald have to end their programs and themselves before they are killed."""
-PUBLISH_INTERVAL_S = 2.0
 MAX_NODES = 254
 """Addresses of the last octet."""
-_MAX_SOCKET_PATH_BYTES = 107
 _MAX_LINE_BYTES = 4 << 20
 _MAX_UNSENT_BYTES = 64 << 20
 _FORBIDDEN_FOR_JOBS = ("submit", "cancel", "shutdown", "keep")
@@ -456,7 +454,7 @@ def _start(options: argparse.Namespace, directory: Path, mark_ending: str, lock:
     nodes = [LocalNode(f"{options.cluster}-{k}", f"{options.network}.{k}") for k in range(1, options.nodes + 1)]
     jobs = JobTable(nodes, journal.load())
     journal.rewrite(jobs.all_jobs)
-    listener, socket_path = _bind_socket(directory)
+    listener = _bind_socket(directory)
     preloaded = Preloaded(options.preload) if options.preload else None
     reader, writer = os.pipe()
     if os.fork():
@@ -464,7 +462,8 @@ def _start(options: argparse.Namespace, directory: Path, mark_ending: str, lock:
         number = os.read(reader, 16)
         if not number:
             raise OSError(f"it ended while it started; see {directory / 'locald.log'}")
-        _publish(directory, lock, socket_path, int(number))
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, number + b"\n", 0)
         return 0
     os.setsid()
     os.chdir("/")
@@ -499,23 +498,12 @@ def _start(options: argparse.Namespace, directory: Path, mark_ending: str, lock:
     settings = {"cluster": options.cluster, "nodes": options.nodes, "network": options.network}
     server = Server(jobs, runs, timers, journal, listener, settings=settings, linger_s=options.linger)
 
-    def publish_again() -> None:
-        """Write locald.json again if it was removed."""
-        with suppress(OSError):
-            if not (directory / "locald.json").exists():
-                _publish(directory, lock, socket_path, os.getpid())
-        timers.set("publish", PUBLISH_INTERVAL_S, publish_again)
-
-    timers.set("publish", PUBLISH_INTERVAL_S, publish_again)
     gc.freeze()
     try:
         server.run()
     finally:
         end_children()
-        for leftover in (directory / "locald.json", Path(socket_path)):
-            leftover.unlink(missing_ok=True)
-        if Path(socket_path).parent != directory:
-            Path(socket_path).parent.rmdir()
+        (directory / SOCKET_NAME).unlink(missing_ok=True)
         server.release()  # last: clients take the end of their connections for the end of everything
     return 0
 
@@ -529,25 +517,17 @@ def _run_keeper(locald: int) -> int:
     return 0
 
 
-def _bind_socket(directory: Path) -> tuple[socket.socket, str]:
-    """Return a listening socket and its path, which is in a temporary directory if this one's path is too long."""
-    path = str(directory / "locald.sock")
-    if len(os.fsencode(path)) > _MAX_SOCKET_PATH_BYTES:
-        path = os.path.join(tempfile.mkdtemp(prefix="locald-"), "locald.sock")
+def _bind_socket(directory: Path) -> socket.socket:
+    """Return a socket that listens in the directory; another account cannot connect."""
+    path = directory / SOCKET_NAME
     with suppress(FileNotFoundError):
-        if stat.S_ISSOCK(os.lstat(path).st_mode):
-            os.unlink(path)
+        if stat.S_ISSOCK(path.lstat().st_mode):
+            path.unlink()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(path)
+    with short_socket_path(path) as short_path:
+        listener.bind(short_path)
     listener.listen(128)
-    return listener, path
-
-
-def _publish(directory: Path, lock: int, socket_path: str, pid: int) -> None:
-    """Write the process id to locald.pid, and the socket's path to locald.json."""
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, f"{pid}\n".encode(), 0)
-    replace_file(directory / "locald.json", json.dumps({"socket": socket_path, "pid": pid}).encode())
+    return listener
 
 
 if __name__ == "__main__":

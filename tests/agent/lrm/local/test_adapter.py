@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from koalapy.agent.lrm.local.adapter import LocalLrm
-from koalapy.agent.lrm.local.cluster import LOCK_FILE, LocalCluster, run_as_local_user
+from koalapy.agent.lrm.local.cluster import LOCK_FILE, SOCKET_NAME, LocalCluster, run_as_local_user
 from koalapy.agent.lrm.port import LrmJobState, LrmSubmission
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 from tests.agent.lrm.conftest import TIMEOUT_S, Site, connect, is_alive, pid_of_locald
@@ -144,7 +144,7 @@ async def test_adapter_with_preload_without_main_fails(
 RUN = """
 import sys
 from pathlib import Path
-from koalapy.agent.lrm.local.cluster import LOCK_FILE, LocalCluster, run_as_local_user
+from koalapy.agent.lrm.local.cluster import LOCK_FILE, SOCKET_NAME, LocalCluster, run_as_local_user
 assert not {"asyncio", "pydantic"} & sys.modules.keys()
 cluster = LocalCluster(Path(sys.argv[1]), "north", 4)
 sys.exit(run_as_local_user(cluster, int(sys.argv[2]), sys.argv[3:], "alice", {"GREETING": "hello"}, Path("/")))
@@ -204,9 +204,8 @@ async def test_local_run_that_is_ended_ends_its_job(site: Site, signum: signal.S
 async def test_local_run_interrupted_before_the_reply_ends_at_once(tmp_path: Path) -> None:
     """Check that the job ends with the connection."""
     cluster = LocalCluster(tmp_path, "north", 4)
-    (tmp_path / "locald.json").write_text(json.dumps({"socket": str(tmp_path / "socket")}))
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(tmp_path / "socket"))
+        listener.bind(str(tmp_path / SOCKET_NAME))
         listener.listen()
         process = await start_local_run(cluster, 1, "sleep 60")
         connection, _ = await asyncio.to_thread(listener.accept)
