@@ -108,6 +108,10 @@ class Rules:
     """Maximum grace that a job may request between its warning and its stop."""
     assumed_bandwidth: Annotated[float, Gt(0)] = 100e6
     """Bandwidth in bytes per second for estimates of transfers over links that have not been measured."""
+    planned_starts: Annotated[int, Ge(0)] = 0
+    """Number of waiting jobs with a planned start."""
+    plan_after: float = 0.0
+    """Seconds that a job waits before its start is planned."""
     aging: bool = True
     """Whether a job that failed ``aging_tries`` scans keeps low-priority jobs from delaying it further."""
     aging_tries: Count = 20

@@ -3,17 +3,18 @@
 A job is tried when it arrives, when a change may allow its placement, and in periodic scans.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from typing import NamedTuple
 
 from koalapy.model.cluster import GridView
 from koalapy.model.job import ClusterRefusal, Job, JobId, JobState, RefusalCause
-from koalapy.model.job_sizes import Barred
+from koalapy.model.job_sizes import Barred, NodeReservation
 from koalapy.model.job_spec import JobSpec, Priority
+from koalapy.model.request import ClusterName
 from koalapy.model.placement import Placement, Refusal, RefusalKind
 from koalapy.model.users import Sharing
 from koalapy.model.wording import format_time
@@ -21,6 +22,8 @@ from koalapy.scheduler.claims.preemption import capacity_with_preemption, capaci
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.queue.eligibility import placement_limit, scan_tries_all
 from koalapy.scheduler.queue.placement_queues import PRIORITIES, PlacementQueues
+from koalapy.scheduler.queue.plan import Plan
+from koalapy.scheduler.queue.plan import nodes_of as placed_nodes
 from koalapy.scheduler.queue.policy_calls import PolicyEvaluator
 from koalapy.scheduler.queue.queue import LIMITS, Change, Group, IdleSummary, Needs, Shape, Wakeup, at_home, nodes_of
 from koalapy.scheduler.queue.reservation import Reservation
@@ -181,6 +184,26 @@ class Offer:
         return lambda needs: self._idle.may_fit(needs) or self._taken_back.may_take_back(needs)
 
 
+class PlannedOffer(Offer):
+    """The nodes on which a job delays no planned start."""
+
+    def __init__(self, base: Offer, sharing: Sharing) -> None:
+        super().__init__(self._restricted, base._see_with_preemption, base._see_taken_back, sharing)
+        self.base = base
+        self.withheld: dict[ClusterName, tuple[NodeReservation, ...]] = {}
+        self._of: tuple[object, object] = (None, None)
+        self._view = GridView(())
+
+    def _restricted(self) -> GridView:
+        view = self.base.view
+        if self._of[0] is not view or self._of[1] is not self.withheld:
+            self._of = view, self.withheld
+            self._view = view.with_clusters(
+                [replace(c, reservations=(*c.reservations, *self.withheld[c.name])) for c in view if c.name in self.withheld]
+            ) if self.withheld else view
+        return self._view
+
+
 class Offers:
     """The offers of each priority: nodes not reserved for others, or all nodes for the job with the reservation."""
 
@@ -251,6 +274,8 @@ class Candidates:
         self._state, self._rules, self._ledger, self._grid = state, state.rules, state.ledger, state.grid
         self._queues, self._offers, self._evaluator = queues, offers, evaluator
         self._reasons, self._budget = reasons, budget
+        self._sharing = state.sharing
+        self.planned: dict[JobId, object] = {}
         self.is_unfinished = False
         """Whether jobs are left to be tried by the next cycle."""
         self._scans: dict[Priority, Scan] = {}
@@ -320,6 +345,8 @@ class Candidates:
         if self._grid.version != self._woken_at:
             self._woken_at = self._grid.version
             self._wake_by_grid()
+        if self._rules.planned_starts and any(len(self._queues[p]) for p in PRIORITIES):
+            self._queues.wake_all()
         if self._state.owner_use.take_freed_flag(self._state.now):
             self._queues.wake([LIMITS])
         self.update_reservation()
@@ -396,10 +423,56 @@ class Candidates:
         if priority is Priority.LOW:
             yield from self._tries_with_kept_nodes()
         offer = self._offers.ordinary[priority]
+        if self._rules.planned_starts:
+            offer = PlannedOffer(offer, self._sharing)
+            yield from self._plan(priority, offer)
         for job in queue.scan(self._rules.queue, offer.idle_test, wakeup, self._never_fits):
             yield Candidate(job, offer)
         for kind, count in queue.take_refusals().items():
             self._ledger.count_refusals(kind, count)
+
+    def _plan(self, priority: Priority, offer: "PlannedOffer") -> Iterator[Candidate]:
+        """Yield the first jobs that have waited long enough; plan the starts of those that cannot be placed now."""
+        queue, now = self._queues[priority], self._state.now
+        plan = Plan(now, offer.base.view, (self._release_of(job, now) for job in self._ledger.active_jobs()))
+        planned = 0
+        self.planned = {}
+        refused = set()
+        for job_id in list(queue):
+            if planned >= self._rules.planned_starts:
+                break
+            job = self._ledger.jobs[job_id]
+            if now - job.waits_since < self._rules.plan_after:
+                continue
+            if job_id not in queue or queue.group_of(job_id) in refused:
+                pass
+            else:
+                yield Candidate(job_id, offer)
+                if job_id not in queue:
+                    plan = Plan(now, offer.base.view, (self._release_of(j, now) for j in self._ledger.active_jobs()))
+                    for other, (at, lasts, nodes) in self.planned.items():
+                        plan.take(at, lasts, nodes)
+                    offer.withheld = plan.withheld()
+                    continue
+                refused.add(queue.group_of(job_id))
+            lasts = job.spec.walltime or inf
+            barred = job.barred_sizes(now)
+            start = plan.find_start(lasts, lambda view: self._evaluator.evaluate(job.spec, view, barred))
+            if start is not None:
+                planned += 1
+                nodes = placed_nodes(start[1])
+                plan.take(start[0], lasts, nodes)
+                self.planned[job_id] = (start[0], lasts, nodes)
+                offer.withheld = plan.withheld()
+
+    def _release_of(self, job: Job, now: float) -> tuple[float, Counter[ClusterName]]:
+        nodes = Counter[ClusterName]()
+        attempt = job.attempt
+        for component in attempt.components if attempt is not None else ():
+            if not component.has_ended:
+                nodes[component.cluster] += component.size
+        began = attempt.barrier_at if attempt is not None and attempt.barrier_at is not None else now
+        return max(now + 1.0, began + (job.spec.walltime or inf)), nodes
 
     def _tries_with_kept_nodes(self) -> Iterator[Candidate]:
         """Yield the jobs of low priority up to the last one for which nodes are kept, as far as scans reach."""

@@ -75,7 +75,7 @@ class PlacementQueues:
         has_hub = bool(self._state.grid.relays.streams)
         ranks = ("ranks", spec.processes_per_node, spec.cpus_per_rank) if has_hub else ()
         refused = ("refused", *sorted(barred)) if barred else ()
-        until = ("walltime", spec.walltime) if self._state.grid.view().has_reservations else ()
+        until = ("walltime", spec.walltime) if self._rules.planned_starts or self._state.grid.view().has_reservations else ()
         return (
             spec.policy,
             *shape_of(spec.request),
@@ -195,7 +195,9 @@ class PlacementQueues:
         priority = job.spec.priority
         if is_changed:
             self.changed.add(job.id)
-        if anew or is_changed:
+        if self._rules.planned_starts:
+            self.wakeups[priority].all_jobs = True
+        elif anew or is_changed:
             heapq.heappush(self.newcomers[priority], self._queues[priority].place(job.id))
         elif job.id == self.placing:
             self.failed_at_once.add(job.id)
