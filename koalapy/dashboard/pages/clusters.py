@@ -262,14 +262,7 @@ def _add_nodes(dashboard: Dashboard, services: Services) -> None:
     """Add the page of all nodes of a cluster."""
     queries = dashboard.engine.queries
 
-    @dashboard.page(
-        "/clusters/{name}/nodes",
-        "nodes.html",
-        operation="show_cluster",
-        title="Nodes",
-        subject="cluster {name}",
-        table=NODES,
-    )
+    @dashboard.page("/clusters/{name}/nodes", "nodes.html", operation="show_cluster", title="Nodes", table=NODES)
     async def cluster_nodes(name: Name, caller: Caller, table: TableParameters, q: Words = "") -> NodesPage:
         """Return the nodes of a cluster with all words of a filter in their names, states, classes or reasons."""
         services.jobs.get_cluster(name)
@@ -287,14 +280,7 @@ def _add_cluster(dashboard: Dashboard, services: Services, survey: Survey, audit
     """Add the page of one cluster."""
     engine, queries = dashboard.engine, dashboard.engine.queries
 
-    @dashboard.page(
-        "/clusters/{name}",
-        "cluster.html",
-        operation="show_cluster",
-        title="Cluster",
-        shared=True,
-        subject="cluster {name}",
-    )
+    @dashboard.page("/clusters/{name}", "cluster.html", operation="show_cluster", title="Cluster", shared=True)
     async def cluster(name: Name, caller: Caller, changes_before: Before = 0) -> ClusterPage:
         """Return the state of one cluster; raise ``NotFoundError`` if there is none of this name."""
         record, now = services.jobs.get_cluster(name), engine.clock()
