@@ -12,7 +12,7 @@ PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-r
 INSTALL = -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all:
 RELEASE := .venv-release
 # Of which a site may have use; `dev` is for those who work on koalapy.
-EXTRAS := drmaa experiments mpi plots postgresql tracing
+EXTRAS := drmaa experiments mpi plots postgresql
 LOCK = $(RELEASE)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes $(UPGRADE) \
 	--custom-compile-command 'make lock'
 

@@ -54,8 +54,6 @@ def configure_logging(level: LogLevel = "info", form: LogFormat = "console", **a
     logging.captureWarnings(True)
     # It warns every two seconds while a periodic task is still running when it is due again.
     logging.getLogger("apscheduler.scheduler").setLevel(logging.ERROR)
-    # The tracing code reports an unreachable collector itself, once.
-    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
 
 
 def watch_out_for_crashes() -> None:
@@ -239,8 +237,6 @@ MEANINGS: Mapping[str, str] = {
     "rsync-failed": "The agent cannot run rsync, so files do not go to other sites.",
     "runner-message-invalid": "A node sent an invalid message, and was disconnected.",
     "runner-refused": "The agent rejected a runner that belongs to no job here.",
-    "spans-lost": "The collector does not accept traces. They are lost.",
-    "spans-taken": "The collector accepts traces again.",
     "stage-failed": "The files of a component could not be staged.",
     "stream-ended": "A terminal, or a client's input of a program, has ended.",
     "stream-opened": "A user has opened a terminal on a node, or sends input to a program.",

@@ -26,7 +26,6 @@ from koalapy.config.strict_yaml import read_file
 from koalapy.config.types import (
     AbsolutePath,
     ClusterKey,
-    CollectorUrl,
     HostName,
     LeaseSetting,
     Network,
@@ -195,15 +194,6 @@ class TlsSection:
 
 
 @dataclass(frozen=True)
-class TracingSection:
-    """Tracing: the daemon sends an OpenTelemetry trace of each finished job to a collector."""
-
-    endpoint: CollectorUrl | None = None
-    """URL of a collector that accepts OTLP over HTTP, as ``http://127.0.0.1:4318/v1/traces``. Needs the extra
-    ``tracing``. Without a URL no traces are sent."""
-
-
-@dataclass(frozen=True)
 class RelaySection:
     """The hub of relayed links, which runs beside the daemon (``koala relay hub``)."""
 
@@ -320,7 +310,6 @@ class Settings(BaseSettings):
     ``debug``."""
     log_format: LogFormat = "console"
     """Format of a log line: text, or one JSON object."""
-    tracing: TracingSection = TracingSection()
     rules: Rules = Rules()
     links: list[LinkSection] = []
     relay: RelaySection = RelaySection()

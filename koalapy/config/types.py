@@ -131,19 +131,6 @@ UserPattern = Annotated[str, AfterValidator(_one_group)]
 """A regular expression with one group, which extracts the user name."""
 
 
-def _check_collector(url: str) -> str:
-    """Return an http or https address without a password. Raise ``ValueError`` for any other text."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"{url} is not an address as http://127.0.0.1:4318/v1/traces")
-    if parts.username is not None or parts.password is not None:
-        raise ValueError("the address has a password: give it as OTEL_EXPORTER_OTLP_HEADERS in the environment")
-    return url
-
-
-CollectorUrl = Annotated[str, AfterValidator(_check_collector)]
-
-
 def _check_lease(value: object) -> object:
     """Return ``NO_LEASE`` for ``none``, and any other value as it is."""
     if value == "none":

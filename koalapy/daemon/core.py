@@ -18,7 +18,6 @@ from koalapy.daemon.forecast.track_record import MAX_LEARNED_RUNS
 from koalapy.daemon.jobs.record import Record
 from koalapy.daemon.network.links import LinkTable
 from koalapy.daemon.network.relays import Relays
-from koalapy.daemon.observability.spans import log_change
 from koalapy.model.alert import Alert
 from koalapy.model.limits import DAY, Limits
 from koalapy.model.replica import Catalogue
@@ -115,7 +114,6 @@ def build_core(settings: Settings, policies: Registry, data_dir: Path) -> Core:
         find_relay=relays.plan_job,
         may_ignore_containers=sessions.may_ignore_containers,
     )
-    engine.subscribe(log_change)
     relays.report = lambda changed: engine.post(WorkItem(events=(changed,)))
     engine.subscribe(relays.note_job, relays.note_attempt)
     return Core(
@@ -209,28 +207,28 @@ def build_describer(settings: Settings, grid: GridStatus, data_dir: Path) -> Cal
             directory = agent_directory(data_dir, name)
             details["directory"] = str(directory / "lrm")
             details["replica_directories"] = section.replica_directories or [str(replica_directory(directory))]
-        if classes := cluster.node_classes:
+        if classes := cluster.nodes.node_classes:
             details["node_classes"] = [
                 *map(asdict, classes),
-                *(asdict(part) | {"is_part": True} for part in cluster.parts),
+                *(asdict(part) | {"is_part": True} for part in cluster.nodes.parts),
             ]
         if (uplink := grid.uplinks.get(name)) is not None:
             details["uplink"] = asdict(uplink)
-        if cluster.disks:
-            details["disks"] = [asdict(disk) for disk in cluster.disks]
+        if cluster.last_report.disks:
+            details["disks"] = [asdict(disk) for disk in cluster.last_report.disks]
         if cluster.reported_at is not None:
             details["reported_at"] = cluster.reported_at
-            details["versions"] = asdict(cluster.versions) if cluster.versions else None
-            details["calls"] = [asdict(calls) for calls in cluster.calls]
+            details["versions"] = asdict(cluster.last_report.versions) if cluster.last_report.versions else None
+            details["calls"] = [asdict(calls) for calls in cluster.last_report.calls]
         return ClusterRecord(
             name=name,
             kind=section.kind,
             state=str(cluster.state),
-            total=cluster.total,
-            idle=cluster.idle,
-            used=cluster.used,
-            background=cluster.background,
-            down=cluster.down,
+            total=cluster.last_report.total,
+            idle=cluster.nodes.idle,
+            used=cluster.nodes.used,
+            background=cluster.last_report.background,
+            down=cluster.last_report.down,
             errors=cluster.health.errors,
             reason=cluster.status_text,
             last_heard=cluster.contact.last_heard,

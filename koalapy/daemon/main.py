@@ -22,7 +22,6 @@ from koalapy.daemon.core import build_core, check_settings
 from koalapy.daemon.engine.daemon import Daemon
 from koalapy.daemon.listener.connections import FILES_WANTED, Connections
 from koalapy.daemon.observability.audit import Audit
-from koalapy.daemon.observability.spans import traced_jobs
 from koalapy.daemon.services import build_duties, build_services
 from koalapy.daemon.web_server import ServerOptions, bind_listener, build_application, load_certificate, trust_proxies
 from koalapy.policies.registry import Registry, load_policies
@@ -109,7 +108,7 @@ async def run(
     connections = Connections(raise_file_limit(FILES_WANTED))
     tokens = make_agent_tokens(settings)
     agents = build_embedded_agents(settings, tokens, data_dir, umask, engine, certificate)
-    with traced_jobs(settings, engine, stores.jobs.instance), own_access(data_dir, listener, certificate) as own_token:
+    with own_access(data_dir, listener, certificate) as own_token:
         identities = build_identities(settings, stores.tokens, core.clock, provider, own_token)
         logins = build_logins(settings, identities, core.clock, audit)
         await logins.revoke_outdated()

@@ -11,15 +11,8 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Any
 
-from koalapy.runner.relay_protocol import (
-    HEARTBEAT_INTERVAL_S,
-    SILENCE_LIMIT_S,
-    Ranges,
-    Refused,
-    TokenBucket,
-    UsedNumbers,
-    derive_pair_key,
-)
+from koalapy.runner.connections import HEARTBEAT_INTERVAL_S, SILENCE_LIMIT_S, Refused
+from koalapy.runner.relay_protocol import Ranges, TokenBucket, UsedNumbers, derive_pair_key
 from koalapy.runner.session import derive_token_key
 from koalapy.system.tls import pinned_context
 

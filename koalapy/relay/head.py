@@ -14,27 +14,31 @@ from koalapy.relay.attempts import Attempt, AttemptNode, Limits, Peer
 from koalapy.relay.relay import Child, DialledStream, Relay, Stream, StreamId, Via, park
 from koalapy.relay.server import Server
 from koalapy.relay.tls_side import TlsSide, connect_head, connect_tls
-from koalapy.runner.link import Loop
-from koalapy.runner.relay_protocol import (
-    MAX_CONTROL_LINE,
-    MAX_NODES,
-    ChildHandshake,
-    ControlChannel,
+from koalapy.runner.connections import (
     Credentials,
     LineConnection,
+    ParentLink,
+    PlainSide,
     Refused,
+    Side,
+    connect_side,
+    describe_error,
+    get_text,
+    parse_line,
+)
+from koalapy.runner.link import Loop
+from koalapy.runner.relay_protocol import (
+    MAX_NODES,
     check_seal,
     check_ticket,
     derive_direct_key,
     get_number,
     get_stream,
     get_target,
-    get_text,
     make_ticket,
-    parse_line,
     seal_line,
 )
-from koalapy.runner.relay_streams import PlainSide, Side, connect_side, resolve_host
+from koalapy.runner.relay_streams import resolve_host
 
 log = structlog.get_logger()
 
@@ -71,15 +75,11 @@ class HubLink:
     def __init__(self, head: "Head", address: HubAddress, cluster: str, key: bytes) -> None:
         self._head, self.address = head, address
         self._credentials = Credentials(key, cluster)
-        self._connection: LineConnection | None = None
-        self._handshake = ChildHandshake(self._credentials)
+        self.parent: ParentLink | None = None
         self._pause = FIRST_RECONNECT_PAUSE_S
-        self._deadline = 0.0
         self._is_closed = False
         self.location = address.host, address.port
         """The address of the hub on the last connection."""
-        self.channel: ControlChannel | None = None
-        self.stream_key = b""
         self.is_welcome = False
 
     def connect(self) -> None:
@@ -109,9 +109,7 @@ class HubLink:
         threading.Thread(target=resolve, daemon=True).start()
 
     def _connect_to(self, location: tuple[str, int] | OSError) -> None:
-        loop = self._head.loop
-        self._handshake = ChildHandshake(self._credentials)
-        self._deadline = loop.time() + self._head.limits.silence
+        loop, limits = self._head.loop, self._head.limits
         try:
             if isinstance(location, OSError):
                 raise location
@@ -121,54 +119,43 @@ class HubLink:
             else:
                 side = connect_tls(*location, self.address.context(), self.address.host)
         except OSError as error:
-            self._retry(error.strerror or str(error))
+            self._retry(describe_error(error))
             return
-        self._connection = LineConnection(
-            loop, side, self._head.pool.large, self._receive_challenge, self._end, MAX_CONTROL_LINE
+        self.parent = ParentLink(
+            loop,
+            side,
+            self._head.pool.large,
+            self._credentials,
+            self._receive,
+            self._lose,
+            interval=limits.heartbeat,
+            silence_limit=limits.silence,
         )
-        self._connection.send(self._handshake.hello())
+        self.parent.start()
+
+    @property
+    def stream_key(self) -> bytes:
+        return b"" if self.parent is None else self.parent.stream_key
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send a message, or drop it without a connection."""
+        if self.parent is not None:
+            self.parent.send(message)
 
     def check(self) -> None:
         """End a dead connection."""
-        if self.channel is not None:
-            reason = self.channel.check()
-        else:
-            is_late = self._connection is not None and self._head.loop.time() > self._deadline
-            reason = "no answer" if is_late else ""
-        if reason:
-            self._lose(reason)
+        if self.parent is not None:
+            self.parent.check()
 
     def close(self) -> None:
         """Close the connection and plan no other."""
         self._is_closed = True
         self._head.loop.cancel_alarm(f"hub-connect-{id(self)}")
-        self._disconnect()
+        if self.parent is not None:
+            self.parent.close()
+        self.parent, self.is_welcome = None, False
 
-    def _disconnect(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-        self._connection = self.channel = None
-        self.is_welcome = False
-
-    def _receive_challenge(self, connection: LineConnection, challenge: bytes) -> None:
-        try:
-            session, self.stream_key = self._handshake.accept(challenge)
-        except Refused as error:
-            self._lose(str(error))
-            return
-        limits = self._head.limits
-        self.channel = ControlChannel(session, connection.send, self._head.loop.time, limits.heartbeat, limits.silence)
-        connection.on_line = self._receive_line
-        self.channel.send({"t": "here"})
-
-    def _receive_line(self, _connection: LineConnection, line: bytes) -> None:
-        if self.channel is None:
-            return
-        try:
-            message = self.channel.receive(line)
-        except Refused as error:
-            self._lose(str(error))
-            return
+    def _receive(self, message: dict[str, Any]) -> None:
         if message["t"] == "welcome":
             self.is_welcome, self._pause = True, FIRST_RECONNECT_PAUSE_S
             log.info(
@@ -178,12 +165,9 @@ class HubLink:
         elif message["t"] == "dial":
             self._head.take_from_hub(message)
 
-    def _end(self, _connection: LineConnection, error: OSError | None) -> None:
-        self._lose("it closed the connection" if error is None else error.strerror or str(error))
-
-    def _lose(self, reason: str) -> None:
-        was_welcome = self.is_welcome
-        self._disconnect()
+    def _lose(self, error: Exception) -> None:
+        reason, was_welcome = describe_error(error), self.is_welcome
+        self.parent, self.is_welcome = None, False
         if was_welcome:
             self._head.on_event({"t": "hub", "connected": False, "why": reason})
         self._head.lose_streams(HUB, f"the hub at {self.address.host}:{self.address.port} is lost: {reason}")
@@ -327,9 +311,9 @@ class Head(Relay):
         return peer
 
     def _refuse_offer(self, message: dict[str, Any], reason: str) -> None:
-        if self.hub is not None and self.hub.channel is not None:
+        if self.hub is not None:
             name = {key: message.get(key) for key in ("attempt", "from", "stream")}
-            self.hub.channel.send({"t": "refused", **name, "why": reason[:MAX_REASON_LENGTH]})
+            self.hub.send({"t": "refused", **name, "why": reason[:MAX_REASON_LENGTH]})
 
     def _open_from_peer(self, connection: LineConnection, line: bytes, offered: Offer | None = None) -> None:
         """Act on the first line of a stream that another head opens, directly or by the hub. Raise ``Refused``."""

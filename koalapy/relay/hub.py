@@ -9,19 +9,9 @@ from koalapy.relay.attempts import Limits
 from koalapy.relay.relay import Child, DialledStream, Relay, Via, park
 from koalapy.relay.server import Server
 from koalapy.relay.tls_side import DetectedSide
+from koalapy.runner.connections import Credentials, LineConnection, PlainSide, Refused, get_text, is_sealed
 from koalapy.runner.link import Loop
-from koalapy.runner.relay_protocol import (
-    Credentials,
-    LineConnection,
-    Refused,
-    check_seal,
-    check_ticket,
-    get_stream,
-    get_target,
-    get_text,
-    is_sealed,
-)
-from koalapy.runner.relay_streams import PlainSide
+from koalapy.runner.relay_protocol import check_seal, check_ticket, get_stream, get_target
 
 
 class Hub(Relay):

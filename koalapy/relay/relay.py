@@ -10,19 +10,20 @@ from typing import Any, NamedTuple
 import structlog
 
 from koalapy.relay.attempts import Attempt, AttemptNode, Limits, LiveAttempts
-from koalapy.runner.link import Loop
-from koalapy.runner.relay_protocol import (
+from koalapy.runner.connections import (
     MAX_CONTROL_LINE,
     ControlChannel,
     Credentials,
     LineConnection,
     Refused,
+    Side,
     challenge_child,
-    get_stream,
     get_text,
     parse_line,
 )
-from koalapy.runner.relay_streams import Pair, PipePool, Side
+from koalapy.runner.link import Loop
+from koalapy.runner.relay_protocol import get_stream
+from koalapy.runner.relay_streams import Pair, PipePool
 
 log = structlog.get_logger()
 

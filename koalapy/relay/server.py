@@ -7,9 +7,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from koalapy.relay.attempts import Limits
+from koalapy.runner.connections import (
+    MAX_FIRST_LINE,
+    LineConnection,
+    LineTooLong,
+    Refused,
+    Side,
+    is_sealed,
+    reset_socket,
+)
 from koalapy.runner.link import Loop
-from koalapy.runner.relay_protocol import MAX_FIRST_LINE, LineConnection, LineTooLong, Refused, is_sealed
-from koalapy.runner.relay_streams import Listener, PipePool, Side, reset_socket
+from koalapy.runner.relay_streams import Listener, PipePool
 
 BACKLOG = 4096
 MAX_TRUSTED = 4096

@@ -6,17 +6,8 @@ import socket
 import ssl
 from collections.abc import Callable
 
-from koalapy.runner.relay_streams import (
-    COPY_SIZE,
-    READ,
-    TLS_COPY_SIZE,
-    WRITE,
-    PlainSide,
-    Side,
-    begin_connecting,
-    finish_connecting,
-    reset_socket,
-)
+from koalapy.runner.connections import READ, WRITE, PlainSide, Side, begin_connecting, finish_connecting, reset_socket
+from koalapy.runner.relay_streams import COPY_SIZE, TLS_COPY_SIZE
 
 RECEIVE_SIZE = TLS_COPY_SIZE
 TLS_HANDSHAKE = b"\x16"

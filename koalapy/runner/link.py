@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from koalapy.runner.session import TAG_LENGTH, Line, Session, make_nonce
+from koalapy.runner.connections import Credentials, LineTooLong, ParentLink, PlainSide, Refused, begin_connecting
 from koalapy.runner.settings import Settings
 
 TYPE_CHECKING = False
@@ -29,24 +29,9 @@ KEEPALIVE = (
 )
 """Options that detect a lost host within half a minute, whether or not anything is sent to it."""
 RECEIVE_SIZE = 64 * 1024
-MAX_CHALLENGE_LENGTH = 1000
-"""Bytes to read from a peer that is not authenticated."""
-encode = json.JSONEncoder(separators=(",", ":")).encode
-
-
-def dial(host: str, port: int) -> socket.socket:
-    """Connect within 3 s. Ask the resolver only for host names. Raise ``OSError``."""
-    connection = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    try:
-        connection.settimeout(3.0)
-        connection.connect((host, port))
-        for level, option, value in KEEPALIVE:
-            connection.setsockopt(level, option, value)
-        connection.setblocking(False)
-    except OSError:
-        connection.close()
-        raise
-    return connection
+CONNECT_TIMEOUT = 3.0
+MIN_BACKOFF, MAX_BACKOFF = 0.05, 2.0
+"""Seconds between two attempts to connect."""
 
 
 class Loop:
@@ -113,28 +98,21 @@ class Loop:
 
 
 class Link:
-    """The connection to the agent, which is re-established whenever it breaks.
-
-    Before the peer has proved to be our agent, the runner sends it no message and follows none of its messages.
-    """
+    """The connection to the agent, which is re-established whenever it breaks."""
 
     def __init__(
         self,
         loop: Loop,
         settings: Settings,
-        hello: Callable[[], dict[str, Any]],
+        describe_runner: Callable[[], dict[str, Any]],
         receive: Callable[[dict[str, Any]], None],
     ) -> None:
-        """``hello`` describes this runner to an authenticated agent. ``receive`` handles its messages."""
-        self._loop, self._settings, self._hello, self._receive = loop, settings, hello, receive
-        self._socket: socket.socket | None = None
-        self._nonce = ""
-        self._session: Session | None = None
+        """``describe_runner`` is for an authenticated agent. ``receive`` handles its messages."""
+        self._loop, self._settings, self._describe, self._receive = loop, settings, describe_runner, receive
+        self._buffer = memoryview(bytearray(RECEIVE_SIZE))
+        self._agent: ParentLink | None = None
         self._has_warned = False
-        self._incoming: list[bytes] = []
-        """Pieces of an incomplete line."""
-        self._outgoing = bytearray()
-        self._backoff = 0.05
+        self._backoff = MIN_BACKOFF
         self.on_disconnect: Callable[[], None] = lambda: None
         """Called when the connection to an authenticated agent ends."""
         self.welcomed = False
@@ -143,23 +121,33 @@ class Link:
 
     def connect(self) -> None:
         """Connect to the address in the agent's file, and begin authentication. Retry later if that fails."""
+        settings = self._settings
         try:
-            with open(self._settings.agent_file, encoding="utf-8") as file:
+            with open(settings.agent_file, encoding="utf-8") as file:
                 address = json.load(file)
             try:
-                self._socket = dial(address["host"], address["port"])
+                connection, is_connecting = begin_connecting(address["host"], address["port"])
             finally:
-                self._loop.awake()
+                self._loop.awake()  # a resolver may take long
+            for level, option, value in KEEPALIVE:
+                connection.setsockopt(level, option, value)
         except (OSError, ValueError, LookupError, TypeError, OverflowError):  # the file may be damaged
-            self._loop.set_alarm("connect", self._backoff, self.connect)
-            self._backoff = min(2.0, self._backoff * 2)
+            self._retry_later()
             return
-        self.address = self._socket.getsockname()[0]
-        self._loop.watch(self._socket.fileno(), self._handle_ready)
-        self._nonce = make_nonce()
-        settings = self._settings
-        hello = {"component": settings.component_name, "node": settings.node, "nonce": self._nonce}
-        self._send_line({"t": "hello", **hello})
+        self.address = connection.getsockname()[0]
+        self._agent = ParentLink(
+            self._loop,
+            PlainSide(connection, is_connecting=is_connecting),
+            self._buffer,
+            Credentials(settings.secret, settings.component_name, settings.node, "component"),
+            self._receive_message,
+            self._lose_agent,
+            describe=self._describe,
+            max_line=sys.maxsize,
+            max_output=sys.maxsize,
+        )
+        self._loop.set_alarm("connect", CONNECT_TIMEOUT, self._check_connected)
+        self._agent.start()
 
     def reconnect(self) -> None:
         """Replace the connection, since a silent agent may have been replaced at another address."""
@@ -168,101 +156,35 @@ class Link:
 
     def send(self, message: dict[str, Any]) -> None:
         """Send a message, or drop it without a connection: important ones are repeated after the agent's welcome."""
-        if self._session is not None:
-            self._send_line(message)
-
-    def _send_line(self, message: dict[str, Any]) -> None:
-        if self._socket is None:
-            return
-        line = Line(encode(message).encode())
-        self._outgoing += line.ended if self._session is None else self._session.seal(line)
-        self._flush_outgoing()
+        if self._agent is not None:
+            self._agent.send(message)
 
     def close(self) -> None:
         """Close the connection and drop unsent messages, without planning another attempt."""
         self._loop.cancel_alarm("connect")  # else it would connect twice after a reconnection
-        had_session = self._session is not None
-        if self._socket is not None:
-            self._loop.forget(self._socket.fileno())
-            self._socket.close()
-        self._socket, self._incoming, self._session, self.welcomed = None, [], None, False
-        self._outgoing.clear()
-        if had_session:
-            self.on_disconnect()
+        agent, self._agent, self.welcomed = self._agent, None, False
+        if agent is not None:
+            agent.close()
+            if agent.channel is not None:
+                self.on_disconnect()
 
-    def _handle_ready(self, events: int) -> None:
-        """Write and read what the socket is ready for. Drop the connection if the peer has closed it or it failed."""
-        if events & selectors.EVENT_WRITE:
-            self._flush_outgoing()
-        if events & selectors.EVENT_READ and self._socket is not None:
-            try:
-                data = self._socket.recv(RECEIVE_SIZE)
-            except BlockingIOError:
-                return
-            except OSError:
-                data = b""
-            if data:
-                self._receive_lines(data)
-            else:
-                self._drop_connection()
+    def _check_connected(self) -> None:
+        if self._agent is not None and self._agent.is_connecting:
+            self.close()
+            self._retry_later()
 
-    def _receive_lines(self, data: bytes) -> None:
-        """Handle the complete lines of new data, and keep the rest. Disconnect a peer that is not our agent."""
-        *lines, remainder = data.split(b"\n")
-        if lines:
-            lines[0], self._incoming = b"".join((*self._incoming, lines[0])), []
-        self._incoming.append(remainder)
-        connection = self._socket
-        for line in lines:
-            if self._socket is not connection:
-                return
-            try:
-                message = self._authenticate_line(line)
-            except (ValueError, LookupError, TypeError) as error:
-                self._reject_peer(error)
-                return
-            if message is None:
-                continue
-            if message["t"] == "welcome":
-                self.welcomed, self._backoff = True, 0.05
-            self._receive(message)
-        if self._session is None and len(remainder) > MAX_CHALLENGE_LENGTH:
-            self._reject_peer(ValueError("its line is too long"))
+    def _receive_message(self, message: dict[str, Any]) -> None:
+        if message["t"] == "welcome":
+            self.welcomed, self._backoff = True, MIN_BACKOFF
+        self._receive(message)
 
-    def _reject_peer(self, error: Exception) -> None:
-        if not self._has_warned:
-            print(f"koala runner: the process at the agent's port is not our agent: {error!r}", file=sys.stderr)
-        self._has_warned = True
-        self._drop_connection()
-
-    def _authenticate_line(self, line: bytes) -> dict[str, Any] | None:
-        """Return the agent's message, or None for its challenge. Raise ``ValueError`` if it is not our agent."""
-        if self._session is not None:
-            return dict(json.loads(self._session.open(line)))
-        settings = self._settings
-        nonces = self._nonce, str(json.loads(line[TAG_LENGTH:])["nonce"])
-        session = Session(settings.secret, settings.component_name, settings.node, nonces, is_agent=False)
-        session.open(line)
-        self._session = session
-        self.send({"t": "here", **self._hello()})
-        return None
-
-    def _flush_outgoing(self) -> None:
-        """Send what the socket takes now, and watch the socket for the rest."""
-        if self._socket is None:
-            return
-        try:
-            sent = self._socket.send(self._outgoing) if self._outgoing else 0
-        except BlockingIOError:
-            sent = 0
-        except OSError:
-            self._drop_connection()
-            return
-        del self._outgoing[:sent]
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
-        self._loop.watch(self._socket.fileno(), self._handle_ready, events)
-
-    def _drop_connection(self) -> None:
+    def _lose_agent(self, error: Exception) -> None:
+        if isinstance(error, (Refused, LineTooLong)) and not self._has_warned:
+            print(f"koala runner: the process at the agent's port is not our agent: {error}", file=sys.stderr)
+            self._has_warned = True
         self.close()
+        self._retry_later()
+
+    def _retry_later(self) -> None:
         self._loop.set_alarm("connect", self._backoff, self.connect)
-        self._backoff = min(2.0, self._backoff * 2)
+        self._backoff = min(MAX_BACKOFF, self._backoff * 2)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-import selectors
 import socket
-import sys
 from collections import Counter
 from collections.abc import Callable
 
+from koalapy.runner.connections import LineConnection, LineTooLong, connect_side, describe_error
 from koalapy.runner.link import Loop
 from koalapy.runner.networks import is_ipv4, other_routes, own_choices, own_networks
 from koalapy.runner.parameters import rank_ports
@@ -33,6 +32,7 @@ REPLY_TIMEOUT = 15.0
 MAX_CONCURRENT_PROBES = 128
 """Connections to try at the same time; each needs an open file."""
 MAX_REPLY_SIZE = 128
+OTHER_PROGRAM = "another program answers there"
 MAX_PEERS = 256
 """Connections of one listener. A node that probes closes its own after the reply, so the oldest is closed first."""
 
@@ -114,7 +114,8 @@ class ProbeRound:
         self._loop, self._host, self._listeners, self._on_end = loop, host, listeners, on_end
         self._retry_until, self._retrying = loop.time() + retry_time, set[int]()
         self._next = list(listeners)[::-1]
-        self._open: dict[int, tuple[socket.socket, bytes]] = {}
+        self._open: dict[int, LineConnection] = {}
+        self._buffer = memoryview(bytearray(MAX_REPLY_SIZE))
         self._failures: dict[int, str] = {}
 
     def start(self) -> None:
@@ -143,54 +144,45 @@ class ProbeRound:
         self._probe_next()
 
     def _start_probe(self, number: int) -> None:
-        """Begin to connect to a node's listener without waiting, or record why that fails at once."""
+        """Begin to connect to a node's listener as Open MPI does, or record why that fails at once."""
         host, port, _ = self._listeners[number]
-        connection = socket_for(host)
-        # Close with a reset, so that the port does not stay in TIME_WAIT: ranks may need it next.
-        linger = (1).to_bytes(4, sys.byteorder) + bytes(4)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         try:
-            connection.bind((self._source_of(number), 0))  # as Open MPI does
-            code = connection.connect_ex((host, port))
+            side = connect_side(host, port, self._source_of(number))
         except OSError as error:
-            code = error.errno or errno.EINVAL
-        if code not in (0, errno.EINPROGRESS):
-            connection.close()
-            self._failures[number] = os.strerror(code).lower()
+            self._failures[number] = describe_error(error).lower()
             return
-        self._open[number] = connection, b""
-        self._loop.watch(connection.fileno(), lambda _: self._handle_connected(number), selectors.EVENT_WRITE)
-        self._loop.set_alarm(f"probe-{number}", CONNECT_TIMEOUT, lambda: self._finish_probe(number, "timed out"))
+        self._open[number] = LineConnection(
+            self._loop,
+            side,
+            self._buffer,
+            lambda _, reply: self._check_reply(number, reply),
+            lambda _, error: self._handle_end(number, error),
+            MAX_REPLY_SIZE - 1,
+        )
+        self._loop.set_alarm(f"probe-{number}", CONNECT_TIMEOUT, lambda: self._check_connected(number))
 
-    def _handle_connected(self, number: int) -> None:
-        """Wait for the listener's reply, or record why the connection failed."""
-        connection, _ = self._open[number]
-        if code := connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            self._finish_probe(number, os.strerror(code).lower())
+    def _check_connected(self, number: int) -> None:
+        if self._open[number].side.events():
+            self._finish_probe(number, "timed out")
         else:
-            self._loop.set_alarm(f"probe-{number}", REPLY_TIMEOUT, lambda: self._finish_probe(number, "no reply"))
-            self._loop.watch(connection.fileno(), lambda _: self._read_reply(number))
+            timeout = REPLY_TIMEOUT - CONNECT_TIMEOUT
+            self._loop.set_alarm(f"probe-{number}", timeout, lambda: self._finish_probe(number, "no reply"))
 
-    def _read_reply(self, number: int) -> None:
-        """Read the listener's reply. Once it is complete, check the nonce and the address that the listener saw."""
-        connection, reply = self._open[number]
-        try:
-            data = connection.recv(MAX_REPLY_SIZE)
-        except BlockingIOError:
-            return
-        except OSError as error:
-            self._finish_probe(number, (error.strerror or "connection lost").lower())
-            return
-        reply += data
-        self._open[number] = connection, reply
-        if not data or b"\n" in reply or len(reply) >= MAX_REPLY_SIZE:
-            nonce, _, source = reply.decode("ascii", "replace").rstrip("\n").partition(" ")
-            if nonce != self._listeners[number][2]:
-                self._finish_probe(number, "another program answers there")
-            elif source != self._source_of(number):
-                self._finish_probe(number, f"its address is translated to {source}, which Open MPI does not support")
-            else:
-                self._finish_probe(number, "")
+    def _check_reply(self, number: int, reply: bytes) -> None:
+        """Check the nonce in a listener's reply, and the address that it saw."""
+        nonce, _, source = reply.decode("ascii", "replace").partition(" ")
+        if nonce != self._listeners[number][2]:
+            self._finish_probe(number, OTHER_PROGRAM)
+        elif source != self._source_of(number):
+            self._finish_probe(number, f"its address is translated to {source}, which Open MPI does not support")
+        else:
+            self._finish_probe(number, "")
+
+    def _handle_end(self, number: int, error: OSError | None) -> None:
+        if error is None or isinstance(error, LineTooLong):
+            self._finish_probe(number, OTHER_PROGRAM)
+        else:
+            self._finish_probe(number, describe_error(error).lower())
 
     def _finish_probe(self, number: int, reason: str) -> None:
         self._disconnect_peer(number)
@@ -202,10 +194,8 @@ class ProbeRound:
         self._probe_next()
 
     def _disconnect_peer(self, number: int) -> None:
-        connection, _ = self._open.pop(number)
         self._loop.cancel_alarm(f"probe-{number}")
-        self._loop.forget(connection.fileno())
-        connection.close()
+        self._open.pop(number).close(reset=True)  # else the port stays in TIME_WAIT, and ranks may need it next
 
 
 ANY_ADDRESS = "0.0.0.0"

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from itertools import combinations
 
-from koalapy.runner.link import encode
+from koalapy.runner.connections import encode
 from koalapy.runner.networks import is_inside
 from koalapy.runner.plan import Plan
 from koalapy.runner.relay_protocol import derive_node_key

@@ -23,25 +23,20 @@ import sys
 if not __package__:
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
-from koalapy.runner.link import Loop, encode
-from koalapy.runner.processes import forbid_dumps
-from koalapy.runner.relay_protocol import (
+from koalapy.runner.connections import (
     HEARTBEAT_INTERVAL_S,
-    MAX_CONTROL_LINE,
-    MAX_NODES,
-    SILENCE_LIMIT_S,
-    ChildHandshake,
-    ControlChannel,
     Credentials,
-    LineConnection,
-    Ranges,
-    Refused,
-    TokenBucket,
-    get_number,
-    get_stream,
-    seal_line,
+    ParentLink,
+    PlainSide,
+    connect_side,
+    describe_error,
+    encode,
+    reset_socket,
 )
-from koalapy.runner.relay_streams import Listener, Pair, PipePool, PlainSide, connect_side, reset_socket, resolve_host
+from koalapy.runner.link import Loop
+from koalapy.runner.processes import forbid_dumps
+from koalapy.runner.relay_protocol import MAX_NODES, Ranges, TokenBucket, get_number, get_stream, seal_line
+from koalapy.runner.relay_streams import Listener, Pair, PipePool, resolve_host
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -188,12 +183,7 @@ class NodeRelay:
         self._pairs: set[Pair] = set()
         self._next_stream = 0
         self._bucket = TokenBucket(settings.accept_rate, settings.accept_burst, loop.time())
-        self._handshake = ChildHandshake(Credentials(settings.key, settings.attempt, settings.node))
-        self._control: LineConnection | None = None
-        self._channel: ControlChannel | None = None
-        self._stream_key = b""
-        self._deadline = loop.time() + SILENCE_LIMIT_S
-        """Time until which the head must have answered."""
+        self._head: ParentLink | None = None
         self._refusals: dict[str, int] = {}
         """Refused streams that are not reported yet, by reason."""
         self.has_ended = False
@@ -213,16 +203,22 @@ class NodeRelay:
         except OSError as error:
             self._lose_head(f"cannot connect: {error.strerror}")
             return
-        self._control = LineConnection(
-            self._loop, side, self._pool.large, self._receive_challenge, self._end_control, MAX_CONTROL_LINE
+        self._head = ParentLink(
+            self._loop,
+            side,
+            self._pool.large,
+            Credentials(self._settings.key, self._settings.attempt, self._settings.node),
+            self._receive_message,
+            lambda error: self._lose_head(describe_error(error)),
+            interval=self._settings.heartbeat,
         )
-        self._control.send(self._handshake.hello())
+        self._head.start()
         self._loop.set_alarm(f"relay-check-{id(self)}", CHECK_INTERVAL_S, self._check_control)
 
     def finish(self) -> None:
         """End at the runner's request: the head does not count the attempt as lost."""
-        if self._channel is not None:
-            self._channel.send({"t": "bye"})
+        if self._head is not None:
+            self._head.send({"t": "bye"})
         self.close()
 
     def close(self) -> None:
@@ -234,8 +230,8 @@ class NodeRelay:
             listener.close()
         for pair in list(self._pairs):
             pair.close(ConnectionResetError())
-        if self._control is not None:
-            self._control.close()
+        if self._head is not None:
+            self._head.close()
         self._pool.close()
 
     def _listen(self, address: str, port: int, target: int) -> Listener:
@@ -299,34 +295,18 @@ class NodeRelay:
             if error is not None:
                 on_failure(error)
 
-        pair = Pair(self._loop, self._pool, (local, up), (seal_line(self._stream_key, line), b""), on_end=forget)
+        stream_key = b"" if self._head is None else self._head.stream_key
+        pair = Pair(self._loop, self._pool, (local, up), (seal_line(stream_key, line), b""), on_end=forget)
         self._pairs.add(pair)
         pair.start()
 
-    def _receive_challenge(self, control: LineConnection, challenge: bytes) -> None:
-        """Verify the head, and prove this node's key."""
-        try:
-            session, self._stream_key = self._handshake.accept(challenge)
-        except Refused as error:
-            self._lose_head(str(error))
-            return
-        self._channel = ControlChannel(session, control.send, self._loop.time, self._settings.heartbeat)
-        control.on_line = self._receive_line
-        self._channel.send({"t": "here"})
-
-    def _receive_line(self, _control: LineConnection, line: bytes) -> None:
-        """Handle a line of the authenticated head."""
-        if self._channel is None:
-            return
-        try:
-            message = self._channel.receive(line)
-            if message["t"] == "welcome":
-                self._resume_listeners()
-                self._report({"t": "ready"})
-            elif message["t"] == "dial":
-                self._take_stream(message)
-        except Refused as error:
-            self._lose_head(str(error))
+    def _receive_message(self, message: dict[str, Any]) -> None:
+        """Handle a message of the head. Raise ``Refused`` if it is malformed."""
+        if message["t"] == "welcome":
+            self._resume_listeners()
+            self._report({"t": "ready"})
+        elif message["t"] == "dial":
+            self._take_stream(message)
 
     def _take_stream(self, message: dict[str, Any]) -> None:
         """Connect a stream of another node to a port of this node. Raise ``Refused`` if the line is malformed."""
@@ -356,8 +336,8 @@ class NodeRelay:
         self._start_pair(local, up, {"t": "take", **name, "node": self._settings.node}, explain_failure)
 
     def _refuse_dial(self, name: dict[str, Any], reason: str) -> None:
-        if self._channel is not None:
-            self._channel.send({"t": "refused", **name, "why": reason})
+        if self._head is not None:
+            self._head.send({"t": "refused", **name, "why": reason})
         self._count_refusal(reason)
 
     def _count_refusal(self, reason: str) -> None:
@@ -372,15 +352,8 @@ class NodeRelay:
 
     def _check_control(self) -> None:
         self._loop.set_alarm(f"relay-check-{id(self)}", CHECK_INTERVAL_S, self._check_control)
-        if self._channel is not None:
-            reason = self._channel.check()
-        else:
-            reason = "no answer" if self._loop.time() > self._deadline else ""
-        if reason:
-            self._lose_head(reason)
-
-    def _end_control(self, _control: LineConnection, error: OSError | None) -> None:
-        self._lose_head("it closed the connection" if error is None else error.strerror or str(error))
+        if self._head is not None:
+            self._head.check()
 
     def _lose_head(self, reason: str) -> None:
         """Report that the head's relay is lost, and end all streams."""

@@ -5,40 +5,20 @@ See docs/adr/0034-relayed-links.md for the lines and the keys.
 
 from __future__ import annotations
 
-import errno
 import hmac
-import json
 
-from koalapy.runner.link import encode
-from koalapy.runner.relay_streams import READ, WRITE
-from koalapy.runner.session import TAG_LENGTH, TAG_SIZE, Line, Session, derive_key, make_nonce
+from koalapy.runner.connections import Refused, encode, get_text
+from koalapy.runner.session import TAG_LENGTH, TAG_SIZE, derive_key
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
     from typing import Any
 
-    from koalapy.runner.link import Loop
-    from koalapy.runner.relay_streams import Side
-
-MAX_FIRST_LINE = 2048
-"""Bytes of a line before authentication."""
-MAX_CONTROL_LINE = 4096
-HEARTBEAT_INTERVAL_S = 5.0
-SILENCE_LIMIT_S = 15.0
-"""Time without a line of the peer, after which a control connection counts as dead."""
 MAX_STREAM = 2**53
 MAX_NODES = 1_000_000
 REPLAY_WINDOW = 65_536
 """Stream numbers of one node that are remembered. Lower numbers are refused."""
-
-
-class Refused(Exception):
-    """A stream or connection is refused. ``reason``: a short label, for metrics."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 def derive_node_key(secret: bytes, attempt: str) -> bytes:
@@ -80,21 +60,6 @@ def _make_tag(key: bytes, content: bytes) -> bytes:
     return hmac.new(key, content, "sha256").digest()[:TAG_SIZE].hex().encode()
 
 
-def is_sealed(line: bytes) -> bool:
-    return not line.startswith(b"{")
-
-
-def parse_line(line: bytes) -> dict[str, Any]:
-    """Return the message of a line without its tag, which is not checked. Raise ``Refused``."""
-    try:
-        message = json.loads(line[TAG_LENGTH:] if is_sealed(line) else line)
-        if isinstance(message, dict) and isinstance(message.get("t"), str):
-            return message
-    except (ValueError, RecursionError):
-        pass
-    raise Refused("malformed", "a peer has sent a line that is not of this protocol")
-
-
 def check_seal(key: bytes, line: bytes) -> None:
     """Raise ``Refused`` if a first line was not made with this key."""
     if not hmac.compare_digest(_make_tag(key, line[TAG_LENGTH:]), line[:TAG_LENGTH]):
@@ -107,14 +72,6 @@ def get_number(message: dict[str, Any], name: str, first: int, last: int) -> int
     if type(value) is int and first <= value <= last:
         return value
     raise Refused("malformed", f"a peer has sent {ascii(value)[:50]} as {name}, which must be from {first} to {last}")
-
-
-def get_text(message: dict[str, Any], name: str, max_length: int = 255) -> str:
-    """Return a text of a message. Raise ``Refused`` if it is missing or too long."""
-    value = message.get(name)
-    if isinstance(value, str) and len(value) <= max_length:
-        return value
-    raise Refused("malformed", f"a peer has sent {ascii(value)[:50]} as {name}, which must be a short text")
 
 
 def get_stream(message: dict[str, Any]) -> tuple[str, int, int]:
@@ -179,189 +136,3 @@ class Ranges:
 
     def __contains__(self, port: object) -> bool:
         return isinstance(port, int) and any(first <= port <= last for first, last in self._ranges)
-
-
-class Credentials:
-    """The name and key of one side of a control connection: of a node in an attempt, or of a cluster's head."""
-
-    def __init__(self, key: bytes, name: str, node: int = 0) -> None:
-        self.key, self.name, self.node = key, name, node
-
-    def open_session(self, nonces: tuple[str, str], *, is_parent: bool) -> tuple[Session, bytes]:
-        """Return the session of a control connection, and the key of first lines. ``nonces``: child's and parent's."""
-        session = Session(self.key, self.name, self.node, nonces, is_agent=is_parent)
-        return session, derive_key(self.key, "stream", self.name, str(self.node), *nonces)
-
-
-class ChildHandshake:
-    """The child's side of authentication on a control connection."""
-
-    def __init__(self, credentials: Credentials) -> None:
-        self._credentials, self._nonce = credentials, make_nonce()
-
-    def hello(self) -> bytes:
-        """Return the first line."""
-        message = {"t": "hello", "name": self._credentials.name, "node": self._credentials.node, "nonce": self._nonce}
-        return encode(message).encode() + b"\n"
-
-    def accept(self, challenge: bytes) -> tuple[Session, bytes]:
-        """Return the session and the key of first lines from the parent's answer. Raise ``Refused``."""
-        message = parse_line(challenge)
-        nonces = self._nonce, get_text(message, "nonce")
-        session, stream_key = self._credentials.open_session(nonces, is_parent=False)
-        try:
-            session.open(challenge)
-        except ValueError as error:
-            raise Refused("unauthenticated", f"the parent is not ours: {error}") from error
-        return session, stream_key
-
-
-def challenge_child(credentials: Credentials, hello: dict[str, Any]) -> tuple[Session, bytes, bytes]:
-    """Return the session, the key of first lines and the parent's answer to a hello. Raise ``Refused``."""
-    nonce = make_nonce()
-    nonces = get_text(hello, "nonce"), nonce
-    session, stream_key = credentials.open_session(nonces, is_parent=True)
-    return session, stream_key, session.seal(Line(encode({"t": "challenge", "nonce": nonce}).encode()))
-
-
-class ControlChannel:
-    """An authenticated control connection: seals and opens its lines, sends heartbeats, and detects a dead peer."""
-
-    def __init__(
-        self,
-        session: Session,
-        send: Callable[[bytes], None],
-        now: Callable[[], float],
-        interval: float = HEARTBEAT_INTERVAL_S,
-        silence_limit: float = SILENCE_LIMIT_S,
-    ) -> None:
-        """``now``: a clock that stands still while this process is stopped."""
-        self._session, self._send, self._now = session, send, now
-        self._interval, self._silence_limit = interval, silence_limit
-        self._heard_at, self._sent_at = now(), float("-inf")
-
-    def send(self, message: dict[str, Any]) -> None:
-        self._sent_at = self._now()
-        self._send(self._session.seal(Line(encode(message).encode())))
-
-    def receive(self, line: bytes) -> dict[str, Any]:
-        """Return the message of a line. Raise ``Refused`` if the peer has not sent it next."""
-        try:
-            self._session.open(line)
-        except ValueError as error:
-            raise Refused("unauthenticated", str(error)) from error
-        self._heard_at = self._now()
-        return parse_line(line)
-
-    def check(self) -> str:
-        """Send a heartbeat if one is due. Return why the peer counts as dead; empty if it does not."""
-        now = self._now()
-        if now - self._sent_at >= self._interval:
-            self.send({"t": "alive"})
-        silence = now - self._heard_at
-        return f"no sign of life for {silence:.0f} s" if silence > self._silence_limit else ""
-
-
-class LineTooLong(OSError):
-    """A peer has sent more than it may before the end of a line."""
-
-
-class LineConnection:
-    """A connection that exchanges lines, or begins with one."""
-
-    def __init__(
-        self,
-        loop: Loop,
-        side: Side,
-        buffer: memoryview,
-        on_line: Callable[[LineConnection, bytes], None],
-        on_end: Callable[[LineConnection, OSError | None], None],
-        max_line: int,
-        max_output: int = 1024 * 1024,
-    ) -> None:
-        """``on_line`` may detach the side. ``on_end`` is called once if the peer or an error ends the connection.
-
-        ``max_line``, ``max_output``: bytes to keep of an incomplete line, and of lines that the peer does not read.
-        """
-        self._loop, self.side, self._buffer = loop, side, buffer
-        self.on_line, self.on_end = on_line, on_end
-        self.max_line, self._max_output = max_line, max_output
-        self._incoming, self._outgoing = b"", bytearray()
-        self._watched = 0
-        self.is_open = True
-        self._update()
-
-    def start(self) -> None:
-        """Read what has arrived already."""
-        self._handle(READ)
-
-    def send(self, line: bytes) -> None:
-        """Send a line, with its end."""
-        if self.is_open:
-            self._outgoing += line
-            try:
-                self._flush()
-                if len(self._outgoing) > self._max_output:
-                    raise OSError(errno.ENOBUFS, "the peer does not read")
-            except OSError as error:
-                self._end(error)
-                return
-            self._update()
-
-    def detach(self) -> bytes:
-        """Stop using the side, and return what was received after the last line."""
-        self._loop.forget(self.side.fileno())
-        self.is_open = False
-        return self._incoming
-
-    def close(self, *, reset: bool = False) -> None:
-        """Close the connection without calling ``on_end``."""
-        if self.is_open:
-            self._loop.forget(self.side.fileno())
-            self.is_open = False
-            self.side.close(reset=reset)
-
-    def _handle(self, events: int) -> None:
-        if not self.is_open:
-            return
-        try:
-            self.side.progress()
-            self._flush()
-            size = self.side.receive(self._buffer) if events & READ else None
-            if size == 0:
-                self._end(None)
-                return
-            if size:
-                self._receive(bytes(self._buffer[:size]))
-        except OSError as error:
-            self._end(error)
-            return
-        self._update()
-
-    def _receive(self, data: bytes) -> None:
-        self._incoming += data
-        while self.is_open:
-            line, end, rest = self._incoming.partition(b"\n")
-            if len(line) > self.max_line:
-                raise LineTooLong(errno.EMSGSIZE, f"a line has more than {self.max_line} bytes")
-            if not end:
-                return
-            self._incoming = rest
-            self.on_line(self, line)
-
-    def _flush(self) -> None:
-        if self._outgoing:
-            sent = self.side.send(memoryview(bytes(self._outgoing)))
-            del self._outgoing[:sent]
-
-    def _update(self) -> None:
-        if self.is_open:
-            events = READ | self.side.events() | (WRITE if self._outgoing else 0)
-            if events != self._watched:
-                self._watched = events
-                self._loop.watch(self.side.fileno(), self._handle, events)
-
-    def _end(self, error: OSError | None) -> None:
-        if self.is_open:
-            self.close(reset=error is not None)
-            self.on_end(self, error)

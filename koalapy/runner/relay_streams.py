@@ -10,17 +10,17 @@ import contextlib
 import ctypes
 import errno
 import os
-import selectors
 import socket
-import struct
+
+from koalapy.runner.connections import READ, WRITE, reset_socket, tune_stream
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from koalapy.runner.connections import Side
     from koalapy.runner.link import Loop
 
-READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 COPY_SIZE = 16 * 1024
 """Bytes up to which copying is faster than a pipe."""
 TLS_COPY_SIZE = 256 * 1024
@@ -35,10 +35,6 @@ MAX_PENDING = 64 * 1024
 F_SETPIPE_SZ = 1031
 SPLICE_FLAGS = 3
 """SPLICE_F_MOVE and SPLICE_F_NONBLOCK."""
-KEEPALIVE_IDLE_S = 60
-RESET = struct.pack("ii", 1, 0)
-"""Linger for no time: closing the socket resets the connection."""
-IP_BIND_ADDRESS_NO_PORT = 24
 ACCEPTS_PER_TURN = 64
 OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 DRAINED = (errno.EAGAIN, errno.EINTR)
@@ -58,145 +54,6 @@ def splice(source: int, target: int, size: int) -> int | None:
     if number in DRAINED:
         return None
     raise OSError(number, os.strerror(number))
-
-
-def tune_stream(connection: socket.socket) -> socket.socket:
-    """Set the options of a stream's connection and return it.
-
-    It has no ``TCP_USER_TIMEOUT``: with that, Linux ends a connection whose reader reads nothing for so long.
-    """
-    connection.setblocking(False)
-    if connection.family != socket.AF_UNIX:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
-    return connection
-
-
-class Side:
-    """One connection of a stream, perhaps not established yet."""
-
-    is_plain = True
-    at_end = False
-    """Whether ``receive`` has returned the last bytes already and will return 0."""
-
-    def settle(self) -> Side:
-        """Return the side to use in a stream, once a line was received."""
-        return self
-
-    def fileno(self) -> int:
-        raise NotImplementedError
-
-    def events(self) -> int:
-        """Return the events to wait for in addition to those of the stream."""
-        raise NotImplementedError
-
-    def progress(self) -> None:
-        """Handle an event: complete the connection, and send what was taken before. Raise ``OSError``."""
-        raise NotImplementedError
-
-    def receive(self, buffer: memoryview) -> int | None:
-        """Read into a buffer; None if there is nothing now, 0 at the end. Raise ``OSError``."""
-        raise NotImplementedError
-
-    def send(self, data: memoryview) -> int:
-        """Return the number of bytes that the connection takes now. Raise ``OSError``."""
-        raise NotImplementedError
-
-    def end(self) -> None:
-        """Send the end of the data, at once or when the connection is established. Raise ``OSError``."""
-        raise NotImplementedError
-
-    def close(self, *, reset: bool = False) -> None:
-        """Close the connection; ``reset``: so that the other side sees an error instead of an end."""
-        raise NotImplementedError
-
-
-class PlainSide(Side):
-    """A connection without TLS."""
-
-    def __init__(self, connection: socket.socket, *, is_connecting: bool = False) -> None:
-        self._socket, self._is_connecting = connection, is_connecting
-        self._must_end = False
-        self._receive, self._send = connection.recv_into, connection.send
-
-    def fileno(self) -> int:
-        return self._socket.fileno()
-
-    def events(self) -> int:
-        return WRITE if self._is_connecting else 0
-
-    def progress(self) -> None:
-        if self._is_connecting:
-            self._is_connecting = not finish_connecting(self._socket)
-            if self._must_end and not self._is_connecting:
-                self._socket.shutdown(socket.SHUT_WR)
-
-    def receive(self, buffer: memoryview) -> int | None:
-        if self._is_connecting:
-            return None
-        try:
-            return self._receive(buffer)
-        except BlockingIOError:
-            return None
-
-    def send(self, data: memoryview) -> int:
-        if self._is_connecting:
-            return 0
-        try:
-            return self._send(data)
-        except BlockingIOError:
-            return 0
-
-    def end(self) -> None:
-        self._must_end = True
-        if not self._is_connecting:
-            self._socket.shutdown(socket.SHUT_WR)
-
-    def close(self, *, reset: bool = False) -> None:
-        if reset:
-            reset_socket(self._socket)
-        else:
-            self._socket.close()
-
-
-def finish_connecting(connection: socket.socket) -> bool:
-    """Return whether a connection is established. Raise ``OSError`` if that has failed."""
-    number = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-    if number:
-        raise OSError(number, os.strerror(number))
-    try:
-        connection.getpeername()
-    except OSError:
-        return False
-    return True
-
-
-def begin_connecting(host: str, port: int, source: str = "") -> tuple[socket.socket, bool]:
-    """Return a connection that is being established, and whether it still is. Raise ``OSError``.
-
-    ``host``: an address, since a resolver would block. ``source``: the address to connect from, or nothing.
-    """
-    connection = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    try:
-        tune_stream(connection)
-        if source:
-            # The kernel chooses the port when it knows both addresses, so that many streams may share one.
-            connection.setsockopt(socket.IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1)
-            connection.bind((source, 0))
-        number = connection.connect_ex((host, port))
-        if number not in (0, errno.EINPROGRESS):
-            raise OSError(number, os.strerror(number))
-    except BaseException:
-        connection.close()
-        raise
-    return connection, number != 0
-
-
-def connect_side(host: str, port: int, source: str = "") -> PlainSide:
-    """Begin to connect to an address, from another one if ``source`` is given. Raise ``OSError``."""
-    connection, is_connecting = begin_connecting(host, port, source)
-    return PlainSide(connection, is_connecting=is_connecting)
 
 
 def resolve_host(host: str, port: int) -> tuple[str, int]:
@@ -288,13 +145,6 @@ class Listener:
             reset_socket(connection)
         _spare_file.open()
         self._on_refuse(error.strerror or str(error))
-
-
-def reset_socket(connection: socket.socket) -> None:
-    """Close a connection so that its peer sees an error instead of an end."""
-    with contextlib.suppress(OSError):
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-    connection.close()
 
 
 class PipePool:

@@ -17,9 +17,10 @@ from traceback import print_exc
 if not __package__:
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
+from koalapy.runner.connections import encode
 from koalapy.runner.folders import make_folder, remove_stale_folders, remove_tree, replace_file
 from koalapy.runner.lease import RunnerLease, boot_time
-from koalapy.runner.link import MAX_LAG, Link, Loop, encode
+from koalapy.runner.link import MAX_LAG, Link, Loop
 from koalapy.runner.openmpi import Follower
 from koalapy.runner.plan import Plan, Role, enter_workdir, folder_fault
 from koalapy.runner.process_launcher import make_role

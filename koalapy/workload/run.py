@@ -5,8 +5,10 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Annotated
 from uuid import uuid4
 
+from koalapy.model.field import Bounds, Field
 from koalapy.workload import measures
 from koalapy.workload.background import Away, BackgroundLoad, Busy, Daemon, Json, Refused
 from koalapy.workload.measures import Samples
@@ -29,20 +31,18 @@ SHOWN_EVERY = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of a run. Times are in seconds."""
+    """Options of a run, with their help texts."""
 
-    background: float = 0.0
-    """Fraction of nodes that local users should have."""
-    background_seconds: float = 20.0
-    background_nodes: int | None = None
-    seed: int = 1
-    interval: float = 1.0
-    """Interval between two polls."""
-    patience: float = 600.0
-    """Maximum time for which the daemon may be unavailable."""
-    timeout: float | None = None
-    """Maximum duration of the run; None: unlimited."""
-    cancel_on_interrupt: bool = False
+    background: Annotated[float, Field("fraction of nodes for background load, e.g. 0.2"), Bounds(0, 0.9)] = 0.0
+    background_seconds: Annotated[float, Field("mean run time of background jobs in seconds"), Bounds(1, 200)] = 20.0
+    background_nodes: Annotated[
+        int | None, Field("maximum nodes of a background job; default: a quarter of the cluster"), Bounds(1)
+    ] = None
+    seed: Annotated[int, Field("seed of the background load")] = 1
+    interval: Annotated[float, Field("seconds between samples of the clusters"), Bounds(0.1)] = 1.0
+    patience: Annotated[float, Field("seconds that the daemon may be unreachable"), Bounds(0)] = 600.0
+    timeout: Annotated[float | None, Field("timeout of the whole run in seconds"), Bounds(0)] = None
+    cancel_on_interrupt: Annotated[bool, Field("cancel its jobs on Ctrl-C")] = False
 
 
 @dataclass(slots=True)

@@ -11,10 +11,10 @@ from koalapy.relay.attempts import AttemptPlan, HeadIdentity, Limits, NodePlan, 
 from koalapy.relay.head import Head, HubAddress
 from koalapy.relay.hub import Hub
 from koalapy.relay.tls_side import connect_tls
+from koalapy.runner.connections import ControlChannel, Credentials, ParentLink, connect_side
 from koalapy.runner.link import Loop
 from koalapy.runner.relay_node import NodeRelay, NodeSettings
-from koalapy.runner.relay_protocol import ChildHandshake, ControlChannel, Credentials, LineConnection, seal_line
-from koalapy.runner.relay_streams import connect_side
+from koalapy.runner.relay_protocol import seal_line
 from koalapy.system.certificate_files import load_certificate
 from koalapy.system.tls import Trust
 from tests.certificates import CertificateAuthority
@@ -226,19 +226,21 @@ class RawChild:
     def __init__(self, links: Links, port: int, credentials: Credentials) -> None:
         """Connect and authenticate."""
         self._links, self._port = links, port
-        self._handshake = ChildHandshake(credentials)
         self.received: list[dict[str, Any]] = []
-        self.is_ended = False
-        self.channel: ControlChannel | None = None
-        self.stream_key = b""
+        self.is_ended, self.error = False, ""
         context = links.client_context if links.tls and port == links.hub.server.port else None
         side = (
             connect_side("127.0.0.1", port) if context is None else connect_tls("127.0.0.1", port, context, "localhost")
         )
         buffer = memoryview(bytearray(400_000))
-        self.connection = LineConnection(links.loop, side, buffer, self._receive, self._end, 65536)
-        self.connection.send(self._handshake.hello())
+        self.parent = ParentLink(links.loop, side, buffer, credentials, self.received.append, self._end, max_line=65536)
+        self.parent.start()
         links.turn_until(lambda: self.received or self.is_ended)
+
+    @property
+    def channel(self) -> ControlChannel:
+        assert self.parent.channel is not None
+        return self.parent.channel
 
     def send_first_line(self, line: bytes) -> socket.socket:
         """Return a new connection that begins with a line."""
@@ -250,13 +252,9 @@ class RawChild:
     def send_stream_line(self, message: dict[str, Any], key: bytes | None = None) -> socket.socket:
         return self.send_first_line(seal_line(key or self.stream_key, message))
 
-    def _receive(self, connection: LineConnection, line: bytes) -> None:
-        if self.channel is None:
-            session, self.stream_key = self._handshake.accept(line)
-            self.channel = ControlChannel(session, connection.send, self._links.loop.time)
-            self.channel.send({"t": "here"})
-        else:
-            self.received.append(self.channel.receive(line))
+    @property
+    def stream_key(self) -> bytes:
+        return self.parent.stream_key
 
-    def _end(self, _connection: LineConnection, _error: OSError | None) -> None:
-        self.is_ended = True
+    def _end(self, error: Exception) -> None:
+        self.is_ended, self.error = True, str(error)

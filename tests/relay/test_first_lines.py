@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.relay.attempts import Limits
-from koalapy.runner.relay_protocol import MAX_FIRST_LINE, Refused, parse_line
+from koalapy.runner.connections import MAX_FIRST_LINE, Refused, parse_line
 from tests.relay.links import ATTEMPT, Links
 
 HELLO = {"t": "hello", "name": "north", "node": 0, "nonce": "00"}

@@ -8,12 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.runner import relay_node
+from koalapy.runner.connections import ControlChannel, Credentials, Refused
 from koalapy.runner.relay_node import SocketOwners
 from koalapy.runner.relay_protocol import (
-    ControlChannel,
-    Credentials,
     Ranges,
-    Refused,
     TokenBucket,
     UsedNumbers,
     check_seal,

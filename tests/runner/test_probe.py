@@ -49,7 +49,8 @@ def test_probe_of_reached_node_waits_for_reply(answers: bool) -> None:
         loop.turn()
         peer, _ = slow.accept()
         with peer:
-            turn_after(loop, preflight.REPLY_TIMEOUT - 1)
+            turn_after(loop, preflight.CONNECT_TIMEOUT)
+            turn_after(loop, preflight.REPLY_TIMEOUT - preflight.CONNECT_TIMEOUT - 1)
             assert results == []
             if answers:
                 peer.sendall(b"word 127.0.0.1\n")

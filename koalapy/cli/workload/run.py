@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -26,27 +25,9 @@ MAX_ACTIVE_JOBS = 200_000
 SERVER_ERRORS = 500
 
 
-@dataclass(frozen=True, slots=True)
-class RunOptions:
-    """The options of a run; the fields are those of ``koalapy.workload.run.Options``."""
-
-    background: Annotated[float, Option(help="fraction of nodes for background load, e.g. 0.2", min=0, max=0.9)] = 0.0
-    background_seconds: Annotated[float, Option(help="mean run time of background jobs in seconds", min=1, max=200)] = (
-        20.0
-    )
-    background_nodes: Annotated[
-        int | None, Option(help="maximum nodes of a background job; default: a quarter of the cluster", min=1)
-    ] = None
-    seed: Annotated[int, Option(help="seed of the background load")] = 1
-    interval: Annotated[float, Option(help="seconds between samples of the clusters", min=0.1)] = 1.0
-    patience: Annotated[float, Option(help="seconds that the daemon may be unreachable", min=0)] = 600.0
-    timeout: Annotated[float | None, Option(help="timeout of the whole run in seconds", min=0)] = None
-    cancel_on_interrupt: Annotated[bool, Option("--cancel-on-interrupt", help="cancel its jobs on Ctrl-C")] = False
-
-
 def run_workload(
     file: Annotated[Path, Argument(help="a workload, made with koala workload generate")],
-    options: RunOptions,
+    options: Options,
     directory: Annotated[Path | None, Option(help="directory of the report; default: FILE.report")] = None,
     policy: Annotated[
         str | None, Option(help="placement policy of every job, instead of the file's", completes="policies")
@@ -76,12 +57,7 @@ def run_workload(
     with ProgressDisplay() as display:
         sleep = client.timeouts.sleep
         report = Run(
-            workload,
-            rest_daemon,
-            Options(**asdict(options)),
-            tell=display.print_message,
-            show=display.draw_progress,
-            sleep=sleep,
+            workload, rest_daemon, options, tell=display.print_message, show=display.draw_progress, sleep=sleep
         ).run()
     with waiting_for("writes the report"):
         text = save_report(folder, report, plots, folder.name)

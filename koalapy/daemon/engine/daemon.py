@@ -1,22 +1,18 @@
 """Run a daemon: start its parts in order, serve until a signal, and stop in order.
 
-A watchdog detects from a separate thread that the event loop hangs. Then a stand-in answers clients.
+A watchdog detects from a separate thread that the event loop hangs. Then a service manager restarts the daemon.
 """
 
 import asyncio
 import contextlib
-import json
 import os
-import select
 import signal
 import socket
-import ssl
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,108 +30,13 @@ from koalapy.daemon.engine.engine import Engine
 from koalapy.daemon.engine.timeouts import DEFAULT_TIMEOUTS, DaemonTimeouts
 from koalapy.daemon.listener.certificate import Certificate
 from koalapy.daemon.listener.connections import Connections, TlsServer
-from koalapy.model.errors import ProblemCode, StoreUnavailable
+from koalapy.model.errors import StoreUnavailable
 from koalapy.ports import Store
 from koalapy.protocol.frames import MAX_AGENT_FRAME_SIZE, MAX_HELLO_SIZE
 from koalapy.system.event_loop import ACCEPTS_PER_TURN, raise_backlog
 from koalapy.system.process import ServiceManager
 
 log = structlog.get_logger()
-
-
-POLL_INTERVAL = 0.2
-"""Seconds between two checks whether the loop accepts connections again."""
-MAX_REQUEST_SIZE = 65536
-"""Maximum size of a request's headers in bytes."""
-HEAD = """HTTP/1.1 503 Service Unavailable
-Content-Type: application/problem+json
-Content-Length: {length}
-Retry-After: 5
-Cache-Control: no-store
-X-Content-Type-Options: nosniff
-Connection: close
-
-"""
-
-
-class StandIn:
-    """A thread that serves new connections on the daemon's port; earlier connections wait for the loop."""
-
-    def __init__(
-        self,
-        listener: socket.socket,
-        context: ssl.SSLContext | None = None,
-        timeouts: DaemonTimeouts = DEFAULT_TIMEOUTS,
-    ) -> None:
-        """``context``: the TLS context of the port; None for a port without TLS."""
-        self._listener, self._context, self._timeout_s = listener.dup(), context, timeouts.stand_in_request_s
-        self._thread: threading.Thread | None = None
-        self._stopping = threading.Event()
-
-    def start(self, since: float) -> None:
-        """Start answering. ``since``: the monotonic time at which the loop last ran."""
-        self._stopping.clear()
-        self._thread = threading.Thread(target=self._serve_requests, args=(since,), name="stand-in", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop answering, so that the loop accepts new connections."""
-        self._stopping.set()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-
-    def close(self) -> None:
-        self.stop()
-        self._listener.close()
-
-    def _serve_requests(self, since: float) -> None:
-        """Answer requests one at a time, in a thread, until stopped; the event loop hangs ``since`` a time."""
-        poll = select.poll()
-        poll.register(self._listener, select.POLLIN)
-        while not self._stopping.is_set():
-            if poll.poll(POLL_INTERVAL * 1000):
-                with suppress(OSError), self._listener.accept()[0] as connection:
-                    connection.settimeout(self._timeout_s)
-                    silence = time.monotonic() - since
-                    if self._context is None:
-                        self._answer_request(connection, silence)
-                    else:
-                        with self._context.wrap_socket(connection, server_side=True) as encrypted:
-                            self._answer_request(encrypted, silence)
-
-    def _answer_request(self, connection: socket.socket, silence: float) -> None:
-        """Read a request, and answer that the daemon has hung for ``silence`` seconds."""
-        end, request = time.monotonic() + self._timeout_s, b""
-        while b"\r\n\r\n" not in request and len(request) < MAX_REQUEST_SIZE and time.monotonic() < end:
-            if not (data := connection.recv(8192)):
-                return
-            request += data
-        body = _build_problem(silence)
-        head = HEAD.format(length=len(body)).replace("\n", "\r\n").encode()
-        connection.sendall(head + (b"" if request.startswith(b"HEAD ") else body))
-        connection.shutdown(socket.SHUT_WR)
-        # Unread data would reset the connection before the client reads the answer.
-        while time.monotonic() < end and connection.recv(8192):
-            pass
-
-
-def _build_problem(silence: float) -> bytes:
-    """Return the body of the answer, which has the fields of ``/readyz`` as well."""
-    reason = f"the daemon's loop has not moved for {silence:.0f} s"
-    answer = {
-        "type": "about:blank",
-        "title": "Service Unavailable",
-        "status": 503,
-        "code": ProblemCode.NOT_READY,
-        "detail": reason,
-        "field": "",
-        "value": None,
-        "hint": "its log says where it hangs; a service manager with a watchdog starts it again",
-        "ready": False,
-        "checks": [{"name": "engine", "cluster": None, "ok": False, "needed": True, "reason": reason}],
-    }
-    return json.dumps(answer).encode()
 
 
 MAX_FRAMES = 8
@@ -145,8 +46,7 @@ MAX_FRAMES = 8
 class Watchdog:
     """A watchdog, in a separate thread, of the event loop in which it is started.
 
-    While the loop runs, it sends heartbeats to the service manager. While the loop hangs, it logs where, and a stand-in
-    answers clients. If the whole process is stopped, heartbeats stop too, and clients run into their timeouts.
+    While the loop runs, it sends heartbeats to the service manager. When the loop hangs, it logs where and sends none.
     """
 
     def __init__(
@@ -159,12 +59,11 @@ class Watchdog:
         self._awaits_answer = False
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._stand_in: StandIn | None = None
         self._hangs = False
 
-    def start(self, stand_in: StandIn | None = None) -> None:
-        """Watch the running loop; ``stand_in`` answers clients while it hangs."""
-        self._answered_at, self._stand_in = time.monotonic(), stand_in
+    def start(self) -> None:
+        """Watch the running loop."""
+        self._answered_at = time.monotonic()
         watched = asyncio.get_running_loop(), threading.get_ident()
         self._thread = threading.Thread(target=self._watch_loop, args=watched, name="watchdog", daemon=True)
         self._thread.start()
@@ -173,8 +72,6 @@ class Watchdog:
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
-        if self._stand_in is not None:
-            self._stand_in.close()
 
     def _watch_loop(self, loop: asyncio.AbstractEventLoop, ident: int) -> None:
         """Test in a thread whether the event loop answers. While it does, send heartbeats to the service manager."""
@@ -218,12 +115,8 @@ class Watchdog:
             log.critical("the daemon's event loop hangs", action="loop-hangs", seconds=seconds, where=stack)
             self._shown_status = ""
             self._manager.show_status(f"its loop hangs: {stack}")
-            if self._stand_in is not None:
-                self._stand_in.start(self._answered_at)
         elif hung and not hangs:
             log.warning("the daemon's event loop runs again", action="loop-moves")
-            if self._stand_in is not None:
-                self._stand_in.stop()
 
 
 def describe_stack(ident: int) -> str:
@@ -335,7 +228,7 @@ class Daemon:
         """
         self._give_up = give_up
         self._manager = manager or ServiceManager()
-        self._watchdog, self._certificate = Watchdog(self._manager, status), certificate
+        self._watchdog = Watchdog(self._manager, status)
         self._engine = engine
         self._store = store
         self._hub = hub
@@ -357,7 +250,7 @@ class Daemon:
             "the daemon serves", action="daemon-serves", url=self.url, version=__version__, epoch=self._engine.epoch
         )
         self._manager.notify_ready(f"serves {self.url}")
-        self._watchdog.start(StandIn(self._listener, self._certificate.context if self._certificate else None))
+        self._watchdog.start()
 
     async def run(self) -> None:
         """Run until SIGTERM, SIGINT, the loss of the database's lease, or the unexpected end of engine or server."""

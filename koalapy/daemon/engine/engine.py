@@ -194,7 +194,7 @@ class Engine:
         self._scheduler = scheduler
         self.queries = scheduler.queries
         self._dispatcher, self._notifier = dispatcher, notifier
-        self._observers: list[Observer] = []
+        self._observers: list[Observer] = [log_change]
         self._attempt_observers: list[AttemptObserver] = []
         self.outbox = outbox
         self.epoch = epoch
@@ -537,6 +537,27 @@ class Engine:
         if any(changed.values()):
             topics = [topic for topic, is_so in changed.items() if is_so]
             self.changes.note_change(*topics)
+
+
+def log_change(job: Job, previous_state: JobState | None) -> None:
+    """Log a job's start, end or return to the queue at level ``info``, and any other change at ``debug``."""
+    if job.state is previous_state:
+        return
+    waits_again = job.state is JobState.QUEUED and previous_state is not None and previous_state.is_active
+    is_important = (job.state.is_final or job.state is JobState.RUNNING or waits_again) and not job.spec.internal
+    write = log.info if is_important else log.debug
+    write(
+        "a job has changed",
+        action="job-changed",
+        job=job.id,
+        state=str(job.state),
+        before=None if previous_state is None else str(previous_state),
+        user=job.spec.owner,
+        attempt=job.generation,
+        clusters=sorted({component.cluster for component in job.attempt.gang}) if job.attempt else [],
+        reason=job.reason,
+        exit_code=job.exit_code,
+    )
 
 
 def steady_clock() -> Callable[[], float]:

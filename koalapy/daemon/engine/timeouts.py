@@ -13,8 +13,6 @@ class DaemonTimeouts:
     """After which an event loop that has not answered the watchdog counts as hanging."""
     max_oversleep_s: float = 1.0
     """The watchdog that wakes later than this was stopped with the whole process: that is not a hanging loop."""
-    stand_in_request_s: float = 1.0
-    """In which a client has to send its request while the event loop hangs; requests are served one after the other."""
     min_restart_delay_s: float = 0.5
     """Before an embedded agent is started again; doubled each time, up to ``max_restart_delay_s``."""
     max_restart_delay_s: float = 60.0
