@@ -61,6 +61,7 @@ from koalapy.model.job_spec import JobSpec
 from koalapy.model.limits import Limits
 from koalapy.model.measurement import MeasurementSettings
 from koalapy.model.notification import Notification
+from koalapy.model.reports import ClusterReport
 from koalapy.model.users import Accounts
 from koalapy.policies.registry import builtin_policies
 from koalapy.policies.registry import load_policies as installed
@@ -244,7 +245,7 @@ async def serving(
     store = SqlStore(database)
     clusters = [ClusterStatus(name) for name in cluster_nodes]
     for cluster in clusters:
-        cluster.total = cluster_nodes[cluster.name]
+        cluster.nodes.last_report = ClusterReport(cluster_nodes[cluster.name], 0)
     experience = Experience(runs=[Run("wave", Size(4), ("north",), 10.0)])
     scheduler = Scheduler(
         SchedulerState(
@@ -261,7 +262,7 @@ async def serving(
             name,
             "local",
             str(cluster.state),
-            cluster.total,
+            cluster.last_report.total,
             0,
             0,
             0,

@@ -389,13 +389,13 @@ def _decisions(figures: Figures) -> Iterator[Metric]:
 
 
 CLUSTER_GAUGES: Mapping[str, tuple[Callable[[ClusterStatus], float], str]] = {
-    "cluster_nodes": (lambda c: c.total, "Nodes of a cluster."),
-    "nodes_doubted": (lambda c: c.doubted, "Nodes that are reported idle although a claim for them failed."),
+    "cluster_nodes": (lambda c: c.last_report.total, "Nodes of a cluster."),
+    "nodes_doubted": (lambda c: c.nodes.doubted, "Nodes that are reported idle although a claim for them failed."),
     "cluster_errors": (lambda c: c.health.errors, "Consecutive errors of a cluster."),
     "agent_connected": (lambda c: c.has_agent, "Whether a cluster's agent is connected."),
-    "components": (lambda c: len(c.live), "Components that may hold nodes of a cluster."),
+    "components": (lambda c: len(c.nodes.live), "Components that may hold nodes of a cluster."),
     "lrm_problem": (
-        lambda c: bool(c.problem),
+        lambda c: bool(c.last_report.problem),
         "Whether a cluster's agent reports that its resource manager starts no jobs.",
     ),
 }
@@ -409,7 +409,12 @@ def _clusters(figures: Figures) -> Iterator[Metric]:
     nodes = [
         ((c.name, kind), float(count))
         for c in clusters
-        for kind, count in (("idle", c.idle), ("ours", c.used), ("local", c.background), ("down", c.down))
+        for kind, count in (
+            ("idle", c.nodes.idle),
+            ("ours", c.nodes.used),
+            ("local", c.last_report.background),
+            ("down", c.last_report.down),
+        )
     ]
     yield _gauge(
         "nodes", "Nodes by use: idle, ours (this scheduler), local (local users), down.", nodes, "cluster", "kind"
@@ -422,7 +427,9 @@ def _clusters(figures: Figures) -> Iterator[Metric]:
     yield _gauge("cluster_state", "1 for the current state of a cluster.", states, "cluster", "state")
     ages = [((c.name,), max(0.0, now - c.reported_at)) for c in clusters if c.reported_at is not None]
     yield _gauge("agent_report_age_seconds", "Age of the last report about a cluster's nodes.", ages, "cluster")
-    versions = [((c.name, v.agent, v.lrm, v.open_mpi), 1.0) for c in clusters if (v := c.versions) is not None]
+    versions = [
+        ((c.name, v.agent, v.lrm, v.open_mpi), 1.0) for c in clusters if (v := c.last_report.versions) is not None
+    ]
     yield _gauge(
         "cluster_info", "Software versions of a cluster, always 1.", versions, "cluster", "agent", "lrm", "open_mpi"
     )
@@ -435,7 +442,7 @@ def _resource_managers(clusters: Collection[ClusterStatus]) -> Iterator[Metric]:
         return [
             ((c.name, call.operation), float(getattr(call, figure)))
             for c in clusters
-            for call in c.calls
+            for call in c.last_report.calls
             if call.operation in OPERATIONS
         ]
 

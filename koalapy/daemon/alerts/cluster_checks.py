@@ -51,9 +51,9 @@ class ClusterChecks:
     async def __call__(self, now: float) -> AsyncIterator[Alert]:
         self._started_at = now if self._started_at is None else self._started_at
         for cluster in self._clusters():
-            if not cluster.has_agent or cluster.problem or cluster.contact.connected:
+            if not cluster.has_agent or cluster.last_report.problem or cluster.contact.connected:
                 self._silent_since.pop(cluster.name, None)
-            if cluster.drained is not None and not cluster.live:
+            if cluster.drained is not None and not cluster.nodes.live:
                 continue
             if not cluster.has_agent:
                 last_heard = cluster.contact.last_heard  # of an earlier run of the daemon, or of this one
@@ -62,8 +62,9 @@ class ClusterChecks:
                 if is_expected and now - self._started_at < CONNECT_GRACE:
                     continue  # The daemon has just started.
                 yield self._absent_agent_alert(cluster, now)
-            elif cluster.problem and not {*cluster.problem.split("; ")} <= {str(disk) for disk in cluster.disks}:
-                # nothing starts there, and not only since disks of its agent are full
+            elif (problem := cluster.last_report.problem) and not {*problem.split("; ")} <= {
+                str(disk) for disk in cluster.last_report.disks
+            }:  # nothing starts there, and not only since disks of its agent are full
                 yield _resource_manager_alert(cluster, now)
             elif (
                 not cluster.contact.connected
@@ -74,7 +75,7 @@ class ClusterChecks:
                 )
             if cluster.health.unusable:
                 yield _unusable_alert(cluster, now)
-            if cluster.lost_records:
+            if cluster.last_report.lost_records:
                 yield _lost_records_alert(cluster, now)
 
     def _absent_agent_alert(self, cluster: ClusterStatus, now: float) -> Alert:
@@ -95,7 +96,7 @@ class ClusterChecks:
         It says what becomes of the jobs there, and starts when the agent was last heard.
         """
         name, last_heard = cluster.name, cluster.contact.last_heard
-        effect = f"; jobs hold {format_nodes(sum(cluster.live.values()))} there" if cluster.live else ""
+        effect = f"; jobs hold {format_nodes(sum(cluster.nodes.live.values()))} there" if cluster.nodes.live else ""
         if (lost_by := cluster.contact.lost_by) is not None:
             if isfinite(lost_by):
                 effect += f" and restart by {format_time(lost_by, now, exact=True)} UTC, when their leases expire"
@@ -128,7 +129,7 @@ def _resource_manager_alert(cluster: ClusterStatus, now: float) -> Alert:
         Severity.CRITICAL,
         f"cluster {name}",
         f"no jobs can start on {name}: its resource manager {state}",
-        cluster.problem,
+        cluster.last_report.problem,
         f"until it is repaired, drain the cluster: koala clusters drain {name} --reason 'its resource manager'; on its "
         f"head node, see what fails: koala check {name}",
         now if cluster.lrm_silent_since is None else min(now, cluster.lrm_silent_since),
@@ -138,7 +139,7 @@ def _resource_manager_alert(cluster: ClusterStatus, now: float) -> Alert:
 
 def _lost_records_alert(cluster: ClusterStatus, now: float) -> Alert:
     """Return the alert for components that ended because the agent lost its records of them."""
-    name, tokens = cluster.name, cluster.lost_records
+    name, tokens = cluster.name, cluster.last_report.lost_records
     count = "1 component" if len(tokens) == 1 else f"{len(tokens)} components"
     return Alert(
         AlertKind.RECORDS_LOST,
@@ -242,7 +243,8 @@ async def check_disks(
             usage = f"find what fills it: {_usage_command(disk)}"
             yield make_alert(disk, f"{usage}; to keep less, lower results_quota, bundles_quota or jobs_keep")
     for cluster in clusters():
-        low = [disk for disk in cluster.disks if limits.is_low(disk) or str(disk) in cluster.problem]
+        report = cluster.last_report
+        low = [disk for disk in report.disks if limits.is_low(disk) or str(disk) in report.problem]
         for disk in low[:MAX_LOW_DISKS]:
             remedy = f"find what fills it, on the head node of {cluster.name}: {_usage_command(disk)}"
             yield make_alert(disk, remedy, cluster.name)

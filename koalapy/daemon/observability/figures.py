@@ -106,10 +106,16 @@ class Samples:
         self._startup_s = 0.0
         return Sample(
             now,
-            ours=sum(cluster.used for cluster in clusters),
-            local=sum(cluster.background for cluster in clusters),
+            ours=sum(cluster.nodes.used for cluster in clusters),
+            local=sum(cluster.last_report.background for cluster in clusters),
             idle=sum(
-                max(0, cluster.total - cluster.used - cluster.background - cluster.down)
+                max(
+                    0,
+                    cluster.last_report.total
+                    - cluster.nodes.used
+                    - cluster.last_report.background
+                    - cluster.last_report.down,
+                )
                 for cluster in clusters
                 if cluster.state is ClusterState.USABLE and cluster.known_at(now) == now
             ),
@@ -131,8 +137,10 @@ class Samples:
                 ended.append(LocalLoad(self._slot, name, local, total))
             self._slot, self._slot_counts = slot, {}
         for cluster in self._engine.queries.grid.clusters():
-            if cluster.known_at(now) == now and cluster.total:
-                self._slot_counts.setdefault(cluster.name, []).append((cluster.background, cluster.total))
+            if cluster.known_at(now) == now and cluster.last_report.total:
+                self._slot_counts.setdefault(cluster.name, []).append(
+                    (cluster.last_report.background, cluster.last_report.total)
+                )
         return ended
 
     async def take(self) -> None:
