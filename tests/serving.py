@@ -5,6 +5,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -26,7 +27,7 @@ from koalapy.config.notifications import MailSection, NotificationSection, Opera
 from koalapy.daemon.agents.hub import AgentDetails
 from koalapy.daemon.agents.questions import NodeLists
 from koalapy.daemon.alerts.alerts import Alerts
-from koalapy.daemon.alerts.cluster_checks import ClusterChecks, DiskCheck
+from koalapy.daemon.alerts.cluster_checks import ClusterChecks, check_disks
 from koalapy.daemon.alerts.health import HealthMonitor
 from koalapy.daemon.alerts.job_checks import JobChecks
 from koalapy.daemon.alerts.notification_channels import DeliveryFailed
@@ -315,7 +316,7 @@ async def serving(
     forecasts = Forecasts(queries, People(), engine.clock, installed, _answer_here, track_record)
     headers = CSRF_HEADER | ({} if tokens or users else {"Authorization": f"Bearer {TOKEN}"})
     clusters_of = queries.grid.clusters
-    checks = (ClusterChecks(clusters_of, (), started_at=0.0), DiskCheck(list, clusters_of, DiskLimits()))
+    checks = (ClusterChecks(clusters_of, (), started_at=0.0), partial(check_disks, list, clusters_of, DiskLimits()))
     mark_store = SqlAlertMarks(database)
     if alert_rules is None:
         alerts = Alerts((), AlertRules(), engine.clock, mark_store=mark_store)

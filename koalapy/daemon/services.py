@@ -15,7 +15,7 @@ from koalapy.daemon.agents.streams import CHECK_INTERVAL, Attendance, Streams
 from koalapy.daemon.agents.wire import is_replica_needed
 from koalapy.daemon.alerts.alerts import LOOK_INTERVAL as ALERTS_INTERVAL
 from koalapy.daemon.alerts.alerts import Alerts, Check, build_alerts
-from koalapy.daemon.alerts.daemon_checks import CertificateCheck, RecordCheck, RelayCheck, StartCheck
+from koalapy.daemon.alerts.daemon_checks import check_certificate, check_record, check_relays, check_start
 from koalapy.daemon.alerts.health import DISK_INTERVAL, HealthMonitor
 from koalapy.daemon.alerts.notifications import LOOK_INTERVAL as NOTIFICATIONS_INTERVAL
 from koalapy.daemon.alerts.notifications import Notifications
@@ -217,14 +217,14 @@ def _build_retention(core: Core, outputs: Outputs, results: Results) -> Retentio
 
 def _build_checks(core: Core, audit: Audit, certificate: Certificate | None) -> list[Check]:
     """Return the checks of the parts that this daemon has by its settings, and record the traffic of its relays."""
-    checks: list[Check] = [StartCheck(core.start_alerts, LOSS_ALERT_S)]
+    checks: list[Check] = [partial(check_start, core.start_alerts, LOSS_ALERT_S)]
     if core.record is not None:
-        checks.append(RecordCheck(core.record))
+        checks.append(partial(check_record, core.record))
     if core.relays.is_configured:
         core.relays.record_traffic = make_traffic_recorder(audit, core.engine.instruments)
-        checks.append(RelayCheck(core.relays))
+        checks.append(partial(check_relays, core.relays))
     if certificate is not None:
-        checks.append(CertificateCheck(certificate))
+        checks.append(partial(check_certificate, certificate))
     return checks
 
 
