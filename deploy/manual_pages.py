@@ -23,11 +23,10 @@ class ManualPages(BuildHookInterface[Any]):
         sys.dont_write_bytecode = True
         from koalapy import __version__
         from koalapy.cli.main import KOALA
-        from koalapy.cli.terminal.arguments import root_of
         from koalapy.cli.terminal.manual import format_pages
 
         self._folder = TemporaryDirectory()
-        for name, page in format_pages("koala", root_of("koala", KOALA, __version__), __version__).items():
+        for name, page in format_pages("koala", KOALA, __version__).items():
             path = Path(self._folder.name, name)
             path.write_text(page, encoding="utf-8")
             build_data["shared_data"][str(path)] = f"{FOLDER}/{name}"

@@ -5,6 +5,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -26,7 +27,7 @@ from koalapy.config.notifications import MailSection, NotificationSection, Opera
 from koalapy.daemon.agents.hub import AgentDetails
 from koalapy.daemon.agents.questions import NodeLists
 from koalapy.daemon.alerts.alerts import Alerts
-from koalapy.daemon.alerts.cluster_checks import ClusterChecks, DiskCheck
+from koalapy.daemon.alerts.cluster_checks import ClusterChecks, check_disks
 from koalapy.daemon.alerts.health import HealthMonitor
 from koalapy.daemon.alerts.job_checks import JobChecks
 from koalapy.daemon.alerts.notification_channels import DeliveryFailed
@@ -60,6 +61,7 @@ from koalapy.model.job_spec import JobSpec
 from koalapy.model.limits import Limits
 from koalapy.model.measurement import MeasurementSettings
 from koalapy.model.notification import Notification
+from koalapy.model.reports import ClusterReport
 from koalapy.model.users import Accounts
 from koalapy.policies.registry import builtin_policies
 from koalapy.policies.registry import load_policies as installed
@@ -256,7 +258,7 @@ async def serving(
     store = SqlStore(database)
     clusters = [ClusterStatus(name) for name in cluster_nodes]
     for cluster in clusters:
-        cluster.total = cluster_nodes[cluster.name]
+        cluster.nodes.last_report = ClusterReport(cluster_nodes[cluster.name], 0)
     experience = Experience(runs=[Run("wave", Size(4), ("north",), 10.0)])
     scheduler = Scheduler(
         SchedulerState(
@@ -273,7 +275,7 @@ async def serving(
             name,
             "local",
             str(cluster.state),
-            cluster.total,
+            cluster.last_report.total,
             0,
             0,
             0,
@@ -327,7 +329,7 @@ async def serving(
     forecasts = Forecasts(queries, People(), engine.clock, installed, _answer_here, track_record)
     headers = CSRF_HEADER | ({} if tokens or users else {"Authorization": f"Bearer {TOKEN}"})
     clusters_of = queries.grid.clusters
-    checks = (ClusterChecks(clusters_of, (), started_at=0.0), DiskCheck(list, clusters_of, DiskLimits()))
+    checks = (ClusterChecks(clusters_of, (), started_at=0.0), partial(check_disks, list, clusters_of, DiskLimits()))
     mark_store = SqlAlertMarks(database)
     if alert_rules is None:
         alerts = Alerts((), AlertRules(), engine.clock, mark_store=mark_store)

@@ -2,9 +2,7 @@
 
 import click
 
-from koalapy import __version__
 from koalapy.cli.main import KOALA
-from koalapy.cli.terminal.arguments import root_of
 from koalapy.cli.terminal.manual import list_commands
 
 COMMON_OPTIONS = {"--url", "--token", "--ca-file", "--help"}
@@ -13,7 +11,7 @@ COMMON_OPTIONS = {"--url", "--token", "--ca-file", "--help"}
 
 def commands() -> dict[str, click.Command]:
     """Return every command by its words, such as `koala clusters drain`."""
-    return dict(list_commands("koala", root_of("koala", KOALA, __version__)))
+    return dict(list_commands("koala", KOALA))
 
 
 def page() -> str:

@@ -8,8 +8,10 @@ from enum import StrEnum
 
 from prometheus_client.core import Metric
 
-from koalapy.api.monitoring import Exposition
-from koalapy.daemon.observability.figures import Figures, JobFigures
+from koalapy.api.monitoring import Figures, list_metrics
+from koalapy.daemon.alerts.health import HealthReport
+from koalapy.daemon.engine.engine import Outbox
+from koalapy.daemon.observability.figures import JobFigures
 from koalapy.daemon.observability.instruments import Instruments
 from koalapy.model.placement import RefusalKind
 from koalapy.model.prediction import Outcome
@@ -25,23 +27,22 @@ LABEL_VALUES: Mapping[str, type[StrEnum]] = {
 }
 """Enumerations of label values, by the label and its metric."""
 EMPTY_FIGURES = Figures(
+    now=0.0,
     jobs=JobFigures({}, {}, internal=0, staging=0, missing=0, by_site={}),
     clusters=(),
-    disks=(),
-    version="1",
-    epoch=1,
-    is_well=True,
-    is_ready=True,
+    outbox=Outbox((), 1),
+    health=HealthReport("ok", True, (), (), "1", 1, 0, 0, {}),
     checks=(),
-    alerts={},
+    alerts=(),
     waiting_events=0,
+    instruments=Instruments(),
 )
 
 
 def page() -> str:
     """Return the table of metrics, and a table for each label with fixed values, as Markdown."""
     lines = ["\n| metric | type | labels | meaning |", "| --- | --- | --- | --- |"]
-    lines += [_row(metric) for metric in Exposition(EMPTY_FIGURES, Instruments()).collect()]
+    lines += [_row(metric) for metric in list_metrics(EMPTY_FIGURES)]
     for title, values in LABEL_VALUES.items():
         meanings = member_docstrings(values)
         lines += [f"\n### {title}\n", "| value | meaning |", "| --- | --- |"]

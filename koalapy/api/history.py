@@ -4,7 +4,7 @@ import csv
 import io
 from asyncio import to_thread
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from datetime import date
 from enum import StrEnum
 from typing import Annotated, Any, Literal
@@ -20,10 +20,10 @@ from koalapy.api.derived import view_model
 from koalapy.api.fields import Output
 from koalapy.api.problems import problem_responses
 from koalapy.api.routes import api_router, render_json_list
-from koalapy.daemon.jobs.history import History, HistoryLine
+from koalapy.daemon.jobs.history import History, UsageLine, UsageTable
 from koalapy.daemon.jobs.record import Record
 from koalapy.model.errors import ForbiddenError, NotFoundError, ProblemCode
-from koalapy.model.history import HistoryEntry, HistoryFilter, HistoryPosition, HistorySort, HistorySums, Kind, Step
+from koalapy.model.history import EndedJob, HistoryFilter, HistoryPosition, HistorySort, HistorySums, Kind, Step
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import JobState
 from koalapy.model.job_spec import MAX_DURATION
@@ -47,7 +47,7 @@ Named = Annotated[of_api.Name, Query(description="only this cluster, user, polic
 OutputFormat = Annotated[Format, Query(description="csv: the same lines; swf: the jobs that ended, as a trace")]
 
 
-_LINE = TypeAdapter(HistoryLine)
+_LINE, _TABLE = TypeAdapter(UsageLine), TypeAdapter(UsageTable)
 
 
 MAX_PAGE_SIZE = 1000
@@ -71,7 +71,7 @@ Before = Annotated[
     of_api.Text, Query(pattern=r"^(\d{1,12}(\.\d{1,9})?:\d{1,18})?$", description="position of the page, from next")
 ]
 
-_EndedJobView = view_model("_EndedJobView", HistoryEntry)
+_EndedJobView = view_model("_EndedJobView", EndedJob)
 
 
 class EndedJobView(_EndedJobView):  # type: ignore[misc, valid-type]
@@ -98,17 +98,7 @@ class HistoryView(Output):
     """Path of a page with the sums over earlier jobs; null if the sums cover all matching jobs."""
 
 
-class UsageView(Output):
-    by: Kind
-    step: Step
-    first: date
-    last: date
-    since: date | None
-    """The first day with data; the history of days is never deleted."""
-    jobs_keep: float | None
-    """Seconds after their end for which the jobs themselves are kept; null: they are never deleted."""
-    lines: list[HistoryLine]
-    """In order of days and names; days without jobs have no line."""
+UsageView = view_model("UsageView", UsageTable, elements={"lines": list[UsageLine]})
 
 
 def history_router(service: History) -> APIRouter:
@@ -139,19 +129,9 @@ def history_router(service: History) -> APIRouter:
         table = await service.read_table(by, step, span, visible_to(caller, by, name))
         if format is Format.CSV:
             return Response(await to_thread(as_csv, table.lines), media_type="text/csv; charset=utf-8")
-        lines = (_LINE.dump_json(line).decode() for line in table.lines)
-        return await render_json_list(
-            "lines",
-            lines,
-            {
-                "by": by,
-                "step": step,
-                "first": span.first.isoformat(),
-                "last": span.last.isoformat(),
-                "since": table.since.isoformat() if table.since else None,
-                "jobs_keep": table.jobs_keep,
-            },
-        )
+        fields = _TABLE.dump_python(replace(table, lines=()), mode="json")
+        del fields["lines"]
+        return await render_json_list("lines", (_LINE.dump_json(line).decode() for line in table.lines), fields)
 
     return router
 
@@ -231,9 +211,9 @@ def visible_to(caller: Identity, by: Kind, name: str, field: str = "name") -> st
     return caller.user
 
 
-def as_csv(lines: Sequence[HistoryLine]) -> str:
+def as_csv(lines: Sequence[UsageLine]) -> str:
     """Return the lines as CSV with a header; a text that spreadsheets would run as a formula is quoted."""
-    names = [field.name for field in fields(HistoryLine)]
+    names = [field.name for field in fields(UsageLine)]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(names)

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, product
 from types import SimpleNamespace
@@ -23,9 +24,9 @@ from koalapy.api.routes import api_router
 from koalapy.daemon.alerts.alerts import Alerts
 from koalapy.daemon.alerts.health import Check, HealthMonitor, HealthReport
 from koalapy.daemon.alerts.notifications import DeliveryResult, Notifications
-from koalapy.daemon.engine.engine import Engine
+from koalapy.daemon.engine.engine import Engine, Outbox
 from koalapy.daemon.observability.audit import describe_request
-from koalapy.daemon.observability.figures import ClusterFigures, Figures, figures_of
+from koalapy.daemon.observability.figures import JobFigures, count_jobs
 from koalapy.daemon.observability.instruments import Instruments, Requests
 from koalapy.daemon.observability.timings import BUCKETS, Timings
 from koalapy.model.alert import Alert, AlertKind, AlertMark, MarkAction, Severity
@@ -37,7 +38,9 @@ from koalapy.model.job_spec import Priority
 from koalapy.model.notification import Channel
 from koalapy.model.placement import RefusalKind
 from koalapy.model.prediction import Outcome, PredictionKind
+from koalapy.model.reports import LrmOperation
 from koalapy.model.wording import format_duration, format_list
+from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.effects import AttemptFailure, ClaimFailure
 
 Health = view_model("Health", HealthReport)
@@ -229,24 +232,51 @@ Sample = tuple[Labels, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Exposition:
-    """A snapshot of the metrics. Only counters may change while it is encoded."""
+class Figures:
+    """What the metrics are computed from at the time ``now``: counts of jobs, and objects of the daemon."""
 
-    figures: Figures
+    now: float
+    jobs: JobFigures
+    clusters: Collection[ClusterStatus]
+    outbox: Outbox
+    health: HealthReport
+    checks: Sequence[Check]
+    alerts: Sequence[Alert]
+    waiting_events: int
     instruments: Instruments
 
-    def collect(self) -> Iterator[Metric]:
-        """Yield all metrics with their samples; the Prometheus client calls this to encode them."""
-        figures, instruments = self.figures, self.instruments
-        yield from _daemon(figures)
-        yield from _jobs(figures, instruments)
-        yield from _engine(figures, instruments)
-        yield from _decisions(figures, instruments)
-        yield from _clusters(figures.clusters)
-        yield from _resource_managers(figures.clusters)
-        yield from _database(instruments)
-        yield from _files(figures, instruments)
-        yield from _requests(instruments.requests)
+
+async def collect_metrics(engine: Engine, health: HealthMonitor, alerts: Alerts) -> list[Metric]:
+    """Return the present metrics; with many jobs, they are of a few milliseconds. Runs in the engine's loop."""
+    jobs = await count_jobs(engine.queries.jobs(), engine.clock())
+    return list_metrics(
+        Figures(
+            engine.clock(),
+            jobs,
+            engine.queries.grid.clusters(),
+            engine.outbox,
+            health.make_report(),
+            health.check_readiness().checks,
+            alerts.current_alerts(),
+            engine.pending_items,
+            engine.instruments,
+        )
+    )
+
+
+def list_metrics(figures: Figures) -> list[Metric]:
+    """Return all metrics with their samples."""
+    return [
+        *_daemon(figures),
+        *_jobs(figures),
+        *_engine(figures),
+        *_decisions(figures),
+        *_clusters(figures),
+        *_resource_managers(figures.clusters),
+        *_database(figures.instruments),
+        *_files(figures),
+        *_requests(figures.instruments.requests),
+    ]
 
 
 def _gauge(name: str, help: str, samples: Iterable[Sample] | float, *labels: str) -> Metric:
@@ -280,19 +310,19 @@ def _all_samples(counts: Mapping[Any, float], *kinds: Iterable[str]) -> list[Sam
 
 def _daemon(figures: Figures) -> Iterator[Metric]:
     """Yield the metrics of the daemon as a whole: version, health, alerts and checks."""
-    yield _gauge("info", "The daemon's version, always 1.", [((figures.version,), 1)], "version")
-    yield _gauge("epoch", "Epoch of the daemon's lease, which increases with each daemon run.", figures.epoch)
-    yield _gauge("ready", "Whether the daemon accepts jobs and actions, as in /readyz.", figures.is_ready)
-    yield _gauge("well", "Whether daemon and clusters are healthy, as in /healthz.", figures.is_well)
-    alerts = _all_samples(figures.alerts, AlertKind, Severity)
+    yield _gauge("info", "The daemon's version, always 1.", [((figures.health.version,), 1)], "version")
+    yield _gauge("epoch", "Epoch of the daemon's lease, which increases with each daemon run.", figures.health.epoch)
+    yield _gauge("ready", "Whether the daemon accepts jobs and actions, as in /readyz.", figures.health.ready)
+    yield _gauge("well", "Whether daemon and clusters are healthy, as in /healthz.", figures.health.status == "ok")
+    alerts = _all_samples(Counter((alert.kind, alert.severity) for alert in figures.alerts), AlertKind, Severity)
     yield _gauge("alerts", "Active alerts, as in koala alerts.", alerts, "kind", "severity")
     checks = [((check.name, check.cluster or ""), float(check.ok)) for check in figures.checks]
     yield _gauge("check", "Checks of /readyz: 1 if the check passes.", checks, "check", "cluster")
 
 
-def _jobs(figures: Figures, instruments: Instruments) -> Iterator[Metric]:
+def _jobs(figures: Figures) -> Iterator[Metric]:
     """Yield the metrics of jobs: how many are in each state, were submitted, ended or were queued again."""
-    jobs = figures.jobs
+    jobs, instruments = figures.jobs, figures.instruments
     counts = _all_samples(jobs.counts, LIVE_STATES, Priority)
     yield _gauge("jobs", "Unfinished jobs of users.", counts, "state", "priority")
     oldest = _all_samples(jobs.oldest, LIVE_STATES)
@@ -309,9 +339,9 @@ def _jobs(figures: Figures, instruments: Instruments) -> Iterator[Metric]:
     yield _counter("job_requeues", "Attempts after which a user's job was queued again.", instruments.requeued)
 
 
-def _engine(figures: Figures, instruments: Instruments) -> Iterator[Metric]:
+def _engine(figures: Figures) -> Iterator[Metric]:
     """Yield the metrics of the engine, which processes events in cycles: durations and numbers of events."""
-    rounds = instruments.cycles
+    rounds = figures.instruments.cycles
     yield _histogram("round_seconds", "Duration of engine cycles, including database writes.", {(): rounds.total})
     yield _histogram("step_seconds", "Part of each engine cycle that blocks the event loop.", {(): rounds.step})
     yield _gauge("round_events", "Events that the last engine cycle processed.", rounds.waiting)
@@ -327,11 +357,12 @@ def _engine(figures: Figures, instruments: Instruments) -> Iterator[Metric]:
     )
 
 
-def _decisions(figures: Figures, instruments: Instruments) -> Iterator[Metric]:
+def _decisions(figures: Figures) -> Iterator[Metric]:
     """Yield the metrics of placements and predictions.
 
     A claim obtains the nodes of a placed component from its cluster.
     """
+    instruments = figures.instruments
     placements = [
         ((policy, "yes" if is_coallocated else "no"), float(count))
         for (policy, is_coallocated), count in sorted(instruments.placements.items())
@@ -357,45 +388,63 @@ def _decisions(figures: Figures, instruments: Instruments) -> Iterator[Metric]:
     yield _gauge("predictions", help, predictions, "kind", "outcome")
 
 
-CLUSTER_GAUGES = {
-    "cluster_nodes": ("total", "Nodes of a cluster."),
-    "nodes_doubted": ("doubted", "Nodes that are reported idle although a claim for them failed."),
-    "cluster_errors": ("errors", "Consecutive errors of a cluster."),
-    "agent_connected": ("is_connected", "Whether a cluster's agent is connected."),
-    "outbox": ("outbox", "Commands that a cluster's agent has not acknowledged."),
-    "components": ("components", "Components that may hold nodes of a cluster."),
-    "lrm_problem": ("has_problem", "Whether a cluster's agent reports that its resource manager starts no jobs."),
+CLUSTER_GAUGES: Mapping[str, tuple[Callable[[ClusterStatus], float], str]] = {
+    "cluster_nodes": (lambda c: c.last_report.total, "Nodes of a cluster."),
+    "nodes_doubted": (lambda c: c.nodes.doubted, "Nodes that are reported idle although a claim for them failed."),
+    "cluster_errors": (lambda c: c.health.errors, "Consecutive errors of a cluster."),
+    "agent_connected": (lambda c: c.has_agent, "Whether a cluster's agent is connected."),
+    "components": (lambda c: len(c.nodes.live), "Components that may hold nodes of a cluster."),
+    "lrm_problem": (
+        lambda c: bool(c.last_report.problem),
+        "Whether a cluster's agent reports that its resource manager starts no jobs.",
+    ),
 }
-"""Attributes of ``ClusterFigures`` and help texts, by metric."""
+"""Values and help texts by metric."""
+OPERATIONS = frozenset(str(operation) for operation in LrmOperation)
 
 
-def _clusters(clusters: Sequence[ClusterFigures]) -> Iterator[Metric]:
+def _clusters(figures: Figures) -> Iterator[Metric]:
     """Yield the metrics of each cluster: nodes by use, state, age of its last report, and versions."""
+    clusters, now = figures.clusters, figures.now
     nodes = [
         ((c.name, kind), float(count))
         for c in clusters
-        for kind, count in (("idle", c.idle), ("ours", c.used), ("local", c.background), ("down", c.down))
+        for kind, count in (
+            ("idle", c.nodes.idle),
+            ("ours", c.nodes.used),
+            ("local", c.last_report.background),
+            ("down", c.last_report.down),
+        )
     ]
     yield _gauge(
         "nodes", "Nodes by use: idle, ours (this scheduler), local (local users), down.", nodes, "cluster", "kind"
     )
-    for name, (figure, help) in CLUSTER_GAUGES.items():
-        yield _gauge(name, help, [((c.name,), float(getattr(c, figure))) for c in clusters], "cluster")
+    for name, (value_of, help) in CLUSTER_GAUGES.items():
+        yield _gauge(name, help, [((c.name,), float(value_of(c))) for c in clusters], "cluster")
+    commands = [((c.name,), float(figures.outbox.count_open(c.name))) for c in clusters]
+    yield _gauge("outbox", "Commands that a cluster's agent has not acknowledged.", commands, "cluster")
     states = [((c.name, state), float(c.state is state)) for c in clusters for state in ClusterState]
     yield _gauge("cluster_state", "1 for the current state of a cluster.", states, "cluster", "state")
-    ages = [((c.name,), c.reported_ago) for c in clusters if c.reported_ago is not None]
+    ages = [((c.name,), max(0.0, now - c.reported_at)) for c in clusters if c.reported_at is not None]
     yield _gauge("agent_report_age_seconds", "Age of the last report about a cluster's nodes.", ages, "cluster")
-    versions = [((c.name, v.agent, v.lrm, v.open_mpi), 1.0) for c in clusters if (v := c.versions) is not None]
+    versions = [
+        ((c.name, v.agent, v.lrm, v.open_mpi), 1.0) for c in clusters if (v := c.last_report.versions) is not None
+    ]
     yield _gauge(
         "cluster_info", "Software versions of a cluster, always 1.", versions, "cluster", "agent", "lrm", "open_mpi"
     )
 
 
-def _resource_managers(clusters: Sequence[ClusterFigures]) -> Iterator[Metric]:
+def _resource_managers(clusters: Collection[ClusterStatus]) -> Iterator[Metric]:
     """Yield the metrics of the calls that agents make to resource managers, by cluster and operation."""
 
     def calls(figure: str) -> list[Sample]:
-        return [((c.name, call.operation), float(getattr(call, figure))) for c in clusters for call in c.calls]
+        return [
+            ((c.name, call.operation), float(getattr(call, figure)))
+            for c in clusters
+            for call in c.last_report.calls
+            if call.operation in OPERATIONS
+        ]
 
     labels = "cluster", "operation"
     yield _counter("lrm_calls", "Calls of the resource manager by a cluster's agent.", calls("count"), *labels)
@@ -419,8 +468,9 @@ def _database(instruments: Instruments) -> Iterator[Metric]:
     yield _gauge("database_bytes", "Size of the database.", [] if size is None else float(size))
 
 
-def _files(figures: Figures, instruments: Instruments) -> Iterator[Metric]:
+def _files(figures: Figures) -> Iterator[Metric]:
     """Yield the metrics of transfers and relayed links between clusters, and of the daemon's disks."""
+    instruments = figures.instruments
     yield _gauge("transfers", "Components that wait for files.", figures.jobs.staging)
     yield _gauge("transfer_missing_bytes", "Bytes that these components still wait for.", figures.jobs.missing)
     moved, labels = sorted(instruments.transferred.items()), ("source", "cluster")
@@ -434,9 +484,9 @@ def _files(figures: Figures, instruments: Instruments) -> Iterator[Metric]:
     yield _counter("relayed_bytes", "Bytes of ended attempts that went through the hub of relays.", relayed, *labels)
     for name, text in HUB_METRICS.items():
         yield _gauge(name, text, [((), value) for value in [instruments.hub.get(f"koala_{name}")] if value is not None])
-    free = [((disk.what,), float(disk.free)) for disk in figures.disks]
+    free = [((disk.what,), float(disk.free)) for disk in figures.health.disks]
     yield _gauge("disk_free_bytes", "Free space on the disks that the daemon writes to.", free, "disk")
-    totals = [((disk.what,), float(disk.size)) for disk in figures.disks]
+    totals = [((disk.what,), float(disk.size)) for disk in figures.health.disks]
     yield _gauge("disk_bytes", "Size of the disks that the daemon writes to.", totals, "disk")
 
 
@@ -480,9 +530,8 @@ class MetricsCache:
             if time.monotonic() - self._computed_at >= self._min_interval_s:
                 self._encoded.clear()
             if media_type not in self._encoded:
-                figures = await figures_of(self._engine, self._health, self._alerts)
-                exposition = Exposition(figures, self._engine.instruments)
-                registry = SimpleNamespace(collect=lambda: chain(exposition.collect(), self._process.collect()))
+                metrics = await collect_metrics(self._engine, self._health, self._alerts)
+                registry = SimpleNamespace(collect=lambda: chain(metrics, self._process.collect()))
                 self._computed_at = time.monotonic()
                 self._encoded[media_type] = await asyncio.to_thread(encode, registry)
             return self._encoded[media_type], media_type

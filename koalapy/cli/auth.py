@@ -9,7 +9,17 @@ from pathlib import Path
 from typing import Annotated
 
 from koalapy.cli.terminal.arguments import Argument, Group, Option
-from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Url, print_answer, refuse_together, show_json
+from koalapy.cli.terminal.options import (
+    ADDRESS,
+    DAEMON,
+    Address,
+    AsJson,
+    Daemon,
+    current_timeouts,
+    print_answer,
+    refuse_together,
+    show_json,
+)
 from koalapy.cli.terminal.tables import format_moment, format_table
 from koalapy.client import logins
 from koalapy.client.access import Access
@@ -23,12 +33,13 @@ from koalapy.system.files import open_own_folder, write_private_file
 from koalapy.system.local_token import account_directory
 
 
-def log_in(url: Url = None, as_json: AsJson = False) -> None:
+def log_in(address: Address = ADDRESS, as_json: AsJson = False) -> None:
     """Log in by your account on this head node, through the agent there.
 
     Every command logs in by itself if needed.
     """
-    new_login = logins.log_in(url and url.rstrip("/"), Daemon().timeouts)
+    url = address.url and address.url.rstrip("/")
+    new_login = logins.log_in(url, current_timeouts())
     if new_login is None:
         ending = f" leads to {url}" if url else " is on this host"
         hint = "log in on a head node, or set KOALA_TOKEN; commands of the daemon's own account need no login"
@@ -44,10 +55,13 @@ def log_in(url: Url = None, as_json: AsJson = False) -> None:
 
 
 def log_out(
-    url: Url = None, every: Annotated[bool, Option("--all", help="at every daemon")] = False, as_json: AsJson = False
+    address: Address = ADDRESS,
+    every: Annotated[bool, Option("--all", help="at every daemon")] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Log out. The next command on a head node logs in again."""
-    saved_logins = [login for login in logins.list_valid() if every or url is None or url.rstrip("/") == login.url]
+    url = address.url and address.url.rstrip("/")
+    saved_logins = [login for login in logins.list_valid() if every or url in (None, login.url)]
     if len(saved_logins) > 1 and not every:
         urls = " and ".join(login.url for login in saved_logins)
         raise CliError(f"you are logged in at {urls}", Exit.USAGE, "choose one with --url, or use --all")

@@ -5,7 +5,7 @@ import sys
 
 from koalapy import __version__
 from koalapy.cli.startup import is_interrupt
-from koalapy.cli.terminal.arguments import Group, Lazy, run_command
+from koalapy.cli.terminal.arguments import Group, root_options, run_command
 from koalapy.cli.terminal.streams import OutputLost, give_up_standard_streams, open_standard_streams
 from koalapy.client.errors import CliError, Exit, of_koala
 from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
@@ -19,54 +19,52 @@ EPILOG = (
 KOALA = Group(
     "Run one parallel job on several clusters at the same time.",
     {
-        name: Lazy(target)
-        for name, target in {
-            "submit": "koalapy.cli.jobs.submit:submit_job",
-            "run": "koalapy.cli.jobs.shell:run_job",
-            "shell": "koalapy.cli.jobs.shell:open_shell",
-            "mpirun": "koalapy.cli.jobs.shell:start_program",
-            "queue": "koalapy.cli.jobs.queue:list_jobs",
-            "show": "koalapy.cli.jobs.jobs:show_job",
-            "logs": "koalapy.cli.jobs.waiting:show_logs",
-            "wait": "koalapy.cli.jobs.waiting:wait_for_jobs",
-            "cancel": "koalapy.cli.jobs.jobs:cancel_jobs",
-            "hold": "koalapy.cli.jobs.jobs:hold_jobs",
-            "release": "koalapy.cli.jobs.jobs:release_jobs",
-            "priority": "koalapy.cli.jobs.jobs:change_priority",
-            "change": "koalapy.cli.jobs.change:change_job",
-            "explain": "koalapy.cli.jobs.explain:explain_job",
-            "what-if": "koalapy.cli.jobs.explain:what_if",
-            "clusters": "koalapy.cli.clusters.grid:clusters_group",
-            "top": "koalapy.cli.clusters.grid:show_top",
-            "alerts": "koalapy.cli.clusters.grid:alerts_group",
-            "metrics": "koalapy.cli.clusters.grid:show_metrics",
-            "history": "koalapy.cli.jobs.history:show_history",
-            "usage": "koalapy.cli.jobs.history:show_usage",
-            "network": "koalapy.cli.clusters.network:network_group",
-            "advisor": "koalapy.cli.jobs.advisor:advisor_group",
-            "replicas": "koalapy.cli.files:replicas_group",
-            "fetch": "koalapy.cli.files:fetch_results",
-            "dashboard": "koalapy.cli.auth:open_dashboard",
-            "login": "koalapy.cli.auth:log_in",
-            "logout": "koalapy.cli.auth:log_out",
-            "whoami": "koalapy.cli.auth:show_identity",
-            "token": "koalapy.cli.auth:token_group",
-            "limits": "koalapy.cli.auth:show_limits",
-            "audit-log": "koalapy.cli.daemon.record:audit_log",
-            "serve": "koalapy.cli.daemon.processes:start_daemon",
-            "agent": "koalapy.cli.daemon.processes:start_agent",
-            "relay": "koalapy.cli.daemon.processes:relay_group",
-            "check": "koalapy.cli.daemon.processes:check_host",
-            "local-run": "koalapy.cli.daemon.processes:local_run",
-            "demo": "koalapy.cli.daemon.processes:show_demo",
-            "backup": "koalapy.cli.daemon.processes:back_up",
-            "restore": "koalapy.cli.daemon.processes:restore_data",
-            "workload": "koalapy.cli.workload:workload_group",
-            "export": "koalapy.cli.daemon.record:export_record",
-            "replay": "koalapy.cli.daemon.record:replay_export",
-        }.items()
+        "submit": "koalapy.cli.jobs.submit:submit_job",
+        "run": "koalapy.cli.jobs.shell:run_job",
+        "shell": "koalapy.cli.jobs.shell:open_shell",
+        "mpirun": "koalapy.cli.jobs.shell:start_program",
+        "queue": "koalapy.cli.jobs.queue:list_jobs",
+        "show": "koalapy.cli.jobs.jobs:show_job",
+        "logs": "koalapy.cli.jobs.waiting:show_logs",
+        "wait": "koalapy.cli.jobs.waiting:wait_for_jobs",
+        "cancel": "koalapy.cli.jobs.jobs:cancel_jobs",
+        "hold": "koalapy.cli.jobs.jobs:hold_jobs",
+        "release": "koalapy.cli.jobs.jobs:release_jobs",
+        "priority": "koalapy.cli.jobs.jobs:change_priority",
+        "change": "koalapy.cli.jobs.change:change_job",
+        "explain": "koalapy.cli.jobs.explain:explain_job",
+        "what-if": "koalapy.cli.jobs.explain:what_if",
+        "clusters": "koalapy.cli.clusters.grid:clusters_group",
+        "top": "koalapy.cli.clusters.grid:show_top",
+        "alerts": "koalapy.cli.clusters.grid:alerts_group",
+        "metrics": "koalapy.cli.clusters.grid:show_metrics",
+        "history": "koalapy.cli.jobs.history:show_history",
+        "usage": "koalapy.cli.jobs.history:show_usage",
+        "network": "koalapy.cli.clusters.network:network_group",
+        "advisor": "koalapy.cli.jobs.advisor:advisor_group",
+        "replicas": "koalapy.cli.files:replicas_group",
+        "fetch": "koalapy.cli.files:fetch_results",
+        "dashboard": "koalapy.cli.auth:open_dashboard",
+        "login": "koalapy.cli.auth:log_in",
+        "logout": "koalapy.cli.auth:log_out",
+        "whoami": "koalapy.cli.auth:show_identity",
+        "token": "koalapy.cli.auth:token_group",
+        "limits": "koalapy.cli.auth:show_limits",
+        "audit-log": "koalapy.cli.daemon.record:audit_log",
+        "serve": "koalapy.cli.daemon.processes:start_daemon",
+        "agent": "koalapy.cli.daemon.processes:start_agent",
+        "relay": "koalapy.cli.daemon.processes:relay_group",
+        "check": "koalapy.cli.daemon.processes:check_host",
+        "local-run": "koalapy.cli.daemon.processes:local_run",
+        "demo": "koalapy.cli.daemon.processes:show_demo",
+        "backup": "koalapy.cli.daemon.processes:back_up",
+        "restore": "koalapy.cli.daemon.processes:restore_data",
+        "workload": "koalapy.cli.workload:workload_group",
+        "export": "koalapy.cli.daemon.record:export_record",
+        "replay": "koalapy.cli.daemon.record:replay_export",
     },
     epilog=EPILOG,
+    options=root_options(__version__),
 )
 
 
@@ -94,7 +92,7 @@ def main(timeouts: ClientTimeouts = DEFAULT_TIMEOUTS) -> None:
 def _run_command(timeouts: ClientTimeouts) -> int:
     """Run the command of this process and return its exit code. Print an error on standard error."""
     try:
-        return run_command("koala", KOALA, sys.argv[1:], __version__, timeouts)
+        return run_command("koala", KOALA, sys.argv[1:], timeouts)
     except (CliError, KoalaError) as error:
         cli_error = of_koala(error) if isinstance(error, KoalaError) else error
         try:

@@ -176,25 +176,28 @@ def describe_cluster(settings: Settings, grid: GridStatus, data_dir: Path, name:
         directory = agent_directory(data_dir, name)
         details["directory"] = str(directory / "lrm")
         details["replica_directories"] = section.replica_directories or [str(replica_directory(directory))]
-    if classes := cluster.node_classes:
-        details["node_classes"] = [*map(asdict, classes), *(asdict(part) | {"is_part": True} for part in cluster.parts)]
+    if classes := cluster.nodes.node_classes:
+        details["node_classes"] = [
+            *map(asdict, classes),
+            *(asdict(part) | {"is_part": True} for part in cluster.nodes.parts),
+        ]
     if (uplink := grid.uplinks.get(name)) is not None:
         details["uplink"] = asdict(uplink)
-    if cluster.disks:
-        details["disks"] = [asdict(disk) for disk in cluster.disks]
+    if cluster.last_report.disks:
+        details["disks"] = [asdict(disk) for disk in cluster.last_report.disks]
     if cluster.reported_at is not None:
         details["reported_at"] = cluster.reported_at
-        details["versions"] = asdict(cluster.versions) if cluster.versions else None
-        details["calls"] = [asdict(calls) for calls in cluster.calls]
+        details["versions"] = asdict(cluster.last_report.versions) if cluster.last_report.versions else None
+        details["calls"] = [asdict(calls) for calls in cluster.last_report.calls]
     return ClusterRecord(
         name=name,
         kind=section.kind,
         state=str(cluster.state),
-        total=cluster.total,
-        idle=cluster.idle,
-        used=cluster.used,
-        background=cluster.background,
-        down=cluster.down,
+        total=cluster.last_report.total,
+        idle=cluster.nodes.idle,
+        used=cluster.nodes.used,
+        background=cluster.last_report.background,
+        down=cluster.last_report.down,
         errors=cluster.health.errors,
         reason=cluster.status_text,
         last_heard=cluster.contact.last_heard,

@@ -16,7 +16,7 @@ from koalapy.daemon.agents.streams import CHECK_INTERVAL, Attendance, Streams
 from koalapy.daemon.agents.wire import is_replica_needed
 from koalapy.daemon.alerts.alerts import LOOK_INTERVAL as ALERTS_INTERVAL
 from koalapy.daemon.alerts.alerts import Check, build_alerts
-from koalapy.daemon.alerts.daemon_checks import CertificateCheck, RecordCheck, RelayCheck, StartCheck
+from koalapy.daemon.alerts.daemon_checks import check_certificate, check_record, check_relays, check_start
 from koalapy.daemon.alerts.health import DISK_INTERVAL, HealthMonitor
 from koalapy.daemon.alerts.notifications import LOOK_INTERVAL as NOTIFICATIONS_INTERVAL
 from koalapy.daemon.auth.identities import LAST_USE_INTERVAL
@@ -147,13 +147,13 @@ class Services:
         if (database := file_of(settings.database)) is not None:
             folders["database"] = database.parent
         self.health = HealthMonitor(engine, queries, folders, settings.disks)
-        checks: list[Check] = [StartCheck(core.start_alerts, LOSS_ALERT_S), *more_checks]
+        checks: list[Check] = [partial(check_start, core.start_alerts, LOSS_ALERT_S), *more_checks]
         if core.record is not None:
-            checks.append(RecordCheck(core.record))
+            checks.append(partial(check_record, core.record))
         if core.relays.is_configured:
-            checks.append(RelayCheck(core.relays))
+            checks.append(partial(check_relays, core.relays))
         if certificate is not None:
-            checks.append(CertificateCheck(certificate))
+            checks.append(partial(check_certificate, certificate))
         self.alerts = build_alerts(
             settings,
             engine,

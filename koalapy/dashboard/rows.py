@@ -257,13 +257,16 @@ class ClusterRow:
 
 def node_counts(cluster: ClusterStatus, survey: Survey) -> NodeCounts:
     """Return how many nodes of a cluster are in each state. Nodes of jobs that do not run yet are ``claimed``."""
-    running = min(survey.running[cluster.name], cluster.used)
+    running = min(survey.running[cluster.name], cluster.nodes.used)
     return NodeCounts(
         running=running,
-        claimed=cluster.used - running,
-        local=cluster.background,
-        down=cluster.down,
-        idle=max(0, cluster.total - cluster.used - cluster.background - cluster.down),
+        claimed=cluster.nodes.used - running,
+        local=cluster.last_report.background,
+        down=cluster.last_report.down,
+        idle=max(
+            0,
+            cluster.last_report.total - cluster.nodes.used - cluster.last_report.background - cluster.last_report.down,
+        ),
     )
 
 
@@ -287,20 +290,20 @@ def call_statistics(calls: LrmCalls, reported_at: float | None) -> CallStatistic
 def cluster_row(cluster: ClusterStatus, record: ClusterRecord, survey: Survey, now: float) -> ClusterRow:
     """Return a cluster's row from its status and its record."""
     known_at = cluster.known_at(now)
-    snapshots = [calls for calls in cluster.calls if calls.operation == LrmOperation.SNAPSHOT]
+    snapshots = [calls for calls in cluster.last_report.calls if calls.operation == LrmOperation.SNAPSHOT]
     return ClusterRow(
         cluster=cluster.name,
         kind=record.kind,
         state=record.state,
         reason=shorten(record.reason, MAX_REASON_LENGTH),
         nodes=node_counts(cluster, survey),
-        total=cluster.total,
+        total=cluster.last_report.total,
         known_at=known_at,
         stale=known_at is None or known_at < now,
         connected=cluster.has_agent,
         heard_at=None if cluster.has_agent else cluster.contact.last_heard,
         absence_reason=cluster.absence,
-        problem=shorten(cluster.problem, MAX_REASON_LENGTH),
+        problem=shorten(cluster.last_report.problem, MAX_REASON_LENGTH),
         answers=call_statistics(snapshots[0], cluster.reported_at) if snapshots else None,
         waiting=survey.count_waiting_for(cluster.name),
         drained=cluster.drained is not None,

@@ -118,25 +118,6 @@ class Figures:
 NAMES = tuple(figure.name for figure in fields(Figures))
 
 
-@dataclass(frozen=True, slots=True)
-class EndedJob:
-    """An ended job as a trace describes it; times in seconds since the epoch, None for events that did not happen."""
-
-    id: JobId
-    submitted_at: float
-    started_at: float | None
-    ended_at: float
-    state: JobState
-    owner: str
-    application: str
-    priority: Priority
-    walltime: float | None
-    nodes: int
-    """Number of nodes of the last attempt."""
-    clusters: tuple[ClusterName, ...]
-    """Clusters of the last attempt, sorted by name."""
-
-
 class HistorySort(StrEnum):
     """The order of a list of ended jobs: largest first, unknown values last."""
 
@@ -181,7 +162,7 @@ class HistoryFilter:
 
 
 @dataclass(frozen=True, slots=True)
-class HistoryEntry:
+class EndedJob:
     """An ended job with its use of nodes; times in seconds since the epoch.
 
     Processor time and memory are those of the last attempt's nodes that reported them, ``measured_nodes`` of ``nodes``;
@@ -221,6 +202,8 @@ class HistoryEntry:
     """Largest memory of the program on one node, in bytes."""
     memory: int | None
     """Requested bytes of memory of each node."""
+    walltime: float | None
+    """Requested seconds."""
 
     @property
     def efficiency(self) -> float | None:
@@ -257,7 +240,7 @@ class HistoryPage:
     jobs down to ``sums_next``; None: all of them.
     """
 
-    jobs: Sequence[HistoryEntry]
+    jobs: Sequence[EndedJob]
     next: HistoryPosition | None
     sums: HistorySums | None = None
     sums_next: HistoryPosition | None = None

@@ -146,7 +146,7 @@ class KnownCluster:
         # Errors of a usable cluster count anew: their jobs are not stored, and one job must not count several times.
         health = HealthStatus(self.errors if self.unusable else 0, self.unusable, self.note, self.trials)
         cluster = ClusterStatus(self.name, self.speed, self.profile, health=health, drained=self.drained)
-        cluster.total, cluster.uplink.bandwidth = self.total, self.uplink_bandwidth
+        cluster.nodes.last_report, cluster.uplink.bandwidth = ClusterReport(self.total, 0), self.uplink_bandwidth
         return cluster
 
     def without_configuration(self) -> "KnownCluster":

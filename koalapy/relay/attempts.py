@@ -7,7 +7,7 @@ parses an entry as an ``Attempt``, and counts its streams against the ``Limits``
 
 import ssl
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any
 
@@ -31,9 +31,8 @@ class Limits:
     stream_rate: float = 2000.0
     stream_burst: float = 4096.0
     """New streams of an attempt per second, and at once."""
-    strangers: int = 512
-    """Connections without a first line, from addresses that have authenticated no stream yet. The oldest one of the
-    address with most of them is closed."""
+    strangers: int = 1024
+    """Connections without a first line. The oldest one of the address with most of them is closed."""
     first_line_timeout: float = 30.0
     dial_timeout: float = 60.0
     """Time in which a dialled stream must be taken."""
@@ -82,7 +81,12 @@ class Attempt:
                 raise ValueError("the token of an attempt has 1 to 255 characters")
             self._key = bytes.fromhex(entry["key"]) if "key" in entry else None
             self._pair_keys = {str(name): bytes.fromhex(key) for name, key in entry.get("keys", {}).items()}
-            self.nodes = {int(node["index"]): _parse_node(node) for node in entry["nodes"]}
+            self.nodes = {
+                int(node["index"]): AttemptNode(
+                    str(node["cluster"]), Ranges(node["ports"]), bytes.fromhex(node["key"]) if "key" in node else None
+                )
+                for node in entry["nodes"]
+            }
             self.peers = {str(name): _parse_peer(peer) for name, peer in entry.get("peers", {}).items()}
             self.max_streams = int(entry.get("streams", limits.attempt_streams))
         except (KeyError, TypeError, AttributeError) as error:
@@ -132,11 +136,6 @@ class Attempt:
             raise Refused("replayed", f"stream {stream} of node {source} in attempt {self.token} was opened before")
 
 
-def _parse_node(node: dict[str, Any]) -> AttemptNode:
-    key = bytes.fromhex(node["key"]) if "key" in node else None
-    return AttemptNode(str(node["cluster"]), Ranges(node["ports"]), key)
-
-
 def _parse_peer(peer: dict[str, Any]) -> Peer:
     try:
         context = pinned_context(peer["certificate"]) if "certificate" in peer else None
@@ -145,21 +144,6 @@ def _parse_peer(peer: dict[str, Any]) -> Peer:
     # A host name would have to be resolved, which blocks all streams.
     address = (str(ip_address(peer["host"])), int(peer["port"])) if "host" in peer else None
     return Peer(address, context)
-
-
-@dataclass(slots=True)
-class LiveAttempts:
-    """All live attempts, by token."""
-
-    limits: Limits
-    by_token: dict[str, Attempt] = field(default_factory=dict)
-
-    def get(self, token: str) -> Attempt:
-        """Return a live attempt. Raise ``Refused`` if it is not in the list."""
-        attempt = self.by_token.get(token)
-        if attempt is None:
-            raise Refused("not-live", f"attempt {ascii(token)[:80]} is not live")
-        return attempt
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,7 +104,7 @@ class ControlServer:
         if kind == "state":
             had_state, self._connections[connection] = self._connections[connection], True
             try:
-                self._relay.replace_state(request, _get_list(request, "attempts"))  # it reports removed attempts
+                self._relay.replace_state(request)  # it reports removed attempts
             except BaseException:
                 self._connections[connection] = had_state
                 raise
@@ -112,7 +112,9 @@ class ControlServer:
         if not self._connections.get(connection):
             raise Refused("no-state", f"{kind} came before the state: send all keys and live attempts first")
         if kind == "add":
-            self._relay.add_attempt(_get_entry(request))
+            if not isinstance(entry := request.get("attempt"), dict):
+                raise ValueError("add needs an attempt, an object")
+            self._relay.add_attempt(entry)
         elif kind == "remove":
             self._relay.remove_attempt(str(request.get("attempt")))
         else:
@@ -129,20 +131,6 @@ class ControlServer:
                 connection.send(line)
 
 
-def _get_list(request: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    value = request.get(name)
-    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
-        raise ValueError(f"a state needs {name}, a list of objects")
-    return value
-
-
-def _get_entry(request: dict[str, Any]) -> dict[str, Any]:
-    entry = request.get("attempt")
-    if not isinstance(entry, dict):
-        raise ValueError("add needs an attempt, an object")
-    return entry
-
-
 Sample = tuple[tuple[str, ...], float]
 
 
@@ -154,7 +142,7 @@ class Exposition:
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics with their samples; the Prometheus client calls this to encode them."""
-        relay, attempts = self.relay, self.relay.live.by_token.values()
+        relay, attempts = self.relay, self.relay.attempts.values()
         open_files, max_files = count_open_files()
         yield _gauge("streams", "Open streams.", [((), len(relay.streams))])
         yield _counter("streams", "Streams since the start.", [((), relay.total_streams)])

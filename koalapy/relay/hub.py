@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from koalapy.relay.attempts import Limits
-from koalapy.relay.relay import Child, DialledStream, Relay, Via, park
+from koalapy.relay.relay import Child, Relay, Stream, Via
 from koalapy.relay.server import Server
 from koalapy.relay.tls_side import DetectedSide
 from koalapy.runner.connections import Credentials, LineConnection, PlainSide, Refused, get_text, is_sealed
@@ -65,7 +65,7 @@ class Hub(Relay):
         child = self.authenticate_child(line, message)
         stream_id = get_stream(message)
         target, port = get_target(message)
-        attempt = self.live.get(stream_id[0])
+        attempt = self.get_attempt(stream_id[0])
         source_node, target_node = attempt.node(stream_id[1]), self.check_port(attempt, target, port)
         if source_node.cluster != child.via[1]:
             raise Refused("foreign-node", f"node {stream_id[1]} is not one of {child.via[1]}")
@@ -75,9 +75,8 @@ class Hub(Relay):
         pair_key = attempt.pair_key(source_node.cluster, target_node.cluster)
         check_ticket(ticket, pair_key, stream_id, target, port)
         taker: Via = ("head", target_node.cluster)
-        stream = DialledStream(stream_id, attempt, source_node, target_node, (child.via, taker), taker=taker)
-        self.dial(stream, port, target, ticket)
-        stream.connect, stream.cancel = park(connection)
+        stream = Stream(stream_id, attempt, source_node, target_node, (child.via, taker), taker)
+        self.dial(stream, connection, port, target, ticket)
 
     def check(self) -> None:
         super().check()

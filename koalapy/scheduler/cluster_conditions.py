@@ -199,7 +199,7 @@ LAST_ERROR = ", the last: "
 
 @dataclass(slots=True)
 class HealthStatus:
-    """The errors of a cluster in a row, and its probation."""
+    """How far a cluster may be used: its errors in a row, its probation, its limit and the doubt of its idle nodes."""
 
     errors: int = 0
     unusable: bool = False
@@ -211,6 +211,19 @@ class HealthStatus:
     """Whether the unusable cluster is being tried again."""
     probation_at: float | None = None
     """When the next trial may start."""
+    trial_components: set[Token] = field(default_factory=set)
+    """Components placed there as trials during probation."""
+    limit: Limit | None = None
+    limits: int = 0
+    """Limits reported in a row since it last accepted a component. Each doubles the next pause."""
+    limit_lifted_at: float = float("-inf")
+    """When the pause after a limit last ended."""
+    unknown_refusals: UnknownRefusals = field(default_factory=UnknownRefusals)
+    doubt: Doubt | None = None
+    evidence: ClaimEvidence = field(default_factory=ClaimEvidence)
+    """Statistics of claims."""
+    proofs: set[Token] = field(default_factory=set)
+    """Running claims for nodes that are tried again after a doubt."""
 
     @property
     def summary(self) -> str:

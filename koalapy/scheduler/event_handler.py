@@ -104,7 +104,7 @@ class EventHandler:
             case ev.ClusterCleared():
                 self._health.clear_errors(event.cluster)
                 self._failures.forget_refusals(event.cluster)
-                self._grid[event.cluster].capacity_gained = True
+                self._grid[event.cluster].nodes.capacity_gained = True
             case ev.ClusterDrained():
                 if event.reason or self._grid[event.cluster].drained is None:
                     self._grid[event.cluster].drained = Drain(now, event.by, event.reason)
@@ -113,7 +113,7 @@ class EventHandler:
                     self._requeue_all(event, now)
             case ev.ClusterResumed():
                 cluster = self._grid[event.cluster]
-                cluster.drained, cluster.capacity_gained = None, True
+                cluster.drained, cluster.nodes.capacity_gained = None, True
                 self._ledger.mark_cluster_changed(event.cluster)
             case ev.ClusterLost():
                 for token in self._contact.declare_lost(event, now):
@@ -139,7 +139,7 @@ class EventHandler:
 
     def _open_barriers(self, clusters: Iterable[ClusterName], now: float) -> None:
         """Open the barriers of jobs on some clusters that were only waiting for a path between them."""
-        for token in [token for name in clusters if name in self._grid for token in self._grid[name].live]:
+        for token in [token for name in clusters if name in self._grid for token in self._grid[name].nodes.live]:
             if (match := self._ledger.find(token)) is not None:
                 self._attempts.open_barrier_if_complete(match[0], now)
 
@@ -161,12 +161,18 @@ class EventHandler:
     def _apply_cluster_report(self, cluster: ClusterStatus, report: ClusterReport, now: float) -> None:
         """Store a cluster's report about its nodes. Mark the cluster as changed if more than their use differs."""
         reported = report.total, report.problem, report.notices, report.lacks, report.reservations
-        known = cluster.total, cluster.problem, cluster.notices, cluster.lacks, cluster.reservations
-        if reported != known or not cluster.reported:
+        known = (
+            cluster.last_report.total,
+            cluster.last_report.problem,
+            cluster.last_report.notices,
+            cluster.last_report.lacks,
+            cluster.last_report.reservations,
+        )
+        if reported != known or not cluster.nodes.reported:
             self._ledger.mark_cluster_changed(cluster.name)
-        doubt = cluster.doubt
+        doubt = cluster.health.doubt
         cluster.report(report, now)
-        if cluster.doubt != doubt:
+        if cluster.health.doubt != doubt:
             self._ledger.mark_cluster_changed(cluster.name)
 
     def _apply_inventory(self, event: ev.InventoryReceived, now: float) -> None:
@@ -174,7 +180,7 @@ class EventHandler:
         cluster = self._grid[event.cluster]
         self._contact.mark_connected(cluster, now)
         cluster.contact.agent_failed = ""
-        cluster.capacity_gained = True
+        cluster.nodes.capacity_gained = True
         self._ledger.mark_cluster_changed(cluster.name)
         with self._health.group_errors(cluster.name):
             for token in self._components.reconcile(event, now):
@@ -206,7 +212,7 @@ class EventHandler:
     def _requeue_all(self, event: ev.ClusterDrained, now: float) -> None:
         """Requeue all jobs that have nodes on a cluster. That does not count as a restart."""
         reason = f"drained: {event.cluster}" + (f": {event.reason}" if event.reason else " is to be empty")
-        for token in list(self._grid[event.cluster].live):
+        for token in list(self._grid[event.cluster].nodes.live):
             match = self._ledger.find(token)
             if match is None or match[1].superseded or match[0].ending is not None:
                 continue

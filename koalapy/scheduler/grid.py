@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 
 from koalapy.model.cluster import (
@@ -106,9 +107,10 @@ class GridStatus:
         self._uplinks: Mapping[ClusterName, Uplink] | None = None
         """The cached uplinks; None after their capacity or use has changed."""
         for cluster in self._clusters.values():
-            cluster.on_change, cluster.uplink.on_change = self.touch, self._forget_uplinks
+            cluster.nodes.on_change = partial(self.touch, cluster.name)
+            cluster.uplink.on_change = self._forget_uplinks
         self._news_taken = 0
-        self._available = self.cached_view(lambda cluster: cluster.available)
+        self._available = self.cached_view(lambda cluster: cluster.nodes.available)
 
     def __getitem__(self, name: ClusterName) -> ClusterStatus:
         return self._clusters[name]
@@ -147,11 +149,11 @@ class GridStatus:
         gains: list[ClusterName] = []
         departures: list[ClusterName] = []
         for cluster in self.changed_since(self._news_taken):
-            if cluster.capacity_gained:
-                cluster.capacity_gained = False
+            if cluster.nodes.capacity_gained:
+                cluster.nodes.capacity_gained = False
                 gains.append(cluster.name)
-            if cluster.capacity_expected:
-                cluster.capacity_expected = False
+            if cluster.nodes.capacity_expected:
+                cluster.nodes.capacity_expected = False
                 departures.append(cluster.name)
         self._news_taken = self.version
         return gains, departures
@@ -452,5 +454,5 @@ class CachedView:
         return cluster.view(
             max(0, self._idle_of(cluster)),
             by_preemption=self._by_preemption,
-            hides_parts=cluster.shares and self._hides_parts(cluster),
+            hides_parts=cluster.last_report.shares and self._hides_parts(cluster),
         )

@@ -222,7 +222,12 @@ class Queries:
         """Return the limits that submissions are checked against; the same object until the empty grid changes."""
         clusters = [
             ClusterLimits(
-                c.name, c.total or None, c.profile, c.speed, c.classes.reported if c.reported else None, c.job_sizes
+                c.name,
+                c.last_report.total or None,
+                c.profile,
+                c.speed,
+                c.nodes.classes.reported if c.nodes.reported else None,
+                c.last_report.job_sizes,
             )
             for c in self.grid.clusters()
         ]

@@ -166,9 +166,9 @@ class Scheduler:
             for component in live(job).components:
                 cluster, token = self._grid[component.cluster], job.token(component.index)
                 if component.state is ComponentState.DELIVERING:
-                    cluster.mark_delivering(token)
+                    cluster.nodes.mark_delivering(token)
                 elif component.state is ComponentState.STOPPING:
-                    cluster.promise(token, component.size, filter_of(job.spec, component))
+                    cluster.nodes.promise(token, component.size, filter_of(job.spec, component))
                     self._attempts.expect_release_after_grace(job, component)
                 elif component.state not in (ComponentState.PLACED, ComponentState.ENDED):
                     assigned.append((job, component))

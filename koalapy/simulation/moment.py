@@ -88,7 +88,7 @@ def moment_of(queries: Queries, people: People, now: float) -> Moment:
             status.name,
             status.speed,
             status.profile,
-            status.total,
+            status.last_report.total,
             status.drained,
             status.health.errors,
             status.health.unusable,
@@ -112,20 +112,20 @@ def moment_of(queries: Queries, people: People, now: float) -> Moment:
         ),
         {
             status.name: NodesNow(
-                status.total,
-                status.background + status.withheld,
-                status.down,
-                _count_overlap(status) if status.shares else 0,
-                status.evidence.mean_wait(now),
+                status.last_report.total,
+                status.last_report.background + status.last_report.withheld,
+                status.last_report.down,
+                _count_overlap(status) if status.last_report.shares else 0,
+                status.health.evidence.mean_wait(now),
             )
             for status in statuses
-            if status.contact.connected and status.total
+            if status.contact.connected and status.last_report.total
         },
     )
 
 
 def _count_overlap(status: ClusterStatus) -> int:
     """Return by how much the sizes of components exceed the nodes that they have, by the last report."""
-    held = sum(size for token, size in status.live.items() if status.holds(token))
-    others = status.background + status.withheld + status.down
-    return max(0, held - (status.total - others - status.reported_idle))
+    held = sum(size for token, size in status.nodes.live.items() if status.nodes.holds(token))
+    others = status.last_report.background + status.last_report.withheld + status.last_report.down
+    return max(0, held - (status.last_report.total - others - status.last_report.idle))

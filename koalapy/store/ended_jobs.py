@@ -15,8 +15,8 @@ from koalapy.model.history import (
     DAY,
     NAMES,
     DayFilter,
+    EndedJob,
     Figures,
-    HistoryEntry,
     HistoryFilter,
     HistoryPage,
     HistoryPosition,
@@ -113,7 +113,7 @@ def read_page(connection: Connection, which: HistoryFilter, max_examined: int = 
         ids, next_position = _newest_ids(connection, which, source, remaining, max_examined)
     else:
         ids, next_position = _largest_ids(connection, window, remaining, which), sums_next
-    return HistoryPage(_read_entries(connection, ids), next_position, sums, sums_next)
+    return HistoryPage(read_ended_jobs(connection, ids), next_position, sums, sums_next)
 
 
 def _choose_source(connection: Connection, which: HistoryFilter) -> tuple[Source, list[ColumnElement[bool]]]:
@@ -246,17 +246,17 @@ def _read_sums(connection: Connection, window: Select[Any], remaining: list[Colu
     return HistorySums(**connection.execute(_matching(window, remaining, *labelled)).mappings().one())
 
 
-def _read_entries(connection: Connection, ids: list[JobId]) -> list[HistoryEntry]:
-    """Return the entries of ended jobs, in the order of the ids."""
+def read_ended_jobs(connection: Connection, ids: list[JobId]) -> list[EndedJob]:
+    """Return ended jobs in the order of the ids."""
     of_jobs = ("id", "array_job", "array_index", "application", "priority", "reason", "exit_code", "restarts")
     times = ("submitted_at", "started_at")
     of_history = ("name", "owner", "state", "clusters", "nodes", "ended_at", "wait_time", "run_time", "node_seconds")
     measured = ("measured_nodes", "accounted_nodes", "cpu_time", "cpu_available", "peak_memory")
-    memory = jobs.c.spec["memory"].as_float().label("memory")
+    requested = [jobs.c.spec[name].as_float().label(name) for name in ("memory", "walltime")]
     columns = [*(jobs.c[name] for name in (*of_jobs, *times)), *(history.c[name] for name in (*of_history, *measured))]
-    entries: dict[JobId, HistoryEntry] = {}
+    entries: dict[JobId, EndedJob] = {}
     for chunk in chunks(ids):
-        query = select(*columns, memory).join(history, history.c.job_id == jobs.c.id).where(jobs.c.id.in_(chunk))
+        query = select(*columns, *requested).join(history, history.c.job_id == jobs.c.id).where(jobs.c.id.in_(chunk))
         for row in connection.execute(query).mappings():
             values = {
                 "state": JobState(row["state"]),
@@ -264,7 +264,7 @@ def _read_entries(connection: Connection, ids: list[JobId]) -> list[HistoryEntry
                 "clusters": tuple(row["clusters"]),
                 "memory": None if row["memory"] is None else int(row["memory"]),
             }
-            entries[row["id"]] = HistoryEntry(**{**row, **values})
+            entries[row["id"]] = EndedJob(**{**row, **values})
     return [entries[ident] for ident in ids]
 
 

@@ -8,7 +8,6 @@ from typing import Any
 from sqlalchemy import (
     Boolean,
     ColumnElement,
-    RowMapping,
     Select,
     bindparam,
     case,
@@ -31,14 +30,13 @@ from koalapy.model.history import (
     PastComponent,
     PastComponents,
 )
-from koalapy.model.job import ACTIVE_STATES, FINAL_STATES, JobId, JobState
-from koalapy.model.job_spec import Priority
+from koalapy.model.job import ACTIVE_STATES, FINAL_STATES, JobId
 from koalapy.model.limits import NodeUse
 from koalapy.model.request import ClusterName
 from koalapy.store import tables
 from koalapy.store.advice import MAX_RETAINED_RUNS, retain_runs
 from koalapy.store.database import Database
-from koalapy.store.ended_jobs import MAX_EXAMINED, THEIRS_ARE_USERS, days_of, read_page
+from koalapy.store.ended_jobs import MAX_EXAMINED, THEIRS_ARE_USERS, days_of, read_ended_jobs, read_page
 from koalapy.store.sql import jobs_of
 
 MAX_FREED_PAGES = 1000
@@ -90,22 +88,10 @@ class SqlHistory:
         return [(row["day"], row["name"], row["nodes"]) for row in self._database.rows(query)]
 
     def ended_jobs(self, after: tuple[float, JobId], until: float, limit: int) -> list[EndedJob]:
-        query = select(
-            _jobs.id,
-            _jobs.submitted_at,
-            _jobs.started_at,
-            _history.ended_at,
-            _jobs.state,
-            _jobs.owner,
-            _jobs.application,
-            _jobs.priority,
-            _jobs.spec["walltime"].as_float().label("walltime"),
-            _history.nodes,
-            _history.clusters,
-        ).join(tables.history, _history.job_id == _jobs.id)
-        query = query.where(tuple_(_history.ended_at, _history.job_id) > tuple_(*after), _history.ended_at < until)
-        rows = self._database.rows(query.order_by(_history.ended_at, _history.job_id).limit(limit))
-        return [_ended_job(row) for row in rows]
+        at, job = _history.ended_at, _history.job_id
+        query = select(job).where(tuple_(at, job) > tuple_(*after), at < until).order_by(at, job).limit(limit)
+        with self._database.reading() as connection:
+            return read_ended_jobs(connection, list(connection.execute(query).scalars()))
 
     def ended_page(self, which: HistoryFilter) -> HistoryPage:
         with self._database.reading() as connection:
@@ -209,12 +195,3 @@ def _with_attempts(found: Any) -> Select[Any]:
         found.error,
         type_coerce(is_shared, Boolean),
     ).where(has_attempt)
-
-
-def _ended_job(row: RowMapping) -> EndedJob:
-    values = {
-        "state": JobState(row["state"]),
-        "priority": Priority(row["priority"]),
-        "clusters": tuple(row["clusters"]),
-    }
-    return EndedJob(**{**row, **values})

@@ -1,9 +1,10 @@
 """Recipes for workloads, and the presets of the papers."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from koalapy.model.errors import UsageError
+from koalapy.model.field import Field
 from koalapy.policies.registry import builtin_policies
 
 SLEEP = "sleep"
@@ -37,6 +38,8 @@ PROGRAMS: dict[str, Program] = {
 
 
 Form = Literal["nonfixed", "flexible"]
+Weights = tuple[tuple[str, float], ...]
+Span = tuple[float, float]
 
 POLICIES = builtin_policies()
 
@@ -51,39 +54,42 @@ def form_for(policy: str, form: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Parameters from which jobs are drawn, uniformly unless weights are given. Times are in seconds."""
+    """Parameters from which jobs are drawn, uniformly unless weights are given, and their help texts as options."""
 
-    sizes: tuple[int, ...] = (1, 2, 4)
-    """Total nodes of a job, before scaling."""
-    components: tuple[int, ...] = (1,)
-    """Numbers of components of a non-fixed job, which have sizes as equal as possible."""
-    least: int = 1
-    """Minimum nodes of a component, before scaling."""
-    request: Form = "nonfixed"
-    policy: str = ""
-    priorities: tuple[tuple[str, float], ...] = (("low", 1.0),)
-    applications: tuple[tuple[str, float], ...] = ((SLEEP, 1.0),)
-    arguments: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """Arguments of applications that replace the program's defaults."""
-    estimates: tuple[tuple[str, float], ...] = ()
-    """Seconds that applications run on one cluster, from which the arrival rate for a utilisation is computed."""
-    run_times: tuple[float, float] = (5.0, 15.0)
-    """Minimum and maximum run time of ``sleep``."""
-    inputs: tuple[str, ...] = ()
-    """Logical files; each job reads one."""
-    utilisation: float = 0.4
-    """Fraction of all nodes that the jobs should use."""
-    rate: float | None = None
-    """Arrivals per second; replaces the utilisation."""
-    jobs: int | None = 100
-    duration: float | None = None
-    """Seconds during which jobs arrive."""
-    scale: float | None = None
-    """Factor for sizes; None: chosen by ``scale_of``."""
-    compress: float = 1.0
-    """Speed-up of the workload: divides the run times of ``sleep`` and all times of a trace."""
-    fields: tuple[tuple[str, Any], ...] = ()
-    """Further fields of every submission."""
+    jobs: Annotated[int | None, Field("number of jobs")] = 100
+    duration: Annotated[float | None, Field("seconds in which jobs arrive")] = None
+    rate: Annotated[float | None, Field("mean number of jobs per second")] = None
+    """Replaces the utilisation."""
+    utilisation: Annotated[float, Field("fraction of the grid to use, instead of a rate")] = 0.4
+    sizes: Annotated[tuple[int, ...], Field("nodes of a job, drawn from e.g. 8,16,32")] = (1, 2, 4)
+    """Before scaling."""
+    components: Annotated[tuple[int, ...], Field("nonfixed: number of components, drawn from e.g. 3,4,6")] = (1,)
+    """The components have sizes as equal as possible."""
+    least: Annotated[int, Field("nonfixed: minimum nodes of a component")] = 1
+    """Before scaling."""
+    request: Annotated[Form, Field("nonfixed or flexible; default: what the policy supports")] = "nonfixed"
+    policy: Annotated[str, Field("placement policy of every job")] = ""
+    priorities: Annotated[Weights, Field("priorities with weights, e.g. high:1,low:3")] = (("low", 1.0),)
+    applications: Annotated[Weights, Field("applications with weights, e.g. prime:2,wave")] = ((SLEEP, 1.0),)
+    arguments: Annotated[
+        tuple[tuple[str, tuple[str, ...]], ...],
+        Field("arguments of an application, e.g. wave='--steps 400'; repeatable"),
+    ] = ()
+    """They replace the program's defaults."""
+    estimates: Annotated[
+        Weights, Field("run time of an application in seconds, e.g. wave=6; repeatable", "--estimate")
+    ] = ()
+    """On one cluster. The arrival rate for a utilisation is computed from them."""
+    run_times: Annotated[Span, Field("range of run times of sleep in seconds, e.g. 30-192")] = (5.0, 15.0)
+    inputs: Annotated[tuple[str, ...], Field("logical files, of which each job reads one, e.g. a,b")] = ()
+    scale: Annotated[float | None, Field("factor of sizes; default: the same fraction of the grid")] = None
+    """None: chosen by ``scale_of``."""
+    compress: Annotated[float, Field("factor by which everything runs faster")] = 1.0
+    """It divides the run times of ``sleep`` and all times of a trace."""
+    fields: Annotated[
+        tuple[tuple[str, Any], ...],
+        Field("field of every submission, e.g. claiming=incremental; repeatable", "--field"),
+    ] = ()
     paper_nodes: int | None = None
     """Nodes of the paper's grid, relative to which sizes are scaled."""
     paper_smallest: int | None = None

@@ -5,10 +5,15 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Annotated
 from uuid import uuid4
 
+from koalapy.client.errors import CliError
+from koalapy.client.http import Json
+from koalapy.model.field import Bounds, Field
 from koalapy.workload import measures
-from koalapy.workload.background import Away, BackgroundLoad, Busy, Daemon, Json, Refused
+from koalapy.workload.background import BackgroundLoad
+from koalapy.workload.daemon import WorkloadDaemon, is_away
 from koalapy.workload.measures import Samples
 from koalapy.workload.plan import Workload
 
@@ -29,20 +34,18 @@ SHOWN_EVERY = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of a run. Times are in seconds."""
+    """Options of a run, with their help texts."""
 
-    background: float = 0.0
-    """Fraction of nodes that local users should have."""
-    background_seconds: float = 20.0
-    background_nodes: int | None = None
-    seed: int = 1
-    interval: float = 1.0
-    """Interval between two polls."""
-    patience: float = 600.0
-    """Maximum time for which the daemon may be unavailable."""
-    timeout: float | None = None
-    """Maximum duration of the run; None: unlimited."""
-    cancel_on_interrupt: bool = False
+    background: Annotated[float, Field("fraction of nodes for background load, e.g. 0.2"), Bounds(0, 0.9)] = 0.0
+    background_seconds: Annotated[float, Field("mean run time of background jobs in seconds"), Bounds(1, 200)] = 20.0
+    background_nodes: Annotated[
+        int | None, Field("maximum nodes of a background job; default: a quarter of the cluster"), Bounds(1)
+    ] = None
+    seed: Annotated[int, Field("seed of the background load")] = 1
+    interval: Annotated[float, Field("seconds between samples of the clusters"), Bounds(0.1)] = 1.0
+    patience: Annotated[float, Field("seconds that the daemon may be unreachable"), Bounds(0)] = 600.0
+    timeout: Annotated[float | None, Field("timeout of the whole run in seconds"), Bounds(0)] = None
+    cancel_on_interrupt: Annotated[bool, Field("cancel its jobs on Ctrl-C")] = False
 
 
 @dataclass(slots=True)
@@ -69,7 +72,7 @@ class Run:
     def __init__(
         self,
         workload: Workload,
-        daemon: Daemon,
+        daemon: WorkloadDaemon,
         options: Options,
         *,
         tell: Callable[[str], None],
@@ -119,7 +122,7 @@ class Run:
                 self._do_due_work()
         except KeyboardInterrupt:
             self.interrupted = "interrupted"
-        except Refused as error:
+        except CliError as error:
             self.interrupted = f"the daemon refuses to tell more: {error}"
         finally:
             self._end_load()
@@ -153,7 +156,9 @@ class Run:
             self._submit_due()
             if self._elapsed_s() >= self._poll_at:
                 self._poll_jobs()
-        except Away as error:
+        except CliError as error:
+            if not is_away(error):
+                raise
             self._is_away(error)
         if (now := self._elapsed_s()) >= self._show_at:
             self._show(self._current_progress())
@@ -162,7 +167,7 @@ class Run:
 
     # Availability of the daemon
 
-    def _is_away(self, error: Away) -> None:
+    def _is_away(self, error: CliError) -> None:
         """Note that the daemon is unavailable, and say so at the first failure."""
         if self._away_since is None:
             self._away_since = self._elapsed_s()
@@ -191,12 +196,14 @@ class Run:
             self._in_doubt = number
             try:
                 job = self._daemon.submit_job(arrival.job, self._key_of(number))
-            except Busy as error:
-                self._in_doubt = None
-                self._try_at = self._elapsed_s() + error.retry_after
-                self._tell(f"job {number + 1} waits {error.retry_after:g} s to be submitted: {error}")
-                return
-            except Refused as error:
+            except CliError as error:
+                if error.retry_after:
+                    self._in_doubt = None
+                    self._try_at = self._elapsed_s() + error.retry_after
+                    self._tell(f"job {number + 1} waits {error.retry_after:g} s to be submitted: {error.message}")
+                    return
+                if is_away(error):
+                    raise
                 self._rows[number] = row | {"state": "refused", "reason": str(error)}
                 self._over.add(number)
                 self._tell(f"job {number + 1} was refused: {error}")
@@ -304,7 +311,7 @@ class Run:
                 for message in self._daemon.cancel_jobs([self._submitted[number][0] for number in unfinished]):
                     self._tell(message)  # The job ended before it was cancelled.
             self._poll_until_ended(unfinished, self._elapsed_s() + (ENDS_WITHIN if self._is_cancelling else 0.0))
-        except (Away, Refused) as error:
+        except CliError as error:
             self._tell(f"what became of the last jobs is not known: {error}")
         except KeyboardInterrupt:
             self._tell("what became of the last jobs is not known")

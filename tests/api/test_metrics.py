@@ -5,19 +5,17 @@ import re
 import subprocess
 from enum import StrEnum
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx2
 import pytest
+from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.documentation import metrics_page
 from deploy.documentation.metrics_page import EMPTY_FIGURES, LABEL_VALUES
 from koalapy.api import monitoring
-from koalapy.api.monitoring import Exposition
-from koalapy.daemon.observability.figures import Figures
-from koalapy.daemon.observability.instruments import Instruments
+from koalapy.api.monitoring import list_metrics
 from koalapy.model.identity import Identity, Role
 from koalapy.scheduler.rules import Rules
 from tests.needs import PROMETHEUS, needs
@@ -52,7 +50,7 @@ def value_of(text: str, sample: str, **labels: str) -> float:
 
 def test_metrics_page_shows_type_labels_and_meaning() -> None:
     rows = metrics_page.page().splitlines()
-    metrics = list(Exposition(EMPTY_FIGURES, Instruments()).collect())
+    metrics = list_metrics(EMPTY_FIGURES)
     assert len([row for row in rows if row.startswith("| `koala_")]) == len(metrics) > 45
     assert "| `koala_jobs` | gauge | `state`, `priority` | Unfinished jobs of users. |" in rows
     assert "| `koala_preemptions_total` | counter |  | Preempted low-priority jobs. |" in rows
@@ -158,12 +156,12 @@ async def test_metrics_do_not_grow_with_user_input(open_api: Open, body: Json) -
 async def test_scrapes_within_the_interval_compute_the_figures_once(monkeypatch: pytest.MonkeyPatch) -> None:
     computed = 0
 
-    async def compute(*_: object) -> Figures:
+    async def compute(*_: object) -> list[Metric]:
         nonlocal computed
         computed += 1
-        return EMPTY_FIGURES
+        return list_metrics(EMPTY_FIGURES)
 
-    monkeypatch.setattr(monitoring, "figures_of", compute)
-    scrapes = monitoring.MetricsCache(SimpleNamespace(instruments=Instruments()), None, None, min_interval_s=1000.0)  # type: ignore[arg-type]
+    monkeypatch.setattr(monitoring, "collect_metrics", compute)
+    scrapes = monitoring.MetricsCache(None, None, None, min_interval_s=1000.0)  # type: ignore[arg-type]
     texts = await asyncio.gather(*(scrapes.encode("text/plain") for _ in range(20)))
     assert (computed, len(set(texts))) == (1, 1)

@@ -75,7 +75,7 @@ class FullGrid:
 
     def _check(self, components: int) -> None:
         assert self.scheduler.queries.queued == 1
-        assert sum(len(cluster.live) for cluster in self.scheduler.queries.grid.clusters()) == components
+        assert sum(len(cluster.nodes.live) for cluster in self.scheduler.queries.grid.clusters()) == components
 
     def _report(self, name: str) -> Reported:
         tokens = frozenset(job.token(0) for job in self._running[name])

@@ -64,7 +64,7 @@ ROOT = Group("A test.", {"draw": draw_shape, "things": GROUP})
 
 def call_command(*arguments: str) -> dict[str, Any]:
     CALLS.clear()
-    run_command("t", ROOT, arguments, "1")
+    run_command("t", ROOT, arguments)
     (call,) = CALLS
     return call
 
@@ -72,7 +72,7 @@ def call_command(*arguments: str) -> dict[str, Any]:
 def run_invalid(*arguments: str) -> str:
     CALLS.clear()
     with pytest.raises(CliError) as error:
-        run_command("t", ROOT, arguments, "1")
+        run_command("t", ROOT, arguments)
     assert error.value.code is Exit.USAGE
     assert not CALLS
     return str(error.value)
@@ -89,7 +89,7 @@ def test_options_are_parsed_in_every_form(monkeypatch: pytest.MonkeyPatch) -> No
     assert call_command("draw", "cat")["shape"] == [Shape.SQUARE]
     assert call_command("draw", "cat", "-s", "-1", "--x")["arguments"] == ["-s", "-1", "--x"], "the program's own words"
     assert call_command("draw", "-s", "-1", "--", "--size", "--", "-q")["arguments"] == ["--", "-q"]
-    assert run_command("t", ROOT, ["draw", "x"], "1") == 7
+    assert run_command("t", ROOT, ["draw", "x"]) == 7
 
 
 def test_empty_option_is_accepted_if_declared() -> None:
@@ -146,7 +146,7 @@ def test_any_command_line_runs_or_prints_one_line(arguments: list[str]) -> None:
     CALLS.clear()
     message, code = "", 0
     try:
-        code = run_command("t", ROOT, arguments, "1")
+        code = run_command("t", ROOT, arguments)
     except CliError as error:
         message, code = str(error), error.code
     assert "\n" not in message
@@ -160,7 +160,7 @@ def test_arguments_after_two_dashes_reach_program_unchanged(arguments: list[str]
 
 def test_help_pages_fit_80_columns(koala: Koala, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    for command in [()] + [(name,) for name in KOALA.commands] + [("clusters", "drain"), ("network", "measure")]:
+    for command in [()] + [(name,) for name in KOALA.subcommands] + [("clusters", "drain"), ("network", "measure")]:
         page = koala(*command, "--help")
         assert (page.code, page.err) == (0, "")
         assert page.out.startswith("Usage: koala")

@@ -9,8 +9,7 @@ import pytest
 from deploy.documentation.cli_page import commands
 from koalapy import __version__
 from koalapy.cli.main import KOALA
-from koalapy.cli.terminal.arguments import root_of
-from koalapy.cli.terminal.foreign_options import FOREIGN_OPTIONS, SLURM, Unclear, format_options_page
+from koalapy.cli.terminal.foreign_options import FOREIGN_OPTIONS, Unclear, format_options_page
 from koalapy.cli.terminal.manual import format_manual, format_pages
 from koalapy.client.errors import Exit
 from tests.cli.conftest import Koala
@@ -63,7 +62,7 @@ def test_rows_of_page_for_slurm_users_agree_with_table() -> None:
         if not foreign.startswith("-"):
             continue
         name, _, value = foreign.replace("=", " ", 1).partition(" ")
-        entry = next((option for option in SLURM if name in option.names), None)
+        entry = next((option for option in FOREIGN_OPTIONS["koala submit"]["Slurm"] if name in option.names), None)
         try:
             words, _ = entry.translate(value) if entry else ([], "")
         except Unclear:
@@ -74,7 +73,7 @@ def test_rows_of_page_for_slurm_users_agree_with_table() -> None:
 
 
 def test_manual_has_every_command_and_option() -> None:
-    page = format_manual("koala", root_of("koala", KOALA, __version__), __version__)
+    page = format_manual("koala", KOALA, __version__)
     for path, command in commands().items():
         assert path == "koala" or f".SS {path}\n".replace("-", "\\-") in page
         for parameter in command.params:
@@ -83,7 +82,7 @@ def test_manual_has_every_command_and_option() -> None:
 
 
 def test_manual_pages_are_one_for_each_command_and_the_whole() -> None:
-    pages = format_pages("koala", root_of("koala", KOALA, __version__), __version__)
+    pages = format_pages("koala", KOALA, __version__)
     names = {"-".join(path.split()[:2]) for path in commands()}
     assert pages.keys() == {f"{name}.1" for name in names}
     page = pages["koala-clusters.1"]

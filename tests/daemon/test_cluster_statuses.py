@@ -7,6 +7,7 @@ from koalapy.daemon.core import collect_clusters, describe_cluster
 from koalapy.model.cluster import ClusterState, Drain
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState
 from koalapy.model.job_spec import JobSpec
+from koalapy.model.reports import ClusterReport
 from koalapy.model.request import FlexibleRequest
 from koalapy.policies.registry import builtin_policies
 from koalapy.ports import Batch, ClusterRecord, Saved
@@ -50,7 +51,7 @@ def make_statuses(settings: Settings, saved: Saved) -> list[ClusterStatus]:
 
 def stored_fields(cluster: ClusterStatus) -> tuple[object, ...]:
     return (
-        cluster.total,
+        cluster.last_report.total,
         cluster.health.errors,
         cluster.health.unusable,
         cluster.health.note,
@@ -61,7 +62,8 @@ def stored_fields(cluster: ClusterStatus) -> tuple[object, ...]:
 
 def test_cluster_unusable_without_agent_stays_unusable(tmp_path: Path) -> None:
     north = ClusterStatus("north")
-    north.total, north.health.errors, north.health.unusable, north.health.trials = 4, 5, True, 2
+    north.nodes.last_report = ClusterReport(4, 0)
+    north.health.errors, north.health.unusable, north.health.trials = 5, True, 2
     north.health.note, north.contact.connected = "unusable after 5 errors in a row, the last: no shell", False
     assert north.state is ClusterState.UNREACHABLE
     again, south = make_statuses(SETTINGS, saved_by(tmp_path, north))

@@ -63,7 +63,7 @@ async def test_preview_of_drain_lists_running_and_delayed_jobs() -> None:
 
     queries = queries_at(50.0)
     forecasts = Forecasts(queries, People(), Clock(), load_policies, work)
-    used = {cluster.name: sum(cluster.live.values()) for cluster in queries.grid.clusters()}
+    used = {cluster.name: sum(cluster.nodes.live.values()) for cluster in queries.grid.clusters()}
     name = max(used, key=used.__getitem__)
     reports: list[tuple[int, int]] = []
     preview = await forecasts.preview_drain(name, lambda completed, total: reports.append((completed, total)))

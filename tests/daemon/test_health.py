@@ -150,7 +150,7 @@ async def test_disks_reported_by_agents_are_shown(tmp_path: Path) -> None:
             )
         )
         await wait_for_state(daemon, "north", ("unreachable", 4, "full"))
-        assert daemon.scheduler.queries.grid["north"].disks == (disk,)
+        assert daemon.scheduler.queries.grid["north"].last_report.disks == (disk,)
 
 
 async def test_job_counts_follow_job_states(tmp_path: Path) -> None:

@@ -166,9 +166,9 @@ def test_report_with_many_long_notices_is_truncated(loop: Loop) -> None:
     loud = {"notices": ['<n>&"' * 4000] * 1000, "lacks": [f"{n:04}" + "x" * 20_000 for n in range(1000)]}
     assert not loop.receive_message([to_plain_json(report_nodes(4)) | loud])
     cluster = loop.daemon.engine.queries.grid["north"]
-    assert len(cluster.notices) <= MAX_NOTICES
-    assert sum(map(len, cluster.notices)) <= MAX_NOTICES_LENGTH
-    assert cluster.notices[-1].endswith("more are left out")
+    assert len(cluster.last_report.notices) <= MAX_NOTICES
+    assert sum(map(len, cluster.last_report.notices)) <= MAX_NOTICES_LENGTH
+    assert cluster.last_report.notices[-1].endswith("more are left out")
     assert len(cluster.status_text) < 10_000
 
 
@@ -191,8 +191,14 @@ def test_texts_of_agent_are_printable_lines(loop: Loop) -> None:
     odd |= {"versions": {"lrm": text}, "calls": [{"operation": text, "last_error": text}]}
     assert not loop.receive_message([to_plain_json(report_nodes(4)) | odd])
     cluster = loop.daemon.engine.queries.grid["north"]
-    (calls,), (low,) = cluster.calls, cluster.disks
-    shown = (*cluster.notices, *cluster.lacks, *cluster.lost_records, cluster.problem, calls.operation)
+    (calls,), (low,) = cluster.last_report.calls, cluster.last_report.disks
+    shown = (
+        *cluster.last_report.notices,
+        *cluster.last_report.lacks,
+        *cluster.last_report.lost_records,
+        cluster.last_report.problem,
+        calls.operation,
+    )
     assert set(shown) == {low.what} == {low.path} == {calls.last_error} == {"down  [2J  "}
     named = {"node_classes": [{"name": text, "total": 1, "idle": 1}]}
     assert loop.receive_message([to_plain_json(report_nodes(4)) | named]).startswith("a message is invalid")

@@ -12,7 +12,7 @@ import pytest
 
 from koalapy.config.settings import Settings
 from koalapy.daemon.agents.wire import plan_nodes
-from koalapy.daemon.alerts.daemon_checks import RelayCheck
+from koalapy.daemon.alerts.daemon_checks import check_relays
 from koalapy.daemon.core import check_settings
 from koalapy.daemon.network.relays import JobRelay, Relays
 from koalapy.daemon.observability.audit import Audit
@@ -78,7 +78,7 @@ class Side:
         return self.relays.plan_job(job, nodes_of(job))
 
     async def alerts(self) -> list[Alert]:
-        return [alert async for alert in RelayCheck(self.relays)(5.0)]
+        return [alert async for alert in check_relays(self.relays, 5.0)]
 
 
 @pytest.fixture

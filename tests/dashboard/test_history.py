@@ -89,9 +89,11 @@ def test_history_json_equals_api(grid_with_ended_jobs: EmbeddedGrid) -> None:
     history = (
         grid_with_ended_jobs.http.get("/history.json", params={"by": "user", "step": "all"}).raise_for_status().json()
     )
-    assert {line["name"]: line["jobs"] for line in history["lines"]} == {"alice": 2, "bob": 1}
+    assert {line["name"]: line["jobs"] for line in history["table"]["lines"]} == {"alice": 2, "bob": 1}
     api = grid_with_ended_jobs.http.get("/api/v1/usage", params={"by": "user", "step": "all"}).raise_for_status().json()
-    assert [line["queue_time"] for line in api["lines"]] == [line["queue_time"] for line in reversed(history["lines"])]
+    assert [line["queue_time"] for line in api["lines"]] == [
+        line["queue_time"] for line in reversed(history["table"]["lines"])
+    ]
     assert history["total"]["coallocated"] == pytest.approx(1 / 3, abs=1e-4)
 
 

@@ -13,6 +13,7 @@ from koalapy.daemon.observability.figures import LOAD_PERIODS, Samples
 from koalapy.dashboard.charts import Slot, describe_range, line_chart, make_slots, stacked_chart
 from koalapy.dashboard.timeline import Phase, Timeline, TimelineBar, TimelineLane, draw_timeline
 from koalapy.model.history import LOAD_KEPT_S, LOAD_SLOT_S, LoadPeriod, Sample
+from koalapy.model.reports import ClusterReport
 from koalapy.store.database import Database
 from koalapy.store.service_tables import SqlSamples
 from tests.daemon_in_process import ServedDaemon
@@ -130,8 +131,7 @@ class FakeCluster:
     """A cluster with a current report, or without."""
 
     name: str
-    background: int
-    total: int
+    last_report: ClusterReport
     is_current: bool = True
 
     def known_at(self, now: float) -> float:
@@ -139,17 +139,20 @@ class FakeCluster:
 
 
 async def test_local_load_has_gap_while_agent_is_away(tmp_path: Path) -> None:
-    north, south, now = FakeCluster("north", 2, 8), FakeCluster("south", 9, 6), [600 * 4800.0]
+    north, south, now = (
+        FakeCluster("north", ClusterReport(8, 6, 2)),
+        FakeCluster("south", ClusterReport(6, 0, 9)),
+        [600 * 4800.0],
+    )
     grid = SimpleNamespace(clusters=lambda: [north, south], used=0)
     for cluster in grid.clusters():
-        cluster.used = cluster.down = 0
-        cluster.state = None
+        cluster.nodes, cluster.state = SimpleNamespace(used=0), None
     engine: Any = SimpleNamespace(queries=SimpleNamespace(grid=grid), stored_queued=0, subscribe=lambda _: None)
     store = SqlSamples(Database(open_database(tmp_path / "koala.db")))
     samples = Samples(engine, store, lambda: now[0])
     for minute in range(60):
         south.is_current = not 20 <= minute < 40
-        north.background = 4 if minute >= 50 else 2
+        north.last_report = ClusterReport(8, 4, 4 if minute >= 50 else 2)
         await samples.take()
         now[0] += 60.0
     loads = await samples.read_local_load(3600.0)

@@ -13,7 +13,7 @@ from koalapy.dashboard.rows import SiteUse, Survey
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState
 from koalapy.model.job_spec import JobSpec
-from koalapy.model.reports import LrmCalls, LrmOperation
+from koalapy.model.reports import ClusterReport, LrmCalls, LrmOperation
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest
 from koalapy.ports import ClusterRecord
 from koalapy.scheduler.effects import AttemptFailure, ClaimFailure
@@ -108,7 +108,7 @@ def test_lrm_errors_are_shown_to_operators_only() -> None:
         LrmCalls(operation, 1, 1, last_error=f"{operation}: alice", failed_ago=1.0)
         for operation in (*LrmOperation, "later")
     )
-    cluster = cast(Any, SimpleNamespace(calls=calls, reported_at=5.0))
+    cluster = cast(Any, SimpleNamespace(last_report=ClusterReport(4, 4, calls=calls), reported_at=5.0))
     errors = {
         role: {operation.last_error for operation in visible_calls(cluster, Identity("bob", role, ""))} for role in Role
     }

@@ -7,13 +7,11 @@ from pathlib import Path
 import click
 import pytest
 
-from koalapy import __version__
 from koalapy.cli.main import KOALA
-from koalapy.cli.terminal.arguments import Commands, root_of
+from koalapy.cli.terminal.arguments import Group
 from koalapy.model.job import JobState
 from tests.docs.blocks import PAGES, ROOT, SHOWN, blocks
 
-ROOT_COMMAND = root_of("koala", KOALA, __version__)
 KOALA_COMMAND = re.compile(r"\bkoala ([^`\n]*)")
 COMMAND_END = re.compile(r"\s(--\s|&|\||>|<|;|\$\(|#)|\s--$|[;)]")
 
@@ -54,12 +52,12 @@ def find_commands(page: Path) -> Iterator[str]:
 
 def describe_problem(command_text: str) -> str:
     """Return the problem of a command after ``koala``; empty if there is none."""
-    command: click.Command = ROOT_COMMAND
+    command: click.Command = KOALA
     arguments = command_text.replace("[", " ").replace("]", " ").split()
-    while arguments and isinstance(command, Commands):
+    while arguments and isinstance(command, Group):
         below = command.get_command(click.Context(command), arguments[0])
         if below is None:
-            if command is ROOT_COMMAND and not arguments[0].startswith("-"):
+            if command is KOALA and not arguments[0].startswith("-"):
                 return f"koala {command_text}: there is no such command"
             break  # some groups are commands themselves
         command, arguments = below, arguments[1:]

@@ -52,7 +52,7 @@ def _to_known_cluster(cluster: ClusterStatus) -> KnownCluster:
         cluster.name,
         cluster.speed,
         cluster.profile,
-        cluster.total,
+        cluster.last_report.total,
         cluster.drained,
         health.errors,
         health.unusable,

@@ -303,7 +303,7 @@ def test_head_at_its_limit_refuses_new_streams_and_keeps_others(tmp_path: Path, 
 
 def test_list_without_attempt_resets_its_streams(links: Links) -> None:
     with links.program(2) as listener, links.dial(0, 2) as client, links.accept(listener):
-        links.hub.replace_state(links.keys(), [])
+        links.hub.replace_state({**links.keys(), "attempts": []})
         with pytest.raises(ConnectionResetError):
             links.read(client, 1)
     assert [event["t"] for event in links.events if event["relay"] == "hub"] == ["removed"]
@@ -316,17 +316,17 @@ def test_state_with_a_known_attempt_keeps_its_streams(links: Links, is_changed: 
             entry = links.entry(cluster)
             if is_changed:
                 entry["nodes"][0]["ports"] = [[1024, 1025]]
-            relay.replace_state(links.keys(cluster), [entry])
+            relay.replace_state({**links.keys(cluster), "attempts": [entry]})
         client.send(b"ping")
         assert links.read(server, 4) == b"ping"
 
 
 def test_invalid_state_changes_nothing(links: Links) -> None:
     with pytest.raises(ValueError, match="incomplete"):
-        links.hub.replace_state(links.keys(), [{"attempt": "9.1.x"}])
+        links.hub.replace_state({**links.keys(), "attempts": [{"attempt": "9.1.x"}]})
     with pytest.raises(ValueError, match="keys of the heads are missing"):
-        links.hub.replace_state({}, [])
-    assert list(links.hub.live.by_token) == [ATTEMPT]
+        links.hub.replace_state({"attempts": []})
+    assert list(links.hub.attempts) == [ATTEMPT]
 
 
 def test_stream_of_slow_reader_delays_no_other(links: Links) -> None:

@@ -316,34 +316,49 @@ def check_counts(world: "World") -> None:
                     node_counts[c.cluster][job.token(c.index)] = c.size
                     status, token = queries.grid[c.cluster], job.token(c.index)
                     # Those that got parts of nodes are never preempted, even if the site shares no more.
-                    kept = token not in {**status.preemptible_components, **status.about_to_end}
-                    frees_nodes = not (job.spec.share and (status.shares or kept))
+                    kept = token not in {**status.nodes.preemptible_components, **status.nodes.about_to_end}
+                    frees_nodes = not (job.spec.share and (status.last_report.shares or kept))
                     is_stopping = c.state is ComponentState.STOPPING or c.warned_at is not None
                     if is_preemptible(world, job) and frees_nodes and not is_stopping:
                         preemptible[c.cluster][job.token(c.index)] = c.size
                         if job.spec.home_site != c.cluster and world.rules.sharing == "feasible":
                             guests[c.cluster].add(job.token(c.index))
     for cluster in queries.grid.clusters():
-        assert cluster.live == node_counts[cluster.name], "the cluster's status and the jobs disagree on held nodes"
-        assert cluster.delivering == sending[cluster.name], "the cluster's status and the jobs disagree on deliveries"
-        awaiting = sum(size for token, size in cluster.live.items() if not cluster.holds(token))
-        assert cluster.idle == max(0, cluster.reported_idle - awaiting), (
+        assert cluster.nodes.live == node_counts[cluster.name], (
+            "the cluster's status and the jobs disagree on held nodes"
+        )
+        assert cluster.nodes.delivering == sending[cluster.name], (
+            "the cluster's status and the jobs disagree on deliveries"
+        )
+        awaiting = sum(size for token, size in cluster.nodes.live.items() if not cluster.nodes.holds(token))
+        assert cluster.nodes.idle == max(0, cluster.last_report.idle - awaiting), (
             "idle nodes do not match the components that wait for nodes"
         )
-        about_to_end = {token: cluster.live[token] for token in cluster.about_to_end}
-        assert not about_to_end.keys() & cluster.preemptible_components.keys()
-        making_room = {**cluster.preemptible_components, **about_to_end}
+        about_to_end = {token: cluster.nodes.live[token] for token in cluster.nodes.about_to_end}
+        assert not about_to_end.keys() & cluster.nodes.preemptible_components.keys()
+        making_room = {**cluster.nodes.preemptible_components, **about_to_end}
         assert making_room == preemptible[cluster.name], "the preemptible components differ"
-        assert cluster.preemptible == sum(cluster.preemptible_components.values())
-        assert cluster.reclaimable_components.keys() == guests[cluster.name] - cluster.about_to_end.keys()
-        assert cluster.reclaimable == sum(cluster.reclaimable_components.values())
-        if cluster.reported:
-            counts = cluster.used + cluster.idle + cluster.background + cluster.withheld + cluster.down
-            assert counts == cluster.total, "the node counts do not add up to the total"
-        forgotten = sum(cluster.live.get(token, 0) for token in world.forgotten)
-        assert cluster.used - cluster.leaving - forgotten <= world.sites[cluster.name].total, "a node is promised twice"
-        others = cluster.background + cluster.withheld
-        assert cluster.available == 0 or cluster.available + cluster.used <= cluster.total - others
+        assert cluster.nodes.preemptible == sum(cluster.nodes.preemptible_components.values())
+        assert cluster.nodes.reclaimable_components.keys() == guests[cluster.name] - cluster.nodes.about_to_end.keys()
+        assert cluster.nodes.reclaimable == sum(cluster.nodes.reclaimable_components.values())
+        if cluster.nodes.reported:
+            counts = (
+                cluster.nodes.used
+                + cluster.nodes.idle
+                + cluster.last_report.background
+                + cluster.last_report.withheld
+                + cluster.last_report.down
+            )
+            assert counts == cluster.last_report.total, "the node counts do not add up to the total"
+        forgotten = sum(cluster.nodes.live.get(token, 0) for token in world.forgotten)
+        assert cluster.nodes.used - cluster.nodes.leaving - forgotten <= world.sites[cluster.name].total, (
+            "a node is promised twice"
+        )
+        others = cluster.last_report.background + cluster.last_report.withheld
+        assert (
+            cluster.nodes.available == 0
+            or cluster.nodes.available + cluster.nodes.used <= cluster.last_report.total - others
+        )
 
 
 def check_streams(world: "World") -> None:
@@ -412,7 +427,7 @@ def check_views(queries: Queries) -> None:
         def reserved(cluster: ClusterStatus) -> int:
             return queries.reserved_nodes(cluster.name, priority)
 
-        free = grid.cached_view(lambda c: c.available - reserved(c), hides_parts=lambda c: reserved(c) > 0)
+        free = grid.cached_view(lambda c: c.nodes.available - reserved(c), hides_parts=lambda c: reserved(c) > 0)
         return grid.with_current_links(free.view(), streams)
 
     def view_for_reservation() -> GridView:
@@ -420,15 +435,15 @@ def check_views(queries: Queries) -> None:
         def reserved(cluster: ClusterStatus) -> int:
             return queries.queues.reservation.withheld_from_own(cluster)
 
-        free = grid.cached_view(lambda c: c.available - reserved(c), hides_parts=lambda c: reserved(c) > 0)
+        free = grid.cached_view(lambda c: c.nodes.available - reserved(c), hides_parts=lambda c: reserved(c) > 0)
         return free.view()
 
     def with_preemption(cluster: ClusterStatus) -> int:
-        room = cluster.expected + cluster.preemptible - cluster.reserved_for_others()
-        return room if cluster.limit is None else min(room, cluster.limit.size - 1)
+        room = cluster.nodes.expected + cluster.nodes.preemptible - cluster.nodes.reserved_for_others()
+        return room if cluster.health.limit is None else min(room, cluster.health.limit.size - 1)
 
     for view, recomputed in (
-        (grid.view(), grid.view(lambda cluster: cluster.available)),
+        (grid.view(), grid.view(lambda cluster: cluster.nodes.available)),
         (queries.view(Priority.LOW), view_for(Priority.LOW)),
         (queries.view(Priority.HIGH), view_for(Priority.HIGH)),
         (queries.own_view(), view_for_reservation() if queries.reservation is not None else queries.own_view()),
@@ -512,14 +527,20 @@ def check_waiting(world: "World") -> None:
 def _reclaimable_nodes(world: "World", job: Job, has_reservation: bool) -> int:
     """Return the nodes a job can get at its home site by reclaiming."""
     queries, cluster = world.queries, world.queries.grid[job.spec.home_site]
-    capacity = cluster.expected + sum(cluster.reclaimable_components.values()) - cluster.reserved_for_others()
-    capacity = capacity if cluster.limit is None else min(capacity, cluster.limit.size - 1)
+    capacity = (
+        cluster.nodes.expected
+        + sum(cluster.nodes.reclaimable_components.values())
+        - cluster.nodes.reserved_for_others()
+    )
+    capacity = capacity if cluster.health.limit is None else min(capacity, cluster.health.limit.size - 1)
     keeps_low_share = job.spec.priority is Priority.LOW and not has_reservation
     return max(
         0,
         capacity
         - (
-            queries.reserved_nodes(cluster.name, Priority.LOW) - cluster.reserved_for_others() if keeps_low_share else 0
+            queries.reserved_nodes(cluster.name, Priority.LOW) - cluster.nodes.reserved_for_others()
+            if keeps_low_share
+            else 0
         ),
     )
 
@@ -602,8 +623,13 @@ def check_reservation(world: "World") -> None:
     queries, rules = world.queries, world.rules
 
     def capacity(cluster: ClusterStatus) -> int:
-        free = cluster.total - cluster.background - cluster.down - cluster.doubted
-        return min(free, cluster.limit.size - 1) if cluster.limit else free
+        free = (
+            cluster.last_report.total
+            - cluster.last_report.background
+            - cluster.last_report.down
+            - cluster.nodes.doubted
+        )
+        return min(free, cluster.health.limit.size - 1) if cluster.health.limit else free
 
     empty = queries.grid.view(capacity)
 

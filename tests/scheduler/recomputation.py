@@ -37,13 +37,13 @@ def check_views(world: "World") -> None:
     """Check the grid views that the scheduler gives to policies."""
     queries = world.queries
     clusters = queries.grid.clusters()
-    _check_view(queries.grid.view(), {c.name: c.available for c in clusters}, clusters)
+    _check_view(queries.grid.view(), {c.name: c.nodes.available for c in clusters}, clusters)
     for priority in Priority:
-        spared = {c.name: c.available - queries.reserved_nodes(c.name, priority) for c in clusters}
+        spared = {c.name: c.nodes.available - queries.reserved_nodes(c.name, priority) for c in clusters}
         _check_view(queries.view(priority), spared, clusters)
     _check_view(
         queries.own_view(),
-        {c.name: c.available - queries.queues.reservation.withheld_from_own(c) for c in clusters},
+        {c.name: c.nodes.available - queries.queues.reservation.withheld_from_own(c) for c in clusters},
         clusters,
     )
     if world.rules.preemption == "placement":
@@ -74,11 +74,11 @@ def _idle_with_preemption(world: "World", clusters: list[ClusterStatus]) -> dict
             for c in job.attempt.components:
                 holds_nodes = c.state not in (ComponentState.PLACED, ComponentState.STOPPING) and not c.has_ended
                 is_leaving = (
-                    job.token(c.index) in world.queries.grid[c.cluster].about_to_end
+                    job.token(c.index) in world.queries.grid[c.cluster].nodes.about_to_end
                 )  # already counted as expected
                 preemptible[c.cluster] += c.size if holds_nodes and not is_leaving else 0
-    counts = {c.name: c.expected + preemptible[c.name] - c.reserved_for_others() for c in clusters}
-    limits = {c.name: c.limit.size - 1 for c in clusters if c.limit is not None}
+    counts = {c.name: c.nodes.expected + preemptible[c.name] - c.nodes.reserved_for_others() for c in clusters}
+    limits = {c.name: c.health.limit.size - 1 for c in clusters if c.health.limit is not None}
     return {name: min(count, limits.get(name, count)) for name, count in counts.items()}
 
 

@@ -22,7 +22,9 @@ NAMES = ["east", "north", "west"]
 
 
 def make_status(name: str) -> ClusterStatus:
-    return ClusterStatus(name, contact=ContactStatus(connected=True), total=8, _idle=8)
+    cluster = ClusterStatus(name, contact=ContactStatus(connected=True))
+    cluster.nodes.last_report = ClusterReport(8, 8)
+    return cluster
 
 
 def create_grid() -> GridStatus:
@@ -30,7 +32,7 @@ def create_grid() -> GridStatus:
 
 
 def recompute_view(grid: GridStatus) -> GridView:
-    return grid.view(lambda cluster: cluster.available)
+    return grid.view(lambda cluster: cluster.nodes.available)
 
 
 def idle_by_cluster(view: GridView) -> dict[str, int]:
@@ -43,7 +45,7 @@ def test_view_is_same_object_until_change() -> None:
     assert grid.view() is first_view
     grid.touch("north")
     assert grid.view() is first_view, "a touch without a change keeps the view"
-    grid["north"].promise("1.1.0", 3)
+    grid["north"].nodes.promise("1.1.0", 3)
     assert idle_by_cluster(grid.view()) == {"east": 8, "north": 5, "west": 8}
     assert idle_by_cluster(first_view) == {"east": 8, "north": 8, "west": 8}
 
@@ -52,14 +54,17 @@ def test_view_is_same_object_until_change() -> None:
 def test_view_rarely_read_is_complete(pauses: list[int]) -> None:
     """The number of touches between two reads does not matter."""
     grid = create_grid()
-    frequent_view, rare_view = grid.cached_view(lambda c: c.available), grid.cached_view(lambda c: c.available)
+    frequent_view, rare_view = (
+        grid.cached_view(lambda c: c.nodes.available),
+        grid.cached_view(lambda c: c.nodes.available),
+    )
     tokens = 0
     for pause in pauses:
         rare_view.view()
         for number in range(pause):
             if number in (0, pause // 2):
                 tokens += 1
-                grid[NAMES[tokens % 3]].promise(f"{tokens}.1.0", 1)
+                grid[NAMES[tokens % 3]].nodes.promise(f"{tokens}.1.0", 1)
             else:
                 grid.touch("east")
             if number % 100 == 0:
@@ -103,11 +108,11 @@ def test_view_of_empty_grid_is_empty() -> None:
 
 def test_capacity_changes_are_returned_once() -> None:
     grid = create_grid()
-    grid["east"].promise("1.1.0", 8)
+    grid["east"].nodes.promise("1.1.0", 8)
     grid.take_capacity_changes()
-    grid["east"].expect_release("1.1.0")
+    grid["east"].nodes.expect_release("1.1.0")
     assert grid.take_capacity_changes() == ([], ["east"])
-    grid["east"].release("1.1.0")
+    grid["east"].nodes.release("1.1.0")
     assert grid.take_capacity_changes() == (["east"], [])
     assert grid.take_capacity_changes() == ([], [])
     assert [cluster.name for cluster in grid.changed_since(grid.version - 1)] == ["east"]

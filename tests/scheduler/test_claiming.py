@@ -217,7 +217,7 @@ def test_claim_of_idle_nodes_is_not_prolonged_by_leaving_jobs() -> None:
     site.add_local_user(2)  # not yet reported
     job = world.submit(fixed(north=3))
     world.advance(5)
-    assert world.queries.grid["north"].leaving == 2
+    assert world.queries.grid["north"].nodes.leaving == 2
     world.cancel(running_jobs[1])
     world.advance(6)
     assert world.reasons(job, "requeued") == ["claim-failed: local users of north were faster"]
@@ -338,10 +338,10 @@ def test_success_components_end_or_are_stopped(launcher: Launcher) -> None:
 def test_claim_components_of_one_job_share_cluster() -> None:
     world = World({"north": 8})
     job = world.submit(nonfixed(3, 3, 2))
-    assert world.queries.grid["north"].available == 0
+    assert world.queries.grid["north"].nodes.available == 0
     world.advance(20)
     assert world.state(job) is JobState.SUCCEEDED
-    assert world.queries.grid["north"].available == 8
+    assert world.queries.grid["north"].nodes.available == 8
 
 
 def test_success_requires_all_processes_to_end() -> None:
@@ -353,7 +353,7 @@ def test_success_requires_all_processes_to_end() -> None:
     attempt = world.job(job).attempt
     assert attempt is not None
     assert [c.state for c in attempt.components] == [ComponentState.ENDED, ComponentState.RUNNING]
-    assert world.queries.grid["north"].available == 4, "its nodes are free already"
+    assert world.queries.grid["north"].nodes.available == 4, "its nodes are free already"
     world.advance(30)
     assert world.state(job) is JobState.SUCCEEDED
     assert world.job(job).restarts == 0

@@ -181,7 +181,7 @@ def test_report_of_wrong_cluster_changes_no_job() -> None:
     old_job = world.job(job)
     world.step([Reported("south", ComponentStatus("1.1.0", ComponentState.ENDED, error="no", infrastructure=True))])
     assert world.job(job) is old_job
-    assert world.queries.grid["north"].available == 0
+    assert world.queries.grid["north"].nodes.available == 0
 
 
 def test_report_of_old_attempt_changes_no_job() -> None:
@@ -477,13 +477,18 @@ def test_report_of_agent_without_data_keeps_nodes(is_restarted: bool) -> None:
     world.disconnect("north")
     if is_restarted:
         world.restart()
-        world.queries.grid["north"].total = 4  # as it is stored
+        world.queries.grid["north"].nodes.last_report = ClusterReport(4, 0)  # as it is stored
     world.step([Reported("north", ClusterReport(0, 0, 0, 0, frozenset(), "not answering"))])
     cluster = world.queries.grid["north"]
-    assert (cluster.total, cluster.used, cluster.state_reason) == (4, 3, "not answering")
+    assert (cluster.last_report.total, cluster.nodes.used, cluster.state_reason) == (4, 3, "not answering")
     world.connect("north")
     world.advance(1)
-    assert (cluster.total, cluster.used, cluster.state_reason, world.state(job)) == (4, 3, "", JobState.RUNNING)
+    assert (cluster.last_report.total, cluster.nodes.used, cluster.state_reason, world.state(job)) == (
+        4,
+        3,
+        "",
+        JobState.RUNNING,
+    )
 
 
 @pytest.mark.parametrize("source", ["inventory", "silence"])

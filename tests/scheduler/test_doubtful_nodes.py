@@ -65,7 +65,7 @@ def test_doubt_concerns_nodes_and_not_cluster() -> None:
     world.submit(fixed(hole=4))
     world.advance(11)
     cluster = world.queries.grid["hole"]
-    assert (cluster.available, cluster.idle, cluster.used) == (3, 16, 0)
+    assert (cluster.nodes.available, cluster.nodes.idle, cluster.nodes.used) == (3, 16, 0)
     assert cluster.status_text == (
         f"has 13 idle nodes in doubt until 00:00:{10 + DOUBT_PAUSE:.0f}: a claim for 4 nodes was in vain"
     )
@@ -86,7 +86,11 @@ def test_doubt_pauses_double_until_claim_succeeds() -> None:
     world.advance(MAX_DOUBT_PAUSE + 30)
     assert world.state(job) is JobState.SUCCEEDED
     cluster = world.queries.grid["hole"]
-    assert (cluster.doubt, cluster.evidence.consecutive_failures, cluster.available) == (None, 0, 16)
+    assert (cluster.health.doubt, cluster.health.evidence.consecutive_failures, cluster.nodes.available) == (
+        None,
+        0,
+        16,
+    )
     world.sites["hole"].is_black_hole = True
     second_job = world.submit(flexible(16))
     world.advance(12 + DOUBT_PAUSE)
@@ -103,7 +107,7 @@ def test_doubt_does_not_arise_on_busy_cluster() -> None:
         world.advance(11)
         assert world.state(job) is JobState.QUEUED
         assert world.reasons(job, "requeued") == ["claim-failed: local users of north were faster"]
-        assert world.queries.grid["north"].doubt is None
+        assert world.queries.grid["north"].health.doubt is None
         site.remove_local_user(user)
         world.settle()
         assert world.state(job) is JobState.CLAIMING
@@ -121,14 +125,14 @@ def test_doubt_of_nodes_behind_wide_local_job_ends_with_allocation() -> None:
     job = world.submit(fixed(north=4), run_time=5)
     world.advance(11)
     cluster = world.queries.grid["north"]
-    assert (cluster.idle, cluster.available) == (6, 3)
+    assert (cluster.nodes.idle, cluster.nodes.available) == (6, 3)
     site.remove_local_user(first_user)
     effects = world.step([Reported("north", site.current_report())])
-    assert cluster.doubt is None, "all eight nodes are allocated"
+    assert cluster.health.doubt is None, "all eight nodes are allocated"
     assert "north" in effects.clusters, "operators are informed"
     site.remove_local_user("user-2")
     world.settle()
-    assert (cluster.available, world.state(job)) == (4, JobState.CLAIMING)
+    assert (cluster.nodes.available, world.state(job)) == (4, JobState.CLAIMING)
 
 
 def test_doubt_does_not_arise_behind_own_wide_job() -> None:
@@ -138,7 +142,7 @@ def test_doubt_does_not_arise_behind_own_wide_job() -> None:
     narrow = world.submit(fixed(north=2), run_time=5)
     world.advance(11)
     assert world.reasons(wide, "requeued") == ["claim-failed: local users of north were faster"]
-    assert world.queries.grid["north"].doubt is None
+    assert world.queries.grid["north"].health.doubt is None
     world.sites["north"].remove_local_user("user-1")
     world.advance(60)
     assert {world.state(job) for job in (wide, narrow)} == {JobState.SUCCEEDED}
@@ -153,10 +157,10 @@ def test_doubt_is_not_ended_by_smaller_claim() -> None:
     world.advance(5)
     assert world.state(small) is JobState.RUNNING
     cluster = world.queries.grid["hole"]
-    assert cluster.evidence.consecutive_failures == 1
+    assert cluster.health.evidence.consecutive_failures == 1
     world.advance(DOUBT_PAUSE + 10)
     assert world.state(job) is JobState.SUCCEEDED
-    assert (cluster.doubt, cluster.evidence.consecutive_failures) == (None, 0)
+    assert (cluster.health.doubt, cluster.health.evidence.consecutive_failures) == (None, 0)
 
 
 def test_doubt_is_explained_and_cleared_by_operator() -> None:
@@ -193,7 +197,7 @@ def test_doubt_is_learned_again_after_restart() -> None:
     world.restart()
     for name in world.sites:
         world.connect(name)
-    assert world.queries.grid["hole"].doubt is None
+    assert world.queries.grid["hole"].health.doubt is None
     world.cancel(job)
     later_jobs = [world.submit(flexible(8), run_time=20) for _ in range(3)]
     world.advance(120)

@@ -796,9 +796,9 @@ def test_sufficient_nodes_are_minimal_for_random_grid(
             queries.grid.touch(name)
     for cluster in explanation.clusters:
         status = queries.grid[cluster.cluster]
-        counts = range(1, status.background + 1 if status.is_open else 1)
+        counts = range(1, status.last_report.background + 1 if status.is_open else 1)
         smallest = next((count for count in counts if is_placed_with(cluster.cluster, count)), None)
-        if smallest is not None or (cluster.missing or 0) <= status.background:
+        if smallest is not None or (cluster.missing or 0) <= status.last_report.background:
             assert cluster.missing == smallest
         texts = [
             text

@@ -63,7 +63,7 @@ def test_claim_starts_at_first_jct_and_barrier_opens_at_jst() -> None:
     assert {(c.file_site, c.transfer_time) for c in attempt.components} == {("files", 16)}
     world.advance(11)
     assert world.commands(job) == [], "no nodes are held during the transfer"
-    assert all(cluster.available == cluster.total for cluster in world.queries.grid.clusters())
+    assert all(cluster.nodes.available == cluster.last_report.total for cluster in world.queries.grid.clusters())
     world.advance(2)
     assert world.state(job) is JobState.CLAIMING
     assert all(site.in_phase("claimed") for name, site in world.sites.items() if name != "files")
@@ -88,7 +88,7 @@ def test_claim_tries_follow_jct_series() -> None:
     assert world.reasons(job, "requeued") == ["claim-failed: no room on south before its start time"]
     assert world.job(job).claim_factor == 0.625
     assert world.job(job).restarts == 0
-    assert all(cluster.available == cluster.reported_idle for cluster in world.queries.grid.clusters()), (
+    assert all(cluster.nodes.available == cluster.last_report.idle for cluster in world.queries.grid.clusters()), (
         "all nodes are returned"
     )
     check_nothing_remains(world)
@@ -101,7 +101,7 @@ def test_claim_keeps_started_components_between_tries() -> None:
     world.advance(14)
     assert world.state(job) is JobState.CLAIMING
     assert [c.state for c in world.job(job).attempt.gang] == [ComponentState.CLAIMED, ComponentState.PLACED]  # type: ignore[union-attr]
-    assert world.queries.grid["north"].available == 0
+    assert world.queries.grid["north"].nodes.available == 0
     world.sites["south"].remove_local_user(user)
     world.advance(30)
     assert world.state(job) is JobState.SUCCEEDED
@@ -118,7 +118,7 @@ def test_atomic_claiming_equals_threshold_one() -> None:
         world.advance(14)
         assert world.state(job) is JobState.PLACED
         assert world.commands(job) == []
-        assert world.queries.grid["north"].available == 4, "the nodes stay available"
+        assert world.queries.grid["north"].nodes.available == 4, "the nodes stay available"
         world.sites["south"].remove_local_user(user)
         world.advance(30)
         assert world.state(job) is JobState.SUCCEEDED
@@ -367,7 +367,7 @@ def test_claim_cancelled_job_returns_all_nodes(cancelled_at: float) -> None:
     world.cancel(job)
     world.settle()
     assert world.state(job) is JobState.CANCELLED
-    assert all(cluster.available == cluster.total for cluster in world.queries.grid.clusters())
+    assert all(cluster.nodes.available == cluster.last_report.total for cluster in world.queries.grid.clusters())
     check_nothing_remains(world)
 
 

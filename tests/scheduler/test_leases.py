@@ -1,5 +1,7 @@
 """Leases: the next attempt of a job starts only when the earlier one has certainly ended."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -150,7 +152,8 @@ def test_superseded_claim_on_disconnected_cluster_blocks_no_attempt() -> None:
     """Its barrier never opened, so it cannot run the program."""
     world = World({"north": 2, "south": 2}, Rules(claim_grace=5), lease=NO_LEASE)
     user = world.sites["north"].add_local_user(2)
-    world.queries.grid["north"]._idle = 2  # as reported earlier
+    north = world.queries.grid["north"]
+    north.nodes.last_report = replace(north.last_report, idle=2)  # as reported earlier
     job = world.submit(flexible(2), run_time=LONG)
     world.advance(30)
     world.sites["north"].remove_local_user(user)

@@ -246,7 +246,7 @@ def test_account_limit_restricts_size_in_place_of_doubt() -> None:
     step_at(world, 10)
     world.step([Reported("north", ComponentStatus(TOKEN, ComponentState.ENDED, (), "5"))])
     cluster = world.queries.grid["north"]
-    assert (cluster.doubt, cluster.available) == (None, 1)
+    assert (cluster.health.doubt, cluster.nodes.available) == (None, 1)
     text = f"north takes nothing of 2 nodes or more until 1970-01-01 00:00:25: {LIMIT}"
     assert world.queries.waiting_reason(world.job(1)).replace("until 00:", "until 1970-01-01 00:") == text
     explanation = explain(world.queries, world.job(1), (), world.now)
@@ -261,7 +261,7 @@ def test_account_limit_of_mapped_cluster_bars_only_that_job() -> None:
     world.step([report_wait(pending=LIMIT, limited=True)])
     step_at(world, 10)
     cluster = world.queries.grid["north"]
-    assert (cluster.doubt, cluster.limit) == (None, None)
+    assert (cluster.health.doubt, cluster.health.limit) == (None, None)
     assert world.job(1).barred_sizes(11) == {BarredSizes("north", 2)}
     assert not world.job(1).barred_sizes(10 + REFUSAL_PAUSE)
 

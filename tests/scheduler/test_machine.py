@@ -56,9 +56,9 @@ class Grid(Users, Nodes, Operations):
         for cluster in self.world.queries.grid.clusters():
             site = self.world.sites[cluster.name]
             is_reported = not site.stream and not site.inbox and site.connected and cluster.contact.connected
-            if is_reported and site.current_report() == site.last_report and cluster.available:
-                promised = sum(size for token, size in cluster.live.items() if token not in site.held)
-                assert cluster.available + promised <= site.idle
+            if is_reported and site.current_report() == site.last_report and cluster.nodes.available:
+                promised = sum(size for token, size in cluster.nodes.live.items() if token not in site.held)
+                assert cluster.nodes.available + promised <= site.idle
 
     @invariant()
     def check_recomputed_state(self) -> None:
@@ -105,7 +105,7 @@ class Grid(Users, Nodes, Operations):
         assert not waiting, "jobs still wait though all clusters are idle"
         invariants.check_nothing_remains(world)
         assert all(site.idle == site.total for site in world.sites.values())
-        assert all(cluster.available == cluster.total for cluster in world.queries.grid.clusters())
+        assert all(cluster.nodes.available == cluster.last_report.total for cluster in world.queries.grid.clusters())
         self.check_nothing_is_kept()
 
     def release_or_cancel_waiting(self) -> None:

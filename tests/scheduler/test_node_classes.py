@@ -43,7 +43,7 @@ def idle_by_class(classes: tuple[NodeClass, ...]) -> dict[str, int]:
 
 
 def offered_by_class(cluster: ClusterStatus) -> dict[str, int]:
-    return idle_by_class(cluster.view(cluster.available).node_classes)
+    return idle_by_class(cluster.view(cluster.nodes.available).node_classes)
 
 
 def test_view_has_reported_classes_with_default_power() -> None:
@@ -54,46 +54,46 @@ def test_view_has_reported_classes_with_default_power() -> None:
 
 def test_promise_reduces_its_class_until_reported() -> None:
     cluster = make_status(SLOW, FAST)
-    cluster.promise("1.1.0", 3, NodeFilter("fast"))
+    cluster.nodes.promise("1.1.0", 3, NodeFilter("fast"))
     assert offered_by_class(cluster) == {"slow": 4, "fast": 1}
     allocated_fast = replace(FAST, idle=1)
     cluster.report(ClusterReport(8, 5, holding=frozenset({"1.1.0"}), node_classes=(SLOW, allocated_fast)), 1.0)
     assert offered_by_class(cluster) == {"slow": 4, "fast": 1}
     cluster.report(ClusterReport(8, 8, node_classes=(SLOW, FAST)), 2.0)
     assert offered_by_class(cluster) == {"slow": 4, "fast": 1}, "it has not ended and may still receive the nodes"
-    cluster.release("1.1.0")
+    cluster.nodes.release("1.1.0")
     assert offered_by_class(cluster) == {"slow": 4, "fast": 4}
 
 
 def test_promise_without_class_takes_first_class() -> None:
     cluster = make_status(SLOW, FAST)
-    cluster.promise("1.1.0", 5)
+    cluster.nodes.promise("1.1.0", 5)
     assert offered_by_class(cluster) == {"slow": 0, "fast": 3}
 
 
 def test_report_of_better_class_signals_gained_capacity() -> None:
     cluster = make_status(SLOW, replace(FAST, idle=0))
-    cluster.capacity_gained = False
+    cluster.nodes.capacity_gained = False
     cluster.report(ClusterReport(8, 4, node_classes=(replace(SLOW, idle=3), replace(FAST, idle=1))), 1.0)
-    assert cluster.capacity_gained
-    cluster.capacity_gained = False
+    assert cluster.nodes.capacity_gained
+    cluster.nodes.capacity_gained = False
     cluster.report(ClusterReport(8, 4, node_classes=(replace(SLOW, idle=3), replace(FAST, idle=1))), 2.0)
-    assert not cluster.capacity_gained
+    assert not cluster.nodes.capacity_gained
     cluster.report(ClusterReport(8, 4, node_classes=(replace(SLOW, idle=3), replace(FAST, idle=1, power=3.0))), 3.0)
-    assert cluster.capacity_gained
+    assert cluster.nodes.capacity_gained
 
 
 def test_claim_behind_another_class_causes_no_doubt() -> None:
     cluster = make_status(SLOW, replace(FAST, idle=0), idle=4)
-    cluster.promise("1.1.0", 2, NodeFilter("fast"))
-    cluster.promise("2.1.0", 1)
-    cluster.promise("3.1.0", 1, NodeFilter("slow"))
-    assert cluster.idle_reported_for("2.1.0") == 0
-    assert cluster.idle_reported_for("3.1.0") == 0
-    assert cluster.idle_reported_for("1.1.0") == -2
-    cluster.expect_release("1.1.0")
-    cluster.release("1.1.0")
-    assert cluster.idle_reported_for("3.1.0") == 3
+    cluster.nodes.promise("1.1.0", 2, NodeFilter("fast"))
+    cluster.nodes.promise("2.1.0", 1)
+    cluster.nodes.promise("3.1.0", 1, NodeFilter("slow"))
+    assert cluster.nodes.idle_reported_for("2.1.0") == 0
+    assert cluster.nodes.idle_reported_for("3.1.0") == 0
+    assert cluster.nodes.idle_reported_for("1.1.0") == -2
+    cluster.nodes.expect_release("1.1.0")
+    cluster.nodes.release("1.1.0")
+    assert cluster.nodes.idle_reported_for("3.1.0") == 3
 
 
 def test_class_counts_are_adjusted_to_idle_nodes() -> None:
@@ -275,8 +275,8 @@ def test_doubt_after_failed_class_claim_concerns_that_class() -> None:
     job = world.submit(flexible(2), policy="fast-nodes")
     world.advance(11)
     cluster = world.queries.grid["north"]
-    assert cluster.doubt is not None
-    assert str(cluster.doubt).endswith("a claim for 2 nodes of the class fast was in vain")
+    assert cluster.health.doubt is not None
+    assert str(cluster.health.doubt).endswith("a claim for 2 nodes of the class fast was in vain")
     assert offered_by_class(cluster) == {"slow": 4, "fast": 1}, "one of the two nodes may be available"
     world.advance(25)
     assert len(world.reasons(job, "claiming")) == 1, "it does not claim again while the nodes are in doubt"
@@ -294,7 +294,7 @@ def test_classes_add_up_and_all_jobs_finish(jobs: list[tuple[int, bool, int]]) -
         job_ids.append(world.submit(flexible(size), policy="fast-nodes" if needs_fast else "", run_time=10.0))
         world.advance(pause)
         cluster = world.queries.grid["north"]
-        assert sum(offered_by_class(cluster).values()) == cluster.available
+        assert sum(offered_by_class(cluster).values()) == cluster.nodes.available
     world.advance(600)
     assert {world.state(job_id) for job_id in job_ids} == {JobState.SUCCEEDED}
     assert offered_by_class(world.queries.grid["north"]) == {"slow": 4, "fast": 4}

@@ -128,9 +128,9 @@ class NodesWorld(World):
                 admitted = {c.name for c in site.classes[site.name] if self._filter_of(name).admits(as_class(c))}
                 assert {held for held, count in site.nodes_held[name].items() if count} <= admitted
             cluster = self.queries.grid[site.name]
-            assert all(node_class.idle >= 0 for node_class in cluster.node_classes)
-            if cluster.reported:
-                assert sum(node_class.idle for node_class in cluster.node_classes) == cluster.available
+            assert all(node_class.idle >= 0 for node_class in cluster.nodes.node_classes)
+            if cluster.nodes.reported:
+                assert sum(node_class.idle for node_class in cluster.nodes.node_classes) == cluster.nodes.available
 
 
 @pytest.fixture
@@ -269,7 +269,7 @@ def test_requirement_of_component_survives_daemon_restart(world: NodesWorld) -> 
         world.connect(name)
     world.advance(1)
     assert world.state(job) is JobState.RUNNING
-    assert {c.name: c.idle for c in world.queries.grid["south"].node_classes} == {"plain": 3, "gpu": 0}
+    assert {c.name: c.idle for c in world.queries.grid["south"].nodes.node_classes} == {"plain": 3, "gpu": 0}
 
 
 def rejection_of(world: NodesWorld, request: Request, **required: Any) -> str:
@@ -449,7 +449,7 @@ def test_components_hold_only_matching_nodes_and_all_jobs_finish(
         world.check_nodes()
     assert {world.state(job_id) for job_id in job_ids} <= {JobState.SUCCEEDED}
     for name, cluster in ((name, world.queries.grid[name]) for name in SIZES):
-        assert {c.name: c.idle for c in cluster.node_classes} == {c.name: c.total for c in CLASSES[name]}
+        assert {c.name: c.idle for c in cluster.nodes.node_classes} == {c.name: c.total for c in CLASSES[name]}
 
 
 def test_view_with_only_matching_nodes_keeps_them_when_resized() -> None:

@@ -27,7 +27,7 @@ def test_delivery_frees_nodes_before_job_is_final() -> None:
     job, token = submit_running_job(world)
     effects = world.scheduler.step([delivering_report(token, program_exit=3)], world.now)
     assert not [c for c in effects.commands if isinstance(c, StopComponent | ForgetComponent)]
-    assert not world.queries.grid["north"].live
+    assert not world.queries.grid["north"].nodes.live
     assert (effects.jobs[job].state, effects.jobs[job].ending) == (JobState.RUNNING, JobState.FAILED)
     repeated = world.scheduler.step([delivering_report(token, program_exit=3)], world.now + 5)
     assert not repeated.commands
@@ -58,7 +58,7 @@ def test_delivery_does_not_delay_restarted_job() -> None:
     failure = delivering_report(token, error="the runner ended without a word", infrastructure=True)
     effects = world.scheduler.step([failure], world.now)
     assert effects.jobs[job].state is JobState.QUEUED
-    assert not world.queries.grid["north"].delivering
+    assert not world.queries.grid["north"].nodes.delivering
     later_effects = world.scheduler.step([delivering_report(token)], world.now)
     assert not later_effects.commands, "it is neither stopped nor forgotten before its delivery ends"
     later_effects = world.scheduler.step([Reported("north", ComponentStatus(token, ComponentState.ENDED))], world.now)
@@ -100,7 +100,7 @@ def test_delivery_unknown_to_agent_ends(is_restarted: bool) -> None:
     world.apply_effects(world.scheduler.step([delivering_report(token, program_exit=0)], world.now))
     if is_restarted:
         world.restart()
-        assert not world.queries.grid["north"].live
+        assert not world.queries.grid["north"].nodes.live
         attempt = world.job(job).attempt
         assert attempt is not None
         assert attempt.components[0].state is ComponentState.DELIVERING

@@ -296,6 +296,6 @@ def test_limit_reached_head_unblocks_next_job_at_once(mode: QueueMode) -> None:
     world.submit(fixed(north=4), owner="anna")
     next_job = world.submit(fixed(south=2), owner="bert")
     world.advance(10)
-    assert (world.state(next_job), world.queries.grid["south"].available) == (JobState.QUEUED, 3)
+    assert (world.state(next_job), world.queries.grid["south"].nodes.available) == (JobState.QUEUED, 3)
     world.submit(fixed(south=1), owner="anna", priority=Priority.HIGH, run_time=1000)
     assert world.state(next_job) is JobState.CLAIMING

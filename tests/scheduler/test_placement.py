@@ -461,7 +461,7 @@ def test_state_of_never_queried_cluster_names_reason() -> None:
     world.disconnect("north", "its agent has gone")
     assert cluster.state_reason == "its agent has gone"
     world.connect("north")
-    assert (cluster.state, cluster.state_reason, cluster.total) == (ClusterState.USABLE, "", 4)
+    assert (cluster.state, cluster.state_reason, cluster.last_report.total) == (ClusterState.USABLE, "", 4)
 
 
 def test_state_of_erroneous_cluster_outranks_resource_manager_problem() -> None:

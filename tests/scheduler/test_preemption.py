@@ -65,7 +65,7 @@ def test_preemption_frees_all_clusters_of_victim() -> None:
     high = world.submit(fixed(north=4), priority=HIGH)
     world.advance(1)
     assert (world.state(high), world.state(low)) == (JobState.RUNNING, JobState.QUEUED)
-    assert world.queries.grid["south"].available == 4
+    assert world.queries.grid["south"].nodes.available == 4
     assert [kind for kind, _ in world.commands(low)][-4:] == ["Stop", "Stop", "Forget", "Forget"]
 
 
@@ -453,7 +453,7 @@ def create_job_with_late_end(world: World) -> int:
     """Run a job that keeps its nodes after its program has ended."""
     low = world.submit(fixed(north=4), run_time=500)
     world.advance(10)
-    world.queries.grid["north"].exited.add(world.tokens(low)[0])
+    world.queries.grid["north"].nodes.exited.add(world.tokens(low)[0])
     return low
 
 

@@ -58,7 +58,12 @@ def test_limit_lasting_keeps_large_job_waiting_and_runs_small_ones() -> None:
     large_job = world.submit(flexible(5), run_time=1)
     world.advance(1)
     cluster = world.queries.grid["north"]
-    assert (cluster.available, cluster.idle, cluster.used, cluster.state) == (4, 8, 0, ClusterState.USABLE)
+    assert (cluster.nodes.available, cluster.nodes.idle, cluster.nodes.used, cluster.state) == (
+        4,
+        8,
+        0,
+        ClusterState.USABLE,
+    )
     assert "takes nothing of 5 nodes or more until" in cluster.status_text
     small_jobs = [world.submit(flexible(2), run_time=1) for _ in range(4)]
     world.advance(5)
@@ -72,7 +77,7 @@ def test_limit_lasting_keeps_large_job_waiting_and_runs_small_ones() -> None:
     world.advance(MAX_LIMIT_PAUSE + 10)
     finished = world.job(large_job)
     assert (finished.state, finished.restarts) == (JobState.SUCCEEDED, 0)
-    assert (cluster.limit, cluster.limits, cluster.health.errors) == (None, 0, 0)
+    assert (cluster.health.limit, cluster.health.limits, cluster.health.errors) == (None, 0, 0)
     check_nothing_remains(world)
 
 
@@ -130,7 +135,7 @@ def test_limit_is_lifted_when_operator_clears_cluster() -> None:
     world.sites["north"].rejection_fault = lambda size: "limit"
     job = world.submit(flexible(4), run_time=1)
     world.advance(1)
-    assert world.queries.grid["north"].available == 3
+    assert world.queries.grid["north"].nodes.available == 3
     world.sites["north"].rejection_fault = lambda size: ""
     world.step([ClusterCleared("north")])
     world.advance(5)

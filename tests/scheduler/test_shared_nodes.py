@@ -153,10 +153,10 @@ def test_components_that_share_are_not_preempted_after_a_restart() -> None:
     world.share(run_time=100)
     world.advance(5)
     world.restart()
-    assert world.queries.grid["north"].preemptible == 1, "the site has not reported yet"
+    assert world.queries.grid["north"].nodes.preemptible == 1, "the site has not reported yet"
     world.connect("north")
     world.advance(5)
-    assert world.queries.grid["north"].preemptible == 0
+    assert world.queries.grid["north"].nodes.preemptible == 0
 
 
 @pytest.mark.parametrize("share", [{}, {"share": True, "cores": CORES}])
@@ -215,4 +215,8 @@ def test_no_node_has_more_jobs_than_cores_and_all_jobs_finish(
     world = SharingWorld({"north": 2, "south": 3})
     run_sharing_jobs(world, jobs)
     for cluster in world.queries.grid.clusters():
-        assert (cluster.available, cluster.parts, cluster.leaving) == (cluster.total, (), 0)
+        assert (cluster.nodes.available, cluster.nodes.parts, cluster.nodes.leaving) == (
+            cluster.last_report.total,
+            (),
+            0,
+        )

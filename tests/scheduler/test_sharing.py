@@ -138,7 +138,7 @@ def test_reclaim_of_coallocated_job_frees_all_clusters() -> None:
     own_job = world.submit(nonfixed(4), home_site="north")
     world.advance(1)
     assert (world.state(own_job), world.state(guest)) == (JobState.RUNNING, JobState.QUEUED)
-    assert world.queries.grid["south"].available == 4
+    assert world.queries.grid["south"].nodes.available == 4
 
 
 def test_reclaim_spares_high_and_guaranteed_jobs() -> None:
@@ -177,7 +177,7 @@ def test_reclaim_is_disabled_without_feasible_sharing(sharing: str) -> None:
     own_job = world.submit(nonfixed(4), home_site="north")
     world.advance(1)
     assert world.state(own_job) is JobState.QUEUED
-    assert world.queries.grid["north"].reclaimable == 0
+    assert world.queries.grid["north"].nodes.reclaimable == 0
 
 
 def test_reclaim_works_after_daemon_restart() -> None:

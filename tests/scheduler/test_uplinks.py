@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from koalapy.model.cluster import Link, Uplink
 from koalapy.model.job import Attempt, Component, Job, JobId, JobState
 from koalapy.model.job_spec import JobSpec
+from koalapy.model.reports import ClusterReport
 from koalapy.scheduler.attempts.facts import link_demand
 from koalapy.scheduler.cluster_conditions import ContactStatus
 from koalapy.scheduler.clusters import ClusterStatus
@@ -19,8 +20,9 @@ NAMES = ["east", "north", "west"]
 
 
 def create_grid(**configured: float) -> GridStatus:
-    clusters = [ClusterStatus(name, contact=ContactStatus(connected=True), total=8, _idle=8) for name in NAMES]
+    clusters = [ClusterStatus(name, contact=ContactStatus(connected=True)) for name in NAMES]
     for cluster in clusters:
+        cluster.nodes.last_report = ClusterReport(8, 8)
         cluster.uplink.bandwidth = configured.get(cluster.name)
     return GridStatus(clusters)
 
@@ -47,23 +49,23 @@ def test_uplink_consumption_lasts_from_promise_to_release() -> None:
     grid = create_grid(north=1e8)
     old_view = grid.view()
     north, west = grid["north"], grid["west"]
-    north.promise("1.1.0", 2, demand=3e6)
-    north.promise("2.1.0", 2)
-    west.promise("1.1.1", 2, demand=3e6)
+    north.nodes.promise("1.1.0", 2, demand=3e6)
+    north.nodes.promise("2.1.0", 2)
+    west.nodes.promise("1.1.1", 2, demand=3e6)
     assert grid.view().uplinks == {"north": Uplink(1e8, 3e6), "west": Uplink(None, 3e6)}
     assert old_view.uplinks == {"north": Uplink(1e8)}, "an earlier view is unchanged"
-    north.release("2.1.0")
+    north.nodes.release("2.1.0")
     assert grid.view().uplinks["north"].consumed == 3e6
-    north.release("1.1.0")
-    north.release("1.1.0")
-    west.release("1.1.1")
+    north.nodes.release("1.1.0")
+    north.nodes.release("1.1.0")
+    west.nodes.release("1.1.1")
     assert grid.view().uplinks == {"north": Uplink(1e8)}
 
 
 def test_uplink_consumption_of_repeated_promise_counts_once() -> None:
     grid = create_grid()
     for _ in range(2):
-        grid["north"].promise("1.1.0", 2, demand=3e6)
+        grid["north"].nodes.promise("1.1.0", 2, demand=3e6)
     assert grid.view().uplinks["north"].consumed == 3e6
 
 
@@ -117,15 +119,15 @@ def test_uplink_consumption_of_job_survives_restart_and_ends_with_job() -> None:
 @given(st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 3), st.booleans(), st.sampled_from([0.0, 1.0, 2.0]))))
 def test_uplink_consumption_in_views_is_current(changes: list[tuple[str, int, bool, float]]) -> None:
     grid = create_grid(north=10.0)
-    cached_view = grid.cached_view(lambda cluster: cluster.available)
+    cached_view = grid.cached_view(lambda cluster: cluster.nodes.available)
     runs: dict[tuple[str, str], float] = {}
     for name, job, starts, demand in changes:
         token = f"{job}.1.0"
         if starts:
-            grid[name].promise(token, 1, demand=demand)
+            grid[name].nodes.promise(token, 1, demand=demand)
             runs[name, token] = demand or runs.get((name, token), 0.0)
         else:
-            grid[name].release(token)
+            grid[name].nodes.release(token)
             runs.pop((name, token), None)
         for view in (grid.view(), cached_view.view()):
             consumed = {site: uplink.consumed for site, uplink in view.uplinks.items()}

@@ -45,7 +45,7 @@ def test_warned_job_preempted_ends_after_grace() -> None:
     assert (stop_warnings(world, low_job), world.reasons(low_job, "warned")) == ([WARNING], [WARNED_REASON])
     assert (world.job(low_job).ending, world.state(high_job)) == (JobState.QUEUED, JobState.CLAIMING)
     assert world.job(low_job).attempt.components[0].warned_at == 1.0  # type: ignore[union-attr]
-    assert world.queries.grid["north"].expected == 0, "its nodes are promised to the high job"
+    assert world.queries.grid["north"].nodes.expected == 0, "its nodes are promised to the high job"
     world.advance(3)
     assert (world.state(low_job), world.state(high_job)) == (JobState.QUEUED, JobState.RUNNING)
     assert (world.job(low_job).restarts, world.job(high_job).generation) == (0, 1)
@@ -167,7 +167,7 @@ def test_drain_spares_job_with_ended_program() -> None:
     world.start_automation()
     job = start_warned_job(world)
     (token,) = world.tokens(job)
-    world.queries.grid["north"].exited.add(token)
+    world.queries.grid["north"].nodes.exited.add(token)
     drain_cluster(world)
     assert (stop_warnings(world, job), world.job(job).ending) == ([], None)
 
@@ -182,7 +182,7 @@ def test_walltime_warning_by_runners_keeps_exit_code() -> None:
     world.settle()
     assert (world.reasons(job, "warned"), stop_warnings(world, job)) == ([WARNED_REASON], [])
     cluster = world.queries.grid["north"]
-    assert (cluster.leaving, cluster.preemptible) == (4, 0), "the nodes will be released soon"
+    assert (cluster.nodes.leaving, cluster.nodes.preemptible) == (4, 0), "the nodes will be released soon"
     high_job = world.submit(fixed(north=4), priority=Priority.HIGH)
     world.advance(5)
     assert (world.state(job), world.state(high_job)) == (JobState.RUNNING, JobState.CLAIMING)
@@ -275,7 +275,7 @@ def test_warning_reported_for_job_without_warning_is_ignored() -> None:
     job = start_warned_job(world, warning=None)
     world.sites["north"].warn(world.tokens(job)[0])
     world.settle()
-    assert ("warned" in world.timeline_events(job), world.queries.grid["north"].leaving) == (False, 0)
+    assert ("warned" in world.timeline_events(job), world.queries.grid["north"].nodes.leaving) == (False, 0)
 
 
 @given(st.data())

@@ -365,7 +365,7 @@ class World:
         clusters = []
         for name, site in self.sites.items():
             self._disconnect_site(site)
-            for token in self.queries.grid[name]._leaving:
+            for token in self.queries.grid[name].nodes._leaving:
                 component = self.queries.find(token)
                 if component is not None and component[1].state is not ComponentState.STOPPING:
                     self.forgotten.add(token)

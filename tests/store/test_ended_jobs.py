@@ -10,7 +10,7 @@ from math import inf
 import pytest
 
 from koalapy.model.history import (
-    HistoryEntry,
+    EndedJob,
     HistoryFilter,
     HistoryPage,
     HistoryPosition,
@@ -68,7 +68,7 @@ def write_jobs(stores: Stores, jobs: list[Job]) -> None:
     stores.jobs.write(Batch(at=1.0, epoch=stores.jobs.epoch, jobs={job.id: job for job in jobs}))
 
 
-def matches(entry: HistoryEntry, which: HistoryFilter) -> bool:
+def matches(entry: EndedJob, which: HistoryFilter) -> bool:
     pattern = which.name.replace("[", "[[]")
     return (
         which.since <= entry.ended_at < which.until
@@ -88,7 +88,7 @@ def read_pages(history: SqlHistory, which: HistoryFilter) -> list[HistoryPage]:
     return pages
 
 
-def sum_entries(entries: list[HistoryEntry]) -> HistorySums:
+def sum_entries(entries: list[EndedJob]) -> HistorySums:
     sums = HistorySums(len(entries))
     for entry in entries:
         setattr(sums, entry.state, getattr(sums, entry.state) + 1)
@@ -166,7 +166,7 @@ def test_pages_of_ended_jobs_equal_selection(history: SqlHistory) -> None:
         assert join_sums(parts) == sum_entries(expected), which
 
 
-KEYS: dict[HistorySort, Callable[[HistoryEntry], float | None]] = {
+KEYS: dict[HistorySort, Callable[[EndedJob], float | None]] = {
     HistorySort.WAIT: lambda entry: entry.wait_time,
     HistorySort.RUN: lambda entry: entry.run_time,
     HistorySort.NODES: lambda entry: entry.nodes,

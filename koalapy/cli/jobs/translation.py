@@ -5,14 +5,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from koalapy.cli.jobs.script_file import Script, ScriptOptions, add_words, print_note, split_words
-from koalapy.cli.terminal.foreign_options import GRID_ENGINE, SLURM, ForeignOption, Unclear
+from koalapy.cli.terminal.foreign_options import FOREIGN_OPTIONS, ForeignOption, Unclear
 from koalapy.client.errors import CliError, Exit
 
 SBATCH, QSUB, PBS = "#SBATCH", "#$", "#PBS"
 NO_PBS = "koalapy translates no lines of PBS; write #KOALA lines instead"
 OPTIONS: Mapping[str, Mapping[str, ForeignOption]] = {
-    prefix: {name: option for option in options for name in option.names}
-    for prefix, options in ((SBATCH, SLURM), (QSUB, GRID_ENGINE))
+    prefix: {name: option for option in FOREIGN_OPTIONS["koala submit"][system] for name in option.names}
+    for prefix, system in ((SBATCH, "Slurm"), (QSUB, "Grid Engine"))
 }
 """The options of each system, by prefix of its lines and by name."""
 
@@ -179,7 +179,7 @@ def _split_slurm(words: list[str]) -> list[tuple[str, str]]:
         if not word.startswith("--") and word.startswith("-"):
             name, value = word[:2], word[2:].removeprefix("=")
         option = OPTIONS[SBATCH].get(name)
-        if option is not None and option.is_flag:
+        if option is not None and option.flag:
             value = value if equals else ""
         elif not equals and not value and words and not words[0].startswith("-"):
             value, words = words[0], words[1:]

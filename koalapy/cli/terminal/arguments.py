@@ -2,7 +2,8 @@
 
 A parameter is ``Annotated[type, Option(…)]`` or ``Argument(…)``. Types are ``str``, ``int``, ``float``, ``bool`` (a
 flag), ``Path``, enums of texts, and lists of these; ``| None`` if the default is None. A dataclass parameter expands to
-its fields, and ``Annotated[dict[str, Any], Options(…)]`` to the listed options.
+its fields, which the marks of the model may describe, and ``Annotated[dict[str, Any], Options(…)]`` to the listed
+options.
 """
 
 from __future__ import annotations
@@ -11,14 +12,13 @@ import inspect
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 import click
 from click.core import ParameterSource
@@ -45,7 +45,6 @@ class Option:
     """An option ``--name VALUE`` or a flag; by default with the parameter's name. ``"--on/--off"`` has an opposite.
 
     ``completes``: kind of the values for completion, a key of ``koalapy.cli.terminal.completion.OFFERS``.
-    ``companion``: an option added to every command with this one. Its value is stored in its environment variable.
     ``may_be_empty``: accept the empty text. By default it is rejected, as it usually means an unset shell variable.
     """
 
@@ -57,12 +56,11 @@ class Option:
         min: float | None = None,
         max: float | None = None,
         hidden: bool = False,
-        companion: Option | None = None,
         completes: str = "",
         may_be_empty: bool = False,
     ) -> None:
         self.names, self.help, self.envvar, self.hidden, self.min, self.max = names, help, envvar, hidden, min, max
-        self.companion, self.completes, self.may_be_empty = companion, completes, may_be_empty
+        self.completes, self.may_be_empty = completes, may_be_empty
 
 
 class Argument:
@@ -89,28 +87,6 @@ class Options:
     """Options by name, each ``Annotated[type | None, Option(…)]``, passed to the function as one mapping."""
 
     by_name: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Lazy:
-    """A command or group in a module that is imported on first use: ``module:attribute``."""
-
-    target: str
-
-    def load_command(self) -> Function | Group:
-        module, _, attribute = self.target.partition(":")
-        command: Function | Group = getattr(import_module(module), attribute)
-        return command
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """A group of subcommands. Without a subcommand ``default`` runs; its options may also precede a subcommand."""
-
-    help: str
-    commands: Mapping[str, Function | Lazy | Group]
-    default: Function | None = None
-    epilog: str = ""
 
 
 class _Float(click.FloatRange):
@@ -169,7 +145,7 @@ class _Choice(click.Choice[str]):
         return f"{value!r}; {suggest_names(str(value), self.choices)}"
 
 
-class _Refusing(click.Command):
+class _Command(click.Command):
     """A command with usage errors that name the command for the help page."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -235,44 +211,52 @@ def _name_option(error: CliError, ctx: click.Context) -> None:
             error.message = max(parameter.opts, key=len) + error.message[len(error.field) :]
 
 
-class Commands(_Refusing, click.Group):
-    """A click group made from a ``Group``. It imports a subcommand on first use."""
+class Group(_Command, click.Group):
+    """A group of subcommands: functions, groups, or targets ``module:attribute`` that are imported on first use.
 
-    def __init__(self, name: str, group: Group) -> None:
-        default = click_command(name, group.default) if group.default else None
+    Without a subcommand ``default`` runs; its options may also precede a subcommand.
+    """
+
+    def __init__(
+        self,
+        help: str,
+        subcommands: Mapping[str, Function | Group | str],
+        default: Function | None = None,
+        epilog: str = "",
+        options: Sequence[click.Option] = (),
+    ) -> None:
+        run_default = click_command("", default) if default else None
         super().__init__(
-            name,
             invoke_without_command=True,
-            help=group.help,
-            short_help=group.help.split("\n\n")[0],
-            epilog=group.epilog,
+            help=help,
+            short_help=help.split("\n\n")[0],
+            epilog=epilog,
             context_settings=CONTEXT,
-            params=[*default.params] if default else [],
+            params=[*(run_default.params if run_default else ()), *options],
         )
-        self._subcommands, self._default = group.commands, default
-        self.callback = self._run_default
+        self.subcommands = subcommands
+        self.callback = partial(self._run_default, run_default and run_default.callback)
 
-    def _run_default(self, **values: Any) -> Any:
+    def _run_default(self, default: Callable[..., Any] | None, **values: Any) -> Any:
         """Run the default command if no subcommand was given; print the help page if there is no default."""
         context = click.get_current_context()
         if context.invoked_subcommand is not None:
             return None
-        if self._default is None or self._default.callback is None:
-            click.echo(context.get_help())
-            return None
-        return self._default.callback(**values)
+        return default(**values) if default else click.echo(context.get_help())
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self._subcommands)
+        return list(self.subcommands)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         """Return the click command of a subcommand, imported on first use; None for an unknown name."""
-        command = self._subcommands.get(name)
-        if isinstance(command, Lazy):
-            command = command.load_command()
-        if command is None:
-            return None
-        return Commands(name, command) if isinstance(command, Group) else click_command(name, command)
+        command = self.subcommands.get(name)
+        if isinstance(command, str):
+            module, _, attribute = command.partition(":")
+            command = getattr(import_module(module), attribute)
+        if not isinstance(command, Group):
+            return command and click_command(name, command)
+        command.name = name
+        return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -280,7 +264,7 @@ class Commands(_Refusing, click.Group):
         """Return the subcommand. Pass it the options that precede it, or reject those that it does not have."""
         name, command, remaining_args = args[0], self.get_command(ctx, args[0]), args[1:]
         if command is None:
-            raise click.exceptions.NoSuchCommand(name, possibilities=self._subcommands, ctx=ctx)
+            raise click.exceptions.NoSuchCommand(name, possibilities=self.subcommands, ctx=ctx)
         options = {
             option: value
             for option, value in ctx.params.items()
@@ -295,143 +279,134 @@ class Commands(_Refusing, click.Group):
 
 def click_command(name: str, run: Function) -> click.Command:
     """Create a click command from a function; its docstring is the help."""
-    parameters = list(_list_parameters(run))
-    takes_rest = any(isinstance(parameter.spec, Argument) and parameter.spec.takes_rest for parameter in parameters)
+    signature = inspect.signature(run).parameters
+    specs: dict[str, Option | Argument] = {}
+    parameters: list[click.Parameter] = []
+    parts: dict[str, list[str]] = {}
+    for parameter in signature.values():
+        members = _list_members(parameter.annotation)
+        if members is not None:
+            parts[parameter.name] = list(members)
+        for member, (annotation, default) in (
+            members or {parameter.name: (parameter.annotation, parameter.default)}
+        ).items():
+            kind, specs[member] = _split_annotation(member, annotation)
+            parameters.append(_create_parameter(member, kind, default, specs[member]))
+
+    def call_function(**values: Any) -> int | None:
+        """Call ``run`` with the values of click, regrouped into its dataclasses and mappings."""
+        arguments: dict[str, Any] = {}
+        for parameter in parameters:
+            value = values[str(parameter.name)]
+            # Click passes an empty list for an omitted one: use the default instead.
+            arguments[str(parameter.name)] = (list(value) or None) if _is_list(parameter) else value
+        for part, names in parts.items():
+            arguments[part] = signature[part].annotation(**{name: arguments.pop(name) for name in names})
+        begin_command()
+        return run(**arguments)
+
     description = inspect.getdoc(run) or ""
-    companions = [
-        parameter.spec.companion
-        for parameter in parameters
-        if isinstance(parameter.spec, Option) and parameter.spec.companion is not None
-    ]
-    return _Refusing(
+    rests = [spec for spec in specs.values() if isinstance(spec, Argument)]
+    return _Command(
         name,
-        callback=_make_callback(run, parameters),
-        params=[*(parameter.to_click() for parameter in parameters), *map(_companion_option, companions)],
+        callback=call_function,
+        params=parameters,
         help=description,
         short_help=description.split("\n\n")[0],
         context_settings={
             **CONTEXT,
-            "allow_interspersed_args": not takes_rest,
-            "ignore_unknown_options": any(
-                isinstance(parameter.spec, Argument) and parameter.spec.takes_options for parameter in parameters
-            ),
+            "allow_interspersed_args": not any(spec.takes_rest for spec in rests),
+            "ignore_unknown_options": any(spec.takes_options for spec in rests),
         },
     )
 
 
-def _companion_option(option: Option) -> click.Option:
-    """Create an option that accompanies another one and sets its environment variable."""
-
-    def set_variable(context: click.Context, _: click.Parameter, value: Any) -> None:
-        if value is not None and not context.resilient_parsing:
-            os.environ[option.envvar] = value
-
-    properties: dict[str, Any] = {"help": option.help, "envvar": option.envvar, "show_envvar": True}
-    return _Option(list(option.names), expose_value=False, callback=set_variable, **properties)
-
-
-@dataclass(frozen=True, slots=True)
-class _Parameter:
-    """An option or argument. ``part_of``: the parameter of the function that has it as a field, if any."""
-
-    name: str
-    type: type
-    is_list: bool
-    default: Any
-    is_required: bool
-    spec: Option | Argument
-    part_of: str
-
-    def to_click(self) -> click.Parameter:
-        """Create the click option or argument, with its type, default, help and completion."""
-        common: dict[str, Any] = {
-            "type": self._click_type(),
-            "required": self.is_required,
-            "help": self.spec.help or None,
+def _list_members(annotation: Any) -> Mapping[str, tuple[Any, Any]] | None:
+    """Return annotation and default of the options in a dataclass or ``Options``; None for another parameter."""
+    if is_dataclass(annotation):
+        return {
+            field.name: (field.type, inspect.Parameter.empty if field.default is MISSING else field.default)
+            for field in fields(annotation)
         }
-        if self.default is not None and not self.is_required:
-            common["default"] = self.default.value if isinstance(self.default, Enum) else self.default
-        if self.spec.completes:
-            common["shell_complete"] = partial(_complete_word, self.spec.completes)
-        if isinstance(self.spec, Argument):
-            label = self.spec.metavar or _to_dashes(self.name).upper().removesuffix("S" if self.is_list else "")
-            if self.is_list:
-                return click.Argument([self.name], nargs=-1, metavar=f"{label}...", **common)
-            return click.Argument([self.name], metavar=label, **common)
-        names = self.spec.names or (f"--{_to_dashes(self.name)}",)
-        if self.type is bool:
-            common |= {"is_flag": True, "type": bool}
-        elif self.type is int:
-            common["metavar"] = "N"
-        if issubclass(self.type, Enum) and len(self.type) > MAX_SHOWN_CHOICES:
-            choices = ", ".join(str(member.value) for member in self.type)
-            common |= {"metavar": self.name.upper(), "help": f"{self.spec.help}: {choices}"}
-        shows_default = self.default not in (None, "", False, True) and "default:" not in self.spec.help
-        return _Option(
-            [self.name, *names],
-            may_be_empty=self.spec.may_be_empty,
-            multiple=self.is_list,
-            hidden=self.spec.hidden,
-            envvar=self.spec.envvar or None,
-            show_envvar=True,
-            show_default=shows_default,
-            **common,
-        )
-
-    def _click_type(self) -> click.ParamType[Any]:
-        """Return the click type that parses and validates a value."""
-        minimum, maximum = (self.spec.min, self.spec.max) if isinstance(self.spec, Option) else (None, None)
-        if self.type is float:
-            return _Float(minimum, maximum)
-        if self.type is int:
-            return _Int(None if minimum is None else int(minimum), None if maximum is None else int(maximum))
-        if issubclass(self.type, Enum):
-            return _Choice(self.type)
-        if self.type is JobReference:
-            return JobReferenceType()
-        return click.Path(path_type=Path) if self.type is Path else click.STRING
+    if get_origin(annotation) is Annotated and isinstance(options := get_args(annotation)[1], Options):
+        return {name: (option, None) for name, option in options.by_name.items()}
+    return None
 
 
-def _list_parameters(run: Function) -> Iterator[_Parameter]:
-    """Yield the options and arguments of a command from the signature of its function.
+def _split_annotation(name: str, annotation: Any) -> tuple[Any, Option | Argument]:
+    """Return the type without None, and the option or argument. Raise ``TypeError`` if the annotation has none.
 
-    Replace a parameter that is a dataclass or has ``Options`` by the options in it.
+    The marks of a field in the model, ``Field`` and ``Bounds``, describe an option, too.
     """
-    for name, parameter in inspect.signature(run).parameters.items():
-        if is_dataclass(parameter.annotation):
-            for field in fields(parameter.annotation):
-                default = inspect.Parameter.empty if field.default is MISSING else field.default
-                yield _make_parameter(field.name, field.type, default, part_of=name)
-        elif get_origin(parameter.annotation) is Annotated and isinstance(
-            options := get_args(parameter.annotation)[1], Options
-        ):
-            for option, annotation in options.by_name.items():
-                yield _make_parameter(option, annotation, None, part_of=name)
-        else:
-            yield _make_parameter(name, parameter.annotation, parameter.default)
+    from koalapy.model.field import Bounds, Field, split_annotation, without_none  # for commands with options only
+
+    kind, marks = split_annotation(annotation)
+    spec = next((mark for mark in marks if isinstance(mark, (Option, Argument))), None)
+    if spec is None:
+        field = next((mark for mark in marks if isinstance(mark, Field)), None)
+        if field is None:
+            raise TypeError(f"parameter {name} is not Annotated with an Option, Argument or Field")
+        bounds = next((mark for mark in marks if isinstance(mark, Bounds)), Bounds())
+        spec = Option(
+            *filter(None, (field.short, field.option)), help=field.help, min=bounds.minimum, max=bounds.maximum
+        )
+    return without_none(kind), spec
 
 
-def _make_parameter(name: str, annotation: Any, default: Any, part_of: str = "") -> _Parameter:
-    """Create an option or argument from an annotation. Raise ``TypeError`` if the annotation describes none.
+def _is_list(parameter: click.Parameter) -> bool:
+    return parameter.multiple or parameter.nargs == -1
+
+
+def _create_parameter(name: str, kind: Any, default: Any, spec: Option | Argument) -> click.Parameter:
+    """Create a click option or argument, with its type, default, help and completion.
 
     ``default``: ``inspect.Parameter.empty`` for a required parameter.
     """
-    if get_origin(annotation) is not Annotated:
-        raise TypeError(f"parameter {name} is not Annotated with an Option or Argument")
-    kind, spec = get_args(annotation)
-    if get_origin(kind) in (UnionType, Union):
-        kind = next(argument for argument in get_args(kind) if argument is not NoneType)
     is_list = get_origin(kind) is list
+    type_ = get_args(kind)[0] if is_list else kind
     is_required = default is inspect.Parameter.empty
-    return _Parameter(
-        name,
-        get_args(kind)[0] if is_list else kind,
-        is_list,
-        None if is_required else default,
-        is_required,
-        spec,
-        part_of,
+    common: dict[str, Any] = {"type": _click_type(type_, spec), "required": is_required, "help": spec.help or None}
+    if default is not None and not is_required:
+        common["default"] = default.value if isinstance(default, Enum) else default
+    if spec.completes:
+        common["shell_complete"] = partial(_complete_word, spec.completes)
+    dashed = name.strip("_").replace("_", "-")
+    if isinstance(spec, Argument):
+        label = spec.metavar or dashed.upper().removesuffix("S" if is_list else "")
+        if is_list:
+            return click.Argument([name], nargs=-1, metavar=f"{label}...", **common)
+        return click.Argument([name], metavar=label, **common)
+    if type_ is bool:
+        common |= {"is_flag": True, "type": bool}
+    elif type_ is int:
+        common["metavar"] = "N"
+    elif issubclass(type_, Enum) and len(type_) > MAX_SHOWN_CHOICES:
+        choices = ", ".join(str(member.value) for member in type_)
+        common |= {"metavar": name.upper(), "help": f"{spec.help}: {choices}"}
+    return _Option(
+        [name, *(spec.names or (f"--{dashed}",))],
+        may_be_empty=spec.may_be_empty,
+        multiple=is_list,
+        hidden=spec.hidden,
+        envvar=spec.envvar or None,
+        show_envvar=True,
+        show_default=default not in (None, "", False, True) and "default:" not in spec.help and not is_required,
+        **common,
     )
+
+
+def _click_type(kind: type, spec: Option | Argument) -> click.ParamType[Any]:
+    """Return the click type that parses and validates a value."""
+    minimum, maximum = (spec.min, spec.max) if isinstance(spec, Option) else (None, None)
+    if kind is float:
+        return _Float(minimum, maximum)
+    if kind is int:
+        return _Int(None if minimum is None else int(minimum), None if maximum is None else int(maximum))
+    if issubclass(kind, Enum):
+        return _Choice(kind)
+    if kind is JobReference:
+        return JobReferenceType()
+    return click.Path(path_type=Path) if kind is Path else click.STRING
 
 
 def _complete_word(kind: str, context: click.Context, parameter: click.Parameter, incomplete: str) -> Any:
@@ -440,43 +415,19 @@ def _complete_word(kind: str, context: click.Context, parameter: click.Parameter
     return completion.complete_word(kind, context, parameter, incomplete)
 
 
-def _to_dashes(name: str) -> str:
-    return name.strip("_").replace("_", "-")
-
-
-def _make_callback(run: Function, parameters: Sequence[_Parameter]) -> Callable[..., int | None]:
-    """Wrap ``run`` as a callback that gets the values of click by name."""
-
-    def call_function(**values: Any) -> int | None:
-        """Call ``run`` with the values, regrouped into its dataclasses and mappings."""
-        lists = {parameter.name for parameter in parameters if parameter.is_list}
-        # Click passes an empty list for an omitted one: use the default instead.
-        arguments = {name: (list(value) or None) if name in lists else value for name, value in values.items()}
-        signature_parameters = inspect.signature(run).parameters
-        parts: dict[str, dict[str, Any]] = {}
-        for parameter in parameters:
-            if parameter.part_of:
-                parts.setdefault(parameter.part_of, {})[parameter.name] = arguments.pop(parameter.name)
-        begin_command()
-        return run(**arguments, **{name: signature_parameters[name].annotation(**part) for name, part in parts.items()})
-
-    return call_function
-
-
-def run_command(name: str, root: Group, command_line: Sequence[str], version: str, of_context: object = None) -> int:
+def run_command(name: str, root: Group, command_line: Sequence[str], of_context: object = None) -> int:
     """Run the command of a command line and return its exit code. Raise ``CliError`` for an invalid command line.
 
     ``of_context``: an object stored in the click context for the command.
     """
-    commands = root_of(name, root, version)
     if instruction := os.environ.get(COMPLETION_VARIABLE):
         from koalapy.cli.terminal import completion
 
         completion.install_shells()
-        return completion.shell_complete(commands, {"obj": of_context}, name, COMPLETION_VARIABLE, instruction)
+        return completion.shell_complete(root, {"obj": of_context}, name, COMPLETION_VARIABLE, instruction)
     try:
-        with commands.make_context(name, list(command_line), obj=of_context) as context:
-            code = commands.invoke(context)
+        with root.make_context(name, list(command_line), obj=of_context) as context:
+            code = root.invoke(context)
     except click.exceptions.Exit as exit_request:
         return exit_request.exit_code
     except click.UsageError as error:
@@ -490,46 +441,37 @@ def run_command(name: str, root: Group, command_line: Sequence[str], version: st
     return code if isinstance(code, int) else 0
 
 
-def root_of(name: str, root: Group, version: str) -> Commands:
-    """Create the top-level command with all commands and its own options."""
-    commands = Commands(name, root)
-    properties: dict[str, Any] = {"is_eager": True, "expose_value": False}
-    version_text = _make_printing_callback(lambda _: f"{name} {version}\n")
-    script = _make_printing_callback(lambda shell: _completion_script(commands, name, shell))
+def root_options(version: str) -> list[click.Option]:
+    """Create the options of the top-level command, each of which prints a text and ends the command."""
 
-    def show_manual_page(context: click.Context, _: click.Parameter, value: Any) -> None:
-        if value and not context.resilient_parsing:
-            from koalapy.cli.terminal.manual import show_manual
+    def show_manual_page(context: click.Context) -> str:
+        from koalapy.cli.terminal.manual import show_manual
 
-            show_manual(name, commands, version)
-            context.exit()
+        show_manual(str(context.info_name), context.command, version)
+        return ""
+
+    def completion_script(context: click.Context, shell: str) -> str:
+        from koalapy.cli.terminal import completion
+
+        completion.install_shells()
+        completion_class = completion.get_completion_class(shell)
+        assert completion_class is not None
+        return completion_class(context.command, {}, str(context.info_name), COMPLETION_VARIABLE).source()
+
+    def create_option(
+        name: str, help: str, text: Callable[[click.Context, Any], str], **properties: Any
+    ) -> click.Option:
+        def print_text(context: click.Context, _: click.Parameter, value: Any) -> None:
+            if value and not context.resilient_parsing:
+                click.echo(text(context, value), nl=False)
+                context.exit()
+
+        return click.Option([name], help=help, callback=print_text, is_eager=True, expose_value=False, **properties)
 
     manual = "show the manual page; print its source if the output is no terminal"
-    shells, description = click.Choice(["bash", "zsh", "fish"]), "print the script for shell completion"
-    commands.params += [
-        click.Option(["--version"], is_flag=True, help="print the version", callback=version_text, **properties),
-        click.Option(["--man"], is_flag=True, help=manual, callback=show_manual_page, **properties),
-        click.Option(["--show-completion"], type=shells, help=description, callback=script, **properties),
+    shells = click.Choice(["bash", "zsh", "fish"])
+    return [
+        create_option("--version", "print the version", lambda c, _: f"{c.info_name} {version}\n", is_flag=True),
+        create_option("--man", manual, lambda context, _: show_manual_page(context), is_flag=True),
+        create_option("--show-completion", "print the script for shell completion", completion_script, type=shells),
     ]
-    return commands
-
-
-def _make_printing_callback(text: Callable[[Any], str]) -> Callable[[click.Context, click.Parameter, Any], None]:
-    """Create the callback of an option that prints a text and ends the command."""
-
-    def print_text(context: click.Context, _: click.Parameter, value: Any) -> None:
-        if value and not context.resilient_parsing:
-            click.echo(text(value), nl=False)
-            context.exit()
-
-    return print_text
-
-
-def _completion_script(commands: Commands, name: str, shell: str) -> str:
-    """Return the script that enables completion of the command in a shell."""
-    from koalapy.cli.terminal import completion
-
-    completion.install_shells()
-    completion_class = completion.get_completion_class(shell)
-    assert completion_class is not None
-    return completion_class(commands, {}, name, COMPLETION_VARIABLE).source()

@@ -1,6 +1,7 @@
 """Options and arguments shared by several commands."""
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,10 +23,8 @@ T = TypeVar("T")
 MAX_WAIT_S = 10**9
 
 ABOUT_CA_FILE = "PEM file with the authority of the daemon's certificate"
-CA = Option("--ca-file", envvar=CA_FILE, help=ABOUT_CA_FILE)
 ABOUT_URL = f"URL of the daemon; default: {DEFAULT_URL}"
 AsJson = Annotated[bool, Option("--json", help="print JSON")]
-Url = Annotated[str | None, Option("--url", envvar="KOALA_URL", help=ABOUT_URL, companion=CA)]
 Watch = Annotated[bool, Option("--watch", help="show changes until Ctrl-C")]
 Job = Annotated[JobReference, Argument(help="the job's id, or a task of an array: 7[3]", completes="jobs")]
 Jobs = Annotated[
@@ -39,20 +38,31 @@ OwnersWhy = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Daemon:
+class Address:
+    """The options that select a daemon and the authority of its certificate."""
+
+    url: Annotated[str | None, Option("--url", envvar="KOALA_URL", help=ABOUT_URL)] = None
+    ca_file: Annotated[str | None, Option("--ca-file", envvar=CA_FILE, help=ABOUT_CA_FILE)] = None
+
+    def __post_init__(self) -> None:
+        if self.ca_file is not None:
+            os.environ[CA_FILE] = self.ca_file  # every connection of this command reads it there
+
+
+@dataclass(frozen=True, slots=True)
+class Daemon(Address):
     """The options that select a command's daemon and its token."""
 
-    url: Url = None
     token: Annotated[str | None, Option("--token", envvar="KOALA_TOKEN", help="token for the daemon")] = None
 
-    @property
-    def timeouts(self) -> ClientTimeouts:
-        """Return the timeouts passed to ``koalapy.cli.main.main``."""
-        context = click.get_current_context(silent=True)
-        return (context.find_object(ClientTimeouts) if context else None) or DEFAULT_TIMEOUTS
-
     def client(self) -> Client:
-        return Client(self.url, self.token, timeouts=self.timeouts, report=_report_line)
+        return Client(self.url, self.token, timeouts=current_timeouts(), report=_report_line)
+
+
+def current_timeouts() -> ClientTimeouts:
+    """Return the timeouts passed to ``koalapy.cli.main.main``."""
+    context = click.get_current_context(silent=True)
+    return (context.find_object(ClientTimeouts) if context else None) or DEFAULT_TIMEOUTS
 
 
 def _report_line(line: str) -> None:
@@ -62,8 +72,8 @@ def _report_line(line: str) -> None:
     Block.report(line)
 
 
-DAEMON = Daemon()
-"""Default value of the parameter in signatures. The command line passes another object."""
+DAEMON, ADDRESS = Daemon(), Address()
+"""Default values of parameters in signatures. The command line passes other objects."""
 
 
 class ReasonPrompt:

@@ -214,9 +214,9 @@ async def list_visible_nodes(
 
 def _join_nodes(cluster: ClusterStatus, known: KnownNodes, queries: Queries, caller: Identity) -> list[NodeRow]:
     """Return the first ``MAX_LISTED_NODES`` that a resource manager has listed or components have."""
-    classes = {node_class.name: node_class for node_class in cluster.node_classes}
+    classes = {node_class.name: node_class for node_class in cluster.nodes.node_classes}
     # Without names of classes, a single class applies to all nodes.
-    only_class = cluster.node_classes[0] if len(cluster.node_classes) == 1 else None
+    only_class = cluster.nodes.node_classes[0] if len(cluster.nodes.node_classes) == 1 else None
 
     def make_row(name: str, state: str, class_name: str, reason: str, held: tuple[Job, Component] | None) -> NodeRow:
         node_class = classes.get(class_name, only_class)
@@ -236,7 +236,7 @@ def _join_nodes(cluster: ClusterStatus, known: KnownNodes, queries: Queries, cal
         )
 
     # A list may be older than the components, which are the ones that count.
-    live = {token: match for token in cluster.live if (match := queries.find(token)) is not None}
+    live = {token: match for token in cluster.nodes.live if (match := queries.find(token)) is not None}
     rows = [make_row(node.name, node.state, node.node_class, node.reason, live.get(node.token)) for node in known.nodes]
     listed = {node.token for node in known.nodes}
     for token, (job, component) in live.items():

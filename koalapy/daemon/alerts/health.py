@@ -247,4 +247,6 @@ def _lrm_fault(cluster: ClusterStatus) -> str:
     """Return the fault of a resource manager, empty if there is none; an unknown state counts as a fault."""
     if not cluster.has_agent:
         return "nothing is known of it while the agent is away"
-    return cluster.problem or ("" if cluster.contact.connected and cluster.reported else NO_REPORT_YET)
+    return cluster.last_report.problem or (
+        "" if cluster.contact.connected and cluster.nodes.reported else NO_REPORT_YET
+    )

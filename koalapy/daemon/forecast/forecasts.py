@@ -166,7 +166,7 @@ class Forecasts:
         """Return what is known of a drain without a simulation. Raise ``NotFoundError`` for an unknown cluster."""
         check_cluster(cluster, [status.name for status in self._queries.grid.clusters()])
         now, running, bound, waiting = self._clock(), dict[JobId, JobThere](), list[JobThere](), 0
-        for token, nodes in self._queries.grid[cluster].live.items():
+        for token, nodes in self._queries.grid[cluster].nodes.live.items():
             if (there := self._queries.find(token)) is not None:
                 job = there[0]
                 before = running[job.id].nodes if job.id in running else 0

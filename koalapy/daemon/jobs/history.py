@@ -49,7 +49,7 @@ FIRST_MONDAY = 4
 
 
 @dataclass(frozen=True, slots=True)
-class HistoryLine:
+class UsageLine:
     """The figures of one period of one cluster, user, policy or priority.
 
     Times are means in seconds over the jobs that ``ran``, i.e. succeeded or failed by themselves; null if none did.
@@ -92,7 +92,7 @@ class HistoryLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class UsageTable:
     """Lines ordered by period and name."""
 
     by: Kind
@@ -103,7 +103,7 @@ class Table:
     """The first recorded day. Daily sums are never deleted."""
     jobs_keep: float | None
     """Seconds for which jobs are kept after their end; null: without limit."""
-    lines: Sequence[HistoryLine]
+    lines: Sequence[UsageLine]
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,58 +178,50 @@ class History:
         """Return the last components of a cluster that ended early; see ``HistoryStore.failed_components``."""
         return await query(self._store.failed_components, cluster, limit)
 
-    async def read_table(self, kind: Kind, step: Step, span: Span, name: str | None = None) -> Table:
+    async def read_table(self, kind: Kind, step: Step, span: Span, name: str | None = None) -> UsageTable:
         """Return the figures of a span. Raise ``UsageError`` if they have more than ``MAX_LINES`` lines."""
         return (await self._read_tables(span, (kind, step, name)))[0]
 
     async def read_table_and_total(
         self, kind: Kind, step: Step, span: Span, name: str | None = None
-    ) -> tuple[Table, HistoryLine | None]:
+    ) -> tuple[UsageTable, UsageLine | None]:
         """Return the same, and the figures of the whole grid over the span; None without jobs."""
         table, total = await self._read_tables(span, (kind, step, name), (Kind.GRID, Step.ALL, None))
         return table, total.lines[0] if total.lines else None
 
-    async def _read_tables(self, span: Span, *selections: tuple[Kind, Step, str | None]) -> list[Table]:
-        first, last = span.days
-        steps = {Step.DAY: (1, 0), Step.WEEK: (7, FIRST_MONDAY), Step.ALL: (last - first + 1, first)}
-        filters = [DayFilter(kind, first, last, name, *steps[step], MAX_LINES + 1) for kind, step, name in selections]
+    async def _read_tables(self, span: Span, *selections: tuple[Kind, Step, str | None]) -> list[UsageTable]:
         jobs = tuple(self._jobs())  # a copy: the query runs in a thread, while the scheduler changes jobs
-        tables, first_day = await query(self._read_lines, filters, jobs, self._clock())
-        since = None if first_day is None else _to_date(first_day)
-        return [
-            self._make_table(kind, step, span, since, lines)
-            for (kind, step, _), lines in zip(selections, tables, strict=True)
-        ]
+        return await query(self._make_tables, span, selections, jobs, self._clock())
 
-    def _make_table(
-        self, kind: Kind, step: Step, span: Span, since: date | None, lines: Sequence[HistoryLine]
-    ) -> Table:
-        if len(lines) > MAX_LINES:
-            raise UsageError(
-                f"the table has more than {MAX_LINES} lines",
-                field="step",
-                value=str(step),
-                hint="ask for fewer days, for weeks (step=week), or for one name (name=NAME)",
-            )
-        return Table(kind, step, span.first, span.last, since, self._jobs_keep, lines)
-
-    def _read_lines(
-        self, filters: Sequence[DayFilter], jobs: Sequence[Job], now: float
-    ) -> tuple[list[list[HistoryLine]], int | None]:
-        """Return the lines of filters of the same days, and the first recorded day. Runs in a thread."""
-        running, (first, last) = count_running_jobs(jobs, now), (filters[0].first, filters[0].last)
+    def _make_tables(
+        self, span: Span, selections: Sequence[tuple[Kind, Step, str | None]], jobs: Sequence[Job], now: float
+    ) -> list[UsageTable]:
+        """Return a table of the same days for each selection. Runs in a thread."""
+        running, (first, last) = count_running_jobs(jobs, now), span.days
+        steps = {Step.DAY: (1, 0), Step.WEEK: (7, FIRST_MONDAY), Step.ALL: (last - first + 1, first)}
         first_day, node_counts = self._store.first_day(), self._store.nodes_by_day(last)
-        last = min(last, day_of(now))
-        first = last if first_day is None else min(max(first_day, first), last)
-        capacity = _Capacity(node_counts, first, last, now, self._store.first_submission() or 0.0)
+        capacity_last = min(last, day_of(now))
+        capacity_first = capacity_last if first_day is None else min(max(first_day, first), capacity_last)
+        first_submission = self._store.first_submission() or 0.0
+        capacity = _Capacity(node_counts, capacity_first, capacity_last, now, first_submission)
+        since = None if first_day is None else _to_date(first_day)
         tables = []
-        for day_filter in filters:
+        for kind, step, name in selections:
+            day_filter = DayFilter(kind, first, last, name, *steps[step], MAX_LINES + 1)
             days = Days(self._store.days(day_filter))
             for key, figures in running.items():
                 if day_filter.matches(key):
                     days[Key(key.kind, day_filter.period_start(key.day), key.name)].add(figures)
-            tables.append([_make_line(key, figures, day_filter, capacity) for key, figures in sorted(days.items())])
-        return tables, first_day
+            if len(days) > MAX_LINES:
+                raise UsageError(
+                    f"the table has more than {MAX_LINES} lines",
+                    field="step",
+                    value=str(step),
+                    hint="ask for fewer days, for weeks (step=week), or for one name (name=NAME)",
+                )
+            lines = [_make_line(key, figures, day_filter, capacity) for key, figures in sorted(days.items())]
+            tables.append(UsageTable(kind, step, span.first, span.last, since, self._jobs_keep, lines))
+        return tables
 
     async def export_trace(self, span: Span, user: str | None) -> AsyncIterator[str]:
         """Yield the kept jobs that ended in a span in the Standard Workload Format.
@@ -297,7 +289,7 @@ class _Capacity:
         return sums[end] - sums[start]
 
 
-def _make_line(key: Key, figures: Figures, day_filter: DayFilter, capacity: _Capacity) -> HistoryLine:
+def _make_line(key: Key, figures: Figures, day_filter: DayFilter, capacity: _Capacity) -> UsageLine:
     """Return the figures of one name and period, with means over the jobs that ran; None where none did."""
     end = min(key.day + day_filter.days - 1, day_filter.last)
     start = max(key.day, day_filter.first)
@@ -310,7 +302,7 @@ def _make_line(key: Key, figures: Figures, day_filter: DayFilter, capacity: _Cap
     values: dict[str, Any] = {name: getattr(figures, name) for name in COUNTS}
     values |= {name: mean_of(name) for name in (*MEANS, *QUEUE_TIME_LIMITS, "coallocated")}
     values |= {name: round(getattr(figures, name), 3) for name in ("node_seconds", "coallocated_node_seconds")}
-    return HistoryLine(
+    return UsageLine(
         start=_to_date(start),
         end=_to_date(end),
         name=key.name,

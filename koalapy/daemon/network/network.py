@@ -232,7 +232,7 @@ class Network:
             cluster = self._queries.grid[name]
             if cluster.state not in (ClusterState.USABLE, ClusterState.PROBATION):
                 return f"{name} is {cluster.state}: {cluster.state_reason}"
-        if pair[0] == pair[1] and self._queries.grid[pair[0]].total == 1:
+        if pair[0] == pair[1] and self._queries.grid[pair[0]].last_report.total == 1:
             return f"{pair[0]} has 1 node; measuring within a cluster needs 2"
         return ""
 

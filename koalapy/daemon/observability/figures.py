@@ -1,4 +1,4 @@
-"""Collect the daemon's present figures (jobs, nodes, clusters), and samples of them for the charts."""
+"""Count the unfinished jobs for the metrics, and take samples of jobs and nodes for the charts."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -7,24 +7,16 @@ from dataclasses import dataclass
 from itertools import groupby
 from math import ceil
 
-from koalapy.daemon.alerts.alerts import Alerts
-from koalapy.daemon.alerts.health import Check, HealthMonitor
 from koalapy.daemon.engine.database import query, run_in_database
 from koalapy.daemon.engine.engine import Engine
-from koalapy.model.alert import AlertKind, Severity
 from koalapy.model.cluster import ClusterState
-from koalapy.model.disk import Disk
 from koalapy.model.errors import StoreUnavailable
 from koalapy.model.history import LOAD_SLOT_S, LoadPeriod, LocalLoad, Sample
 from koalapy.model.job import Job, JobState
 from koalapy.model.job_spec import Priority
-from koalapy.model.reports import LrmCalls, LrmOperation, Versions
 from koalapy.model.request import ClusterName
 from koalapy.ports import SampleStore
-from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.system.event_loop import iterate_in_slices
-
-OPERATIONS = frozenset(str(operation) for operation in LrmOperation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,74 +35,7 @@ class JobFigures:
     """Jobs with a home site, by that site and state."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterFigures:
-    """The figures of a cluster: numbers of nodes, and ages in seconds (None if it never reported)."""
-
-    name: ClusterName
-    state: ClusterState
-    is_connected: bool
-    has_problem: bool
-    """Whether its agent reports that no jobs can start there."""
-    total: int
-    idle: int
-    used: int
-    """Nodes that this daemon's jobs use or are assigned."""
-    background: int
-    down: int
-    doubted: int
-    """Nodes reported as idle, but assumed not to be."""
-    errors: int
-    """Consecutive errors."""
-    reported_ago: float | None
-    """Age of the last report on its nodes in seconds."""
-    outbox: int
-    """Commands that its agent has not yet acknowledged."""
-    components: int
-    """Components of this daemon's jobs that may hold nodes there."""
-    versions: Versions | None
-    calls: Sequence[LrmCalls]
-    """Calls of the resource manager, for known operations only."""
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """All figures of the daemon."""
-
-    jobs: JobFigures
-    clusters: Sequence[ClusterFigures]
-    disks: Sequence[Disk]
-    checks: Sequence[Check]
-    """The single checks of readiness."""
-    version: str
-    epoch: int
-    is_well: bool
-    is_ready: bool
-    alerts: Mapping[tuple[AlertKind, Severity], int]
-    """Numbers of present alerts."""
-    waiting_events: int
-    """Events that wait for the next engine cycle."""
-
-
-async def figures_of(engine: Engine, health: HealthMonitor, alerts: Alerts) -> Figures:
-    """Return the present figures; with many jobs, they are of a few milliseconds. Runs in the engine's loop."""
-    jobs = await _count_jobs(engine.queries.jobs(), engine.clock())
-    report, now = health.make_report(), engine.clock()
-    return Figures(
-        jobs=jobs,
-        clusters=[_cluster_figures(cluster, engine, now) for cluster in engine.queries.grid.clusters()],
-        disks=report.disks,
-        checks=health.check_readiness().checks,
-        version=report.version,
-        epoch=report.epoch,
-        is_well=report.status == "ok",
-        is_ready=report.ready,
-        alerts=Counter((alert.kind, alert.severity) for alert in alerts.current_alerts()),
-        waiting_events=engine.pending_items,
-    )
-
-
-async def _count_jobs(jobs: Sequence[Job], now: float) -> JobFigures:
+async def count_jobs(jobs: Sequence[Job], now: float) -> JobFigures:
     """Count unfinished jobs for the metrics. Let other tasks run in between."""
     counts: Counter[tuple[JobState, Priority]] = Counter()
     by_site: Counter[tuple[ClusterName, JobState]] = Counter()
@@ -135,28 +60,6 @@ async def _count_jobs(jobs: Sequence[Job], now: float) -> JobFigures:
                         missing += max(0, component.stage_size - component.staged)
     oldest = {state: now - state_since for state, state_since in since.items()}
     return JobFigures(counts, oldest, internal, staging, missing, by_site)
-
-
-def _cluster_figures(cluster: ClusterStatus, engine: Engine, now: float) -> ClusterFigures:
-    """Return the figures of a cluster for the metrics."""
-    return ClusterFigures(
-        name=cluster.name,
-        state=cluster.state,
-        is_connected=cluster.has_agent,
-        has_problem=bool(cluster.problem),
-        total=cluster.total,
-        idle=cluster.idle,
-        used=cluster.used,
-        background=cluster.background,
-        down=cluster.down,
-        doubted=cluster.doubted,
-        errors=cluster.health.errors,
-        reported_ago=None if cluster.reported_at is None else max(0.0, now - cluster.reported_at),
-        outbox=engine.outbox.count_open(cluster.name),
-        components=len(cluster.live),
-        versions=cluster.versions,
-        calls=[calls for calls in cluster.calls if calls.operation in OPERATIONS],
-    )
 
 
 SHOWN_S = 6 * 3600.0
@@ -203,10 +106,16 @@ class Samples:
         self._startup_s = 0.0
         return Sample(
             now,
-            ours=sum(cluster.used for cluster in clusters),
-            local=sum(cluster.background for cluster in clusters),
+            ours=sum(cluster.nodes.used for cluster in clusters),
+            local=sum(cluster.last_report.background for cluster in clusters),
             idle=sum(
-                max(0, cluster.total - cluster.used - cluster.background - cluster.down)
+                max(
+                    0,
+                    cluster.last_report.total
+                    - cluster.nodes.used
+                    - cluster.last_report.background
+                    - cluster.last_report.down,
+                )
                 for cluster in clusters
                 if cluster.state is ClusterState.USABLE and cluster.known_at(now) == now
             ),
@@ -228,8 +137,10 @@ class Samples:
                 ended.append(LocalLoad(self._slot, name, local, total))
             self._slot, self._slot_counts = slot, {}
         for cluster in self._engine.queries.grid.clusters():
-            if cluster.known_at(now) == now and cluster.total:
-                self._slot_counts.setdefault(cluster.name, []).append((cluster.background, cluster.total))
+            if cluster.known_at(now) == now and cluster.last_report.total:
+                self._slot_counts.setdefault(cluster.name, []).append(
+                    (cluster.last_report.background, cluster.last_report.total)
+                )
         return ended
 
     async def take(self) -> None:

@@ -133,7 +133,7 @@ async def capacity_view(queries: Queries, ends: ExpectedEnds, spec: JobSpec, now
         priorities=(Priority.LOW, Priority.HIGH),
         preempts=dry_run.may_preempt(spec),
         idle=dry_run.widest_view(spec).usable_idle,
-        nodes=sum(cluster.total for cluster in queries.grid.clusters()),
+        nodes=sum(cluster.last_report.total for cluster in queries.grid.clusters()),
         policies=group_policies(rooms),
         coming=coming,
         unknown=sum(end is None for end in all_ends),

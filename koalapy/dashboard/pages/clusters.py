@@ -185,7 +185,7 @@ def failures_of(instruments: Instruments, cluster: ClusterName) -> Failures:
 
 def visible_calls(cluster: ClusterStatus, caller: Identity) -> list[CallStatistics]:
     """Return the calls of the resource manager; only operators see errors about jobs, which may be of any user."""
-    statistics = [call_statistics(calls, cluster.reported_at) for calls in cluster.calls]
+    statistics = [call_statistics(calls, cluster.reported_at) for calls in cluster.last_report.calls]
     return [calls if may_see_errors(caller, calls.operation) else replace(calls, last_error="") for calls in statistics]
 
 
@@ -194,7 +194,7 @@ def components_on(cluster: ClusterStatus, queries: Queries, caller: Identity) ->
 
     The owner is empty for callers that may not see it.
     """
-    for token, size in islice(cluster.live.items(), MAX_COMPONENTS_SHOWN):
+    for token, size in islice(cluster.nodes.live.items(), MAX_COMPONENTS_SHOWN):
         job_and_component = queries.find(token)
         if job_and_component is not None:
             job, component = job_and_component
@@ -205,7 +205,7 @@ def components_on(cluster: ClusterStatus, queries: Queries, caller: Identity) ->
 async def _read_timeline(services: Services, cluster: ClusterStatus, queries: Queries, now: float) -> Timeline:
     """Return the components and the local load of a cluster in the last hours."""
     ended = await services.history.list_components(now - TIMELINE_S, MAX_BARS, cluster.name)
-    held = {match[0].id: match[0] for token in cluster.live if (match := queries.find(token)) is not None}
+    held = {match[0].id: match[0] for token in cluster.nodes.live if (match := queries.find(token)) is not None}
     active = [one for one in active_components(held.values()) if one.cluster == cluster.name]
     bars = make_bars([*ended.components, *active], now)[cluster.name]
     load = (await services.samples.read_local_load(TIMELINE_S)).get(cluster.name, ())
@@ -213,7 +213,7 @@ async def _read_timeline(services: Services, cluster: ClusterStatus, queries: Qu
         now - TIMELINE_S,
         now + 0.02 * TIMELINE_S,
         now,
-        [TimelineLane(cluster.name, max(1, cluster.total), bars, load=load)],
+        [TimelineLane(cluster.name, max(1, cluster.last_report.total), bars, load=load)],
         complete_since=max(0.0, ended.complete_since),
     )
 
@@ -280,7 +280,7 @@ def _add_nodes(dashboard: Dashboard, services: Services) -> None:
             if matches_text(q, (row.name, row.state, row.owner, row.node_class, row.reason, *row.features))
         ]
         shown, view = show_nodes(rows, table, f"{cluster_path(name)}/nodes", q)
-        return NodesPage(name, q, shown, view, replace(known, nodes=()), queries.grid[name].total)
+        return NodesPage(name, q, shown, view, replace(known, nodes=()), queries.grid[name].last_report.total)
 
 
 def _add_cluster(dashboard: Dashboard, services: Services, survey: Survey, audit_log: Audit) -> None:
@@ -316,17 +316,17 @@ def _add_cluster(dashboard: Dashboard, services: Services, survey: Survey, audit
             drained=status.drained,
             health=replace(status.health) if is_operator else replace(status.health, note=status.health.summary),
             threshold=queries.rules.error_threshold,
-            limit="" if status.limit is None else str(status.limit),
-            doubt="" if status.doubt is None else str(status.doubt),
+            limit="" if status.health.limit is None else str(status.health.limit),
+            doubt="" if status.health.doubt is None else str(status.health.doubt),
             failures=failures_of(engine.instruments, name),
-            notices=status.notices,
-            missing_programs=sorted(status.lacks),
-            versions=status.versions,
+            notices=status.last_report.notices,
+            missing_programs=sorted(status.last_report.lacks),
+            versions=status.last_report.versions,
             calls=visible_calls(status, caller),
             reported_at=status.reported_at,
-            disks=status.disks,
+            disks=status.last_report.disks,
             components=list(components_on(status, queries, caller)),
-            component_count=len(status.live),
+            component_count=len(status.nodes.live),
             nodes=nodes,
             node_table=node_table,
             known_nodes=replace(known, nodes=()),
@@ -339,7 +339,7 @@ def _add_cluster(dashboard: Dashboard, services: Services, survey: Survey, audit
             ],
             profile=status.profile,
             speed=status.speed,
-            node_classes=(*status.node_classes, *status.parts),
+            node_classes=(*status.nodes.node_classes, *status.nodes.parts),
             uplink=queries.grid.uplinks.get(name),
             details={name: value for name, value in record.details.items() if name in SHOWN_DETAILS},
             agent=services.hub.describe_agent(name) if is_operator else None,

@@ -1,12 +1,12 @@
 """The page History: use of clusters and waiting times by day."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 
 from koalapy.api.access import Caller
 from koalapy.api.history import First, Last, Named, Steps, visible_to
-from koalapy.daemon.jobs.history import History, HistoryLine
+from koalapy.daemon.jobs.history import History, UsageLine, UsageTable
 from koalapy.dashboard.dashboard import Dashboard
 from koalapy.model.history import Kind, Step
 
@@ -19,7 +19,7 @@ FIGURES = {
     "coallocated": "Co-allocated",
     "jobs": "Jobs that ended",
 }
-"""The charts: attributes of ``HistoryLine`` and their titles."""
+"""The charts: attributes of ``UsageLine`` and their titles."""
 SHARES = frozenset({"utilisation", "success", "coallocated"})
 TIMES = frozenset({"queue_time", "response_time"})
 MAX_CURVES = 8
@@ -49,26 +49,19 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class HistoryView:
-    """The selected history, with lines from the newest to the oldest and charts from the oldest to the newest."""
+    """The selected history, with its charts from the oldest to the newest day."""
 
-    by: Kind
-    step: Step
-    first: date
-    last: date
     name: str
-    since: date | None
-    """The first day with data."""
-    jobs_keep: float | None
-    """Seconds for which jobs are stored after their end; None: they are never deleted."""
-    total: HistoryLine | None
+    table: UsageTable
+    """The lines are from the newest to the oldest."""
+    total: UsageLine | None
     """The whole grid over all days; None without jobs."""
     pictures: Sequence[Picture]
     more: int
     """Number of curves that are not in the charts."""
-    lines: Sequence[HistoryLine]
 
 
-def pictures_of(lines: Sequence[HistoryLine]) -> tuple[list[Picture], int]:
+def pictures_of(lines: Sequence[UsageLine]) -> tuple[list[Picture], int]:
     """Return the charts of the names with the most node-seconds, and the number of other names."""
     days = sorted({line.start for line in lines})
     node_seconds: dict[str, float] = {}
@@ -105,16 +98,5 @@ def add_history(dashboard: Dashboard, history: History) -> None:
         span = history.make_span(first, last)
         table, total = await history.read_table_and_total(by, step, span, visible_to(caller, by, name))
         pictures, omitted = pictures_of(table.lines)
-        return HistoryView(
-            by=by,
-            step=step,
-            first=span.first,
-            last=span.last,
-            name=name,
-            since=table.since,
-            jobs_keep=table.jobs_keep,
-            total=total,
-            pictures=pictures,
-            more=omitted,
-            lines=sorted(table.lines, key=lambda line: (line.start, line.node_seconds), reverse=True),
-        )
+        newest_first = sorted(table.lines, key=lambda line: (line.start, line.node_seconds), reverse=True)
+        return HistoryView(name, replace(table, lines=newest_first), total, pictures, omitted)

@@ -129,7 +129,7 @@ def add_timeline(dashboard: Dashboard, services: Services) -> None:
         future = min(max([start.high - now for start in first], default=0.0) * 1.05, seconds * MAX_FUTURE)
         loads = await services.samples.read_local_load(seconds)
         lanes = [
-            TimelineLane(name, max(1, queries.grid[name].total), bars[name], name, loads.get(name, ()))
+            TimelineLane(name, max(1, queries.grid[name].last_report.total), bars[name], name, loads.get(name, ()))
             for name in shown
         ]
         return TimelineView(

@@ -52,7 +52,7 @@
     drawn.clear();
     for (const place of places) {
       const picture = pictures.get(place.dataset.picture);
-      if (picture) drawn.set(picture.figure, draw(picture, place, view));
+      if (picture) drawn.set(picture.figure, draw(picture, place, view.table));
     }
   };
   show(true);

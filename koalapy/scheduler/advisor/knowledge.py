@@ -125,13 +125,13 @@ class KnowledgeBuilder:
         between = runs_between(probability, loaded) * (1 + len(under_way.get(application, ())))
         if self._experience.single_cluster_runs(application) < between:
             return False
-        total = sum(cluster.total for cluster in self._grid.clusters())
+        total = sum(cluster.last_report.total for cluster in self._grid.clusters())
         return sum(map(sum, under_way.values())) + size <= max(size, probability**2 * total)
 
     def _probes(self) -> dict[str, list[int]]:
         """Return the nodes of each co-allocated job with a slowdown that is still uncertain, by application."""
         probes: dict[str, list[int]] = {}
-        largest = max((cluster.total for cluster in self._grid.clusters()), default=0)
+        largest = max((cluster.last_report.total for cluster in self._grid.clusters()), default=0)
         for ident in set[JobId]().union(*self._co_allocated.values()):
             job = self._ledger.get(ident)
             if job is None or job.spec.request.total_size > largest:
@@ -146,7 +146,7 @@ class KnowledgeBuilder:
 
     def _co_allocated_on(self, cluster: ClusterStatus) -> set[JobId]:
         """Return the jobs on several clusters that have nodes of this one."""
-        jobs = map(self._ledger.get, {parse_token(token).job for token in cluster.live})
+        jobs = map(self._ledger.get, {parse_token(token).job for token in cluster.nodes.live})
         return {job.id for job in jobs if job is not None and len(_clusters_of(job)) > 1}
 
     def _update_wait(self, spec: JobSpec, view: GridView) -> float:
@@ -167,14 +167,23 @@ class KnowledgeBuilder:
     def _capacity(self, cluster: ClusterStatus) -> Capacity:
         """Return the capacity of a cluster and when its components release nodes."""
         now, releases = self._state.now, []
-        for token, size in cluster.live.items():
+        for token, size in cluster.nodes.live.items():
             job = self._ledger.get(parse_token(token).job)
             remaining, age = (None, 0.0) if job is None else self._remaining_time(job, now)
             releases.append(Release(remaining, size, age))
         releases.sort(
             key=lambda release: (inf if release.seconds is None else release.seconds, release.age, release.nodes)
         )
-        return Capacity(max(0, cluster.total - cluster.background - cluster.withheld - cluster.down), tuple(releases))
+        return Capacity(
+            max(
+                0,
+                cluster.last_report.total
+                - cluster.last_report.background
+                - cluster.last_report.withheld
+                - cluster.last_report.down,
+            ),
+            tuple(releases),
+        )
 
     def _remaining_time(self, job: Job, now: float) -> tuple[float | None, float]:
         """Return the seconds until a job releases its nodes (None if unknown) and how long it has run."""

@@ -74,7 +74,7 @@ class Attempts:
         """Promise nodes of its cluster to a component."""
         makes_room, cluster = is_preemptible(job, self._rules, now), self._grid[component.cluster]
         is_guest = self._sharing.reclaims and job.spec.home_site != component.cluster
-        cluster.promise(
+        cluster.nodes.promise(
             job.token(component.index),
             component.size,
             filter_of(job.spec, component),
@@ -180,7 +180,7 @@ class Attempts:
         job = self._keep_released_nodes(job)
         if becomes is JobState.SUCCEEDED:
             for component in live(job).components:
-                self._grid[component.cluster].clear_preemptible(job.token(component.index))
+                self._grid[component.cluster].nodes.clear_preemptible(job.token(component.index))
             self.set_phase_deadline(job, now)
             return job
         if not warn:
@@ -212,7 +212,7 @@ class Attempts:
                 token = job.token(component.index)
                 self._warned.discard(token)
                 self._ledger.send_command(StopComponent(component.cluster, token, attempt.end_reason))
-                self._grid[component.cluster].expect_release(token)
+                self._grid[component.cluster].nodes.expect_release(token)
 
     def stop_all(self, job: Job, warning: StopWarning | None = None, now: float = 0.0) -> Job:
         """Stop every component that has not ended; running ones with the warning, if there is one."""
@@ -235,7 +235,7 @@ class Attempts:
         self._ledger.send_command(StopComponent(component.cluster, token, reason, warning=warning))
         if warning is not None:
             self._warned.add(token)
-        self._grid[component.cluster].expect_release(token, None if warning is None else now + warning.grace)
+        self._grid[component.cluster].nodes.expect_release(token, None if warning is None else now + warning.grace)
         return self._ledger.update_component(job, component.index, state=ComponentState.STOPPING)
 
     def mark_delivering(self, job: Job, component: Component, now: float) -> Job:
@@ -243,7 +243,7 @@ class Attempts:
         if component.state is ComponentState.DELIVERING:
             return job
         self._note_no_warning(job, component, now)
-        self._grid[component.cluster].mark_delivering(job.token(component.index))
+        self._grid[component.cluster].nodes.mark_delivering(job.token(component.index))
         job = self._ledger.update_component(job, component.index, state=ComponentState.DELIVERING, ended_at=now)
         return self._keep_released_nodes(job)
 
@@ -251,7 +251,7 @@ class Attempts:
         """Mark a component that has ended and sent everything; ``missing`` names the lost part of its output."""
         token = job.token(component.index)
         self._note_no_warning(job, component, now)
-        self._grid[component.cluster].release(token)
+        self._grid[component.cluster].nodes.release(token)
         self._ledger.send_command(ForgetComponent(component.cluster, token))
         if missing:
             self._ledger.record_event(
@@ -275,7 +275,7 @@ class Attempts:
         """Stop waiting for a component that has not ended, as its attempt is over."""
         token = job.token(component.index)
         self._warned.discard(token)
-        self._grid[component.cluster].release(token)
+        self._grid[component.cluster].nodes.release(token)
         if job.ending is not JobState.QUEUED:
             self.note_lost_output(job, component, f"{component.cluster} is out of reach", now)
 
@@ -299,7 +299,7 @@ class Attempts:
             deadline = walltime_ends(job)
         elif job.ending is JobState.QUEUED and attempt.ended_at is not None and warning is not None:
             deadline = attempt.ended_at + warning.grace
-        self._grid[component.cluster].expect_release(job.token(component.index), deadline)
+        self._grid[component.cluster].nodes.expect_release(job.token(component.index), deadline)
 
     def end_after_walltime(self, job: Job, now: float) -> Job:
         """Fail a job after its walltime."""

@@ -53,8 +53,8 @@ class Components:
         yet."""
         if status.token in self._ledger.unsent_submits:
             return None
-        if status.over and status.token in self._grid[cluster].live:
-            self._grid[cluster].exited.add(status.token)
+        if status.over and status.token in self._grid[cluster].nodes.live:
+            self._grid[cluster].nodes.exited.add(status.token)
         match = self._ledger.find(status.token)
         if match is None or match[1].state in NOT_THERE or match[1].cluster != cluster:
             self._reject_stray(cluster, status)
@@ -117,7 +117,7 @@ class Components:
         for status in event.inventory.components:
             self.update(event.cluster, status, now)
             yield status.token
-        for token in self._grid[event.cluster].awaited_components:
+        for token in self._grid[event.cluster].nodes.awaited_components:
             if token in reported:
                 continue
             if token in undelivered:

@@ -7,6 +7,7 @@ ended: its lease or walltime has passed on its nodes, or an operator has declare
 
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from math import inf
 
 from koalapy.model.errors import ConflictError
@@ -165,12 +166,12 @@ class Contact:
 
     def disconnect(self, cluster: ClusterStatus, reason: str, heard: float | None, now: float) -> None:
         """Record that a cluster's agent has disconnected; ``heard``: the time of its last message, default now."""
-        contact, problem = cluster.contact, cluster.problem
+        contact, problem = cluster.contact, cluster.last_report.problem
         if contact.has_agent or contact.connected or problem:
             contact.has_agent, contact.disconnected_because = False, reason
             self._ledger.mark_cluster_changed(cluster.name)
         if contact.connected or problem:
-            cluster.problem = ""
+            cluster.nodes.last_report = replace(cluster.last_report, problem="")
             self.mark_disconnected(cluster, now if heard is None else min(heard, now), now)
 
     def _discount_downtime(self, now: float, last_call: float) -> None:
@@ -198,7 +199,7 @@ class Contact:
             return
         ends: list[float] = []
         with self._health.group_errors(cluster.name):
-            for token in cluster.awaited_components:
+            for token in cluster.nodes.awaited_components:
                 lost_at, reason = self._lost_at(cluster, token)
                 if now >= lost_at:
                     silence = now - contact.last_heard
@@ -225,7 +226,7 @@ class Contact:
             )
         error = f"{cluster.name} was declared lost" + (f": {event.reason}" if event.reason else "")
         with self._health.group_errors(cluster.name):
-            for token in cluster.awaited_components:
+            for token in cluster.nodes.awaited_components:
                 self._components.mark_lost(token, error, now)
                 yield token
         cluster.contact.lost_by = None

@@ -123,7 +123,9 @@ class Deadlines:
     def _has_nodes(self, job: Job, component: Component, now: float) -> bool:
         """Return whether a component has nodes, or should have: those that were started for it."""
         token = job.token(component.index)
-        return self._state.grid[component.cluster].holds(token) or self._state.lrm_waits.has_missed_start(token, now)
+        return self._state.grid[component.cluster].nodes.holds(token) or self._state.lrm_waits.has_missed_start(
+            token, now
+        )
 
     def _handle_missed_report(self, job: Job, component: Component, now: float) -> Job:
         """Handle a component with nodes that have not all reported in time, an error of its cluster."""
@@ -153,15 +155,15 @@ class Deadlines:
         """Return whether a runner waits for local users, not for promised nodes or nodes that boot."""
         component = live(job).components[timer.component]
         cluster, token = self._state.grid[component.cluster], job.token(component.index)
-        waited = now - max(component.submitted_at or now, cluster.release_deadline(token))
+        waited = now - max(component.submitted_at or now, cluster.nodes.release_deadline(token))
         last = waited + self._rules.claim_grace >= self._rules.barrier_timeout
         starting = (self._state.lrm_waits.up_by(token) or 0.0) > now
-        return not starting and not cluster.holds(token) and (last or not cluster.unreleased_nodes(token))
+        return not starting and not cluster.nodes.holds(token) and (last or not cluster.nodes.unreleased_nodes(token))
 
     def _nodes_are_due(self, job: Job) -> float:
         """Return when nodes that boot, or are released after a grace, should have reported; 0 without such nodes."""
         moments = [self._state.lrm_waits.up_by(job.token(c.index)) or 0.0 for c in live(job).gang]
-        moments += [self._state.grid[c.cluster].release_deadline(job.token(c.index)) for c in live(job).gang]
+        moments += [self._state.grid[c.cluster].nodes.release_deadline(job.token(c.index)) for c in live(job).gang]
         there_by = max(moments)
         return there_by + self._rules.barrier_timeout if there_by else 0.0
 

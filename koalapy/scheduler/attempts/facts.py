@@ -50,7 +50,7 @@ def is_launched(job: Job) -> bool:
 def is_program_over(job: Job, grid: GridStatus) -> bool:
     """Return whether a job's program has ended, even if its exit code still follows its output."""
     return all(
-        c.exit_code is not None or job.token(c.index) in grid[c.cluster].exited for c in reporting_components(job)
+        c.exit_code is not None or job.token(c.index) in grid[c.cluster].nodes.exited for c in reporting_components(job)
     )
 
 

@@ -81,7 +81,7 @@ class Failures:
         """
         self._ledger.count_failed_attempt(component.cluster, failure)
         if component.claimed_at is None:
-            self._grid[component.cluster].evidence.record_failed(now)
+            self._grid[component.cluster].health.evidence.record_failed(now)
         self._ledger.record_event(job, now, "error", error, component)
         self._link_paths.learn_from_failed_start(job, component.cluster, now)
         if not is_elsewhere:
@@ -155,7 +155,7 @@ class Failures:
             failure = ClaimFailure.RESOURCE_MANAGER
         elif pending:
             failure, reason = ClaimFailure.NOT_STARTED, f"{cluster} did not start it: {pending}"
-        elif unreleased := self._grid[cluster].unreleased_nodes(token):
+        elif unreleased := self._grid[cluster].nodes.unreleased_nodes(token):
             failure, reason = ClaimFailure.KEPT, f"{cluster} does not let go of {format_nodes(unreleased)}"
         else:
             failure, reason = ClaimFailure.LOCAL_USERS, f"local users of {cluster} were faster"
@@ -188,7 +188,7 @@ class Failures:
 
     def _lrm_problems(self, components: Sequence[Component]) -> str:
         """Return the reported problems of the components' resource managers."""
-        problems = {c.cluster: self._grid[c.cluster].problem for c in components}
+        problems = {c.cluster: self._grid[c.cluster].last_report.problem for c in components}
         return "; ".join(f"{cluster}: {problem}" for cluster, problem in sorted(problems.items()) if problem)
 
     def restart_job(self, job: Job, reason: str, now: float, *, exit_code: int | None = None) -> Job:
@@ -284,7 +284,7 @@ class Failures:
         spec = job.spec
         names = spec.owner, self._accounts.local_user(spec.owner, name), spec.name, application_of(spec)
         kind = spec.owner, application_of(spec), spec.request
-        if not self._grid[name].unknown_refusals.add(normalize_words(error, names), kind):
+        if not self._grid[name].health.unknown_refusals.add(normalize_words(error, names), kind):
             return False
         self._health.count_error(name, f"jobs of several users or kinds are refused in the same words: {error}", now)
         return True

@@ -95,8 +95,8 @@ class ClusterHealth:
         """Begin the probation of a cluster after its pause: components are tried one at a time."""
         cluster = self._grid[name]
         if cluster.health.unusable and cluster.health.probation_at == due_at:
-            cluster.clear_trials()
-            cluster.health.probation, cluster.capacity_gained = True, True
+            cluster.nodes.clear_trials()
+            cluster.health.probation, cluster.nodes.capacity_gained = True, True
             self._ledger.mark_cluster_changed(name)
 
     def end_probation(self, name: ClusterName) -> bool:
@@ -104,7 +104,7 @@ class ClusterHealth:
         if not self._grid[name].health.probation:
             return False
         self.clear_errors(name)
-        self._grid[name].capacity_gained = True
+        self._grid[name].nodes.capacity_gained = True
         return True
 
     def clear_errors(self, name: ClusterName) -> None:
@@ -112,10 +112,10 @@ class ClusterHealth:
         cluster = self._grid[name]
         cluster.health = HealthStatus()
         self._errors_of_jobs.pop(name, None)
-        cluster.clear_trials()
-        cluster.limit, cluster.limits = None, 0
-        cluster.unknown_refusals.clear()
-        cluster.doubt, cluster.evidence.consecutive_failures = None, 0
+        cluster.nodes.clear_trials()
+        cluster.health.limit, cluster.health.limits = None, 0
+        cluster.health.unknown_refusals.clear()
+        cluster.health.doubt, cluster.health.evidence.consecutive_failures = None, 0
         self._ledger.mark_cluster_changed(name)
 
     # Limits
@@ -123,37 +123,37 @@ class ClusterHealth:
     def set_limit(self, name: ClusterName, size: int, error: str, now: float) -> None:
         """Place only components of fewer than ``size`` nodes for a pause, as the resource manager reported a limit."""
         cluster = self._grid[name]
-        pause = backoff_pause(LIMIT_PAUSE, cluster.limits, MAX_LIMIT_PAUSE)
-        cluster.limits += 1
-        size = size if cluster.limit is None else min(size, cluster.limit.size)
-        cluster.limit = Limit(max(1, size), now + pause, error)
-        self._timers.add(cluster.limit.until, Deadline.LIMIT, cluster=name)
+        pause = backoff_pause(LIMIT_PAUSE, cluster.health.limits, MAX_LIMIT_PAUSE)
+        cluster.health.limits += 1
+        size = size if cluster.health.limit is None else min(size, cluster.health.limit.size)
+        cluster.health.limit = Limit(max(1, size), now + pause, error)
+        self._timers.add(cluster.health.limit.until, Deadline.LIMIT, cluster=name)
         self._ledger.mark_cluster_changed(name)
 
     def shorten_limit(self, name: ClusterName, now: float) -> None:
         """Lift a limit early after components on the cluster released nodes, but at most once per ``LIMIT_PAUSE``."""
         cluster = self._grid[name]
-        if cluster.limit is None:
+        if cluster.health.limit is None:
             return
-        retry_at = max(now, cluster.limit_lifted_at + LIMIT_PAUSE)
-        if retry_at < cluster.limit.until:
-            cluster.limit = replace(cluster.limit, until=retry_at)
+        retry_at = max(now, cluster.health.limit_lifted_at + LIMIT_PAUSE)
+        if retry_at < cluster.health.limit.until:
+            cluster.health.limit = replace(cluster.health.limit, until=retry_at)
             self._timers.add(retry_at, Deadline.LIMIT, cluster=name)
             self._ledger.mark_cluster_changed(name)
 
     def lift_limit(self, name: ClusterName, due_at: float) -> None:
         """Lift a limit after its pause."""
         cluster = self._grid[name]
-        if cluster.limit is not None and cluster.limit.until == due_at:
-            cluster.limit, cluster.limit_lifted_at, cluster.capacity_gained = None, due_at, True
+        if cluster.health.limit is not None and cluster.health.limit.until == due_at:
+            cluster.health.limit, cluster.health.limit_lifted_at, cluster.nodes.capacity_gained = None, due_at, True
             self._ledger.mark_cluster_changed(name)
 
     def count_accepted(self, name: ClusterName) -> None:
         """Reset the pauses of limits after a resource manager has accepted a component."""
         cluster = self._grid[name]
-        cluster.unknown_refusals.clear()
-        if cluster.limit is None:
-            cluster.limits = 0
+        cluster.health.unknown_refusals.clear()
+        if cluster.health.limit is None:
+            cluster.health.limits = 0
 
     # Doubts: nodes that a cluster reports as idle but does not allocate do not count for a pause (docs/adr/0012)
 
@@ -165,32 +165,38 @@ class ClusterHealth:
         Doubted nodes count as unavailable for a pause. ``reason``: that of the resource manager.
         """
         status = self._grid[cluster]
-        if not status.problem:
-            status.evidence.record_failed(now)
-        status.forget_promised_nodes(token)
-        ahead = status.largest_queued(token, size)
-        surplus, doubt = status.idle_reported_for(token) - (ahead - 1), status.doubt
-        if surplus <= 0 or status.problem or not status.contact.connected:
+        if not status.last_report.problem:
+            status.health.evidence.record_failed(now)
+        status.nodes.forget_promised_nodes(token)
+        ahead = status.nodes.largest_queued(token, size)
+        surplus, doubt = status.nodes.idle_reported_for(token) - (ahead - 1), status.health.doubt
+        if surplus <= 0 or status.last_report.problem or not status.contact.connected:
             return  # the cluster does not report that the component could have started
         if doubt is not None:
             surplus, ahead = max(surplus, doubt.nodes), min(ahead, doubt.size)
         if doubt is None or submitted_at > doubt.since:
-            pause = backoff_pause(DOUBT_PAUSE, status.evidence.consecutive_failures, MAX_DOUBT_PAUSE)
-            status.evidence.consecutive_failures += 1
-            nodes = status.classes.filter_of(token)
-            status.doubt = Doubt(surplus, ahead, now, now + pause, filter=nodes, reason=reason)
+            pause = backoff_pause(DOUBT_PAUSE, status.health.evidence.consecutive_failures, MAX_DOUBT_PAUSE)
+            status.health.evidence.consecutive_failures += 1
+            nodes = status.nodes.classes.filter_of(token)
+            status.health.doubt = Doubt(surplus, ahead, now, now + pause, filter=nodes, reason=reason)
             self._timers.add(now + pause, Deadline.DOUBT, cluster=cluster)
         else:  # one of several claims submitted before the first of them failed
-            status.doubt = replace(doubt, nodes=surplus, size=ahead)
+            status.health.doubt = replace(doubt, nodes=surplus, size=ahead)
         self._ledger.mark_cluster_changed(cluster)
 
     def record_successful_claim(self, cluster: ClusterName, token: Token, size: int, waited: float, now: float) -> None:
         """Record a component that got its nodes ``waited`` seconds after its submission."""
         status = self._grid[cluster]
-        status.evidence.record_started(waited, now)
-        status.end_proof(token)
-        if status.evidence.consecutive_failures and (status.doubt is None or size >= status.doubt.size):
-            status.doubt, status.evidence.consecutive_failures, status.capacity_gained = None, 0, True
+        status.health.evidence.record_started(waited, now)
+        status.nodes.end_proof(token)
+        if status.health.evidence.consecutive_failures and (
+            status.health.doubt is None or size >= status.health.doubt.size
+        ):
+            status.health.doubt, status.health.evidence.consecutive_failures, status.nodes.capacity_gained = (
+                None,
+                0,
+                True,
+            )
             self._ledger.mark_cluster_changed(cluster)
 
     def retry_doubted_nodes(self, cluster: ClusterName, due_at: float) -> None:
@@ -199,6 +205,6 @@ class ClusterHealth:
         Only one component at a time may try to get them, until one succeeds.
         """
         status = self._grid[cluster]
-        if status.doubt is not None and status.doubt.until == due_at:
-            status.doubt, status.capacity_gained = replace(status.doubt, is_tried=True), True
+        if status.health.doubt is not None and status.health.doubt.until == due_at:
+            status.health.doubt, status.nodes.capacity_gained = replace(status.health.doubt, is_tried=True), True
             self._ledger.mark_cluster_changed(cluster)

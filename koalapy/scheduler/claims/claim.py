@@ -157,7 +157,7 @@ class Claiming:
         job = self._set_transfer_end(job, now, now)
         claim_at, components = live(job).claim_at, unclaimed(job)
         is_early = bool(components) and claim_at is not None and claim_at > now
-        if is_early and all(self._state.grid[component.cluster].reported for component in components):
+        if is_early and all(self._state.grid[component.cluster].nodes.reported for component in components):
             return self.try_claim(job, now)
         return job
 
@@ -322,7 +322,7 @@ class Claiming:
             self._ledger.record_event(job, now, "awaits", f"{jobs}, about to end: no job is preempted for those nodes")
         for ending, until in room.awaited:
             for component in live(ending).components:
-                self._state.grid[component.cluster].await_end(ending.token(component.index), until)
+                self._state.grid[component.cluster].nodes.await_end(ending.token(component.index), until)
         if room.victims and (text := preemption.beneficiary_text(room.victims)):
             self._ledger.record_event(job, now, "reclaims", text)
         for victim, clusters, note in room.victims:
@@ -333,7 +333,7 @@ class Claiming:
         cluster, preemption = self._state.grid[component.cluster], self._preemption_for(job)
         if preemption is None:
             return
-        for token in cluster.overdue_components(job.token(component.index), now):
+        for token in cluster.nodes.overdue_components(job.token(component.index), now):
             if (match := self._ledger.find(token)) is not None:
                 note = ", and it has not ended by itself as was expected"
                 self._preempt_one(preemption, match[0], cluster.name, job, note, now)

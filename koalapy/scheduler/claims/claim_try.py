@@ -71,7 +71,7 @@ class ClaimTry:
         """Return the sort key of a component: those that the fewest nodes serve come first, then the largest."""
         admitted = 0
         if self._filters:
-            classes = self._grid[component.cluster].classes.reported
+            classes = self._grid[component.cluster].nodes.classes.reported
             admitted = count_admitted(classes, self._filters.get(component.rank, ANY_NODE))
         return admitted, -component.size, component.rank
 
@@ -87,7 +87,7 @@ class ClaimTry:
     def _available(self, cluster: ClusterName) -> int:
         """Return the idle nodes of a cluster that the job may have."""
         status = self._grid[cluster]
-        return max(0, status.available - status.reserved_for_others(self._job))
+        return max(0, status.nodes.available - status.nodes.reserved_for_others(self._job))
 
     def _count_taken(self, cluster: ClusterName) -> int:
         """Return the nodes of components that can start, without those that they share with other jobs."""
@@ -115,21 +115,21 @@ class ClaimTry:
     def _may_preempt(self, component: Component, preemption: Preemption) -> bool:
         """Return whether preemption can free the nodes of a component: not if only some of the cluster serve."""
         status, nodes = self._grid[component.cluster], self._filters.get(component.rank, ANY_NODE)
-        if not status.classes.admits_all(nodes) or self._parts_of(component.cluster):
+        if not status.nodes.classes.admits_all(nodes) or self._parts_of(component.cluster):
             return False
         return component.size + self._count_taken(component.cluster) <= preemption.available(status)
 
     def _parts_of(self, cluster: ClusterName) -> tuple[NodeClass, ...]:
         """Return the partly used nodes that the job may share on a cluster."""
         status = self._grid[cluster]
-        return status.parts if self._spec.share and not status.reserved_for_others(self._job) else ()
+        return status.nodes.parts if self._spec.share and not status.nodes.reserved_for_others(self._job) else ()
 
     @property
     def view(self) -> GridView:
         """Return the grid with the nodes left for another component."""
         view = self._grid.view()
         names = {name for name, nodes in self._taken.items() if nodes} | self._assignments.keys()
-        names |= {cluster.name for cluster in self._grid.clusters() if cluster.reserved_for_others(self._job)}
+        names |= {cluster.name for cluster in self._grid.clusters() if cluster.nodes.reserved_for_others(self._job)}
         changed = [cluster for name in sorted(names) if (cluster := view.get(name)) is not None]
         return view.with_clusters([self._remaining_of(cluster) for cluster in changed])
 

@@ -199,13 +199,15 @@ def is_preemptible(job: Job, rules: Rules, now: float) -> bool:
 
 def within_limit(cluster: ClusterStatus, count: int) -> int:
     """Return the node count, reduced to what the resource manager's limit allows."""
-    return count if cluster.limit is None else min(count, cluster.limit.size - 1)
+    return count if cluster.health.limit is None else min(count, cluster.health.limit.size - 1)
 
 
 def capacity_with_preemption(cluster: ClusterStatus, extra_idle: int = 0) -> int:
     """Return the nodes that a job of high priority could have, if ``extra_idle`` more were idle: nodes that are idle,
     about to be, or held by low-priority jobs, less those reserved by the starvation guarantee."""
-    return within_limit(cluster, cluster.expected + extra_idle + cluster.preemptible - cluster.reserved_for_others())
+    return within_limit(
+        cluster, cluster.nodes.expected + extra_idle + cluster.nodes.preemptible - cluster.nodes.reserved_for_others()
+    )
 
 
 class Preemption:
@@ -223,7 +225,7 @@ class Preemption:
 
     def _stoppable(self, cluster: ClusterStatus) -> Mapping[Token, int]:
         """Return the components on a cluster that may be preempted, with their nodes."""
-        return cluster.preemptible_components
+        return cluster.nodes.preemptible_components
 
     def victim_reason(self, clusters: str, job: Job) -> str:
         """Return the reason for the timeline of a victim."""
@@ -241,7 +243,7 @@ class Preemption:
         """Choose victims for the needed nodes per cluster. The plan is empty if they are too few or none is needed."""
         lacking = {}
         for name, size in needed.items():
-            expected, reserved = self._grid[name].expected, self._grid[name].reserved_for_others()
+            expected, reserved = self._grid[name].nodes.expected, self._grid[name].nodes.reserved_for_others()
             if (count := size - expected + min(reserved, max(0, expected))) > 0:
                 lacking[name] = count
         if not lacking:
@@ -356,7 +358,9 @@ def _preemption_cost(job: Job, now: float) -> PreemptionCost:
 def capacity_with_reclaiming(cluster: ClusterStatus, extra_idle: int = 0) -> int:
     """Return the nodes that a job could have on its home site, if ``extra_idle`` more were idle: nodes that are idle,
     about to be, or held by low-priority jobs of other sites, less those reserved by the starvation guarantee."""
-    return within_limit(cluster, cluster.expected + extra_idle + cluster.reclaimable - cluster.reserved_for_others())
+    return within_limit(
+        cluster, cluster.nodes.expected + extra_idle + cluster.nodes.reclaimable - cluster.nodes.reserved_for_others()
+    )
 
 
 class Reclaiming(Preemption):
@@ -372,7 +376,7 @@ class Reclaiming(Preemption):
         return capacity_with_reclaiming(cluster) if cluster.name == self._site else 0
 
     def _stoppable(self, cluster: ClusterStatus) -> Mapping[Token, int]:
-        return cluster.reclaimable_components
+        return cluster.nodes.reclaimable_components
 
     def victim_reason(self, clusters: str, job: Job) -> str:
         return f"{RECLAIMED}: {clusters} takes back its nodes for job {job.id} of its own users"

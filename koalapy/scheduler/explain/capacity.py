@@ -95,7 +95,7 @@ def estimate_capacities(
         # The view already offers the nodes of jobs that such a job may preempt.
         ends = [end for end in ends if end.priority is Priority.HIGH]
     ahead = _FutureGrid(dry_run, base, ends)
-    components = sum(len(cluster.live) for cluster in queries.grid.clusters())
+    components = sum(len(cluster.nodes.live) for cluster in queries.grid.clusters())
     for policy in policies.names():
         capabilities = policies.capabilities(policy)
         if capabilities.learns and capabilities.expects_releases and components > MAX_LOOKED_AT:
@@ -120,8 +120,12 @@ class _FutureGrid:
         for cluster in dry_run.queries.grid.clusters():
             offered = self._now.get(cluster.name)
             idle = offered.idle if offered is not None else 0
-            self._spare[cluster.name] = idle or cluster.surplus - dry_run.reserved_nodes(cluster.name, base.priority)
-            self._most[cluster.name] = cluster.total if cluster.limit is None else cluster.limit.size - 1
+            self._spare[cluster.name] = idle or cluster.nodes.surplus - dry_run.reserved_nodes(
+                cluster.name, base.priority
+            )
+            self._most[cluster.name] = (
+                cluster.last_report.total if cluster.health.limit is None else cluster.health.limit.size - 1
+            )
         self._views: dict[int, GridView] = {0: self._now}
 
     def view(self, count: int) -> GridView:

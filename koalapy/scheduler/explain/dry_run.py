@@ -67,7 +67,7 @@ class DryRun:
     def reserved_nodes(self, cluster: ClusterName, priority: Priority) -> int:
         """Return the nodes on a cluster that are reserved for another job."""
         if self.job is not None and self.has_reservation:
-            return self.queries.grid[cluster].reserved_for_others(self.job.id)
+            return self.queries.grid[cluster].nodes.reserved_for_others(self.job.id)
         return self.queries.reserved_nodes(cluster, priority, self.job.id if self.job is not None else None)
 
     @property
@@ -111,14 +111,17 @@ class DryRun:
         yield NodeSource(
             self.view(priority),
             lambda cluster, extra_idle: (
-                within_limit(cluster, cluster.surplus + extra_idle) - self.reserved_nodes(cluster.name, priority)
+                within_limit(cluster, cluster.nodes.surplus + extra_idle) - self.reserved_nodes(cluster.name, priority)
             ),
             lambda _: 0,
         )
         if self.may_preempt(spec):
             description = "those that it would have of others by preemption"
             yield NodeSource(
-                self.widest_view(spec), capacity_with_preemption, lambda c: c.leaving + c.preemptible, description
+                self.widest_view(spec),
+                capacity_with_preemption,
+                lambda c: c.nodes.leaving + c.nodes.preemptible,
+                description,
             )
         if (home := queries.view_at_home(spec, everything=self.has_reservation)) is not None:
             takes_all = self.has_reservation or priority is Priority.HIGH
@@ -128,7 +131,7 @@ class DryRun:
                     capacity_with_reclaiming(c, extra_idle)
                     - (0 if takes_all else queries.queues.reservation.kept_from_low(c.name))
                 ),
-                lambda c: c.leaving + c.reclaimable,
+                lambda c: c.nodes.leaving + c.nodes.reclaimable,
                 "those that it would take back",
             )
 

@@ -56,11 +56,11 @@ def finding_of(
     return ClusterFinding(
         cluster.name,
         cluster.state,
-        cluster.total,
+        cluster.last_report.total,
         idle,
-        cluster.used,
-        cluster.background,
-        cluster.down,
+        cluster.nodes.used,
+        cluster.last_report.background,
+        cluster.last_report.down,
         gives,
         reason,
         missing,
@@ -91,7 +91,7 @@ def cluster_findings(
             not_usable(cluster, now) or (refusal.reason if refusal is not None else "") or _part_of(placement, gives)
         )
         if cluster.is_open and (holders := _holders(cluster, idle, reserved.by)):
-            reason = f"{reason or f'{idle} of {cluster.total} nodes idle'} ({holders})"
+            reason = f"{reason or f'{idle} of {cluster.last_report.total} nodes idle'} ({holders})"
         missing = lacking[cluster.name].nodes if cluster.name in lacking else None
         yield finding_of(cluster, idle, gives=gives, reason=reason, missing=missing)
 
@@ -111,7 +111,7 @@ def lacking_by(
 
 def _more_idle(cluster: ClusterStatus, source: NodeSource, required: int) -> int | None:
     """Return how many more idle nodes offer ``required`` nodes; None if that many cannot become idle."""
-    counts = range(cluster.total - cluster.idle - source.others(cluster) + 1)
+    counts = range(cluster.last_report.total - cluster.nodes.idle - source.others(cluster) + 1)
     count = bisect_left(counts, required, key=lambda count: source.offered(cluster, count))
     return count if count < len(counts) else None
 
@@ -144,18 +144,25 @@ def _holders(cluster: ClusterStatus, idle: int, kept_for: JobId | None) -> str:
     """Return what uses the nodes that are not idle: ``local users have 2, our jobs 1, 1 is down``."""
     texts: list[str] = []
     now = cluster.reported_at or 0.0
-    reserved = sum(each.nodes for each in cluster.reservations if each.begins <= now < each.ends)
-    for who, count in (("local users", max(0, cluster.background - reserved)), ("our jobs", cluster.used)):
+    reserved = sum(each.nodes for each in cluster.last_report.reservations if each.begins <= now < each.ends)
+    for who, count in (
+        ("local users", max(0, cluster.last_report.background - reserved)),
+        ("our jobs", cluster.nodes.used),
+    ):
         if count:
             texts.append(f"{who} {'' if texts else 'have '}{count}")
-    if cluster.down:
-        texts.append(f"{cluster.down} {'is' if cluster.down == 1 else 'are'} down")
-    if count := sum(part.idle for part in cluster.parts):
+    if cluster.last_report.down:
+        texts.append(f"{cluster.last_report.down} {'is' if cluster.last_report.down == 1 else 'are'} down")
+    if count := sum(part.idle for part in cluster.nodes.parts):
         texts.append(f"{count} partly used {'node' if count == 1 else 'nodes'} can be shared")
-    texts += [f"{cluster.name} {condition}" for condition in (cluster.limit, cluster.doubt) if condition is not None]
-    texts += (*cluster.reservation_texts, *cluster.notices)
-    if idle < cluster.available and kept_for is not None:
-        texts.append(f"{cluster.available - idle} kept for job {kept_for}")
+    texts += [
+        f"{cluster.name} {condition}"
+        for condition in (cluster.health.limit, cluster.health.doubt)
+        if condition is not None
+    ]
+    texts += (*cluster.reservation_texts, *cluster.last_report.notices)
+    if idle < cluster.nodes.available and kept_for is not None:
+        texts.append(f"{cluster.nodes.available - idle} kept for job {kept_for}")
     return ", ".join(texts)
 
 
@@ -234,7 +241,11 @@ def _make_headline(
         headline = _claiming(attempt, rules, now)
     lrm_reasons = f"; {reasons}" if (reasons := waits.describe(job)) else ""
     awaited = sorted({c.cluster for c in attempt.gang if c.state is not ComponentState.CLAIMED})
-    problems = [f"; {name}: {grid[name].problem}" for name in awaited if name in grid and grid[name].problem]
+    problems = [
+        f"; {name}: {grid[name].last_report.problem}"
+        for name in awaited
+        if name in grid and grid[name].last_report.problem
+    ]
     return headline + lrm_reasons + "".join(problems)
 
 
@@ -325,7 +336,7 @@ def _findings(attempt: Attempt, grid: GridStatus, now: float) -> Iterator[Cluste
             texts += _shown_by_claims(grid[name], members, now)
             yield finding_of(
                 grid[name],
-                grid[name].available,
+                grid[name].nodes.available,
                 gives=sum(c.size for c in members),
                 reason=format_list(texts, separator="; "),
             )
@@ -333,7 +344,7 @@ def _findings(attempt: Attempt, grid: GridStatus, now: float) -> Iterator[Cluste
 
 def _shown_by_claims(cluster: ClusterStatus, components: Sequence[Component], now: float) -> list[str]:
     """Return the recent failures of claims on a cluster, if there are many and a component has no nodes yet."""
-    claims, consecutive_failures = cluster.evidence.claims(now), cluster.evidence.failed_fraction(now)
+    claims, consecutive_failures = cluster.health.evidence.claims(now), cluster.health.evidence.failed_fraction(now)
     awaits = any(c.state in NOT_CLAIMED for c in components)
     if not awaits or claims < MIN_CLAIMS or consecutive_failures < MIN_SHARE_IN_VAIN:
         return []
@@ -562,7 +573,7 @@ def _must_be_placed_first(dry_run: DryRun, spec: JobSpec) -> JobId | None:
 
 def _enough_if_usable(dry_run: DryRun, spec: JobSpec, node_sources: Sequence[NodeSource]) -> list[str]:
     """Return as text the clusters of which the return of a single one would suffice."""
-    closed = [cluster for cluster in dry_run.queries.grid.clusters() if not cluster.is_open or cluster.doubted]
+    closed = [cluster for cluster in dry_run.queries.grid.clusters() if not cluster.is_open or cluster.nodes.doubted]
     texts = []
     for cluster in closed[:MAX_CLOSED_CLUSTERS]:
         if any(_is_enough_if_usable(dry_run, spec, source, cluster) for source in node_sources):
@@ -572,7 +583,7 @@ def _enough_if_usable(dry_run: DryRun, spec: JobSpec, node_sources: Sequence[Nod
                 texts.append(f"{cluster.name} mended (koala clusters clear {cluster.name})")
             elif cluster.state is ClusterState.UNREACHABLE:
                 texts.append(f"{cluster.name} in reach again")
-            elif cluster.doubted:
+            elif cluster.nodes.doubted:
                 texts.append(f"{cluster.name} giving nodes that it says are idle, which is tried again")
             else:
                 texts.append(f"the component that is tried on {cluster.name} started")
@@ -581,7 +592,7 @@ def _enough_if_usable(dry_run: DryRun, spec: JobSpec, node_sources: Sequence[Nod
 
 def _is_enough_if_usable(dry_run: DryRun, spec: JobSpec, source: NodeSource, cluster: ClusterStatus) -> bool:
     """Return whether a job would be placed if one cluster became usable with all nodes reported idle."""
-    idle = max(0, source.offered(cluster, cluster.doubted))
+    idle = max(0, source.offered(cluster, cluster.nodes.doubted))
     opened = tuple(
         replace(c.with_idle(idle), state=ClusterState.USABLE) if c.name == cluster.name else c
         for c in source.view.clusters

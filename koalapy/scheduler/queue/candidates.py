@@ -48,7 +48,7 @@ class WaitingReasons:
     def __init__(self, state: SchedulerState, queues: PlacementQueues, evaluator: PolicyEvaluator) -> None:
         self._state, self._rules, self._grid = state, state.rules, state.grid
         self._queues, self._evaluator = queues, evaluator
-        self._idle = state.grid.cached_view(lambda cluster: cluster.idle)
+        self._idle = state.grid.cached_view(lambda cluster: cluster.nodes.idle)
         self._refusals: dict[Shape, str] = {}
         """Why jobs of a shape are rejected; empty if they would be placed."""
 
@@ -101,11 +101,13 @@ class WaitingReasons:
         answer = self._evaluator.evaluate(job.spec, self._grid.view(), barred)
         if isinstance(answer, Placement):
             return ""
-        capacity_restriction = [cluster for cluster in self._grid.clusters() if cluster.available < cluster.idle]
+        capacity_restriction = [
+            cluster for cluster in self._grid.clusters() if cluster.nodes.available < cluster.nodes.idle
+        ]
         beside = self._evaluator.evaluate(job.spec, self._idle.view(), barred) if capacity_restriction else answer
         if isinstance(beside, Refusal):
             return answer.summary
-        used = [cluster for cluster in capacity_restriction if beside.nodes_on(cluster.name) > cluster.available]
+        used = [cluster for cluster in capacity_restriction if beside.nodes_on(cluster.name) > cluster.nodes.available]
         return "; ".join(f"{cluster.name} {cluster.capacity_restriction}" for cluster in used) or answer.summary
 
 

@@ -411,7 +411,7 @@ class PolicyEvaluator:
     ) -> None:
         self._state, self._policies, self._grid, self._ledger = state, state.policies, state.grid, state.ledger
         self._calls, self._queues, self._knowledge = calls, queues, knowledge
-        self._whole = self._grid.cached_view(lambda cluster: cluster.total - cluster.down)
+        self._whole = self._grid.cached_view(lambda cluster: cluster.last_report.total - cluster.last_report.down)
         self._assumed_bandwidth = state.rules.assumed_bandwidth
         self._seen = self._empty = GridView(())
         """The grid of which ``_empty`` was last computed."""
@@ -459,7 +459,7 @@ class PolicyEvaluator:
         ``assume_links``: assume good values for links that were not measured yet.
         """
         view = self.empty_grid()
-        if spec.internal or not all(cluster.total for cluster in self._grid.clusters()):
+        if spec.internal or not all(cluster.last_report.total for cluster in self._grid.clusters()):
             return ""
         if spec.node_requirements and not self._are_nodes_reported:
             return ""
@@ -474,7 +474,7 @@ class PolicyEvaluator:
     @property
     def _are_nodes_reported(self) -> bool:
         """Return whether all clusters have reported the properties of their nodes in this daemon run."""
-        return all(cluster.reported for cluster in self._grid.clusters())
+        return all(cluster.nodes.reported for cluster in self._grid.clusters())
 
     def _answer_with_links(self, spec: JobSpec, view: GridView) -> Placement | Refusal:
         """Return the policy's answer; if it is a refusal, the answer with all unmeasured links assumed good."""

@@ -91,11 +91,11 @@ class Reservation:
             for priority in Priority
         }
         self._own = self._grid.cached_view(
-            lambda cluster: cluster.available - self.withheld_from_own(cluster),
+            lambda cluster: cluster.nodes.available - self.withheld_from_own(cluster),
             hides_parts=lambda cluster: self.withheld_from_own(cluster) > 0,
         )
         self._without_own_jobs = self._grid.cached_view(
-            lambda cluster: cluster.capacity_without_own_jobs,
+            lambda cluster: cluster.nodes.capacity_without_own_jobs,
             streams=lambda: self._grid.relays.streams,
             hides_parts=lambda _: True,
         )
@@ -136,7 +136,7 @@ class Reservation:
             return 0
         may_use = self._kept_behind(cluster, job) if job is not None else 0
         kept = self.kept_from_low(cluster) - may_use if priority is Priority.LOW else 0
-        return self._grid[cluster].reserved_for_others() + kept
+        return self._grid[cluster].nodes.reserved_for_others() + kept
 
     def kept_from_low(self, cluster: ClusterName) -> int:
         """Return the nodes on a cluster that are reserved only against low-priority jobs, by aging or for restarts."""
@@ -144,7 +144,7 @@ class Reservation:
         return aged + self._kept[cluster]
 
     def _left_to(self, priority: Priority, cluster: ClusterStatus) -> int:
-        return cluster.available - self.reserved_nodes(cluster.name, priority)
+        return cluster.nodes.available - self.reserved_nodes(cluster.name, priority)
 
     def _withholds_nodes(self, priority: Priority, cluster: ClusterStatus) -> bool:
         """Return whether some nodes of a cluster are not offered to jobs of a priority."""
@@ -168,7 +168,7 @@ class Reservation:
         kept = 0
         if self._restarting and not self._is_promised and (job := self.job) is not None:
             kept = self._kept[cluster.name] - self._kept_behind(cluster.name, job)
-        return cluster.reserved_for_others(self._chosen) + kept
+        return cluster.nodes.reserved_for_others(self._chosen) + kept
 
     # Restarts after failures
 
@@ -188,7 +188,10 @@ class Reservation:
         return self._grid.view(partial(self._left_with_kept, job.id))
 
     def _left_with_kept(self, job: JobId, cluster: ClusterStatus) -> int:
-        left, may_use = cluster.available - cluster.reserved_for_others(job), self._kept_behind(cluster.name, job)
+        left, may_use = (
+            cluster.nodes.available - cluster.nodes.reserved_for_others(job),
+            self._kept_behind(cluster.name, job),
+        )
         return max(min(may_use, left), left + may_use - self.kept_from_low(cluster.name))
 
     def _kept_behind(self, cluster: ClusterName, job: JobId) -> int:
@@ -229,13 +232,13 @@ class Reservation:
         if job.attempt is not None:
             for component in job.attempt.gang:
                 if nodes[component.cluster] and not self._reserved_nodes[component.cluster]:
-                    self._grid[component.cluster].classes.kept = filter_of(job.spec, component)
+                    self._grid[component.cluster].nodes.classes.kept = filter_of(job.spec, component)
 
     def _announce_kept(self, clusters: Iterable[ClusterName]) -> None:
         """Announce that other nodes of these clusters are kept."""
         for name in clusters:
             if not self._kept[name] and not self._reserved_nodes[name]:
-                self._grid[name].classes.kept = ANY_NODE
+                self._grid[name].nodes.classes.kept = ANY_NODE
             self._grid.touch(name)
 
     def _may_restart(self, job: Job) -> bool:
@@ -268,7 +271,7 @@ class Reservation:
             if component.cluster not in self._grid:
                 return Counter()
             cluster = self._grid[component.cluster]
-            is_away = cluster.state is ClusterState.UNREACHABLE and cluster.reported
+            is_away = cluster.state is ClusterState.UNREACHABLE and cluster.nodes.reported
             if is_away or cluster.state in (ClusterState.UNUSABLE, ClusterState.DRAINED):
                 return Counter()
             if is_barred(barred, component.cluster, component.size):
@@ -295,7 +298,7 @@ class Reservation:
             self._placed = self._chosen
         self._chosen, self._reserved_nodes, self._reserved_streams, self._is_promised = None, Counter(), 0, False
         for cluster in previous:
-            self._grid[cluster].classes.kept = ANY_NODE
+            self._grid[cluster].nodes.classes.kept = ANY_NODE
         self._choose(evaluate, turns=(self._placed, job))
         if self._placed is not None and any(self._placed in queue for queue in self._queues.values()):
             self._placed = None  # it holds the reservation again, or has lost it
@@ -316,8 +319,8 @@ class Reservation:
         if (nodes := self._held.pop(array, None)) is not None:
             self._held[task] = nodes
             for name, count in nodes.items():
-                self._grid[name].reserve(array, 0)
-                self._grid[name].reserve(task, count)
+                self._grid[name].nodes.reserve(array, 0)
+                self._grid[name].nodes.reserve(task, count)
 
     def restore(self, jobs: Iterable[Job]) -> None:
         """Restore the reserved nodes of placed jobs with the starvation guarantee, and kept ones, after a restart."""
@@ -328,7 +331,7 @@ class Reservation:
             if nodes := self._unclaimed(job.id):
                 self._held[job.id] = nodes
                 for name, count in nodes.items():
-                    self._grid[name].reserve(job.id, count)
+                    self._grid[name].nodes.reserve(job.id, count)
 
     def _hold(self) -> bool:
         """Update the nodes reserved by the starvation guarantee; return whether a job has fewer now."""
@@ -340,7 +343,7 @@ class Reservation:
             nodes_before, nodes_after = self._held.get(job, Counter()), reserved.get(job, Counter())
             for name in {*nodes_before, *nodes_after}:
                 if nodes_before[name] != nodes_after[name]:
-                    self._grid[name].reserve(job, nodes_after[name])
+                    self._grid[name].nodes.reserve(job, nodes_after[name])
                     is_less |= nodes_after[name] < nodes_before[name]
         self._held = reserved
         return is_less
@@ -378,7 +381,7 @@ class Reservation:
                         self._reserved_nodes[component.cluster] += component.size
                         requirement = spec.node_requirement(component.request_index)
                         nodes = NodeFilter(requirement=requirement and requirement.of_nodes)
-                        self._grid[component.cluster].classes.kept = nodes
+                        self._grid[component.cluster].nodes.classes.kept = nodes
                     return
                 if not self._policies.capabilities(spec.policy).learns:
                     group.refused_on = self._grids

@@ -62,7 +62,7 @@ class SharedCluster:
 
     def count_available(self, nodes: NodeFilter) -> int:
         """Return the available nodes that a component may get."""
-        view = self.status.view(self.status.available)
+        view = self.status.view(self.status.nodes.available)
         if nodes.requirement is not None:
             selected = view.select_nodes(nodes.requirement)
             return 0 if selected is None else selected.idle
@@ -75,7 +75,7 @@ class SharedCluster:
             return False
         self._placed += 1
         token = f"{self._placed}.1.0"
-        self.status.promise(token, size, nodes, preemptible=True)
+        self.status.nodes.promise(token, size, nodes, preemptible=True)
         self.in_transit.append((token, size, requirement))
         return True
 
@@ -97,7 +97,7 @@ class SharedCluster:
         if running:
             job = running[number % len(running)]
             self.table.end_job(job)
-            self.status.release(job.name)
+            self.status.nodes.release(job.name)
 
 
 def check_nodes(cluster: SharedCluster) -> None:
@@ -128,13 +128,13 @@ def test_components_that_share_start_at_once_where_the_scheduler_counts_nodes(st
         elif step == "report":
             cluster.send_report()
         check_nodes(cluster)
-        assert all(part.idle >= 0 for part in cluster.status.parts)
+        assert all(part.idle >= 0 for part in cluster.status.nodes.parts)
     while cluster.in_transit:
         assert cluster.deliver().state == "running"
     while cluster.table.running:
         cluster.end(0)
     cluster.send_report()
-    assert (cluster.status.available, cluster.status.parts, cluster.status.expected) == (5, (), 5)
+    assert (cluster.status.nodes.available, cluster.status.nodes.parts, cluster.status.nodes.expected) == (5, (), 5)
 
 
 def test_exclusive_job_gets_no_node_that_others_share() -> None:
@@ -143,15 +143,15 @@ def test_exclusive_job_gets_no_node_that_others_share() -> None:
     assert cluster.place(4, part)
     cluster.deliver()
     cluster.send_report()
-    assert cluster.status.available == 1
+    assert cluster.status.nodes.available == 1
     assert not cluster.place(2, NodeRequirement(cores=2))
     assert not cluster.place(2, None)
-    assert cluster.status.preemptible == 0, "the end of one job frees no node"
+    assert cluster.status.nodes.preemptible == 0, "the end of one job frees no node"
     assert cluster.place(4, part)
     assert not cluster.place(1, part), "the nodes of a component count until a report has them"
     cluster.deliver()
     cluster.send_report()
-    assert {(part.name, part.cores, part.idle) for part in cluster.status.parts} == {("gpu", 4, 2)}
+    assert {(part.name, part.cores, part.idle) for part in cluster.status.nodes.parts} == {("gpu", 4, 2)}
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_memory_of_a_part_is_that_of_its_cores_by_default(
     assert reports[0].parts == (() if left is None else (left,))
     for memory, least in ((None, 2 * GB), (GB, GB)):
         next_job = NodeRequirement(1, memory, share=True)
-        parts = [part for part in cluster.status.parts if next_job.is_met_by(part)]
+        parts = [part for part in cluster.status.nodes.parts if next_job.is_met_by(part)]
         assert bool(parts) == (left is not None and (left.memory or 0) >= least), "what is counted"
         if parts:
             assert cluster.place(5, next_job)
