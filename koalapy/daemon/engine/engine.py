@@ -11,11 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
+from koalapy.daemon.agents.session import Sessions
 from koalapy.daemon.agents.wire import CommandMessages, FindRelay
+from koalapy.daemon.alerts.notifications import Notifications
 from koalapy.daemon.engine.database import DatabaseMonitor
 from koalapy.daemon.jobs.changes import Changes, Topic
 from koalapy.daemon.observability.audit import AuditedRequest, take_change
@@ -52,29 +54,6 @@ Observer = Callable[[Job, JobState | None], None]
 """Called with a job after a change is stored, and its previous stored state, None if new. Must return quickly."""
 AttemptObserver = Callable[[Job, Attempt], None]
 """Called with a job and its ended attempt once both are stored and another attempt has begun; before observers."""
-
-
-class Notifier(Protocol):
-    """Notifies users of changes of their jobs."""
-
-    def make_notifications(self, job: Job, previous_state: JobState | None, now: float) -> list[Notification]:
-        """Return the notifications of a change, which are stored with it."""
-        ...
-
-    def send_notifications(self, notifications: Iterable[Notification]) -> None:
-        """Send notifications that are stored."""
-
-
-class Dispatcher(Protocol):
-    """Sends messages to connected agents; those of other agents stay in the outbox."""
-
-    def send_commands(self, cluster: str, messages: Iterable[dict[str, Any]]) -> None: ...
-
-    def request_confirmation(self, cluster: str) -> None:
-        """Ask a cluster's agent to report its full state and to confirm that it has."""
-
-    def set_awaited_clusters(self, clusters: frozenset[ClusterName]) -> None:
-        """Make the agents of these clusters, and only these, look for free nodes more often."""
 
 
 @dataclass(slots=True)
@@ -179,21 +158,20 @@ class Engine:
         describe: Callable[[str], ClusterRecord],
         clock: Callable[[], float] | None = None,
         catalogue: Catalogue | None = None,
-        dispatcher: Dispatcher | None = None,
-        notifier: Notifier | None = None,
+        sessions: Sessions | None = None,
+        notifications: Notifications | None = None,
         take_in_budget_s: float = TAKE_IN_BUDGET_S,
         max_strays: int = MAX_STRAYS,
         find_relay: FindRelay = lambda *_: None,
-        may_ignore_containers: Callable[[ClusterName], bool] = lambda _: False,
+        instruments: Instruments | None = None,
     ) -> None:
         """``max_strays``: commands about unknown components that one cluster's outbox holds at most."""
         self._max_strays, self._find_relay = max_strays, find_relay
-        self._may_ignore_containers = may_ignore_containers
         self._take_in_budget_s = take_in_budget_s
         self.catalogue = catalogue or Catalogue()
         self._scheduler = scheduler
         self.queries = scheduler.queries
-        self._dispatcher, self._notifier = dispatcher, notifier
+        self._sessions, self._notifications = sessions, notifications
         self._observers: list[Observer] = [log_change]
         self._attempt_observers: list[AttemptObserver] = []
         self.outbox = outbox
@@ -206,7 +184,7 @@ class Engine:
         """Monotonic time at which the current cycle started; None while the engine is idle."""
         self.database = DatabaseMonitor()
         self.changes = Changes()
-        self.instruments = Instruments()
+        self.instruments = instruments or Instruments()
         self._stored = {job.id: job.state for job in scheduler.queries.jobs()}
         """The stored states of unfinished jobs; the scheduler may be ahead of them."""
         self._stored_counts = Counter(self._stored.values())
@@ -386,7 +364,7 @@ class Engine:
             self.queries.accounts,
             self.queries.job,
             self._find_relay,
-            self._may_ignore_containers,
+            (lambda _: False) if self._sessions is None else self._sessions.may_ignore_containers,
         )
         for command in self._within_bounds(effects.commands):
             ident = self.outbox.new_id()
@@ -422,12 +400,12 @@ class Engine:
 
     def _make_notifications(self, jobs: Iterable[Job], now: float) -> list[Notification]:
         """Return the notifications about changed jobs; none if the daemon sends none."""
-        if self._notifier is None:
+        if self._notifications is None:
             return []
         return [
             notification
             for job in jobs
-            for notification in self._notifier.make_notifications(job, self._stored.get(job.id), now)
+            for notification in self._notifications.make_notifications(job, self._stored.get(job.id), now)
         ]
 
     def _within_bounds(self, commands: Iterable[Command]) -> Iterator[Command]:
@@ -506,14 +484,14 @@ class Engine:
             for observer in self._observers:
                 observer(job, previous_state)
         self.outbox.add_entries(batch.outbox)
-        if self._notifier is not None and batch.notifications:
-            self._notifier.send_notifications(batch.notifications)
+        if self._notifications is not None and batch.notifications:
+            self._notifications.send_notifications(batch.notifications)
         # ``greet`` sends all commands to a cluster that has just reported its inventory.
         greeted = {item.inventory_of for item in transaction.items if item.inventory_of}
-        if self._dispatcher is not None:
+        if self._sessions is not None:
             for cluster, commands in messages.items():
                 if cluster not in greeted:
-                    self._dispatcher.send_commands(cluster, commands)
+                    self._sessions.send_commands(cluster, commands)
         for item in transaction.items:
             if item.greet is not None:
                 item.greet([m for m in messages.get(item.inventory_of, ()) if m["type"] == "forget"])
@@ -521,10 +499,10 @@ class Engine:
                 item.after_write()
             if item.committed is not None and not item.committed.done():
                 item.committed.set_result(None)
-        if self._dispatcher is not None:
+        if self._sessions is not None:
             for cluster in sorted(effects.confirm):
-                self._dispatcher.request_confirmation(cluster)
-            self._dispatcher.set_awaited_clusters(self.queries.awaited_clusters())
+                self._sessions.request_confirmation(cluster)
+            self._sessions.set_awaited_clusters(self.queries.awaited_clusters())
         for ident in effects.jobs if self._watchers else ():
             self.wake_watchers(ident)
         reported = {

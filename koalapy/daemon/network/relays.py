@@ -4,8 +4,8 @@ import asyncio
 import hmac
 import ssl
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from ipaddress import ip_address
 from itertools import combinations
@@ -15,6 +15,8 @@ from typing import Any
 import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
+from koalapy.daemon.observability.audit import Audit
+from koalapy.daemon.observability.instruments import Instruments
 from koalapy.model.cluster import ClusterPair, LinkPath, LinkUse, pair_of
 from koalapy.model.job import Attempt, Job, JobId, JobState
 from koalapy.model.job_spec import Launcher
@@ -48,20 +50,6 @@ class JobRelay:
         return None if self.attempt is None else self.attempt.head_entry(cluster)
 
 
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """What an ended attempt has sent through the hub."""
-
-    attempt: str
-    streams: int
-    moved: Mapping[ClusterPair, int]
-    """Bytes by the clusters of the sending and the receiving node."""
-
-    @property
-    def job(self) -> JobId:
-        return int(self.attempt.partition(".")[0])
-
-
 def attempt_name(job: Job) -> str:
     """Return the name of a job's attempt at the relays."""
     attempt = live(job)
@@ -91,14 +79,15 @@ class Relays:
         nodes_of: Callable[[Job], Sequence[PlanNode]],
         send: Callable[[ClusterName, RelayLost], object] = lambda *_: None,
         find_paths: Callable[[Job], Mapping[ClusterPair, LinkPath]] = lambda _: {},
+        report: Callable[[RelayChanged], object] = lambda _: None,
+        audit: Audit | None = None,
+        instruments: Instruments | None = None,
     ) -> None:
         """``uses``: the configured path of messages by pair of clusters. ``secret``: from which keys of attempts are
         derived. ``nodes_of``: returns the nodes of a job's attempt in the order of its plan. ``send``: sends a message
-        to a cluster's agent. ``find_paths``: returns the paths of a job's messages that the scheduler has assumed."""
-        self.report: Callable[[RelayChanged], object] = lambda _: None
-        """Reports to the scheduler that the relay of a site has changed."""
-        self.record_traffic: Callable[[Traffic], Coroutine[Any, Any, None]] | None = None
-        """Records what an ended attempt has sent through the hub."""
+        to a cluster's agent. ``find_paths``: returns the paths of a job's messages that the scheduler has assumed.
+        ``report``: reports to the scheduler that the relay of a site has changed."""
+        self._report, self._audit, self._instruments = report, audit, instruments
         self._send, self._control, self._uses, self._secret, self._nodes_of = send, control, uses, secret, nodes_of
         self._find_paths = find_paths
         self._states: dict[ClusterName, RelayState] = {}
@@ -134,7 +123,7 @@ class Relays:
             state = _check_certificate(state)
             self._states[cluster] = state
         if (known := state or former) is not None:
-            self.report(RelayChanged(cluster, self.is_ready(cluster), known.relayed_only))
+            self._report(RelayChanged(cluster, self.is_ready(cluster), known.relayed_only))
         if state is not None and (former is None or former.ready != state.ready):
             log.info(
                 "the relay of a site has changed",
@@ -258,15 +247,32 @@ class Relays:
         match event["t"]:
             case "state" | "away" as kind:
                 for cluster, state in self._states.items():
-                    self.report(RelayChanged(cluster, state.ready and kind == "state", state.relayed_only))
+                    self._report(RelayChanged(cluster, state.ready and kind == "state", state.relayed_only))
             case "lost":
                 self._report_loss(str(event["attempt"]), str(event["why"]))
             case "removed":
                 moved = {(source, target): count for source, target, count in event["bytes"]}
-                traffic = Traffic(event["attempt"], event["streams"], moved)
-                log.info("an attempt has ended at the hub", action="relay-attempt-over", **asdict(traffic))
-                if self.record_traffic is not None:
-                    self._tasks.spawn(self.record_traffic(traffic))
+                self._record_traffic(event["attempt"], event["streams"], moved)
+
+    def _record_traffic(self, attempt: str, streams: int, moved: Mapping[ClusterPair, int]) -> None:
+        """Count and log what an ended attempt has sent through the hub.
+
+        ``moved``: bytes by the clusters of the sending and the receiving node.
+        """
+        log.info(
+            "an attempt has ended at the hub",
+            action="relay-attempt-over",
+            attempt=attempt,
+            streams=streams,
+            moved=moved,
+        )
+        if self._instruments is not None:
+            self._instruments.relayed.update(moved)
+        if self._audit is not None and streams:
+            sizes = [f"{source} to {target} {size}" for (source, target), size in sorted(moved.items())]
+            detail = f"attempt {attempt}: {streams} streams; bytes: {', '.join(sizes) or 'none'}"
+            target = f"job {attempt.partition('.')[0]}"
+            self._tasks.spawn(self._audit.record("relay-traffic", None, origin="hub", target=target, detail=detail))
 
     def _report_loss(self, attempt: str, reason: str) -> None:
         """Let all agents of an attempt know that it has lost streams."""
