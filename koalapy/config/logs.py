@@ -52,6 +52,8 @@ def configure_logging(level: LogLevel = "info", form: LogFormat = "console", **a
     )
     logging.basicConfig(handlers=[Libraries()], level=max(min_level, logging.WARNING), force=True)
     logging.captureWarnings(True)
+    # It warns every two seconds while a periodic task is still running when it is due again.
+    logging.getLogger("apscheduler.scheduler").setLevel(logging.ERROR)
 
 
 def watch_out_for_crashes() -> None:

@@ -94,7 +94,7 @@ class Core:
             find_relay=self.relays.plan_job,
             instruments=instruments,
         )
-        self.engine.subscribe(self.relays.note_job, self.relays.note_attempt)
+        self.engine.subscribe(self.relays.note_job)
 
 
 def check_settings(settings: Settings) -> None:

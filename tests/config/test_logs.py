@@ -33,6 +33,7 @@ except ValueError as error:
     log.error("a mistake", action="bug", exc_info=error)
 logging.getLogger("uvicorn.error").warning("of a %s", "library")
 logging.getLogger("uvicorn.error").info("chatter")
+logging.getLogger("apscheduler.scheduler").warning("skipped again")
 logging.getLogger("broken").error("%d", "no number")
 warnings.warn("watch out")
 async def fails():

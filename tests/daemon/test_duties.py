@@ -1,16 +1,19 @@
 """Periodic duties, independent of changes of the machine's clock."""
 
 import asyncio
-from itertools import pairwise
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from apscheduler.schedulers.asyncio import AsyncIOScheduler
+from apscheduler.util import datetime_repr
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.daemon.engine.duties import CLOCK_CHECK_INTERVAL_S, Duties, Duty, follow_calendar, next_due, repeat_duty
+from koalapy.daemon.engine.duties import CalendarTrigger, Duties, Duty, following_run, next_due, repeat_duty
 
+MOMENTS = st.datetimes(datetime(1971, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC))
 INTERVALS = st.floats(0.1, 1e6)
 
 
@@ -34,6 +37,7 @@ def test_duties_with_function_returning_awaitable_await_it(by_calendar: bool) ->
         try:
             async with asyncio.timeout(30):
                 await is_done.wait()
+            await duties.follow_clock()
         finally:
             duties.stop()
 
@@ -70,24 +74,27 @@ def test_next_due_is_at_most_one_interval_ahead(due: float, interval: float, lat
     assert due + late <= due_at <= due + late + interval
 
 
-@pytest.mark.parametrize("step", [0.0, 20.0, 3600.0, 400 * 86400.0, -20.0, -3600.0, -400 * 86400.0])
-async def test_duty_by_calendar_after_clock_step_runs_once_within_interval(step: float) -> None:
-    interval, now, elapsed, runs = 600.0, 1_790_000_290.0, 0.0, list[tuple[float, float]]()
+@given(MOMENTS, INTERVALS, MOMENTS)
+def test_calendar_trigger_after_clock_step_fires_within_interval(
+    now: datetime, interval: float, previous: datetime
+) -> None:
+    trigger = CalendarTrigger(interval)
+    fire_time = trigger.get_next_fire_time(previous, now)
+    assert now < fire_time <= now + trigger.interval
+    assert trigger.get_next_fire_time(fire_time, now) == fire_time
 
-    async def work() -> None:
-        runs.append((now, elapsed))
-        if len(runs) == 3:
-            raise Ends
 
-    async def sleep(seconds: float) -> None:
-        nonlocal now, elapsed
-        if not elapsed:
-            now += step
-        now, elapsed = now + seconds, elapsed + seconds
+def test_calendar_trigger_after_400_days_lists_one_run() -> None:
+    scheduler = AsyncIOScheduler(timezone="UTC")
+    job = scheduler.add_job(print, CalendarTrigger(600.0))
+    now = datetime(2026, 11, 25, tzinfo=UTC)
+    job.next_run_time = now
+    runs = job._get_run_times(now + timedelta(days=400, seconds=1))
+    assert len(runs) == 1, datetime_repr(runs[-1])
 
-    with pytest.raises(Ends):
-        await follow_calendar(Duty("x", interval, work, by_calendar=True), lambda: now, sleep)
-    assert runs[0][1] <= interval + CLOCK_CHECK_INTERVAL_S
-    for (_, earlier), (at, later) in pairwise(runs):
-        assert at % interval == 0
-        assert later - earlier <= interval
+
+@given(MOMENTS, MOMENTS)
+def test_following_run_after_clock_set_back_is_within_interval(planned: datetime, now: datetime) -> None:
+    trigger = CalendarTrigger(600.0)
+    assert following_run(planned, trigger, now) <= now + trigger.interval
+    assert following_run(planned, trigger, now) <= planned

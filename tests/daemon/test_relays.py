@@ -25,15 +25,14 @@ from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState
 from koalapy.model.job_spec import JobSpec, Launcher
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import FlexibleRequest
-from koalapy.protocol.messages import RelayLost, RelayState
-from koalapy.protocol.plan import PlanNode
+from koalapy.protocol.messages import PlanNode, RelayLost, RelayState
 from koalapy.relay.attempts import Attempt as RelayAttempt
 from koalapy.relay.attempts import Limits, add_node_keys
 from koalapy.relay.client import ANSWER_TIMEOUT_S, HEARTBEAT_INTERVAL_S
 from koalapy.runner.relay_links import node_ports
 from tests.memory_stores import memory_stores
 from tests.relay.fake_relay import FakeRelay
-from tests.signals import pass_time, until
+from tests.signals import pass_time, poll, until
 
 PROFILES = {name: ClusterProfile(2) for name in ("north", "south")}
 PLACED = (
@@ -292,9 +291,8 @@ async def test_traffic_of_ended_attempts_is_counted_and_recorded_in_the_audit_lo
         hub.send({"t": "removed", "attempt": "8.1.k4", "streams": 0, "bytes": []})
         moved = [["north", "south", 700], ["south", "north", 30]]
         hub.send({"t": "removed", "attempt": ATTEMPT, "streams": 2, "bytes": moved})
-        await until(lambda: bool(instruments.relayed))
+        (entry,) = await poll(lambda: audit.read_entries(AuditFilter()))
     assert instruments.relayed == {PAIR: 700, PAIR[::-1]: 30}
-    (entry,) = await audit.read_entries(AuditFilter())
     assert (entry.action, entry.target) == ("relay-traffic", "job 7")
     assert entry.detail == f"attempt {ATTEMPT}: 2 streams; bytes: north to south 700, south to north 30"
 

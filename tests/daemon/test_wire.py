@@ -27,8 +27,7 @@ from koalapy.model.request import (
 )
 from koalapy.model.users import Accounts, Domain, User, Users
 from koalapy.protocol.frames import command_frames
-from koalapy.protocol.messages import Open, Probe, from_daemon
-from koalapy.protocol.plan import PlanNode
+from koalapy.protocol.messages import Open, PlanNode, Probe, from_daemon
 from koalapy.relay.attempts import AttemptPlan
 from koalapy.scheduler.effects import OpenBarrier, StageComponent, StopComponent, SubmitComponent
 from koalapy.scheduler.ledger import live

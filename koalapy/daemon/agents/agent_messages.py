@@ -4,7 +4,7 @@ import asyncio
 import base64
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import groupby
 from typing import Any, get_args
 
@@ -40,6 +40,7 @@ from koalapy.protocol.messages import (
     Vouched,
 )
 from koalapy.scheduler.events import ClusterConfirmed, Event, InventoryReceived, Reported
+from koalapy.system.event_loop import BackgroundTasks
 
 log = structlog.get_logger()
 
@@ -105,7 +106,7 @@ class AgentMessages:
         self.note_relay = note_relay
         self._engine, self._queries, self._outputs, self._sessions = engine, engine.queries, outputs, sessions
         self._feedback, self._logins, self._audit = feedback, logins, audit
-        self._background_tasks: defaultdict[ClusterName, set[asyncio.Task[None]]] = defaultdict(set)
+        self._tasks: defaultdict[ClusterName, BackgroundTasks] = defaultdict(BackgroundTasks)
         self._handlers: dict[type, Callable[[Session, Any], Awaitable[None] | None]] = {
             Inventory: self._handle_inventory,
             ClusterReport: self._handle_report,
@@ -200,21 +201,15 @@ class AgentMessages:
                 outcome=REFUSED,
                 detail=f"node {message.node} of {message.token}, {how}, {message.times} times since the last report",
             )
-            self._run_in_background(session.cluster, recording)
+            self._tasks[session.cluster].spawn(recording)
 
     def _handle_vouch(self, session: Session, message: Vouch) -> None:
         """Log in in the background, so that a slow database does not delay the agent's other messages."""
-        if self._logins is None or len(self._background_tasks[session.cluster]) >= MAX_LOGINS_AT_ONCE:
+        if self._logins is None or len(self._tasks[session.cluster].running) >= MAX_LOGINS_AT_ONCE:
             busy = Vouched(ident=message.ident, error="the daemon is busy", hint="try again later")
             session.offer_message(busy)
             return
-        self._run_in_background(session.cluster, self._log_in(self._logins, session, message))
-
-    def _run_in_background(self, cluster: ClusterName, work: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine without waiting for it, and keep a reference so that it is not garbage-collected."""
-        task = asyncio.create_task(work)
-        self._background_tasks[cluster].add(task)
-        task.add_done_callback(self._background_tasks[cluster].discard)
+        self._tasks[session.cluster].spawn(self._log_in(self._logins, session, message))
 
     async def _log_in(self, logins: Logins, session: Session, message: Vouch) -> None:
         session.offer_message(await logins.handle_vouch(session.cluster, message))

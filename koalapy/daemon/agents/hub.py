@@ -24,6 +24,7 @@ from koalapy.model.users import Accounts
 from koalapy.protocol.frames import MAX_HELLO_SIZE
 from koalapy.protocol.messages import PROTOCOL, FromAgent, Hello, KnownDaemon, Welcome, from_agent
 from koalapy.scheduler.events import AgentConnected, ClusterDisconnected
+from koalapy.system.event_loop import BackgroundTasks
 
 log = structlog.get_logger()
 
@@ -117,7 +118,7 @@ class Hub:
         """The last rejected connection by cluster, of clusters without an agent."""
         self.incompatible: dict[ClusterName, str] = {}
         """The reason why the last agent was incompatible by cluster, of clusters without an agent."""
-        self._hanging_up: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
 
     def note_rejection(self, cluster: ClusterName, reason: str, remedy: str) -> None:
         """Store why a connection was rejected, for the alert that the cluster has no agent."""
@@ -244,9 +245,7 @@ class Hub:
 
     def _hang_up(self, session: Session, reason: str) -> None:
         """Close a connection in the background, since that may take long on a dead one."""
-        hanging_up = asyncio.create_task(session.connection.close(reason))
-        self._hanging_up.add(hanging_up)
-        hanging_up.add_done_callback(self._hanging_up.discard)
+        self._tasks.spawn(session.connection.close(reason))
 
     async def _disconnect_when_silent(self, session: Session) -> None:
         """Disconnect the agent once it stops answering: it may be stopped, or its host unreachable."""

@@ -1,16 +1,20 @@
 """Periodic work of the daemon: the safety-net scan, the renewal of the lease, and the duties of other services.
 
-Duties run by the monotonic clock, so that a step of the machine's clock neither delays nor repeats them, but for those
-that follow the calendar.
+Duties run by the monotonic clock, so that a step of the machine's clock neither delays nor repeats them. APScheduler
+runs only those that follow the calendar.
 """
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from functools import partial
+from typing import Any
 
 import structlog
+from apscheduler.schedulers.asyncio import AsyncIOScheduler
+from apscheduler.triggers.base import BaseTrigger
 
 from koalapy.daemon.engine.engine import RETRY_INTERVAL_S, Engine, WorkItem
 from koalapy.model.errors import LeaseLost, StoreUnavailable
@@ -22,7 +26,7 @@ log = structlog.get_logger()
 LEASE_RENEWAL_INTERVAL_S = 2.0
 """A small part of the lease, since a failed renewal is the first sign of an unavailable database."""
 CLOCK_CHECK_INTERVAL_S = 30.0
-"""Longest sleep of a duty that follows the calendar, as the machine's clock may be set meanwhile."""
+"""Interval of comparing the next runs by calendar with the machine's clock."""
 LEASE = "lease"
 
 
@@ -35,6 +39,18 @@ class Duty:
     work: Callable[[], Awaitable[None]]
     by_calendar: bool = False
     """Whether to run when the machine's clock shows a multiple of the interval."""
+
+
+class CalendarTrigger(BaseTrigger):  # type: ignore[misc]
+    """A trigger at each multiple of an interval since the start of 1970. All missed runs together become one."""
+
+    def __init__(self, seconds: float) -> None:
+        self.interval = timedelta(seconds=seconds)
+
+    def get_next_fire_time(self, previous_fire_time: datetime | None, now: datetime) -> datetime:
+        del previous_fire_time  # APScheduler would list every run since then
+        since = now - datetime.fromtimestamp(0, UTC)
+        return now + self.interval - since % self.interval
 
 
 def next_due(due: float, interval: float, now: float) -> float:
@@ -51,21 +67,6 @@ async def repeat_duty(
         await sleep(max(0.0, due - clock()))
         await _run_duty(duty)
         due = next_due(due, duty.interval, clock())
-
-
-async def follow_calendar(
-    duty: Duty, clock: Callable[[], float] = time.time, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
-) -> None:
-    """Run a duty whenever the machine's clock passes a multiple of ``interval``, until cancelled.
-
-    All missed runs together become one. A clock that is set back delays the next run by an interval at most.
-    """
-    turn = clock() // duty.interval
-    while True:
-        await sleep(min(CLOCK_CHECK_INTERVAL_S, duty.interval - clock() % duty.interval))
-        if (reached := clock() // duty.interval) > turn:
-            await _run_duty(duty)
-        turn = reached
 
 
 async def _run_duty(duty: Duty) -> None:
@@ -87,22 +88,39 @@ class Duties:
         self._on_lease_lost = on_lease_lost
         self._stopped = False
         self._tasks: list[asyncio.Task[None]] = []
+        self._calendar = AsyncIOScheduler(
+            timezone="UTC", job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None}
+        )
 
     def start(self) -> None:
-        """Start a task for each duty."""
+        """Start all periodic tasks.
+
+        Those that follow the machine's clock run in APScheduler, others in their own task.
+        """
         self._engine.database.lease_renewed_at = time.monotonic()  # the store took the lease when it was opened
         built_in = [
             Duty("scan", self._engine.queries.rules.scan_interval, self.post_scan),
             Duty("lease", LEASE_RENEWAL_INTERVAL_S, self.renew_lease),
+            Duty("calendar", CLOCK_CHECK_INTERVAL_S, self.follow_clock),
         ]
         for duty in (*built_in, *self._other_duties):
-            repeat = follow_calendar if duty.by_calendar else repeat_duty
-            self._tasks.append(asyncio.create_task(repeat(duty), name=duty.name))
+            if duty.by_calendar:
+                self._calendar.add_job(_run_duty, CalendarTrigger(duty.interval), [duty], id=duty.name)
+            else:
+                self._tasks.append(asyncio.create_task(repeat_duty(duty), name=duty.name))
+        self._calendar.start()
 
     def stop(self) -> None:
         self._stopped = True
         for task in self._tasks:
             task.cancel()
+        self._calendar.shutdown(wait=False)
+
+    async def follow_clock(self) -> None:
+        """Reschedule the runs by calendar in case the machine's clock was set."""
+        now = datetime.now(UTC)
+        for job in self._calendar.get_jobs():
+            job.modify(next_run_time=following_run(job.next_run_time, job.trigger, now))
 
     async def post_scan(self) -> None:
         self._engine.post(WorkItem(events=(PeriodicScan(),)))
@@ -125,3 +143,9 @@ class Duties:
             database.note_success(LEASE)
             database.lease_renewed_at = time.monotonic()
             return
+
+
+def following_run(planned: datetime, trigger: Any, now: datetime) -> datetime:
+    """Return the next run of a calendar job: as planned, or sooner if the clock was set back."""
+    soonest: datetime = trigger.get_next_fire_time(None, now)
+    return min(planned, soonest)

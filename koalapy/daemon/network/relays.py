@@ -18,11 +18,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from koalapy.daemon.observability.audit import Audit
 from koalapy.daemon.observability.instruments import Instruments
 from koalapy.model.cluster import ClusterPair, LinkPath, LinkUse, pair_of
-from koalapy.model.job import Attempt, Job, JobId, JobState
+from koalapy.model.job import Job, JobId, JobState
 from koalapy.model.job_spec import Launcher
 from koalapy.model.request import ClusterName
-from koalapy.protocol.messages import RelayLost, RelayState
-from koalapy.protocol.plan import PlanNode, PlanRelay
+from koalapy.protocol.messages import PlanNode, PlanRelay, RelayLost, RelayState
 from koalapy.relay.attempts import AttemptPlan, derive_head_key
 from koalapy.relay.client import RelayClient, log_rejection
 from koalapy.runner.relay_links import FIRST_PORT, LAST_PORT, count_ports, node_ports
@@ -183,16 +182,12 @@ class Relays:
         return JobRelay(PlanRelay(attempt=name, pairs=pairs, bases=bases), attempt)
 
     def note_job(self, job: Job, _previous: JobState | None) -> None:
-        """Remove an attempt from the hub once it is over."""
+        """Remove an attempt from the hub once it is over, or another has followed it."""
         entry = self._entries.get(job.id)
         if entry is not None and (job.state.is_final or job.attempt is None or entry[0] != attempt_name(job)):
             del self._entries[job.id]
             if self._client is not None:
                 self._tasks.spawn(log_rejection(self._client.remove(entry[0])))
-
-    def note_attempt(self, job: Job, _attempt: Attempt) -> None:
-        """Remove an attempt from the hub that another one has followed."""
-        self.note_job(job, None)
 
     async def run(self, tokens: Mapping[ClusterName, str], jobs: Callable[[], Sequence[Job]]) -> None:
         """Stay connected with the hub until cancelled. ``tokens``: of the agents. ``jobs``: the unfinished ones."""
