@@ -88,8 +88,6 @@ def log_out(
 
 def show_identity(as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
     """Show your user, role, authentication and its expiry."""
-    from koalapy.cli.terminal.tables import format_moment
-
     client = daemon.client()
     identity = client.get("/api/v1/whoami")
     if as_json:

@@ -2,12 +2,13 @@
 
 import contextlib
 import os
+import shutil
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BufferedReader, RawIOBase
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import Annotated, Any
 
 from koalapy.cli.jobs.jobs import LastJob, find_last_job
 from koalapy.cli.terminal.arguments import Argument, Group, Option
@@ -260,6 +261,7 @@ def _write_member(
     Raise ``CliError`` if the file exists, unless ``force`` is set: then replace it.
     """
     content = archive.extractfile(member)
+    assert content is not None, "it is a regular file"
     folder = _open_folder(root, parts[:-1], to)
     try:
         if force:
@@ -269,7 +271,7 @@ def _write_member(
         handle = os.open(parts[-1], os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode, dir_fd=folder)
         try:
             with open(handle, "wb") as file:
-                _copy_content(content, file)
+                shutil.copyfileobj(content, file, CHUNK_SIZE)
                 os.utime(file.fileno(), (member.mtime, member.mtime))
         except BaseException:
             # Remove an incomplete file, so that it is not taken for the complete one.
@@ -279,8 +281,3 @@ def _write_member(
         raise CliError(f"{to.joinpath(*parts)} exists already", Exit.USAGE, "--force overwrites it") from error
     finally:
         os.close(folder)
-
-
-def _copy_content(content: IO[bytes] | None, file: IO[bytes]) -> None:
-    while content is not None and (piece := content.read(CHUNK_SIZE)):
-        file.write(piece)

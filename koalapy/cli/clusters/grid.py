@@ -288,13 +288,11 @@ def _format_alert(alert: Json) -> str:
     fields = {name: printable(str(value)) for name, value in alert.items()}
     head = f"{fields['severity'].upper()}  {fields['target']}  {fields['kind']}, for {so_long}"
     text = f"{head}\n  {fields['summary']}\n  cause:  {fields['cause']}\n  remedy: {fields['remedy']}"
-    return f"{text}\n  {_format_mark(mark)}" if (mark := alert["mark"]) else text
-
-
-def _format_mark(mark: Json) -> str:
+    if (mark := alert["mark"]) is None:
+        return text
     state = "acknowledged" if mark["action"] == "acknowledge" else "silenced"
     comment = f": {mark['reason']}" if mark["reason"] else ""
-    return printable(f"{state} by {mark['by']} until {format_moment(mark['until'])}{comment}")
+    return text + "\n  " + printable(f"{state} by {mark['by']} until {format_moment(mark['until'])}{comment}")
 
 
 Kind = Annotated[AlertKind, Argument(help="the kind of the alerts, such as agent-away")]

@@ -91,7 +91,10 @@ def show_history(
     elif form is Format.JSON:
         show_json({"jobs": jobs, "sums": sums | {"is_whole": is_whole}})
     elif form is Format.CSV:
-        _print_csv([[_csv_value(job[column]) for column in CSV_COLUMNS] for job in jobs], CSV_COLUMNS)
+        cells = ((job[column] for column in CSV_COLUMNS) for job in jobs)
+        # A text that spreadsheets would run as a formula is quoted.
+        rows = [[escape_formula(" ".join(c) if isinstance(c, list) else c) for c in row] for row in cells]
+        _print_csv(rows, CSV_COLUMNS)
     else:
         wide = form is Format.WIDE
         header = (*JOB_COLUMNS, *(("SUBMITTED", "STARTED") if wide else ()), *USE_COLUMNS)
@@ -213,11 +216,6 @@ def _print_csv(rows: list[list[object]], header: Any) -> None:
     writer.writerow(header)
     writer.writerows(rows)
     sys.stdout.write(text.getvalue())
-
-
-def _csv_value(value: object) -> object:
-    """Return a value as a CSV cell; a text that spreadsheets would run as a formula is quoted."""
-    return escape_formula(" ".join(value) if isinstance(value, list) else value)
 
 
 MAX_DAYS = 36_500

@@ -103,19 +103,14 @@ def _job_reason(job: Json | Json) -> str:
     return "-" if job["state"] == "succeeded" else job["reason"] or "-"
 
 
-def _running_time(job: Json) -> str:
-    """Return the running time of the last attempt; a dash for a waiting job."""
-    if not job["started_at"] or job["state"] in ("queued", "held", "placed", "claiming"):
-        return "-"
-    return format_duration(seconds_since(job["started_at"], job["ended_at"]))
-
-
 def queue_row(job: Json) -> list[object]:
     """Return the cells of a job for the columns ``QUEUE``."""
     placed = job["components"] if job["state"] != "queued" else []
     clusters = ",".join(f"{component['cluster']}:{component['size']}" for component in placed) or "-"
+    started = job["started_at"] if job["state"] not in ("queued", "held", "placed", "claiming") else None
+    running_time = format_duration(seconds_since(started, job["ended_at"])) if started else "-"
     description = [name_of(job), job["name"] or "-", job["owner"], job["priority"], job["state"]]
-    return [*description, nodes_of(job["request"]), _running_time(job), clusters, _job_reason(job)]
+    return [*description, nodes_of(job["request"]), running_time, clusters, _job_reason(job)]
 
 
 def queue_table(jobs: Sequence[Json], *, wide: bool = False) -> str:
@@ -136,11 +131,6 @@ def cluster_row(cluster: Json) -> list[object]:
     return [*(fields[name.lower()] for name in CLUSTERS[:-1]), _cluster_reason(cluster)]
 
 
-def _component_size(component: Json) -> str:
-    """Return a component's number of nodes, with the node class if it requested one."""
-    return f"{component['size']} {component.get('node_class') or ''}".rstrip()
-
-
 def cluster_page(cluster: Json) -> str:
     """Return the page of a cluster: its row, its node classes and its uplink."""
     parts, details = [clusters_table([cluster])], cluster["details"]
@@ -158,14 +148,15 @@ def _class_table(classes: Sequence[Json]) -> str:
     columns: dict[str, Callable[[Json], object]] = {
         "MEMORY": lambda c: "" if c["memory"] is None else format_bytes(c["memory"]),
         "CORES": lambda c: c.get("cores") or "",
-        "GPUS": lambda c: ",".join(_format_gpus(gpus) for gpus in c.get("gpus", ())),
+        "GPUS": lambda c: ",".join(f"{g['type'] or ''}:{g['count']}".lstrip(":") for g in c.get("gpus", ())),
         "FEATURES": lambda c: ",".join(c.get("features", ())),
         "PARTITIONS": lambda c: ",".join(c.get("partitions", ())),
     }
     visible_columns = {name: cell for name, cell in columns.items() if name == "MEMORY" or any(map(cell, classes))}
     rows = [
         [
-            _class_name(c),
+            # Partly used nodes of a class have a row of their own.
+            f"{c['name'] or 'all'}{', partly used' if c.get('is_part') else ''}",
             c["total"] or "-",
             c["idle"],
             f"{c['power']:g}",
@@ -174,15 +165,6 @@ def _class_table(classes: Sequence[Json]) -> str:
         for c in classes
     ]
     return format_table(["CLASS", "TOTAL", "IDLE", "POWER", *visible_columns], rows)
-
-
-def _class_name(node_class: Json) -> str:
-    """Return the name of a class; its partly used nodes have a row of their own."""
-    return f"{node_class['name'] or 'all'}{', partly used' if node_class.get('is_part') else ''}"
-
-
-def _format_gpus(gpus: Json) -> str:
-    return f"{gpus['type']}:{gpus['count']}" if gpus["type"] else str(gpus["count"])
 
 
 def _requirement_text(job: Mapping[str, Any]) -> str:
@@ -299,7 +281,7 @@ def job_page(
             [
                 c["index"],
                 c["cluster"],
-                _component_size(c),
+                f"{c['size']} {c.get('node_class') or ''}".rstrip(),
                 c["state"],
                 c["lrm_job"] or "-",
                 ",".join(c["hosts"]),
