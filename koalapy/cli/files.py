@@ -7,6 +7,7 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BufferedReader, RawIOBase
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +16,7 @@ from koalapy.cli.terminal.arguments import Argument, Group, Option
 from koalapy.cli.terminal.job_reference import JobReference
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, show_json
 from koalapy.cli.terminal.screen import Progress, Transfer, waiting_for
-from koalapy.cli.terminal.tables import format_table
+from koalapy.cli.terminal.tables import Columns, format_columns
 from koalapy.client.client import FINAL, MAX_PAGE_SIZE, Client
 from koalapy.client.errors import CliError, Exit, printable
 from koalapy.client.http import Json
@@ -50,7 +51,7 @@ def list_replicas(name: OptionalName = None, as_json: AsJson = False, daemon: Da
     if as_json:
         show_json({"replicas": replicas})
     else:
-        print(_format_replicas(replicas))
+        print(format_columns(REPLICAS, replicas))
 
 
 def _request_replicas(client: Client, name: str | None) -> list[Json]:
@@ -75,7 +76,7 @@ def verify_replicas(
     if as_json:
         show_json(answer)
     else:
-        print(_format_replicas(answer["replicas"]))
+        print(format_columns(REPLICAS, answer["replicas"]))
     replicas = answer["replicas"]
     if bad := [replica for replica in replicas if replica["problem"] or replica["state"] != "good"]:
         bad_names = format_list([f"{replica['name']} on {replica['cluster']}" for replica in bad])
@@ -95,16 +96,16 @@ def remove_replica(name: Name, cluster: Cluster = None, as_json: AsJson = False,
         print(printable(message))
 
 
-def _format_replicas(replicas: list[Json]) -> str:
-    """Return a table of replicas, each with the reason why it is not good, if any."""
-    rows = [
-        [
-            *(r["name"], r["cluster"], r["state"], format_bytes(r["size"]), "-" if r["parts"] is None else r["parts"]),
-            *(r["checksum"][:8], r["path"], r.get("problem") or r["reason"] or "-"),
-        ]
-        for r in replicas
-    ]
-    return format_table(["NAME", "CLUSTER", "STATE", "SIZE", "PARTS", "SHA-256", "PATH", "REASON"], rows)
+REPLICAS: Columns = {
+    "NAME": itemgetter("name"),
+    "CLUSTER": itemgetter("cluster"),
+    "STATE": itemgetter("state"),
+    "SIZE": lambda replica: format_bytes(replica["size"]),
+    "PARTS": lambda replica: "-" if replica["parts"] is None else replica["parts"],
+    "SHA-256": lambda replica: replica["checksum"][:8],
+    "PATH": itemgetter("path"),
+    "REASON": lambda replica: replica.get("problem") or replica["reason"] or "-",
+}
 
 
 def fetch_results(

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from operator import itemgetter
 from typing import Annotated, NamedTuple
 
 from koalapy.cli.terminal import tables
@@ -91,15 +92,18 @@ def list_nodes(name: Name, state: States = None, as_json: AsJson = False, daemon
     print_answer(daemon.client().nodes(name, state or ()), as_json, _format_nodes)
 
 
+NODES: tables.Columns = {
+    "NODE": itemgetter("name"),
+    "STATE": itemgetter("state"),
+    "JOB": lambda node: node["job"] or "-",
+    "USER": lambda node: node["owner"] or "-",
+    "CLASS": lambda node: node["node_class"] or "-",
+    "REASON": itemgetter("reason"),
+}
+
+
 def _format_nodes(answer: Json) -> str:
-    rows = [
-        [
-            *(node["name"], node["state"], node["job"] or "-", node["owner"] or "-", node["node_class"] or "-"),
-            node["reason"],
-        ]
-        for node in answer["nodes"]
-    ]
-    parts = [tables.format_table(("NODE", "STATE", "JOB", "USER", "CLASS", "REASON"), rows) if rows else "no nodes"]
+    parts = [tables.format_columns(NODES, answer["nodes"]) if answer["nodes"] else "no nodes"]
     if answer["problem"]:
         known = f"; the list is of {format_moment(answer['known_at'])}" if answer["known_at"] else ""
         parts.append(printable(f"Note: {answer['problem']}{known}."))

@@ -5,12 +5,13 @@ import time
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from datetime import UTC, datetime
+from operator import itemgetter
 from typing import Annotated
 
 from koalapy.cli.jobs.waiting import WaitReporter
 from koalapy.cli.terminal.arguments import Argument, Group, Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Timeout, print_answer, show_json
-from koalapy.cli.terminal.tables import format_table
+from koalapy.cli.terminal.tables import Columns, format_columns
 from koalapy.cli.terminal.text import align_left, align_right, cell_len, terminal_size
 from koalapy.client.client import Absence, Client, in_path
 from koalapy.client.errors import CliError, Exit, printable
@@ -132,27 +133,19 @@ def measurement_text(result: Json | None, reason: str = "") -> str:
     return f"{_format_number(result['latency'], 1e3)} ms, {_format_number(result['bandwidth'], 1e-6)} MB/s"
 
 
-def history_table(lines: Sequence[Json]) -> str:
-    """Return a table of measurements of one link."""
-    rows = [
-        [
-            _format_clock(line["at"]),
-            line["kind"],
-            _format_number(line["latency"], 1e3),
-            _format_number(line["bandwidth"], 1e-6),
-            "-" if line["job"] is None else line["job"],
-            line["error"] or "-",
-        ]
-        for line in lines
-    ]
-    return format_table(["UTC", "KIND", "LATENCY (ms)", "BANDWIDTH (MB/s)", "JOB", "ERROR"], rows)
-
-
 def _format_clock(moment: str) -> str:
     timestamp = datetime.fromisoformat(moment.replace("Z", "+00:00")).timestamp()
     return format_time(timestamp, datetime.now(UTC).timestamp(), exact=True)
 
 
+HISTORY: Columns = {
+    "UTC": lambda line: _format_clock(line["at"]),
+    "KIND": itemgetter("kind"),
+    "LATENCY (ms)": lambda line: _format_number(line["latency"], 1e3),
+    "BANDWIDTH (MB/s)": lambda line: _format_number(line["bandwidth"], 1e-6),
+    "JOB": lambda line: "-" if line["job"] is None else line["job"],
+    "ERROR": lambda line: line["error"] or "-",
+}
 POLL_INTERVAL_S = 0.5
 
 
@@ -265,7 +258,7 @@ def show_history(
         return
     if not answer["measurements"]:
         print(f"koala: there are no measurements; use koala network measure {cluster} {peer}", file=sys.stderr)
-    print(history_table(answer["measurements"]))
+    print(format_columns(HISTORY, answer["measurements"]))
 
 
 def _history_path(cluster: str, peer: str) -> str:
