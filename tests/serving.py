@@ -66,6 +66,7 @@ from koalapy.model.users import Accounts
 from koalapy.policies.registry import builtin_policies
 from koalapy.policies.registry import load_policies as installed
 from koalapy.ports import ClusterRecord
+from koalapy.protocol.messages import Hello
 from koalapy.record.format import Beginning, KnownCluster, People
 from koalapy.record.settings import Recording
 from koalapy.scheduler.advisor.experience import Experience
@@ -112,7 +113,19 @@ OPERATORS_MAIL = NotificationSection(
 )
 
 
-HOSTILE_AGENT = AgentDetails("<x-injected>", 7, '"><x-injected>', "other", 3, "<x-injected>", 1.0, -7200.0)
+HOSTILE_AGENT = AgentDetails(
+    Hello(
+        cluster="north",
+        version='"><x-injected>',
+        lrm="slurm",
+        host="<x-injected>",
+        pid=7,
+        protocol=3,
+        identity="<x-injected>",
+    ),
+    1.0,
+    -7200.0,
+)
 
 
 class RefusingSender:

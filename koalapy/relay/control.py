@@ -21,7 +21,7 @@ from prometheus_client.exposition import generate_latest
 
 from koalapy.relay.attempts import files_needed
 from koalapy.relay.relay import Relay
-from koalapy.runner.connections import LineConnection, PlainSide, Refused, encode, parse_line
+from koalapy.runner.connections import LineConnection, Refused, Side, encode, parse_line
 from koalapy.runner.folders import short_socket_path
 from koalapy.runner.link import Loop
 from koalapy.runner.relay_streams import Listener
@@ -69,7 +69,7 @@ class ControlServer:
             return
         lines = LineConnection(
             self._loop,
-            PlainSide(connection),
+            Side(connection),
             self._relay.pool.large,
             self._receive_request,
             self._forget,

@@ -18,7 +18,6 @@ from koalapy.runner.connections import (
     Credentials,
     LineConnection,
     ParentLink,
-    PlainSide,
     Refused,
     Side,
     connect_side,
@@ -203,7 +202,7 @@ class Head(Relay):
         self._addresses = address, peer_address
         self.hub: HubLink | None = None
         self._key = b""
-        self.server = Server(loop, self.pool, address, PlainSide, self.limits, self.handle_first_line, self.refuse)
+        self.server = Server(loop, self.pool, address, Side, self.limits, self.handle_first_line, self.refuse)
         self.peer_server, self._peer_context = None, peer_context
         if peer_address is not None and peer_context is not None:
             self.peer_server = Server(

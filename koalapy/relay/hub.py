@@ -9,7 +9,7 @@ from koalapy.relay.attempts import Limits
 from koalapy.relay.relay import Child, Relay, Stream, Via
 from koalapy.relay.server import Server
 from koalapy.relay.tls_side import DetectedSide
-from koalapy.runner.connections import Credentials, LineConnection, PlainSide, Refused, get_text, is_sealed
+from koalapy.runner.connections import Credentials, LineConnection, Refused, Side, get_text, is_sealed
 from koalapy.runner.link import Loop
 from koalapy.runner.relay_protocol import check_seal, check_ticket, get_stream, get_target
 
@@ -31,7 +31,7 @@ class Hub(Relay):
         super().__init__(loop, limits or Limits())
         self._has_tls = context is not None
         self._keys: dict[str, bytes] = {}
-        make_side = PlainSide if context is None else partial(DetectedSide, context=context)
+        make_side = Side if context is None else partial(DetectedSide, context=context)
         self.server = Server(loop, self.pool, address, make_side, self.limits, self.handle_first_line, self.refuse)
 
     def handle_first_line(self, connection: LineConnection, line: bytes) -> None:

@@ -98,7 +98,10 @@ def _format_script(
         f"cd {shlex.quote(folder)} || exit 126",
         f"set -- {shlex.join([*variables, *arguments])}",
         f"not_plain={shlex.quote(NOT_PLAIN)}",
-        *(_copy_line(name) for name in RANK_VARIABLES),
+        *(
+            f'case "${{{name}-}}" in ""|$not_plain) ;; *) set -- "{name}=${{{name}-}}" "$@";; esac'
+            for name in RANK_VARIABLES
+        ),
         *binding,
     ]
     if "OPAL_PREFIX" not in environment:
@@ -109,11 +112,6 @@ def _format_script(
         opening = f'exec <{shlex.quote(fifo)}; : >{shlex.quote(mark)}; exec /usr/bin/env -i "$@"'
         lines.append(f'[ "${{OMPI_COMM_WORLD_RANK-}}" != 0 ] || {{ {opening}; }}')
     return "\n".join([*lines, 'exec /usr/bin/env -i "$@" </dev/null', ""])
-
-
-def _copy_line(name: str) -> str:
-    value = f"${{{name}-}}"
-    return f'case "{value}" in ""|$not_plain) ;; *) set -- "{name}={value}" "$@";; esac'
 
 
 PTRACE_CONT, PTRACE_DETACH, PTRACE_SEIZE, PTRACE_LISTEN = 7, 17, 0x4206, 0x4208

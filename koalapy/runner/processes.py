@@ -247,18 +247,18 @@ def parents_below(root: int) -> dict[int, int]:
 
 def parent_of(pid: int) -> int:
     """Return the parent of a process; 0 when it is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[1])
-    except (OSError, IndexError):
-        return 0
+    return _read_stat(pid, 1)
 
 
 def session_of(pid: int) -> int:
     """Return the session of a process; 0 when it is gone."""
+    return _read_stat(pid, 3)
+
+
+def _read_stat(pid: int, field: int) -> int:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[3])
+            return int(file.read().rpartition(b")")[2].split()[field])
     except (OSError, IndexError):
         return 0
 

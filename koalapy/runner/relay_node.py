@@ -27,7 +27,7 @@ from koalapy.runner.connections import (
     HEARTBEAT_INTERVAL_S,
     Credentials,
     ParentLink,
-    PlainSide,
+    Side,
     connect_side,
     describe_error,
     encode,
@@ -283,11 +283,9 @@ class NodeRelay:
             reset_socket(connection)
             self._count_refusal(f"cannot connect to the head's relay: {error.strerror}")
             return
-        self._start_pair(PlainSide(connection), up, {**line, "to": target, "port": local[1]}, lambda _: None)
+        self._start_pair(Side(connection), up, {**line, "to": target, "port": local[1]}, lambda _: None)
 
-    def _start_pair(
-        self, local: PlainSide, up: PlainSide, line: dict[str, Any], on_failure: Callable[[OSError], None]
-    ) -> None:
+    def _start_pair(self, local: Side, up: Side, line: dict[str, Any], on_failure: Callable[[OSError], None]) -> None:
         """Join a local connection and one to the head, which begins with a line."""
 
         def forget(error: OSError | None) -> None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from koalapy.runner.exec_guard import ExecGuard
     from koalapy.runner.plan import Node
+    from koalapy.runner.processes import Processes
     from koalapy.runner.relay_links import Pair
     from koalapy.runner.settings import Settings
 
@@ -197,8 +198,6 @@ class Order:
             raise ValueError("a program of the job's script is invalid")
         self.lane: int = content["lane"]
         """Which of the programs that run at once it is."""
-        names = ("slots", "command", "environment", "folder", "must_exist", "lane")
-        self.content = {name: content[name] for name in names}
         texts = [*self.command, *self.environment.values(), self.folder]
         if (
             len(self.slots) != nodes
@@ -211,10 +210,6 @@ class Order:
             or (not os.path.isabs(self.folder) and ".." in self.folder.split("/"))
         ):
             raise ValueError("a program of the job's script is invalid")
-
-    def set_lane(self, lane: int) -> None:
-        """Set which of the programs that run at once it is."""
-        self.lane = self.content["lane"] = lane
 
     def plan_for(self, job: Plan, settings: Settings) -> Plan:
         """Return the plan of the nodes that have ranks, and the head node, as one of these nodes sees it."""
@@ -256,13 +251,13 @@ class Order:
 class StepLoop(Loop):
     """The runner's event loop for one program: its alarms have names of their own, its errors end only the program."""
 
-    def __init__(self, loop: Loop, prefix: str, run: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(self, loop: Loop, prefix: str, run: Callable[[Callable[[], object]], None]) -> None:
         self._loop, self._prefix, self._run = loop, prefix, run
 
     def time(self) -> float:
         return self._loop.time()
 
-    def watch(self, file: int, callback: Callable[[int], None], events: int = 1) -> None:
+    def watch(self, file: int, callback: Callable[[int], object], events: int = 1) -> None:
         self._loop.watch(file, lambda ready: self._run(lambda: callback(ready)), events)
 
     def forget(self, file: int) -> None:
@@ -284,9 +279,10 @@ class Step:
         """``folder``: the runner's folder, in which the program gets one."""
         self._runner, self.number, self._order = runner, number, order
         self.plan = plan = order.plan_for(job, runner.settings)
-        self.settings, self.processes = runner.settings, runner.processes
+        self.settings: Settings = runner.settings
+        self.processes: Processes = runner.processes
         self.loop: Loop = StepLoop(runner.loop, f"step-{number}-", self.run)
-        self.environment = plan.environment(runner.settings)
+        self.environment: dict[str, str] = plan.environment(runner.settings)
         self._folder = f"{folder}/{number}"
         self._outputs: tuple[int, int] | None = None
         self._sessions: set[int] = set()
@@ -302,6 +298,10 @@ class Step:
         self.plan.rank_folder = self._order.find_folder()
         self.role.start()
 
+    def relayed(self, sender: tuple[str, int], payload: dict[str, Any]) -> None:
+        """Handle a message of another node about this program."""
+        self.run(lambda: self.role.relayed(sender, payload))
+
     def child_ended(self, pid: int, code: int) -> None:
         self.run(lambda: self.role.child_ended(pid, code))
 
@@ -312,7 +312,7 @@ class Step:
             self.role.close()
         self._runner.loop.cancel_alarm(f"sweep-{self.number}")
 
-    def run(self, action: Callable[[], None]) -> None:
+    def run(self, action: Callable[[], object]) -> None:
         """Run an action of the role, and end the program if it fails."""
         if self.is_ending:
             return
@@ -326,7 +326,7 @@ class Step:
 
     def fail(self, failure: Failure) -> None:
         """End the program with an error."""
-        raise NotImplementedError
+        self.conclude(failure.code, failure.message)
 
     def spawn(
         self,
@@ -386,7 +386,6 @@ class Step:
 
     def on_end(self) -> None:
         """Act on the end of the program's last process."""
-        raise NotImplementedError
 
     def _sweep(self) -> None:
         number = signal.SIGTERM if self._runner.loop.time() < self._kill_at else signal.SIGKILL
@@ -423,20 +422,16 @@ class HeadStep(Step):
         """Send the order to the nodes that have not answered, until they do: messages between nodes may get lost."""
         for index in self._unstarted:
             node = self._job.nodes[index]
-            self._runner.relay(node["token"], node["node"], {"op": "begin", "step": self.number, **self._order.content})
+            self._runner.relay(node["token"], node["node"], {"op": "begin", "step": self.number, **vars(self._order)})
         if self._unstarted:
             self.loop.set_alarm("order", RESEND_INTERVAL, self._send_order)
 
-    def relayed(self, index: int | None, sender: tuple[str, int], payload: dict[str, Any]) -> None:
-        """Handle a message of another node about this program; ``index``: its index among the job's nodes."""
-        self._unstarted.discard(-1 if index is None else index)
-        self.run(lambda: self.role.relayed(sender, payload))
+    def relayed(self, sender: tuple[str, int], payload: dict[str, Any]) -> None:
+        self._unstarted.discard(-1 if (index := self._job.index_of(sender)) is None else index)
+        super().relayed(sender, payload)
 
     def say(self, line: str) -> None:
         self._call.say(f"koala: {line}")
-
-    def fail(self, failure: Failure) -> None:
-        self.conclude(failure.code, failure.message)
 
     def conclude(self, code: int | None, error: str = "", *, infrastructure: bool = False) -> None:
         """End the program and answer the call with its exit code; 1 if it could not run."""
@@ -476,12 +471,6 @@ class FollowerStep(Step):
         self.lane = order.lane
         self._error = ""
 
-    def relayed(self, sender: tuple[str, int], payload: dict[str, Any]) -> None:
-        self.run(lambda: self.role.relayed(sender, payload))
-
-    def fail(self, failure: Failure) -> None:
-        self.conclude(failure.code, failure.message)
-
     def conclude(self, code: int | None, error: str = "", *, infrastructure: bool = False) -> None:
         """End this node's part, and report an error to the head node until it ends the program."""
         if error and not self._error:
@@ -498,6 +487,3 @@ class FollowerStep(Step):
     def forget_error(self) -> None:
         """Stop to report an error: the head node has ended the program."""
         self._runner.loop.cancel_alarm(f"error-{self.number}")
-
-    def on_end(self) -> None:
-        """Do nothing: the head node asks."""

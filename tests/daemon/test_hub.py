@@ -13,14 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.daemon.agents import hub
-from koalapy.daemon.agents.agent_messages import AgentMessages, RecordRejectedRunner, TransferFeedback
-from koalapy.daemon.agents.hub import Hub, Terms, compare_versions
+from koalapy.daemon.agents.agent_messages import AgentMessages, TransferFeedback
+from koalapy.daemon.agents.hub import Hub, compare_versions
 from koalapy.daemon.agents.questions import Questions
 from koalapy.daemon.agents.session import MAX_UNREAD, Session, Sessions
 from koalapy.daemon.agents.streams import Streams
 from koalapy.daemon.engine.engine import Engine, Outbox, WorkItem, steady_clock
 from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.daemon.jobs.output import Outputs
+from koalapy.daemon.observability.audit import Audit
 from koalapy.model.errors import StoreUnavailable
 from koalapy.model.job import Job
 from koalapy.model.job_spec import JobSpec
@@ -84,7 +85,7 @@ class Daemon:
         max_strays: int = MAX_STRAYS,
         max_unread: int = MAX_UNREAD,
         feedback: TransferFeedback | None = None,
-        note_impostor: RecordRejectedRunner | None = None,
+        audit: Audit | None = None,
     ) -> None:
         database = make_engine(f"sqlite:///{path}")
         migrate(database)
@@ -103,7 +104,7 @@ class Daemon:
             epoch=1,
             describe=self.describe,
             clock=clock,
-            dispatcher=sessions,
+            sessions=sessions,
             max_strays=max_strays,
         )
         self.kept = FileOutput(path.parent / "output", 1000)
@@ -111,9 +112,7 @@ class Daemon:
         self.jobs = Jobs(self.engine, self.queries, self.store, self.outputs, 1, self.describe)
         questions = Questions(sessions.offer_message, lambda cluster, source, path: False)
         self.streams = streams = Streams(self.queries, sessions)
-        self.messages = AgentMessages(
-            self.engine, self.queries, self.outputs, sessions, questions, streams, feedback, None, note_impostor
-        )
+        self.messages = AgentMessages(self.engine, self.outputs, sessions, questions, streams, feedback, None, audit)
         self.hub = Hub(
             self.engine,
             self.queries.accounts,
@@ -121,7 +120,7 @@ class Daemon:
             self.messages,
             questions,
             streams,
-            Terms(instance="test", life="own", output_limit=1000),
+            wire.Welcome(epoch=1, instance="test", life="own", output_limit=1000),
             unreachable_after=unreachable_after,
             number_above=self.jobs.raise_next_number,
             max_unread=max_unread,
@@ -187,7 +186,9 @@ async def test_cluster_shows_problem_of_resource_manager(tmp_path: Path) -> None
             south.say_to_daemon(Inventory(components=()), report_nodes(4))
             await wait_for_state(daemon, "south", ("usable", 4, ""))
             agent = daemon.hub.describe_agent("north")
-            assert (agent.host, agent.pid, agent.version, agent.comparison) == ("head", 1, "1", "newer")
+            assert agent.hello is not None
+            assert (agent.hello.host, agent.hello.pid, agent.hello.version) == ("head", 1, "1")
+            assert agent.comparison == "newer"
             assert agent.connected_at is not None
             north.say_to_daemon(report_nodes(0, "there is no partition fast"))
             await wait_for_state(daemon, "north", ("unreachable", 0, "there is no partition fast"))
@@ -199,7 +200,7 @@ async def test_cluster_shows_problem_of_resource_manager(tmp_path: Path) -> None
         await wait_for_state(daemon, "south", ("unreachable", 4, "its agent is not connected"))
         daemon.hub.note_rejection("south", "the token is not that of cluster south", "set the token")
         agent = daemon.hub.describe_agent("south")
-        assert (agent.host, agent.rejection and agent.rejection.remedy) == ("", "set the token")
+        assert (agent.hello, agent.rejection and agent.rejection.remedy) == (None, "set the token")
         assert [(c.state, c.reason) for c in daemon.store.load().clusters if c.name == "north"] == [
             ("unreachable", "squeue did not answer")
         ]

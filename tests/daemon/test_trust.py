@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 
 from koalapy.daemon.agents.agent_messages import TransferFeedback
 from koalapy.daemon.engine.engine import WorkItem
+from koalapy.daemon.observability.audit import Audit
+from koalapy.model.audit import AuditFilter
 from koalapy.model.job import ComponentState, Job
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.reports import ComponentStatus, Inventory, StageStatus, TransferMeasurement
@@ -19,6 +22,7 @@ from koalapy.protocol import messages as wire
 from koalapy.scheduler.events import JobSubmitted
 from tests import signals
 from tests.daemon.test_hub import Agent, Daemon, report_nodes, running_daemon, wait_for_state
+from tests.memory_stores import memory_stores
 
 COUPLED = FixedRequest((ComponentRequest(1, "north"), ComponentRequest(2, "south")))
 ON_NORTH = FixedRequest((ComponentRequest(1, "north"),))
@@ -113,19 +117,16 @@ async def test_relay_reaches_same_attempt_from_own_cluster_only(tmp_path: Path) 
 
 @pytest.mark.evidence("J3", "R8")
 async def test_rejected_runner_reports_cover_own_cluster_only(tmp_path: Path) -> None:
-    noted: list[tuple[str, int, str, int]] = []
-
-    async def note(cluster: str, job: Job, report: wire.RejectedRunner) -> None:
-        noted.append((cluster, job.id, report.token, report.times))
-
-    async with Opened(tmp_path / "koala.db", note_impostor=note) as grid:
+    audit = Audit(memory_stores().audit, time.time)
+    async with Opened(tmp_path / "koala.db", audit=audit) as grid:
         head, tail = await grid.submit_job(1, COUPLED)
         for token in (tail, "9.1.0.77", head.rpartition(".")[0]):
             grid.north.say_to_daemon(wire.RejectedRunner(token=token, node=0, how="second"))
         grid.north.say_to_daemon(wire.RejectedRunner(token=head, node=0, how="forged", address="10.0.0.9", times=7))
-        await wait_for_job(lambda: noted)
         await grid.all_taken_in(grid.north)
-        assert noted == [("north", 1, head, 7)]
+        (entry,) = await signals.poll(lambda: audit.read_entries(AuditFilter()))
+        assert (entry.action, entry.address, entry.target) == ("impersonate-runner", "10.0.0.9 on north", "job 1")
+        assert entry.detail == f"node 0 of {head}, without the node's secret, 7 times since the last report"
 
 
 @pytest.mark.evidence("G1")

@@ -118,10 +118,7 @@ async def test_ranks_start_without_variables_of_the_linker(agent: FakeAgent, tmp
     ("change", "message"),
     [
         ({"plm_ssh_agent": "/bin/sh -c id"}, "may not set the parameter 'plm_ssh_agent'"),
-        ({"odls_base_exec_agent": "/tmp/evil"}, "may not set the parameter 'odls_base_exec_agent'"),
-        ({"mca_base_component_path": "/tmp"}, "may not set the parameter 'mca_base_component_path'"),
         ({"prte_hnp_uri": "x@0.0;tcp://192.0.2.1:1 --prtemca plm ssh"}, "as the parameter prte_hnp_uri"),
-        ({"ess_base_vpid": 1}, "as the parameter ess_base_vpid"),
     ],
 )
 async def test_launch_with_other_parameter_is_rejected(

@@ -83,23 +83,18 @@ async def test_failed_program_is_no_infrastructure_error(agent: FakeAgent, scrip
     assert not (await nodes[1].expect("exit"))["infrastructure"]
 
 
-async def test_missing_command_ends_with_127(agent: FakeAgent) -> None:
+@pytest.mark.parametrize(
+    ("program", "code", "message"),
+    [("no-such-program", 127, b"command not found: no-such-program"), ("/etc/passwd", 126, b"it is not executable")],
+)
+async def test_program_that_cannot_start_names_the_fault(
+    agent: FakeAgent, program: str, code: int, message: bytes
+) -> None:
     nodes = await start_gang(agent, north=1, south=1)
-    await run_program(agent, nodes, ["no-such-program"])
+    await run_program(agent, nodes, [program])
     end = await nodes[0].expect("exit")
-    assert (end["code"], end["infrastructure"]) == (127, False)
-    assert b"command not found: no-such-program" in nodes[0].output
-    nodes[1].send(t="stop")
-    assert (await nodes[1].expect("exit"))["stopped"]
-
-
-async def test_program_not_executable_ends_with_126(agent: FakeAgent, tmp_path: Path) -> None:
-    (tmp_path / "data").write_text("x")
-    nodes = await start_gang(agent, north=1, south=1)
-    await run_program(agent, nodes, [str(tmp_path / "data")])
-    end = await nodes[0].expect("exit")
-    assert (end["code"], end["infrastructure"]) == (126, False)
-    assert b"it is not executable" in nodes[0].output
+    assert (end["code"], end["infrastructure"]) == (code, False)
+    assert message in nodes[0].output
     nodes[1].send(t="stop")
     assert (await nodes[1].expect("exit"))["stopped"]
 

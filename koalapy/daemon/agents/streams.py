@@ -15,7 +15,6 @@ from typing import Literal
 
 import structlog
 
-from koalapy.daemon.agents.budgets import Use
 from koalapy.daemon.agents.session import Session, Sessions
 from koalapy.daemon.engine.engine import Engine, WorkItem
 from koalapy.daemon.jobs.job_records import array_error
@@ -275,7 +274,7 @@ class Streams:
         if stream is None or stream.cluster != session.cluster:
             return  # it was closed, or belongs to another cluster
         if not stream.add_message(message):
-            if self._sessions.budgets.try_to_spend(session.cluster, Use.LOG_LINES):
+            if self._sessions.budgets.may_log(session.cluster):
                 log.warning("agent sent too much on a stream", action="agent-oversteps", cluster=session.cluster)
             self._end_stream(stream, f"the agent of {stream.cluster} broke the rules of the stream")
             session.offer_message(wire.StreamEnd(stream=stream.name))
