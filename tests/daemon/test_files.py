@@ -473,7 +473,7 @@ async def test_results_of_components_form_one_archive(world: World, tmp_path: Pa
     await results.store_result("north", "7.2.0", yield_pieces(archive_of(GOOD | {"./d/": None})))
     stored = await results.store_result("south", "7.2.1", yield_pieces(archive_of({"é" * 90: b"y" * 513})))
     assert (stored.rank, stored.cluster, stored.files) == (1, "south", 1)
-    contents = unpack_archive(b"".join((await results.open_archive(7)).pieces))
+    contents = unpack_archive(b"".join((await results.open_archive(7))[1]))
     expected = {f"0-north/{name}": content for name, content in GOOD.items()}
     assert contents == expected | {
         "0-north": None,
@@ -486,14 +486,14 @@ async def test_results_of_components_form_one_archive(world: World, tmp_path: Pa
 async def test_rest_of_results_is_served_until_they_change(world: World, tmp_path: Path) -> None:
     results = results_of(world, tmp_path, Tried(world))
     await results.store_result("north", "7.2.0", yield_pieces(archive_of(GOOD)))
-    first = await results.open_archive(7)
-    whole = b"".join(first.pieces)
+    version, pieces = await results.open_archive(7)
+    whole = b"".join(pieces)
     for offset in (0, 1, 511, 512, 513, len(whole) - 1, len(whole), len(whole) + 1):
-        rest = await results.open_archive(7, offset, first.version)
-        assert (b"".join(rest.pieces), rest.version) == (whole[offset:], first.version)
+        same_version, rest = await results.open_archive(7, offset, version)
+        assert (b"".join(rest), same_version) == (whole[offset:], version)
     await results.store_result("south", "7.2.1", yield_pieces(archive_of({"a": b"1"})))
     with pytest.raises(ConflictError, match="the results of job 7 have changed"):
-        await results.open_archive(7, 512, first.version)
+        await results.open_archive(7, 512, version)
 
 
 @pytest.mark.parametrize(("mtime", "expected"), [(9.2e18, 2**33), (-5.0, 0), (1e9, 10**9)])
@@ -504,7 +504,7 @@ async def test_results_with_impossible_times_are_corrected(
     member.mtime = mtime
     results = results_of(world, tmp_path, Tried(world))
     await results.store_result("north", "7.2.0", yield_pieces(make_archive((member, b"1"))))
-    with tarfile.open(fileobj=io.BytesIO(b"".join((await results.open_archive(7)).pieces))) as served:
+    with tarfile.open(fileobj=io.BytesIO(b"".join((await results.open_archive(7))[1]))) as served:
         assert served.getmember("0-north/a").mtime == expected
 
 
@@ -529,7 +529,7 @@ async def test_store_result_with_bad_archive_keeps_earlier_result(world: World, 
         await results.store_result("north", "7.2.0", yield_pieces(BAD["symbolic link"]))
     with pytest.raises(TooLargeError):
         await results.store_result("north", "7.2.0", yield_pieces(archive_of({"a": b"x" * 200_000})))
-    assert unpack_archive(b"".join((await results.open_archive(7)).pieces))["0-north/a"] == b"1"
+    assert unpack_archive(b"".join((await results.open_archive(7))[1]))["0-north/a"] == b"1"
 
 
 @pytest.mark.parametrize(

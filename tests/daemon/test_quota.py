@@ -246,7 +246,7 @@ async def test_results_over_quota_remove_jobs_that_ended_first(world: World) -> 
     for now_and_after_a_restart in (store, world.make_results(2 * SIZE)):
         with pytest.raises(NotFoundError, match="the files of job 2 are not kept any more"):
             await now_and_after_a_restart.open_archive(2)
-        assert list((await now_and_after_a_restart.open_archive(1)).pieces)
+        assert list((await now_and_after_a_restart.open_archive(1))[1])
 
 
 async def test_results_with_unremovable_files_stay_counted(world: World) -> None:

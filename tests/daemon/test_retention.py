@@ -16,7 +16,7 @@ from koalapy.daemon.files.results import Results
 from koalapy.daemon.jobs import retention
 from koalapy.daemon.jobs.output import Outputs
 from koalapy.daemon.jobs.quota import StorageLimits
-from koalapy.daemon.jobs.retention import Housekeeping, Retention, RetentionTimes
+from koalapy.daemon.jobs.retention import Housekeeping, Retention
 from koalapy.model.errors import StoreUnavailable
 from koalapy.model.job import Attempt, Component, Job, JobId, JobState
 from koalapy.model.job_spec import JobSpec
@@ -46,8 +46,8 @@ class World:
 
     def make_retention(self, jobs: float | None = 10 * DAY, internal: float = DAY, **options: Any) -> Retention:
         outputs = Outputs(self.daemon.engine, self.daemon.queries, self.store, self.daemon.kept)
-        times = RetentionTimes(jobs, internal)
-        return Retention(self.history, outputs, self.results, times, lambda: NOW, lambda: self.ending, **options)
+        clock, is_ending = lambda: NOW, lambda: self.ending
+        return Retention(self.history, outputs, self.results, jobs, internal, clock, is_ending, **options)
 
     async def add_job(self, ident: JobId, ended: float | None, spec: JobSpec = SPEC) -> None:
         """Add a job that ended ``ended`` seconds ago, or runs if that is None."""
