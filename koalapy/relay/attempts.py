@@ -147,33 +147,16 @@ def _parse_peer(peer: dict[str, Any]) -> Peer:
 
 
 @dataclass(frozen=True, slots=True)
-class NodePlan:
-    """A node of an attempt, and the ports that streams of other nodes may reach, as ranges."""
-
-    cluster: str
-    ports: Sequence[tuple[int, int]]
-
-
-@dataclass(frozen=True, slots=True)
-class HeadIdentity:
-    """How heads of other clusters know a head, and where they reach it directly."""
-
-    certificate: str | None = None
-    """PEM; None: streams to it have no TLS."""
-    address: tuple[str, int] | None = None
-    """IP address and port; None: by the hub."""
-
-
-@dataclass(frozen=True, slots=True)
 class AttemptPlan:
     """The relayed links of one attempt."""
 
     attempt: str
     key: bytes
-    nodes: Sequence[NodePlan]
-    """In order of the plan's nodes."""
-    heads: Mapping[str, HeadIdentity]
-    """By cluster. An address of a cluster counts for all others: leave it out where not all reach it."""
+    nodes: Sequence[tuple[str, Sequence[tuple[int, int]]]]
+    """In order of the plan's nodes: cluster, and ranges of the ports that streams of other nodes may reach."""
+    heads: Mapping[str, Mapping[str, Any]]
+    """By cluster: the ``certificate`` (PEM) by which other heads know its head, if streams to it have TLS, and the
+    ``host`` (an IP address) and ``port`` where all of them reach it; else they use the hub."""
     streams: int | None = None
     """Maximum streams; None: as the relays are configured."""
 
@@ -182,25 +165,20 @@ class AttemptPlan:
 
     def head_entry(self, cluster: str) -> dict[str, Any]:
         """Return the entry for a cluster's head, without the keys of its nodes."""
-        others = sorted({node.cluster for node in self.nodes} - {cluster})
+        others = sorted({name for name, _ in self.nodes} - {cluster})
         return {
             **self._common(),
             "keys": {other: derive_pair_key(self.key, cluster, other).hex() for other in others},
-            "peers": {other: _format_identity(self.heads.get(other, HeadIdentity())) for other in others},
+            "peers": {other: dict(self.heads.get(other, {})) for other in others},
         }
 
     def _common(self) -> dict[str, Any]:
         nodes = [
-            {"index": index, "cluster": node.cluster, "ports": [list(ports) for ports in node.ports]}
-            for index, node in enumerate(self.nodes)
+            {"index": index, "cluster": cluster, "ports": [list(ports) for ports in ranges]}
+            for index, (cluster, ranges) in enumerate(self.nodes)
         ]
         limit = {} if self.streams is None else {"streams": self.streams}
         return {"attempt": self.attempt, "nodes": nodes, **limit}
-
-
-def _format_identity(head: HeadIdentity) -> dict[str, Any]:
-    certificate = {} if head.certificate is None else {"certificate": head.certificate}
-    return certificate if head.address is None else {**certificate, "host": head.address[0], "port": head.address[1]}
 
 
 def add_node_keys(entry: Mapping[str, Any], keys: Mapping[int, bytes]) -> dict[str, Any]:

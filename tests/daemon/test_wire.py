@@ -28,7 +28,7 @@ from koalapy.model.request import (
 from koalapy.model.users import Accounts, Domain, User, Users
 from koalapy.protocol.frames import command_frames
 from koalapy.protocol.messages import Open, PlanNode, Probe, from_daemon
-from koalapy.relay.attempts import AttemptPlan, HeadIdentity, NodePlan
+from koalapy.relay.attempts import AttemptPlan
 from koalapy.scheduler.effects import OpenBarrier, StageComponent, StopComponent, SubmitComponent
 from koalapy.scheduler.ledger import live
 
@@ -174,8 +174,8 @@ def count_lines(action: Callable[[], object]) -> int:
 @pytest.mark.parametrize("relayed", [False, True])
 def test_openings_of_twice_as_many_components_take_twice_the_steps(relayed: bool) -> None:
     def find_relay(job: Job, nodes: Sequence[PlanNode]) -> JobRelay:
-        heads = {name: HeadIdentity() for name in PROFILES}
-        plan = AttemptPlan("7.1", b"key", [NodePlan(node["cluster"], [(1, 2)]) for node in nodes], heads)
+        heads = {name: {} for name in PROFILES}
+        plan = AttemptPlan("7.1", b"key", [(node["cluster"], [(1, 2)]) for node in nodes], heads)
         return JobRelay({"attempt": "7.1", "pairs": [], "bases": []}, plan)
 
     jobs = [job_of_many_components(components, ("north", "south")) for components in (100, 200)]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from koalapy.relay.attempts import AttemptPlan, HeadIdentity, NodePlan, add_node_keys
+from koalapy.relay.attempts import AttemptPlan, add_node_keys
 from tests.certificates import CertificateAuthority
 
 pytestmark = pytest.mark.processes  # for tests of ring 2 only
@@ -211,14 +211,13 @@ class RelayProcesses:
         """Return the attempt's entry for the hub, or for a cluster's head."""
         layout = self.layout
         nodes = [
-            NodePlan(name, [layout.ports(i), *((f, t) for f, t, _, _ in layout.extra_targets.get(i, []))])
+            (name, [layout.ports(i), *((f, t) for f, t, _, _ in layout.extra_targets.get(i, []))])
             for i, name in enumerate(layout.clusters)
         ]
-        certificate = self._files.certificate.read_text() if self._tls else None
-        heads = {
-            name: HeadIdentity(certificate, (layout.peer_addresses[name], port) if port else None)
-            for name, port in {**dict.fromkeys(layout.clusters, 0), **self.peer_ports}.items()
-        }
+        certificate = {"certificate": self._files.certificate.read_text()} if self._tls else {}
+        heads: dict[str, dict[str, Any]] = dict.fromkeys(layout.clusters, certificate)
+        for name, port in self.peer_ports.items():
+            heads[name] = {**certificate, "host": layout.peer_addresses[name], "port": port}
         plan = AttemptPlan(self.attempt, ATTEMPT_KEY, nodes, heads)
         if not cluster:
             return plan.hub_entry()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from koalapy.relay.attempts import HeadIdentity, Limits
+from koalapy.relay.attempts import Limits
 from koalapy.relay.head import HubAddress, HubLink
 from koalapy.relay.tls_side import TLS_HANDSHAKE, connect_head
 from koalapy.runner.connections import Credentials, LineConnection
@@ -159,7 +159,7 @@ def test_head_without_right_certificate_of_the_other_refuses_streams(
     links.identities.clear()
     if has_other_certificate:
         certificate = CertificateAuthority(tmp_path / "other").issue().certificate.read_text()
-        links.identities["south"] = HeadIdentity(certificate)
+        links.identities["south"] = {"certificate": certificate}
     links.heads["north"].remove_attempt(ATTEMPT)
     links.heads["north"].add_attempt(links.entry("north"))
     node = RawChild(links, links.heads["north"].server.port, Credentials(node_key(0), ATTEMPT, 0))

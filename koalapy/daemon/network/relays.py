@@ -22,7 +22,7 @@ from koalapy.model.job import Job, JobId, JobState
 from koalapy.model.job_spec import Launcher
 from koalapy.model.request import ClusterName
 from koalapy.protocol.messages import PlanNode, PlanRelay, RelayLost, RelayState
-from koalapy.relay.attempts import AttemptPlan, HeadIdentity, NodePlan, derive_head_key
+from koalapy.relay.attempts import AttemptPlan, derive_head_key
 from koalapy.relay.client import RelayClient, log_rejection
 from koalapy.runner.relay_links import FIRST_PORT, LAST_PORT, count_ports, node_ports
 from koalapy.scheduler.events import RelayChanged
@@ -219,17 +219,18 @@ class Relays:
         slots = _slots(nodes)
         layouts = [node_ports(base, slots) for base in bases]
         key = hmac.new(self._secret, name.encode(), sha256).digest()
-        plans = [NodePlan(node["cluster"], [layout[index] for layout in layouts]) for index, node in enumerate(nodes)]
-        heads = {node["cluster"]: self._identity_of(node["cluster"]) for node in nodes}
+        plans = [(node["cluster"], [layout[index] for layout in layouts]) for index, node in enumerate(nodes)]
+        heads = {node["cluster"]: self._describe_head(node["cluster"]) for node in nodes}
         return AttemptPlan(name, key, plans, heads, _max_streams(nodes))
 
-    def _identity_of(self, cluster: ClusterName) -> HeadIdentity:
+    def _describe_head(self, cluster: ClusterName) -> dict[str, Any]:
+        """Return how the heads of other clusters know the head of a cluster, and where they reach it."""
         state = self._states.get(cluster)
         if state is None:
-            return HeadIdentity()
-        return HeadIdentity(
-            state.certificate, (state.host, state.port) if _is_reachable(state.host, state.port) else None
-        )
+            return {}
+        certificate = {} if state.certificate is None else {"certificate": state.certificate}
+        address = {"host": state.host, "port": state.port} if _is_reachable(state.host, state.port) else {}
+        return {**certificate, **address}
 
     def _hub_state(self) -> dict[str, Any]:
         return {"heads": self._keys, "attempts": [entry for _, entry in self._entries.values()]}
