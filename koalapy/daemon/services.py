@@ -33,7 +33,7 @@ from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.daemon.jobs.output import Outputs
 from koalapy.daemon.jobs.quota import LimitsInUse, StorageLimits
 from koalapy.daemon.jobs.record import FLUSH_INTERVAL
-from koalapy.daemon.jobs.retention import HOUSEKEEPING_INTERVAL, Housekeeping, Retention, RetentionTimes, removal_clock
+from koalapy.daemon.jobs.retention import HOUSEKEEPING_INTERVAL, Housekeeping, Retention, removal_clock
 from koalapy.daemon.listener.certificate import LOOK_INTERVAL, Certificate
 from koalapy.daemon.network.network import DUE_CHECK_INTERVAL, Network
 from koalapy.daemon.observability.audit import MERGE_INTERVAL
@@ -174,7 +174,8 @@ class Services:
             stores.history,
             outputs,
             self.results,
-            RetentionTimes(settings.jobs_keep, settings.internal_jobs_keep),
+            settings.jobs_keep,
+            settings.internal_jobs_keep,
             removal_clock(clock),
             lambda: engine.draining,
             queries.result_sources,
