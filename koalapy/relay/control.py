@@ -72,14 +72,11 @@ class ControlServer:
             Side(connection),
             self._relay.pool.large,
             self._receive_request,
-            self._forget,
+            lambda connection, _error: self._connections.pop(connection, None),
             MAX_REQUEST,
             MAX_ANSWERS,
         )
         self._connections[lines] = False
-
-    def _forget(self, connection: LineConnection, _error: OSError | None) -> None:
-        self._connections.pop(connection, None)
 
     def _receive_request(self, connection: LineConnection, line: bytes) -> None:
         request_id = None
@@ -95,7 +92,7 @@ class ControlServer:
         """Return the answer to a request. Raise ``Refused`` or ``ValueError``."""
         kind = request["t"]
         if kind == "metrics":
-            return {"t": "metrics", "text": format_metrics(self._relay)}
+            return {"t": "metrics", "text": generate_latest(Exposition(self._relay)).decode()}
         if kind == "describe":
             return {
                 **self._describe(),
@@ -160,11 +157,6 @@ class Exposition:
         ]
         text = "Bytes that a live attempt has sent from one cluster to another."
         yield _counter("attempt_bytes", text, moved, "attempt", "from", "to")
-
-
-def format_metrics(relay: Relay) -> str:
-    """Return the metrics of a relay as Prometheus text."""
-    return generate_latest(Exposition(relay)).decode()
 
 
 def _gauge(name: str, text: str, samples: Iterable[Sample], *labels: str) -> Metric:

@@ -126,7 +126,7 @@ class Folders:
                 elif size > (MAX_RESULT if kind[1] else remaining):
                     continue
                 else:
-                    data = _read_size(file, size)
+                    data = io.BufferedReader(file).read(size)
             remaining -= len(data) if kind and kind[2] else 0
             frames.add({"name": entry, "size": len(data)}, io.BytesIO(data))
 
@@ -138,14 +138,6 @@ class Folders:
         for name in os.listdir(self._own):
             if NAME.fullmatch(name):
                 frames.add({"name": name, "size": 0}, io.BytesIO())
-
-
-def _read_size(file: io.FileIO, size: int) -> bytes:
-    pieces = []
-    while size > 0 and (data := file.read(size)):
-        pieces.append(data)
-        size -= len(data)
-    return b"".join(pieces)
 
 
 def _extract_member(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: str) -> None:

@@ -209,7 +209,7 @@ class LineConnection:
         side: Side,
         buffer: memoryview,
         on_line: Callable[[LineConnection, bytes], None],
-        on_end: Callable[[LineConnection, OSError | None], None],
+        on_end: Callable[[LineConnection, OSError | None], object],
         max_line: int,
         max_output: int = MAX_OUTPUT,
     ) -> None:

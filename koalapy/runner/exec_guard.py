@@ -192,7 +192,8 @@ class ExecGuard:
             if not self._daemon_pid or (is_daemon and pid == self._daemon_pid):  # mpirun of Open MPI 5 executes prterun
                 _ptrace(PTRACE_CONT, pid)
                 return
-            if program == os.path.realpath(SHELL) and self._is_allowed(arguments):
+            is_agent = any(arguments[: len(first)] == first for first in self._launch_agents)
+            if program == os.path.realpath(SHELL) and (is_agent or arguments in self._allowed):
                 self._clear_environment(pid)
                 _ptrace(PTRACE_DETACH, pid)
                 return
@@ -202,10 +203,6 @@ class ExecGuard:
         if program not in self._refused and len(self._refused) < MAX_REFUSALS:
             self._refused.add(program)
             self._report_refusal(program)
-
-    def _is_allowed(self, arguments: list[bytes]) -> bool:
-        """Whether a shell was given the job's rank script or a launch agent."""
-        return arguments in self._allowed or any(arguments[: len(first)] == first for first in self._launch_agents)
 
     def _clear_environment(self, pid: int) -> None:
         """Overwrite the variables of a stopped process that neither this site sets nor a rank needs."""

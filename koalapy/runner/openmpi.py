@@ -501,16 +501,12 @@ class Head(OpenMpiRole):
             if index != self._plan.index:
                 self._launches[index] = (parameters, self._runner.loop.time() + self._timeout)
                 self._send_launch(index)
-            else:
-                self._start_here(index, parameters)
+            else:  # mpirun does not always recognize this node as its own host
+                namesakes = self._namesakes.get(index, "")
+                self._local = start_daemon(self._runner, self._plan, self._installation, parameters, namesakes)
+                self._started.add(index)
         except Failure as failure:
             self._runner.conclude(None, failure.message, infrastructure=True)
-
-    def _start_here(self, index: int, parameters: dict[str, str]) -> None:
-        """Start the MPI daemon of this node, which mpirun does not always recognize as its own host."""
-        namesakes = self._namesakes.get(index, "")
-        self._local = start_daemon(self._runner, self._plan, self._installation, parameters, namesakes)
-        self._started.add(index)
 
     def _send_launch(self, index: int) -> None:
         """Ask a node's runner to start its MPI daemon, until it acknowledges: messages between nodes may get lost."""

@@ -124,14 +124,13 @@ def sort_by_core(processors: Iterable[int]) -> Sequence[int]:
     return sorted(processors, key=lambda processor: (*_place(processor), processor))
 
 
-def _place(processor: int) -> tuple[int, int]:
-    """Return the socket and core of a processor; equal ones if the kernel does not say."""
+def _place(processor: int) -> list[int]:
+    """Return the socket and core of a processor; none if the kernel does not say."""
     try:
-        return _read(processor, "physical_package_id"), _read(processor, "core_id")
+        place = []
+        for name in ("physical_package_id", "core_id"):
+            with open(TOPOLOGY.format(processor=processor, name=name), encoding="ascii") as file:
+                place.append(int(file.read()))
     except (OSError, ValueError):
-        return 0, 0
-
-
-def _read(processor: int, name: str) -> int:
-    with open(TOPOLOGY.format(processor=processor, name=name), encoding="ascii") as file:
-        return int(file.read())
+        return [0, 0]
+    return place

@@ -69,7 +69,7 @@ class Call:
             self._loop.forget(self._connection.fileno())
             self._connection.close()
             self._close_outputs()
-            self._calls.forget_call(self)
+            self._calls.open.discard(self)
 
     def _close_outputs(self) -> None:
         for file in self.outputs or ():
@@ -124,7 +124,7 @@ class Calls:
 
     def __init__(self, loop: Loop, folder: str, handle: Callable[[Call, dict[str, Any]], None]) -> None:
         self._loop, self.handle = loop, handle
-        self._calls: set[Call] = set()
+        self.open: set[Call] = set()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.setblocking(False)
         with short_socket_path(os.path.join(folder, SOCKET)) as path:
@@ -135,11 +135,8 @@ class Calls:
     def close(self) -> None:
         self._loop.forget(self._listener.fileno())
         self._listener.close()
-        for call in list(self._calls):
+        for call in list(self.open):
             call.close()
-
-    def forget_call(self, call: Call) -> None:
-        self._calls.discard(call)
 
     def _accept(self, _events: int) -> None:
         """Accept a call from a process of this job; reject others, and calls beyond ``MAX_CALLS``."""
@@ -149,11 +146,11 @@ class Calls:
             return
         connection.setblocking(False)
         call = Call(self._loop, connection, self)
-        self._calls.add(call)
+        self.open.add(call)
         if not is_descendant(peer_of(connection)):
             call.say("koala: mpirun was called by a process that is not of this job")
             call.finish(1)
-        elif len(self._calls) > MAX_CALLS:
+        elif len(self.open) > MAX_CALLS:
             call.say(f"koala: more than {MAX_CALLS} calls of mpirun run or wait: wait for some to end")
             call.finish(1)
 

@@ -290,10 +290,14 @@ class Forecasts:
             answer = await self._work(Question(moment, Change(), self._policies))
         forecast = answer.as_it_is
         expected = forecast.of(ident)
+        span, reason = format_days(forecast.horizon), ""
         if expected is None:
-            result = IfSubmitted(False, reason="nothing came of it in the simulation")
-        else:
-            result = IfSubmitted(False, expected, "" if expected.starts else _describe_no_start(forecast))
+            reason = "nothing came of it in the simulation"
+        elif not expected.starts and forecast.note:
+            reason = f"it does not surely start in the next {span}, and {forecast.note}"
+        elif not expected.starts:
+            reason = f"it started in no simulation of the next {span}"
+        result = IfSubmitted(False, expected, reason)
         self._submission_results[submission] = (moment.now, result)
         return result
 
@@ -341,14 +345,6 @@ def _nodes_by_name(job: Job, cluster: ClusterName) -> int:
     request = job.spec.request
     components = () if isinstance(request, FlexibleRequest) else request.components
     return sum(component.size for component in components if component.cluster == cluster)
-
-
-def _describe_no_start(forecast: Forecast) -> str:
-    """Return why a forecast does not contain the start of a job."""
-    span = format_days(forecast.horizon)
-    if forecast.note:
-        return f"it does not surely start in the next {span}, and {forecast.note}"
-    return f"it started in no simulation of the next {span}"
 
 
 async def _answer_in_subprocess(question: Question) -> Answer:

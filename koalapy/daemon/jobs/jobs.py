@@ -481,7 +481,10 @@ class Jobs:
                 async for text in reading.read_new(record, component, to_the_end=is_last):
                     yield text
                 if is_last:
-                    yield OutputEnd(record.state, await self._has_all_output(record))
+                    # What may still come while the job goes on is not missing.
+                    entries = await self.read_timeline(job) if record.state.is_final else ()
+                    is_missing = any(e.event == "output-missing" and e.generation == record.generation for e in entries)
+                    yield OutputEnd(record.state, is_complete=not is_missing)
                 if is_last or self._engine.draining:
                     return
                 with suppress(TimeoutError):
@@ -490,11 +493,6 @@ class Jobs:
                 if not changed.is_set():
                     yield None
                 changed.clear()
-
-    async def _has_all_output(self, job: Job) -> bool:
-        """Return whether all output of the last attempt has reached the daemon, or may still do so."""
-        entries = await self.read_timeline(job.id) if job.state.is_final else ()
-        return not any(e.event == "output-missing" and e.generation == job.generation for e in entries)
 
     async def read_output_tails(self, job: Job, max_bytes: int) -> Sequence[OutputTail]:
         """Return the ends of the output of the last attempt's components, ``max_bytes`` in total."""

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
@@ -182,21 +182,14 @@ def _jobs_of(clauses: Iterable[Clause]) -> list[JobId]:
     return list(dict.fromkeys(dependency.job for clause in clauses for dependency in clause))
 
 
-@dataclass(slots=True)
-class Lookup:
-    """The keys of one query."""
-
-    keys: set[str] = field(default_factory=set)
-    task: "asyncio.Task[Mapping[str, Submitted]] | None" = None
-
-
 class IdempotencyKeys:
     """The submissions of idempotency keys. One query runs at a time; the next looks up all keys requested meanwhile."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._turn = asyncio.Lock()
-        self._next: Lookup | None = None
+        self._next: tuple[set[str], asyncio.Task[Mapping[str, Submitted]]] | None = None
+        """The keys of the next query, and the query."""
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """Locks that are held or waited for; others are discarded."""
 
@@ -206,20 +199,19 @@ class IdempotencyKeys:
 
     async def find_submission(self, key: str) -> Submitted | None:
         """Return the submission of a key, or None. Raise ``StoreUnavailable`` on timeout."""
-        lookup = self._next
-        if lookup is None:
-            self._next = lookup = Lookup()
-            lookup.task = asyncio.ensure_future(self._run_lookup(lookup))
-        lookup.keys.add(key)
-        assert lookup.task is not None
-        return (await asyncio.shield(lookup.task)).get(key)
+        if self._next is None:
+            wanted = set[str]()
+            self._next = wanted, asyncio.create_task(self._run_lookup(wanted))
+        keys, lookup = self._next
+        keys.add(key)
+        return (await asyncio.shield(lookup)).get(key)
 
-    async def _run_lookup(self, lookup: Lookup) -> Mapping[str, Submitted]:
+    async def _run_lookup(self, keys: set[str]) -> Mapping[str, Submitted]:
         """Return the earlier submissions of all keys that were requested until the query, by one query."""
         await asyncio.sleep(0)  # collect the keys of all tasks that are ready
         async with self._turn:  # at most until the query of another lookup times out
             self._next = None
-            return await find_by_key(self._store.submitted, lookup.keys)
+            return await find_by_key(self._store.submitted, keys)
 
 
 JOBS_PER_TURN = 50
