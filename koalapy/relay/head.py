@@ -214,6 +214,7 @@ class Head(Relay):
                 self._open_from_peer,
                 self.refuse,
             )
+        self.servers = [server for server in (self.server, self.peer_server) if server is not None]
 
     def set_keys(self, message: Mapping[str, Any]) -> None:
         """Connect to the hub with the ``key`` of a state, unless it is in use already. Raise ``ValueError``."""
@@ -366,16 +367,10 @@ class Head(Relay):
 
     def check(self) -> None:
         super().check()
-        self.server.close_slow_strangers()
-        if self.peer_server is not None:
-            self.peer_server.close_slow_strangers()
         if self.hub is not None:
             self.hub.check()
 
     def close(self) -> None:
-        self.server.close()
-        if self.peer_server is not None:
-            self.peer_server.close()
         if self.hub is not None:
             self.hub.close()
         super().close()

@@ -33,6 +33,7 @@ class Hub(Relay):
         self._keys: dict[str, bytes] = {}
         make_side = Side if context is None else partial(DetectedSide, context=context)
         self.server = Server(loop, self.pool, address, make_side, self.limits, self.handle_first_line, self.refuse)
+        self.servers = [self.server]
 
     def handle_first_line(self, connection: LineConnection, line: bytes) -> None:
         if self._has_tls and not is_sealed(line) and connection.side.settle().is_plain:
@@ -77,11 +78,3 @@ class Hub(Relay):
         taker: Via = ("head", target_node.cluster)
         stream = Stream(stream_id, attempt, source_node, target_node, (child.via, taker), taker)
         self.dial(stream, connection, port, target, ticket)
-
-    def check(self) -> None:
-        super().check()
-        self.server.close_slow_strangers()
-
-    def close(self) -> None:
-        self.server.close()
-        super().close()

@@ -3,13 +3,14 @@
 import errno
 import ssl
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import structlog
 
 from koalapy.relay.attempts import Attempt, AttemptNode, Limits
+from koalapy.relay.server import Server
 from koalapy.runner.connections import (
     MAX_CONTROL_LINE,
     ControlChannel,
@@ -79,6 +80,7 @@ class Relay:
         self.loop, self.limits = loop, limits
         self._alarm = f"relay-check-{id(self)}"
         self.pool = PipePool()
+        self.servers: Sequence[Server] = ()
         self.attempts: dict[str, Attempt] = {}
         """The live attempts, by token."""
         self.children: dict[Via, Child] = {}
@@ -362,6 +364,8 @@ class Relay:
         for via, child in list(self.children.items()):
             if reason := child.channel.check():
                 self.lose_child(via, reason)
+        for server in self.servers:
+            server.close_slow_strangers()
         now = self.loop.time()
         for connection in [c for c, deadline in self._challenged.items() if deadline <= now]:
             del self._challenged[connection]
@@ -376,6 +380,8 @@ class Relay:
     def close(self) -> None:
         """Reset all streams and close all connections."""
         self.loop.cancel_alarm(self._alarm)
+        for server in self.servers:
+            server.close()
         for stream in list(self.streams.values()):
             self.end_stream(stream, "the relay ends")
         for via in list(self.children):

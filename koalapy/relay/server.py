@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from koalapy.relay.attempts import Limits
 from koalapy.runner.connections import MAX_FIRST_LINE, LineConnection, LineTooLong, Refused, Side, reset_socket
 from koalapy.runner.link import Loop
-from koalapy.runner.relay_streams import Listener, PipePool
+from koalapy.runner.relay_streams import Listener, PipePool, open_listener
 
 BACKLOG = 4096
 
@@ -45,15 +45,9 @@ class Server:
         self._handle, self._refuse = handle, refuse
         self._strangers: dict[LineConnection, Stranger] = {}
         """In order of their arrival."""
-        listener = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(address)
-            listener.listen(BACKLOG)
-        except BaseException:
-            listener.close()
-            raise
-        self._listener = Listener(loop, listener, self._accept, lambda reason: refuse(Refused("files", reason)))
+        self._listener = Listener(
+            loop, open_listener(address, BACKLOG), self._accept, lambda reason: refuse(Refused("files", reason))
+        )
         self.port = self._listener.port
         self._listener.resume()
 

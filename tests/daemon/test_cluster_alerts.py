@@ -20,12 +20,12 @@ from koalapy.dashboard.rows import ClusterRow, Survey, cluster_row
 from koalapy.model.alert import Alert, AlertKind, Severity
 from koalapy.model.disk import Disk, DiskLimits
 from koalapy.model.identity import Identity, Role
-from koalapy.model.reports import ClusterReport, Inventory
+from koalapy.model.reports import ClusterReport
 from koalapy.protocol.messages import Confirmed
 from koalapy.scheduler.cluster_conditions import HealthStatus
 from koalapy.scheduler.clusters import NO_REPORT_YET, ClusterStatus
 from tests.certificates import CertificateAuthority
-from tests.daemon.test_hub import Daemon, report_nodes, running_daemon, wait_for_state
+from tests.daemon.test_hub import Daemon, connect_agent, report_nodes, running_daemon, wait_for_state
 from tests.signals import until
 
 NO_SINFO = "cannot run sinfo: No such file or directory"
@@ -89,8 +89,7 @@ async def test_cluster_check_before_first_report_is_no_disconnect(tmp_path: Path
             assert health_of(daemon) == {"resource manager": NO_REPORT_YET}
             assert cluster_lane(daemon).connected
             assert await alerts_of(daemon, seconds=CONNECT_GRACE - 1) == [], "it has time to tell"
-            north.say_to_daemon(Inventory(components=()), report_nodes(4))
-            await wait_for_state(daemon, "north", ("usable", 4, ""))
+            await connect_agent(daemon, "north", north)
             assert await alerts_of(daemon) == []
             assert health_of(daemon) == {}
         await wait_for_state(daemon, "north", ("unreachable", 4, "its agent is not connected"))

@@ -16,10 +16,10 @@ import pytest
 
 from koalapy.relay.attempts import AttemptPlan, add_node_keys
 from tests.certificates import CertificateAuthority
+from tests.relay.links import ATTEMPT_KEY, head_key, node_key
 
 pytestmark = pytest.mark.processes  # for tests of ring 2 only
 
-ATTEMPT_KEY = b"key of the attempt".ljust(32, b".")
 RELAY_NODE = Path(__file__).parents[2] / "koalapy" / "runner" / "relay_node.py"
 TIMEOUT_S = 60.0
 
@@ -155,7 +155,7 @@ class RelayProcesses:
         listen = f"{self.layout.hub_listen or self.layout.hub}:{self.hub_port}"
         tls = {"tls": self._tls_files} if self._tls else {"without_tls": True}
         self._start_relay("hub", {"listen": listen, **tls, **self._hub_options})
-        heads = {cluster: self.head_key(cluster).hex() for cluster in self.head_ports}
+        heads = {cluster: head_key(cluster).hex() for cluster in self.head_ports}
         answer = self.controls["hub"].request("state", heads=heads, attempts=[self.entry()])
         assert answer["t"] == "done", answer
 
@@ -171,7 +171,7 @@ class RelayProcesses:
             values["listen_for_heads"] = f"{self.layout.peer_addresses[cluster]}:{self.peer_ports[cluster]}"
         self._start_relay(f"head-{cluster}", values)
         control = self.controls[f"head-{cluster}"]
-        answer = control.request("state", key=self.head_key(cluster).hex(), attempts=[self.entry(cluster)])
+        answer = control.request("state", key=head_key(cluster).hex(), attempts=[self.entry(cluster)])
         assert answer["t"] == "done", answer
         self.certificates[cluster] = answer["certificate"]
 
@@ -224,13 +224,8 @@ class RelayProcesses:
         keys = {i: self.node_key(i) for i, name in enumerate(layout.clusters) if name == cluster}
         return add_node_keys(plan.head_entry(cluster), keys)
 
-    @staticmethod
-    def head_key(cluster: str) -> bytes:
-        return f"key of the head of {cluster}".encode()
-
-    @staticmethod
-    def node_key(node: int) -> bytes:
-        return f"key of node {node}".encode()
+    def node_key(self, node: int) -> bytes:
+        return node_key(node)
 
     def _start_relay(self, name: str, values: dict[str, Any]) -> None:
         control = self.folder / f"{name}.sock"
