@@ -134,7 +134,9 @@ class Audit:
         if not refused and not failed:
             await self._write_entries([entry])
             return
-        await self._write_rejection(replace(entry, detail=f"{status} {entry.detail}".strip()), str(status))
+        entry = replace(entry, detail=f"{status} {entry.detail}".strip())
+        if self._is_first(entry, str(status)):
+            await self._write_entries([entry])
 
     async def record(
         self,
@@ -239,10 +241,6 @@ class Audit:
                 await run_in_database(self._store.forget_audit, min(self._clock(), time.time()) - keep)
             except KoalaError as error:
                 log.error("what is old of the audit was not removed", action="audit-not-tidied", error=error.message)
-
-    async def _write_rejection(self, entry: AuditEntry, status: str) -> None:
-        if self._is_first(entry, status):
-            await self._write_entries([entry])
 
     def _is_first(self, entry: AuditEntry, status: str) -> bool:
         """Check whether a rejection is the first of its kind since the last flush; count it if it is not."""
