@@ -183,6 +183,19 @@ def failures_of(instruments: Instruments, cluster: ClusterName) -> Failures:
     )
 
 
+def shown_health(health: HealthStatus, *, is_operator: bool) -> HealthStatus:
+    """Return the errors and the probation of a cluster; the last error only for operators."""
+    return HealthStatus(
+        errors=health.errors,
+        unusable=health.unusable,
+        note=health.note if is_operator else health.summary,
+        trials=health.trials,
+        probation=health.probation,
+        probation_at=health.probation_at,
+        limit_lifted_at=0.0,
+    )
+
+
 def visible_calls(cluster: ClusterStatus, caller: Identity) -> list[CallStatistics]:
     """Return the calls of the resource manager; only operators see errors about jobs, which may be of any user."""
     statistics = [call_statistics(calls, cluster.reported_at) for calls in cluster.last_report.calls]
@@ -300,7 +313,7 @@ def _add_cluster(dashboard: Dashboard, services: Services, survey: Survey, audit
             groups=groups,
             silenced=silenced,
             drained=status.drained,
-            health=replace(status.health) if is_operator else replace(status.health, note=status.health.summary),
+            health=shown_health(status.health, is_operator=is_operator),
             threshold=queries.rules.error_threshold,
             limit="" if status.health.limit is None else str(status.health.limit),
             doubt="" if status.health.doubt is None else str(status.health.doubt),
