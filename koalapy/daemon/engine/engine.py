@@ -494,20 +494,7 @@ class Engine:
         changed: dict[Topic, bool] = {"jobs": bool(effects.jobs), "clusters": bool(clusters)}
         if any(changed.values()):
             topics = [topic for topic, is_so in changed.items() if is_so]
-            self.changes.note_change(*topics, subjects=_changed_subjects(effects.jobs.values(), clusters))
-
-
-def _changed_subjects(jobs: Iterable[Job], clusters: Iterable[ClusterName]) -> Iterator[str]:
-    """Yield the jobs that changed, their arrays, owners and clusters, and the clusters that changed themselves."""
-    for job in jobs:
-        yield f"job {job.id}"
-        yield f"user {job.spec.owner}"
-        if job.array_job is not None:
-            yield f"job {job.array_job}"
-        for component in job.attempt.components if job.attempt is not None else ():
-            yield f"cluster {component.cluster}"
-    for name in clusters:
-        yield f"cluster {name}"
+            self.changes.note_change(*topics)
 
 
 def log_change(job: Job, previous_state: JobState | None) -> None:
