@@ -318,9 +318,7 @@ async def serving(
     )
     result_inputs = ResultInputs(results, jobs.get)
     measurements = SqlMeasurements(database)
-    network = Network(
-        engine, queries, jobs, measurements, LinkTable(tuple(cluster_nodes), links), MeasurementSettings()
-    )
+    network = Network(engine, jobs, measurements, LinkTable(tuple(cluster_nodes), links), MeasurementSettings())
     history = History(SqlHistory(database), engine.clock, queries.jobs)
     begun = Beginning(rules, tuple(builtin_policies().names()), tuple(map(KnownCluster, cluster_nodes)), now=1.0)
     record = Record(path.parent / "record", Recording(), DiskLimits(0, 0), begun)

@@ -77,7 +77,7 @@ class Services:
         )
         self.node_lists = NodeLists(self.questions, clock)
         self.streams = Streams(queries, sessions)
-        self.attendance = Attendance(engine, queries, monotonic)
+        self.attendance = Attendance(engine, monotonic)
         self.bundles = Bundles(
             stores.files,
             data_dir / "bundles",
@@ -108,13 +108,12 @@ class Services:
             needed=queries.result_sources,
         )
         self.result_inputs = ResultInputs(self.results, self.jobs.get)
-        self.network = Network(engine, queries, self.jobs, stores.measurements, core.links, settings.network)
+        self.network = Network(engine, self.jobs, stores.measurements, core.links, settings.network)
         feedback = TransferFeedback(
             self.network.record_transfer, self.files.mark_spoiled, engine.instruments.count_transfer
         )
         self.hub = Hub(
             engine,
-            queries.accounts,
             sessions,
             AgentMessages(
                 engine,
@@ -139,7 +138,6 @@ class Services:
             ),
             unreachable_after=queries.rules.unreachable_after,
             number_above=self.jobs.raise_next_number,
-            accepting_scripts={name for name, section in settings.clusters.items() if section.accepts_scripts},
             profiles=settings.clusters,
         )
         folders = {"data directory": data_dir}

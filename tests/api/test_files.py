@@ -142,6 +142,7 @@ async def test_replica_request_with_invalid_field_is_rejected(
     sites.content |= {
         ("north", "/etc/shadow"): SiteRejected("/etc/shadow is not below a replica directory", fault=SiteFault.OUTSIDE),
         ("south", "/other"): b"other",
+        ("north", "m"): b"mesh",
     }
     api = await open_api(sites=sites)
     await add_replica(api, "m", "north", "/m")

@@ -86,6 +86,7 @@ class Daemon:
         max_unread: int = MAX_UNREAD,
         feedback: TransferFeedback | None = None,
         audit: Audit | None = None,
+        profiles: dict[str, ClusterProfile] | None = None,
     ) -> None:
         database = make_engine(f"sqlite:///{path}")
         migrate(database)
@@ -115,7 +116,6 @@ class Daemon:
         self.messages = AgentMessages(self.engine, self.outputs, sessions, questions, streams, feedback, None, audit)
         self.hub = Hub(
             self.engine,
-            self.queries.accounts,
             sessions,
             self.messages,
             questions,
@@ -124,6 +124,7 @@ class Daemon:
             unreachable_after=unreachable_after,
             number_above=self.jobs.raise_next_number,
             max_unread=max_unread,
+            profiles=profiles or {},
         )
 
     def describe(self, name: str) -> ClusterRecord:
@@ -254,26 +255,42 @@ async def test_hub_with_unencodable_text_keeps_connection(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("configured", "reported", "reason"),
     [
-        ("apptainer", "apptainer", ""),
-        ("apptainer", None, ""),
-        (None, "apptainer", ""),
-        ("apptainer", "charliecloud", "is apptainer for the daemon and charliecloud for its agent"),
-        ("apptainer", "", "is apptainer for the daemon and not set for its agent"),
+        ({"container_runtime": "apptainer"}, {"container_runtime": "apptainer"}, ""),
+        ({"container_runtime": "apptainer"}, {}, ""),
+        ({}, {"container_runtime": "apptainer"}, ""),
+        (
+            {"container_runtime": "apptainer"},
+            {"container_runtime": "charliecloud"},
+            "container_runtime is apptainer for the daemon and charliecloud for its agent",
+        ),
+        (
+            {"container_runtime": "apptainer"},
+            {"container_runtime": ""},
+            "container_runtime is apptainer for the daemon and not set for its agent",
+        ),
+        ({"accepts_scripts": True}, {"accepts_scripts": True}, ""),
+        ({"accepts_scripts": True}, {}, ""),
+        ({"accepts_scripts": False}, {"accepts_scripts": False}, ""),
+        (
+            {"accepts_scripts": True},
+            {"accepts_scripts": False},
+            "accepts_scripts is true for the daemon and false for its agent",
+        ),
+        ({}, {"identity": "mapped"}, "identity is service for the daemon and mapped for its agent"),
     ],
 )
-async def test_hub_rejects_agent_with_another_container_runtime(
-    tmp_path: Path, configured: Any, reported: str | None, reason: str
+async def test_hub_rejects_agent_with_another_configuration(
+    tmp_path: Path, configured: dict[str, Any], reported: dict[str, Any], reason: str
 ) -> None:
-    async with running_daemon(tmp_path / "koala.db") as daemon:
-        daemon.hub._profiles = {"north": ClusterProfile(container_runtime=configured)}
-        hello = wire.Hello(cluster="north", version="1", lrm="slurm", host="head", pid=1, container_runtime=reported)
+    async with running_daemon(tmp_path / "koala.db", profiles={"north": ClusterProfile(**configured)}) as daemon:
         agent = Agent()
-        agent.say_to_daemon(hello)
+        agent.say_to_daemon(wire.Hello(cluster="north", version="1", lrm="slurm", host="head", pid=1, **reported))
         serving = asyncio.create_task(daemon.hub.serve_connection("north", agent))
         await signals.until(lambda: agent.heard or agent.closed)
         assert reason in agent.closed
         assert bool(reason) is bool(agent.closed)
-        assert daemon.sessions.may_ignore_containers("north") is (reported is None)
+        is_accepted_without_runtime = not reason and "container_runtime" not in reported
+        assert daemon.sessions.may_ignore_containers("north") is is_accepted_without_runtime
         await agent.close("")
         await serving
 

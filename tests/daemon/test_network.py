@@ -127,7 +127,7 @@ class World:
 
     def new_network(self, configured: dict[ClusterPair, Link] | None = None, **how: Any) -> Network:
         book = LinkTable(("north", "south"), configured or {}, self.store.latest())
-        return Network(self.daemon.engine, self.daemon.queries, self.jobs, self.store, book, MeasurementSettings(**how))
+        return Network(self.daemon.engine, self.jobs, self.store, book, MeasurementSettings(**how))
 
     async def wait_until_measured(self, network: Network | None = None) -> dict[ClusterPair, Any]:
         """Wait until no measurement is under way; return all links by pair."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -20,7 +20,6 @@ from koalapy.model.errors import ConflictError, StoreUnavailable, UsageError
 from koalapy.model.job import JobId
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import ClusterName
-from koalapy.model.users import Accounts
 from koalapy.protocol.frames import MAX_HELLO_SIZE
 from koalapy.protocol.messages import PROTOCOL, FromAgent, Hello, KnownDaemon, Welcome, from_agent
 from koalapy.scheduler.events import AgentConnected, ClusterDisconnected
@@ -86,7 +85,6 @@ class Hub:
     def __init__(
         self,
         engine: Engine,
-        accounts: Accounts,
         sessions: Sessions,
         messages: AgentMessages,
         questions: Questions,
@@ -96,18 +94,15 @@ class Hub:
         unreachable_after: float,
         number_above: Callable[[JobId], bool] = lambda job: True,
         max_unread: int = MAX_UNREAD,
-        accepting_scripts: Collection[ClusterName] = (),
         profiles: Mapping[ClusterName, ClusterProfile] = MappingProxyType({}),
     ) -> None:
         """``welcome``: the answer to each hello, with the present epoch.
 
         ``number_above`` numbers new jobs above one that an agent knows, or returns False if it is too far.
-        ``max_unread``: characters that may wait for one agent that does not read. ``accepting_scripts``: clusters whose
-        agents must accept scripts, as the configuration says. ``profiles``: those of the configuration.
+        ``max_unread``: characters that may wait for one agent that does not read. ``profiles``: those of the
+        configuration.
         """
-        self._accepting_scripts, self._profiles = accepting_scripts, profiles
-        self._max_unread = max_unread
-        self._engine, self._accounts = engine, accounts
+        self._engine, self._profiles, self._max_unread = engine, profiles, max_unread
         self._sessions, self._messages, self._questions = sessions, messages, questions
         self._streams = streams
         self._welcome = welcome
@@ -201,19 +196,20 @@ class Hub:
     def _check_identity(self, cluster: ClusterName, hello: Hello) -> None:
         """Raise ``ConflictError`` if the agent has other accounts than the daemon assumes, accepts no scripts, or runs
         no container images."""
-        expected_identity = self._accounts.identity_of(cluster)
+        expected_identity = self._engine.queries.accounts.identity_of(cluster)
         if hello.identity != expected_identity:
             raise ConflictError(
                 f"clusters.{cluster}.identity is {expected_identity} for the daemon and {hello.identity[:20]} for its"
                 " agent: give both the same configuration"
             )
-        runtime = self._profiles[cluster].container_runtime if cluster in self._profiles else None
+        profile = self._profiles.get(cluster, ClusterProfile())
+        runtime = profile.container_runtime
         if runtime and hello.container_runtime not in (None, runtime):
             raise ConflictError(
                 f"clusters.{cluster}.container_runtime is {runtime} for the daemon and "
                 f"{hello.container_runtime[:20] or 'not set'} for its agent: give both the same configuration"
             )
-        if cluster in self._accepting_scripts and hello.accepts_scripts is False:
+        if profile.accepts_scripts and hello.accepts_scripts is False:
             raise ConflictError(
                 f"clusters.{cluster}.accepts_scripts is true for the daemon and false for its agent: "
                 "give both the same configuration"

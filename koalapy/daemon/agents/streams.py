@@ -386,15 +386,13 @@ ACTOR = "koala"
 class Attendance:
     """The clients of unfinished interactive jobs."""
 
-    def __init__(
-        self, engine: Engine, queries: Queries, clock: Callable[[], float], grace: float = ABSENCE_GRACE
-    ) -> None:
+    def __init__(self, engine: Engine, clock: Callable[[], float], grace: float = ABSENCE_GRACE) -> None:
         """``clock`` is monotonic; ``grace``: seconds that a job goes on without a client."""
-        self._engine, self._queries, self._clock, self._grace = engine, queries, clock, grace
+        self._engine, self._queries, self._clock, self._grace = engine, engine.queries, clock, grace
         self._clients: Counter[JobId] = Counter()
         self._absent_since: dict[JobId, float] = {}
         """By interactive job without a client: when it was submitted, or its last client left."""
-        for job in queries.jobs():  # clients come back after a restart of the daemon
+        for job in engine.queries.jobs():  # clients come back after a restart of the daemon
             self._note_change(job, None)
         engine.subscribe(self._note_change)
 

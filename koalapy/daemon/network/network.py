@@ -33,7 +33,6 @@ from koalapy.model.request import ClusterName, ComponentRequest, FixedRequest
 from koalapy.ports import MeasurementStore
 from koalapy.runner.preflight import CANNOT_REACH
 from koalapy.scheduler.events import LinkMeasured
-from koalapy.scheduler.queries import Queries
 from koalapy.system.event_loop import BackgroundTasks
 
 log = structlog.get_logger()
@@ -91,15 +90,9 @@ class Network:
     """A service that measures links on request or periodically, and reports them to the scheduler."""
 
     def __init__(
-        self,
-        engine: Engine,
-        queries: Queries,
-        jobs: Jobs,
-        store: MeasurementStore,
-        links: LinkTable,
-        settings: MeasurementSettings,
+        self, engine: Engine, jobs: Jobs, store: MeasurementStore, links: LinkTable, settings: MeasurementSettings
     ) -> None:
-        self._engine, self._queries, self._jobs = engine, queries, jobs
+        self._engine, self._queries, self._jobs = engine, engine.queries, jobs
         self._store, self._links, self._settings = store, links, settings
         self._turns = asyncio.Semaphore(settings.parallel)
         self._under_way: dict[ClusterPair, PendingMeasurement] = {}
