@@ -114,7 +114,7 @@ def build_application(core: Core, services: Services, host: str, max_requests: i
     if settings.oidc is not None and settings.oidc.authorization_endpoint is not None:
         from koalapy.daemon.auth.oidc import ProviderLogins
 
-        provider_logins = ProviderLogins(settings.oidc, identities)
+        provider_logins = ProviderLogins(settings.oidc, identities.verify_token)
     login_services = LoginServices(
         identities, TokenAuthenticator(identities, pace), codes, provider_logins, settings.login_lifetime
     )

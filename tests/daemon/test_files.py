@@ -5,7 +5,7 @@ import io
 import resource
 import signal
 import tarfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -60,15 +60,23 @@ class World:
         return replica.state
 
 
+def make_bundles(
+    store: SqlFiles,
+    folder: Path,
+    limit: int = 10**6,
+    needed: Collection[str] = (),
+    clock: Callable[[], float] = lambda: 1000.0,
+) -> Bundles:
+    return Bundles(store, folder, StorageLimits(limit, 10**9), clock, lambda: needed)
+
+
 @pytest_asyncio.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     async with running_daemon(tmp_path / "koala.db") as daemon:
         sites = Sites()
         store = SqlFiles(daemon.store.database)
         needed: set[str] = set()
-        bundles = Bundles(
-            store, tmp_path / "bundles", StorageLimits(100_000, 10**9), needed=lambda: needed, clock=lambda: 1000.0
-        )
+        bundles = make_bundles(store, tmp_path / "bundles", 100_000, needed)
         changes: list[ReplicasChanged] = []
         apply = daemon.scheduler.apply
 
@@ -305,9 +313,7 @@ async def test_add_bundle_accepts_archives_of_tar(world: World) -> None:
 async def test_bundle_needed_or_recently_used_is_kept(world: World, tmp_path: Path) -> None:
     now = 1000.0
     needed: set[str] = set()
-    bundles = Bundles(
-        world.store, tmp_path / "bundles", StorageLimits(10**6, 10**9), needed=lambda: needed, clock=lambda: now
-    )
+    bundles = make_bundles(world.store, tmp_path / "bundles", needed=needed, clock=lambda: now)
     kept = [(await bundles.add_bundle(yield_pieces(archive_of({name: b""}))))[0].id for name in "abc"]
     now += RETENTION
     bundles.touch_bundle(kept[1])
@@ -321,14 +327,14 @@ async def test_bundle_needed_or_recently_used_is_kept(world: World, tmp_path: Pa
     now += RETENTION
     for leftover in (".incoming-x", "f" * 64):
         (tmp_path / "bundles" / leftover).touch()
-    again = Bundles(world.store, tmp_path / "bundles", StorageLimits(10**6, 10**9), needed=list, clock=lambda: now)
+    again = make_bundles(world.store, tmp_path / "bundles", clock=lambda: now)
     assert await again.remove_expired() == [kept[1]]
     assert [path.name for path in (tmp_path / "bundles").iterdir()] == [kept[0]]
 
 
 async def test_bundle_top_names_after_restart_are_known(world: World, tmp_path: Path) -> None:
     bundle, _ = await world.bundles.add_bundle(yield_pieces(archive_of(GOOD)))
-    again = Bundles(world.store, tmp_path / "bundles", StorageLimits(10**6, 10**9), needed=list, clock=lambda: 1000.0)
+    again = make_bundles(world.store, tmp_path / "bundles")
     assert await world.bundles.top_names(bundle.id) == await again.top_names(bundle.id) == {"run.sh", "data"}
 
 
@@ -361,9 +367,7 @@ END = bytes(1024)
     ids=["pax", "gnu", "deep", "chain", "common"],
 )
 async def test_check_archive_memory_use_is_bounded(world: World, data: bytes) -> None:
-    bundles = Bundles(
-        world.store, world.bundles.path_of("x").parent, StorageLimits(10**8, 10**9), needed=list, clock=lambda: 0.0
-    )
+    bundles = make_bundles(world.store, world.bundles.path_of("x").parent, 10**8)
     with pytest.raises(UsageError) as caught:
         await bundles.add_bundle(yield_pieces(data + END, 100_000))
     assert caught.value.field == "body"
@@ -377,7 +381,7 @@ async def test_check_archive_with_too_many_files_is_rejected(world: World, monke
 
 
 async def test_add_bundle_on_full_disk_raises_store_unavailable(world: World, tmp_path: Path) -> None:
-    bundles = Bundles(world.store, tmp_path / "full", StorageLimits(10**8, 10**9), needed=list, clock=lambda: 0.0)
+    bundles = make_bundles(world.store, tmp_path / "full", 10**8)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, limits[1]))
@@ -394,7 +398,7 @@ async def test_bundle_touched_during_removal_stays(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
-    bundles = Bundles(world.store, tmp_path / "bundles", StorageLimits(10**6, 10**9), needed=list, clock=lambda: now)
+    bundles = make_bundles(world.store, tmp_path / "bundles", clock=lambda: now)
     kept = [(await bundles.add_bundle(yield_pieces(archive_of({name: b""}))))[0].id for name in "ab"]
     now += RETENTION + 1
     real = world.store.remove_bundle

@@ -12,7 +12,7 @@ from koalapy.cli.jobs.waiting import WaitReporter
 from koalapy.cli.terminal.arguments import Argument, Group, Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Timeout, print_answer, show_json
 from koalapy.cli.terminal.tables import Columns, format_columns
-from koalapy.cli.terminal.text import align_left, align_right, cell_len, terminal_size
+from koalapy.cli.terminal.text import align_left, cell_len, terminal_size
 from koalapy.client.client import Absence, Client, in_path
 from koalapy.client.errors import CliError, Exit, printable
 from koalapy.client.http import Json
@@ -55,7 +55,7 @@ def format_matrix(clusters: Sequence[str], links: dict[tuple[str, str], Json], c
     ]
     blocks = []
     for part in parts or [range(0)]:
-        joined = ["".join(f"  {align_right(row[column], width)}" for column in part) for row in rows]
+        joined = ["".join(" " * (2 + width - cell_len(row[column])) + row[column] for column in part) for row in rows]
         texts = [f"{align_left(row[0], first)}{cell}".rstrip() for row, cell in zip(rows, joined, strict=True)]
         blocks.append("\n".join(texts))
     return "\n\n".join(blocks)

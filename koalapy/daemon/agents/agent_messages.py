@@ -153,7 +153,7 @@ class AgentMessages:
             undelivered = self._engine.outbox.undelivered_submits(session.cluster)
             return (InventoryReceived(session.cluster, inventory, undelivered),)
 
-        self._engine.post(WorkItem(prepare=make_events, greet=start_session, inventory_of=session.cluster))
+        self._engine.post(WorkItem(prepare=make_events, start_session=start_session, inventory_of=session.cluster))
 
     def _handle_report(self, session: Session, report: ClusterReport | ComponentStatus) -> None:
         self._engine.post(WorkItem(events=(Reported(session.cluster, report),)))

@@ -221,6 +221,6 @@ def build_alerts(
 
     def signal_change(alert: Alert, begins: bool) -> None:
         del begins
-        engine.changes.note_change("clusters", subjects=[alert.target])
+        engine.changes.note_change("clusters")
 
     return Alerts(checks, rules, engine.clock, signal_change, notify, mark_store)

@@ -69,11 +69,11 @@ class WorkItem:
     """Called after the write."""
     inventory_of: str = ""
     """The cluster with the inventory that this item reports; it becomes ready for commands."""
-    greet: Callable[[Sequence[dict[str, Any]]], None] | None = None
+    start_session: Callable[[Sequence[dict[str, Any]]], None] | None = None
     """Called after the write with the messages that have this cluster forget components."""
     epoch: int = 0
     """Raise the daemon's epoch to this one if it is lower."""
-    deed: AuditedRequest | None = None
+    audited: AuditedRequest | None = None
     """The audit entry of the request, which is stored with the item."""
     decided: bool = False
     """Whether the item follows from stored data, so that it is not rejected while the database is unavailable."""
@@ -194,13 +194,13 @@ class Engine:
         if not item.decided:
             self.database.check_available()
         item.committed = asyncio.get_running_loop().create_future()
-        item.deed = take_change()
+        item.audited = take_change()
         self.post(item)
         try:
             await item.committed
         except KoalaError:
-            if item.deed is not None:
-                item.deed.written = False
+            if item.audited is not None:
+                item.audited.written = False
             raise
 
     @property
@@ -375,7 +375,7 @@ class Engine:
             clusters=[self._describe(name) for name in sorted(effects.clusters)],
             advised=effects.advised,
             scans=effects.scans,
-            audit=[entry for item in items if item.deed for entry in item.deed.make_entries(now)],
+            audit=[entry for item in items if item.audited for entry in item.audited.make_entries(now)],
             notifications=self._make_notifications(effects.jobs.values(), now),
         )
         return batch, messages
@@ -465,15 +465,15 @@ class Engine:
         self.outbox.add_entries(batch.outbox)
         if self._notifications is not None and batch.notifications:
             self._notifications.send_notifications(batch.notifications)
-        # ``greet`` sends all commands to a cluster that has just reported its inventory.
-        greeted = {item.inventory_of for item in items if item.inventory_of}
+        # ``start_session`` sends all commands to a cluster that has just reported its inventory.
+        started = {item.inventory_of for item in items if item.inventory_of}
         if self._sessions is not None:
             for cluster, commands in messages.items():
-                if cluster not in greeted:
+                if cluster not in started:
                     self._sessions.send_commands(cluster, commands)
         for item in items:
-            if item.greet is not None:
-                item.greet([m for m in messages.get(item.inventory_of, ()) if m["type"] == "forget"])
+            if item.start_session is not None:
+                item.start_session([m for m in messages.get(item.inventory_of, ()) if m["type"] == "forget"])
             if item.after_write is not None:
                 item.after_write()
             if item.committed is not None and not item.committed.done():
@@ -494,20 +494,7 @@ class Engine:
         changed: dict[Topic, bool] = {"jobs": bool(effects.jobs), "clusters": bool(clusters)}
         if any(changed.values()):
             topics = [topic for topic, is_so in changed.items() if is_so]
-            self.changes.note_change(*topics, subjects=_changed_subjects(effects.jobs.values(), clusters))
-
-
-def _changed_subjects(jobs: Iterable[Job], clusters: Iterable[ClusterName]) -> Iterator[str]:
-    """Yield the jobs that changed, their arrays, owners and clusters, and the clusters that changed themselves."""
-    for job in jobs:
-        yield f"job {job.id}"
-        yield f"user {job.spec.owner}"
-        if job.array_job is not None:
-            yield f"job {job.array_job}"
-        for component in job.attempt.components if job.attempt is not None else ():
-            yield f"cluster {component.cluster}"
-    for name in clusters:
-        yield f"cluster {name}"
+            self.changes.note_change(*topics)
 
 
 def log_change(job: Job, previous_state: JobState | None) -> None:
