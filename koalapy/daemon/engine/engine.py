@@ -503,19 +503,20 @@ def log_change(job: Job, previous_state: JobState | None) -> None:
         return
     waits_again = job.state is JobState.QUEUED and previous_state is not None and previous_state.is_active
     is_important = (job.state.is_final or job.state is JobState.RUNNING or waits_again) and not job.spec.internal
-    write = log.info if is_important else log.debug
-    write(
-        "a job has changed",
-        action="job-changed",
-        job=job.id,
-        state=str(job.state),
-        before=None if previous_state is None else str(previous_state),
-        user=job.spec.owner,
-        attempt=job.generation,
-        clusters=sorted({component.cluster for component in job.attempt.gang}) if job.attempt else [],
-        reason=job.reason,
-        exit_code=job.exit_code,
-    )
+    fields = {
+        "job": job.id,
+        "state": str(job.state),
+        "before": None if previous_state is None else str(previous_state),
+        "user": job.spec.owner,
+        "attempt": job.generation,
+        "clusters": sorted({component.cluster for component in job.attempt.gang}) if job.attempt else [],
+        "reason": job.reason,
+        "exit_code": job.exit_code,
+    }
+    if is_important:
+        log.info("a job has changed", action="job-changed", **fields)
+    else:
+        log.debug("a job has changed", action="job-changed", **fields)
 
 
 def steady_clock() -> Callable[[], float]:
