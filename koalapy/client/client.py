@@ -31,6 +31,8 @@ LONG_POLL_S = 20.0
 ANSWER_TIMEOUT_S = LONG_POLL_S + 20
 RETRY_DELAY_S = 0.5
 """Pause before a new connection for a download that broke off."""
+MAX_POSITIONS_LENGTH = 48_000
+"""Characters of the offsets from which the daemon continues an output; its limit of a URL is 64 KiB."""
 
 
 def name_of(job: Job | ListedJob) -> str:
@@ -243,8 +245,12 @@ class Client:
                     yield from self._follow_text(job, query)  # an older daemon has no such route
                     return
                 error = rejection
+            positions = ",".join(f"{number}:{offset}" for number, offset in offsets.items())
+            if len(positions) > MAX_POSITIONS_LENGTH:
+                lost = f"{error.message}, and output of {len(offsets)} components at once cannot be continued"
+                raise CliError(lost, Exit.UNREACHABLE, f"koala logs {job} prints it from the beginning")
             absence.tolerate(error)
-            query |= {"attempt": attempt, "offsets": ",".join(f"{c}:{offset}" for c, offset in offsets.items())}
+            query |= {"attempt": attempt, "offsets": positions}
             self.timeouts.sleep(RETRY_DELAY_S)
 
     def _follow_text(self, job: int, query: Json) -> Iterator[tuple[bytes, bool]]:

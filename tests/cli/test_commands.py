@@ -130,6 +130,19 @@ def test_wait_with_daemon_without_offsets_reads_output_as_text(koala: Koala, mon
     assert koala("logs", "1").out == "hello\n"
 
 
+def test_output_of_too_many_components_is_not_continued(koala: Koala, monkeypatch: pytest.MonkeyPatch) -> None:
+    def send_parts(*_: Any) -> Iterator[bytes]:
+        for component in range(5_000):
+            part = {"attempt": 1, "component": component, "offset": 100_000, "missing": 0, "data": "eA=="}
+            yield json.dumps(part).encode() + b"\n"
+
+    koala(*FLEXIBLE, "-q", "--", "echo", "hello")
+    monkeypatch.setattr(Client, "_stream_pieces", send_parts)
+    result = koala("logs", "1")
+    assert (result.code, result.out) == (Exit.UNREACHABLE, "x" * 5_000)
+    assert "output of 5000 components at once cannot be continued; koala logs 1 prints it from" in result.err
+
+
 @pytest.mark.parametrize(
     "arguments", [("logs", "1"), ("logs", "-f", "1"), (*FLEXIBLE, "--wait", "--", "echo", "hello")]
 )
