@@ -367,10 +367,10 @@ def test_barrier_without_relay_fails_with_its_reason() -> None:
     assert "the relays of its clusters were not ready after 30 s" in world.reasons(job, "requeued")[0]
 
 
-@pytest.mark.parametrize("code", [0, None, 3])
-def test_program_that_ended_before_the_loss_of_its_relay_succeeds(code: int | None) -> None:
+@pytest.mark.parametrize(("code", "max_restarts"), [(0, None), (None, None), (3, None), (0, 0)])
+def test_program_that_ended_before_the_loss_of_its_relay_succeeds(code: int | None, max_restarts: int | None) -> None:
     world = world_of(1000, *BOTH, links=UNREACHABLE)
-    job = world.submit(fixed(north=2, south=2), launcher=Launcher.OPENMPI, run_time=100.0)
+    job = world.submit(fixed(north=2, south=2), launcher=Launcher.OPENMPI, run_time=100.0, max_restarts=max_restarts)
     world.advance(5)
     first, second = (component.cluster for component in live(world.job(job)).gang)
     lost = ComponentStatus(
