@@ -32,7 +32,11 @@ if __name__ == "__main__":  # -I leaves out the directory of our own package
 
 from koalapy.agent.lrm.local.jobs import JobTable, Journal, LocalJob, LocalNode, RequestRejected
 from koalapy.agent.lrm.local.processes import (
+    CANNOT_RUN,
+    HELD_BY_ANOTHER,
+    LOCK_FILE,
     MARK,
+    SOCKET_NAME,
     adopt_orphans,
     end_children,
     is_below,
@@ -44,9 +48,6 @@ from koalapy.agent.lrm.local.spawn import Preloaded, PreloadError, Spawner
 from koalapy.runner.folders import short_socket_path
 from koalapy.system.process import forbid_dumps, get_peer
 
-SOCKET_NAME = "locald.sock"
-CANNOT_RUN = 2
-HELD_BY_ANOTHER = 3
 KILL_TIMEOUT_S = 5.0
 RUNNER_GRACE_S = 3.0
 """Seconds that runners of an earlier locald have to end their programs and themselves before they are killed."""
@@ -415,7 +416,7 @@ def main() -> int:
     forbid_dumps()
     os.umask(0o077)
     directory.mkdir(parents=True, exist_ok=True)
-    lock = os.open(directory / "locald.pid", os.O_RDWR | os.O_CREAT, 0o600)
+    lock = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agent.lrm.local.cluster import HELD_BY_ANOTHER, SOCKET_NAME, LocalCluster, LocalConnection
+from koalapy.agent.lrm.local.cluster import LocalCluster, LocalConnection
+from koalapy.agent.lrm.local.processes import HELD_BY_ANOTHER, SOCKET_NAME
 from koalapy.model.errors import SiteRejected
 from tests.agent.lrm.conftest import Site, connect, eventually, is_alive, numbers_in, pid_of_locald, processes_of
 
