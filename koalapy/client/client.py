@@ -240,9 +240,6 @@ class Client:
                     offsets[part["component"]] = part["offset"]
                     yield b64decode(part["data"]), is_complete
             except CliError as rejection:
-                if rejection.problem is ProblemCode.NOT_FOUND and not attempt:
-                    yield from self._follow_text(job, query)  # an older daemon has no such route
-                    return
                 error = rejection
             positions = ",".join(f"{number}:{offset}" for number, offset in offsets.items())
             if len(positions) > MAX_POSITIONS_LENGTH:
@@ -251,13 +248,6 @@ class Client:
             absence.tolerate(error)
             query |= {"attempt": attempt, "offsets": positions}
             self.timeouts.sleep(RETRY_DELAY_S)
-
-    def _follow_text(self, job: int, query: Json) -> Iterator[tuple[bytes, bool]]:
-        """Yield the output of a job that an older daemon sends as text, which cannot be continued."""
-        timeout = None if query["follow"] else LONG_POLL_S
-        for piece in self._stream_pieces(f"/api/v1/jobs/{job}/logs", query, timeout):
-            yield piece, True
-        yield b"", not query["follow"] or self.job(job)["state"] in FINAL
 
     def stream_events(self, job: int, last: int) -> Iterator[bytes]:
         """Yield the server-sent events of a job after event number ``last``."""
@@ -308,7 +298,7 @@ class Client:
                     access.parts,
                     f"/api/v1/jobs/{job}/{kind}",
                     query,
-                    self.http.all_headers,
+                    self.http.headers,
                     access.trust,
                     by_proxy=access.by_proxy,
                 )
@@ -402,7 +392,7 @@ class Client:
         """Renew the login and rewind ``content`` for another request; return whether that succeeded."""
         if not self._access.renew_login():
             return False
-        self.http.set_headers(self._access.headers)
+        self.http.headers = self.http.headers | self._access.headers
         if content is not None:
             content.seek(0)
         return True

@@ -75,9 +75,9 @@ class Connection:
             from urllib.request import getproxies, proxy_bypass  # slow to import
 
             proxy = None if proxy_bypass(host) else getproxies().get(url.scheme)
-        self.headers, self.by_proxy, self.trust = headers, by_proxy, trust
-        self._timeouts = timeouts
-        self._headers = _credential_header(url, "Authorization") | dict(headers)
+        self.by_proxy, self.trust, self._timeouts = by_proxy, trust, timeouts
+        self.headers = _credential_header(url, "Authorization") | dict(headers)
+        """Headers of every request, with those of a user name and password in the URL."""
         self._base = url.path.rstrip("/")
         self._idle = deque[http.client.HTTPConnection]()
         self._new = partial(_create_connection, url.scheme, host, port, trust)
@@ -95,16 +95,6 @@ class Connection:
         self._new = partial(
             _create_tunnel, create_proxy_connection, host, port, _credential_header(via, "Proxy-Authorization")
         )
-
-    @property
-    def all_headers(self) -> Mapping[str, str]:
-        """Return the headers of every request, with those of a user name and password in the URL."""
-        return self._headers
-
-    def set_headers(self, headers: Mapping[str, str]) -> None:
-        """Set the headers of all further requests."""
-        self.headers = headers
-        self._headers |= headers
 
     def send_request(
         self,
@@ -147,7 +137,7 @@ class Connection:
         values = {name: str(v).lower() if isinstance(v, bool) else v for name, v in (query or {}).items()}
         parameters = urlencode(values, doseq=True)
         payload = None if body is None else json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
-        lines = {**self._headers, **(headers or {})}
+        lines = {**self.headers, **(headers or {})}
         if payload is not None:
             lines |= {"Content-Type": "application/json", "Content-Length": str(len(payload))}
         elif method != "GET":

@@ -5,59 +5,15 @@ node-seconds: those that should be used until a mean job's time ahead, minus tho
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from math import inf
 from random import Random
-from typing import Any, Protocol
 
-Json = dict[str, Any]
-
-
-class Away(Exception):
-    """The daemon is temporarily unavailable."""
-
-
-class Busy(Away):
-    """The daemon is overloaded; retry after ``retry_after`` seconds."""
-
-    def __init__(self, message: str, retry_after: float) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
-
-
-class Refused(Exception):
-    """The daemon rejected the request."""
-
-
-class Daemon(Protocol):
-    """The requests of a run to a daemon. Each method may raise ``Away`` or ``Refused``."""
-
-    def submit_job(self, job: Json, key: str) -> Json:
-        """Submit a job, once for all calls with the same key. May also raise ``Busy``."""
-        ...
-
-    def list_clusters(self) -> Sequence[Json]: ...
-
-    def active_states(self) -> Mapping[int, str]:
-        """Return the state of each unfinished job, at least of those submitted in this run."""
-        ...
-
-    def fetch_job(self, job: int) -> Json: ...
-
-    def list_attempts(self, job: int) -> Sequence[Json]: ...
-
-    def cancel_jobs(self, jobs: Sequence[int]) -> Sequence[str]:
-        """Cancel all of the jobs; return a message for each that cannot be cancelled."""
-        ...
-
-    def start_load(self, cluster: str, nodes: int, seconds: float) -> None:
-        """Keep nodes of a cluster busy with a job that bypasses the scheduler."""
-
-    def end_load(self, cluster: str) -> None:
-        """End the jobs that ``load`` started on a cluster."""
-
+from koalapy.client.errors import CliError
+from koalapy.client.http import Json
+from koalapy.workload.daemon import WorkloadDaemon
 
 LONGEST = 600.0
 """Maximum run time of a job in seconds."""
@@ -169,7 +125,7 @@ class BackgroundLoad:
 
     def __init__(
         self,
-        daemon: Daemon,
+        daemon: WorkloadDaemon,
         target: float,
         *,
         seconds: float,
@@ -210,7 +166,7 @@ class BackgroundLoad:
         for name in self._keepers:
             try:
                 self._daemon.end_load(name)
-            except (Away, Refused) as error:
+            except CliError as error:
                 self._tell(f"background load of {name} goes on by itself: {error}")
 
     def _collect_results(self) -> None:
@@ -227,7 +183,7 @@ class BackgroundLoad:
             if error is None:
                 self._complained.discard(name)
                 continue
-            if not isinstance(error, Away | Refused):
+            if not isinstance(error, CliError):
                 raise error
             self._keepers[name].remove_job(job)
             if name not in self._complained:

@@ -8,9 +8,12 @@ from datetime import UTC, datetime
 from typing import Annotated
 from uuid import uuid4
 
+from koalapy.client.errors import CliError
+from koalapy.client.http import Json
 from koalapy.model.field import Bounds, Field
 from koalapy.workload import measures
-from koalapy.workload.background import Away, BackgroundLoad, Busy, Daemon, Json, Refused
+from koalapy.workload.background import BackgroundLoad
+from koalapy.workload.daemon import WorkloadDaemon, is_away
 from koalapy.workload.measures import Samples
 from koalapy.workload.plan import Workload
 
@@ -69,7 +72,7 @@ class Run:
     def __init__(
         self,
         workload: Workload,
-        daemon: Daemon,
+        daemon: WorkloadDaemon,
         options: Options,
         *,
         tell: Callable[[str], None],
@@ -119,7 +122,7 @@ class Run:
                 self._do_due_work()
         except KeyboardInterrupt:
             self.interrupted = "interrupted"
-        except Refused as error:
+        except CliError as error:
             self.interrupted = f"the daemon refuses to tell more: {error}"
         finally:
             self._end_load()
@@ -153,7 +156,9 @@ class Run:
             self._submit_due()
             if self._elapsed_s() >= self._poll_at:
                 self._poll_jobs()
-        except Away as error:
+        except CliError as error:
+            if not is_away(error):
+                raise
             self._is_away(error)
         if (now := self._elapsed_s()) >= self._show_at:
             self._show(self._current_progress())
@@ -162,7 +167,7 @@ class Run:
 
     # Availability of the daemon
 
-    def _is_away(self, error: Away) -> None:
+    def _is_away(self, error: CliError) -> None:
         """Note that the daemon is unavailable, and say so at the first failure."""
         if self._away_since is None:
             self._away_since = self._elapsed_s()
@@ -191,12 +196,14 @@ class Run:
             self._in_doubt = number
             try:
                 job = self._daemon.submit_job(arrival.job, self._key_of(number))
-            except Busy as error:
-                self._in_doubt = None
-                self._try_at = self._elapsed_s() + error.retry_after
-                self._tell(f"job {number + 1} waits {error.retry_after:g} s to be submitted: {error}")
-                return
-            except Refused as error:
+            except CliError as error:
+                if error.retry_after:
+                    self._in_doubt = None
+                    self._try_at = self._elapsed_s() + error.retry_after
+                    self._tell(f"job {number + 1} waits {error.retry_after:g} s to be submitted: {error.message}")
+                    return
+                if is_away(error):
+                    raise
                 self._rows[number] = row | {"state": "refused", "reason": str(error)}
                 self._over.add(number)
                 self._tell(f"job {number + 1} was refused: {error}")
@@ -304,7 +311,7 @@ class Run:
                 for message in self._daemon.cancel_jobs([self._submitted[number][0] for number in unfinished]):
                     self._tell(message)  # The job ended before it was cancelled.
             self._poll_until_ended(unfinished, self._elapsed_s() + (ENDS_WITHIN if self._is_cancelling else 0.0))
-        except (Away, Refused) as error:
+        except CliError as error:
             self._tell(f"what became of the last jobs is not known: {error}")
         except KeyboardInterrupt:
             self._tell("what became of the last jobs is not known")

@@ -118,18 +118,6 @@ def test_wait_exits_with_code_of_job(koala: Koala, command: tuple[str, ...], cod
     assert json.loads(koala("wait", "1", "--json").out)["id"] == 1
 
 
-def test_wait_with_daemon_without_offsets_reads_output_as_text(koala: Koala, monkeypatch: pytest.MonkeyPatch) -> None:
-    request_pieces = Client._stream_pieces
-
-    def request_older_daemon(client: Client, path: str, *arguments: Any) -> Iterator[bytes]:
-        return request_pieces(client, path.replace("/output", "/no-such-route"), *arguments)
-
-    monkeypatch.setattr(Client, "_stream_pieces", request_older_daemon)
-    result = koala(*FLEXIBLE, "--wait", "--", "echo", "hello")
-    assert (result.code, result.out) == (0, "hello\n")
-    assert koala("logs", "1").out == "hello\n"
-
-
 def test_output_of_too_many_components_is_not_continued(koala: Koala, monkeypatch: pytest.MonkeyPatch) -> None:
     def send_parts(*_: Any) -> Iterator[bytes]:
         for component in range(5_000):

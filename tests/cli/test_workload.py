@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.cli.workload.run import line_of, request_for
+from koalapy.cli.workload.run import line_of
+from koalapy.workload.daemon import request_for
 from koalapy.workload.plan import Arrival, Workload, nodes_of, workload_lines
 from koalapy.workload.run import Progress
 from tests.cli.conftest import Koala, Server

@@ -5,12 +5,14 @@ from typing import Any
 
 import pytest
 
-from koalapy.workload.background import Away, Busy, Json, Refused
+from koalapy.client.errors import CliError, Exit
+from koalapy.client.http import Json
+from koalapy.workload.daemon import WorkloadDaemon
 from koalapy.workload.plan import Arrival, Workload
 from koalapy.workload.run import Options, Progress, Run
 
 
-class MemoryDaemon:
+class MemoryDaemon(WorkloadDaemon):
     """A daemon with one cluster of 4 nodes. Each job starts at once and runs as long as its command requests."""
 
     def __init__(self) -> None:
@@ -30,22 +32,24 @@ class MemoryDaemon:
 
     def _check(self) -> None:
         if self.away(self.now):
-            raise Away("nobody answers")
+            raise CliError("nobody answers", Exit.UNREACHABLE)
 
     def submit_job(self, job: Json, key: str) -> Json:
         self._check()
         if key in self.keys:
             return self.fetch_job(self.keys[key])
         if self.limit is not None and len(self.active_states()) >= self.limit:
-            raise Busy("the queue is full", 3.0)
+            error = CliError("the queue is full", Exit.NOT_ALLOWED)
+            error.retry_after = 3.0
+            raise error
         if job["command"] == ["wrong"]:
-            raise Refused("it can never run")
+            raise CliError("it can never run", Exit.USAGE)
         ident = self.keys[key] = len(self.jobs) + 1
         self.jobs[ident] = {**job, "id": ident, "submitted": self.now, "lasts": float(job["command"][1])}
         self.submissions.append(round(self.now, 3))
         if self.lose_answer_at is not None and self.now >= self.lose_answer_at:
             self.lose_answer_at = None
-            raise Away("the answer was lost")
+            raise CliError("the answer was lost", Exit.UNREACHABLE)
         return self.fetch_job(ident)
 
     def _over(self, job: Json) -> bool:
@@ -271,7 +275,7 @@ def test_run_starts_and_ends_background_load() -> None:
 def test_run_reports_cluster_without_background_load_once() -> None:
     class Grudging(MemoryDaemon):
         def start_load(self, cluster: str, nodes: int, seconds: float) -> None:
-            raise Refused("not here")
+            raise CliError("not here", Exit.NOT_ALLOWED)
 
     report, messages = run_workload(Grudging(), make_workload((0.0, 30.0)), background=0.25, background_seconds=5.0)
     assert [line for line in messages if "background" in line] == ["no background load on north: not here"]
@@ -282,7 +286,7 @@ def test_run_with_rejecting_daemon_reports_known_results() -> None:
     class Closed(MemoryDaemon):
         def active_states(self) -> Mapping[int, str]:
             if self.now > 3:
-                raise Refused("the token is not known")
+                raise CliError("the token is not known", Exit.NOT_ALLOWED)
             return super().active_states()
 
     report, _ = run_workload(Closed(), make_workload((0.0, 1.0), (1.0, 50.0)))

@@ -1,8 +1,6 @@
-"""``koala workload run``: access to the daemon over REST, and the progress display of a run."""
+"""``koala workload run``: the command and the progress display of a run."""
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -11,18 +9,14 @@ from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, show_json
 from koalapy.cli.terminal.screen import Block, waiting_for
 from koalapy.cli.terminal.streams import without_control_codes
 from koalapy.cli.workload.report import Plots, PlotsOption, make_folder, save_report
-from koalapy.client.client import Client, in_path
 from koalapy.client.errors import CliError, Exit, printable
 from koalapy.client.http import Json
-from koalapy.workload.background import Away, Busy, Refused
+from koalapy.workload.daemon import WorkloadDaemon
 from koalapy.workload.plan import parse_workload
-from koalapy.workload.recipe import form_for
 from koalapy.workload.run import Options, Progress, Run
 
 PLAIN_INTERVAL_S = 10.0
 """Time between two lines of progress without a terminal."""
-MAX_ACTIVE_JOBS = 200_000
-SERVER_ERRORS = 500
 
 
 def run_workload(
@@ -52,12 +46,12 @@ def run_workload(
             "give a workload file; koala workload generate -o FILE writes one",
         ) from error
     make_folder(folder)
-    rest_daemon = RestDaemon(client := daemon.client(), policy)
-    rest_daemon.check(options.background)
+    workload_daemon = WorkloadDaemon(client := daemon.client(), policy)
+    workload_daemon.check(options.background)
     with ProgressDisplay() as display:
         sleep = client.timeouts.sleep
         report = Run(
-            workload, rest_daemon, options, tell=display.print_message, show=display.draw_progress, sleep=sleep
+            workload, workload_daemon, options, tell=display.print_message, show=display.draw_progress, sleep=sleep
         ).run()
     with waiting_for("writes the report"):
         text = save_report(folder, report, plots, folder.name)
@@ -77,97 +71,6 @@ def ended_with(report: Json) -> Exit:
     if reason:
         return Exit.TIMEOUT if reason.startswith("not done") else Exit.UNREACHABLE
     return Exit.OK if set(report["summary"]["states"]) <= {"succeeded"} else Exit.FAILED
-
-
-@contextmanager
-def _translated_errors() -> Iterator[None]:
-    """Convert errors of the client to those that a run handles."""
-    try:
-        yield
-    except CliError as error:
-        if error.retry_after:
-            raise Busy(error.message, error.retry_after) from error
-        if error.code is Exit.UNREACHABLE or error.status >= SERVER_ERRORS:
-            raise Away(str(error)) from error
-        raise Refused(str(error)) from error
-
-
-class RestDaemon:
-    """The interface of a run to its daemon, over REST."""
-
-    def __init__(self, client: Client, policy: str | None) -> None:
-        """``policy``: the placement policy for every job, if given; requests are converted to a kind that it serves."""
-        self._client, self._policy = client, policy
-        self._owners: set[str] = set()
-        """Owners of the submitted jobs: a workload may have several."""
-
-    def check(self, background: float) -> None:
-        """Raise ``CliError`` if the daemon is unreachable, or if it rejects the requested background load."""
-        clusters = self._client.clusters()
-        if not background or not clusters:
-            return
-        try:
-            # A daemon that accepts background load rejects zero nodes with an error for that field.
-            nothing = {"nodes": 0, "seconds": 1}
-            self._client.post(f"/api/v1/clusters/{in_path(clusters[0]['name'])}/background", nothing)
-        except CliError as error:
-            if error.field != "nodes":
-                raise
-
-    @_translated_errors()
-    def submit_job(self, job: Json, key: str) -> Json:
-        body = dict(job)
-        if self._policy:
-            body |= {"policy": self._policy, "request": request_for(self._policy, job["request"])}
-        job = self._client.post("/api/v1/jobs", body, {"Idempotency-Key": key})
-        self._owners.add(job["owner"])
-        return job
-
-    @_translated_errors()
-    def list_clusters(self) -> Sequence[Json]:
-        clusters: list[Json] = self._client.get("/api/v1/clusters")["clusters"]
-        return clusters
-
-    @_translated_errors()
-    def active_states(self) -> Mapping[int, str]:
-        listings = [
-            self._client.list_jobs(MAX_ACTIVE_JOBS, active=True, owner=owner).jobs for owner in sorted(self._owners)
-        ]
-        return {job["id"]: job["state"] for jobs in listings for job in jobs}
-
-    @_translated_errors()
-    def fetch_job(self, job: int) -> Json:
-        return self._client.get(f"/api/v1/jobs/{job}")
-
-    @_translated_errors()
-    def list_attempts(self, job: int) -> Sequence[Json]:
-        attempts: list[Json] = self._client.get(f"/api/v1/jobs/{job}/attempts")["attempts"]
-        return attempts
-
-    @_translated_errors()
-    def cancel_jobs(self, jobs: Sequence[int]) -> Sequence[str]:
-        results = self._client.act_on_jobs("cancel", list(jobs), {"reason": "the workload was interrupted"})
-        return [str(result["problem"]["detail"]) for result in results if result["problem"]]
-
-    @_translated_errors()
-    def start_load(self, cluster: str, nodes: int, seconds: float) -> None:
-        self._client.post(f"/api/v1/clusters/{in_path(cluster)}/background", {"nodes": nodes, "seconds": seconds})
-
-    @_translated_errors()
-    def end_load(self, cluster: str) -> None:
-        self._client.delete(f"/api/v1/clusters/{in_path(cluster)}/background")
-
-
-def request_for(policy: str, request: Json) -> Json:
-    """Convert a request to a kind that a policy serves. A flexible one becomes two components of similar size."""
-    form = form_for(policy, request["type"])
-    if form == request["type"] or request["type"] == "fixed":
-        return request
-    if form == "flexible":
-        return {"type": "flexible", "total_size": sum(component["size"] for component in request["components"])}
-    total = int(request["total_size"])
-    sizes = [size for size in (total - total // 2, total // 2) if size]
-    return {"type": "nonfixed", "components": [{"size": size} for size in sizes]}
 
 
 class ProgressDisplay(Block):

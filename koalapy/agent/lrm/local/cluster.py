@@ -52,8 +52,6 @@ class LocalCluster:
     """Python file that locald runs without starting an interpreter."""
     linger: float = 30.0
     """Seconds without clients and jobs after which locald ends."""
-    worker_linger: float = 1.0
-    """Seconds without a job after which a process that ran the preloaded program ends."""
     kill_grace: float = 1.0
     """Seconds between SIGTERM and SIGKILL."""
     start_timeout: float = 15.0
@@ -72,7 +70,6 @@ class LocalCluster:
             "--nodes": self.nodes,
             "--network": self.network,
             "--linger": self.linger,
-            "--worker-linger": self.worker_linger,
             "--kill-grace": self.kill_grace,
             "--preload": self.preload,
         }

@@ -170,7 +170,6 @@ class Server:
         signal.signal(signal.SIGTERM, terminate)
         self.listen()
         self._selector.register(self._signal_reader, selectors.EVENT_READ, self._handle_signals)
-        self._selector.register(self._runs.workers.reports, selectors.EVENT_READ, self._runs.collect_reports)
         while True:
             self._advance()
             if self._is_done:
@@ -438,7 +437,6 @@ def _parse_options() -> argparse.Namespace:
     parser.add_argument("--network", required=True, help="first three octets of the nodes' addresses: 127.0.1")
     parser.add_argument("--preload", help="Python file whose main(args) is run without starting an interpreter")
     parser.add_argument("--linger", type=float, default=30.0, help="seconds without clients and jobs before it ends")
-    parser.add_argument("--worker-linger", type=float, default=1.0, help="seconds without a job before a worker ends")
     parser.add_argument("--kill-grace", type=float, default=1.0, help="seconds between SIGTERM and SIGKILL")
     options = parser.parse_args()
     if not 1 <= options.nodes <= MAX_NODES:
@@ -486,15 +484,7 @@ def _start(options: argparse.Namespace, directory: Path, mark_ending: str, lock:
 
     base_env = {key: value for key, value in os.environ.items() if not key.startswith("LOCALD_")}
     spawner = Spawner(preloaded, release)
-    runs = Runs(
-        jobs,
-        spawner,
-        timers,
-        mark_ending=mark_ending,
-        base_env=base_env,
-        kill_grace_s=options.kill_grace,
-        worker_linger_s=options.worker_linger,
-    )
+    runs = Runs(jobs, spawner, timers, mark_ending=mark_ending, base_env=base_env, kill_grace_s=options.kill_grace)
     settings = {"cluster": options.cluster, "nodes": options.nodes, "network": options.network}
     server = Server(jobs, runs, timers, journal, listener, settings=settings, linger_s=options.linger)
 
