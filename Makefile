@@ -122,10 +122,9 @@ bench-core: $(STAMP)  ## the scheduler alone, and AccaSim beside it; prints rati
 bench-relay: $(STAMP)  ## Open MPI over relayed links beside kernel routing, in network namespaces: medians, as root, two minutes
 	$(BIN)/python -m tests.benchmarks.relay
 
-bench-dashboard: $(STAMP)  ## what each page of the dashboard costs the daemon, the dashboard in a browser (Debian's chromium), 200 open pages; how soon it names ten incidents, as root: nine minutes
+bench-dashboard: $(STAMP)  ## what each page of the dashboard costs the daemon, the dashboard in a browser (Debian's chromium), 200 open pages
 	$(BIN)/python -m tests.benchmarks.dashboard
 	$(BIN)/python -m tests.benchmarks.open_pages
-	$(BIN)/python -m tests.benchmarks.incidents
 
 screenshots: $(STAMP)  ## the documentation's pictures of the dashboard, by Debian's chromium
 	$(BIN)/python -m tests.dashboard.screenshots

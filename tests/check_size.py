@@ -7,7 +7,6 @@
 import ast
 import sys
 import tomllib
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from itertools import combinations
 from pathlib import Path
@@ -17,15 +16,20 @@ PACKAGE = ROOT / "koalapy"
 MIN_SHARED_FIELDS = 5
 MIN_SHARE = 0.6
 """Two classes repeat each other if the smaller one shares so many of its fields, and so large a part of them."""
+_TABLE = "SQL table at line "
+"""What names the columns of a table in place of a class."""
 
 
-def count_lines(folder: Path) -> int:
-    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in folder.rglob("*.py"))
+def count_lines(path: Path) -> int:
+    """Return the lines of a Python file, or of all Python files in a folder."""
+    paths = path.rglob("*.py") if path.is_dir() else [path]
+    return sum(len(file.read_text(encoding="utf-8").splitlines()) for file in paths)
 
 
 def lines_by_package(package: Path = PACKAGE) -> dict[str, int]:
-    """Return the lines of each folder directly in the package."""
-    return {folder.name: count_lines(folder) for folder in sorted(package.iterdir()) if any(folder.rglob("*.py"))}
+    """Return the lines of each folder and each file directly in the package."""
+    lines = {entry.name: count_lines(entry) for entry in sorted(package.iterdir()) if entry.suffix in ("", ".py")}
+    return {name: count for name, count in lines.items() if count}
 
 
 def over_budget(lines: Mapping[str, int], budgets: Mapping[str, int]) -> Iterator[str]:
@@ -67,14 +71,18 @@ def fields_by_class(package: Path = PACKAGE) -> dict[str, set[str]]:
             else:
                 continue
             if names:
-                label = node.name if isinstance(node, ast.ClassDef) else f"table at line {node.lineno}"
+                label = node.name if isinstance(node, ast.ClassDef) else f"{_TABLE}{node.lineno}"
                 fields[f"{module}:{label}"] = names
     return fields
 
 
+def _is_table(name: str) -> bool:
+    return f":{_TABLE}" in name
+
+
 def repeated_classes(fields: Mapping[str, set[str]]) -> list[tuple[int, str, str]]:
     """Return the pairs of classes that repeat each other: shared fields and both names, most first."""
-    large = {name: names for name, names in fields.items() if len(names) >= MIN_SHARED_FIELDS and "table" not in name}
+    large = {name: names for name, names in fields.items() if len(names) >= MIN_SHARED_FIELDS and not _is_table(name)}
     pairs = []
     for (first, names), (second, others) in combinations(large.items(), 2):
         shared = len(names & others)
@@ -130,15 +138,13 @@ def print_table(lines: Mapping[str, int], budgets: Mapping[str, int]) -> None:
     fields = fields_by_class()
     declared, names = sum(map(len, fields.values())), set().union(*fields.values())
     pairs, circles = repeated_classes(fields), import_circles(module_imports())
-    largest = max((name for name in fields if "table" not in name), key=lambda name: len(fields[name]))
-    by_module: dict[str, int] = defaultdict(int)
-    for path in PACKAGE.rglob("*.py"):
-        by_module[path.relative_to(PACKAGE).as_posix()] = len(path.read_text(encoding="utf-8").splitlines())
+    largest = max((name for name in fields if not _is_table(name)), key=lambda name: len(fields[name]))
+    by_module = {path.relative_to(PACKAGE).as_posix(): count_lines(path) for path in PACKAGE.rglob("*.py")}
     longest = max(by_module, key=by_module.__getitem__)
     for name, count in sorted(lines.items(), key=lambda entry: -entry[1]):
         print(f"{name:<12} {count:>7,} of {budgets.get(name, 0):>7,} lines")
     entries = [path for path in PACKAGE.iterdir() if path.name != "__pycache__"]
-    print(f"koalapy/     {count_lines(PACKAGE):>7,} lines in {len(by_module)} files, longest {longest}")
+    print(f"koalapy/     {sum(by_module.values()):>7,} lines in {len(by_module)} files, longest {longest}")
     print(f"tests/       {count_lines(ROOT / 'tests'):>7,} lines")
     print(f"{len(entries)} entries directly in koalapy/")
     print(f"{declared:,} fields with {len(names):,} names, {declared / len(names):.1f} for each; most in {largest}")

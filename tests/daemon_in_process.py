@@ -14,8 +14,8 @@ import httpx2
 import uvicorn
 
 from koalapy.daemon.alerts.alerts import Alerts
-from koalapy.daemon.engine.daemon import WebSockets
 from koalapy.daemon.engine.engine import Engine
+from koalapy.daemon.listener.connections import WebSockets
 from koalapy.scheduler.rules import Rules
 from tests.daemon.sites import Sites
 from tests.serving import CSRF_HEADER, TOKEN, serving

@@ -5,6 +5,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -26,7 +27,7 @@ from koalapy.config.notifications import MailSection, NotificationSection, Opera
 from koalapy.daemon.agents.hub import AgentDetails
 from koalapy.daemon.agents.questions import NodeLists
 from koalapy.daemon.alerts.alerts import Alerts
-from koalapy.daemon.alerts.cluster_checks import ClusterChecks, DiskCheck
+from koalapy.daemon.alerts.cluster_checks import ClusterChecks, check_disks
 from koalapy.daemon.alerts.health import HealthMonitor
 from koalapy.daemon.alerts.job_checks import JobChecks
 from koalapy.daemon.alerts.notification_channels import DeliveryFailed
@@ -65,6 +66,7 @@ from koalapy.model.users import Accounts
 from koalapy.policies.registry import builtin_policies
 from koalapy.policies.registry import load_policies as installed
 from koalapy.ports import ClusterRecord
+from koalapy.protocol.messages import Hello
 from koalapy.record.format import Beginning, KnownCluster, People
 from koalapy.record.settings import Recording
 from koalapy.scheduler.advisor.experience import Experience
@@ -111,7 +113,19 @@ OPERATORS_MAIL = NotificationSection(
 )
 
 
-HOSTILE_AGENT = AgentDetails("<x-injected>", 7, '"><x-injected>', "other", 3, "<x-injected>", 1.0, -7200.0)
+HOSTILE_AGENT = AgentDetails(
+    Hello(
+        cluster="north",
+        version='"><x-injected>',
+        lrm="slurm",
+        host="<x-injected>",
+        pid=7,
+        protocol=3,
+        identity="<x-injected>",
+    ),
+    1.0,
+    -7200.0,
+)
 
 
 class RefusingSender:
@@ -304,9 +318,7 @@ async def serving(
     )
     result_inputs = ResultInputs(results, jobs.get)
     measurements = SqlMeasurements(database)
-    network = Network(
-        engine, queries, jobs, measurements, LinkTable(tuple(cluster_nodes), links), MeasurementSettings()
-    )
+    network = Network(engine, jobs, measurements, LinkTable(tuple(cluster_nodes), links), MeasurementSettings())
     history = History(SqlHistory(database), engine.clock, queries.jobs)
     begun = Beginning(rules, tuple(builtin_policies().names()), tuple(map(KnownCluster, cluster_nodes)), now=1.0)
     record = Record(path.parent / "record", Recording(), DiskLimits(0, 0), begun)
@@ -315,7 +327,7 @@ async def serving(
     forecasts = Forecasts(queries, People(), engine.clock, installed, _answer_here, track_record)
     headers = CSRF_HEADER | ({} if tokens or users else {"Authorization": f"Bearer {TOKEN}"})
     clusters_of = queries.grid.clusters
-    checks = (ClusterChecks(clusters_of, (), started_at=0.0), DiskCheck(list, clusters_of, DiskLimits()))
+    checks = (ClusterChecks(clusters_of, (), started_at=0.0), partial(check_disks, list, clusters_of, DiskLimits()))
     mark_store = SqlAlertMarks(database)
     if alert_rules is None:
         alerts = Alerts((), AlertRules(), engine.clock, mark_store=mark_store)

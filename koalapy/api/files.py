@@ -107,8 +107,8 @@ def files_router(files: Files, bundles: Bundles, results: Results) -> APIRouter:
     )
     async def fetch_results(job: Id, offset: Offset = 0, version: ArchiveVersion = "") -> StreamingResponse:
         """Download the result files of the job's last attempt as one tar archive, or the rest of it."""
-        archive = await results.open_archive(job, offset, version)
-        return StreamingResponse(archive.pieces, media_type=TAR, headers={"ETag": f'"{archive.version}"'})
+        version, pieces = await results.open_archive(job, offset, version)
+        return StreamingResponse(pieces, media_type=TAR, headers={"ETag": f'"{version}"'})
 
     return router
 

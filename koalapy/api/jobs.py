@@ -126,7 +126,7 @@ def jobs_router(service: Jobs, clock: Callable[[], float] = time.time) -> APIRou
         `jobs[3].command`. In `after`, `#0` is the first job of the batch; only earlier ones may be named. A batch that
         repeats the caller's Idempotency-Key returns the first jobs."""
         specs = [submission.to_model() for submission in batch.jobs]
-        numbers, created = await service.batches.submit(specs, caller, idempotency_key)
+        numbers, created = await service.submissions.submit(specs, caller, idempotency_key)
         return JSONResponse({"jobs": list(numbers)}, 201 if created else 200)
 
     _add_list(router, service, clock)

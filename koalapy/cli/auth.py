@@ -5,6 +5,7 @@ import sys
 import webbrowser
 from datetime import datetime
 from html import escape
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated
 
@@ -20,7 +21,7 @@ from koalapy.cli.terminal.options import (
     refuse_together,
     show_json,
 )
-from koalapy.cli.terminal.tables import format_moment, format_table
+from koalapy.cli.terminal.tables import Columns, format_columns, format_moment, format_table
 from koalapy.client import logins
 from koalapy.client.access import Access
 from koalapy.client.client import Client
@@ -88,8 +89,6 @@ def log_out(
 
 def show_identity(as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
     """Show your user, role, authentication and its expiry."""
-    from koalapy.cli.terminal.tables import format_moment
-
     client = daemon.client()
     identity = client.get("/api/v1/whoami")
     if as_json:
@@ -164,6 +163,19 @@ def create_token(
         print(token["token"])
 
 
+TOKENS: Columns = {
+    "ID": itemgetter("id"),
+    "USER": itemgetter("user"),
+    "ROLE": itemgetter("role"),
+    "BY": itemgetter("created_by"),
+    "CREATED": lambda token: format_moment(token["created_at"]),
+    "EXPIRES": lambda token: format_moment(token["expires_at"]),
+    "LAST USE": lambda token: format_moment(token["last_used_at"]),
+    "REVOKED": lambda token: format_moment(token["revoked_at"]),
+    "NOTE": lambda token: token["note"] or token["how"] or "-",
+}
+
+
 def list_tokens(
     user: Annotated[str | None, Option(help="only tokens of this user", completes="users")] = None,
     every: Annotated[bool, Option("--all", help="include tokens that expired or were revoked within a week")] = False,
@@ -175,24 +187,10 @@ def list_tokens(
     if as_json:
         show_json(answer)
         return
-    header = ["ID", "USER", "ROLE", "BY", "CREATED", "EXPIRES", "LAST USE", *(["REVOKED"] if every else []), "NOTE"]
-    print(format_table(header, [_token_row(token, every=every) for token in answer["tokens"]]))
+    columns = {name: cell for name, cell in TOKENS.items() if every or name != "REVOKED"}
+    print(format_columns(columns, answer["tokens"]))
     if not answer["tokens"]:
         print(printable(f"koala: there are no tokens{f' of {user}' if user else ''}"), file=sys.stderr)
-
-
-def _token_row(token: Json, *, every: bool) -> list[object]:
-    """Return the table cells of a token. ``every``: include the time of its revocation."""
-    times = ["created_at", "expires_at", "last_used_at", *(["revoked_at"] if every else [])]
-    moments = [format_moment(token[name]) for name in times]
-    return [
-        token["id"],
-        token["user"],
-        token["role"],
-        token["created_by"],
-        *moments,
-        token["note"] or token["how"] or "-",
-    ]
 
 
 def revoke_tokens(

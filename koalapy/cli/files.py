@@ -2,19 +2,21 @@
 
 import contextlib
 import os
+import shutil
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BufferedReader, RawIOBase
+from operator import itemgetter
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import Annotated, Any
 
 from koalapy.cli.jobs.jobs import LastJob, find_last_job
 from koalapy.cli.terminal.arguments import Argument, Group, Option
 from koalapy.cli.terminal.job_reference import JobReference
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, show_json
 from koalapy.cli.terminal.screen import Progress, Transfer, waiting_for
-from koalapy.cli.terminal.tables import format_table
+from koalapy.cli.terminal.tables import Columns, format_columns
 from koalapy.client.client import FINAL, MAX_PAGE_SIZE, Client
 from koalapy.client.errors import CliError, Exit, printable
 from koalapy.client.http import Json
@@ -49,7 +51,7 @@ def list_replicas(name: OptionalName = None, as_json: AsJson = False, daemon: Da
     if as_json:
         show_json({"replicas": replicas})
     else:
-        print(_format_replicas(replicas))
+        print(format_columns(REPLICAS, replicas))
 
 
 def _request_replicas(client: Client, name: str | None) -> list[Json]:
@@ -74,7 +76,7 @@ def verify_replicas(
     if as_json:
         show_json(answer)
     else:
-        print(_format_replicas(answer["replicas"]))
+        print(format_columns(REPLICAS, answer["replicas"]))
     replicas = answer["replicas"]
     if bad := [replica for replica in replicas if replica["problem"] or replica["state"] != "good"]:
         bad_names = format_list([f"{replica['name']} on {replica['cluster']}" for replica in bad])
@@ -94,16 +96,16 @@ def remove_replica(name: Name, cluster: Cluster = None, as_json: AsJson = False,
         print(printable(message))
 
 
-def _format_replicas(replicas: list[Json]) -> str:
-    """Return a table of replicas, each with the reason why it is not good, if any."""
-    rows = [
-        [
-            *(r["name"], r["cluster"], r["state"], format_bytes(r["size"]), "-" if r["parts"] is None else r["parts"]),
-            *(r["checksum"][:8], r["path"], r.get("problem") or r["reason"] or "-"),
-        ]
-        for r in replicas
-    ]
-    return format_table(["NAME", "CLUSTER", "STATE", "SIZE", "PARTS", "SHA-256", "PATH", "REASON"], rows)
+REPLICAS: Columns = {
+    "NAME": itemgetter("name"),
+    "CLUSTER": itemgetter("cluster"),
+    "STATE": itemgetter("state"),
+    "SIZE": lambda replica: format_bytes(replica["size"]),
+    "PARTS": lambda replica: "-" if replica["parts"] is None else replica["parts"],
+    "SHA-256": lambda replica: replica["checksum"][:8],
+    "PATH": itemgetter("path"),
+    "REASON": lambda replica: replica.get("problem") or replica["reason"] or "-",
+}
 
 
 def fetch_results(
@@ -260,6 +262,7 @@ def _write_member(
     Raise ``CliError`` if the file exists, unless ``force`` is set: then replace it.
     """
     content = archive.extractfile(member)
+    assert content is not None, "it is a regular file"
     folder = _open_folder(root, parts[:-1], to)
     try:
         if force:
@@ -269,7 +272,7 @@ def _write_member(
         handle = os.open(parts[-1], os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode, dir_fd=folder)
         try:
             with open(handle, "wb") as file:
-                _copy_content(content, file)
+                shutil.copyfileobj(content, file, CHUNK_SIZE)
                 os.utime(file.fileno(), (member.mtime, member.mtime))
         except BaseException:
             # Remove an incomplete file, so that it is not taken for the complete one.
@@ -279,8 +282,3 @@ def _write_member(
         raise CliError(f"{to.joinpath(*parts)} exists already", Exit.USAGE, "--force overwrites it") from error
     finally:
         os.close(folder)
-
-
-def _copy_content(content: IO[bytes] | None, file: IO[bytes]) -> None:
-    while content is not None and (piece := content.read(CHUNK_SIZE)):
-        file.write(piece)

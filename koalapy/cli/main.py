@@ -24,7 +24,7 @@ KOALA = Group(
         "shell": "koalapy.cli.jobs.shell:open_shell",
         "mpirun": "koalapy.cli.jobs.shell:start_program",
         "queue": "koalapy.cli.jobs.queue:list_jobs",
-        "show": "koalapy.cli.jobs.jobs:show_job",
+        "show": "koalapy.cli.jobs.show:show_job",
         "logs": "koalapy.cli.jobs.waiting:show_logs",
         "wait": "koalapy.cli.jobs.waiting:wait_for_jobs",
         "cancel": "koalapy.cli.jobs.jobs:cancel_jobs",

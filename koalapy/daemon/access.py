@@ -3,37 +3,25 @@
 import os
 import pwd
 import socket
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import structlog
 
 from koalapy.config.settings import Settings
-from koalapy.daemon.agents.agent_messages import RecordRejectedRunner
-from koalapy.daemon.auth.identities import LAST_USE_INTERVAL, Identities, Verifier
-from koalapy.daemon.auth.login import LoginRules, Logins
-from koalapy.daemon.auth.oidc import ProviderLogins
-from koalapy.daemon.engine.duties import Duty
-from koalapy.daemon.jobs.retention import HOUSEKEEPING_INTERVAL
+from koalapy.daemon.auth.identities import Identities
+from koalapy.daemon.auth.login import LoginRules
 from koalapy.daemon.listener.certificate import Certificate
 from koalapy.daemon.network.network import OWNER
-from koalapy.daemon.network.relays import Traffic
-from koalapy.daemon.observability.audit import REFUSED, Audit
-from koalapy.daemon.observability.instruments import Instruments
-from koalapy.model.errors import LeaseLost, StoreUnavailable, UsageError
+from koalapy.model.errors import UsageError
 from koalapy.model.identity import Identity, Role
-from koalapy.model.job import Job
 from koalapy.ports import TokenStore
-from koalapy.protocol.messages import RejectedRunner
 from koalapy.system.local_token import TOKEN_FILE, Registration, load_or_make_token
 
 if TYPE_CHECKING:
     from koalapy.daemon.auth.oidc import Oidc
-
-REFRESH_INTERVAL = 300.0
-"""Seconds between two downloads of the provider's keys; a revoked key is accepted until the next download."""
 
 log = structlog.get_logger()
 
@@ -71,21 +59,13 @@ def reachable_addresses(listener: socket.socket) -> list[tuple[str, int]]:
     return [(address, port) for address in (host, *loopback.get(host, ()))]
 
 
-def openid_provider(settings: Settings) -> "Oidc | None":
+def load_provider(settings: Settings) -> "Oidc | None":
     """Return the verifier of the OpenID provider's tokens, or None if no provider is configured."""
     if settings.oidc is None:
         return None
     from koalapy.daemon.auth.oidc import Oidc  # takes 0.2 s, so it is imported only if needed
 
     return Oidc(settings.oidc)
-
-
-def provider_logins(settings: Settings, identities: Identities) -> ProviderLogins | None:
-    """Return the browser login at the provider, or None if the configuration has no authorization endpoint."""
-    provider = settings.oidc
-    if provider is None or provider.authorization_endpoint is None:
-        return None
-    return ProviderLogins(provider, identities)
 
 
 def reserved_names() -> frozenset[str]:
@@ -110,7 +90,7 @@ def check_reserved_names(settings: Settings) -> None:
 
 
 def build_identities(
-    settings: Settings, store: TokenStore, clock: Callable[[], float], provider: Verifier | None, own_token: str
+    settings: Settings, store: TokenStore, clock: Callable[[], float], provider: "Oidc | None", own_token: str
 ) -> Identities:
     """Return the identities of all valid tokens: the daemon's own, configured, stored and provider tokens."""
     users = settings.known_users()
@@ -122,35 +102,9 @@ def build_identities(
     return Identities(fixed, store, users, clock, provider, reserved_names())
 
 
-def make_rejected_runner_recorder(audit: Audit) -> RecordRejectedRunner:
-    """Return a function that records in the audit log a rejected runner that an agent has reported."""
-
-    async def note(cluster: str, job: Job, report: RejectedRunner) -> None:
-        is_forged = report.how == "forged"
-        how = "without the node's secret" if is_forged else "with the node's secret, though it has a runner"
-        detail = f"node {report.node} of {report.token}, {how}, {report.times} times since the last report"
-        origin, target = f"{report.address} on {cluster}"[:100], f"job {job.id}"
-        await audit.record("impersonate-runner", None, origin=origin, target=target, outcome=REFUSED, detail=detail)
-
-    return note
-
-
-def make_traffic_recorder(audit: Audit, instruments: Instruments) -> Callable[[Traffic], Coroutine[Any, Any, None]]:
-    """Return a function that counts what an ended attempt has sent through the hub, and records it in the audit log."""
-
-    async def record(traffic: Traffic) -> None:
-        instruments.relayed.update(traffic.moved)
-        if traffic.streams:
-            sizes = [f"{source} to {target} {size}" for (source, target), size in sorted(traffic.moved.items())]
-            detail = f"attempt {traffic.attempt}: {traffic.streams} streams; bytes: {', '.join(sizes) or 'none'}"
-            await audit.record("relay-traffic", None, origin="hub", target=f"job {traffic.job}", detail=detail)
-
-    return record
-
-
-def build_logins(settings: Settings, identities: Identities, clock: Callable[[], float], audit: Audit) -> Logins:
-    """Return the logins of accounts that agents attest."""
-    rules = LoginRules(
+def login_rules(settings: Settings) -> LoginRules:
+    """Return the configured rules for logins of accounts that agents attest."""
+    return LoginRules(
         settings.known_users(),
         settings.known_domains(),
         settings.login_lifetime,
@@ -159,7 +113,6 @@ def build_logins(settings: Settings, identities: Identities, clock: Callable[[],
         {name: section.refused_accounts for name, section in settings.clusters.items()},
         reserved_names(),
     )
-    return Logins(rules, identities, clock, audit=audit)
 
 
 def _own_account() -> str:
@@ -167,20 +120,3 @@ def _own_account() -> str:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
         return f"uid-{os.geteuid()}"
-
-
-def token_duties(identities: Identities, provider: "Oidc | None") -> list[Duty]:
-    """Return the periodic work on tokens and on the provider's keys."""
-
-    async def tidy() -> None:
-        try:
-            await identities.remove_expired()
-        except (StoreUnavailable, LeaseLost) as error:
-            log.warning("some expired tokens could not be removed", action="token-not-stored", error=error.message)
-
-    keys = [] if provider is None else [Duty("keys of the provider", REFRESH_INTERVAL, provider.keys.refresh_keys)]
-    return [
-        *keys,
-        Duty("last uses of tokens", LAST_USE_INTERVAL, identities.store_last_uses),
-        Duty("tokens", HOUSEKEEPING_INTERVAL, tidy),
-    ]

@@ -2,8 +2,8 @@
 
 import secrets
 import time
-from collections.abc import Callable, Collection
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 from koalapy.agent.main import replica_directory
@@ -12,13 +12,14 @@ from koalapy.daemon.access import check_reserved_names
 from koalapy.daemon.agents.embedded import agent_directory
 from koalapy.daemon.agents.session import Sessions
 from koalapy.daemon.agents.wire import plan_nodes
-from koalapy.daemon.alerts.notifications import Notifications, build_notifications
+from koalapy.daemon.alerts.notifications import build_notifications
 from koalapy.daemon.engine.engine import Engine, Outbox, WorkItem, steady_clock
 from koalapy.daemon.forecast.track_record import MAX_LEARNED_RUNS
 from koalapy.daemon.jobs.record import Record
 from koalapy.daemon.network.links import LinkTable
 from koalapy.daemon.network.relays import Relays
-from koalapy.model.alert import Alert
+from koalapy.daemon.observability.audit import Audit
+from koalapy.daemon.observability.instruments import Instruments
 from koalapy.model.limits import DAY, Limits
 from koalapy.model.replica import Catalogue
 from koalapy.model.request import ClusterName
@@ -28,7 +29,6 @@ from koalapy.record.format import Beginning, KnownCluster, People
 from koalapy.record.recorder import RecordedScheduler
 from koalapy.scheduler.grid import GridStatus
 from koalapy.scheduler.owner_use import HOURS
-from koalapy.scheduler.queries import Queries
 from koalapy.scheduler.scheduler import Scheduler
 from koalapy.store.job_numbers import NUMBERS_FILE, JobNumbers
 from koalapy.store.opening import Stores, open_stores
@@ -39,27 +39,62 @@ RELAY_SECRET_FILE = "relay.key"
 """File in the data directory with the secret from which the keys of relayed links are derived."""
 
 
-@dataclass(frozen=True, slots=True)
 class Core:
-    """The parts from which a daemon's services are built."""
+    """The parts of a daemon that its services share."""
 
-    settings: Settings
-    data_dir: Path
-    stores: Stores
-    links: LinkTable
-    people: People
-    record: Record | None
-    queries: Queries
-    clock: Callable[[], float]
-    describe: Callable[[ClusterName], ClusterRecord]
-    sessions: Sessions
-    notifications: Notifications
-    engine: Engine
-    relays: Relays
-    start_alerts: Collection[Alert]
-    """What was wrong with the stored data when the daemon started."""
-    run_id: str
-    """Identifies this daemon run among those of the same database."""
+    def __init__(self, settings: Settings, policies: Registry, data_dir: Path) -> None:
+        """Open the database and build the engine. Raise ``KoalaError`` if another daemon holds the database."""
+        self.settings, self.data_dir = settings, data_dir
+        self.run_id = make_nonce()
+        """Identifies this daemon run among those of the same database."""
+        output = FileOutput(data_dir / "output", settings.output_limit)
+        numbers = JobNumbers(data_dir / NUMBERS_FILE, (data_dir / "output", data_dir / "results"))
+        database = settings.database or f"sqlite:///{data_dir / 'koala.db'}"
+        self.stores = stores = open_stores(database, output, time.time, numbers)
+        self.start_alerts = numbers.alerts
+        """What was wrong with the stored data when the daemon started."""
+        self.clock = clock = steady_clock()
+        self.links = LinkTable(settings.clusters, settings.known_links(), stores.measurements.latest())
+        catalogue = Catalogue(stores.files.replicas())
+        beginning = collect_beginning(settings, policies, stores, self.links, catalogue)
+        self.people = beginning.people
+        self.record: Record | None = None
+        scheduler: Scheduler | RecordedScheduler
+        if settings.record.enabled:
+            self.record = Record(data_dir / "record", settings.record, settings.disks, beginning)
+            scheduler = RecordedScheduler(beginning, policies, make_nonce, time.monotonic, self.record.queue_step)
+        else:
+            scheduler = beginning.make_scheduler(policies, make_nonce, time.monotonic)
+        self.queries = queries = scheduler.queries
+        self.describe = partial(describe_cluster, settings, queries.grid, data_dir)
+        self.sessions, self.audit, instruments = Sessions(clock), Audit(stores.audit, clock), Instruments()
+        self.notifications = build_notifications(settings.notifications, stores.notifications, clock, queries.jobs)
+        profiles = {cluster.name: cluster.profile for cluster in queries.grid.clusters()}
+        self.relays = Relays(
+            settings.relay.control,
+            settings.link_uses(),
+            load_or_make_token(data_dir, RELAY_SECRET_FILE)[0].encode() if settings.relay.control is not None else b"",
+            lambda job: plan_nodes(job, profiles),
+            self.sessions.offer_message,
+            queries.link_paths,
+            report=lambda changed: self.engine.post(WorkItem(events=(changed,))),
+            audit=self.audit,
+            instruments=instruments,
+        )
+        self.engine = Engine(
+            scheduler,
+            stores.jobs,
+            Outbox(stores.saved.outbox, stores.jobs.epoch),
+            epoch=stores.jobs.epoch,
+            describe=self.describe,
+            clock=clock,
+            catalogue=catalogue,
+            sessions=self.sessions,
+            notifications=self.notifications,
+            find_relay=self.relays.plan_job,
+            instruments=instruments,
+        )
+        self.engine.subscribe(self.relays.note_job)
 
 
 def check_settings(settings: Settings) -> None:
@@ -70,69 +105,6 @@ def check_settings(settings: Settings) -> None:
     settings.check_relays()
     settings.local_networks()
     check_reserved_names(settings)
-
-
-def build_core(settings: Settings, policies: Registry, data_dir: Path) -> Core:
-    """Open the database and build the engine. Raise ``KoalaError`` if another daemon holds the database."""
-    output = FileOutput(data_dir / "output", settings.output_limit)
-    numbers = JobNumbers(data_dir / NUMBERS_FILE, (data_dir / "output", data_dir / "results"))
-    stores = open_stores(settings.database or f"sqlite:///{data_dir / 'koala.db'}", output, time.time, numbers)
-    clock = steady_clock()
-    links = LinkTable(settings.clusters, settings.known_links(), stores.measurements.latest())
-    catalogue = Catalogue(stores.files.replicas())
-    beginning = collect_beginning(settings, policies, stores, links, catalogue)
-    record = None
-    scheduler: Scheduler | RecordedScheduler
-    if settings.record.enabled:
-        record = Record(data_dir / "record", settings.record, settings.disks, beginning)
-        scheduler = RecordedScheduler(beginning, policies, make_nonce, time.monotonic, record.queue_step)
-    else:
-        scheduler = beginning.make_scheduler(policies, make_nonce, time.monotonic)
-    queries = scheduler.queries
-    describe = build_describer(settings, queries.grid, data_dir)
-    sessions, epoch = Sessions(clock), stores.jobs.epoch
-    notifications = build_notifications(settings.notifications, stores.notifications, clock, queries.jobs)
-    profiles = {cluster.name: cluster.profile for cluster in queries.grid.clusters()}
-    relays = Relays(
-        settings.relay.control,
-        settings.link_uses(),
-        load_or_make_token(data_dir, RELAY_SECRET_FILE)[0].encode() if settings.relay.control is not None else b"",
-        lambda job: plan_nodes(job, profiles),
-        sessions.offer_message,
-        queries.link_paths,
-    )
-    engine = Engine(
-        scheduler,
-        stores.jobs,
-        Outbox(stores.saved.outbox, epoch),
-        epoch=epoch,
-        describe=describe,
-        clock=clock,
-        catalogue=catalogue,
-        dispatcher=sessions,
-        notifier=notifications,
-        find_relay=relays.plan_job,
-        may_ignore_containers=sessions.may_ignore_containers,
-    )
-    relays.report = lambda changed: engine.post(WorkItem(events=(changed,)))
-    engine.subscribe(relays.note_job, relays.note_attempt)
-    return Core(
-        settings,
-        data_dir,
-        stores,
-        links,
-        beginning.people,
-        record,
-        queries,
-        clock,
-        describe,
-        sessions,
-        notifications,
-        engine,
-        relays,
-        numbers.alerts,
-        make_nonce(),
-    )
 
 
 def make_nonce() -> str:
@@ -195,50 +167,45 @@ def collect_clusters(settings: Settings, saved: Saved) -> list[KnownCluster]:
     return clusters + [KnownCluster(name) for name in sorted(used - settings.clusters.keys())]
 
 
-def build_describer(settings: Settings, grid: GridStatus, data_dir: Path) -> Callable[[ClusterName], ClusterRecord]:
-    """Return a function that describes a cluster, as the API reports it and the store keeps it."""
-
-    def describe(name: str) -> ClusterRecord:
-        """Return a cluster's state and node counts, with details that only some clusters have."""
-        cluster = grid[name]
-        section = settings.clusters.get(name, ClusterSection(kind="drmaa"))
-        details: dict[str, object] = {}
-        if section.lrm.on_this_host:
-            directory = agent_directory(data_dir, name)
-            details["directory"] = str(directory / "lrm")
-            details["replica_directories"] = section.replica_directories or [str(replica_directory(directory))]
-        if classes := cluster.nodes.node_classes:
-            details["node_classes"] = [
-                *map(asdict, classes),
-                *(asdict(part) | {"is_part": True} for part in cluster.nodes.parts),
-            ]
-        if (uplink := grid.uplinks.get(name)) is not None:
-            details["uplink"] = asdict(uplink)
-        if cluster.last_report.disks:
-            details["disks"] = [asdict(disk) for disk in cluster.last_report.disks]
-        if cluster.reported_at is not None:
-            details["reported_at"] = cluster.reported_at
-            details["versions"] = asdict(cluster.last_report.versions) if cluster.last_report.versions else None
-            details["calls"] = [asdict(calls) for calls in cluster.last_report.calls]
-        return ClusterRecord(
-            name=name,
-            kind=section.kind,
-            state=str(cluster.state),
-            total=cluster.last_report.total,
-            idle=cluster.nodes.idle,
-            used=cluster.nodes.used,
-            background=cluster.last_report.background,
-            down=cluster.last_report.down,
-            errors=cluster.health.errors,
-            reason=cluster.status_text,
-            last_heard=cluster.contact.last_heard,
-            processes_per_node=section.processes_per_node,
-            speed=section.speed,
-            unusable=cluster.health.unusable,
-            note=cluster.health.note,
-            trials=cluster.health.trials,
-            drained=cluster.drained,
-            details=details,
-        )
-
-    return describe
+def describe_cluster(settings: Settings, grid: GridStatus, data_dir: Path, name: ClusterName) -> ClusterRecord:
+    """Return a cluster's state and node counts, with details that only some clusters have."""
+    cluster = grid[name]
+    section = settings.clusters.get(name, ClusterSection(kind="drmaa"))
+    details: dict[str, object] = {}
+    if section.lrm.on_this_host:
+        directory = agent_directory(data_dir, name)
+        details["directory"] = str(directory / "lrm")
+        details["replica_directories"] = section.replica_directories or [str(replica_directory(directory))]
+    if classes := cluster.nodes.node_classes:
+        details["node_classes"] = [
+            *map(asdict, classes),
+            *(asdict(part) | {"is_part": True} for part in cluster.nodes.parts),
+        ]
+    if (uplink := grid.uplinks.get(name)) is not None:
+        details["uplink"] = asdict(uplink)
+    if cluster.last_report.disks:
+        details["disks"] = [asdict(disk) for disk in cluster.last_report.disks]
+    if cluster.reported_at is not None:
+        details["reported_at"] = cluster.reported_at
+        details["versions"] = asdict(cluster.last_report.versions) if cluster.last_report.versions else None
+        details["calls"] = [asdict(calls) for calls in cluster.last_report.calls]
+    return ClusterRecord(
+        name=name,
+        kind=section.kind,
+        state=str(cluster.state),
+        total=cluster.last_report.total,
+        idle=cluster.nodes.idle,
+        used=cluster.nodes.used,
+        background=cluster.last_report.background,
+        down=cluster.last_report.down,
+        errors=cluster.health.errors,
+        reason=cluster.status_text,
+        last_heard=cluster.contact.last_heard,
+        processes_per_node=section.processes_per_node,
+        speed=section.speed,
+        unusable=cluster.health.unusable,
+        note=cluster.health.note,
+        trials=cluster.health.trials,
+        drained=cluster.drained,
+        details=details,
+    )

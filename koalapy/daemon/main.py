@@ -4,30 +4,44 @@ import asyncio
 import gc
 import os
 import shutil
+import signal
+import socket
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import structlog
 import uvloop
 
+from koalapy import __version__
 from koalapy.config.logs import configure_logging, warn_of_unknown_variables, watch_out_for_crashes
 from koalapy.config.settings import Settings, load_settings
 from koalapy.config.strict_yaml import read_file
-from koalapy.daemon.access import build_identities, build_logins, openid_provider, own_access, token_duties
-from koalapy.daemon.agents.embedded import build_embedded_agents, make_agent_tokens
+from koalapy.daemon.access import own_access
+from koalapy.daemon.agents.embedded import EmbeddedAgents, build_embedded_agents
+from koalapy.daemon.agents.hub import Hub
 from koalapy.daemon.alerts.alerts import Check
 from koalapy.daemon.alerts.daemon_checks import ConfigurationCheck
-from koalapy.daemon.core import build_core, check_settings
-from koalapy.daemon.engine.daemon import Daemon
-from koalapy.daemon.listener.connections import FILES_WANTED, Connections
-from koalapy.daemon.observability.audit import Audit
-from koalapy.daemon.services import build_duties, build_services
+from koalapy.daemon.core import Core, check_settings
+from koalapy.daemon.engine.database import query
+from koalapy.daemon.engine.duties import Duties, Duty
+from koalapy.daemon.engine.engine import Engine
+from koalapy.daemon.engine.watchdog import Watchdog
+from koalapy.daemon.listener.certificate import Certificate
+from koalapy.daemon.listener.connections import FILES_WANTED, SHUTDOWN_GRACE, Connections, HttpServer
+from koalapy.daemon.services import Services
 from koalapy.daemon.web_server import ServerOptions, bind_listener, build_application, load_certificate, trust_proxies
+from koalapy.model.errors import StoreUnavailable
 from koalapy.policies.registry import Registry, load_policies
+from koalapy.ports import Store
 from koalapy.system.files import FOR_OTHERS, make_private_directory
 from koalapy.system.local_token import TOKEN_FILE
 from koalapy.system.process import ServiceManager, drop_own_variables, raise_file_limit
+
+log = structlog.get_logger()
 
 CONTENTS = ("koala.db", TOKEN_FILE, "bundles", "results", "clusters")
 """Entries by which a folder is recognized as a data directory."""
@@ -102,46 +116,122 @@ async def run(
     listener = bind_listener(host, port, settings)
     data_dir = make_data_directory()
     certificate = load_certificate(settings, data_dir)
-    core = build_core(settings, policies, data_dir)
-    engine, stores = core.engine, core.stores
-    provider, audit = openid_provider(settings), Audit(stores.audit, core.clock)
+    core = Core(settings, policies, data_dir)
     connections = Connections(raise_file_limit(FILES_WANTED))
-    tokens = make_agent_tokens(settings)
-    agents = build_embedded_agents(settings, tokens, data_dir, umask, engine, certificate)
     with own_access(data_dir, listener, certificate) as own_token:
-        identities = build_identities(settings, stores.tokens, core.clock, provider, own_token)
-        logins = build_logins(settings, identities, core.clock, audit)
-        await logins.revoke_outdated()
-        services = build_services(core, identities, logins, audit, certificate, more_checks)
-        app = build_application(core, host, services, identities, tokens, audit, connections.max_requests)
-        app = trust_proxies(app, settings, certificate)
-        duties = [*build_duties(core, services, audit, certificate), *token_duties(identities, provider)]
+        services = Services(core, own_token, certificate, more_checks)
+        await services.logins.revoke_outdated()
+        app = build_application(core, services, host, connections.max_requests)
+        daemon = Daemon(
+            core.engine,
+            core.stores.jobs,
+            services.hub,
+            trust_proxies(app, settings, certificate),
+            listener,
+            connections,
+            build_embedded_agents(settings, services.agent_tokens, data_dir, umask, core.engine, certificate),
+            announce,
+            services.list_duties(),
+            certificate,
+            manager,
+            lambda: services.health.check_readiness().status,
+            core.audit.give_up,
+        )
         services.network.start()
-        relaying = asyncio.create_task(core.relays.run({n: t for n, t in tokens.items() if t}, engine.queries.jobs))
+        agent_tokens = {name: token for name, token in services.agent_tokens.items() if token}
+        relaying = asyncio.create_task(core.relays.run(agent_tokens, core.queries.jobs))
         core.notifications.start()
         try:
             await services.health.check_disks()
-            await engine.instruments.measure_size(stores.history.size)
-            await Daemon(
-                engine,
-                stores.jobs,
-                services.hub,
-                app,
-                listener,
-                connections,
-                agents,
-                announce,
-                duties,
-                certificate,
-                manager,
-                lambda: services.health.check_readiness().status,
-                audit.give_up,
-            ).run()
+            await core.engine.instruments.measure_size(core.stores.history.size)
+            await daemon.run()
         finally:
             relaying.cancel()
             await services.network.stop()
             await core.notifications.stop()
-            await audit.end_writing()
+            await core.audit.end_writing()
             if core.record is not None:
                 await core.record.close()
-            stores.jobs.close()
+            core.stores.jobs.close()
+
+
+@dataclass
+class Daemon:
+    """The tasks of ``koala serve``."""
+
+    engine: Engine
+    store: Store
+    hub: Hub
+    app: Any
+    listener: socket.socket
+    connections: Connections
+    agents: EmbeddedAgents
+    announce: Callable[[str], None]
+    duties: Sequence[Duty] = ()
+    certificate: Certificate | None = None
+    manager: ServiceManager = field(default_factory=ServiceManager)
+    status: Callable[[], str] = str
+    """Returns the line that the service manager shows."""
+    give_up: Callable[[], None] = lambda: None
+    """Called last before the process exits without a clean stop."""
+
+    def __post_init__(self) -> None:
+        self._end = asyncio.Event()
+        self._watchdog = Watchdog(self.manager, self.status)
+        self._server = HttpServer(self.app, self.connections, self._announce_start, self.certificate)
+        self._duties = Duties(self.engine, self.store, self._end.set, self.duties)
+
+    def _announce_start(self) -> None:
+        """Start what needs the daemon's address: embedded agents, service manager and watchdog."""
+        host, port = self.listener.getsockname()[:2]
+        scheme = "http" if self.certificate is None else "https"
+        url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+        self.announce(url)
+        self.agents.start(url)
+        log.info("the daemon serves", action="daemon-serves", url=url, version=__version__, epoch=self.engine.epoch)
+        self.manager.notify_ready(f"serves {url}")
+        self._watchdog.start()
+
+    async def run(self) -> None:
+        """Run until SIGTERM, SIGINT, the loss of the database's lease, or the unexpected end of engine or server."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._end.set)
+        engine = asyncio.create_task(self.engine.run(), name="engine")
+        server = asyncio.create_task(self._server.serve([self.listener]), name="server")
+        ended = asyncio.create_task(self._end.wait(), name="end")
+        self._duties.start()
+        try:
+            await asyncio.wait({engine, server, ended}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ended.cancel()
+            await self._shut_down(engine, server)
+
+    async def _shut_down(self, engine: "asyncio.Task[None]", server: "asyncio.Task[None]") -> None:
+        """End connections, requests, agents and engine in this order, then release the lease on the database.
+
+        If the database does not answer, exit the process with code 1 instead.
+        """
+        log.info("the daemon ends", action="daemon-ends")
+        self.manager.notify_stopping()
+        self._watchdog.stop()
+        self._duties.stop()
+        self.engine.drain()
+        await self.hub.close()
+        self._server.should_exit = True
+        await asyncio.wait({server}, timeout=SHUTDOWN_GRACE * 2)
+        await self.agents.stop()
+        self.engine.stop()
+        try:
+            await engine
+            await query(self.store.release_lease)
+        except StoreUnavailable as error:
+            log.critical(
+                "the daemon exits without a clean stop: the database does not answer",
+                action="daemon-ends",
+                error=error.message,
+            )
+            self.give_up()
+            sys.stderr.flush()
+            os._exit(1)  # threads that wait for the database would delay a normal exit
+        await server

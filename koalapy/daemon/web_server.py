@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from koalapy.api.agents import Tokens, agents_router
+from koalapy.api.agents import agents_router
 from koalapy.api.app import create_app
 from koalapy.api.clusters import background_router, nodes_router
 from koalapy.api.files import agent_files_router, files_router
@@ -22,13 +22,10 @@ from koalapy.api.network import network_router
 from koalapy.api.terminals import terminals_router
 from koalapy.api.tokens import limits_router
 from koalapy.config.settings import Settings, TlsSection, parse_proxies
-from koalapy.daemon.access import provider_logins
-from koalapy.daemon.auth.identities import Identities
 from koalapy.daemon.auth.login import LoginCodes
 from koalapy.daemon.auth.pace import AgentAttempts, Pace
 from koalapy.daemon.core import Core
 from koalapy.daemon.listener.certificate import Certificate
-from koalapy.daemon.observability.audit import Audit
 from koalapy.daemon.services import Services
 from koalapy.dashboard.app import build_dashboard
 from koalapy.dashboard.login import LoginServices
@@ -108,30 +105,26 @@ def load_certificate(settings: Settings, data_dir: Path) -> Certificate | None:
     return Certificate(Path(certificate), Path(key), data_dir)
 
 
-def build_application(
-    core: Core,
-    host: str,
-    services: Services,
-    identities: Identities,
-    agent_tokens: Tokens,
-    audit: Audit,
-    max_requests: int,
-) -> FastAPI:
+def build_application(core: Core, services: Services, host: str, max_requests: int) -> FastAPI:
     """Return the application with the REST API, the connections of agents, metrics, and the dashboard."""
-    settings, engine, attempts = core.settings, core.engine, AgentAttempts()
-    bundles, results = services.bundles, services.results
+    settings, engine, attempts, tokens = core.settings, core.engine, AgentAttempts(), services.agent_tokens
+    bundles, results, identities = services.bundles, services.results, services.identities
     hosts, pace, codes = AllowedHosts([host, *settings.allowed_hosts]), Pace(services.limits.limits), LoginCodes()
-    provider_service = provider_logins(settings, identities)
+    provider_logins = None
+    if settings.oidc is not None and settings.oidc.authorization_endpoint is not None:
+        from koalapy.daemon.auth.oidc import ProviderLogins
+
+        provider_logins = ProviderLogins(settings.oidc, identities.verify_token)
     login_services = LoginServices(
-        identities, TokenAuthenticator(identities, pace), codes, provider_service, settings.login_lifetime
+        identities, TokenAuthenticator(identities, pace), codes, provider_logins, settings.login_lifetime
     )
-    dashboard = build_dashboard(services, engine, login_services, audit)
+    dashboard = build_dashboard(services, engine, login_services, core.audit)
     routers = [
-        agents_router(services.hub, agent_tokens, attempts),
+        agents_router(services.hub, tokens, attempts),
         background_router(services.jobs, services.questions, settings.background_load),
         nodes_router(services.jobs, services.node_lists, core.queries),
         files_router(services.files, bundles, results),
-        agent_files_router(bundles, results, services.result_inputs, agent_tokens, core.queries.is_sent_to, attempts),
+        agent_files_router(bundles, results, services.result_inputs, tokens, core.queries.is_sent_to, attempts),
         network_router(services.network),
         advisor_router(services.advisor),
         limits_router(services.limits),
@@ -140,7 +133,7 @@ def build_application(
         forecasts_router(services.forecasts, services.jobs),
         changes_router(engine.changes),
         record_router(core.record, core.clock),
-        terminals_router(services.streams, services.jobs, services.attendance, audit),
+        terminals_router(services.streams, services.jobs, services.attendance, core.audit),
         dashboard.router,
     ]
     app = create_app(
@@ -151,7 +144,7 @@ def build_application(
         hosts,
         max_requests,
         pace,
-        audit,
+        core.audit,
         codes,
         error_page=dashboard.render_problem,
     )

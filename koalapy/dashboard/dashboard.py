@@ -1,7 +1,7 @@
 """The registration of pages and form actions as routes, their rendering and their cache."""
 
 import asyncio
-import secrets
+import gzip
 import time
 from asyncio import to_thread
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping
@@ -28,22 +28,12 @@ from koalapy.daemon.jobs.changes import MIN_INTERVAL
 from koalapy.dashboard.cluster_table import render_nodes
 from koalapy.dashboard.job_table import render_jobs
 from koalapy.dashboard.rendering import HEADERS, render, with_query
-from koalapy.dashboard.shared_pages import (
-    GZIP_HEADER,
-    LivePages,
-    LiveSource,
-    SharedPage,
-    as_event_data,
-    compress_page,
-    store,
-)
+from koalapy.dashboard.shared_pages import GZIP_HEADER, LEVEL, Event, LivePages, as_event_data
 from koalapy.dashboard.tables import TableDefinition, render_csv, render_table
 from koalapy.model.errors import ForbiddenError, KoalaError, UsageError
 from koalapy.model.identity import Identity, Role
 from koalapy.simulation.twin import Report
 
-_CSRF_PLACEHOLDER = secrets.token_hex(32)
-"""Stands for the token of a session in a page that is shared. It is random, so that no text of a user is replaced."""
 GZIP = {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
 EVENTS = {"Content-Type": "text/event-stream; charset=utf-8", "X-Accel-Buffering": "no"}
 SUFFIX = ".events"
@@ -118,7 +108,6 @@ class Dashboard:
         role: Role = Role.USER,
         live: bool = True,
         shared: bool = False,
-        subject: str = "",
         pause: float = MIN_INTERVAL,
         table: TableDefinition[Any] | None = None,
     ) -> Callable[[Load], Load]:
@@ -126,11 +115,10 @@ class Dashboard:
 
         The function's parameters are those of the query; it returns a dataclass, the template's ``view``. A page with
         a ``key`` is in the navigation of callers with the ``role``. A ``live`` page follows changes by the stream at
-        ``path.events``, at least ``pause`` seconds apart; those of its ``subject`` come first, such as ``job {job}``
-        with a parameter of the path or ``user {user}``. All operators see the same content of a ``shared`` page, whose
-        template uses no ``caller``, as do all callers of a role if the function has no parameter ``caller``. The rows
-        of the ``table`` are also CSV at ``path.csv``: the view's field ``table`` describes them, and the field of the
-        table's name holds them.
+        ``path.events``, at least ``pause`` seconds apart. All operators see the same content of a ``shared`` page,
+        whose template uses no ``caller``, as do all callers of a role if the function has no parameter ``caller``. The
+        rows of the ``table`` are also CSV at ``path.csv``: the view's field ``table`` describes them, and the field of
+        the table's name holds them.
         """
         if key:
             assert all(link.key != key for link in self.links), f"two pages have the key {key}"
@@ -139,7 +127,7 @@ class Dashboard:
         def register(load: Load) -> Load:
             """Add the routes of the page in all its forms, and return the function unchanged."""
             uses_caller = "caller" in signature(load).parameters
-            page = _Page(self, path, template, title, live, shared, subject, pause, table, uses_caller)
+            page = _Page(self, path, template, title, live, shared, pause, table, uses_caller)
             bound, checks = Depends(_bound(load)), [Depends(reject_unknown_parameters)]
             # The page itself comes last, since a path parameter of it would match the suffixes.
             routes = {_twin(path, "", ".json"): partial(page.as_json, load=bound)}
@@ -289,7 +277,6 @@ class _Page:
     title: str
     live: bool
     shared: bool
-    subject: str
     pause: float
     table: TableDefinition[Any] | None
     uses_caller: bool
@@ -298,20 +285,20 @@ class _Page:
         """Respond with the page."""
         address, query = request.url.path, request.url.query
         context = self.dashboard.make_context(address, query, caller) | {
-            "csrf": _CSRF_PLACEHOLDER,
+            "csrf": csrf_token(request),
             "layout": "base.html",
             "events": _twin(address, query, SUFFIX) if self.live else "",
             "version": self.dashboard.changes.version,
         }
 
-        async def load_and_render() -> SharedPage:
+        async def load_and_render() -> str:
             return (await self._render(context, await load()))[0]
 
         page = await cancel_on_disconnect(request, load_and_render())
-        csrf = csrf_token(request).encode()
         if _accepts_gzip(request):
-            return Response(page.as_gzip(csrf), 200, HEADERS | GZIP, "text/html; charset=utf-8")
-        return HTMLResponse(page.as_bytes(csrf), 200, HEADERS)
+            compressed = await to_thread(gzip.compress, page.encode(), LEVEL)
+            return Response(compressed, 200, HEADERS | GZIP, "text/html; charset=utf-8")
+        return HTMLResponse(page, 200, HEADERS)
 
     async def as_events(
         self,
@@ -320,25 +307,21 @@ class _Page:
         load: BoundLoad,
         last: Annotated[str, Header(alias="Last-Event-ID", max_length=100)] = "",
     ) -> Response:
-        """Stream the page's content whenever it differs, as events with its version as id."""
+        """Stream the page's content whenever it differs, as events with its version as id.
+
+        The forms in it have no token of the session, so that viewers share it; the script of the page inserts it.
+        """
         address, query = request.url.path.removesuffix(SUFFIX), request.url.query
         address = "/" if self.path == "/" else address
         context = self.dashboard.make_context(address, query, caller)
-        context |= {"csrf": _CSRF_PLACEHOLDER, "layout": "part.html", "events": "", "as_event": True}
-        family = (address, query, caller.role)
+        context |= {"csrf": "", "layout": "part.html", "events": ""}
         if self.shared or not self.uses_caller:
             del context["caller"]
         is_personal = self.uses_caller and not (self.shared and caller.has_role(Role.OPERATOR))
         viewer = (caller.user, "" if self.shared else session_of(request.scope)) if is_personal else ()
-        source = LiveSource(
-            load,
-            partial(self._render, context),
-            family if self.shared else None,
-            self.subject.format(user=caller.user, **request.path_params),
-            self.pause,
-        )
-        contents = self.dashboard.live_pages.follow((*family, caller.groups, viewer), source, last)
-        return await _stream(request, contents)
+        key = (address, query, caller.role, caller.groups, viewer)
+        render_view = partial(self._render, context)
+        return await _stream(request, self.dashboard.live_pages.follow(key, load, render_view, self.pause, last))
 
     async def as_json(self, request: Request, load: BoundLoad) -> Response:
         """Respond with the view as JSON."""
@@ -352,11 +335,11 @@ class _Page:
         name = f'attachment; filename="{self.path.strip("/").replace("/", "-")}.csv"'
         return Response(text, 200, {"Content-Disposition": name}, "text/csv; charset=utf-8")
 
-    async def _render(self, context: dict[str, Any], view: Any) -> tuple[SharedPage, float]:
-        """Render and compress the page in a thread; return it and the CPU time."""
+    async def _render(self, context: dict[str, Any], view: Any) -> tuple[str, float]:
+        """Render the page in a thread; return it and the CPU time."""
         context = context | {"view": view, "title": self.title, "definition": self.table}
         context["now"] = self.dashboard.engine.clock()
-        return await to_thread(_render_compressed, self.template, context)
+        return await to_thread(_render_measured, self.template, context)
 
 
 def _bound(function: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
@@ -369,12 +352,11 @@ def _bound(function: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
     return bound
 
 
-def _render_compressed(template: str, context: dict[str, Any]) -> tuple[SharedPage, float]:
-    """Return a compressed page, and the CPU time of its rendering in seconds."""
+def _render_measured(template: str, context: dict[str, Any]) -> tuple[str, float]:
+    """Return a page, and the CPU time of its rendering in seconds."""
     start = time.thread_time()
     text = render(template, context)
-    page = compress_page(as_event_data(text) if "as_event" in context else text, _CSRF_PLACEHOLDER)
-    return page, time.thread_time() - start
+    return text, time.thread_time() - start
 
 
 def _twin(path: str, query: str, suffix: str) -> str:
@@ -393,25 +375,17 @@ def _accepts_gzip(request: Request) -> bool:
     return "gzip" in request.headers.get("accept-encoding", "")
 
 
-async def _stream(request: Request, contents: AsyncGenerator[tuple[str, SharedPage] | None]) -> Response:
-    """Return a response that sends contents as events, and comments in between; raise an error of the first one."""
-    csrf, is_compressed = csrf_token(request).encode(), _accepts_gzip(request)
-
-    def encode(content: tuple[str, SharedPage] | None) -> bytes:
-        """Return an event, or a comment."""
-        if content is None:
-            return store(b":\n\n") if is_compressed else b":\n\n"
-        version, page = content
-        end = f"id: {version}\n\n".encode()
-        return page.as_deflate(csrf) + store(end) if is_compressed else page.as_bytes(csrf) + end
-
-    first = encode(await anext(contents))
+async def _stream(request: Request, events: AsyncGenerator[Event]) -> Response:
+    """Return a response that sends events; raise an error of the first one."""
+    is_compressed = _accepts_gzip(request)
+    await anext(events)
 
     async def encode_all() -> AsyncIterator[bytes]:
-        async with aclosing(contents):
-            yield GZIP_HEADER + first if is_compressed else first
-            async for content in contents:
-                yield encode(content)
+        async with aclosing(events):
+            if is_compressed:
+                yield GZIP_HEADER
+            async for event in events:
+                yield event.compressed if is_compressed else event.plain
 
     return StreamingResponse(encode_all(), 200, EVENTS | GZIP if is_compressed else EVENTS)
 

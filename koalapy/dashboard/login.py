@@ -1,7 +1,7 @@
 """Browser sessions: login by a token, by a one-time code of the command line or at an OpenID provider; logout."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
@@ -11,11 +11,13 @@ from koalapy.api.guard import LOGIN_PATH, TokenAuthenticator, login_cookie, read
 from koalapy.api.middleware import client_address
 from koalapy.daemon.auth.identities import Identities
 from koalapy.daemon.auth.login import LoginCodes
-from koalapy.daemon.auth.oidc import ProviderLogins
 from koalapy.daemon.observability.audit import describe_request, identify_request
 from koalapy.dashboard.dashboard import Dashboard, SentForm, read_form
 from koalapy.model.errors import SiteUnavailable, TokenRejected
 from koalapy.model.identity import Identity
+
+if TYPE_CHECKING:
+    from koalapy.daemon.auth.oidc import ProviderLogins
 
 SESSION_NOTE = "a browser"
 PROVIDER_PATH = f"{LOGIN_PATH}/provider"
@@ -37,7 +39,7 @@ class LoginServices:
     identities: Identities
     authenticator: TokenAuthenticator
     codes: LoginCodes
-    provider: ProviderLogins | None
+    provider: "ProviderLogins | None"
     lifetime_s: float
 
 

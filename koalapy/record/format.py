@@ -7,7 +7,7 @@ is recorded.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache
 from operator import attrgetter
 from typing import Annotated, Any, NamedTuple, get_args
@@ -56,7 +56,7 @@ class JobNow(NamedTuple):
     gang: tuple[Placed, ...]
 
 
-class Told(NamedTuple):
+class TimelineStep(NamedTuple):
     """A timeline entry of a job, without its reason text."""
 
     job: JobId
@@ -66,7 +66,7 @@ class Told(NamedTuple):
     cluster: ClusterName | None
 
 
-class Ordered(NamedTuple):
+class OrderedCommand(NamedTuple):
     """A command to the agent of a cluster."""
 
     what: str
@@ -78,8 +78,8 @@ class Done(NamedTuple):
     """The externally visible effects of a step."""
 
     jobs: tuple[JobNow, ...] = ()
-    timeline: tuple[Told, ...] = ()
-    commands: tuple[Ordered, ...] = ()
+    timeline: tuple[TimelineStep, ...] = ()
+    commands: tuple[OrderedCommand, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.jobs or self.timeline or self.commands)
@@ -97,8 +97,8 @@ class Done(NamedTuple):
                 )
                 for job in effects.jobs.values()
             ),
-            tuple(Told(e.job, e.event, e.generation, e.component, e.cluster) for e in effects.timeline),
-            tuple(Ordered(type(c).__name__, c.cluster, c.token) for c in effects.commands),
+            tuple(TimelineStep(e.job, e.event, e.generation, e.component, e.cluster) for e in effects.timeline),
+            tuple(OrderedCommand(type(c).__name__, c.cluster, c.token) for c in effects.commands),
         )
 
 
@@ -349,8 +349,5 @@ def _fields_of(kind: Kind) -> tuple[tuple[str, ...], tuple[Any, ...], Callable[[
     """Return the names of a dataclass's fields, their defaults, and the function that reads all of them."""
     names = tuple(field.name for field in fields(kind))
     values_of = attrgetter(*names) if len(names) > 1 else lambda value: (getattr(value, names[0]),) if names else ()
-    return names, tuple(_default_of(field) for field in fields(kind)), values_of
-
-
-def _default_of(value_field: Field[Any]) -> Any:
-    return value_field.default if value_field.default_factory is MISSING else value_field.default_factory()
+    defaults = (f.default if f.default_factory is MISSING else f.default_factory() for f in fields(kind))
+    return names, tuple(defaults), values_of

@@ -7,7 +7,7 @@ parses an entry as an ``Attempt``, and counts its streams against the ``Limits``
 
 import ssl
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any
 
@@ -31,9 +31,8 @@ class Limits:
     stream_rate: float = 2000.0
     stream_burst: float = 4096.0
     """New streams of an attempt per second, and at once."""
-    strangers: int = 512
-    """Connections without a first line, from addresses that have authenticated no stream yet. The oldest one of the
-    address with most of them is closed."""
+    strangers: int = 1024
+    """Connections without a first line. The oldest one of the address with most of them is closed."""
     first_line_timeout: float = 30.0
     dial_timeout: float = 60.0
     """Time in which a dialled stream must be taken."""
@@ -82,7 +81,12 @@ class Attempt:
                 raise ValueError("the token of an attempt has 1 to 255 characters")
             self._key = bytes.fromhex(entry["key"]) if "key" in entry else None
             self._pair_keys = {str(name): bytes.fromhex(key) for name, key in entry.get("keys", {}).items()}
-            self.nodes = {int(node["index"]): _parse_node(node) for node in entry["nodes"]}
+            self.nodes = {
+                int(node["index"]): AttemptNode(
+                    str(node["cluster"]), Ranges(node["ports"]), bytes.fromhex(node["key"]) if "key" in node else None
+                )
+                for node in entry["nodes"]
+            }
             self.peers = {str(name): _parse_peer(peer) for name, peer in entry.get("peers", {}).items()}
             self.max_streams = int(entry.get("streams", limits.attempt_streams))
         except (KeyError, TypeError, AttributeError) as error:
@@ -132,11 +136,6 @@ class Attempt:
             raise Refused("replayed", f"stream {stream} of node {source} in attempt {self.token} was opened before")
 
 
-def _parse_node(node: dict[str, Any]) -> AttemptNode:
-    key = bytes.fromhex(node["key"]) if "key" in node else None
-    return AttemptNode(str(node["cluster"]), Ranges(node["ports"]), key)
-
-
 def _parse_peer(peer: dict[str, Any]) -> Peer:
     try:
         context = pinned_context(peer["certificate"]) if "certificate" in peer else None
@@ -147,49 +146,17 @@ def _parse_peer(peer: dict[str, Any]) -> Peer:
     return Peer(address, context)
 
 
-@dataclass(slots=True)
-class LiveAttempts:
-    """All live attempts, by token."""
-
-    limits: Limits
-    by_token: dict[str, Attempt] = field(default_factory=dict)
-
-    def get(self, token: str) -> Attempt:
-        """Return a live attempt. Raise ``Refused`` if it is not in the list."""
-        attempt = self.by_token.get(token)
-        if attempt is None:
-            raise Refused("not-live", f"attempt {ascii(token)[:80]} is not live")
-        return attempt
-
-
-@dataclass(frozen=True, slots=True)
-class NodePlan:
-    """A node of an attempt, and the ports that streams of other nodes may reach, as ranges."""
-
-    cluster: str
-    ports: Sequence[tuple[int, int]]
-
-
-@dataclass(frozen=True, slots=True)
-class HeadIdentity:
-    """How heads of other clusters know a head, and where they reach it directly."""
-
-    certificate: str | None = None
-    """PEM; None: streams to it have no TLS."""
-    address: tuple[str, int] | None = None
-    """IP address and port; None: by the hub."""
-
-
 @dataclass(frozen=True, slots=True)
 class AttemptPlan:
     """The relayed links of one attempt."""
 
     attempt: str
     key: bytes
-    nodes: Sequence[NodePlan]
-    """In order of the plan's nodes."""
-    heads: Mapping[str, HeadIdentity]
-    """By cluster. An address of a cluster counts for all others: leave it out where not all reach it."""
+    nodes: Sequence[tuple[str, Sequence[tuple[int, int]]]]
+    """In order of the plan's nodes: cluster, and ranges of the ports that streams of other nodes may reach."""
+    heads: Mapping[str, Mapping[str, Any]]
+    """By cluster: the ``certificate`` (PEM) by which other heads know its head, if streams to it have TLS, and the
+    ``host`` (an IP address) and ``port`` where all of them reach it; else they use the hub."""
     streams: int | None = None
     """Maximum streams; None: as the relays are configured."""
 
@@ -198,25 +165,20 @@ class AttemptPlan:
 
     def head_entry(self, cluster: str) -> dict[str, Any]:
         """Return the entry for a cluster's head, without the keys of its nodes."""
-        others = sorted({node.cluster for node in self.nodes} - {cluster})
+        others = sorted({name for name, _ in self.nodes} - {cluster})
         return {
             **self._common(),
             "keys": {other: derive_pair_key(self.key, cluster, other).hex() for other in others},
-            "peers": {other: _format_identity(self.heads.get(other, HeadIdentity())) for other in others},
+            "peers": {other: dict(self.heads.get(other, {})) for other in others},
         }
 
     def _common(self) -> dict[str, Any]:
         nodes = [
-            {"index": index, "cluster": node.cluster, "ports": [list(ports) for ports in node.ports]}
-            for index, node in enumerate(self.nodes)
+            {"index": index, "cluster": cluster, "ports": [list(ports) for ports in ranges]}
+            for index, (cluster, ranges) in enumerate(self.nodes)
         ]
         limit = {} if self.streams is None else {"streams": self.streams}
         return {"attempt": self.attempt, "nodes": nodes, **limit}
-
-
-def _format_identity(head: HeadIdentity) -> dict[str, Any]:
-    certificate = {} if head.certificate is None else {"certificate": head.certificate}
-    return certificate if head.address is None else {**certificate, "host": head.address[0], "port": head.address[1]}
 
 
 def add_node_keys(entry: Mapping[str, Any], keys: Mapping[int, bytes]) -> dict[str, Any]:

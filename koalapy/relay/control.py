@@ -21,7 +21,7 @@ from prometheus_client.exposition import generate_latest
 
 from koalapy.relay.attempts import files_needed
 from koalapy.relay.relay import Relay
-from koalapy.runner.connections import LineConnection, PlainSide, Refused, encode, parse_line
+from koalapy.runner.connections import LineConnection, Refused, Side, encode, parse_line
 from koalapy.runner.folders import short_socket_path
 from koalapy.runner.link import Loop
 from koalapy.runner.relay_streams import Listener
@@ -69,17 +69,14 @@ class ControlServer:
             return
         lines = LineConnection(
             self._loop,
-            PlainSide(connection),
+            Side(connection),
             self._relay.pool.large,
             self._receive_request,
-            self._forget,
+            lambda connection, _error: self._connections.pop(connection, None),
             MAX_REQUEST,
             MAX_ANSWERS,
         )
         self._connections[lines] = False
-
-    def _forget(self, connection: LineConnection, _error: OSError | None) -> None:
-        self._connections.pop(connection, None)
 
     def _receive_request(self, connection: LineConnection, line: bytes) -> None:
         request_id = None
@@ -95,7 +92,7 @@ class ControlServer:
         """Return the answer to a request. Raise ``Refused`` or ``ValueError``."""
         kind = request["t"]
         if kind == "metrics":
-            return {"t": "metrics", "text": format_metrics(self._relay)}
+            return {"t": "metrics", "text": generate_latest(Exposition(self._relay)).decode()}
         if kind == "describe":
             return {
                 **self._describe(),
@@ -104,7 +101,7 @@ class ControlServer:
         if kind == "state":
             had_state, self._connections[connection] = self._connections[connection], True
             try:
-                self._relay.replace_state(request, _get_list(request, "attempts"))  # it reports removed attempts
+                self._relay.replace_state(request)  # it reports removed attempts
             except BaseException:
                 self._connections[connection] = had_state
                 raise
@@ -112,7 +109,9 @@ class ControlServer:
         if not self._connections.get(connection):
             raise Refused("no-state", f"{kind} came before the state: send all keys and live attempts first")
         if kind == "add":
-            self._relay.add_attempt(_get_entry(request))
+            if not isinstance(entry := request.get("attempt"), dict):
+                raise ValueError("add needs an attempt, an object")
+            self._relay.add_attempt(entry)
         elif kind == "remove":
             self._relay.remove_attempt(str(request.get("attempt")))
         else:
@@ -129,20 +128,6 @@ class ControlServer:
                 connection.send(line)
 
 
-def _get_list(request: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    value = request.get(name)
-    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
-        raise ValueError(f"a state needs {name}, a list of objects")
-    return value
-
-
-def _get_entry(request: dict[str, Any]) -> dict[str, Any]:
-    entry = request.get("attempt")
-    if not isinstance(entry, dict):
-        raise ValueError("add needs an attempt, an object")
-    return entry
-
-
 Sample = tuple[tuple[str, ...], float]
 
 
@@ -154,7 +139,7 @@ class Exposition:
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics with their samples; the Prometheus client calls this to encode them."""
-        relay, attempts = self.relay, self.relay.live.by_token.values()
+        relay, attempts = self.relay, self.relay.attempts.values()
         open_files, max_files = count_open_files()
         yield _gauge("streams", "Open streams.", [((), len(relay.streams))])
         yield _counter("streams", "Streams since the start.", [((), relay.total_streams)])
@@ -172,11 +157,6 @@ class Exposition:
         ]
         text = "Bytes that a live attempt has sent from one cluster to another."
         yield _counter("attempt_bytes", text, moved, "attempt", "from", "to")
-
-
-def format_metrics(relay: Relay) -> str:
-    """Return the metrics of a relay as Prometheus text."""
-    return generate_latest(Exposition(relay)).decode()
 
 
 def _gauge(name: str, text: str, samples: Iterable[Sample], *labels: str) -> Metric:

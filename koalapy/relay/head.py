@@ -11,14 +11,13 @@ import structlog
 
 from koalapy.config.types import is_address
 from koalapy.relay.attempts import Attempt, AttemptNode, Limits, Peer
-from koalapy.relay.relay import Child, DialledStream, Relay, Stream, StreamId, Via, park
+from koalapy.relay.relay import Child, Relay, Stream, StreamId, Via
 from koalapy.relay.server import Server
 from koalapy.relay.tls_side import TlsSide, connect_head, connect_tls
 from koalapy.runner.connections import (
     Credentials,
     LineConnection,
     ParentLink,
-    PlainSide,
     Refused,
     Side,
     connect_side,
@@ -58,7 +57,7 @@ class HubAddress:
 
 
 class Offer(NamedTuple):
-    """A stream from another cluster that has a valid ticket."""
+    """A stream to a node of this cluster."""
 
     id: StreamId
     attempt: Attempt
@@ -203,7 +202,7 @@ class Head(Relay):
         self._addresses = address, peer_address
         self.hub: HubLink | None = None
         self._key = b""
-        self.server = Server(loop, self.pool, address, PlainSide, self.limits, self.handle_first_line, self.refuse)
+        self.server = Server(loop, self.pool, address, Side, self.limits, self.handle_first_line, self.refuse)
         self.peer_server, self._peer_context = None, peer_context
         if peer_address is not None and peer_context is not None:
             self.peer_server = Server(
@@ -215,6 +214,7 @@ class Head(Relay):
                 self._open_from_peer,
                 self.refuse,
             )
+        self.servers = [server for server in (self.server, self.peer_server) if server is not None]
 
     def set_keys(self, message: Mapping[str, Any]) -> None:
         """Connect to the hub with the ``key`` of a state, unless it is in use already. Raise ``ValueError``."""
@@ -240,7 +240,7 @@ class Head(Relay):
         }
 
     def find_credentials(self, hello: dict[str, Any]) -> tuple[Via, Credentials]:
-        attempt = self.live.get(get_text(hello, "name"))
+        attempt = self.get_attempt(get_text(hello, "name"))
         index = get_number(hello, "node", 0, MAX_NODES)
         key = self._own_node(attempt, index).key
         if key is None:
@@ -261,11 +261,10 @@ class Head(Relay):
         child = self.authenticate_child(line, message)
         stream_id = get_stream(message)
         target, port = get_target(message)
-        attempt = self.live.get(stream_id[0])
+        attempt = self.get_attempt(stream_id[0])
         source_node, target_node = attempt.node(stream_id[1]), self.check_port(attempt, target, port)
         if target_node.cluster == self.cluster:
-            dialled = self._dial_node(stream_id, attempt, (target, port), (child.via,))
-            dialled.connect, dialled.cancel = park(connection)
+            self._dial_node(connection, Offer(stream_id, attempt, target, port), (child.via,))
             return
         pair_key = attempt.pair_key(self.cluster, target_node.cluster, self.cluster)
         ticket = make_ticket(pair_key, stream_id, target, port)
@@ -294,7 +293,8 @@ class Head(Relay):
             hub = self._connected_hub()
             source = offer.attempt.node(offer.id[1]).cluster
             has_tls = self._find_peer(offer.attempt, source).context is not None
-            take = {"t": "take", **_name_stream(offer.id), "cluster": self.cluster}
+            name = dict(zip(("attempt", "from", "stream"), offer.id, strict=True))
+            take = {"t": "take", **name, "cluster": self.cluster}
             context = self._peer_context() if has_tls and self._peer_context is not None else None
             side, unsent = connect_head(*hub.location, context, seal_line(hub.stream_key, take), is_server=True)
             self.server.adopt(side, source, unsent, lambda lines, line: self._open_from_peer(lines, line, offer))
@@ -319,7 +319,7 @@ class Head(Relay):
         """Act on the first line of a stream that another head opens, directly or by the hub. Raise ``Refused``."""
         message = parse_line(line)
         cluster = get_text(message, "cluster")
-        attempt = self.live.get(get_text(message, "attempt"))
+        attempt = self.get_attempt(get_text(message, "attempt"))
         if message["t"] != "open" or cluster == self.cluster:
             raise Refused("malformed", "another head may only open streams")
         key = derive_direct_key(attempt.pair_key(cluster, self.cluster, self.cluster), cluster, self.cluster)
@@ -328,8 +328,7 @@ class Head(Relay):
         if offered not in (None, offer):
             raise Refused("foreign-stream", f"the head of {cluster} opens another stream than the hub has offered")
         vias = () if offered is None else (HUB,)
-        stream = self._dial_node(offer.id, attempt, (offer.target, offer.port), vias)
-        stream.connect, stream.cancel = park(connection)
+        self._dial_node(connection, offer, vias)
 
     def _check_offer(self, message: dict[str, Any], cluster: str | None) -> Offer:
         """Return a stream from another cluster to a node of this one. Raise ``Refused``.
@@ -338,7 +337,7 @@ class Head(Relay):
         """
         stream_id = get_stream(message)
         target, port = get_target(message)
-        attempt = self.live.get(stream_id[0])
+        attempt = self.get_attempt(stream_id[0])
         source = attempt.node(stream_id[1]).cluster
         self._own_node(attempt, target)
         self.check_port(attempt, target, port)
@@ -348,16 +347,11 @@ class Head(Relay):
         check_ticket(get_text(message, "ticket"), pair_key, stream_id, target, port)
         return Offer(stream_id, attempt, target, port)
 
-    def _dial_node(
-        self, stream_id: StreamId, attempt: Attempt, target: tuple[int, int], vias: tuple[Via, ...]
-    ) -> DialledStream:
-        """Let a node take a stream, given the target node and port. Raise ``Refused``."""
-        node, port = target
-        taker: Via = ("node", attempt.token, str(node))
-        nodes = attempt.node(stream_id[1]), attempt.node(node)
-        stream = DialledStream(stream_id, attempt, *nodes, (*vias, taker), taker=taker)
-        self.dial(stream, port, node)
-        return stream
+    def _dial_node(self, connection: LineConnection, offer: Offer, vias: tuple[Via, ...]) -> None:
+        """Let a node take the stream of a connection. Raise ``Refused``."""
+        attempt, taker = offer.attempt, ("node", offer.attempt.token, str(offer.target))
+        nodes = attempt.node(offer.id[1]), attempt.node(offer.target)
+        self.dial(Stream(offer.id, attempt, *nodes, (*vias, taker), taker), connection, offer.port, offer.target)
 
     def _own_node(self, attempt: Attempt, index: int) -> AttemptNode:
         """Return a node of this cluster. Raise ``Refused`` if it is another's."""
@@ -373,21 +367,10 @@ class Head(Relay):
 
     def check(self) -> None:
         super().check()
-        self.server.close_slow_strangers()
-        if self.peer_server is not None:
-            self.peer_server.close_slow_strangers()
         if self.hub is not None:
             self.hub.check()
 
     def close(self) -> None:
-        self.server.close()
-        if self.peer_server is not None:
-            self.peer_server.close()
         if self.hub is not None:
             self.hub.close()
         super().close()
-
-
-def _name_stream(stream_id: StreamId) -> dict[str, Any]:
-    attempt, source, number = stream_id
-    return {"attempt": attempt, "from": source, "stream": number}

@@ -6,10 +6,10 @@ from functools import partial
 from typing import Any
 
 from koalapy.relay.attempts import Limits
-from koalapy.relay.relay import Child, DialledStream, Relay, Via, park
+from koalapy.relay.relay import Child, Relay, Stream, Via
 from koalapy.relay.server import Server
 from koalapy.relay.tls_side import DetectedSide
-from koalapy.runner.connections import Credentials, LineConnection, PlainSide, Refused, get_text, is_sealed
+from koalapy.runner.connections import Credentials, LineConnection, Refused, Side, get_text, is_sealed
 from koalapy.runner.link import Loop
 from koalapy.runner.relay_protocol import check_seal, check_ticket, get_stream, get_target
 
@@ -31,8 +31,9 @@ class Hub(Relay):
         super().__init__(loop, limits or Limits())
         self._has_tls = context is not None
         self._keys: dict[str, bytes] = {}
-        make_side = PlainSide if context is None else partial(DetectedSide, context=context)
+        make_side = Side if context is None else partial(DetectedSide, context=context)
         self.server = Server(loop, self.pool, address, make_side, self.limits, self.handle_first_line, self.refuse)
+        self.servers = [self.server]
 
     def handle_first_line(self, connection: LineConnection, line: bytes) -> None:
         if self._has_tls and not is_sealed(line) and connection.side.settle().is_plain:
@@ -65,7 +66,7 @@ class Hub(Relay):
         child = self.authenticate_child(line, message)
         stream_id = get_stream(message)
         target, port = get_target(message)
-        attempt = self.live.get(stream_id[0])
+        attempt = self.get_attempt(stream_id[0])
         source_node, target_node = attempt.node(stream_id[1]), self.check_port(attempt, target, port)
         if source_node.cluster != child.via[1]:
             raise Refused("foreign-node", f"node {stream_id[1]} is not one of {child.via[1]}")
@@ -75,14 +76,5 @@ class Hub(Relay):
         pair_key = attempt.pair_key(source_node.cluster, target_node.cluster)
         check_ticket(ticket, pair_key, stream_id, target, port)
         taker: Via = ("head", target_node.cluster)
-        stream = DialledStream(stream_id, attempt, source_node, target_node, (child.via, taker), taker=taker)
-        self.dial(stream, port, target, ticket)
-        stream.connect, stream.cancel = park(connection)
-
-    def check(self) -> None:
-        super().check()
-        self.server.close_slow_strangers()
-
-    def close(self) -> None:
-        self.server.close()
-        super().close()
+        stream = Stream(stream_id, attempt, source_node, target_node, (child.via, taker), taker)
+        self.dial(stream, connection, port, target, ticket)

@@ -5,11 +5,12 @@ import ssl
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import structlog
 
-from koalapy.relay.attempts import Attempt, AttemptNode, Limits, LiveAttempts
+from koalapy.relay.attempts import Attempt, AttemptNode, Limits
+from koalapy.relay.server import Server
 from koalapy.runner.connections import (
     MAX_CONTROL_LINE,
     ControlChannel,
@@ -37,18 +38,14 @@ Via = tuple[str, ...]
 """The name of a control connection that a stream depends on."""
 
 
+@dataclass(slots=True, eq=False)
 class Child:
     """A process below this one, with an authenticated control connection."""
 
-    def __init__(self, via: Via, connection: LineConnection, channel: ControlChannel, stream_key: bytes) -> None:
-        self.via, self.connection, self.channel, self.stream_key = via, connection, channel, stream_key
-
-
-class Opener(NamedTuple):
-    """The connection on the opener's side of a dialled stream, and the bytes that came with its first line."""
-
-    side: Side
-    received: bytes
+    via: Via
+    connection: LineConnection
+    channel: ControlChannel
+    stream_key: bytes
 
 
 @dataclass(slots=True, eq=False)
@@ -61,30 +58,19 @@ class Stream:
     target: AttemptNode
     vias: tuple[Via, ...]
     """The control connections without which it ends."""
-    pair: Pair | None = None
-
-
-@dataclass(slots=True, eq=False)
-class DialledStream(Stream):
-    """A stream that a child must take."""
-
     taker: Via = ()
+    """The child that must take a dialled stream."""
+    opener: Side | None = None
+    """The opener's connection, until the stream is taken."""
+    received: bytes = b""
+    """Bytes that came with the opener's first line."""
     expires_at: float = 0.0
-    connect: Callable[[], Opener] | None = None
-    """Return the opener's connection once the stream is taken. None once that was called."""
-    cancel: Callable[[str], None] = lambda _: None
-    """Release what the stream holds before it is taken, with the reason."""
+    pair: Pair | None = None
 
 
 def describe_child(via: Via) -> str:
     """Return a child's name for users: ``("node", attempt, index)`` or ``("head", cluster)``."""
     return f"the relay of node {via[2]}" if via[0] == "node" else f"the relay of {via[1]}"
-
-
-def park(connection: LineConnection) -> tuple[Callable[[], Opener], Callable[[str], None]]:
-    """Stop using the connection of an opener until its stream is taken; return ``connect`` and ``cancel``."""
-    received, side = connection.detach(), connection.side.settle()
-    return lambda: Opener(side, received), lambda _: side.close(reset=True)
 
 
 class Relay:
@@ -94,7 +80,9 @@ class Relay:
         self.loop, self.limits = loop, limits
         self._alarm = f"relay-check-{id(self)}"
         self.pool = PipePool()
-        self.live = LiveAttempts(limits)
+        self.servers: Sequence[Server] = ()
+        self.attempts: dict[str, Attempt] = {}
+        """The live attempts, by token."""
         self.children: dict[Via, Child] = {}
         self.streams: dict[StreamId, Stream] = {}
         self._challenged: dict[LineConnection, float] = {}
@@ -118,33 +106,39 @@ class Relay:
         """Return what the answer to a state says of this relay."""
         return {}
 
-    def replace_state(self, message: Mapping[str, Any], entries: Sequence[dict[str, Any]]) -> None:
-        """Replace keys and list. Raise ``ValueError`` and change nothing if anything is invalid.
+    def replace_state(self, message: Mapping[str, Any]) -> None:
+        """Replace the keys, and the list by ``attempts``. Raise ``ValueError`` and change nothing if it is invalid.
 
         A known attempt stays as it is, with its streams: its runners have the ports that they were given, also if the
         daemon's configuration has changed since.
         """
-        now = self.loop.time()
+        now, entries = self.loop.time(), message.get("attempts")
+        if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+            raise ValueError("a state needs attempts, a list of objects")
         attempts = {attempt.token: attempt for attempt in (Attempt(entry, self.limits, now) for entry in entries)}
         self.set_keys(message)
-        for token in self.live.by_token.keys() - attempts.keys():
+        for token in self.attempts.keys() - attempts.keys():
             self.remove_attempt(token)
-        self.live.by_token = attempts | self.live.by_token
+        self.attempts = attempts | self.attempts
+
+    def get_attempt(self, token: str) -> Attempt:
+        """Return a live attempt. Raise ``Refused`` if it is not in the list."""
+        attempt = self.attempts.get(token)
+        if attempt is None:
+            raise Refused("not-live", f"attempt {ascii(token)[:80]} is not live")
+        return attempt
 
     def add_attempt(self, entry: dict[str, Any]) -> None:
-        """Add or replace an attempt. Raise ``ValueError``."""
-        self._install(Attempt(entry, self.limits, self.loop.time()))
-
-    def _install(self, attempt: Attempt) -> None:
-        """Replace an attempt unless its entry is unchanged; the streams of a changed one end."""
-        former = self.live.by_token.get(attempt.token)
+        """Add an attempt, or replace it if its entry has changed, which ends its streams. Raise ``ValueError``."""
+        attempt = Attempt(entry, self.limits, self.loop.time())
+        former = self.attempts.get(attempt.token)
         if former is None or former.content != attempt.content:
             self.remove_attempt(attempt.token)
-            self.live.by_token[attempt.token] = attempt
+            self.attempts[attempt.token] = attempt
 
     def remove_attempt(self, token: str) -> None:
         """End an attempt and its streams, and report its totals. Ignore an unknown attempt."""
-        attempt = self.live.by_token.pop(token, None)
+        attempt = self.attempts.pop(token, None)
         if attempt is None:
             return
         for stream in [s for s in self.streams.values() if s.attempt is attempt]:
@@ -152,7 +146,8 @@ class Relay:
         for via in [via for via in self.children if via[1] == token and via[0] == "node"]:
             self._close_child(via)
         self.lost.pop(token, None)
-        self.on_event({"t": "removed", "attempt": token, **attempt_totals(attempt)})
+        moved = [[source, target, count[0]] for (source, target), count in attempt.bytes_moved.items()]
+        self.on_event({"t": "removed", "attempt": token, "streams": attempt.total_streams, "bytes": moved})
 
     # Children
 
@@ -229,7 +224,7 @@ class Relay:
         reason = get_text(message, "why", MAX_CONTROL_LINE)
         self.refuse(Refused("taker", f"{' '.join(child.via)}: {reason[:MAX_LOGGED_LENGTH]}"))
         stream = self.streams.get(get_stream(message))
-        if isinstance(stream, DialledStream) and stream.taker == child.via:
+        if stream is not None and stream.taker == child.via:
             self.end_stream(stream, reason)
 
     def lose_child(self, via: Via, reason: str) -> None:
@@ -247,9 +242,9 @@ class Relay:
         When a process dies, its streams may break before its control connection, so those count, too.
         """
         since = self.loop.time() - self.limits.silence
-        broken = {a.token for a in self.live.by_token.values() if a.broken_at.get(via, float("-inf")) >= since}
+        broken = {a.token for a in self.attempts.values() if a.broken_at.get(via, float("-inf")) >= since}
         for token in self._end_streams(via, reason) | broken | {*tokens}:
-            if token in self.live.by_token and token not in self.lost:
+            if token in self.attempts and token not in self.lost:
                 self.lost[token] = {"why": reason, "via": via}
                 log.warning(
                     "an attempt has lost its relayed links", action="relay-attempt-lost", attempt=token, reason=reason
@@ -290,8 +285,8 @@ class Relay:
         stream.attempt.stream_count += 1
         stream.attempt.total_streams += 1
 
-    def dial(self, stream: DialledStream, port: int, target: int, ticket: str = "") -> None:
-        """Let a child take a stream. Raise ``Refused`` if it is not connected or a limit is reached."""
+    def dial(self, stream: Stream, opener: LineConnection, port: int, target: int, ticket: str = "") -> None:
+        """Let a child take a stream, whose ``opener`` waits. Raise ``Refused`` if it is not connected or at a limit."""
         taker = self.child_at(stream.taker)
         attempt, source, number = stream.id
         self.admit_stream(stream.id, stream.attempt)
@@ -301,6 +296,7 @@ class Relay:
         taker.channel.send({**message, "ticket": ticket} if ticket else message)
         if stream.id not in self.streams:
             raise Refused("absent", f"{describe_child(stream.taker)} is lost")
+        stream.received, stream.opener = opener.detach(), opener.side.settle()
 
     def child_at(self, via: Via) -> Child:
         """Return a connected child. Raise ``Refused``."""
@@ -313,11 +309,11 @@ class Relay:
         """Join a dialled stream with the connection of its taker. Raise ``Refused``."""
         child = self.authenticate_child(line, message)
         stream = self.streams.get(get_stream(message))
-        if not isinstance(stream, DialledStream) or stream.taker != child.via or stream.connect is None:
+        if stream is None or stream.taker != child.via or stream.opener is None:
             raise Refused("not-dialled", f"{' '.join(child.via)} takes a stream that was not dialled")
-        opener, stream.connect = stream.connect(), None
+        opener, stream.opener = stream.opener, None
         rest = connection.detach()
-        self.join(stream, opener.side, connection.side.settle(), (opener.received, rest))
+        self.join(stream, opener, connection.side.settle(), (stream.received, rest))
 
     def join(self, stream: Stream, opener: Side, taker: Side, pending: tuple[bytes, bytes]) -> None:
         """Pass bytes between the opener's and the taker's connection. ``pending``: for the taker, for the opener."""
@@ -342,8 +338,9 @@ class Relay:
         """Reset the connections of a stream."""
         if stream.pair is not None:
             stream.pair.close(ConnectionResetError(errno.ECONNRESET, reason))
-        elif isinstance(stream, DialledStream):
-            stream.cancel(reason)
+        else:
+            if stream.opener is not None:
+                stream.opener.close(reset=True)
             self._finish(stream, None)
 
     def refuse(self, reason: Refused) -> None:
@@ -367,13 +364,15 @@ class Relay:
         for via, child in list(self.children.items()):
             if reason := child.channel.check():
                 self.lose_child(via, reason)
+        for server in self.servers:
+            server.close_slow_strangers()
         now = self.loop.time()
         for connection in [c for c, deadline in self._challenged.items() if deadline <= now]:
             del self._challenged[connection]
             connection.close(reset=True)
             self.refuse(Refused("slow", "a child did not answer its challenge in time"))
         for stream in list(self.streams.values()):
-            if isinstance(stream, DialledStream) and stream.pair is None and stream.expires_at <= now:
+            if stream.taker and stream.pair is None and stream.expires_at <= now:
                 reason = f"{' '.join(stream.taker)} has not taken a stream in time"
                 self.refuse(Refused("untaken", reason))
                 self.end_stream(stream, reason)
@@ -381,6 +380,8 @@ class Relay:
     def close(self) -> None:
         """Reset all streams and close all connections."""
         self.loop.cancel_alarm(self._alarm)
+        for server in self.servers:
+            server.close()
         for stream in list(self.streams.values()):
             self.end_stream(stream, "the relay ends")
         for via in list(self.children):
@@ -388,11 +389,3 @@ class Relay:
         for connection in self._challenged:
             connection.close(reset=True)
         self.pool.close()
-
-
-def attempt_totals(attempt: Attempt) -> dict[str, Any]:
-    """Return the number of streams of an attempt so far, and its bytes by pair of clusters."""
-    return {
-        "streams": attempt.total_streams,
-        "bytes": [[source, target, count[0]] for (source, target), count in attempt.bytes_moved.items()],
-    }

@@ -6,7 +6,7 @@ import socket
 import ssl
 from collections.abc import Callable
 
-from koalapy.runner.connections import READ, WRITE, PlainSide, Side, begin_connecting, finish_connecting, reset_socket
+from koalapy.runner.connections import READ, WRITE, Side, begin_connecting, finish_connecting
 from koalapy.runner.relay_streams import COPY_SIZE, TLS_COPY_SIZE
 
 RECEIVE_SIZE = TLS_COPY_SIZE
@@ -39,19 +39,16 @@ class TlsSide(Side):
 
         ``prefix``: bytes to send without TLS before all others.
         """
-        self._socket, self._is_connecting = connection, is_connecting
+        super().__init__(connection, is_connecting=is_connecting)
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(
             self._incoming, self._outgoing, server_side=server_name is None, server_hostname=server_name
         )
         self._unsent = prefix
         self.is_handshaking = True
-        self.at_end = self._must_end = False
+        self.at_end = False
         if not is_connecting:
             self._shake_hands()
-
-    def fileno(self) -> int:
-        return self._socket.fileno()
 
     def events(self) -> int:
         if self._is_connecting or self._unsent:
@@ -130,12 +127,6 @@ class TlsSide(Side):
             self._tls.unwrap()
         self._send_encrypted()
 
-    def close(self, *, reset: bool = False) -> None:
-        if reset:
-            reset_socket(self._socket)
-        else:
-            self._socket.close()
-
     def _shake_hands(self) -> None:
         try:
             self._tls.do_handshake()
@@ -173,14 +164,12 @@ class DetectedSide(Side):
     is_plain = False
 
     def __init__(self, connection: socket.socket, context: Callable[[], ssl.SSLContext]) -> None:
-        self._socket, self._context = connection, context
+        super().__init__(connection)
+        self._context = context
         self._inner: Side | None = None
 
     def settle(self) -> Side:
         return self._inner or self
-
-    def fileno(self) -> int:
-        return self._socket.fileno()
 
     def events(self) -> int:
         return 0 if self._inner is None else self._inner.events()
@@ -194,7 +183,7 @@ class DetectedSide(Side):
         except BlockingIOError:
             return
         is_tls = first == TLS_HANDSHAKE
-        self._inner = TlsSide(self._socket, self._context()) if is_tls else PlainSide(self._socket)
+        self._inner = TlsSide(self._socket, self._context()) if is_tls else Side(self._socket)
 
     def receive(self, buffer: memoryview) -> int | None:
         if self._inner is None:
@@ -203,9 +192,6 @@ class DetectedSide(Side):
 
     def send(self, data: memoryview) -> int:
         return 0 if self._inner is None else self._inner.send(data)
-
-    def close(self, *, reset: bool = False) -> None:
-        (self._inner or PlainSide(self._socket)).close(reset=reset)
 
 
 def connect_head(
@@ -218,7 +204,7 @@ def connect_head(
     """
     connection, is_connecting = begin_connecting(host, port)
     if context is None:
-        return PlainSide(connection, is_connecting=is_connecting), prefix
+        return Side(connection, is_connecting=is_connecting), prefix
     name = None if is_server else HEAD_NAME
     try:
         return TlsSide(connection, context, name, is_connecting=is_connecting, prefix=prefix), b""

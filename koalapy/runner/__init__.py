@@ -4,5 +4,6 @@ Imports the standard library only and keeps to Python 3.9, so that a node needs 
 ``runner.py``: it connects to its agent, waits at the barrier, checks that it reaches all nodes of the plan
 (``preflight.py``), starts the program or mpirun (``launchers``, ``openmpi.py``), sends output in acknowledged pieces
 (``program_output.py``), and ends everything below it at the end, when its lease is over (``lease.py``) or when its
-agent says so. Each line on the connection is authenticated with a secret of that node and attempt (``session.py``).
+agent says so. Each line on the connection (``connections.py``) is authenticated with a secret of that node and attempt
+(``session.py``).
 """

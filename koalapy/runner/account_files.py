@@ -26,11 +26,11 @@ import tarfile
 if not __package__:
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
+from koalapy.runner.folders import remove_path
 from koalapy.runner.result_archive import FoldersTooDeep, Patterns, open_regular, write_archive
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from typing import IO, Any, BinaryIO
 
 NAME = re.compile(r"(work|stage)-[A-Za-z0-9_][A-Za-z0-9_.-]{0,250}", re.ASCII)
@@ -126,29 +126,18 @@ class Folders:
                 elif size > (MAX_RESULT if kind[1] else remaining):
                     continue
                 else:
-                    data = _read_size(file, size)
+                    data = io.BufferedReader(file).read(size)
             remaining -= len(data) if kind and kind[2] else 0
             frames.add({"name": entry, "size": len(data)}, io.BytesIO(data))
 
     def collect(self, name: str, options: dict[str, Any], target: BinaryIO) -> None:
         write_archive(Frames(target), self.path(name), Patterns(options["patterns"]), frozenset(options["without"]))
 
-    def remove(self, name: str) -> None:
-        _remove_path(self.path(name))
-
     def list(self, target: BinaryIO) -> None:
         frames = Frames(target)
         for name in os.listdir(self._own):
             if NAME.fullmatch(name):
                 frames.add({"name": name, "size": 0}, io.BytesIO())
-
-
-def _read_size(file: io.FileIO, size: int) -> bytes:
-    pieces = []
-    while size > 0 and (data := file.read(size)):
-        pieces.append(data)
-        size -= len(data)
-    return b"".join(pieces)
 
 
 def _extract_member(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: str) -> None:
@@ -165,7 +154,7 @@ def _extract_member(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: s
         _ensure_folder(path)
         return
     if os.path.lexists(path):
-        _remove_path(path)
+        remove_path(path)
     if member.issym():
         os.symlink(member.linkname, path)
     elif member.isreg():
@@ -185,28 +174,6 @@ def _ensure_folder(path: str) -> None:
         os.mkdir(path, 0o700)
 
 
-def _remove_path(path: str) -> None:
-    """Remove a file, a link, or a folder with its content, including read-only folders."""
-    if os.path.islink(path) or not os.path.isdir(path):
-        os.unlink(path)
-        return
-    for inner in _walk_folders(path):  # a program may have made them read-only
-        os.chmod(inner, 0o700)
-    shutil.rmtree(path)
-
-
-def _walk_folders(path: str) -> Iterator[str]:
-    yield path
-    with os.scandir(path) as entries:
-        inner = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
-    for folder in inner:
-        yield from _walk_folders(folder)
-
-
-def _read_options(stdin: BinaryIO) -> Any:
-    return json.loads(stdin.read())
-
-
 def run_command(argv: list[str], stdin: BinaryIO, stdout: BinaryIO) -> None:
     """Carry out the command line ``BASE ACCOUNT VERB [NAME]``. Raise ``Refused`` if it is not allowed."""
     base, account, verb = argv[:3]
@@ -218,12 +185,12 @@ def run_command(argv: list[str], stdin: BinaryIO, stdout: BinaryIO) -> None:
     if verb == "put":
         folders.put(name, stdin)
     elif verb == "get":
-        folders.get(name, _read_options(stdin), stdout)
+        folders.get(name, json.loads(stdin.read()), stdout)
     elif verb == "collect":
-        folders.collect(name, _read_options(stdin), stdout)
+        folders.collect(name, json.loads(stdin.read()), stdout)
     elif verb == "remove":
         if os.path.lexists(folders.path(name)):
-            folders.remove(name)
+            remove_path(folders.path(name))
     else:
         raise Refused(f"there is no {verb!r}")
 

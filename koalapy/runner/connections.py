@@ -61,65 +61,37 @@ def tune_stream(connection: socket.socket) -> socket.socket:
 
 
 class Side:
-    """One connection of a stream, perhaps not established yet."""
+    """One connection of a stream without TLS, perhaps not established yet."""
 
     is_plain = True
     at_end = False
     """Whether ``receive`` has returned the last bytes already and will return 0."""
-
-    def settle(self) -> Side:
-        """Return the side to use in a stream, once a line was received."""
-        return self
-
-    def fileno(self) -> int:
-        raise NotImplementedError
-
-    def events(self) -> int:
-        """Return the events to wait for in addition to those of the stream."""
-        raise NotImplementedError
-
-    def progress(self) -> None:
-        """Handle an event: complete the connection, and send what was taken before. Raise ``OSError``."""
-        raise NotImplementedError
-
-    def receive(self, buffer: memoryview) -> int | None:
-        """Read into a buffer; None if there is nothing now, 0 at the end. Raise ``OSError``."""
-        raise NotImplementedError
-
-    def send(self, data: memoryview) -> int:
-        """Return the number of bytes that the connection takes now. Raise ``OSError``."""
-        raise NotImplementedError
-
-    def end(self) -> None:
-        """Send the end of the data, at once or when the connection is established. Raise ``OSError``."""
-        raise NotImplementedError
-
-    def close(self, *, reset: bool = False) -> None:
-        """Close the connection; ``reset``: so that the other side sees an error instead of an end."""
-        raise NotImplementedError
-
-
-class PlainSide(Side):
-    """A connection without TLS."""
 
     def __init__(self, connection: socket.socket, *, is_connecting: bool = False) -> None:
         self._socket, self._is_connecting = connection, is_connecting
         self._must_end = False
         self._receive, self._send = connection.recv_into, connection.send
 
+    def settle(self) -> Side:
+        """Return the side to use in a stream, once a line was received."""
+        return self
+
     def fileno(self) -> int:
         return self._socket.fileno()
 
     def events(self) -> int:
+        """Return the events to wait for in addition to those of the stream."""
         return WRITE if self._is_connecting else 0
 
     def progress(self) -> None:
+        """Handle an event: complete the connection, and send what was taken before. Raise ``OSError``."""
         if self._is_connecting:
             self._is_connecting = not finish_connecting(self._socket)
             if self._must_end and not self._is_connecting:
                 self._socket.shutdown(socket.SHUT_WR)
 
     def receive(self, buffer: memoryview) -> int | None:
+        """Read into a buffer; None if there is nothing now, 0 at the end. Raise ``OSError``."""
         if self._is_connecting:
             return None
         try:
@@ -128,6 +100,7 @@ class PlainSide(Side):
             return None
 
     def send(self, data: memoryview) -> int:
+        """Return the number of bytes that the connection takes now. Raise ``OSError``."""
         if self._is_connecting:
             return 0
         try:
@@ -136,11 +109,13 @@ class PlainSide(Side):
             return 0
 
     def end(self) -> None:
+        """Send the end of the data, at once or when the connection is established. Raise ``OSError``."""
         self._must_end = True
         if not self._is_connecting:
             self._socket.shutdown(socket.SHUT_WR)
 
     def close(self, *, reset: bool = False) -> None:
+        """Close the connection; ``reset``: so that the other side sees an error instead of an end."""
         if reset:
             reset_socket(self._socket)
         else:
@@ -181,10 +156,10 @@ def begin_connecting(host: str, port: int, source: str = "") -> tuple[socket.soc
     return connection, number != 0
 
 
-def connect_side(host: str, port: int, source: str = "") -> PlainSide:
+def connect_side(host: str, port: int, source: str = "") -> Side:
     """Begin to connect to an address, from another one if ``source`` is given. Raise ``OSError``."""
     connection, is_connecting = begin_connecting(host, port, source)
-    return PlainSide(connection, is_connecting=is_connecting)
+    return Side(connection, is_connecting=is_connecting)
 
 
 def reset_socket(connection: socket.socket) -> None:
@@ -234,7 +209,7 @@ class LineConnection:
         side: Side,
         buffer: memoryview,
         on_line: Callable[[LineConnection, bytes], None],
-        on_end: Callable[[LineConnection, OSError | None], None],
+        on_end: Callable[[LineConnection, OSError | None], object],
         max_line: int,
         max_output: int = MAX_OUTPUT,
     ) -> None:

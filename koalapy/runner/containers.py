@@ -108,7 +108,7 @@ class SeriesCheck:
         self._alarm = f"image-{folder}"
         self._reading, writing = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._reading, False)
-        self._loop.watch(self._reading, self._keep_output)
+        self._loop.watch(self._reading, lambda _events: self._read())
         try:
             command = container.wrap_command(["mpirun", "--version"], folder, folder)
             self.pid = node.spawn(command, environment, outputs=(writing, writing))
@@ -150,9 +150,6 @@ class SeriesCheck:
                 f"of Open MPI {version}: each rank would run alone; use an image with Open MPI {series}",
                 126,
             )
-
-    def _keep_output(self, _events: int) -> None:
-        self._read()
 
     def _read(self) -> bool:
         """Read some output, and keep its last part. Return whether there may be more."""

@@ -98,7 +98,10 @@ def _format_script(
         f"cd {shlex.quote(folder)} || exit 126",
         f"set -- {shlex.join([*variables, *arguments])}",
         f"not_plain={shlex.quote(NOT_PLAIN)}",
-        *(_copy_line(name) for name in RANK_VARIABLES),
+        *(
+            f'case "${{{name}-}}" in ""|$not_plain) ;; *) set -- "{name}=${{{name}-}}" "$@";; esac'
+            for name in RANK_VARIABLES
+        ),
         *binding,
     ]
     if "OPAL_PREFIX" not in environment:
@@ -109,11 +112,6 @@ def _format_script(
         opening = f'exec <{shlex.quote(fifo)}; : >{shlex.quote(mark)}; exec /usr/bin/env -i "$@"'
         lines.append(f'[ "${{OMPI_COMM_WORLD_RANK-}}" != 0 ] || {{ {opening}; }}')
     return "\n".join([*lines, 'exec /usr/bin/env -i "$@" </dev/null', ""])
-
-
-def _copy_line(name: str) -> str:
-    value = f"${{{name}-}}"
-    return f'case "{value}" in ""|$not_plain) ;; *) set -- "{name}={value}" "$@";; esac'
 
 
 PTRACE_CONT, PTRACE_DETACH, PTRACE_SEIZE, PTRACE_LISTEN = 7, 17, 0x4206, 0x4208
@@ -194,7 +192,8 @@ class ExecGuard:
             if not self._daemon_pid or (is_daemon and pid == self._daemon_pid):  # mpirun of Open MPI 5 executes prterun
                 _ptrace(PTRACE_CONT, pid)
                 return
-            if program == os.path.realpath(SHELL) and self._is_allowed(arguments):
+            is_agent = any(arguments[: len(first)] == first for first in self._launch_agents)
+            if program == os.path.realpath(SHELL) and (is_agent or arguments in self._allowed):
                 self._clear_environment(pid)
                 _ptrace(PTRACE_DETACH, pid)
                 return
@@ -204,10 +203,6 @@ class ExecGuard:
         if program not in self._refused and len(self._refused) < MAX_REFUSALS:
             self._refused.add(program)
             self._report_refusal(program)
-
-    def _is_allowed(self, arguments: list[bytes]) -> bool:
-        """Whether a shell was given the job's rank script or a launch agent."""
-        return arguments in self._allowed or any(arguments[: len(first)] == first for first in self._launch_agents)
 
     def _clear_environment(self, pid: int) -> None:
         """Overwrite the variables of a stopped process that neither this site sets nor a rank needs."""

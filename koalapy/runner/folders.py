@@ -141,6 +141,20 @@ def remove_tree(folder: str) -> None:
         print(f"koala runner: cannot remove {folder}: {error.strerror}", file=sys.stderr)
 
 
+def remove_path(path: str) -> None:
+    """Remove a file, a link, or a folder with its content, including read-only folders. Raise ``OSError``."""
+    if os.path.islink(path) or not os.path.isdir(path):
+        os.unlink(path)
+        return
+    opened = _open(path)
+    try:
+        for _, error in _remove_content(opened):
+            raise error
+    finally:
+        os.close(opened)
+    os.rmdir(path)
+
+
 def _remove_content(folder: int, keep: str = "") -> list[tuple[str, OSError]]:
     """Remove the content of a folder as far as possible; return the paths that remain, with their errors.
 

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from koalapy.runner.connections import Credentials, LineTooLong, ParentLink, PlainSide, Refused, begin_connecting
+from koalapy.runner.connections import Credentials, LineTooLong, ParentLink, Refused, Side, begin_connecting
 from koalapy.runner.settings import Settings
 
 TYPE_CHECKING = False
@@ -50,7 +50,7 @@ class Loop:
         """Return a monotonic time in seconds, without the time for which this process was stopped."""
         return time.monotonic() - self._slept
 
-    def watch(self, file: int, callback: Callable[[int], None], events: int = selectors.EVENT_READ) -> None:
+    def watch(self, file: int, callback: Callable[[int], object], events: int = selectors.EVENT_READ) -> None:
         if file in self._selector.get_map():
             self._selector.modify(file, events, callback)
         else:
@@ -137,7 +137,7 @@ class Link:
         self.address = connection.getsockname()[0]
         self._agent = ParentLink(
             self._loop,
-            PlainSide(connection, is_connecting=is_connecting),
+            Side(connection, is_connecting=is_connecting),
             self._buffer,
             Credentials(settings.secret, settings.component_name, settings.node, "component"),
             self._receive_message,

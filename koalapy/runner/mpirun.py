@@ -180,8 +180,9 @@ def main(arguments: list[str]) -> int:
     if words[:1] in (["--version"], ["-V"]):
         print_version(runner_folder)
     parsed = Arguments(words)
-    if stat.S_ISREG(mode := input_mode()) or stat.S_ISFIFO(mode):
-        print("mpirun: ranks get no standard input: name the file as an argument of the program", file=sys.stderr)
+    with contextlib.suppress(OSError):
+        if stat.S_ISREG(mode := os.fstat(0).st_mode) or stat.S_ISFIFO(mode):
+            print("mpirun: ranks get no standard input: name the file as an argument of the program", file=sys.stderr)
     try:
         with open(f"{runner_folder}/folder", encoding="utf-8", errors="surrogateescape") as file:
             parsed.request["folder"] = folder_to_pass(parsed.folder, file.read())
@@ -196,13 +197,6 @@ def main(arguments: list[str]) -> int:
     for name in SIGNALS:
         signal.signal(getattr(signal, name), lambda number, _: pass_signal(connection, number))
     return follow(connection)
-
-
-def input_mode() -> int:
-    try:
-        return os.fstat(0).st_mode
-    except OSError:
-        return 0
 
 
 def connect(path: str) -> socket.socket:

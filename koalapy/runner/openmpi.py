@@ -74,10 +74,6 @@ class LaunchRequests:
     def agent(self) -> str:
         return f"{LAUNCH_SHELL} {self._folder}/{LAUNCH_SCRIPT}"
 
-    def command_prefix(self, host: str) -> list[str]:
-        """Return the first words of the launch agent for a host."""
-        return [LAUNCH_SHELL, f"{self._folder}/{LAUNCH_SCRIPT}", host]
-
     def answer(self, host: str, error: str = "") -> None:
         """Let the launch agent of a host end, with an error if its MPI daemon failed or could not be started."""
         os.write(self._answers[host], f"{1 if error else 0} {error[:1000]}\n".encode())
@@ -355,7 +351,10 @@ class Head(OpenMpiRole):
     def _begin(self) -> None:
         if self._plan.needs_ranks:
             separator = TAG_SEPARATORS[self._installation.series]
-            self._tags = {is_error: TagReader(self._plan.size, separator) for is_error in (False, True)}
+            self._tags = {
+                is_error: TagReader(sum(node["slots"] for node in self._plan.nodes), separator)
+                for is_error in (False, True)
+            }
         raise_file_limit(len(self._plan.nodes) + OWN_FILES, self._runner.settings.name)
         if self._other_nodes:
             series = self._installation.series
@@ -375,7 +374,7 @@ class Head(OpenMpiRole):
         options = self._installation.mpirun_options(agent, count, tags_output=bool(self._tags))
         if self._plan.relayed is not None:
             options += self._installation.relayed_options(count)
-        agents = [self._launch_requests.command_prefix(host) for host in self._by_host]
+        agents = [[*agent.split(" "), host] for host in self._by_host]
         names = self._installation.mpirun_names
         guard = make_guard(self._runner, self._plan, names, self._runner.environment, agents)
         command = [self._installation.mpirun, *options, *self._plan.mpirun_contexts()]
@@ -502,16 +501,12 @@ class Head(OpenMpiRole):
             if index != self._plan.index:
                 self._launches[index] = (parameters, self._runner.loop.time() + self._timeout)
                 self._send_launch(index)
-            else:
-                self._start_here(index, parameters)
+            else:  # mpirun does not always recognize this node as its own host
+                namesakes = self._namesakes.get(index, "")
+                self._local = start_daemon(self._runner, self._plan, self._installation, parameters, namesakes)
+                self._started.add(index)
         except Failure as failure:
             self._runner.conclude(None, failure.message, infrastructure=True)
-
-    def _start_here(self, index: int, parameters: dict[str, str]) -> None:
-        """Start the MPI daemon of this node, which mpirun does not always recognize as its own host."""
-        namesakes = self._namesakes.get(index, "")
-        self._local = start_daemon(self._runner, self._plan, self._installation, parameters, namesakes)
-        self._started.add(index)
 
     def _send_launch(self, index: int) -> None:
         """Ask a node's runner to start its MPI daemon, until it acknowledges: messages between nodes may get lost."""

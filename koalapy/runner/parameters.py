@@ -90,30 +90,24 @@ class Installation:
 
         Daemons that stay attached must all be launched at once, which mpirun must be allowed for that many nodes.
         """
+        shell = "ssh" if self.series >= 5 else "rsh"
+        options = {
+            "plm": shell,
+            "ras": "^slurm,gridengine",
+            f"plm_{shell}_agent": launch_agent,
+            f"plm_{shell}_no_tree_spawn": "1",
+            f"plm_{shell}_num_concurrent": str(nodes),
+        }
         if self.series >= 5:
-            options = {
-                "plm": "ssh",
-                "ras": "^slurm,gridengine",
-                "plm_ssh_agent": launch_agent,
-                "plm_ssh_no_tree_spawn": "1",
-                "plm_ssh_num_concurrent": str(nodes),
-            }
             # Its launch threads lose track of a process that ends at once, and mpirun then hangs (seen in 5.0.11).
             options["odls_base_max_threads"] = "0"
-            flag, attached = "--prtemca", ["--leave-session-attached"]
+            attached = ["--leave-session-attached"]
         else:
-            options = {
-                "plm": "rsh",
-                "ras": "^slurm,gridengine",
-                "plm_rsh_agent": launch_agent,
-                "plm_rsh_no_tree_spawn": "1",
-                "plm_rsh_num_concurrent": str(nodes),
-            }
-            flag, attached = "--mca", ["--mca", "orte_leave_session_attached", "1"]
+            attached = ["--mca", "orte_leave_session_attached", "1"]
         always = ["--bind-to", "none", "--stdin", "none"]
         if tags_output:
             always += ["--output", "tag"] if self.series >= 5 else ["--tag-output"]
-        return [*(argument for k, v in options.items() for argument in (flag, k, v)), *attached, *always]
+        return [*self._format_options(options), *attached, *always]
 
     def relayed_options(self, nodes: int) -> list[str]:
         """Return options of mpirun for relayed links: all daemons connect to it, and no name of a node is resolved."""
@@ -121,8 +115,12 @@ class Installation:
             options = {"rml_base_radix": str(nodes), "prte_do_not_resolve": "1"}
         else:
             options = {"routed": "radix", "routed_radix": str(nodes), "orte_do_not_resolve": "1"}
+        return self._format_options(options)
+
+    def _format_options(self, options: Mapping[str, str]) -> list[str]:
+        """Return parameters of the series' launcher as words of a command line."""
         flag = "--prtemca" if self.series >= 5 else "--mca"
-        return [argument for name, value in options.items() for argument in (flag, name, value)]
+        return [word for name, value in options.items() for word in (flag, name, value)]
 
     def daemon_arguments(self, parameters: Mapping[str, str], rank_script: str, *, is_named: bool) -> list[str]:
         """Return the command line of this node's MPI daemon; ``parameters`` are those that the head node has chosen.
@@ -131,8 +129,7 @@ class Installation:
         """
         fixed = LAUNCHES_NOTHING[self.series] | ({} if is_named else {"ess": "env"})
         fixed["odls_base_exec_agent" if self.series >= 5 else "orte_fork_agent"] = f"{SHELL} {rank_script}"
-        flag = "--prtemca" if self.series >= 5 else "-mca"
-        arguments = [argument for name, value in {**parameters, **fixed}.items() for argument in (flag, name, value)]
+        arguments = self._format_options({**parameters, **fixed})
         if self.series < 5:
             return [self.daemon, *arguments]
         root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
@@ -366,7 +363,7 @@ def _relayed_parameters(environment: dict[str, str], series: int, plan: Plan, li
     Ranks reach nodes behind relays by loopback, and all others by another interface. Open MPI never pairs an address of
     a private network with another one, and the private networks are those that this node reaches.
     """
-    from koalapy.runner.relay_links import control_range
+    from koalapy.runner.relay_links import split_ports
 
     network = environment.get("KOALA_MPI_INTERFACE") or _way_out(plan)
     if network is None or plan.rank_ports is None or plan.offer is None:
@@ -393,7 +390,7 @@ def _relayed_parameters(environment: dict[str, str], series: int, plan: Plan, li
     variables = {f"OMPI_MCA_{name}": value for name, value in values.items()}
     variables |= {control + include: network, f"{control}oob_tcp_disable_ipv6_family": "1"}
     if plan.me is plan.head:
-        first, last = control_range(plan.offer.layouts[links.layout], plan.me["number"])
+        first, last = split_ports(plan.offer.layouts[links.layout][plan.me["number"]])[0]
         if plan.lane is not None:
             first, last = lane_ports(first, last, plan.lane)
         variables[control + CONTROL_PORTS_PARAMETER] = f"{first}-{last}"

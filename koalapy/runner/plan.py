@@ -12,44 +12,16 @@ from koalapy.runner.settings import Failure, Settings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
-    from typing import Any, Protocol
+    from collections.abc import Mapping
+    from typing import Any, Union
 
-    from koalapy.runner.exec_guard import ExecGuard
-    from koalapy.runner.link import Loop
     from koalapy.runner.output_streams import RankedBytes
-    from koalapy.runner.processes import Processes
     from koalapy.runner.relay_links import Pair, RelayedLinks, RelayOffer
-    from koalapy.runner.settings import Settings
+    from koalapy.runner.runner import Runner
+    from koalapy.runner.steps import Step
 
-    class Node(Protocol):
-        """The runner, as far as a role needs it; ``Runner`` documents the methods."""
-
-        settings: Settings
-        loop: Loop
-        environment: dict[str, str]
-        processes: Processes
-
-        @property
-        def relayed_before(self) -> tuple[set[Pair], int]: ...
-        def spawn(
-            self,
-            command: list[str],
-            environment: dict[str, str] | None = None,
-            guard: ExecGuard | None = None,
-            *,
-            is_program: bool = False,
-            outputs: tuple[int, int] | None = None,
-        ) -> int: ...
-        def make_folder(self) -> str: ...
-        def make_input(self, path: str = "") -> None: ...
-        def report_running(self) -> None: ...
-        def relay(self, token: str, node: int, payload: dict[str, Any]) -> None: ...
-        def start_relay(self, plan: Plan, on_start: Callable[[bool, str], None]) -> None: ...
-        def report_relayed(self, pairs: Collection[Pair], layout: int) -> None: ...
-        def show(self, output: bytes, rank: int | None = None) -> None: ...
-        def say(self, line: str) -> None: ...
-        def conclude(self, code: int | None, error: str = "", *, infrastructure: bool = False) -> None: ...
+    Node = Union[Runner, Step]
+    """What a role needs of its node: the runner, or a program of a script on it."""
 
 
 PLAIN = re.compile(r"[A-Za-z0-9_:][A-Za-z0-9_.:%-]{0,254}", re.ASCII)
@@ -151,9 +123,9 @@ class Plan:
         """Return the first and last port of this node's ranks; None without relayed links."""
         if self.relayed is None or self.offer is None:
             return None
-        from koalapy.runner.relay_links import rank_range
+        from koalapy.runner.relay_links import split_ports
 
-        return rank_range(self.offer.layouts[self.relayed.layout], self.me["number"])
+        return split_ports(self.offer.layouts[self.relayed.layout][self.me["number"]])[1]
 
     @property
     def reads_input(self) -> bool:
@@ -191,20 +163,6 @@ class Plan:
         return sum(node["slots"] for node in self.nodes[: self.index])
 
     @property
-    def cpus_per_rank(self) -> int | None:
-        """Return the processors that each rank requests; None if it requests none of its own."""
-        return self.message.get("cpus_per_rank")
-
-    @property
-    def shares_nodes(self) -> bool:
-        """Return whether other jobs may use the remaining processors of the nodes."""
-        return bool(self.message.get("share"))
-
-    @property
-    def size(self) -> int:
-        return sum(node["slots"] for node in self.nodes)
-
-    @property
     def needs_ranks(self) -> bool:
         """Return whether it must be known which rank has written what: for labels, or files of ranks."""
         names = filter(None, (self.context["output"], self.context.get("error")))
@@ -234,7 +192,8 @@ class Plan:
             "KOALA_COMPONENT_NODES": len(self.context["nodes"]),
             "KOALA_HOSTS": ",".join(n["host"] for n in self.nodes),
         }
-        threads = {} if self.cpus_per_rank is None else {"OMP_NUM_THREADS": str(self.cpus_per_rank)}
+        cpus_per_rank = self.message.get("cpus_per_rank")
+        threads = {} if cpus_per_rank is None else {"OMP_NUM_THREADS": str(cpus_per_rank)}
         return {
             **settings.program_environment,
             **threads,

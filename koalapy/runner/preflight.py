@@ -460,7 +460,9 @@ class Preflight:
         if not failed:
             self._try_relays(self._skipped)
             return
-        pairs = {self._pair_of(i, j) for i, j, _ in failed}
+        pairs = {
+            (min(names), max(names)) for names in ((self._cluster_of(i), self._cluster_of(j)) for i, j, _ in failed)
+        }
         if self._plan.relayed is not None:
             self._extend_relays(self._plan.relayed, pairs, failed)
             return
@@ -479,10 +481,6 @@ class Preflight:
         else:
             self._deadline = self._runner.loop.time() + BLAME_TIMEOUT
             self._report_error(self._reporter, self._error)
-
-    def _pair_of(self, one: int, other: int) -> Pair:
-        first, last = sorted((self._cluster_of(one), self._cluster_of(other)))
-        return first, last
 
     def _try_relays(self, pairs: Collection[Pair], hosts: list[str] | None = None) -> None:
         """Repeat the check of connections with relays between pairs of clusters. Raise ``Failure``."""

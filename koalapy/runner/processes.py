@@ -132,7 +132,7 @@ class Processes:
 
         A process keeps its session when its parent ends. Forget the guards of sessions without processes.
         """
-        members = [pid for pid in descendants(os.getpid()) if session_of(pid) in sessions]
+        members = [pid for pid in descendants(os.getpid()) if _read_stat(pid, 3) in sessions]
         for pid in members:
             signal_and_continue(pid, number)
         if not members:
@@ -247,18 +247,14 @@ def parents_below(root: int) -> dict[int, int]:
 
 def parent_of(pid: int) -> int:
     """Return the parent of a process; 0 when it is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[1])
-    except (OSError, IndexError):
-        return 0
+    return _read_stat(pid, 1)
 
 
-def session_of(pid: int) -> int:
-    """Return the session of a process; 0 when it is gone."""
+def _read_stat(pid: int, field: int) -> int:
+    """Return a number of ``/proc/PID/stat``: 1 for the parent, 3 for the session; 0 when the process is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[3])
+            return int(file.read().rpartition(b")")[2].split()[field])
     except (OSError, IndexError):
         return 0
 

@@ -7,7 +7,6 @@ import errno
 import os
 import re
 from collections.abc import Callable, Iterator
-from functools import partial
 
 from koalapy.runner.output_streams import LineLabels, mark_stream
 from koalapy.runner.session import FILE_TAG_LENGTH, open_file, seal_file
@@ -164,10 +163,7 @@ class ProgramOutput:
             self._keep(mark_stream(shown, is_error=is_error) if self._is_separate else shown)
 
     def _watch(self, reading: int) -> None:
-        self._loop.watch(reading, partial(self._on_readable, reading))
-
-    def _on_readable(self, reading: int, _events: int) -> None:
-        self._read_pipe(reading, self._pipes[reading])
+        self._loop.watch(reading, lambda _events: self._read_pipe(reading, self._pipes[reading]))
 
     def _read_pipe(self, reading: int, is_error: bool) -> bool:
         """Read output of the program once; return False if there is none."""

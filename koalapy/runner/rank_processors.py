@@ -82,7 +82,7 @@ TOPOLOGY = "/sys/devices/system/cpu/cpu{processor}/topology/{name}"
 
 def check_processors(plan: Plan, settings: Settings) -> None:
     """Raise ``Failure`` if this node has fewer processors than its ranks request."""
-    requested = plan.cpus_per_rank
+    requested = plan.message.get("cpus_per_rank")
     ranks, available = plan.me["slots"], len(os.sched_getaffinity(0))
     if plan.message["launcher"] == "processes":
         ranks = 1
@@ -102,12 +102,12 @@ def binding_lines(plan: Plan, settings: Settings) -> list[str]:
     Nodes of embedded clusters share the processors of a machine, so their ranks are not bound. Those of a job that
     shares nodes are not bound either if its resource manager has not bound this process to the job's processors.
     """
-    count, ranks = plan.cpus_per_rank, plan.me["slots"]
+    count, ranks = plan.message.get("cpus_per_rank"), plan.me["slots"]
     taskset = next((path for path in TASKSET if os.access(path, os.X_OK)), None)
     processors = sort_by_core(os.sched_getaffinity(0))
     if count is None or taskset is None or settings.shares_processors or ranks * count > len(processors):
         return []
-    if plan.shares_nodes and len(processors) == os.cpu_count() and ranks * count < len(processors):
+    if plan.message.get("share") and len(processors) == os.cpu_count() and ranks * count < len(processors):
         return []
     cases = " ".join(
         f"{rank}) processors={','.join(map(str, processors[rank * count : (rank + 1) * count]))};;"
@@ -124,14 +124,13 @@ def sort_by_core(processors: Iterable[int]) -> Sequence[int]:
     return sorted(processors, key=lambda processor: (*_place(processor), processor))
 
 
-def _place(processor: int) -> tuple[int, int]:
-    """Return the socket and core of a processor; equal ones if the kernel does not say."""
+def _place(processor: int) -> list[int]:
+    """Return the socket and core of a processor; none if the kernel does not say."""
     try:
-        return _read(processor, "physical_package_id"), _read(processor, "core_id")
+        place = []
+        for name in ("physical_package_id", "core_id"):
+            with open(TOPOLOGY.format(processor=processor, name=name), encoding="ascii") as file:
+                place.append(int(file.read()))
     except (OSError, ValueError):
-        return 0, 0
-
-
-def _read(processor: int, name: str) -> int:
-    with open(TOPOLOGY.format(processor=processor, name=name), encoding="ascii") as file:
-        return int(file.read())
+        return [0, 0]
+    return place

@@ -22,7 +22,7 @@ from koalapy.runner.settings import Failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from typing import Any
 
     from koalapy.runner.link import Loop
@@ -172,7 +172,8 @@ def decide_links(
             "many ports, or the relay of the daemon or of a site is away; see koala network"
         )
     found = {
-        cluster: sorted({_network_of(host, networks) for host, networks in nodes}) for cluster, nodes in hosts.items()
+        cluster: sorted({next((n for n, address in networks if address == host), "") for host, networks in nodes})
+        for cluster, nodes in hosts.items()
     }
     networks = {cluster: [n for n in values if NETWORK.fullmatch(n)] for cluster, values in found.items()}
     if sum(map(len, networks.values())) > MAX_NETWORKS:
@@ -211,21 +212,6 @@ def overlap(one: str, other: str) -> bool:
     return is_inside(one.partition("/")[0], other) or is_inside(other.partition("/")[0], one)
 
 
-def _network_of(host: str, networks: Iterable[Sequence[str]]) -> str:
-    """Return the network of an address among a node's (network, address) pairs; empty if there is none."""
-    return next((network for network, address in networks if address == host), "")
-
-
-def rank_range(layout: Sequence[tuple[int, int]], number: int) -> tuple[int, int]:
-    """Return the first and last port of a node's ranks; ``number``: its index among the job's nodes."""
-    return split_ports(layout[number])[1]
-
-
-def control_range(layout: Sequence[tuple[int, int]], number: int) -> tuple[int, int]:
-    """Return the first and last port at which mpirun listens on a node."""
-    return split_ports(layout[number])[0]
-
-
 PROGRAM = f"{os.path.dirname(os.path.abspath(__file__))}/relay_node.py"
 START_TIMEOUT = 10.0
 """Seconds in which the head's relay must accept this node, which it may learn of later than the runner."""
@@ -248,12 +234,12 @@ def child_settings(plan: Plan, secret: bytes) -> dict[str, Any]:
         )
     layout, me = plan.offer.layouts[plan.relayed.layout], plan.me["number"]
     first = next(i for i, node in enumerate(plan.job.nodes) if node is plan.job.head)
-    listeners: list[Any] = [[LOOPBACK, *rank_range(layout, i), i] for i in range(len(layout)) if i != me]
-    targets: list[Any] = [[*rank_range(layout, me), LOOPBACK, LOOPBACK]]
+    listeners: list[Any] = [[LOOPBACK, *split_ports(layout[i])[1], i] for i in range(len(layout)) if i != me]
+    targets: list[Any] = [[*split_ports(layout[me])[1], LOOPBACK, LOOPBACK]]
     if me == first:
-        targets.append([*control_range(layout, me), plan.me["host"], ""])
+        targets.append([*split_ports(layout[me])[0], plan.me["host"], ""])
     elif plan.relayed.joins(plan.me["cluster"], plan.head["cluster"]) and plan.me["cluster"] != plan.head["cluster"]:
-        listeners.append([plan.me["host"], *control_range(layout, first), first])
+        listeners.append([plan.me["host"], *split_ports(layout[first])[0], first])
     return {
         "attempt": plan.offer.attempt,
         "node": me,

@@ -27,7 +27,7 @@ from koalapy.runner.connections import (
     HEARTBEAT_INTERVAL_S,
     Credentials,
     ParentLink,
-    PlainSide,
+    Side,
     connect_side,
     describe_error,
     encode,
@@ -36,7 +36,7 @@ from koalapy.runner.connections import (
 from koalapy.runner.link import Loop
 from koalapy.runner.processes import forbid_dumps
 from koalapy.runner.relay_protocol import MAX_NODES, Ranges, TokenBucket, get_number, get_stream, seal_line
-from koalapy.runner.relay_streams import Listener, Pair, PipePool, resolve_host
+from koalapy.runner.relay_streams import Listener, Pair, PipePool, open_listener, resolve_host
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -235,13 +235,9 @@ class NodeRelay:
         self._pool.close()
 
     def _listen(self, address: str, port: int, target: int) -> Listener:
-        listener = socket.socket()
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind((address, port))
-            listener.listen(BACKLOG)
+            listener = open_listener((address, port), BACKLOG)
         except OSError as error:
-            listener.close()
             raise PortTaken(address, port, error.strerror or str(error)) from error
         return Listener(
             self._loop,
@@ -283,11 +279,9 @@ class NodeRelay:
             reset_socket(connection)
             self._count_refusal(f"cannot connect to the head's relay: {error.strerror}")
             return
-        self._start_pair(PlainSide(connection), up, {**line, "to": target, "port": local[1]}, lambda _: None)
+        self._start_pair(Side(connection), up, {**line, "to": target, "port": local[1]}, lambda _: None)
 
-    def _start_pair(
-        self, local: PlainSide, up: PlainSide, line: dict[str, Any], on_failure: Callable[[OSError], None]
-    ) -> None:
+    def _start_pair(self, local: Side, up: Side, line: dict[str, Any], on_failure: Callable[[OSError], None]) -> None:
         """Join a local connection and one to the head, which begins with a line."""
 
         def forget(error: OSError | None) -> None:

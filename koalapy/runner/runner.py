@@ -153,7 +153,7 @@ class Runner:
         program = require_program(command[0], self.environment)
         argv, environment = [program, *command[1:]], self.environment if environment is None else environment
         self._usage.start()
-        stdin = self._streams.program_stdin if is_program else None
+        stdin = self._streams.input.reading if is_program and self._streams.input is not None else None
         output, errors = outputs or (self._program_output.writing, self._program_output.error_writing)
         try:
             if guard is not None:
@@ -181,7 +181,8 @@ class Runner:
         """Report once to the agent that the program runs, and start the timers of its warning and its walltime."""
         if self._phase == "opened":
             self._phase = "running"
-            self._streams.input_is_read()
+            if self._streams.input is not None:
+                self._streams.input.close_reading()
             self._link.send({"t": "running"})
             if warning := self._warning:
                 delay, name, grace = warning["after"], warning["signal"], warning["grace"]

@@ -138,7 +138,7 @@ class ScriptHead(Role):
         op = payload["op"]
         if op == "undelivered":
             for step in list(self._steps.values()):
-                step.relayed(None, sender, payload)
+                step.relayed(sender, payload)
             return
         index, number = self._plan.index_of(sender), int(payload["step"])
         if index is None:
@@ -146,7 +146,7 @@ class ScriptHead(Role):
         if op == "ended":
             self._confirm_end(number, index)
         elif op == "step" and number in self._steps:
-            self._steps[number].relayed(index, sender, payload["payload"])
+            self._steps[number].relayed(sender, payload["payload"])
         elif op == "step":
             self._runner.relay(*sender, {"op": "end", "step": number})
 
@@ -184,7 +184,7 @@ class ScriptHead(Role):
             call.finish(2)
             return
         self._waiting.append((call, order))
-        call.on_gone = lambda: self._drop_call(call)
+        call.on_gone = lambda: self._waiting.remove((call, order))
         self._start_steps()
 
     def _start_steps(self) -> None:
@@ -192,16 +192,13 @@ class ScriptHead(Role):
         while self._waiting and len(self._steps) < MAX_STEPS:
             call, order = self._waiting.pop(0)
             used = {step.lane for step in self._steps.values()}
-            order.set_lane(next(lane for lane in range(MAX_STEPS) if lane not in used))
+            order.lane = next(lane for lane in range(MAX_STEPS) if lane not in used)
             self._number += 1
             step = HeadStep(self._runner, self._number, order, self._plan, self._folder, call, self._end_step)
             self._steps[step.number] = step
             call.on_signal = step.interrupt
             call.on_gone = step.cancel
             step.start()
-
-    def _drop_call(self, call: Call) -> None:
-        self._waiting = [(other, order) for other, order in self._waiting if other is not call]
 
     def _end_step(self, number: int) -> None:
         """Let the other nodes end a step that has ended here, and start a waiting one."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from koalapy.runner.exec_guard import ExecGuard
     from koalapy.runner.plan import Node
+    from koalapy.runner.processes import Processes
     from koalapy.runner.relay_links import Pair
     from koalapy.runner.settings import Settings
 
@@ -68,7 +69,7 @@ class Call:
             self._loop.forget(self._connection.fileno())
             self._connection.close()
             self._close_outputs()
-            self._calls.forget_call(self)
+            self._calls.open.discard(self)
 
     def _close_outputs(self) -> None:
         for file in self.outputs or ():
@@ -123,7 +124,7 @@ class Calls:
 
     def __init__(self, loop: Loop, folder: str, handle: Callable[[Call, dict[str, Any]], None]) -> None:
         self._loop, self.handle = loop, handle
-        self._calls: set[Call] = set()
+        self.open: set[Call] = set()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.setblocking(False)
         with short_socket_path(os.path.join(folder, SOCKET)) as path:
@@ -134,11 +135,8 @@ class Calls:
     def close(self) -> None:
         self._loop.forget(self._listener.fileno())
         self._listener.close()
-        for call in list(self._calls):
+        for call in list(self.open):
             call.close()
-
-    def forget_call(self, call: Call) -> None:
-        self._calls.discard(call)
 
     def _accept(self, _events: int) -> None:
         """Accept a call from a process of this job; reject others, and calls beyond ``MAX_CALLS``."""
@@ -148,11 +146,11 @@ class Calls:
             return
         connection.setblocking(False)
         call = Call(self._loop, connection, self)
-        self._calls.add(call)
+        self.open.add(call)
         if not is_descendant(peer_of(connection)):
             call.say("koala: mpirun was called by a process that is not of this job")
             call.finish(1)
-        elif len(self._calls) > MAX_CALLS:
+        elif len(self.open) > MAX_CALLS:
             call.say(f"koala: more than {MAX_CALLS} calls of mpirun run or wait: wait for some to end")
             call.finish(1)
 
@@ -197,8 +195,6 @@ class Order:
             raise ValueError("a program of the job's script is invalid")
         self.lane: int = content["lane"]
         """Which of the programs that run at once it is."""
-        names = ("slots", "command", "environment", "folder", "must_exist", "lane")
-        self.content = {name: content[name] for name in names}
         texts = [*self.command, *self.environment.values(), self.folder]
         if (
             len(self.slots) != nodes
@@ -211,10 +207,6 @@ class Order:
             or (not os.path.isabs(self.folder) and ".." in self.folder.split("/"))
         ):
             raise ValueError("a program of the job's script is invalid")
-
-    def set_lane(self, lane: int) -> None:
-        """Set which of the programs that run at once it is."""
-        self.lane = self.content["lane"] = lane
 
     def plan_for(self, job: Plan, settings: Settings) -> Plan:
         """Return the plan of the nodes that have ranks, and the head node, as one of these nodes sees it."""
@@ -256,13 +248,13 @@ class Order:
 class StepLoop(Loop):
     """The runner's event loop for one program: its alarms have names of their own, its errors end only the program."""
 
-    def __init__(self, loop: Loop, prefix: str, run: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(self, loop: Loop, prefix: str, run: Callable[[Callable[[], object]], None]) -> None:
         self._loop, self._prefix, self._run = loop, prefix, run
 
     def time(self) -> float:
         return self._loop.time()
 
-    def watch(self, file: int, callback: Callable[[int], None], events: int = 1) -> None:
+    def watch(self, file: int, callback: Callable[[int], object], events: int = 1) -> None:
         self._loop.watch(file, lambda ready: self._run(lambda: callback(ready)), events)
 
     def forget(self, file: int) -> None:
@@ -284,9 +276,10 @@ class Step:
         """``folder``: the runner's folder, in which the program gets one."""
         self._runner, self.number, self._order = runner, number, order
         self.plan = plan = order.plan_for(job, runner.settings)
-        self.settings, self.processes = runner.settings, runner.processes
+        self.settings: Settings = runner.settings
+        self.processes: Processes = runner.processes
         self.loop: Loop = StepLoop(runner.loop, f"step-{number}-", self.run)
-        self.environment = plan.environment(runner.settings)
+        self.environment: dict[str, str] = plan.environment(runner.settings)
         self._folder = f"{folder}/{number}"
         self._outputs: tuple[int, int] | None = None
         self._sessions: set[int] = set()
@@ -302,6 +295,10 @@ class Step:
         self.plan.rank_folder = self._order.find_folder()
         self.role.start()
 
+    def relayed(self, sender: tuple[str, int], payload: dict[str, Any]) -> None:
+        """Handle a message of another node about this program."""
+        self.run(lambda: self.role.relayed(sender, payload))
+
     def child_ended(self, pid: int, code: int) -> None:
         self.run(lambda: self.role.child_ended(pid, code))
 
@@ -312,7 +309,7 @@ class Step:
             self.role.close()
         self._runner.loop.cancel_alarm(f"sweep-{self.number}")
 
-    def run(self, action: Callable[[], None]) -> None:
+    def run(self, action: Callable[[], object]) -> None:
         """Run an action of the role, and end the program if it fails."""
         if self.is_ending:
             return
@@ -326,7 +323,7 @@ class Step:
 
     def fail(self, failure: Failure) -> None:
         """End the program with an error."""
-        raise NotImplementedError
+        self.conclude(failure.code, failure.message)
 
     def spawn(
         self,
@@ -386,7 +383,6 @@ class Step:
 
     def on_end(self) -> None:
         """Act on the end of the program's last process."""
-        raise NotImplementedError
 
     def _sweep(self) -> None:
         number = signal.SIGTERM if self._runner.loop.time() < self._kill_at else signal.SIGKILL
@@ -423,20 +419,16 @@ class HeadStep(Step):
         """Send the order to the nodes that have not answered, until they do: messages between nodes may get lost."""
         for index in self._unstarted:
             node = self._job.nodes[index]
-            self._runner.relay(node["token"], node["node"], {"op": "begin", "step": self.number, **self._order.content})
+            self._runner.relay(node["token"], node["node"], {"op": "begin", "step": self.number, **vars(self._order)})
         if self._unstarted:
             self.loop.set_alarm("order", RESEND_INTERVAL, self._send_order)
 
-    def relayed(self, index: int | None, sender: tuple[str, int], payload: dict[str, Any]) -> None:
-        """Handle a message of another node about this program; ``index``: its index among the job's nodes."""
-        self._unstarted.discard(-1 if index is None else index)
-        self.run(lambda: self.role.relayed(sender, payload))
+    def relayed(self, sender: tuple[str, int], payload: dict[str, Any]) -> None:
+        self._unstarted.discard(-1 if (index := self._job.index_of(sender)) is None else index)
+        super().relayed(sender, payload)
 
     def say(self, line: str) -> None:
         self._call.say(f"koala: {line}")
-
-    def fail(self, failure: Failure) -> None:
-        self.conclude(failure.code, failure.message)
 
     def conclude(self, code: int | None, error: str = "", *, infrastructure: bool = False) -> None:
         """End the program and answer the call with its exit code; 1 if it could not run."""
@@ -476,12 +468,6 @@ class FollowerStep(Step):
         self.lane = order.lane
         self._error = ""
 
-    def relayed(self, sender: tuple[str, int], payload: dict[str, Any]) -> None:
-        self.run(lambda: self.role.relayed(sender, payload))
-
-    def fail(self, failure: Failure) -> None:
-        self.conclude(failure.code, failure.message)
-
     def conclude(self, code: int | None, error: str = "", *, infrastructure: bool = False) -> None:
         """End this node's part, and report an error to the head node until it ends the program."""
         if error and not self._error:
@@ -498,6 +484,3 @@ class FollowerStep(Step):
     def forget_error(self) -> None:
         """Stop to report an error: the head node has ended the program."""
         self._runner.loop.cancel_alarm(f"error-{self.number}")
-
-    def on_end(self) -> None:
-        """Do nothing: the head node asks."""

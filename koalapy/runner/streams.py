@@ -278,16 +278,6 @@ class Streams:
         """Create the pipe of the program's standard input, with a name if a path is given. Raise ``OSError``."""
         self.input = ProgramInput(self._loop, self._send, path)
 
-    @property
-    def program_stdin(self) -> int | None:
-        """Return the end of that pipe to read from, until the program runs; None without a pipe."""
-        return None if self.input is None else self.input.reading
-
-    def input_is_read(self) -> None:
-        """Leave the end to read from to the program, which runs now."""
-        if self.input is not None:
-            self.input.close_reading()
-
     def receive(self, message: dict[str, Any], environment: dict[str, str] | None) -> None:
         """Act on a message of a client. ``environment``: that of the program, None while it does not run."""
         name, kind = str(message["stream"]), message["type"]

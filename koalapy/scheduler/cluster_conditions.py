@@ -225,6 +225,14 @@ class HealthStatus:
     proofs: set[Token] = field(default_factory=set)
     """Running claims for nodes that are tried again after a doubt."""
 
+    def clear(self) -> None:
+        """Make the cluster usable without limit or doubt. Statistics of claims stay."""
+        self.errors, self.unusable, self.note = 0, False, ""
+        self.trials, self.probation, self.probation_at = 0, False, None
+        self.limit, self.limits, self.doubt = None, 0, None
+        self.unknown_refusals.clear()
+        self.evidence.consecutive_failures = 0
+
     @property
     def summary(self) -> str:
         """Return why the cluster is unusable, as all users may know it."""

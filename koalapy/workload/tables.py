@@ -1,11 +1,18 @@
 """Markdown tables of reports, which are also readable on a terminal."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 Json = dict[str, Any]
 
-SPANS = ("wait_time", "execution_time", "response_time")
+Columns = Mapping[str, Callable[[Json], object]]
+"""Headers of a table, and the functions that return the cell of a group of jobs or of a run."""
+SPAN_COLUMNS: Columns = {
+    "wait s": lambda group: format_span(group["wait_time"]),
+    "execution s": lambda group: format_span(group["execution_time"]),
+    "response s": lambda group: format_span(group["response_time"]),
+}
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -23,6 +30,10 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> s
 
     rule = [f"{'-' * (width - 1)}:" if is_right else "-" * width for width, is_right in zip(widths, right, strict=True)]
     return "\n".join([line(list(header)), line(rule), *(line(row) for row in cells)])
+
+
+def format_columns(columns: Columns, groups: Sequence[Json]) -> str:
+    return markdown_table(list(columns), [[cell(group) for cell in columns.values()] for group in groups])
 
 
 def format_report(content: Json, title: str) -> str:
@@ -63,31 +74,18 @@ def _format_summary(content: Json) -> str:
 def _format_response(content: Json) -> list[str]:
     """Return a table of mean times in seconds by application, and a note that defines them."""
     groups = [*content["by_application"], {"application": "all", **content["summary"]}]
-    header = [
-        "application",
-        "ran",
-        "queue s",
-        "start-up s",
-        "wait s",
-        "execution s",
-        "response s",
-        "95 % within s",
-        "co-allocated",
-        "clusters",
-    ]
-    rows = [
-        [
-            g["application"],
-            g["ran"],
-            *(format_span(g[n]) for n in ("queue_time", "startup_overhead", *SPANS)),
-            format_span(g["response_quantiles"]["0.95"]),
-            format_percent(g["coallocated"]),
-            format_span(g["clusters_combined"]),
-        ]
-        for g in (groups if len(content["by_application"]) > 1 else groups[:-1])
-    ]
+    columns: Columns = {
+        "application": itemgetter("application"),
+        "ran": itemgetter("ran"),
+        "queue s": lambda group: format_span(group["queue_time"]),
+        "start-up s": lambda group: format_span(group["startup_overhead"]),
+        **SPAN_COLUMNS,
+        "95 % within s": lambda group: format_span(group["response_quantiles"]["0.95"]),
+        "co-allocated": lambda group: format_percent(group["coallocated"]),
+        "clusters": lambda group: format_span(group["clusters_combined"]),
+    }
     return [
-        markdown_table(header, rows),
+        format_columns(columns, groups if len(content["by_application"]) > 1 else groups[:-1]),
         "Means over jobs that ran to an end of their own. Response = wait + execution; wait ends when the barrier "
         "opens. Start-up goes from the placement until the barrier opens.",
     ]
@@ -95,34 +93,19 @@ def _format_response(content: Json) -> list[str]:
 
 def _format_sizes(content: Json) -> str:
     """Return a table of placement and claiming tries, delays and failures, by job size and priority."""
-    header = [
-        "nodes",
-        "components",
-        "priority",
-        "ran",
-        "failures",
-        "placement s",
-        "start delay s",
-        "placement tries",
-        "claiming tries",
-        "co-allocated",
-    ]
-    rows = [
-        [
-            g["nodes"],
-            g["components"] or "flexible",
-            g["priority"],
-            g["ran"],
-            format_percent(g["failures"]),
-            format_span(g["queue_time"]),
-            format_span(g["start_delay"]),
-            format_span(g["placement_tries"]),
-            format_span(g["claiming_tries"]),
-            format_percent(g["coallocated"]),
-        ]
-        for g in content["by_size"]
-    ]
-    return markdown_table(header, rows)
+    columns: Columns = {
+        "nodes": itemgetter("nodes"),
+        "components": lambda group: group["components"] or "flexible",
+        "priority": itemgetter("priority"),
+        "ran": itemgetter("ran"),
+        "failures": lambda group: format_percent(group["failures"]),
+        "placement s": lambda group: format_span(group["queue_time"]),
+        "start delay s": lambda group: format_span(group["start_delay"]),
+        "placement tries": lambda group: format_span(group["placement_tries"]),
+        "claiming tries": lambda group: format_span(group["claiming_tries"]),
+        "co-allocated": lambda group: format_percent(group["coallocated"]),
+    }
+    return format_columns(columns, content["by_size"])
 
 
 def _format_utilisation(content: Json) -> str:
@@ -137,53 +120,31 @@ def _format_utilisation(content: Json) -> str:
 
 def format_comparison(content: Json) -> str:
     """Return a comparison of several runs; changes are relative to the mean response time of the first run."""
-    header = [
-        "run",
-        "application",
-        "ran",
-        "wait s",
-        "execution s",
-        "response s",
-        "change",
-        "co-allocated",
-        "clusters",
-        "failures",
+    columns: Columns = {
+        "run": itemgetter("run"),
+        "application": itemgetter("application"),
+        "ran": itemgetter("ran"),
+        **SPAN_COLUMNS,
+        "change": lambda group: format_change(group["change"]),
+        "co-allocated": lambda group: format_percent(group["coallocated"]),
+        "clusters": lambda group: format_span(group["clusters_combined"]),
+        "failures": lambda group: format_percent(group["failures"]),
+    }
+    use: Columns = {
+        "run": itemgetter("label"),
+        "seconds": lambda run: f"{run['seconds']:.0f}",
+        "jobs": lambda run: format_percent(run["ours"]),
+        "background": lambda run: format_percent(run["background"]),
+        "incomplete": lambda run: run["incomplete"] or "-",
+    }
+    parts = [
+        "# Runs compared",
+        format_columns(columns, content["rows"]),
+        f"Means per job in seconds; change: of the mean response time against {content['runs'][0]['label']}.",
+        "## Utilisation",
+        format_columns(use, content["runs"]),
     ]
-    rows = [
-        [
-            g["run"],
-            g["application"],
-            g["ran"],
-            *(format_span(g[name]) for name in SPANS),
-            format_change(g["change"]),
-            format_percent(g["coallocated"]),
-            format_span(g["clusters_combined"]),
-            format_percent(g["failures"]),
-        ]
-        for g in content["rows"]
-    ]
-    used = [
-        [
-            run["label"],
-            f"{run['seconds']:.0f}",
-            format_percent(run["ours"]),
-            format_percent(run["background"]),
-            run["incomplete"] or "-",
-        ]
-        for run in content["runs"]
-    ]
-    return (
-        "\n\n".join(
-            [
-                "# Runs compared",
-                markdown_table(header, rows),
-                f"Means per job in seconds; change: of the mean response time against {content['runs'][0]['label']}.",
-                "## Utilisation",
-                markdown_table(["run", "seconds", "jobs", "background", "incomplete"], used),
-            ]
-        )
-        + "\n"
-    )
+    return "\n\n".join(parts) + "\n"
 
 
 # Single values

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from koalapy.agent.components.relays import AWAY, NO_RELAY
-from koalapy.relay.attempts import Attempt, AttemptPlan, HeadIdentity, Limits, NodePlan, derive_head_key
+from koalapy.relay.attempts import Attempt, AttemptPlan, Limits, derive_head_key
 from koalapy.relay.client import ANSWER_TIMEOUT_S
 from koalapy.runner.relay_protocol import derive_node_key
 from tests.agent.conftest import FakeDaemon
@@ -23,10 +23,7 @@ from tests.signals import pass_time, until
 T, ATTEMPT = "7.1.0", "7.1"
 NAME = f"koala-test-{T}"
 ENTRY = AttemptPlan(
-    ATTEMPT,
-    b"key",
-    [NodePlan("north", [(20000, 20013)]), NodePlan("south", [(20014, 20027)])],
-    {"south": HeadIdentity()},
+    ATTEMPT, b"key", [("north", [(20000, 20013)]), ("south", [(20014, 20027)])], {"south": {}}
 ).head_entry("north")
 RELAY = {"attempt": ATTEMPT, "pairs": [["north", "south", "relayed"]], "bases": [20000]}
 WELCOME = {"type": "welcome", "epoch": 1, "instance": "test", "relays": True}

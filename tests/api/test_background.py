@@ -8,6 +8,7 @@ import pytest_asyncio
 
 from koalapy.api.clusters import BackgroundStarted, background_router
 from koalapy.model.errors import ProblemCode, SiteRejected, SiteUnavailable
+from koalapy.model.reports import ClusterReport
 from tests.identities import administrators
 from tests.serving import CSRF_HEADER, TOKEN, URL, Open, bare_application
 
@@ -99,7 +100,7 @@ async def test_background_error_of_cluster_is_returned(
 async def test_start_background_on_cluster_of_unknown_size_asks_agent(
     api: httpx2.AsyncClient, agent: AgentStub
 ) -> None:
-    api._transport.app.state.engine.queries.grid["north"].total = 0  # type: ignore[attr-defined]
+    api._transport.app.state.engine.queries.grid["north"].nodes.last_report = ClusterReport(0, 0)  # type: ignore[attr-defined]
     agent.fault = SiteUnavailable("north is out of reach")
     answer = await api.post(PATH, json=ORDER)
     assert (answer.status_code, answer.json()["detail"]) == (503, "north is out of reach")

@@ -13,9 +13,8 @@ from starlette.exceptions import HTTPException
 from koalapy.api.forecasts import forecasts_router
 from koalapy.api.problems import add_error_handlers
 from koalapy.api.routes import cancel_on_disconnect
-from koalapy.daemon.engine.daemon import HttpServer
 from koalapy.daemon.forecast.forecasts import Forecasts
-from koalapy.daemon.listener.connections import OWN_FILES, Connections
+from koalapy.daemon.listener.connections import OWN_FILES, Connections, HttpServer
 from koalapy.model.errors import BusyError
 from koalapy.policies.registry import load_policies
 from koalapy.record.format import People

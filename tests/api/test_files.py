@@ -60,6 +60,8 @@ NAMES = [
     "%2e%2e",
     "a?b=c",
     "a:as=b",
+    "a:partitioned",
+    "..a",
     "'; drop table replicas; --",
 ]
 
@@ -120,6 +122,11 @@ async def test_replica_pages_tolerate_changes_between_requests(open_api: Open, s
         ({"name": "a\0", "cluster": "north", "path": "/m"}, 422, "name"),
         ({"name": "\x1b[31m", "cluster": "north", "path": "/m"}, 422, "name"),
         ({"name": "x" * 1001, "cluster": "north", "path": "/m"}, 422, "name"),
+        ({"name": "", "cluster": "north", "path": "/m"}, 422, "name"),
+        ({"name": "/", "cluster": "north", "path": "/m"}, 422, "name"),
+        ({"name": " m", "cluster": "north", "path": "/m"}, 422, "name"),
+        ({"name": "m/" + "x" * 256, "cluster": "north", "path": "/m"}, 422, "name"),
+        ({"name": "m", "cluster": "north", "path": ""}, 422, "path"),
         ({"name": "m", "cluster": "nroth", "path": "/m"}, 422, "cluster"),
         ({"name": "m", "cluster": "north", "path": "m"}, 422, "path"),
         ({"name": "m", "cluster": "north", "path": "/m\0"}, 422, "path"),
@@ -135,6 +142,7 @@ async def test_replica_request_with_invalid_field_is_rejected(
     sites.content |= {
         ("north", "/etc/shadow"): SiteRejected("/etc/shadow is not below a replica directory", fault=SiteFault.OUTSIDE),
         ("south", "/other"): b"other",
+        ("north", "m"): b"mesh",
     }
     api = await open_api(sites=sites)
     await add_replica(api, "m", "north", "/m")

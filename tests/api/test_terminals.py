@@ -17,9 +17,9 @@ from starlette.testclient import TestClient, WebSocketDenialResponse
 from koalapy.api.app import create_app
 from koalapy.api.terminals import terminals_router
 from koalapy.daemon.auth.identities import Identities
-from koalapy.daemon.engine.daemon import WebSockets
 from koalapy.daemon.jobs.job_records import JobRecord
 from koalapy.daemon.jobs.jobs import Jobs
+from koalapy.daemon.listener.connections import WebSockets
 from koalapy.daemon.observability.audit import Audit
 from koalapy.model.audit import AuditEntry, AuditFilter
 from koalapy.model.job import Job

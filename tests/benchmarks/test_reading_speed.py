@@ -4,10 +4,8 @@
 """
 
 import os
-import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +66,6 @@ HISTORY: dict[str, tuple[float, dict[str, Any]]] = {
     "least efficient of an owner": (YEAR, {"sort": HistorySort.EFFICIENCY, "owner": "ada"}),
 }
 """Span until now in seconds, and the rest of the filter."""
-PAGES_DEEP = 5
 
 
 @pytest.fixture(scope="module")
@@ -123,23 +120,3 @@ def test_query_time_with_a_million_jobs(stores: Stores, benchmark: Any, name: st
 
     benchmark.pedantic(timed, rounds=5, warmup_rounds=1)
     benchmark.extra_info["cpu_seconds"] = min(times)
-
-
-def test_history_percentile_with_a_million_jobs(stores: Stores, benchmark: Any) -> None:
-    """Read pages of ended jobs with every filter, each several pages deep. ``extra_info`` has the percentiles in ms."""
-    times: list[float] = []
-
-    def read_pages() -> None:
-        now = time.time()
-        for span, changes in HISTORY.values():
-            which: HistoryFilter | None = HistoryFilter(now - span, now, **changes)
-            for _ in range(PAGES_DEEP):
-                if which is not None:
-                    began = time.perf_counter()
-                    page = stores.history.ended_page(which)
-                    times.append(1000 * (time.perf_counter() - began))
-                    which = replace(which, before=page.next) if page.next is not None else None
-
-    benchmark.pedantic(read_pages, rounds=10, warmup_rounds=1)
-    percentiles = statistics.quantiles(times, n=100)
-    benchmark.extra_info.update(p50=percentiles[49], p99=percentiles[98], slowest=max(times), pages=len(times))

@@ -1,15 +1,12 @@
 """Compare transfers between two sites and from the submitter with bare rsync."""
 
 import asyncio
-import hashlib
-import io
 import os
 import random
 import shutil
 import socket
 import statistics
 import subprocess
-import tarfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -17,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from koalapy.agent.transfers.daemon_files import DaemonFiles
-from koalapy.protocol.messages import StageBundle
 from tests.agent.transfers.conftest import INSTANCE, FileSite, Wire
 from tests.agent.transfers.fake_daemon_files import FakeDaemonFiles
 from tests.needs import RSYNC, needs
@@ -136,30 +132,6 @@ def test_transfer_time_of_small_files(tmp_path: Path, rsync_url: str, benchmark:
             await pair.close()
 
     check_ratio(benchmark, "1000 files of a replica", asyncio.run(measured()), at_most=2)
-
-
-def test_transfer_time_of_small_files_of_submitter(tmp_path: Path, rsync_url: str, benchmark: object) -> None:
-    async def measured() -> list[float]:
-        pair = SitePair(tmp_path, rsync_url)
-        archive = io.BytesIO()
-        with tarfile.open(fileobj=archive, mode="w") as opened:
-            for name, content in create_small_files().items():
-                pair.south.make_replica(f"many/{name}", content)
-                member = tarfile.TarInfo(name)
-                member.size = len(content)
-                opened.addfile(member, io.BytesIO(content))
-        ident = hashlib.sha256(archive.getvalue()).hexdigest()
-        pair.daemon_files.bundles[ident] = archive.getvalue()
-        bundle = StageBundle(id=ident, size=len(archive.getvalue()))
-        try:
-            return await pair.compare(
-                lambda: pair.rsync("many"),
-                lambda: pair.ours(lambda token: pair.north.start_stage(token=token, bundle=bundle)),
-            )
-        finally:
-            await pair.close()
-
-    check_ratio(benchmark, "1000 files of a submitter", asyncio.run(measured()), at_most=2)
 
 
 def create_small_files() -> dict[str, bytes]:

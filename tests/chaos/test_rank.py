@@ -89,38 +89,29 @@ def test_rank_without_input_file_exits_with_its_code(start_rank: StartRank) -> N
     assert start_rank({**LONG, "input": "something"}).wait(30) == NO_INPUT
 
 
-def test_second_rank_on_node_reports_first_one(start_rank: StartRank, wait_for_begin_marks: WaitForMarks) -> None:
-    start_rank(LONG, job=1)
-    (first,) = wait_for_begin_marks(1)
-    start_rank(LONG, job=2)
-    _, second = wait_for_begin_marks(2)
-    assert first.trouble == ()
-    (trouble,) = second.trouble
-    assert trouble.startswith("node taken: 1.1.0")
-
-
-def test_new_attempt_reports_running_old_one(start_rank: StartRank, wait_for_begin_marks: WaitForMarks) -> None:
-    start_rank(LONG, generation=1, index=1)
-    wait_for_begin_marks(1)
-    start_rank(LONG, generation=2, index=0)
-    _, second = wait_for_begin_marks(2)
-    assert second.trouble == ("attempt taken: rank 1 of attempt 1 lives",)
-
-
-def test_late_old_attempt_reports_new_one(start_rank: StartRank, wait_for_begin_marks: WaitForMarks) -> None:
-    start_rank(LONG, generation=2, index=1)
-    wait_for_begin_marks(1)
-    start_rank(LONG, generation=1, index=0)
-    _, second = wait_for_begin_marks(2)
-    assert second.trouble == ("attempt taken: rank 1 of attempt 2 lives",)
-
-
-def test_duplicate_rank_reports_first_one(start_rank: StartRank, wait_for_begin_marks: WaitForMarks) -> None:
-    start_rank(LONG)
-    wait_for_begin_marks(1)
-    start_rank(LONG, node="birch-1")
-    _, second = wait_for_begin_marks(2)
-    assert [trouble.partition(":")[0] for trouble in second.trouble] == ["rank taken"]
+@pytest.mark.parametrize(
+    ("first", "second", "trouble"),
+    [
+        ({"job": 1}, {"job": 2}, "node taken: 1.1.0"),
+        ({"generation": 1, "index": 1}, {"generation": 2}, "attempt taken: rank 1 of attempt 1 lives"),
+        ({"generation": 2, "index": 1}, {"generation": 1}, "attempt taken: rank 1 of attempt 2 lives"),
+        ({}, {"node": "birch-1"}, "rank taken: another process"),
+    ],
+)
+def test_second_rank_reports_the_first_one(
+    start_rank: StartRank,
+    wait_for_begin_marks: WaitForMarks,
+    first: dict[str, Any],
+    second: dict[str, Any],
+    trouble: str,
+) -> None:
+    start_rank(LONG, **first)
+    (mark,) = wait_for_begin_marks(1)
+    assert mark.trouble == ()
+    start_rank(LONG, **second)
+    _, mark = wait_for_begin_marks(2)
+    (found,) = mark.trouble
+    assert found.startswith(trouble)
 
 
 def test_ranks_of_one_attempt_report_no_trouble(start_rank: StartRank, wait_for_begin_marks: WaitForMarks) -> None:

@@ -93,7 +93,7 @@ class MemoryService:
 
     def __init__(self) -> None:
         self.bulk = MemoryActions(self)
-        self.batches = MemoryBatches(self)
+        self.submissions = MemoryBatches(self)
         self.records: dict[JobId, Job] = {}
         self.keys: dict[str, JobId] = {}
         self.output: dict[JobId, bytes] = {}

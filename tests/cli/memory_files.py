@@ -4,7 +4,6 @@ import hashlib
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from koalapy.daemon.files.results import ResultArchive
 from koalapy.model.errors import NotFoundError
 from koalapy.model.identity import Identity
 from koalapy.model.request import ClusterName
@@ -50,10 +49,10 @@ class MemoryResults:
     async def store_result(self, cluster: ClusterName, token: str, content: AsyncIterator[bytes]) -> StoredResult:
         raise AssertionError("for agents only")
 
-    async def open_archive(self, job: int, offset: int = 0, version: str = "") -> ResultArchive:
+    async def open_archive(self, job: int, offset: int = 0, version: str = "") -> tuple[str, Iterator[bytes]]:
         if job not in self.archives:
             raise NotFoundError(
                 f"nothing is collected of job {job}", field="job", hint="koala submit --collect PATTERN"
             )
         assert version in ("", "v1")
-        return ResultArchive("v1", _skip_bytes(self.archives[job], offset))
+        return "v1", _skip_bytes(self.archives[job], offset)

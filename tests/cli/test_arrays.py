@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from koalapy.cli.main import main
 from tests.cli.conftest import CommandResult
@@ -18,6 +19,7 @@ Command = Callable[..., CommandResult]
 
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[ServedDaemon]:
+    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())  # standard output is for commands
     with daemon_in_thread(tmp_path / "koala.db") as served:
         yield served
 

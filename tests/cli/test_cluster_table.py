@@ -45,10 +45,3 @@ def test_cluster_page_shows_node_classes_and_uplink() -> None:
     assert " ".join(cluster_lines(uplink={"capacity": None, "consumed": 9e6})[-1]) == (
         "uplink: 9 MB/s used; what it carries is not known"
     )
-
-
-def test_component_size_names_node_class() -> None:
-    assert [
-        tables._component_size(component)
-        for component in ({"size": 2, "node_class": "fast"}, {"size": 2, "node_class": ""})
-    ] == ["2 fast", "2"]

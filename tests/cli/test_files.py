@@ -370,11 +370,11 @@ def test_fetch_removes_incomplete_file(
 ) -> None:
     add_results(server, [DATA], "north", "south")
 
-    def breaks(content: object, file: io.BufferedWriter) -> None:
+    def breaks(content: object, file: io.BufferedWriter, _: int) -> None:
         if file.write(b"some") and "run.sh" in os.readlink(f"/proc/self/fd/{file.fileno()}"):
             raise end
 
-    monkeypatch.setattr("koalapy.cli.files._copy_content", breaks)
+    monkeypatch.setattr("koalapy.cli.files.shutil.copyfileobj", breaks)
     ended = koala("fetch", "7", "--to", str(tmp_path / "x"))
     assert [path.name for path in (tmp_path / "x").rglob("*") if path.is_file()] == ["-a b"]
     assert (ended.code, ended.out) == ({KeyboardInterrupt: 130}.get(end, getattr(end, "code", 1)), "")  # type: ignore[call-overload]

@@ -9,7 +9,8 @@ import pytest
 
 from koalapy.client.client import Client
 from koalapy.client.errors import CliError, Exit
-from koalapy.client.node_stream import NodeStream, ProgramInput
+from koalapy.client.node_stream import NodeStream
+from koalapy.client.program_input import ProgramInput
 from koalapy.runner.streams import STREAM_WINDOW
 
 DEADLINE_S = 60.0

@@ -10,7 +10,7 @@ from koalapy.daemon.jobs.jobs import MAX_JOBS_AHEAD
 from koalapy.model.job import ComponentState
 from koalapy.model.reports import ComponentStatus, Inventory
 from koalapy.protocol import messages as wire
-from tests.daemon.test_hub import Agent, report_nodes, running_daemon, wait_for_state
+from tests.daemon.test_hub import Agent, connect_agent, report_nodes, running_daemon, wait_for_state
 from tests.daemon.test_jobs import SPEC
 from tests.daemon.test_trust import ON_NORTH, Grid, received_messages, wait_for_job
 from tests.identities import ADA
@@ -57,8 +57,7 @@ async def test_epoch_is_raised_above_epoch_known_to_agent(
 async def test_commands_after_raised_epoch_have_new_ids(tmp_path: Path) -> None:
     async with running_daemon(tmp_path / "koala.db") as daemon, daemon.agent_of("north", make_known_daemon(6)) as north:
         assert await read_welcome(north) == 7
-        north.say_to_daemon(Inventory(components=()), report_nodes(4))
-        await wait_for_state(daemon, "north", ("usable", 4, ""))
+        await connect_agent(daemon, "north", north)
         await Grid(daemon, north, north).submit_job(1, ON_NORTH)
         (order,) = received_messages(north, "submit")
         assert order["epoch"] == 7
@@ -120,8 +119,7 @@ async def test_agents_raise_job_numbers_above_those_of_this_run_by_the_limit(tmp
 async def test_unknown_component_is_forgotten_before_new_submits(tmp_path: Path) -> None:
     async with running_daemon(tmp_path / "koala.db") as daemon:
         async with daemon.agent_of("north") as north:
-            north.say_to_daemon(Inventory(components=()), report_nodes(4))
-            await wait_for_state(daemon, "north", ("usable", 4, ""))
+            await connect_agent(daemon, "north", north)
             (token,) = await Grid(daemon, north, north).submit_job(1, ON_NORTH)
         await wait_for_state(daemon, "north", ("unreachable", 4, "its agent is not connected"))
         async with daemon.agent_of("north") as north:

@@ -2,12 +2,13 @@
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from koalapy.daemon.alerts.alerts import Alerts
 from koalapy.daemon.alerts.cluster_checks import ClusterChecks
-from koalapy.daemon.alerts.daemon_checks import WINDOW, DatabaseCheck
+from koalapy.daemon.alerts.daemon_checks import WINDOW, check_database
 from koalapy.daemon.engine.database import DatabaseMonitor
 from koalapy.daemon.observability.timings import Timings
 from koalapy.model.alert import (
@@ -149,7 +150,7 @@ async def test_alerts_with_failing_check_run_other_checks(scene: Scene) -> None:
 async def test_database_check_counts_recent_successes_only() -> None:
     now = 0.0
     writes = Timings(clock=lambda: now)
-    check = DatabaseCheck(DatabaseMonitor(), writes, "look at it", "free space", RULES)
+    check = partial(check_database, DatabaseMonitor(), writes, "look at it", "free space", RULES)
 
     async def list_alerts() -> list[str]:
         return [f"{alert.severity} {alert.cause}" async for alert in check(now)]
@@ -167,7 +168,7 @@ async def test_database_check_counts_recent_successes_only() -> None:
 
 async def test_database_alert_of_full_disk_says_what_to_free() -> None:
     monitor = DatabaseMonitor()
-    check = DatabaseCheck(monitor, Timings(), "look at it", "free space", RULES)
+    check = partial(check_database, monitor, Timings(), "look at it", "free space", RULES)
     for reason, remedy in (("database is locked", "look at it"), ("database or disk is full", "free space")):
         monitor.note_failure("engine", reason)
         monitor.note_failure("engine")  # the next try has not ended yet

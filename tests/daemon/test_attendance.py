@@ -9,7 +9,6 @@ from koalapy.model.job import Job, JobState
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import FlexibleRequest
 from koalapy.scheduler.events import JobCancelled
-from koalapy.scheduler.queries import Queries
 
 GRACE = 60.0
 
@@ -20,9 +19,9 @@ class Daemon:
         self.jobs = {number: self.job(number, interactive=number > 1) for number in (1, 2, 3)}
         self.cancelled: list[int] = []
         self.observers: list[Any] = []
-        engine = SimpleNamespace(commit=self._commit, subscribe=self.observers.append)
         queries = SimpleNamespace(job=self.jobs.get, jobs=lambda: list(self.jobs.values()))
-        self.attendance = Attendance(cast(Engine, engine), cast(Queries, queries), lambda: self.now, GRACE)
+        engine = SimpleNamespace(commit=self._commit, subscribe=self.observers.append, queries=queries)
+        self.attendance = Attendance(cast(Engine, engine), lambda: self.now, GRACE)
 
     @staticmethod
     def job(number: int, *, interactive: bool) -> Job:

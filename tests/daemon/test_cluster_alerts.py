@@ -11,21 +11,21 @@ from koalapy.daemon.alerts.cluster_checks import (
     REJECTION_WINDOW,
     ClockCheck,
     ClusterChecks,
-    DiskCheck,
+    check_disks,
 )
-from koalapy.daemon.alerts.daemon_checks import CertificateCheck
+from koalapy.daemon.alerts.daemon_checks import check_certificate
 from koalapy.daemon.alerts.health import HealthMonitor
 from koalapy.daemon.listener.certificate import EXPIRY_WARNING, Certificate
 from koalapy.dashboard.rows import ClusterRow, Survey, cluster_row
 from koalapy.model.alert import Alert, AlertKind, Severity
 from koalapy.model.disk import Disk, DiskLimits
 from koalapy.model.identity import Identity, Role
-from koalapy.model.reports import ClusterReport, Inventory
+from koalapy.model.reports import ClusterReport
 from koalapy.protocol.messages import Confirmed
 from koalapy.scheduler.cluster_conditions import HealthStatus
 from koalapy.scheduler.clusters import NO_REPORT_YET, ClusterStatus
 from tests.certificates import CertificateAuthority
-from tests.daemon.test_hub import Daemon, report_nodes, running_daemon, wait_for_state
+from tests.daemon.test_hub import Daemon, connect_agent, report_nodes, running_daemon, wait_for_state
 from tests.signals import until
 
 NO_SINFO = "cannot run sinfo: No such file or directory"
@@ -89,8 +89,7 @@ async def test_cluster_check_before_first_report_is_no_disconnect(tmp_path: Path
             assert health_of(daemon) == {"resource manager": NO_REPORT_YET}
             assert cluster_lane(daemon).connected
             assert await alerts_of(daemon, seconds=CONNECT_GRACE - 1) == [], "it has time to tell"
-            north.say_to_daemon(Inventory(components=()), report_nodes(4))
-            await wait_for_state(daemon, "north", ("usable", 4, ""))
+            await connect_agent(daemon, "north", north)
             assert await alerts_of(daemon) == []
             assert health_of(daemon) == {}
         await wait_for_state(daemon, "north", ("unreachable", 4, "its agent is not connected"))
@@ -160,7 +159,7 @@ async def test_full_disk_of_agent_is_no_fault_of_resource_manager() -> None:
     disk = Disk("spool", "/spool", free=0, size=10**12)
     cluster.report(ClusterReport(total=2, idle=2, problem=str(disk), disks=(disk,)), 20.0)
     assert [alert async for alert in ClusterChecks(lambda: [cluster], [])(21.0)] == []
-    (alert,) = [alert async for alert in DiskCheck(tuple, lambda: [cluster], DiskLimits(low=0, least=0))(21.0)]
+    (alert,) = [alert async for alert in check_disks(tuple, lambda: [cluster], DiskLimits(low=0, least=0), 21.0)]
     assert (alert.kind, alert.cluster) == (AlertKind.DISK, "north")
     assert alert.remedy == "find what fills it, on the head node of north: du -xh /spool | sort -h | tail"
 
@@ -170,8 +169,8 @@ async def test_cluster_with_many_full_disks_has_few_alerts() -> None:
     cluster = ClusterStatus("north")
     disks = tuple(Disk(f"spool {number}", "/spool", free=0, size=10**12) for number in range(100))
     cluster.report(ClusterReport(total=2, idle=2, disks=disks), 20.0)
-    check = DiskCheck(tuple, lambda: [cluster], DiskLimits())
-    assert len([alert async for alert in check(21.0)]) == MAX_LOW_DISKS
+    alerts = check_disks(tuple, lambda: [cluster], DiskLimits(), 21.0)
+    assert len([alert async for alert in alerts]) == MAX_LOW_DISKS
 
 
 @pytest.mark.evidence("U14")
@@ -241,8 +240,8 @@ async def test_certificate_check_near_expiry_raises_alert(
 ) -> None:
     pair = CertificateAuthority(tmp_path / "authority").issue(days=90.0)
     certificate = Certificate(pair.certificate, pair.key, tmp_path)
-    check = CertificateCheck(certificate, lambda: certificate.expires_at - seconds_left)
-    alerts = [(alert.severity, alert.summary.partition(":")[0]) async for alert in check(5.0)]
+    found = check_certificate(certificate, 5.0, lambda: certificate.expires_at - seconds_left)
+    alerts = [(alert.severity, alert.summary.partition(":")[0]) async for alert in found]
     assert alerts == ([] if expected is None else [expected])
 
 
@@ -250,12 +249,11 @@ async def test_certificate_check_alerts_until_files_are_corrected(tmp_path: Path
     authority = CertificateAuthority(tmp_path / "authority")
     pair, other_pair = authority.issue(days=90.0), authority.issue(days=90.0)
     certificate, own = Certificate(pair.certificate, pair.key, tmp_path), pair.certificate.read_text()
-    check = CertificateCheck(certificate)
     pair.certificate.write_text(other_pair.certificate.read_text())
     certificate.reload_if_changed()
-    (alert,) = [alert async for alert in check(5.0)]
+    (alert,) = [alert async for alert in check_certificate(certificate, 5.0)]
     assert (alert.kind, alert.severity) == (AlertKind.CERTIFICATE, Severity.WARNING)
     assert "does not belong to" in alert.cause
     pair.certificate.write_text(own)
     certificate.reload_if_changed()
-    assert [alert async for alert in check(5.0)] == []
+    assert [alert async for alert in check_certificate(certificate, 5.0)] == []

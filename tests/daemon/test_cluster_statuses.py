@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from koalapy.config.settings import ClusterSection, Settings
-from koalapy.daemon.core import build_describer, collect_clusters
+from koalapy.daemon.core import collect_clusters, describe_cluster
 from koalapy.model.cluster import ClusterState, Drain
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState
 from koalapy.model.job_spec import JobSpec
@@ -28,12 +28,17 @@ SETTINGS = Settings(clusters={"north": ClusterSection(), "south": ClusterSection
 
 def saved_by(path: Path, *clusters: ClusterStatus) -> Saved:
     """Write these clusters to the database as the daemon does; return the saved data."""
-    by_name = {cluster.name: cluster for cluster in clusters}
-    describe = build_describer(SETTINGS, GridStatus(clusters), path)
+    grid = GridStatus(clusters)
     engine = make_engine(f"sqlite:///{path / 'koala.db'}")
     migrate(engine)
     store = SqlStore(Database(engine))
-    store.write(Batch(at=1.0, epoch=store.epoch, clusters=[describe(name) for name in by_name]))
+    store.write(
+        Batch(
+            at=1.0,
+            epoch=store.epoch,
+            clusters=[describe_cluster(SETTINGS, grid, path, cluster.name) for cluster in clusters],
+        )
+    )
     saved = store.load()
     store.release_lease()
     store.close()

@@ -11,8 +11,7 @@ from websockets import CloseCode
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
-from koalapy.daemon.engine.daemon import HttpServer
-from koalapy.daemon.listener.connections import OWN_FILES, RESERVED, Connections
+from koalapy.daemon.listener.connections import OWN_FILES, RESERVED, Connections, HttpServer
 from koalapy.protocol.frames import MAX_HELLO_SIZE
 
 GOOD = b"GET /good HTTP/1.1\r\nHost: here\r\n\r\n"

@@ -22,7 +22,7 @@ SHELL = ("sh", "-c")
 TIMEOUTS = DaemonTimeouts(min_restart_delay_s=0.01, max_restart_delay_s=0.04, last_words_s=60.0)
 
 
-class Told:
+class Reports:
     """Records the reported failures of agents and the pauses before their restart."""
 
     def __init__(self) -> None:
@@ -35,15 +35,15 @@ class Told:
         self.words.put_nowait(f"{cluster}: {reason}")
 
 
-Keep = Callable[..., Told]
+Keep = Callable[..., Reports]
 
 
 @pytest_asyncio.fixture
 async def start_agents() -> AsyncIterator[Keep]:
     supervisors: list[EmbeddedAgents] = []
 
-    def start(*command: str, timeouts: DaemonTimeouts = TIMEOUTS) -> Told:
-        reports = Told()
+    def start(*command: str, timeouts: DaemonTimeouts = TIMEOUTS) -> Reports:
+        reports = Reports()
         process = AgentProcess("north", command, {"PATH": "/usr/bin:/bin"}, b"{}\n")
         supervisors.append(EmbeddedAgents([process], reports, timeouts))
         supervisors[-1].start("http://127.0.0.1:1")
@@ -54,7 +54,7 @@ async def start_agents() -> AsyncIterator[Keep]:
         await agents.stop()
 
 
-async def the_next(reports: Told) -> str:
+async def the_next(reports: Reports) -> str:
     async with asyncio.timeout(30):
         return await reports.words.get()
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from koalapy.daemon.agents.embedded import EmbeddedAgents
-from koalapy.daemon.engine.daemon import Daemon
 from koalapy.daemon.engine.engine import WorkItem
 from koalapy.daemon.listener.connections import Connections
+from koalapy.daemon.main import Daemon
 from koalapy.scheduler.events import ClusterDrained
 from tests.daemon.test_hub import Daemon as Parts
 

@@ -20,7 +20,7 @@ from koalapy.model.job import ComponentState
 from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory, StageStatus
 from koalapy.protocol import messages as wire
 from koalapy.protocol.frames import encode_frame
-from tests.daemon.test_hub import DEADLINE, Daemon, report_nodes, running_daemon, wait_for_state
+from tests.daemon.test_hub import DEADLINE, Daemon, connect_agent, report_nodes, running_daemon
 from tests.daemon.test_trust import COUPLED, Grid, wait_for_job
 from tests.fuzz.messages import FLOATS, NUMBERS, Vocabulary, is_record, read_fields
 
@@ -79,8 +79,7 @@ class Loop:
     async def _start_daemon(self) -> None:
         async with self.daemon.agent_of("north") as north, self.daemon.agent_of("south") as south:
             for name, agent in (("north", north), ("south", south)):
-                agent.say_to_daemon(Inventory(components=()), report_nodes(4))
-                await wait_for_state(self.daemon, name, ("usable", 4, ""))
+                await connect_agent(self.daemon, name, agent)
             await Grid(self.daemon, north, south).submit_job(1, COUPLED)
 
     def receive_message(self, messages: list[Any]) -> str:

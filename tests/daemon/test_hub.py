@@ -13,14 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.daemon.agents import hub
-from koalapy.daemon.agents.agent_messages import AgentMessages, RecordRejectedRunner, TransferFeedback
-from koalapy.daemon.agents.hub import Hub, Terms, compare_versions
+from koalapy.daemon.agents.agent_messages import AgentMessages, TransferFeedback
+from koalapy.daemon.agents.hub import Hub, compare_versions
 from koalapy.daemon.agents.questions import Questions
 from koalapy.daemon.agents.session import MAX_UNREAD, Session, Sessions
 from koalapy.daemon.agents.streams import Streams
 from koalapy.daemon.engine.engine import Engine, Outbox, WorkItem, steady_clock
 from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.daemon.jobs.output import Outputs
+from koalapy.daemon.observability.audit import Audit
 from koalapy.model.errors import StoreUnavailable
 from koalapy.model.job import Job
 from koalapy.model.job_spec import JobSpec
@@ -84,7 +85,8 @@ class Daemon:
         max_strays: int = MAX_STRAYS,
         max_unread: int = MAX_UNREAD,
         feedback: TransferFeedback | None = None,
-        note_impostor: RecordRejectedRunner | None = None,
+        audit: Audit | None = None,
+        profiles: dict[str, ClusterProfile] | None = None,
     ) -> None:
         database = make_engine(f"sqlite:///{path}")
         migrate(database)
@@ -103,7 +105,7 @@ class Daemon:
             epoch=1,
             describe=self.describe,
             clock=clock,
-            dispatcher=sessions,
+            sessions=sessions,
             max_strays=max_strays,
         )
         self.kept = FileOutput(path.parent / "output", 1000)
@@ -111,20 +113,18 @@ class Daemon:
         self.jobs = Jobs(self.engine, self.queries, self.store, self.outputs, 1, self.describe)
         questions = Questions(sessions.offer_message, lambda cluster, source, path: False)
         self.streams = streams = Streams(self.queries, sessions)
-        self.messages = AgentMessages(
-            self.engine, self.queries, self.outputs, sessions, questions, streams, feedback, None, note_impostor
-        )
+        self.messages = AgentMessages(self.engine, self.outputs, sessions, questions, streams, feedback, None, audit)
         self.hub = Hub(
             self.engine,
-            self.queries.accounts,
             sessions,
             self.messages,
             questions,
             streams,
-            Terms(instance="test", life="own", output_limit=1000),
+            wire.Welcome(epoch=1, instance="test", life="own", output_limit=1000),
             unreachable_after=unreachable_after,
             number_above=self.jobs.raise_next_number,
             max_unread=max_unread,
+            profiles=profiles or {},
         )
 
     def describe(self, name: str) -> ClusterRecord:
@@ -177,6 +177,12 @@ async def wait_for_state(daemon: Daemon, cluster: str, expected: tuple[str, int,
     await signals.until(lambda: daemon.cluster_view(cluster) == expected)
 
 
+async def connect_agent(daemon: Daemon, cluster: str, agent: Agent) -> None:
+    """Let an agent report four idle nodes, and wait until its cluster is usable."""
+    agent.say_to_daemon(Inventory(components=()), report_nodes(4))
+    await wait_for_state(daemon, cluster, ("usable", 4, ""))
+
+
 def report_nodes(total: int, problem: str = "") -> ClusterReport:
     return ClusterReport(total=total, idle=total, problem=problem)
 
@@ -184,10 +190,11 @@ def report_nodes(total: int, problem: str = "") -> ClusterReport:
 async def test_cluster_shows_problem_of_resource_manager(tmp_path: Path) -> None:
     async with running_daemon(tmp_path / "koala.db") as daemon, daemon.agent_of("north") as north:
         async with daemon.agent_of("south") as south:
-            south.say_to_daemon(Inventory(components=()), report_nodes(4))
-            await wait_for_state(daemon, "south", ("usable", 4, ""))
+            await connect_agent(daemon, "south", south)
             agent = daemon.hub.describe_agent("north")
-            assert (agent.host, agent.pid, agent.version, agent.comparison) == ("head", 1, "1", "newer")
+            assert agent.hello is not None
+            assert (agent.hello.host, agent.hello.pid, agent.hello.version) == ("head", 1, "1")
+            assert agent.comparison == "newer"
             assert agent.connected_at is not None
             north.say_to_daemon(report_nodes(0, "there is no partition fast"))
             await wait_for_state(daemon, "north", ("unreachable", 0, "there is no partition fast"))
@@ -199,7 +206,7 @@ async def test_cluster_shows_problem_of_resource_manager(tmp_path: Path) -> None
         await wait_for_state(daemon, "south", ("unreachable", 4, "its agent is not connected"))
         daemon.hub.note_rejection("south", "the token is not that of cluster south", "set the token")
         agent = daemon.hub.describe_agent("south")
-        assert (agent.host, agent.rejection and agent.rejection.remedy) == ("", "set the token")
+        assert (agent.hello, agent.rejection and agent.rejection.remedy) == (None, "set the token")
         assert [(c.state, c.reason) for c in daemon.store.load().clusters if c.name == "north"] == [
             ("unreachable", "squeue did not answer")
         ]
@@ -228,8 +235,7 @@ async def test_hub_with_unavailable_database_rejects_agent(tmp_path: Path) -> No
             raise StoreUnavailable("the database does not answer")
 
         daemon.store.attempts = away  # type: ignore[method-assign, assignment]
-        north.say_to_daemon(Inventory(components=()), report_nodes(4))
-        await wait_for_state(daemon, "north", ("usable", 4, ""))
+        await connect_agent(daemon, "north", north)
         north.say_to_daemon(wire.Output(token="1.1.0", offset=0, data=""))
         await wait_for_state(daemon, "north", ("unreachable", 4, "its agent is not connected"))
         assert north.closed == "the database does not answer: connect again"
@@ -237,8 +243,7 @@ async def test_hub_with_unavailable_database_rejects_agent(tmp_path: Path) -> No
 
 async def test_hub_with_unencodable_text_keeps_connection(tmp_path: Path) -> None:
     async with running_daemon(tmp_path / "koala.db") as daemon, daemon.agent_of("north") as north:
-        north.say_to_daemon(Inventory(components=()), report_nodes(4))
-        await wait_for_state(daemon, "north", ("usable", 4, ""))
+        await connect_agent(daemon, "north", north)
         await daemon.engine.commit(WorkItem())  # wait for the effects of the inventory
         daemon.sessions.send_commands(
             "north", [wire.Stop(id=1, epoch=1, token="1.1.0", reason="", signal="odd \ud800").model_dump()]
@@ -250,26 +255,42 @@ async def test_hub_with_unencodable_text_keeps_connection(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("configured", "reported", "reason"),
     [
-        ("apptainer", "apptainer", ""),
-        ("apptainer", None, ""),
-        (None, "apptainer", ""),
-        ("apptainer", "charliecloud", "is apptainer for the daemon and charliecloud for its agent"),
-        ("apptainer", "", "is apptainer for the daemon and not set for its agent"),
+        ({"container_runtime": "apptainer"}, {"container_runtime": "apptainer"}, ""),
+        ({"container_runtime": "apptainer"}, {}, ""),
+        ({}, {"container_runtime": "apptainer"}, ""),
+        (
+            {"container_runtime": "apptainer"},
+            {"container_runtime": "charliecloud"},
+            "container_runtime is apptainer for the daemon and charliecloud for its agent",
+        ),
+        (
+            {"container_runtime": "apptainer"},
+            {"container_runtime": ""},
+            "container_runtime is apptainer for the daemon and not set for its agent",
+        ),
+        ({"accepts_scripts": True}, {"accepts_scripts": True}, ""),
+        ({"accepts_scripts": True}, {}, ""),
+        ({"accepts_scripts": False}, {"accepts_scripts": False}, ""),
+        (
+            {"accepts_scripts": True},
+            {"accepts_scripts": False},
+            "accepts_scripts is true for the daemon and false for its agent",
+        ),
+        ({}, {"identity": "mapped"}, "identity is service for the daemon and mapped for its agent"),
     ],
 )
-async def test_hub_rejects_agent_with_another_container_runtime(
-    tmp_path: Path, configured: Any, reported: str | None, reason: str
+async def test_hub_rejects_agent_with_another_configuration(
+    tmp_path: Path, configured: dict[str, Any], reported: dict[str, Any], reason: str
 ) -> None:
-    async with running_daemon(tmp_path / "koala.db") as daemon:
-        daemon.hub._profiles = {"north": ClusterProfile(container_runtime=configured)}
-        hello = wire.Hello(cluster="north", version="1", lrm="slurm", host="head", pid=1, container_runtime=reported)
+    async with running_daemon(tmp_path / "koala.db", profiles={"north": ClusterProfile(**configured)}) as daemon:
         agent = Agent()
-        agent.say_to_daemon(hello)
+        agent.say_to_daemon(wire.Hello(cluster="north", version="1", lrm="slurm", host="head", pid=1, **reported))
         serving = asyncio.create_task(daemon.hub.serve_connection("north", agent))
         await signals.until(lambda: agent.heard or agent.closed)
         assert reason in agent.closed
         assert bool(reason) is bool(agent.closed)
-        assert daemon.sessions.may_ignore_containers("north") is (reported is None)
+        is_accepted_without_runtime = not reason and "container_runtime" not in reported
+        assert daemon.sessions.may_ignore_containers("north") is is_accepted_without_runtime
         await agent.close("")
         await serving
 
@@ -328,8 +349,7 @@ async def test_hub_disconnects_silent_agent(tmp_path: Path) -> None:
         running_daemon(tmp_path / "koala.db", 0.4) as daemon,
         daemon.agent_of("north", agent=(north := Attentive())),
     ):
-        north.say_to_daemon(Inventory(components=()), report_nodes(4))
-        await wait_for_state(daemon, "north", ("usable", 4, ""))
+        await connect_agent(daemon, "north", north)
         message_count = len(north.heard)
         await signals.until(lambda: len(north.heard) >= message_count + 10)
         assert daemon.cluster_view("north")[0] == "usable", "it answers"
@@ -451,8 +471,7 @@ async def test_session_sends_renewal_only_once_the_inventory_is_applied() -> Non
 
 async def test_hub_confirmation_has_time_of_request(tmp_path: Path) -> None:
     async with running_daemon(tmp_path / "koala.db") as daemon, daemon.agent_of("north") as north:
-        north.say_to_daemon(Inventory(components=()), report_nodes(4))
-        await wait_for_state(daemon, "north", ("usable", 4, ""))
+        await connect_agent(daemon, "north", north)
         await daemon.engine.commit(WorkItem())
         requested_after = daemon.engine.clock()
         daemon.sessions.request_confirmation("north")
@@ -508,8 +527,7 @@ def make_hello(pid: int, host: str = "head") -> wire.Hello:
 
 async def test_hub_rejects_second_agent_while_first_answers(tmp_path: Path) -> None:
     async with running_daemon(tmp_path / "koala.db") as daemon, daemon.agent_of("north", agent=(north := Attentive())):
-        north.say_to_daemon(Inventory(components=()), report_nodes(4))
-        await wait_for_state(daemon, "north", ("usable", 4, ""))
+        await connect_agent(daemon, "north", north)
         for host, pid in (("head", 2), ("login", 1)):
             second = Agent()
             second.say_to_daemon(make_hello(pid, host))
@@ -537,8 +555,7 @@ async def test_hub_replaces_hanging_or_reconnected_agent(tmp_path: Path, pid: in
 async def test_hub_connects_reconnected_agent_after_inventory(tmp_path: Path) -> None:
     """The hub sends no commands to the agent before its inventory, for instance while its resource manager hangs."""
     async with running_daemon(tmp_path / "koala.db") as daemon, daemon.agent_of("north") as first:
-        first.say_to_daemon(Inventory(components=()), report_nodes(4))
-        await wait_for_state(daemon, "north", ("usable", 4, ""))
+        await connect_agent(daemon, "north", first)
         second = Attentive()
         second.say_to_daemon(make_hello(1))
         serving = asyncio.create_task(daemon.hub.serve_connection("north", second))
@@ -572,8 +589,7 @@ async def test_hub_renews_lease_only_once_cluster_is_reachable(tmp_path: Path) -
     async with running_daemon(tmp_path / "koala.db") as daemon, daemon.agent_of("north") as north:
         for number in (1, 2):
             north.say_to_daemon(wire.RenewLease(number=number))
-        north.say_to_daemon(Inventory(components=()), report_nodes(4))
-        await wait_for_state(daemon, "north", ("usable", 4, ""))
+        await connect_agent(daemon, "north", north)
         north.say_to_daemon(wire.RenewLease(number=3))
         await signals.until(lambda: 3 in count_renewals(north))
     assert count_renewals(north) in ([2, 3], [3]), "only the last question before that, at its end"

@@ -82,12 +82,6 @@ async def test_tokens_are_unique_and_changed_tokens_invalid(place: Place) -> Non
         assert place.identities.find_identity(near) is None
 
 
-async def test_tokens_are_known_after_restart(place: Place) -> None:
-    _, token_text, identity = await place.create_token()
-    place.open_identities()
-    assert place.identities.find_identity(token_text) == identity
-
-
 @pytest.mark.evidence("C4", "T3")
 async def test_token_is_valid_until_expiry(place: Place) -> None:
     _, token_text, _ = await place.create_token(TokenOrder("alice", Role.USER, 60.0))
@@ -131,15 +125,10 @@ async def test_create_token_without_database_is_rejected(place: Place) -> None:
     place.store.fails = True
     with pytest.raises(StoreUnavailable):
         await place.identities.create_token(ALICE, ROOT)
-    assert place.identities.list_tokens(ROOT) == []
+    assert place.identities.list_tokens(ROOT, every=True) == []
 
 
 # Permissions
-
-
-async def test_create_token_by_administrator_for_any_user(place: Place) -> None:
-    for order in (ALICE, TokenOrder("bob", Role.ADMIN, None), TokenOrder("alice@north", Role.OPERATOR)):
-        assert (await place.create_token(order))[0].user == order.user
 
 
 @pytest.mark.evidence("U11", "T2")
@@ -228,13 +217,6 @@ async def test_create_token_during_revocation_of_maker_is_rejected(
     assert place.identities.list_tokens(ROOT) == []
 
 
-async def test_create_token_with_failed_write_is_invalid(place: Place) -> None:
-    place.store.fails = True
-    with pytest.raises(StoreUnavailable):
-        await place.create_token()
-    assert place.identities.list_tokens(ROOT, every=True) == []
-
-
 async def test_create_token_beyond_limit_is_rejected() -> None:
     place = Place(max_tokens=2)
     await place.create_token()
@@ -289,7 +271,6 @@ async def test_requests_end_when_token_is_revoked(place: Place) -> None:
         assert sorted(ended) == ["alice", "alice too"]
     await place.identities.revoke_tokens([2], ROOT)
     assert sorted(ended) == ["alice", "alice too"]
-    assert not place.identities._open
 
 
 async def test_requests_end_when_token_expires(place: Place) -> None:

@@ -15,11 +15,11 @@ from koalapy.daemon.jobs.output import OutputEnd
 from koalapy.model.errors import ConflictError, NotFoundError, StoreUnavailable
 from koalapy.model.job import ComponentState, Job, JobState, TimelineEntry
 from koalapy.model.job_spec import JobSpec
-from koalapy.model.reports import ComponentStatus, Inventory
+from koalapy.model.reports import ComponentStatus
 from koalapy.model.request import FlexibleRequest
 from koalapy.scheduler.events import ClusterDrained, ClusterResumed
 from tests import signals
-from tests.daemon.test_hub import DEADLINE, Agent, Daemon, report_nodes, running_daemon, wait_for_state
+from tests.daemon.test_hub import DEADLINE, Agent, Daemon, connect_agent, running_daemon
 from tests.identities import ADA
 
 SPEC = JobSpec(FlexibleRequest(2), ("true",), owner="ada")
@@ -28,8 +28,7 @@ SPEC = JobSpec(FlexibleRequest(2), ("true",), owner="ada")
 @asynccontextmanager
 async def north_and_jobs(path: Path) -> AsyncIterator[tuple[Daemon, Agent, Jobs]]:
     async with running_daemon(path / "koala.db") as daemon, daemon.agent_of("north") as north:
-        north.say_to_daemon(Inventory(components=()), report_nodes(4))
-        await wait_for_state(daemon, "north", ("usable", 4, ""))
+        await connect_agent(daemon, "north", north)
         await daemon.engine.commit(WorkItem())  # wait until states are written and no placement round is running
         yield daemon, north, daemon.jobs
 

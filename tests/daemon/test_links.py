@@ -258,32 +258,3 @@ def test_transfers_of_long_duration_replace_bandwidth(
             PAIR, max(MIN_TRANSFER_SIZE, round(60 * rate)), max(60.0, MIN_TRANSFER_SIZE / rate), 1e6 + time
         )
     assert table[PAIR].link.bandwidth == pytest.approx(rate, rel=0.3)
-
-
-def test_pingpong_outlier_is_ignored() -> None:
-    table = make_table(None, *(replace(BASE, at=float(time), latency=1.0, bandwidth=1e9) for time in range(2)))
-    table.add_measurement(replace(BASE, at=3.0, latency=50.0, bandwidth=2e7))
-    assert table[PAIR].link == Link(1.0, 1e9)
-    table.add_measurement(replace(BASE, at=4.0, latency=50.0, bandwidth=2e7))
-    assert table[PAIR].link == Link(50.0, 2e7), "it was no chance"
-
-
-def test_pingpong_single_does_not_replace_transfers() -> None:
-    table = make_table(None, *(replace(BASE, at=float(time), latency=1.0, bandwidth=9e8) for time in range(2)))
-    table.learn_transfer(PAIR, 60 * 10**9, 60.0, 3.0)
-    table.add_measurement(replace(BASE, at=4.0, latency=1.0, bandwidth=2e7))
-    assert (table[PAIR].link.bandwidth or 0.0) > 8e8
-    table.add_measurement(replace(BASE, at=5.0, latency=1.0, bandwidth=2e7))
-    assert table[PAIR].link.bandwidth == 2e7, "the network has become another"
-
-
-def test_link_directions_have_separate_bandwidths() -> None:
-    table = make_table(None, replace(BASE, latency=1.0, bandwidth=1e9, back=1e8))
-    assert (table[PAIR].link, table[PAIR].link_back) == (Link(1.0, 1e9), Link(1.0, 1e8))
-    for time in range(20):
-        table.learn_transfer(PAIR[::-1], 40 * 10**9, 10_000.0, float(time))
-    assert table[PAIR].link == Link(1.0, 1e9)
-    assert table[PAIR].link_back.bandwidth == pytest.approx(4e6, rel=0.05)
-    grid = GridStatus([], table.known_links())
-    assert grid.link(*PAIR).bandwidth == 1e9
-    assert grid.link(*PAIR[::-1]).bandwidth == table[PAIR].link_back.bandwidth

@@ -13,7 +13,7 @@ from koalapy.ports import OutputPiece
 from koalapy.runner.output_streams import StreamSplitter, mark_stream
 from koalapy.store.output import FileOutput
 from tests.daemon.test_hub import Daemon
-from tests.daemon.test_trust import COUPLED, ON_NORTH, Grid, Opened, make_output, received_messages, wait_for_job
+from tests.daemon.test_trust import COUPLED, ON_NORTH, Grid, make_output, open_grid, received_messages, wait_for_job
 
 
 async def read_logs(daemon: Daemon, job: int, **options: Any) -> bytes:
@@ -42,7 +42,7 @@ def start_anew(grid: Grid, path: Path) -> None:
 @pytest.mark.evidence("U9")
 async def test_output_limit_continues_after_restart(tmp_path: Path) -> None:
     """The files tell how much output was stored, so a daemon notes every gap after a restart."""
-    async with Opened(tmp_path / "koala.db") as grid:
+    async with open_grid(tmp_path / "koala.db") as grid:
         assert received_messages(grid.north, "welcome")[0]["output_limit"] == 1000
         (token,) = await grid.submit_job(1, ON_NORTH)
         await send_output(grid, token, 0, b"x" * 3000)
@@ -59,7 +59,7 @@ async def test_output_limit_continues_after_restart(tmp_path: Path) -> None:
 
 async def test_missing_output_is_replaced_by_note(tmp_path: Path) -> None:
     """After files were restored from a copy, the agent no longer has the output that it got acknowledged."""
-    async with Opened(tmp_path / "koala.db") as grid:
+    async with open_grid(tmp_path / "koala.db") as grid:
         (token,) = await grid.submit_job(1, ON_NORTH)
         await send_output(grid, token, 0, b"one\n")
         shutil.rmtree(tmp_path / "output" / "1")
@@ -79,7 +79,7 @@ async def test_tail_is_the_end_of_each_stream(tmp_path: Path, stream: OutputStre
     lines = [text for is_error, text in writes if is_error in wanted]
     if stream is OutputStream.MARKED:
         lines = [mark_stream(text, is_error=is_error) for is_error, text in writes]
-    async with Opened(tmp_path / "koala.db") as grid:
+    async with open_grid(tmp_path / "koala.db") as grid:
         (token,) = await grid.submit_job(1, ON_NORTH, label=True)
         await send_output(grid, token, 0, b"".join(mark_stream(text, is_error=error) for error, text in writes))
         tail = await read_logs(grid.daemon, 1, stream=stream, last_lines=count)
@@ -92,7 +92,7 @@ async def test_tail_is_the_end_of_each_stream(tmp_path: Path, stream: OutputStre
 
 
 async def test_tail_of_long_output_is_in_its_stored_end(tmp_path: Path) -> None:
-    async with Opened(tmp_path / "koala.db") as grid:
+    async with open_grid(tmp_path / "koala.db") as grid:
         (token,) = await grid.submit_job(1, ON_NORTH)
         content = b"".join(b"line %d\n" % number for number in range(500))
         await send_output(grid, token, 0, content)
@@ -102,7 +102,7 @@ async def test_tail_of_long_output_is_in_its_stored_end(tmp_path: Path) -> None:
 
 
 async def test_output_is_acknowledged_only_if_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with Opened(tmp_path / "koala.db") as grid:
+    async with open_grid(tmp_path / "koala.db") as grid:
         (token,) = await grid.submit_job(1, ON_NORTH)
 
         def full(*_: object) -> int:
@@ -119,7 +119,7 @@ async def test_output_is_acknowledged_only_if_stored(tmp_path: Path, monkeypatch
 
 
 async def test_output_of_deleted_job_is_not_reused(tmp_path: Path) -> None:
-    async with Opened(tmp_path / "koala.db") as grid:
+    async with open_grid(tmp_path / "koala.db") as grid:
         grid.daemon.kept.append("1.1.0.0f", [OutputPiece(0, b"of another life\n")])
         (token,) = await grid.submit_job(1, ON_NORTH)
         assert token != "1.1.0.0f"
@@ -128,7 +128,7 @@ async def test_output_of_deleted_job_is_not_reused(tmp_path: Path) -> None:
 
 async def test_follow_output_reads_changed_component_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither stored output nor silent components are read again."""
-    async with Opened(tmp_path / "koala.db") as grid:
+    async with open_grid(tmp_path / "koala.db") as grid:
         tokens = await grid.submit_job(1, COUPLED)
         read: list[tuple[str, int]] = []
         whole = grid.daemon.kept.read
@@ -163,7 +163,7 @@ async def test_follow_output_reads_changed_component_only(tmp_path: Path, monkey
 async def test_output_continues_at_the_offset_of_each_part(tmp_path: Path, stream: OutputStream | None) -> None:
     writes = [(False, b"out \x0e\n"), (True, b"an error without its end"), (True, b" here\n"), (False, b"\x10end")]
     data = b"".join(mark_stream(text, is_error=is_error) for is_error, text in writes)
-    async with Opened(tmp_path / "koala.db") as grid:
+    async with open_grid(tmp_path / "koala.db") as grid:
         (token,) = await grid.submit_job(1, ON_NORTH, label=True)
         whole = b""
         for offset in range(len(data)):  # each part is one byte, which divides marks from their text
@@ -183,7 +183,7 @@ async def test_output_continues_at_the_offset_of_each_part(tmp_path: Path, strea
 
 
 async def test_output_of_new_attempt_begins_at_its_first_byte(tmp_path: Path) -> None:
-    async with Opened(tmp_path / "koala.db") as grid:
+    async with open_grid(tmp_path / "koala.db") as grid:
         (token,) = await grid.submit_job(1, ON_NORTH)
         await send_output(grid, token, 0, b"one\n")
         assert await read_logs(grid.daemon, 1, attempt=7, offsets={0: 2}, last_lines=0) == b"one\n"
@@ -192,14 +192,14 @@ async def test_output_of_new_attempt_begins_at_its_first_byte(tmp_path: Path) ->
 
 
 async def test_tail_yields_its_position_without_output(tmp_path: Path) -> None:
-    async with Opened(tmp_path / "koala.db") as grid:
+    async with open_grid(tmp_path / "koala.db") as grid:
         await grid.submit_job(1, COUPLED)
         parts = await read_parts(grid.daemon, 1, last_lines=3)
         assert [(part.component, part.offset, part.data) for part in parts] == [(0, 0, b""), (1, 0, b"")]
 
 
 async def test_followed_output_of_ending_daemon_has_no_end(tmp_path: Path) -> None:
-    async with Opened(tmp_path / "koala.db") as grid:
+    async with open_grid(tmp_path / "koala.db") as grid:
         (token,) = await grid.submit_job(1, ON_NORTH)
         await send_output(grid, token, 0, b"one\n")
         following = grid.daemon.jobs.follow_output(1, follow=True)

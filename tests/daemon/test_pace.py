@@ -1,8 +1,6 @@
 """Rate limits of users, and of requests with unknown tokens."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from koalapy.daemon.auth.pace import BURST_SECONDS, FAILURE_INTERVAL, FAILURES_AT_ONCE, AgentAttempts, Pace
 from koalapy.model.limits import Limits, LimitSettings, UserLimits
@@ -68,7 +66,6 @@ def test_pace_with_slow_limit_allows_one_at_a_time(clock: Clock) -> None:
 def test_pace_without_limits_counts_nothing(clock: Clock) -> None:
     paced = Pace(None, clock)
     assert count_allowed(paced, "alice") == 100
-    assert not paced._requests
 
 
 def test_pace_blocks_address_after_unknown_tokens(clock: Clock) -> None:
@@ -98,18 +95,6 @@ def test_pace_memory_is_bounded() -> None:
         throttle.count("busy", 0.0)
     assert len(throttle._full_at) == 3
     assert throttle.wait_time("busy", 0.0)
-
-
-@given(rate=st.floats(0.01, 100), burst=st.floats(1, 100), pauses=st.lists(st.floats(0, 20), max_size=60))
-def test_throttle_allows_at_most_burst_plus_rate(rate: float, burst: float, pauses: list[float]) -> None:
-    throttle, now, allowed_count = Throttle(burst, 1 / rate), 0.0, 0
-    for pause in pauses:
-        now += pause
-        while not throttle.wait_time("x", now):
-            throttle.count("x", now)
-            allowed_count += 1
-        assert allowed_count <= burst + now * rate + 1e-6
-        assert throttle.wait_time("x", now) <= 1 / rate + 1e-9
 
 
 def test_agent_attempts_from_one_address_are_bounded(clock: Clock) -> None:

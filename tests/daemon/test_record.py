@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from koalapy.daemon.alerts.daemon_checks import RecordCheck
+from koalapy.daemon.alerts.daemon_checks import check_record
 from koalapy.daemon.jobs import record as records
 from koalapy.daemon.jobs.record import Record
 from koalapy.model.alert import AlertKind
@@ -176,7 +176,7 @@ async def test_record_over_size_removes_oldest_then_ends(tmp_path: Path) -> None
     assert not list((tmp_path / "record").glob(f"{int(BEGAN * 1000)}*"))
     (life,) = await export_steps(recording, tmp_path)
     assert 1 < life.steps < 400, "what was recorded until then can be replayed"
-    (alert,) = [found_alert async for found_alert in RecordCheck(recording)(BEGAN + 2000)]
+    (alert,) = [found_alert async for found_alert in check_record(recording, BEGAN + 2000)]
     assert (alert.kind, alert.cause, alert.since) == (AlertKind.RECORD, recording.problem, BEGAN + 1000)
     await recording.close()
 

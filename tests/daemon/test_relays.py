@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from koalapy.config.settings import Settings
-from koalapy.daemon.access import make_traffic_recorder
 from koalapy.daemon.agents.wire import plan_nodes
-from koalapy.daemon.alerts.daemon_checks import RelayCheck
+from koalapy.daemon.alerts.daemon_checks import check_relays
 from koalapy.daemon.core import check_settings
-from koalapy.daemon.network.relays import JobRelay, Relays, Traffic
+from koalapy.daemon.network.relays import JobRelay, Relays
 from koalapy.daemon.observability.audit import Audit
 from koalapy.daemon.observability.instruments import Instruments
 from koalapy.model.alert import Alert, Severity
@@ -26,15 +25,14 @@ from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState
 from koalapy.model.job_spec import JobSpec, Launcher
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import FlexibleRequest
-from koalapy.protocol.messages import RelayLost, RelayState
-from koalapy.protocol.plan import PlanNode
+from koalapy.protocol.messages import PlanNode, RelayLost, RelayState
 from koalapy.relay.attempts import Attempt as RelayAttempt
 from koalapy.relay.attempts import Limits, add_node_keys
 from koalapy.relay.client import ANSWER_TIMEOUT_S, HEARTBEAT_INTERVAL_S
 from koalapy.runner.relay_links import node_ports
 from tests.memory_stores import memory_stores
 from tests.relay.fake_relay import FakeRelay
-from tests.signals import pass_time, until
+from tests.signals import pass_time, poll, until
 
 PROFILES = {name: ClusterProfile(2) for name in ("north", "south")}
 PLACED = (
@@ -59,7 +57,7 @@ def nodes_of(job: Job) -> list[PlanNode]:
 class Side:
     """A daemon's relays at a fake hub, and what they send to agents."""
 
-    def __init__(self, control: str | None, modes: dict[ClusterPair, Any] | None = None) -> None:
+    def __init__(self, control: str | None, modes: dict[ClusterPair, Any] | None = None, **options: Any) -> None:
         self.sent: list[tuple[str, RelayLost]] = []
         self.paths: dict[ClusterPair, LinkPath] = {}
         self.relays = Relays(
@@ -69,6 +67,7 @@ class Side:
             nodes_of,
             lambda cluster, message: self.sent.append((cluster, message)),
             lambda _: self.paths,
+            **options,
         )
         for cluster in PAIR:
             self.relays.set_state(cluster, READY)
@@ -78,7 +77,7 @@ class Side:
         return self.relays.plan_job(job, nodes_of(job))
 
     async def alerts(self) -> list[Alert]:
-        return [alert async for alert in RelayCheck(self.relays)(5.0)]
+        return [alert async for alert in check_relays(self.relays, 5.0)]
 
 
 @pytest.fixture
@@ -90,9 +89,9 @@ async def hub(tmp_path: Path) -> AsyncIterator[FakeRelay]:
 
 
 @asynccontextmanager
-async def connected_side(hub: FakeRelay, *jobs: Job) -> AsyncIterator[Side]:
+async def connected_side(hub: FakeRelay, *jobs: Job, **options: Any) -> AsyncIterator[Side]:
     """Run a daemon's relays, which begin with these unfinished jobs, until the hub has their state."""
-    side = Side(str(hub.path))
+    side = Side(str(hub.path), **options)
     running = asyncio.create_task(side.relays.run({"north": "n" * 16, "south": "s" * 16}, lambda: jobs))
     await until(lambda: not side.relays.hub_problem, 60.0)
     yield side
@@ -286,20 +285,16 @@ async def test_lost_attempt_is_reported_to_the_agents_that_have_relays(hub: Fake
         assert side.sent == [("north", RelayLost(attempt=ATTEMPT, reason="the relay of south is lost"))]
 
 
-async def test_traffic_of_an_ended_attempt_is_recorded(hub: FakeRelay) -> None:
-    async with connected_side(hub) as side:
-        recorded: list[Traffic] = []
-
-        async def record(traffic: Traffic) -> None:
-            recorded.append(traffic)
-
-        side.relays.record_traffic = record
+async def test_traffic_of_ended_attempts_is_counted_and_recorded_in_the_audit_log(hub: FakeRelay) -> None:
+    audit, instruments = Audit(memory_stores().audit, time.time), Instruments()
+    async with connected_side(hub, audit=audit, instruments=instruments):
+        hub.send({"t": "removed", "attempt": "8.1.k4", "streams": 0, "bytes": []})
         moved = [["north", "south", 700], ["south", "north", 30]]
         hub.send({"t": "removed", "attempt": ATTEMPT, "streams": 2, "bytes": moved})
-        await until(lambda: bool(recorded))
-        (traffic,) = recorded
-        assert (traffic.job, traffic.streams) == (7, 2)
-        assert traffic.moved == {("north", "south"): 700, ("south", "north"): 30}
+        (entry,) = await poll(lambda: audit.read_entries(AuditFilter()))
+    assert instruments.relayed == {PAIR: 700, PAIR[::-1]: 30}
+    assert (entry.action, entry.target) == ("relay-traffic", "job 7")
+    assert entry.detail == f"attempt {ATTEMPT}: 2 streams; bytes: north to south 700, south to north 30"
 
 
 async def test_metrics_of_the_hub_are_read_while_it_answers(hub: FakeRelay) -> None:
@@ -317,14 +312,3 @@ def test_embedded_cluster_with_relay_is_rejected(site: dict[str, Any]) -> None:
         check_settings(Settings(clusters={"north": {"kind": "local", **site}}))
     assert caught.value.field == f"clusters.north.{next(iter(site))}"
     check_settings(Settings(clusters={"north": {"kind": "local", "embedded": False, **site}}))
-
-
-async def test_traffic_is_counted_and_recorded_in_the_audit_log() -> None:
-    audit, instruments = Audit(memory_stores().audit, time.time), Instruments()
-    record = make_traffic_recorder(audit, instruments)
-    await record(Traffic(ATTEMPT, 2, {PAIR: 700, PAIR[::-1]: 30}))
-    await record(Traffic("8.1.k4", 0, {}))
-    assert instruments.relayed == {PAIR: 700, PAIR[::-1]: 30}
-    (entry,) = await audit.read_entries(AuditFilter())
-    assert (entry.action, entry.target) == ("relay-traffic", "job 7")
-    assert entry.detail == f"attempt {ATTEMPT}: 2 streams; bytes: north to south 700, south to north 30"

@@ -16,12 +16,10 @@ from koalapy.daemon.files.results import Results
 from koalapy.daemon.jobs import retention
 from koalapy.daemon.jobs.output import Outputs
 from koalapy.daemon.jobs.quota import StorageLimits
-from koalapy.daemon.jobs.retention import Housekeeping, Retention, RetentionTimes
-from koalapy.daemon.network.network import measurement_spec
+from koalapy.daemon.jobs.retention import Housekeeping, Retention
 from koalapy.model.errors import StoreUnavailable
 from koalapy.model.job import Attempt, Component, Job, JobId, JobState
 from koalapy.model.job_spec import JobSpec
-from koalapy.model.measurement import MeasurementSettings
 from koalapy.model.request import FlexibleRequest
 from koalapy.ports import Batch, OutputPiece, StoredBundle
 from koalapy.store.history import SqlHistory
@@ -30,7 +28,6 @@ from tests.daemon.archives import archive_of, yield_pieces
 from tests.daemon.test_hub import Daemon, running_daemon
 
 SPEC = JobSpec(FlexibleRequest(1), ("true",), collect=("*",))
-OWN = measurement_spec(("north", "south"), MeasurementSettings().command)
 DAY = 86400.0
 NOW = 1000 * DAY
 
@@ -49,8 +46,8 @@ class World:
 
     def make_retention(self, jobs: float | None = 10 * DAY, internal: float = DAY, **options: Any) -> Retention:
         outputs = Outputs(self.daemon.engine, self.daemon.queries, self.store, self.daemon.kept)
-        times = RetentionTimes(jobs, internal)
-        return Retention(self.history, outputs, self.results, times, lambda: NOW, lambda: self.ending, **options)
+        clock, is_ending = lambda: NOW, lambda: self.ending
+        return Retention(self.history, outputs, self.results, jobs, internal, clock, is_ending, **options)
 
     async def add_job(self, ident: JobId, ended: float | None, spec: JobSpec = SPEC) -> None:
         """Add a job that ended ``ended`` seconds ago, or runs if that is None."""
@@ -116,14 +113,6 @@ async def test_retention_removes_exactly_expired_jobs(
         assert world.store.load().next_job == len(jobs) + 1
 
 
-async def test_retention_of_internal_jobs_is_shorter(tmp_path: Path) -> None:
-    async with opened_world(tmp_path) as world:
-        await world.add_job(1, 2 * DAY, OWN)
-        await world.add_job(2, 2 * DAY)
-        await world.make_retention().remove_expired()
-        assert world.stored_files()["books"] == {2}
-
-
 async def test_retention_keeps_jobs_with_results_that_other_jobs_need(tmp_path: Path) -> None:
     async with opened_world(tmp_path) as world:
         for ident in (1, 2, 3):
@@ -139,15 +128,6 @@ async def test_retention_keeps_row_until_files_are_removed(tmp_path: Path, monke
         for ident in (1, 2, 3):
             await world.add_job(ident, 20 * DAY)
         tidying = world.make_retention()
-        with monkeypatch.context() as patch:
-
-            def away(jobs: object) -> None:
-                raise StoreUnavailable("the database is locked")
-
-            patch.setattr(world.history, "remove", away)
-            with pytest.raises(StoreUnavailable):
-                await tidying.remove_expired()
-        assert world.stored_files() == {"books": {1, 2, 3}, "output": set(), "results": set()}
         with monkeypatch.context() as patch:
 
             def broken(jobs: object) -> None:

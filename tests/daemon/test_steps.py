@@ -37,15 +37,19 @@ def describe_north(name: str) -> ClusterRecord:
     return ClusterRecord(name, "slurm", "usable", JOBS, 0, 0, 0, 0, 0, "", None, 1, 1.0)
 
 
+def open_database(folder: Path) -> Database:
+    database = make_engine(f"sqlite:///{folder}/koala.db")
+    migrate(database)
+    return Database(database)
+
+
 def count_ticks() -> Callable[[], float]:
     ticks = count()
     return lambda: float(next(ticks))
 
 
 async def test_engine_placing_many_jobs_serves_requests_between_steps(tmp_path: Path) -> None:
-    database = make_engine(f"sqlite:///{tmp_path}/koala.db")
-    migrate(database)
-    store = SqlStore(Database(database))
+    store = SqlStore(open_database(tmp_path))
     state = SchedulerState(Rules(step_budget=float(TRIES)), builtin_policies(), [ClusterStatus("north")])
     scheduler = Scheduler(state, nonces=str, clock=count_ticks())
 
@@ -69,9 +73,7 @@ async def test_engine_placing_many_jobs_serves_requests_between_steps(tmp_path: 
 
 
 async def test_engine_with_more_events_than_budget_defers_them(tmp_path: Path) -> None:
-    database = make_engine(f"sqlite:///{tmp_path}/koala.db")
-    migrate(database)
-    store = SqlStore(Database(database))
+    store = SqlStore(open_database(tmp_path))
     scheduler = Scheduler(SchedulerState(Rules(), builtin_policies(), [ClusterStatus("north")]), nonces=str)
 
     engine = Engine(scheduler, store, Outbox((), 1), epoch=1, describe=describe_north, take_in_budget_s=0.0)
@@ -96,9 +98,7 @@ class StoreWithoutEpochs(SqlStore):
 
 
 async def test_engine_epoch_that_is_not_stored_is_not_used(tmp_path: Path) -> None:
-    database = make_engine(f"sqlite:///{tmp_path}/koala.db")
-    migrate(database)
-    store = StoreWithoutEpochs(Database(database))
+    store = StoreWithoutEpochs(open_database(tmp_path))
     scheduler = Scheduler(SchedulerState(Rules(), builtin_policies(), [ClusterStatus("north")]), nonces=str)
     engine = Engine(scheduler, store, Outbox((), 1), epoch=1, describe=describe_north)
     engine.post(WorkItem(epoch=2))

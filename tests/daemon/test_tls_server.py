@@ -13,9 +13,8 @@ import pytest
 import uvloop
 from websockets.asyncio.client import connect
 
-from koalapy.daemon.engine.daemon import HttpServer
 from koalapy.daemon.listener.certificate import Certificate
-from koalapy.daemon.listener.connections import OWN_FILES, RESERVED, Connections
+from koalapy.daemon.listener.connections import OWN_FILES, RESERVED, Connections, HttpServer
 from koalapy.system.tls import Trust
 from tests.certificates import CertificateAuthority
 from tests.daemon.test_connections import DEADLINE, GOOD, app, read_until_closed

@@ -2,8 +2,9 @@
 
 import asyncio
 import base64
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 
 from koalapy.daemon.agents.agent_messages import TransferFeedback
 from koalapy.daemon.engine.engine import WorkItem
+from koalapy.daemon.observability.audit import Audit
+from koalapy.model.audit import AuditFilter
 from koalapy.model.job import ComponentState, Job
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.reports import ComponentStatus, Inventory, StageStatus, TransferMeasurement
@@ -18,7 +21,8 @@ from koalapy.model.request import ComponentRequest, FixedRequest, InputFile
 from koalapy.protocol import messages as wire
 from koalapy.scheduler.events import JobSubmitted
 from tests import signals
-from tests.daemon.test_hub import Agent, Daemon, report_nodes, running_daemon, wait_for_state
+from tests.daemon.test_hub import Agent, Daemon, connect_agent, report_nodes, running_daemon, wait_for_state
+from tests.memory_stores import memory_stores
 
 COUPLED = FixedRequest((ComponentRequest(1, "north"), ComponentRequest(2, "south")))
 ON_NORTH = FixedRequest((ComponentRequest(1, "north"),))
@@ -71,29 +75,22 @@ def make_output(token: str, offset: int, text: bytes) -> wire.Output:
     return wire.Output(token=token, offset=offset, data=base64.b64encode(text).decode())
 
 
-class Opened:
-    """An asynchronous context manager for a running grid."""
-
-    def __init__(self, path: Path, **options: Any) -> None:
-        self._path, self._options = path, options
-        self._stack = AsyncExitStack()
-
-    async def __aenter__(self) -> Grid:
-        daemon = await self._stack.enter_async_context(running_daemon(self._path, **self._options))
-        north = await self._stack.enter_async_context(daemon.agent_of("north"))
-        south = await self._stack.enter_async_context(daemon.agent_of("south"))
-        for name, agent in (("north", north), ("south", south)):
-            agent.say_to_daemon(Inventory(components=()), report_nodes(4))
-            await wait_for_state(daemon, name, ("usable", 4, ""))
-        return Grid(daemon, north, south)
-
-    async def __aexit__(self, *error: Any) -> None:
-        await self._stack.aclose()
+@asynccontextmanager
+async def open_grid(path: Path, **options: Any) -> AsyncIterator[Grid]:
+    """Yield a running daemon with the agents of both clusters."""
+    async with (
+        running_daemon(path, **options) as daemon,
+        daemon.agent_of("north") as north,
+        daemon.agent_of("south") as south,
+    ):
+        await connect_agent(daemon, "north", north)
+        await connect_agent(daemon, "south", south)
+        yield Grid(daemon, north, south)
 
 
 @pytest.mark.evidence("G2", "R7")
 async def test_relay_reaches_same_attempt_from_own_cluster_only(tmp_path: Path) -> None:
-    async with Opened(tmp_path / "koala.db") as grid:
+    async with open_grid(tmp_path / "koala.db") as grid:
         head, tail = await grid.submit_job(1, COUPLED)
         other_head, other_tail = await grid.submit_job(2, COUPLED)
         of_another_attempt = tail.rpartition(".")[0] + ".0"
@@ -113,24 +110,21 @@ async def test_relay_reaches_same_attempt_from_own_cluster_only(tmp_path: Path) 
 
 @pytest.mark.evidence("J3", "R8")
 async def test_rejected_runner_reports_cover_own_cluster_only(tmp_path: Path) -> None:
-    noted: list[tuple[str, int, str, int]] = []
-
-    async def note(cluster: str, job: Job, report: wire.RejectedRunner) -> None:
-        noted.append((cluster, job.id, report.token, report.times))
-
-    async with Opened(tmp_path / "koala.db", note_impostor=note) as grid:
+    audit = Audit(memory_stores().audit, time.time)
+    async with open_grid(tmp_path / "koala.db", audit=audit) as grid:
         head, tail = await grid.submit_job(1, COUPLED)
         for token in (tail, "9.1.0.77", head.rpartition(".")[0]):
             grid.north.say_to_daemon(wire.RejectedRunner(token=token, node=0, how="second"))
         grid.north.say_to_daemon(wire.RejectedRunner(token=head, node=0, how="forged", address="10.0.0.9", times=7))
-        await wait_for_job(lambda: noted)
         await grid.all_taken_in(grid.north)
-        assert noted == [("north", 1, head, 7)]
+        (entry,) = await signals.poll(lambda: audit.read_entries(AuditFilter()))
+        assert (entry.action, entry.address, entry.target) == ("impersonate-runner", "10.0.0.9 on north", "job 1")
+        assert entry.detail == f"node 0 of {head}, without the node's secret, 7 times since the last report"
 
 
 @pytest.mark.evidence("G1")
 async def test_output_of_other_cluster_is_ignored(tmp_path: Path) -> None:
-    async with Opened(tmp_path / "koala.db") as grid:
+    async with open_grid(tmp_path / "koala.db") as grid:
         head, tail = await grid.submit_job(1, COUPLED)
         grid.south.say_to_daemon(make_output(head, 0, b"forged, and long enough to hide what is genuine\n"))
         grid.south.say_to_daemon(make_output(head.rpartition(".")[0], 0, b"forged\n"))
@@ -147,7 +141,7 @@ async def test_output_of_other_cluster_is_ignored(tmp_path: Path) -> None:
 
 async def test_output_is_accepted_from_current_cluster_only(tmp_path: Path) -> None:
     """A component may be placed on another cluster before it starts."""
-    async with Opened(tmp_path / "koala.db") as grid:
+    async with open_grid(tmp_path / "koala.db") as grid:
         (token,) = await grid.submit_job(1, ON_NORTH)
         grid.north.say_to_daemon(make_output(token, 0, b"early\n"))
         await wait_for_job(lambda: received_messages(grid.north, "output_ack", token=token))
@@ -162,7 +156,7 @@ async def test_output_is_accepted_from_current_cluster_only(tmp_path: Path) -> N
 
 
 async def test_output_of_ended_attempt_needs_its_cluster(tmp_path: Path) -> None:
-    async with Opened(tmp_path / "koala.db") as grid:
+    async with open_grid(tmp_path / "koala.db") as grid:
         (token,) = await grid.submit_job(1, ON_NORTH)
         grid.north.say_to_daemon(
             ComponentStatus(token=token, state=ComponentState.ENDED, error="lost a node", infrastructure=True)
@@ -178,7 +172,7 @@ async def test_output_of_ended_attempt_needs_its_cluster(tmp_path: Path) -> None
 
 @pytest.mark.evidence("G1", "C5")
 async def test_component_status_of_other_cluster_is_ignored(tmp_path: Path) -> None:
-    async with Opened(tmp_path / "koala.db") as grid:
+    async with open_grid(tmp_path / "koala.db") as grid:
         (token,) = await grid.submit_job(1, ON_NORTH)
         grid.south.say_to_daemon(ComponentStatus(token=token, state=ComponentState.ENDED, program_exit=0))
         grid.south.say_to_daemon(StageStatus(token=token, state="failed", size=0, staged=0, error="forged"))
@@ -194,7 +188,7 @@ async def test_component_status_of_other_cluster_is_ignored(tmp_path: Path) -> N
 
 
 async def test_acknowledgement_of_other_cluster_is_ignored(tmp_path: Path) -> None:
-    async with Opened(tmp_path / "koala.db") as grid:
+    async with open_grid(tmp_path / "koala.db") as grid:
         await grid.submit_job(1, ON_NORTH)
         (order,) = received_messages(grid.north, "submit")
         grid.south.say_to_daemon(wire.Ack(id=order["id"]))
@@ -221,7 +215,7 @@ class Listener:
 
 async def test_stage_status_of_other_cluster_is_ignored(tmp_path: Path) -> None:
     listener = Listener()
-    async with Opened(
+    async with open_grid(
         tmp_path / "koala.db", feedback=TransferFeedback(listener.count_moved, listener.count_spoiled)
     ) as grid:
         (token,) = await grid.submit_job(1, ON_NORTH)
@@ -243,7 +237,7 @@ async def test_stage_status_of_other_cluster_is_ignored(tmp_path: Path) -> None:
 async def test_transfer_is_counted_once_across_restarts(tmp_path: Path) -> None:
     listener = Listener()
     feedback = TransferFeedback(listener.count_moved, listener.count_spoiled)
-    async with Opened(tmp_path / "koala.db", feedback=feedback) as grid:
+    async with open_grid(tmp_path / "koala.db", feedback=feedback) as grid:
         file = InputFile("data", size=10**9, sites=("south",))
         request = FixedRequest((ComponentRequest(1, "north", inputs=(file,)),))
         job = Job(1, JobSpec(request, ("true",)), 0.0)
@@ -262,7 +256,7 @@ async def test_transfer_is_counted_once_across_restarts(tmp_path: Path) -> None:
 
 
 async def test_inventories_with_unknown_components_bound_outbox(tmp_path: Path) -> None:
-    async with Opened(tmp_path / "koala.db", max_strays=5) as grid:
+    async with open_grid(tmp_path / "koala.db", max_strays=5) as grid:
         for turn in range(4):
             components = [ComponentStatus(token=f"9{turn}{n}.1.0.77", state=ComponentState.RUNNING) for n in range(3)]
             stages = [StageStatus(token=f"8{turn}{n}.1.0.77", state="running", size=1, staged=0) for n in range(3)]
@@ -280,7 +274,7 @@ async def test_inventories_with_unknown_components_bound_outbox(tmp_path: Path) 
 @pytest.mark.parametrize("hosts", [[], ["n1", "n2", "n3"], ["n1"] * 1000])
 async def test_component_with_wrong_host_count_is_not_claimed(tmp_path: Path, hosts: list[str]) -> None:
     """The plan of the gang contains the hosts and is sent to every other cluster."""
-    async with Opened(tmp_path / "koala.db") as grid:
+    async with open_grid(tmp_path / "koala.db") as grid:
         head, tail = await grid.submit_job(1, COUPLED)
         grid.south.say_to_daemon(ComponentStatus(token=tail, state=ComponentState.CLAIMED, hosts=("s1", "s2")))
         grid.north.say_to_daemon(ComponentStatus(token=head, state=ComponentState.CLAIMED, hosts=tuple(hosts)))
@@ -314,8 +308,7 @@ async def test_agent_that_does_not_read_bounds_memory(tmp_path: Path) -> None:
         daemon.agent_of("north", agent=deaf) as north,
     ):
         for name, agent in (("north", north), ("south", south)):
-            agent.say_to_daemon(Inventory(components=()), report_nodes(4))
-            await wait_for_state(daemon, name, ("usable", 4, ""))
+            await connect_agent(daemon, name, agent)
         grid = Grid(daemon, north, south)
         head, tail = await grid.submit_job(1, COUPLED)
         deaf.reads.clear()

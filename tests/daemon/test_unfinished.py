@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from koalapy.daemon.jobs.unfinished_jobs import list_unfinished
+from koalapy.daemon.jobs.jobs import list_unfinished
 from koalapy.model.job import Attempt, Component, Job, JobState
 from koalapy.model.job_search import JobSort
 from koalapy.model.job_spec import JobSpec, Priority

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.daemon.engine.daemon import Watchdog
 from koalapy.daemon.engine.timeouts import DaemonTimeouts
+from koalapy.daemon.engine.watchdog import Watchdog
 from koalapy.system.process import SOCKET, WATCHDOG_PID, WATCHDOG_SPAN, ServiceManager
 from tests import signals
 

@@ -27,9 +27,8 @@ from koalapy.model.request import (
 )
 from koalapy.model.users import Accounts, Domain, User, Users
 from koalapy.protocol.frames import command_frames
-from koalapy.protocol.messages import Open, Probe, from_daemon
-from koalapy.protocol.plan import PlanNode
-from koalapy.relay.attempts import AttemptPlan, HeadIdentity, NodePlan
+from koalapy.protocol.messages import Open, PlanNode, Probe, from_daemon
+from koalapy.relay.attempts import AttemptPlan
 from koalapy.scheduler.effects import OpenBarrier, StageComponent, StopComponent, SubmitComponent
 from koalapy.scheduler.ledger import live
 
@@ -43,8 +42,14 @@ PLACED = (
 )
 
 
+def make_job(spec: JobSpec | None = None, placed: Sequence[Component] = PLACED, generation: int = 1) -> Job:
+    spec = spec or JobSpec(FlexibleRequest(3), ("true",))
+    attempt = Attempt(generation, tuple(placed), 0.0)
+    return Job(7, spec, 0.0, JobState.STARTING, generation=generation, attempt=attempt)
+
+
 def open_message(spec: JobSpec) -> dict[str, object]:
-    job = Job(7, spec, 0.0, JobState.STARTING, generation=1, attempt=Attempt(1, PLACED, 0.0))
+    job = make_job(spec)
     command = CommandMessages(1, PROFILES, Catalogue(), Accounts()).build_message(OpenBarrier("north", "7.1.0"), job, 3)
     (message,) = json.loads(next(command_frames([command])))
     return dict(message)
@@ -71,14 +76,7 @@ def test_submit_message_is_mapped_to_each_cluster() -> None:
 
 
 def test_script_is_sent_to_the_head_component_only() -> None:
-    job = Job(
-        7,
-        JobSpec(FlexibleRequest(3), ("job.sh",), script="#!/bin/sh"),
-        0.0,
-        JobState.STARTING,
-        generation=1,
-        attempt=Attempt(1, PLACED, 0.0),
-    )
+    job = make_job(JobSpec(FlexibleRequest(3), ("job.sh",), script="#!/bin/sh"))
     commands = CommandMessages(1, PROFILES, Catalogue(), Accounts())
     for barrier, script in ((OpenBarrier("north", "7.1.0"), ""), (OpenBarrier("south", "7.1.1"), "#!/bin/sh")):
         (message,) = from_daemon.validate_json(next(command_frames([commands.build_message(barrier, job, 3)])))
@@ -119,7 +117,7 @@ def test_plan_has_processors_only_of_jobs_that_request_them(cpus_per_rank: int |
 
 def test_plan_is_built_once_for_all_components() -> None:
     spec = JobSpec(FlexibleRequest(3), ("true",), environment=(("A", "\udc80"),))
-    job = Job(7, spec, 0.0, JobState.STARTING, generation=1, attempt=Attempt(1, PLACED, 0.0))
+    job = make_job(spec)
     commands = CommandMessages(1, PROFILES, Catalogue(), Accounts())
     barriers = [OpenBarrier("north", "7.1.0"), OpenBarrier("south", "7.1.1")]
     messages = [commands.build_message(command, job, 3) for command in barriers]
@@ -145,7 +143,7 @@ def job_of_many_components(components: int, clusters: Sequence[str]) -> Job:
         for index in range(components)
     )
     spec = JobSpec(NonFixedRequest((ComponentRequest(1),) * components), ("true",))
-    return Job(7, spec, 0.0, JobState.STARTING, generation=1, attempt=Attempt(1, placed, 0.0))
+    return make_job(spec, placed)
 
 
 def build_opens(job: Job, find_relay: FindRelay = lambda *_: None) -> list[dict[str, Any]]:
@@ -176,8 +174,8 @@ def count_lines(action: Callable[[], object]) -> int:
 @pytest.mark.parametrize("relayed", [False, True])
 def test_openings_of_twice_as_many_components_take_twice_the_steps(relayed: bool) -> None:
     def find_relay(job: Job, nodes: Sequence[PlanNode]) -> JobRelay:
-        heads = {name: HeadIdentity() for name in PROFILES}
-        plan = AttemptPlan("7.1", b"key", [NodePlan(node["cluster"], [(1, 2)]) for node in nodes], heads)
+        heads = {name: {} for name in PROFILES}
+        plan = AttemptPlan("7.1", b"key", [(node["cluster"], [(1, 2)]) for node in nodes], heads)
         return JobRelay({"attempt": "7.1", "pairs": [], "bases": []}, plan)
 
     jobs = [job_of_many_components(components, ("north", "south")) for components in (100, 200)]
@@ -235,7 +233,7 @@ def test_stage_message_has_sources_and_checksums() -> None:
         replace(PLACED[1], superseded=True, staging_since=1.0),
         replace(PLACED[1], index=2, replaces=1, staging_since=1.0, sources=("files", "south")),
     )
-    job = Job(7, spec, 0.0, JobState.CLAIMING, generation=1, attempt=Attempt(1, placed, 0.0))
+    job = make_job(spec, placed)
     commands = CommandMessages(1, PROFILES, catalogue, Accounts())
     message = commands.build_message(StageComponent("south", "7.1.1"), job, 3)
     assert message["bundle"] == {"id": "f" * 64, "size": 9}
@@ -258,9 +256,7 @@ def test_stage_message_has_sources_and_checksums() -> None:
 
 
 def test_stage_of_moved_component_becomes_unstage() -> None:
-    job = Job(
-        7, JobSpec(FlexibleRequest(3), ("true",)), 0.0, JobState.CLAIMING, generation=2, attempt=Attempt(2, PLACED, 0.0)
-    )
+    job = make_job(generation=2)
     for token in ("7.1.0", "7.2.1"):
         message = CommandMessages(1, PROFILES, Catalogue(), Accounts()).build_message(
             StageComponent("north", token), job, 3
@@ -275,7 +271,7 @@ OWNED = Accounts(
 
 def test_submit_message_names_account_of_owner() -> None:
     spec = JobSpec(FlexibleRequest(3), ("true",), owner="ada")
-    job = Job(7, spec, 0.0, JobState.CLAIMING, generation=1, attempt=Attempt(1, PLACED, 0.0))
+    job = make_job(spec)
     message = CommandMessages(1, PROFILES, Catalogue(), OWNED).build_message(SubmitComponent("north", "7.1.0"), job, 3)
     assert (message["type"], message["local_user"]) == ("submit", "a.lovelace")
     message = CommandMessages(1, PROFILES, Catalogue(), Accounts()).build_message(
@@ -286,7 +282,7 @@ def test_submit_message_names_account_of_owner() -> None:
 
 def test_submit_of_container_job_to_agent_that_may_ignore_it_becomes_stop() -> None:
     spec = JobSpec(FlexibleRequest(3), ("true",), container="/images/solver.sif")
-    job = Job(7, spec, 0.0, JobState.CLAIMING, generation=1, attempt=Attempt(1, PLACED, 0.0))
+    job = make_job(spec)
     for is_old, kind in ((True, "stop"), (False, "submit")):
         commands = CommandMessages(
             1, PROFILES, Catalogue(), Accounts(), may_ignore_containers={"north": is_old}.__getitem__
@@ -300,7 +296,7 @@ def test_submit_of_container_job_to_agent_that_may_ignore_it_becomes_stop() -> N
 def test_submit_after_lost_permission_becomes_stop() -> None:
     commands = CommandMessages(1, PROFILES, Catalogue(), OWNED)
     spec = JobSpec(FlexibleRequest(3), ("true",), owner="eve")
-    job = Job(7, spec, 0.0, JobState.CLAIMING, generation=1, attempt=Attempt(1, PLACED, 0.0))
+    job = make_job(spec)
     message = commands.build_message(SubmitComponent("north", "7.1.0"), job, 3)
     assert (message["type"], message["reason"]) == ("stop", "eve has no account on north")
     message = commands.build_message(SubmitComponent("south", "7.1.1"), job, 3)

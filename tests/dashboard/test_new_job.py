@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from koalapy.dashboard.pages.new_job import JobFields, body_of, parse_nodes
+from koalapy.dashboard.pages.new_job import EMPTY_FIELDS, body_of, parse_nodes
 from koalapy.model.errors import UsageError
 from tests.daemon_in_process import ServedDaemon
 from tests.dashboard.people import Person, create_token
@@ -125,7 +125,7 @@ def test_nodes_that_are_no_request_are_rejected(kind: str, text: str) -> None:
 
 def test_incomplete_command_is_rejected() -> None:
     with pytest.raises(UsageError, match="quotation"):
-        body_of(JobFields(nodes="2", command="echo 'a"))
+        body_of({**EMPTY_FIELDS, "nodes": "2", "command": "echo 'a"})
 
 
 def test_my_jobs_lists_own_jobs_and_limits_only(daemon: ServedDaemon, alice: Person) -> None:

@@ -14,15 +14,13 @@ from tests.grid.embedded import EmbeddedGrid
 @pytest.fixture(scope="module")
 def user_token(grid: EmbeddedGrid) -> str:
     """The token of a user."""
-    response = grid.http.post("/api/v1/tokens", json={"user": "alice", "role": "user"}).raise_for_status()
-    return str(response.json()["token"])
+    return create_token(grid, "alice")
 
 
 @pytest.fixture(scope="module")
 def operator_token(grid: EmbeddedGrid) -> str:
     """The token of an operator."""
-    response = grid.http.post("/api/v1/tokens", json={"user": "olga", "role": "operator"}).raise_for_status()
-    return str(response.json()["token"])
+    return create_token(grid, "olga", "operator")
 
 
 def test_overview_shows_nodes_and_oldest_job(visit: Visit, grid: EmbeddedGrid) -> None:

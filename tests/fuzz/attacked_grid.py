@@ -19,6 +19,7 @@ from koalapy.config.settings import ClusterSection, Settings
 from koalapy.model.cluster import NO_RELAYS
 from koalapy.model.job import ComponentState, Job, JobId, parse_token
 from koalapy.ports import OutboxEntry
+from koalapy.scheduler.cluster_conditions import ClaimEvidence
 from koalapy.scheduler.effects import Effects
 from tests.daemon.archives import archive_of
 from tests.fuzz.clusters import NODE_COUNT, HonestAgent, connected_agent, wait_until
@@ -197,12 +198,18 @@ class AttackedGrid:
         clusters = [self.daemon.queries.grid[name] for name in HONEST]
         held_nodes = {
             cluster.name: {
-                token: count for token, count in cluster.live.items() if parse_token(token).job in UNRELATED_JOBS
+                token: count for token, count in cluster.nodes.live.items() if parse_token(token).job in UNRELATED_JOBS
             }
             for cluster in clusters
         }
         state = {
-            cluster.name: (cluster.state, cluster.total, cluster.problem, cluster.drained, repr(cluster.health))
+            cluster.name: (
+                cluster.state,
+                cluster.last_report.total,
+                cluster.last_report.problem,
+                cluster.drained,
+                repr(replace(cluster.health, evidence=ClaimEvidence())),
+            )
             for cluster in clusters
         }
         return {
@@ -287,7 +294,7 @@ class PreparedGrid:
             grid.gangs = deepcopy(self.gangs)
             grid.north, grid.east = (self.copy_agent(name) for name in HONEST)
             async with connected_agent(daemon, grid.north), connected_agent(daemon, grid.east):
-                await wait_until(daemon, lambda: all(daemon.queries.grid[name].reported for name in HONEST))
+                await wait_until(daemon, lambda: all(daemon.queries.grid[name].nodes.reported for name in HONEST))
                 await grid.wait_until_quiet()
                 yield grid
         shutil.rmtree(directory)
@@ -325,7 +332,7 @@ async def prepare_grid(directory: Path) -> PreparedGrid:
         async with AsyncExitStack() as stack:
             for agent in (grid.north, grid.east, south):
                 await stack.enter_async_context(connected_agent(daemon, agent))
-            await wait_until(daemon, lambda: all(cluster.reported for cluster in daemon.queries.grid.clusters()))
+            await wait_until(daemon, lambda: all(cluster.nodes.reported for cluster in daemon.queries.grid.clusters()))
             for file, cluster in FILES.items():
                 answer = await user.post(
                     "/api/v1/replicas", json={"name": file, "cluster": cluster, "path": f"/{file}"}

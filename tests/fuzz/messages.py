@@ -4,7 +4,7 @@ import base64
 import json
 import types
 from collections.abc import Mapping, Sequence
-from dataclasses import is_dataclass
+from dataclasses import dataclass, is_dataclass
 from enum import Enum
 from typing import Annotated, Any, NotRequired, Required, Union, get_args, get_origin, get_type_hints
 
@@ -42,7 +42,19 @@ ANYTHING: st.SearchStrategy[Any] = st.recursive(
 )
 MAX_ENTRIES = 3
 """Most entries of a list."""
+MAX_REPR_LENGTH = 400
+"""Characters of a frame that are printed."""
 Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Send:
+    """Send a frame or a line on the current connection, which is authenticated."""
+
+    frame: str
+
+    def __repr__(self) -> str:
+        return f"Send({self.frame[:MAX_REPR_LENGTH]!r}, {len(self.frame)})"
 
 
 class Vocabulary:

@@ -38,7 +38,7 @@ from tests.fuzz.attacked_grid import (
 from tests.fuzz.campaign import Figures, run_campaign
 from tests.fuzz.clusters import expected_output, wait_until
 from tests.fuzz.daemon import MAX_WAIT_S
-from tests.fuzz.messages import Vocabulary, encode_json, frames, weighted
+from tests.fuzz.messages import Send, Vocabulary, encode_json, frames, weighted
 
 pytestmark = pytest.mark.processes
 
@@ -46,22 +46,10 @@ KINDS = get_args(get_args(wire.FromAgent)[0])
 EXAMPLES = 6
 MIN_ACTS, MAX_ACTS = 15, 40
 """Number of acts of an attack."""
-MAX_REPR_LENGTH = 400
-"""Characters of a frame that are printed."""
 MAX_TRANSACTIONS = 5
 """Transactions to wait for the welcome of a connection."""
 COMMAND_IDS = [epoch * 10**9 + number for epoch in (1, 2) for number in range(1, 40)]
 """Ids of commands of the first two daemon runs."""
-
-
-@dataclass(frozen=True)
-class Send:
-    """Send a frame on the current connection."""
-
-    frame: str
-
-    def __repr__(self) -> str:
-        return f"Say({self.frame[:MAX_REPR_LENGTH]!r}, {len(self.frame)})"
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,13 @@ from koalapy.protocol import messages as wire
 from tests.agent.conftest import FakeDaemon
 from tests.fuzz.agent import SingleClusterDaemon, Site, wait_until
 from tests.fuzz.campaign import AttackRunner, Figures, run_campaign
-from tests.fuzz.messages import Vocabulary, frames, weighted
+from tests.fuzz.messages import Send, Vocabulary, frames, weighted
 
 pytestmark = pytest.mark.processes
 
 KINDS = get_args(get_args(wire.FromDaemon)[0])
 EXAMPLES = 25
 MIN_ACTS, MAX_ACTS = 10, 25
-MAX_REPR_LENGTH = 400
 TOKENS = ["7.1.0.aa", "7.1.1.aa", "8.1.0.bb", "9.1.0"]
 # All lead to files of the test: an agent that followed one would change them.
 OUTSIDE_PATHS = [
@@ -47,16 +46,6 @@ PATHS = [
     "../home/thesis",
     "",
 ]
-
-
-@dataclass(frozen=True)
-class Send:
-    """Send a frame on the current connection; names in braces are replaced by folders."""
-
-    frame: str
-
-    def __repr__(self) -> str:
-        return f"Say({self.frame[:MAX_REPR_LENGTH]!r}, {len(self.frame)})"
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from koalapy.runner.settings import Failure
 from tests.fuzz.campaign import Figures, run_campaign
 from tests.fuzz.messages import ANYTHING, TEXTS
 from tests.runner.conftest import FakeNode, make_plan
+from tests.runner.test_parameters import BY_SERIES
 
 pytestmark = pytest.mark.processes
 
@@ -29,23 +30,7 @@ EXAMPLES = 60
 MAX_ACTS = 12
 HEAD, OWN = ("7.1.0", 0), ("7.1.1", 0)
 COMMAND = [sys.executable, "-c", "print('of the job')"]
-VALID = {
-    5: {
-        "ess_base_nspace": "prterun-vm-1@0",
-        "ess_base_vpid": "1",
-        "ess_base_num_procs": "2",
-        "prte_hnp_uri": "prterun-vm-1@0.0;tcp://127.0.1.1:45187:8",
-        "routed_radix": "16",
-    },
-    4: {
-        "ess_base_jobid": "1164902400",
-        "ess_base_vpid": "1",
-        "ess_base_num_procs": "2",
-        "orte_hnp_uri": "1164902400.0;tcp://127.0.1.1:56683",
-        "orte_node_regex": "vm,[3:127].0.1.1@0(2)",
-        "routed": "direct",
-    },
-}
+VALID = dict(BY_SERIES)
 HOSTILE_NAMES = (
     *("plm", "plm_ssh_agent", "plm_rsh_agent", "odls_base_exec_agent", "orte_fork_agent", "filem", "ess"),
     *("mca_base_component_path", "mca_base_env_list", "prte_launch_agent", "orte_launch_agent", "prte_parent_uri"),
@@ -197,10 +182,10 @@ def check_spawned(node: AttackedNode, series: int, prefix: Path) -> None:
         assert command[0] == f"{prefix}/bin/{'prted' if series == 5 else 'orted'}"
         assert isinstance(guard, ExecGuard)
         flags = [
-            argument for argument in command[1:] if argument.startswith("-") and argument not in ("--prtemca", "-mca")
+            argument for argument in command[1:] if argument.startswith("-") and argument not in ("--prtemca", "--mca")
         ]
         assert set(flags) <= {"--leave-session-attached", "--allow-run-as-root"}
-        parameter_names = [b for a, b in pairwise(command) if a in ("--prtemca", "-mca")]
+        parameter_names = [b for a, b in pairwise(command) if a in ("--prtemca", "--mca")]
         own_parameters = {
             *LAUNCHES_NOTHING[series],
             "ess",

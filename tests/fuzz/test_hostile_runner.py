@@ -17,13 +17,12 @@ from tests.agent.conftest import FakeDaemon
 from tests.agent.fake_runner import FakeRunner, runner_secret
 from tests.fuzz.agent import SingleClusterDaemon, Site, wait_until
 from tests.fuzz.campaign import AttackRunner, Figures, run_campaign
-from tests.fuzz.messages import Vocabulary, frames, weighted
+from tests.fuzz.messages import MAX_REPR_LENGTH, Send, Vocabulary, frames, weighted
 
 pytestmark = pytest.mark.processes
 
 EXAMPLES = 15
 MIN_ACTS, MAX_ACTS = 10, 30
-MAX_REPR_LENGTH = 400
 OWN, OTHERS, PEER = "1.1.0.aa", "2.1.0.bb", "2.1.1.bb"
 """The attacker's component, and another job with two components."""
 COMPONENTS = [f"koala-test-{token}" for token in (OWN, OTHERS, PEER)]
@@ -70,16 +69,6 @@ class Impersonate:
     component: str
     secret: bytes
     then: str
-
-
-@dataclass(frozen=True)
-class Send:
-    """Send a line as the attacker's authenticated runner."""
-
-    line: str
-
-    def __repr__(self) -> str:
-        return f"Say({self.line[:MAX_REPR_LENGTH]!r}, {len(self.line)})"
 
 
 @dataclass(frozen=True)
@@ -144,7 +133,7 @@ class Attack:
             case Send():
                 self._figures.counts["messages"] += 1
                 if self._own is not None:
-                    self._own.send_line(act.line.encode(errors="replace"))
+                    self._own.send_line(act.frame.encode(errors="replace"))
             case Reconnect():
                 await self._come_anew(act.life)
 

@@ -108,7 +108,7 @@ class ServedDaemon:
                 agent.limits |= dict.fromkeys(range(3, 10**4), ComponentState.RUNNING)
             async with connected_agent(daemon, north), connected_agent(daemon, east):
                 await wait_until(
-                    daemon, lambda: all(daemon.queries.grid[name].reported for name in attacked_grid.HONEST)
+                    daemon, lambda: all(daemon.queries.grid[name].nodes.reported for name in attacked_grid.HONEST)
                 )
                 await self._submit(daemon, user)
                 listener = socket.create_server(("127.0.0.1", 0))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from koalapy.agent.components.component import Component
 from koalapy.agent.core.daemons import Daemons
@@ -19,7 +19,7 @@ from koalapy.model.bounds import MAX_TEXT_LENGTH
 from koalapy.model.job import ComponentState
 from koalapy.model.reports import ComponentStatus, Inventory
 from koalapy.protocol.frames import encode_frame
-from koalapy.protocol.messages import PROTOCOL, KnownDaemon, Stage, from_agent, from_daemon
+from koalapy.protocol.messages import PROTOCOL, KnownDaemon, Output, OutputAck, Stage, from_agent, from_daemon
 
 PREVIOUS = Path(__file__).parent / "previous"
 INSTANCE, TOKEN = "k1f3", "7.2.0.3fa9c1d2"
@@ -118,3 +118,11 @@ def test_stage_journal_of_previous_agent_is_read() -> None:
     order = Stage.model_validate(JournalFolder(PREVIOUS / "stages" / f".{INSTANCE}-{TOKEN}").load_entries()["order"])
     (sent,) = (message for message in read_recorded("from_daemon.json") if message["type"] == "stage")
     assert json.loads(encode_frame(from_daemon, [order])) == [sent | {"local_user": "", "result_names": []}]
+
+
+def test_output_acknowledgement_accepts_end_of_any_piece() -> None:
+    largest = 64 * 1024 * 1024
+    piece = Output(token="1.0.0.1", offset=2**52, data="")
+    assert OutputAck(token=piece.token, offset=piece.offset + largest).offset == 2**52 + largest
+    with pytest.raises(ValidationError, match="offset"):
+        Output(token="1.0.0.1", offset=2**53 - 3, data="")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from koalapy.relay.attempts import AttemptPlan, HeadIdentity, Limits, NodePlan, add_node_keys
+from koalapy.relay.attempts import AttemptPlan, Limits, add_node_keys
 from koalapy.relay.head import Head, HubAddress
 from koalapy.relay.hub import Hub
 from koalapy.relay.tls_side import connect_tls
@@ -87,10 +87,11 @@ class Links:
             peer = (("127.0.0.1", 0) if direct else None, (lambda: server_context) if tls else None)
             self.heads[cluster] = Head(self.loop, cluster, ("127.0.0.1", 0), hub_address, *peer, limits=limits)
         self.certificate = files.certificate.read_text() if tls else None
-        self.identities = {
-            cluster: HeadIdentity(
-                self.certificate, None if head.peer_server is None else ("127.0.0.1", head.peer_server.port)
-            )
+        self.identities: dict[str, dict[str, Any]] = {
+            cluster: {
+                **({} if self.certificate is None else {"certificate": self.certificate}),
+                **({} if head.peer_server is None else {"host": "127.0.0.1", "port": head.peer_server.port}),
+            }
             for cluster, head in self.heads.items()
         }
         self.install(ATTEMPT)
@@ -122,7 +123,7 @@ class Links:
 
     def entry(self, cluster: str = "", token: str = ATTEMPT) -> dict[str, Any]:
         """Return the entry of an attempt for the hub, or for a cluster's head."""
-        nodes = [NodePlan(name, [(self.port(i), self.port(i) + PORTS_PER_NODE - 1)]) for i, name in enumerate(CLUSTERS)]
+        nodes = [(name, [(self.port(i), self.port(i) + PORTS_PER_NODE - 1)]) for i, name in enumerate(CLUSTERS)]
         plan = AttemptPlan(token, ATTEMPT_KEY, nodes, self.identities)
         if not cluster:
             return plan.hub_entry()

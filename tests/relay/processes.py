@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from koalapy.relay.attempts import AttemptPlan, HeadIdentity, NodePlan, add_node_keys
+from koalapy.relay.attempts import AttemptPlan, add_node_keys
 from tests.certificates import CertificateAuthority
+from tests.relay.links import ATTEMPT_KEY, head_key, node_key
 
 pytestmark = pytest.mark.processes  # for tests of ring 2 only
 
-ATTEMPT_KEY = b"key of the attempt".ljust(32, b".")
 RELAY_NODE = Path(__file__).parents[2] / "koalapy" / "runner" / "relay_node.py"
 TIMEOUT_S = 60.0
 
@@ -155,7 +155,7 @@ class RelayProcesses:
         listen = f"{self.layout.hub_listen or self.layout.hub}:{self.hub_port}"
         tls = {"tls": self._tls_files} if self._tls else {"without_tls": True}
         self._start_relay("hub", {"listen": listen, **tls, **self._hub_options})
-        heads = {cluster: self.head_key(cluster).hex() for cluster in self.head_ports}
+        heads = {cluster: head_key(cluster).hex() for cluster in self.head_ports}
         answer = self.controls["hub"].request("state", heads=heads, attempts=[self.entry()])
         assert answer["t"] == "done", answer
 
@@ -171,7 +171,7 @@ class RelayProcesses:
             values["listen_for_heads"] = f"{self.layout.peer_addresses[cluster]}:{self.peer_ports[cluster]}"
         self._start_relay(f"head-{cluster}", values)
         control = self.controls[f"head-{cluster}"]
-        answer = control.request("state", key=self.head_key(cluster).hex(), attempts=[self.entry(cluster)])
+        answer = control.request("state", key=head_key(cluster).hex(), attempts=[self.entry(cluster)])
         assert answer["t"] == "done", answer
         self.certificates[cluster] = answer["certificate"]
 
@@ -211,27 +211,21 @@ class RelayProcesses:
         """Return the attempt's entry for the hub, or for a cluster's head."""
         layout = self.layout
         nodes = [
-            NodePlan(name, [layout.ports(i), *((f, t) for f, t, _, _ in layout.extra_targets.get(i, []))])
+            (name, [layout.ports(i), *((f, t) for f, t, _, _ in layout.extra_targets.get(i, []))])
             for i, name in enumerate(layout.clusters)
         ]
-        certificate = self._files.certificate.read_text() if self._tls else None
-        heads = {
-            name: HeadIdentity(certificate, (layout.peer_addresses[name], port) if port else None)
-            for name, port in {**dict.fromkeys(layout.clusters, 0), **self.peer_ports}.items()
-        }
+        certificate = {"certificate": self._files.certificate.read_text()} if self._tls else {}
+        heads: dict[str, dict[str, Any]] = dict.fromkeys(layout.clusters, certificate)
+        for name, port in self.peer_ports.items():
+            heads[name] = {**certificate, "host": layout.peer_addresses[name], "port": port}
         plan = AttemptPlan(self.attempt, ATTEMPT_KEY, nodes, heads)
         if not cluster:
             return plan.hub_entry()
         keys = {i: self.node_key(i) for i, name in enumerate(layout.clusters) if name == cluster}
         return add_node_keys(plan.head_entry(cluster), keys)
 
-    @staticmethod
-    def head_key(cluster: str) -> bytes:
-        return f"key of the head of {cluster}".encode()
-
-    @staticmethod
-    def node_key(node: int) -> bytes:
-        return f"key of node {node}".encode()
+    def node_key(self, node: int) -> bytes:
+        return node_key(node)
 
     def _start_relay(self, name: str, values: dict[str, Any]) -> None:
         control = self.folder / f"{name}.sock"

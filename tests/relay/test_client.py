@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from koalapy.relay.attempts import Attempt, AttemptPlan, HeadIdentity, Limits, NodePlan, add_node_keys, derive_head_key
+from koalapy.relay.attempts import Attempt, AttemptPlan, Limits, add_node_keys, derive_head_key
 from koalapy.relay.client import ANSWER_TIMEOUT_S, HEARTBEAT_INTERVAL_S, RelayClient, RelayRejected
 from tests.relay.fake_relay import FakeRelay
 from tests.signals import pass_time, until
@@ -112,8 +112,8 @@ async def test_client_without_relay_ignores_changes(tmp_path: Path) -> None:
 
 
 def test_plan_makes_entries_that_relays_accept() -> None:
-    nodes = [NodePlan("north", [(21000, 21007)]), NodePlan("south", [(21008, 21015), (20000, 20003)])]
-    plan = AttemptPlan("7.1.k3", b"key", nodes, {"south": HeadIdentity()}, streams=64)
+    nodes = [("north", [(21000, 21007)]), ("south", [(21008, 21015), (20000, 20003)])]
+    plan = AttemptPlan("7.1.k3", b"key", nodes, {"south": {}}, streams=64)
     hub = Attempt(plan.hub_entry(), Limits(), 0.0)
     north = Attempt(add_node_keys(plan.head_entry("north"), {0: b"node"}), Limits(), 0.0)
     assert hub.pair_key("north", "south") == north.pair_key("north", "south", "north")

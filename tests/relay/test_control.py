@@ -67,14 +67,14 @@ def test_change_before_state_is_refused(control: Control) -> None:
     answer = control.request("remove", attempt=ATTEMPT)
     assert (answer["t"], answer["id"]) == ("error", 1)
     assert "before the state" in answer["why"]
-    assert ATTEMPT in control.links.hub.live.by_token
+    assert ATTEMPT in control.links.hub.attempts
 
 
 def test_state_with_other_attempts_replaces_the_list(control: Control) -> None:
     removed = control.state(attempts=[control.links.entry(token="9.1.new")])
     assert (removed["t"], removed["attempt"]) == ("removed", ATTEMPT)
     assert control.receive(control.connection) == {"t": "done", "lost": {}, "id": 1}
-    assert list(control.links.hub.live.by_token) == ["9.1.new"]
+    assert list(control.links.hub.attempts) == ["9.1.new"]
 
 
 def test_removed_attempt_is_reported_with_its_totals(control: Control) -> None:
@@ -124,7 +124,7 @@ def test_describe_needs_no_state_and_changes_nothing(control: Control) -> None:
     assert (answer["t"], answer["lost"]) == ("done", {})
     assert answer["files"]["needed"] > 2 * control.links.hub.limits.streams
     assert answer["files"]["allowed"] > 0
-    assert ATTEMPT in control.links.hub.live.by_token
+    assert ATTEMPT in control.links.hub.attempts
     assert "before the state" in control.request("remove", attempt=ATTEMPT)["why"]
 
 

@@ -1,24 +1,18 @@
-"""Relays and an MPI program over two sites behind firewalls, in network namespaces."""
+"""Relays over two sites behind firewalls, in network namespaces; ``tests/runner/test_relayed.py`` runs programs."""
 
 import hashlib
 import json
 import subprocess
-import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
-from tests.grid.namespaces import LABORATORY, Laboratory, laboratory, run_open_mpi
-from tests.needs import LIBMPI_5, MPI, MPIRUN_5, OPEN_MPI_4, needs
+from tests.grid.namespaces import LABORATORY, laboratory
+from tests.needs import needs
 from tests.relay.processes import RelayProcesses, running
 
 pytestmark = [pytest.mark.processes, needs(LABORATORY)]
 
-LIBMPI_4 = "libmpi.so.40"
-EXCHANGE = Path(__file__).with_name("exchange.py")
 ECHO_SERVER = """import socket, sys
 listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))
 print("ready", flush=True)
@@ -44,20 +38,6 @@ print(json.dumps([sent.hexdigest(), received.hexdigest()]))
 """
 REACH = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 2)"
 PYTHON = "/usr/bin/python3"
-
-
-VERSIONS = [
-    pytest.param("/usr/bin/orterun", LIBMPI_4, 4, marks=needs(OPEN_MPI_4), id="4"),
-    pytest.param(MPIRUN_5, str(LIBMPI_5), 5, marks=needs(MPI), id="5"),
-]
-
-
-@pytest.fixture
-def public_folder() -> Iterator[Path]:
-    """Return a folder that every account may read: those of pytest are private."""
-    with TemporaryDirectory() as folder:
-        Path(folder).chmod(0o755)
-        yield Path(folder)
 
 
 def run_on(relays: RelayProcesses, host: str, script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -96,50 +76,3 @@ def test_node_from_outside_the_node_may_not_use_its_listener(tmp_path: Path) -> 
         assert "ConnectionResetError" in reached.stderr
         event = relays.read_event(2)
         assert event["why"] == f"another machine may not use port {first} of the relay"
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("options", [{}, {"same_addresses": True}], ids=str)
-@pytest.mark.parametrize(("mpirun", "library", "series"), VERSIONS)
-def test_open_mpi_over_firewalled_sites_passes_messages(
-    tmp_path: Path, public_folder: Path, mpirun: str, library: str, series: int, options: dict[str, bool]
-) -> None:
-    with laboratory(tmp_path, **options) as lab:
-        layout = lab.layout()
-        with running(tmp_path, layout) as relays:
-            program = [PYTHON, str(EXCHANGE), library]
-            ended = run_open_mpi(lab, public_folder, layout, mpirun, series, program)
-            assert ended.returncode == 0, ended.stderr
-            assert ended.stdout == "ring equal\nend\n"
-            assert relays.controls["hub"].metric("koala_relay_streams_total") >= 4
-            if series == 5 and not lab.same_addresses:
-                assert_native_within_sites(lab, relays)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(("mpirun", "library", "series"), VERSIONS)
-@pytest.mark.parametrize("killed", ["hub", "head-south", "node-2"])
-def test_open_mpi_with_killed_relay_ends_and_the_loss_is_reported(
-    tmp_path: Path, public_folder: Path, mpirun: str, library: str, series: int, killed: str
-) -> None:
-    with laboratory(tmp_path) as lab, running(tmp_path, lab.layout()) as relays, ThreadPoolExecutor() as executor:
-        program = [PYTHON, str(EXCHANGE), library, "--endless"]
-        run = executor.submit(run_open_mpi, lab, public_folder, relays.layout, mpirun, series, program)
-        control = relays.controls["head-north"]
-        while not control.metric("koala_relay_streams") >= 3:
-            assert not run.done(), run.result().stderr
-            time.sleep(0.1)
-        relays.processes[killed].kill()
-        witness = {"node-2": "head-south", "head-south": "hub"}.get(killed, "head-north")
-        event = relays.controls[witness].wait_for(lambda event: event["t"] == "lost")
-        assert event["attempt"] == relays.attempt
-        # Series 5 even ends with code 0, so the loss must count more than the code.
-        assert "end" not in run.result().stdout.splitlines()
-
-
-def assert_native_within_sites(lab: Laboratory, relays: RelayProcesses) -> None:
-    """Check that heads passed streams between sites only."""
-    assert lab.networks[0] != lab.networks[1]
-    for cluster in ("north", "south"):
-        text = relays.controls[f"head-{cluster}"].request("metrics")["text"]
-        assert f'from="{cluster}",to="{cluster}"' not in text

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.relay.tls_side import TlsSide
-from koalapy.runner.connections import PlainSide, Side, tune_stream
+from koalapy.runner.connections import Side, tune_stream
 from koalapy.runner.link import Loop
 from koalapy.runner.relay_streams import Pair, PipePool
 from koalapy.system.certificate_files import load_certificate
@@ -64,14 +64,14 @@ class Chain:
         self.client, near = socket_pair()
         self.hop, far_hop = socket_pair()
         far, self.server = socket_pair()
-        opener: Side = PlainSide(self.hop)
-        taker: Side = PlainSide(far_hop)
+        opener: Side = Side(self.hop)
+        taker: Side = Side(far_hop)
         if self.contexts is not None:
             opener = TlsSide(self.hop, self.contexts.client, "127.0.0.1")
             taker = TlsSide(far_hop, self.contexts.server)
         self.pairs = (
-            Pair(self.loop, self.pool, (PlainSide(near), opener), (self.pending, b""), on_end=self.errors.append),
-            Pair(self.loop, self.pool, (taker, PlainSide(far)), on_end=self.errors.append),
+            Pair(self.loop, self.pool, (Side(near), opener), (self.pending, b""), on_end=self.errors.append),
+            Pair(self.loop, self.pool, (taker, Side(far)), on_end=self.errors.append),
         )
         for pair in self.pairs:
             pair.start()

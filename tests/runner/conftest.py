@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 
 from koalapy.runner.session import Line, Session, open_file
-from tests.needs import OPEN_MPI_4
+from tests.needs import OPEN_MPI_4, OPEN_MPI_4_PREFIX, needs
 from tests.signals import until
 
 RUNNER = Path(__file__).parents[2] / "koalapy" / "runner" / "runner.py"
 DEADLINE = 60.0
-collect_ignore = [] if OPEN_MPI_4.is_met else ["test_series_4.py"]
+SERIES = [5, pytest.param(4, marks=needs(OPEN_MPI_4))]
+SERIES_4 = {"KOALA_MPI_PREFIX": str(OPEN_MPI_4_PREFIX), "KOALA_MPI_SERIES": "4"}
+"""The settings of a cluster with Open MPI 4, as in Debian 12."""
 MPI_ENVIRONMENT = {
     "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     "OMPI_MCA_coll": "^han,sm",

@@ -1,7 +1,6 @@
 """Clusters with different paths, series or settings of Open MPI."""
 
 import json
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +11,10 @@ import pytest
 
 from koalapy.runner.openmpi import Head
 from koalapy.runner.plan import Plan
-from koalapy.runner.processes import descendants
-from tests.runner.conftest import MPI_ENVIRONMENT, FakeAgent, FakeNode, make_plan
+from tests.runner.conftest import MPI_ENVIRONMENT, SERIES, FakeAgent, FakeNode, make_plan
 from tests.runner.connections import cut_connections
 from tests.runner.installations import copy_installation, mpi_prefix
-from tests.runner.test_openmpi import SLEEPER, run_program, start_gang
+from tests.runner.test_openmpi import SLEEPER, daemon_of, run_program, settings_of, start_gang
 
 pytestmark = [pytest.mark.mpi, pytest.mark.processes]
 
@@ -77,11 +75,12 @@ async def test_installation_is_first_mpirun_in_path(agent: FakeAgent, tmp_path: 
     assert sorted(nodes[0].output.decode().split()) == sorted(expected)
 
 
-async def test_ranks_have_settings_of_their_node(agent: FakeAgent) -> None:
+@pytest.mark.parametrize("series", SERIES)
+async def test_ranks_have_settings_of_their_node(agent: FakeAgent, series: int) -> None:
     """mpirun passes the settings of the head node to all nodes, where a network's name may be wrong."""
     north = {"OMPI_MCA_of_north": "yes", "PATH": f"/of/north:{MPI_ENVIRONMENT['PATH']}"}
     south = {"OMPI_MCA_mpi_yield_when_idle": "0", "PATH": f"/of/south:{MPI_ENVIRONMENT['PATH']}"}
-    nodes = await start_pair(agent, north, south)
+    nodes = await start_pair(agent, north | settings_of(series), south | settings_of(series))
     await run_program(agent, nodes, [sys.executable, "-c", WHERE_AM_I])
     assert (await nodes[0].expect("exit"))["code"] == 0, nodes[0].output
     ours, theirs = read_reports(nodes[0])
@@ -133,13 +132,12 @@ async def test_nodes_with_different_series_are_rejected(agent: FakeAgent, tmp_pa
     assert "node node-127.0.1.1 has Open MPI 5, node node-127.0.2.1 has 4: one job needs the same" in end["error"]
 
 
-async def test_lost_mpi_connection_is_infrastructure_error(agent: FakeAgent) -> None:
-    nodes = await start_gang(agent, north=1, south=1)
+@pytest.mark.parametrize("series", SERIES)
+async def test_lost_mpi_connection_is_infrastructure_error(agent: FakeAgent, series: int) -> None:
+    nodes = await start_gang(agent, settings_of(series), north=1, south=1)
     await run_program(agent, nodes, SLEEPER)
     await agent.until(lambda: nodes[0].output.count(b"up") == 2, "both ranks")
-    assert nodes[1].process is not None
-    daemon = next(p for p in descendants(nodes[1].process.pid) if "prted" in os.readlink(f"/proc/{p}/exe"))
-    assert cut_connections(daemon) > 0
+    assert cut_connections(daemon_of(nodes[1])) > 0
     end = await nodes[0].expect("exit")
     assert (end["code"], end["infrastructure"]) == (None, True), (end, nodes[0].output)
     assert end["error"] == "the MPI daemon on 127.0.2.1 ended with 1 as it lost its connection"

@@ -12,8 +12,8 @@ import pytest
 
 from koalapy.runner.parameters import Installation
 from koalapy.runner.plan import Plan
-from tests.needs import OPEN_MPI_4, OPEN_MPI_4_PREFIX, needs
-from tests.runner.conftest import MPI_ENVIRONMENT, FakeAgent, FakeNode, make_plan
+from tests.needs import OPEN_MPI_4, needs
+from tests.runner.conftest import MPI_ENVIRONMENT, SERIES_4, FakeAgent, FakeNode, make_plan
 from tests.runner.installations import copy_installation
 from tests.runner.test_openmpi import start_gang
 
@@ -61,10 +61,13 @@ async def run_program(agent: FakeAgent, nodes: list[FakeNode], slots: int) -> di
     return await nodes[0].expect("exit")
 
 
-@pytest.mark.parametrize("store", ["hash", "shmem2,hash"])
-async def test_ranks_with_equal_host_names_share_no_memory(agent: FakeAgent, store: str) -> None:
+@pytest.mark.parametrize(
+    "settings",
+    [{"PMIX_MCA_gds": "hash"}, {"PMIX_MCA_gds": "shmem2,hash"}, pytest.param(SERIES_4, marks=needs(OPEN_MPI_4))],
+)
+async def test_ranks_with_equal_host_names_share_no_memory(agent: FakeAgent, settings: dict[str, str]) -> None:
     """The stores of PMIx look up nodes in different ways."""
-    nodes = await start_gang(agent, {"PMIX_MCA_gds": store}, north=2, south=2)
+    nodes = await start_gang(agent, settings, north=2, south=2)
     end = await run_program(agent, nodes, 2)
     assert (end["code"], end["error"]) == (0, ""), nodes[0].output
     assert_groups_agree(json.loads(nodes[0].output))
@@ -96,11 +99,7 @@ LAUNCH_AGENT = 'shift; TMPDIR=$(mktemp -d) && export TMPDIR && exec sh -c "$*"\n
 
 
 @pytest.mark.parametrize(
-    "profile",
-    [
-        pytest.param({}, id="series 5"),
-        pytest.param({"KOALA_MPI_PREFIX": str(OPEN_MPI_4_PREFIX)}, id="series 4", marks=needs(OPEN_MPI_4)),
-    ],
+    "profile", [pytest.param({}, id="series 5"), pytest.param(SERIES_4, id="series 4", marks=needs(OPEN_MPI_4))]
 )
 def test_mpirun_on_many_hosts_starts_all_daemons(tmp_path: Path, profile: dict[str, str]) -> None:
     agent: object = None

@@ -63,23 +63,19 @@ OF_RANKS = {
 }
 
 
-def test_prepare_of_series_5_sets_network_parameters(tmp_path: Path) -> None:
-    assert prepare_environment(tmp_path, "prterun", **PROFILE) == OF_RANKS | {
-        "PRTE_MCA_prte_if_include": "198.18.0.0/24",
-        "PRTE_MCA_oob_tcp_disable_ipv6_family": "1",
-        "PRTE_MCA_oob_tcp_dynamic_ipv4_ports": "20000-20063",
-        "PRTE_MCA_oob_tcp_peer_retries": "5",
-        "PMIX_MCA_ptl_base_max_retries": "3",
-    }
-
-
-def test_prepare_of_series_4_sets_network_parameters(tmp_path: Path) -> None:
-    assert prepare_environment(tmp_path, "orterun", **PROFILE) == OF_RANKS | {
-        "OMPI_MCA_oob_tcp_if_include": "198.18.0.0/24",
-        "OMPI_MCA_oob_tcp_disable_ipv6_family": "1",
-        "OMPI_MCA_oob_tcp_dynamic_ipv4_ports": "20000-20063",
-        "OMPI_MCA_oob_tcp_peer_retries": "5",
-        "OMPI_MCA_ptl_base_max_retries": "3",
+@pytest.mark.parametrize(
+    ("starter", "control", "include", "pmix"),
+    [("prterun", "PRTE", "prte_if_include", "PMIX"), ("orterun", "OMPI", "oob_tcp_if_include", "OMPI")],
+)
+def test_prepare_of_each_series_sets_network_parameters(
+    tmp_path: Path, starter: str, control: str, include: str, pmix: str
+) -> None:
+    assert prepare_environment(tmp_path, starter, **PROFILE) == OF_RANKS | {
+        f"{control}_MCA_{include}": "198.18.0.0/24",
+        f"{control}_MCA_oob_tcp_disable_ipv6_family": "1",
+        f"{control}_MCA_oob_tcp_dynamic_ipv4_ports": "20000-20063",
+        f"{control}_MCA_oob_tcp_peer_retries": "5",
+        f"{pmix}_MCA_ptl_base_max_retries": "3",
     }
 
 
@@ -229,28 +225,19 @@ def test_check_parameters_rejects_shell_syntax(series: int, selected: dict[str, 
             check_parameters(series, {**selected, name: value + more}, SECTION)
 
 
-@pytest.mark.parametrize("value", [1, None, ["1"], "٣", "-1", "1" * 100])
-def test_check_parameters_rejects_invalid_number(value: object) -> None:
-    with pytest.raises(Failure, match="as the parameter ess_base_vpid"):
-        check_parameters(5, {**SELECTED_5, "ess_base_vpid": value}, SECTION)
-
-
-@pytest.mark.parametrize(("vpid", "count"), [("0", "3"), ("3", "3"), ("1", "9999999999")])
-def test_check_parameters_rejects_impossible_number(vpid: str, count: str) -> None:
-    with pytest.raises(Failure, match="which cannot be"):
-        check_parameters(5, {**SELECTED_5, "ess_base_vpid": vpid, "ess_base_num_procs": count}, SECTION)
-
-
-@pytest.mark.parametrize(("series", "selected"), BY_SERIES)
-def test_check_parameters_rejects_missing_parameter(series: int, selected: dict[str, str]) -> None:
-    for name in REQUIRED[series]:
-        with pytest.raises(Failure, match=f"sent no parameter {name} "):
-            check_parameters(series, {k: v for k, v in selected.items() if k != name}, SECTION)
-
-
-@pytest.mark.parametrize("parameters", [None, [], "id; prted", 5])
-def test_check_parameters_rejects_other_type(parameters: object) -> None:
-    with pytest.raises(Failure, match="launch request without parameters"):
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        *(({**SELECTED_5, "ess_base_vpid": value}, "as the parameter ess_base_vpid") for value in (1, None, "-1", "٣")),
+        ({**SELECTED_5, "ess_base_vpid": "0"}, "which cannot be"),
+        ({**SELECTED_5, "ess_base_vpid": "3"}, "which cannot be"),
+        ({**SELECTED_5, "ess_base_num_procs": "9999999999"}, "which cannot be"),
+        *(({k: v for k, v in SELECTED_5.items() if k != name}, f"sent no parameter {name} ") for name in REQUIRED[5]),
+        *((value, "launch request without parameters") for value in (None, [], "id; prted")),
+    ],
+)
+def test_check_parameters_rejects_wrong_and_missing_values(parameters: object, message: str) -> None:
+    with pytest.raises(Failure, match=message):
         check_parameters(5, parameters, SECTION)
 
 

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,28 +37,29 @@ async def test_exit_code_is_that_of_program(agent: FakeAgent, script: str, code:
     assert node.said("running")
 
 
-async def test_missing_command_ends_with_127_and_message(agent: FakeAgent) -> None:
-    node, end = await run_to_result(agent, ["no-such-program"])
-    assert end["code"] == 127
-    assert b"command not found: no-such-program" in node.output
-    assert not node.said("running")
-
-
-@pytest.mark.parametrize("by_path", [True, False])
-async def test_program_not_executable_ends_with_126(agent: FakeAgent, tmp_path: Path, by_path: bool) -> None:
+@pytest.mark.parametrize(
+    ("command", "context", "code", "message"),
+    [
+        (["no-such-program"], {}, 127, "command not found: no-such-program"),
+        (["{folder}"], {}, 126, "it is a folder; name a file in it"),
+        (["{folder}/data"], {}, 126, "cannot run {folder}/data: permission denied, it is not executable; chmod +x"),
+        (["data"], {"environment": {"PATH": "/bin:{folder}"}}, 126, "it is not executable; chmod +x {folder}/data"),
+        (["pwd"], {"workdir": "/no/such/folder"}, 126, "cannot run in /no/such/folder on node-127.0.1.1: No such file"),
+        (["ls"], {"output": "/no/such/log"}, 126, "cannot write /no/such/log on node-127.0.1.1: No such file"),
+        (["ls"], {"output": "{folder}/log"}, 126, "log on node-127.0.1.1: it is a symbolic link; name the file itself"),
+    ],
+)
+async def test_program_that_cannot_start_names_the_fault(
+    agent: FakeAgent, tmp_path: Path, command: list[str], context: dict[str, Any], code: int, message: str
+) -> None:
     (tmp_path / "data").write_text("x")
-    name = str(tmp_path / "data") if by_path else "data"
-    node, end = await run_to_result(agent, [name], environment={"PATH": f"/bin:{tmp_path}"})
-    assert (end["code"], end["infrastructure"]) == (126, False)
-    assert (
-        f"cannot run {name}: permission denied, it is not executable; chmod +x {tmp_path}/data".encode() in node.output
-    )
-
-
-async def test_folder_as_program_ends_with_126(agent: FakeAgent, tmp_path: Path) -> None:
-    node, end = await run_to_result(agent, [str(tmp_path)])
-    assert end["code"] == 126
-    assert b"it is a folder; name a file in it" in node.output
+    (tmp_path / "log").symlink_to(tmp_path / "elsewhere")
+    here = json.loads(json.dumps([command, context, message]).replace("{folder}", str(tmp_path)))
+    node, end = await run_to_result(agent, here[0], **here[1])
+    assert (end["code"], end["infrastructure"]) == (code, False)
+    assert here[2] in node.output.decode()
+    assert not node.said("running")
+    assert not (tmp_path / "elsewhere").exists()
 
 
 async def test_output_file_gets_output_and_errors_in_order(agent: FakeAgent, tmp_path: Path) -> None:
@@ -96,14 +98,6 @@ async def test_label_begins_lines_and_files_of_ranks_have_none(agent: FakeAgent,
     assert sorted((tmp_path / "err").read_text().splitlines()) == ["0: two", "1: two"]
 
 
-async def test_output_file_through_link_is_an_error(agent: FakeAgent, tmp_path: Path) -> None:
-    (tmp_path / "log").symlink_to(tmp_path / "elsewhere")
-    node, end = await run_to_result(agent, ["echo", "done"], workdir=str(tmp_path), output="log")
-    assert end["code"] == 126
-    assert b"cannot write log on node-127.0.1.1: it is a symbolic link; name the file itself" in node.output
-    assert not (tmp_path / "elsewhere").exists()
-
-
 @pytest.mark.evidence("J2")
 async def test_program_environment_has_job_but_no_secrets(agent: FakeAgent) -> None:
     nodes = [await agent.start(TOKEN, i, f"127.0.1.{i + 1}") for i in range(2)]
@@ -136,22 +130,6 @@ async def test_missing_optional_workdir_falls_back_to_home(agent: FakeAgent) -> 
     message, workdir = node.output.decode().splitlines()
     assert "/no/such/folder" in message
     assert workdir == str(Path.home())
-
-
-async def test_missing_requested_workdir_is_an_error(agent: FakeAgent) -> None:
-    """Without this error the program would run in another folder and succeed."""
-    node, end = await run_to_result(agent, ["pwd"], workdir="/no/such/folder")
-    assert (end["code"], end["infrastructure"]) == (126, False)
-    assert node.output == b"koala: cannot run in /no/such/folder on node-127.0.1.1: No such file or directory\n"
-    assert not node.said("running")
-
-
-async def test_unwritable_output_file_is_an_error(agent: FakeAgent) -> None:
-    """Without this error the program would succeed and its output would be lost."""
-    node, end = await run_to_result(agent, ["echo", "done"], output="/no/such/folder/log")
-    assert (end["code"], end["infrastructure"]) == (126, False)
-    assert node.output == b"koala: cannot write /no/such/folder/log on node-127.0.1.1: No such file or directory\n"
-    assert not node.said("running")
 
 
 @pytest.mark.evidence("J9")

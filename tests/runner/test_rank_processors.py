@@ -14,8 +14,7 @@ from koalapy.runner.exec_guard import write_rank_script
 from koalapy.runner.plan import Plan
 from koalapy.runner.rank_processors import binding_lines, check_processors, sort_by_core
 from koalapy.runner.settings import Failure
-from tests.runner.conftest import MPI_ENVIRONMENT, FakeAgent, make_plan
-from tests.runner.test_series_4 import SERIES
+from tests.runner.conftest import MPI_ENVIRONMENT, SERIES_4, FakeAgent, make_plan
 
 PROCESSORS = sorted(os.sched_getaffinity(0))
 RANKS = min(2, len(PROCESSORS))
@@ -114,7 +113,7 @@ def test_rank_script_binds_each_rank_to_own_processors(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.mpi
-@pytest.mark.parametrize("environment", [MPI_ENVIRONMENT, {**MPI_ENVIRONMENT, **SERIES}], ids=["5", "4"])
+@pytest.mark.parametrize("environment", [MPI_ENVIRONMENT, {**MPI_ENVIRONMENT, **SERIES_4}], ids=["5", "4"])
 async def test_program_has_requested_processors_in_each_series(agent: FakeAgent, environment: dict[str, str]) -> None:
     node = await agent.start("7.1.0", 0, "127.0.0.1", KOALA_NODE_INDEX="0", **environment)
     plan = make_plan([node], SHOW, launcher="openmpi") | {"cpus_per_rank": 1}

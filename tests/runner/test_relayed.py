@@ -27,9 +27,10 @@ pytestmark = [pytest.mark.processes, pytest.mark.nightly, needs(LABORATORY)]
 
 PYTHON = "/usr/bin/python3"
 EXCHANGE = Path(__file__).parents[1] / "relay" / "exchange.py"
+BIN_5 = str(Path(MPIRUN_5).parent)
 VERSIONS = [
     pytest.param("/usr/bin", "libmpi.so.40", 4, marks=needs(OPEN_MPI_4), id="4"),
-    pytest.param(str(Path(MPIRUN_5).parent), str(LIBMPI_5), 5, marks=needs(MPI), id="5"),
+    pytest.param(BIN_5, str(LIBMPI_5), 5, marks=needs(MPI), id="5"),
 ]
 BASES = (21_000, 22_000)
 SLOTS = 1
@@ -60,7 +61,7 @@ class SiteRelays(RelayProcesses):
         for cluster in self.head_ports:
             self.controls[f"head-{cluster}"].wait_for(lambda event: event["t"] == "hub" and event["connected"])
 
-    def node_key(self, node: int) -> bytes:  # type: ignore[override]
+    def node_key(self, node: int) -> bytes:
         return derive_node_key(self.secrets[node], self.attempt)
 
 
@@ -241,26 +242,22 @@ async def test_lost_relay_is_a_failure_of_the_infrastructure(
             assert await node.ended() == 0
 
 
-@pytest.mark.parametrize(("bin_folder", "library", "series"), VERSIONS[1:])
-async def test_taken_port_selects_the_next_layout(
-    public_folder: Path, bin_folder: str, library: str, series: int
-) -> None:
-    async with running_sites(public_folder, bin_folder) as sites:
+@needs(MPI)
+async def test_taken_port_selects_the_next_layout(public_folder: Path) -> None:
+    async with running_sites(public_folder, BIN_5) as sites:
         ports = sites.relays.layout.ports(0)
         with listen_in(sites.lab, "node-3", "127.0.0.1", ports[1]):
             sites.relays.start_sites()
-            sites.open(sites.plan([PYTHON, str(EXCHANGE), library], "relayed"))
+            sites.open(sites.plan([PYTHON, str(EXCHANGE), str(LIBMPI_5)], "relayed"))
             end = await sites.nodes[0].expect("exit")
             assert (end["code"], end["error"]) == (0, ""), sites.nodes[0].output
         assert sites.nodes[0].output == b"ring equal\nend\n"
 
 
-@pytest.mark.parametrize(("bin_folder", "library", "series"), VERSIONS[1:])
-async def test_relays_that_learn_of_the_job_later_are_awaited(
-    public_folder: Path, bin_folder: str, library: str, series: int
-) -> None:
-    async with running_sites(public_folder, bin_folder) as sites:
-        sites.open(sites.plan([PYTHON, str(EXCHANGE), library], "relayed"))
+@needs(MPI)
+async def test_relays_that_learn_of_the_job_later_are_awaited(public_folder: Path) -> None:
+    async with running_sites(public_folder, BIN_5) as sites:
+        sites.open(sites.plan([PYTHON, str(EXCHANGE), str(LIBMPI_5)], "relayed"))
         moves: list[str] = []
         sites.agent.meddle = lambda _, payload: (moves.append(payload["op"]), payload)[1]
         await sites.agent.until(lambda: "move" in moves, "the decision")
@@ -269,14 +266,12 @@ async def test_relays_that_learn_of_the_job_later_are_awaited(
         assert (end["code"], end["error"]) == (0, ""), sites.nodes[0].output
 
 
-@pytest.mark.parametrize(("bin_folder", "library", "series"), VERSIONS[1:])
-async def test_job_without_relayed_links_starts_no_relay(
-    public_folder: Path, bin_folder: str, library: str, series: int
-) -> None:
-    async with running_sites(public_folder, bin_folder, routed=True) as sites:
+@needs(MPI)
+async def test_job_without_relayed_links_starts_no_relay(public_folder: Path) -> None:
+    async with running_sites(public_folder, BIN_5, routed=True) as sites:
         kinds: list[str] = []
         sites.agent.meddle = lambda _, payload: (kinds.append(payload["op"]), payload)[1]
-        sites.open(sites.plan([PYTHON, str(EXCHANGE), library]))
+        sites.open(sites.plan([PYTHON, str(EXCHANGE), str(LIBMPI_5)]))
         end = await sites.nodes[0].expect("exit")
         assert (end["code"], end["error"]) == (0, ""), sites.nodes[0].output
         assert not sites.nodes[0].said("relay_used")

@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from koalapy.runner.output_streams import ADVICE
-from tests.runner.conftest import MPI_ENVIRONMENT, FakeAgent
-from tests.runner.test_hostile_head import SERIES, prefix_of, start_pair
+from tests.runner.conftest import MPI_ENVIRONMENT, SERIES, FakeAgent
+from tests.runner.test_hostile_head import prefix_of, start_pair
 from tests.runner.test_openmpi import run_program
 
 pytestmark = [pytest.mark.mpi, pytest.mark.processes]

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from resource import RUSAGE_CHILDREN, getrusage
+from typing import Any
 
 import pytest
 
@@ -52,19 +53,27 @@ class ManualLoop(Loop):
         self.callback = None
 
 
-def test_usage_has_processor_time_and_memory_of_ended_descendants() -> None:
+def measure(script: str, is_expected: Callable[[dict[str, Any]], bool], before: str = ":") -> None:
+    """Measure a shell script in a process that reaps all of its children, and check its use."""
     pid = os.fork()
-    if pid == 0:  # it reaps all children of its process
+    if pid == 0:
+        os.system(before)
         processes = Processes()
         meter = UsageMeter(ManualLoop(), processes)
         meter.start()
-        command = ["/bin/sh", "-c", f"{sys.executable} -c '{BURN}' & wait"]
-        processes.start(command, dict(os.environ), os.open(os.devnull, os.O_WRONLY))
+        processes.start(["/bin/sh", "-c", script], dict(os.environ), os.open(os.devnull, os.O_WRONLY))
         while processes.reap()[1]:
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
         usage = meter.finish()
-        os._exit(0 if usage and 0.3 <= usage["cpu"] < 30 and 60e6 <= usage["memory"] < 1e9 and usage["seconds"] else 1)
+        os._exit(0 if usage and is_expected(usage) else 1)
     assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_usage_has_processor_time_and_memory_of_ended_descendants() -> None:
+    measure(
+        f"{sys.executable} -c '{BURN}' & wait",
+        lambda usage: 0.3 <= usage["cpu"] < 30 and 60e6 <= usage["memory"] < 1e9 and usage["seconds"] > 0,
+    )
 
 
 def test_usage_of_traced_threads_counts_their_process_once(tmp_path: Path) -> None:
@@ -87,18 +96,7 @@ def test_usage_of_traced_threads_counts_their_process_once(tmp_path: Path) -> No
 
 
 def test_usage_after_earlier_program_has_processor_time_of_its_own_program() -> None:
-    pid = os.fork()
-    if pid == 0:
-        os.system(f"{sys.executable} -c '{BURN}'")  # a child of an earlier job of the same runner
-        processes = Processes()
-        meter = UsageMeter(ManualLoop(), processes)
-        meter.start()
-        processes.start(["/bin/sh", "-c", ":"], dict(os.environ), os.open(os.devnull, os.O_WRONLY))
-        while processes.reap()[1]:
-            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
-        usage = meter.finish()
-        os._exit(0 if usage and usage["cpu"] < 0.3 else 1)
-    assert os.waitpid(pid, 0)[1] == 0
+    measure(":", lambda usage: usage["cpu"] < 0.3, before=f"{sys.executable} -c '{BURN}'")
 
 
 def test_usage_without_program_is_unknown() -> None:

@@ -8,7 +8,7 @@ from koalapy.model.array import IndexRange, TaskIndices
 from koalapy.model.cluster import ClusterState, Link, Relays
 from koalapy.model.job import JobId, JobState, RefusalCause
 from koalapy.model.job_spec import Launcher
-from koalapy.scheduler.events import ClusterCleared, LinkMeasured, RelayChanged
+from koalapy.scheduler.events import LinkMeasured, RelayChanged
 from koalapy.scheduler.rules import Rules
 from tests.scheduler.requests import fixed, flexible
 from tests.scheduler.test_failures import break_component
@@ -53,18 +53,6 @@ def test_job_does_not_fail_while_a_cluster_bars_it_for_its_failures_only() -> No
     assert RefusalCause.REJECTED in causes(world, job)["south"]
     assert world.state(job) is JobState.RUNNING
     assert [c.cluster for c in world.job(job).attempt.gang] == ["north"]  # type: ignore[union-attr]
-
-
-def test_cleared_cluster_ends_the_pause_of_a_barred_job() -> None:
-    world = World({"north": 4}, RULES)
-    job = world.submit(flexible(2), run_time=LONG)
-    fail_repeatedly(world, job, 6)
-    retry_at = world.job(job).retry_at
-    assert retry_at is not None
-    assert retry_at > world.now + 60
-    world.step([ClusterCleared("north")])
-    world.advance(5)
-    assert world.state(job) is JobState.RUNNING
 
 
 @pytest.mark.parametrize("queue", ["scan", "fcfs", "head"])

@@ -5,6 +5,7 @@ import pytest
 from koalapy.model.cluster import ClusterState
 from koalapy.model.job import JobState
 from koalapy.model.request import ComponentRequest, FixedRequest, Request
+from koalapy.scheduler.cluster_conditions import Doubt, Limit
 from koalapy.scheduler.events import ClusterCleared, ClusterDrained, ClusterResumed
 from koalapy.scheduler.rules import Rules
 from tests.scheduler.invariants import check_nothing_remains
@@ -257,3 +258,13 @@ def test_probation_failed_trial_blocks_next_only_for_pause() -> None:
     world.advance(125)
     assert world.state(next_job) is JobState.RUNNING
     assert state_of_north(world) is ClusterState.USABLE
+
+
+def test_cluster_cleared_offers_all_its_nodes_without_limit_and_doubt() -> None:
+    world = World({"north": 4})
+    north = world.queries.grid["north"]
+    north.health.limit, north.health.doubt = Limit(2, 900.0, "too many jobs"), Doubt(3, 4, 0.0, 900.0)
+    world.step([ClusterCleared("north")])
+    assert north.nodes.available == 4
+    north.health.limit = Limit(3, 900.0, "too many jobs")
+    assert north.nodes.available == 2, "a later limit counts"

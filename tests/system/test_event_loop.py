@@ -13,8 +13,7 @@ import structlog
 
 from koalapy.agent.login import LoginServer
 from koalapy.agent.runners.runners import RunnerServer
-from koalapy.daemon.engine.daemon import HttpServer
-from koalapy.daemon.listener.connections import OWN_FILES, Connections
+from koalapy.daemon.listener.connections import OWN_FILES, Connections, HttpServer
 from koalapy.system.event_loop import ACCEPTS_PER_TURN, accept_waiting, raise_backlog
 from tests.agent.test_login import make_settings
 from tests.system.test_process import limit_open_files

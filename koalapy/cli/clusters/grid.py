@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from operator import itemgetter
 from typing import Annotated, NamedTuple
 
 from koalapy.cli.terminal import tables
@@ -91,15 +92,18 @@ def list_nodes(name: Name, state: States = None, as_json: AsJson = False, daemon
     print_answer(daemon.client().nodes(name, state or ()), as_json, _format_nodes)
 
 
+NODES: tables.Columns = {
+    "NODE": itemgetter("name"),
+    "STATE": itemgetter("state"),
+    "JOB": lambda node: node["job"] or "-",
+    "USER": lambda node: node["owner"] or "-",
+    "CLASS": lambda node: node["node_class"] or "-",
+    "REASON": itemgetter("reason"),
+}
+
+
 def _format_nodes(answer: Json) -> str:
-    rows = [
-        [
-            *(node["name"], node["state"], node["job"] or "-", node["owner"] or "-", node["node_class"] or "-"),
-            node["reason"],
-        ]
-        for node in answer["nodes"]
-    ]
-    parts = [tables.format_table(("NODE", "STATE", "JOB", "USER", "CLASS", "REASON"), rows) if rows else "no nodes"]
+    parts = [tables.format_columns(NODES, answer["nodes"]) if answer["nodes"] else "no nodes"]
     if answer["problem"]:
         known = f"; the list is of {format_moment(answer['known_at'])}" if answer["known_at"] else ""
         parts.append(printable(f"Note: {answer['problem']}{known}."))
@@ -288,13 +292,11 @@ def _format_alert(alert: Json) -> str:
     fields = {name: printable(str(value)) for name, value in alert.items()}
     head = f"{fields['severity'].upper()}  {fields['target']}  {fields['kind']}, for {so_long}"
     text = f"{head}\n  {fields['summary']}\n  cause:  {fields['cause']}\n  remedy: {fields['remedy']}"
-    return f"{text}\n  {_format_mark(mark)}" if (mark := alert["mark"]) else text
-
-
-def _format_mark(mark: Json) -> str:
+    if (mark := alert["mark"]) is None:
+        return text
     state = "acknowledged" if mark["action"] == "acknowledge" else "silenced"
     comment = f": {mark['reason']}" if mark["reason"] else ""
-    return printable(f"{state} by {mark['by']} until {format_moment(mark['until'])}{comment}")
+    return text + "\n  " + printable(f"{state} by {mark['by']} until {format_moment(mark['until'])}{comment}")
 
 
 Kind = Annotated[AlertKind, Argument(help="the kind of the alerts, such as agent-away")]

@@ -5,13 +5,14 @@ import time
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from datetime import UTC, datetime
+from operator import itemgetter
 from typing import Annotated
 
 from koalapy.cli.jobs.waiting import WaitReporter
 from koalapy.cli.terminal.arguments import Argument, Group, Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Timeout, print_answer, show_json
-from koalapy.cli.terminal.tables import format_table
-from koalapy.cli.terminal.text import align_left, align_right, cell_len, terminal_size
+from koalapy.cli.terminal.tables import Columns, format_columns
+from koalapy.cli.terminal.text import align_left, cell_len, terminal_size
 from koalapy.client.client import Absence, Client, in_path
 from koalapy.client.errors import CliError, Exit, printable
 from koalapy.client.http import Json
@@ -54,7 +55,7 @@ def format_matrix(clusters: Sequence[str], links: dict[tuple[str, str], Json], c
     ]
     blocks = []
     for part in parts or [range(0)]:
-        joined = ["".join(f"  {align_right(row[column], width)}" for column in part) for row in rows]
+        joined = ["".join(" " * (2 + width - cell_len(row[column])) + row[column] for column in part) for row in rows]
         texts = [f"{align_left(row[0], first)}{cell}".rstrip() for row, cell in zip(rows, joined, strict=True)]
         blocks.append("\n".join(texts))
     return "\n\n".join(blocks)
@@ -111,20 +112,14 @@ def _link_notes(links: Sequence[Json]) -> list[str]:
             job = link["under_way"]["job"]
             notes.append(f"{name}: {'waits to be measured' if job is None else f'is being measured by job {job}'}")
         if link.get("relayed_reason"):
-            notes.append(f"{name}: {_relayed_text(link)}")
+            since = f" since {_format_clock(link['relayed_since'])} UTC" if link["relayed_since"] else ""
+            retry = link["direct_retry_at"]
+            again = f"; tried directly again from {_format_clock(retry)} UTC" if retry else ""
+            notes.append(f"{name}: relayed{since}: {link['relayed_reason']}{again}")
         if link["error"]:
             problem = UNREACHABLE if link["state"] == "unreachable" else "the last try came to nothing"
             notes.append(f"{name}: {problem}, {_format_clock(link['tried_at'])} UTC: {link['error']}")
     return [printable(note) for note in notes]
-
-
-def _relayed_text(link: Json) -> str:
-    """Return why a link is relayed, since when, and when direct connections are tried again."""
-    since = f" since {_format_clock(link['relayed_since'])} UTC" if link["relayed_since"] else ""
-    again = (
-        f"; tried directly again from {_format_clock(link['direct_retry_at'])} UTC" if link["direct_retry_at"] else ""
-    )
-    return f"relayed{since}: {link['relayed_reason']}{again}"
 
 
 def measurement_text(result: Json | None, reason: str = "") -> str:
@@ -138,27 +133,19 @@ def measurement_text(result: Json | None, reason: str = "") -> str:
     return f"{_format_number(result['latency'], 1e3)} ms, {_format_number(result['bandwidth'], 1e-6)} MB/s"
 
 
-def history_table(lines: Sequence[Json]) -> str:
-    """Return a table of measurements of one link."""
-    rows = [
-        [
-            _format_clock(line["at"]),
-            line["kind"],
-            _format_number(line["latency"], 1e3),
-            _format_number(line["bandwidth"], 1e-6),
-            "-" if line["job"] is None else line["job"],
-            line["error"] or "-",
-        ]
-        for line in lines
-    ]
-    return format_table(["UTC", "KIND", "LATENCY (ms)", "BANDWIDTH (MB/s)", "JOB", "ERROR"], rows)
-
-
 def _format_clock(moment: str) -> str:
     timestamp = datetime.fromisoformat(moment.replace("Z", "+00:00")).timestamp()
     return format_time(timestamp, datetime.now(UTC).timestamp(), exact=True)
 
 
+HISTORY: Columns = {
+    "UTC": lambda line: _format_clock(line["at"]),
+    "KIND": itemgetter("kind"),
+    "LATENCY (ms)": lambda line: _format_number(line["latency"], 1e3),
+    "BANDWIDTH (MB/s)": lambda line: _format_number(line["bandwidth"], 1e-6),
+    "JOB": lambda line: "-" if line["job"] is None else line["job"],
+    "ERROR": lambda line: line["error"] or "-",
+}
 POLL_INTERVAL_S = 0.5
 
 
@@ -184,7 +171,12 @@ def measure_links(
     order = {"clusters": clusters} if clusters else None
     started = client.post("/api/v1/network/measure", order)
     if not wait:
-        print_answer(started, as_json, _started_page)
+        states = [
+            (link, measurement_text(None, link["reason"]) if link["reason"] else "under way")
+            for link in started["links"]
+        ]
+        page = "\n".join(printable(f"{_link_name(link)}: {state}") for link, state in states)
+        print_answer(started, as_json, lambda _: page)
         return _code_of(started["links"])
     try:
         results = _follow_measurements(client, started, deadline, quiet=as_json)
@@ -195,11 +187,6 @@ def measure_links(
     if any(link["result"] is None or link["result"]["error"] for link in results if not link["reason"]):
         return Exit.FAILED
     return _code_of(results)
-
-
-def _started_page(started: Json) -> str:
-    links = [(link, f"not measured, {link['reason']}" if link["reason"] else "under way") for link in started["links"]]
-    return "\n".join(printable(f"{_link_name(link)}: {state}") for link, state in links)
 
 
 def _code_of(links: list[Json]) -> Exit:
@@ -214,7 +201,7 @@ def _follow_measurements(client: Client, started: Json, deadline: float | None, 
     """Print the result of each link when it is measured; return all requested links with their results."""
     waiting = {(link["one"], link["other"]): link for link in started["links"]}
     results: list[Json] = []
-    with closing(_Reporter(client)) as reporter:
+    with closing(WaitReporter(client.timeouts)) as reporter:
         while True:
             links = _request_links(client)
             under_way = {(link["one"], link["other"]) for link in links if link["under_way"]}
@@ -231,31 +218,11 @@ def _follow_measurements(client: Client, started: Json, deadline: float | None, 
                 raise CliError(
                     f"timeout: not measured: {unmeasured}", Exit.TIMEOUT, "the measurements continue; see koala network"
                 )
-            reporter.update([link for link in links if (link["one"], link["other"]) in waiting])
+            measured = [link["under_way"] for link in links if (link["one"], link["other"]) in waiting]
+            if job := next((each["job"] for each in measured if each and each["job"]), None):
+                with suppress(CliError):  # the daemon is away, or the job was removed
+                    reporter.update(client.job(job), is_reported=False)
             client.timeouts.sleep(POLL_INTERVAL_S)
-
-
-class _Reporter:
-    """A reporter of the cause for which the current measuring job waits."""
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self._job = 0
-        self._wait: WaitReporter | None = None
-
-    def update(self, links: list[Json]) -> None:
-        """Report why the measuring job of these links waits. Start anew if it is another job than before."""
-        job = next((link["under_way"]["job"] for link in links if link["under_way"] and link["under_way"]["job"]), 0)
-        if job != self._job:
-            self.close()
-            self._job, self._wait = job, WaitReporter(self._client.timeouts) if job else None
-        if self._wait is not None:
-            with suppress(CliError):  # the daemon is away, or the job was removed
-                self._wait.update(self._client.job(job), is_reported=False)
-
-    def close(self) -> None:
-        if self._wait is not None:
-            self._wait.close()
 
 
 def _request_links(client: Client) -> list[Json]:
@@ -291,7 +258,7 @@ def show_history(
         return
     if not answer["measurements"]:
         print(f"koala: there are no measurements; use koala network measure {cluster} {peer}", file=sys.stderr)
-    print(history_table(answer["measurements"]))
+    print(format_columns(HISTORY, answer["measurements"]))
 
 
 def _history_path(cluster: str, peer: str) -> str:

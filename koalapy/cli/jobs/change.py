@@ -44,19 +44,12 @@ def change_job(
     number = find_job(client, job)
     try:
         if dry_run:
-            body = {**change, "reason": reason}
-            print_answer(client.post(f"/api/v1/jobs/{number}/explain", body), as_json, _format_dry_run)
+            explanation = client.post(f"/api/v1/jobs/{number}/explain", {**change, "reason": reason})
+            print_answer(explanation, as_json, lambda answer: format_explanation({**answer, "job": None}))
             return
         answer = ReasonPrompt(client, reason).send(partial(client.change_job, number), change)
     except CliError as error:
         raise in_terms_of_options(error, {"request": {"type": ""}, **change}, {**options, **change}) from error
-    print_answer(answer, as_json, _format_change)
-
-
-def _format_dry_run(explanation: Json) -> str:
-    return format_explanation({**explanation, "job": None})
-
-
-def _format_change(job: Json) -> str:
-    waits = f", and waits: {job['reason']}" if job["state"] == "queued" and job["reason"] else f": {job['state']}"
-    return printable(f"job {job['id']} changed{waits}")
+    is_waiting = answer["state"] == "queued" and answer["reason"]
+    outcome = f", and waits: {answer['reason']}" if is_waiting else f": {answer['state']}"
+    print_answer(answer, as_json, lambda job: printable(f"job {job['id']} changed{outcome}"))

@@ -1,6 +1,7 @@
 """``koala explain``, ``submit --dry-run`` and ``what-if``: the reasons why a job waits, and its expected start."""
 
 import os
+from collections.abc import Callable
 from typing import Annotated
 
 from koalapy.cli.jobs.jobs import LastJob, find_job
@@ -64,7 +65,7 @@ def _format_forecast(forecast: Json) -> str:
     rows = [
         [
             label,
-            _format_count(outcome["started"]),
+            format_interval(outcome["started"], "{:.0f}".format),
             format_interval(outcome["mean_wait"]),
             format_interval(outcome["mean_response"]),
             outcome["draws"],
@@ -100,19 +101,11 @@ def _format_forecast(forecast: Json) -> str:
     return "\n\n".join(parts)
 
 
-def _format_count(interval: Json | None) -> str:
-    """Return an interval of a number of jobs as text."""
+def format_interval(interval: Json | None, form: Callable[[float], str] = format_duration) -> str:
+    """Return an interval as text: its middle and its bounds, each formatted by ``form``."""
     if interval is None:
         return "-"
-    low, middle, high = (f"{interval[name]:.0f}" for name in ("low", "middle", "high"))
-    return middle if low == high else f"{middle} ({low} to {high})"
-
-
-def format_interval(interval: Json | None) -> str:
-    """Return an interval of durations as text: its middle and its bounds."""
-    if interval is None:
-        return "-"
-    low, middle, high = (format_duration(interval[name]) for name in ("low", "middle", "high"))
+    low, middle, high = (form(interval[name]) for name in ("low", "middle", "high"))
     return middle if low == high else f"{middle} ({low} to {high})"
 
 
@@ -194,7 +187,9 @@ def _list_facts(explanation: Json) -> list[tuple[str, str]]:
     """Return the other facts of an explanation as pairs of label and text, in display order."""
     facts = []
     if expected := explanation.get("expected"):
-        facts.append(("starts", _format_start(expected)))
+        is_known = expected["starts"] is not None
+        start = format_expected_start(expected) if is_known else f"not known: {expected['why']}"
+        facts.append(("starts", "at once" if expected["at_once"] else start))
     if explanation["placement"] is not None and explanation["placement"]["reason"]:
         facts.append(("why there", explanation["placement"]["reason"]))
     facts += [("note", note) for note in explanation["notes"]]
@@ -208,14 +203,6 @@ def _list_facts(explanation: Json) -> list[tuple[str, str]]:
     if explanation["suffices"]:
         facts.append(("suffices", ", or ".join(explanation["suffices"])))
     return facts
-
-
-def _format_start(expected: Json) -> str:
-    if expected["at_once"]:
-        return "at once"
-    if expected["starts"] is None:
-        return f"not known: {expected['why']}"
-    return format_expected_start(expected)
 
 
 def format_expected_start(expected: Json) -> str:

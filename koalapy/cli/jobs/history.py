@@ -6,13 +6,14 @@ import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from operator import itemgetter
 from typing import Annotated, Any
 from urllib.parse import parse_qs, urlsplit
 
 from koalapy.cli.terminal.arguments import Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, print_answer, refuse_together, show_json
 from koalapy.cli.terminal.streams import ProgramOutput
-from koalapy.cli.terminal.tables import format_listed_count, format_moment, format_table
+from koalapy.cli.terminal.tables import Columns, format_columns, format_listed_count, format_moment
 from koalapy.client.client import MAX_PAGE_SIZE, Client
 from koalapy.client.errors import CliError, Exit, printable
 from koalapy.client.http import Json
@@ -22,8 +23,6 @@ from koalapy.model.job_state import FINAL_STATES, JobState
 from koalapy.model.times import PAST_TIME_EXAMPLES
 from koalapy.model.wording import escape_formula, format_bytes, format_duration, format_share
 
-JOB_COLUMNS = ("ID", "NAME", "USER", "STATE", "NODES", "CLUSTERS")
-USE_COLUMNS = ("ENDED", "WAIT", "RUN", "NODE-H", "CPU", "MEMORY", "REASON")
 CSV_COLUMNS = (
     *(
         "id",
@@ -91,11 +90,14 @@ def show_history(
     elif form is Format.JSON:
         show_json({"jobs": jobs, "sums": sums | {"is_whole": is_whole}})
     elif form is Format.CSV:
-        _print_csv([[_csv_value(job[column]) for column in CSV_COLUMNS] for job in jobs], CSV_COLUMNS)
+        cells = ((job[column] for column in CSV_COLUMNS) for job in jobs)
+        # A text that spreadsheets would run as a formula is quoted.
+        rows = [[escape_formula(" ".join(c) if isinstance(c, list) else c) for c in row] for row in cells]
+        _print_csv(rows, CSV_COLUMNS)
     else:
         wide = form is Format.WIDE
-        header = (*JOB_COLUMNS, *(("SUBMITTED", "STARTED") if wide else ()), *USE_COLUMNS)
-        print(format_table(header, [_history_row(job, wide=wide) for job in jobs], fold=not wide))
+        columns = {name: cell for name, cell in JOBS.items() if wide or name not in ("SUBMITTED", "STARTED")}
+        print(format_columns(columns, jobs, fold=not wide))
     if form is not Format.CSV and form is not Format.JSON and not only_sums:
         if not jobs:
             period = f"since {since}" + (f" until {until}" if until != "now" else "")
@@ -155,20 +157,28 @@ def _sort_key(sort: HistorySort) -> Callable[[Json], tuple[bool, float, int]]:
     return lambda job: (job[field] is None, sign * (job[field] or 0.0), -job["id"])
 
 
-def _history_row(job: Json, *, wide: bool) -> list[object]:
-    """Return the table cells of an ended job."""
-    partly = "?" if 0 < job["measured_nodes"] < job["nodes"] else ""
-    memory = "-" if job["peak_memory"] is None else format_bytes(job["peak_memory"])
-    reason = "-" if job["state"] == JobState.SUCCEEDED else job["reason"] or "-"
-    task = "" if job["array_job"] is None else format_task(job["array_job"], job["array_index"])
-    times = [format_moment(job["submitted_at"]), format_moment(job["started_at"])] if wide else []
-    return [
-        *(task or job["id"], job["name"] or "-", job["owner"], job["state"], job["nodes"] or "-"),
-        *(",".join(job["clusters"]) or "-", *times, format_moment(job["ended_at"])),
-        *(format_duration(job["wait_time"]), format_duration(job["run_time"])),
-        f"{job['node_seconds'] / 3600:.2f}",
-        *(f"{format_share(job['efficiency'])}{partly}", f"{memory}{partly}", reason),
-    ]
+def _partly(job: Json) -> str:
+    """Return a mark if only some nodes of a job have reported their use."""
+    return "?" if 0 < job["measured_nodes"] < job["nodes"] else ""
+
+
+JOBS: Columns = {
+    "ID": lambda job: job["id"] if job["array_job"] is None else format_task(job["array_job"], job["array_index"]),
+    "NAME": lambda job: job["name"] or "-",
+    "USER": itemgetter("owner"),
+    "STATE": itemgetter("state"),
+    "NODES": lambda job: job["nodes"] or "-",
+    "CLUSTERS": lambda job: ",".join(job["clusters"]) or "-",
+    "SUBMITTED": lambda job: format_moment(job["submitted_at"]),
+    "STARTED": lambda job: format_moment(job["started_at"]),
+    "ENDED": lambda job: format_moment(job["ended_at"]),
+    "WAIT": lambda job: format_duration(job["wait_time"]),
+    "RUN": lambda job: format_duration(job["run_time"]),
+    "NODE-H": lambda job: f"{job['node_seconds'] / 3600:.2f}",
+    "CPU": lambda job: format_share(job["efficiency"]) + _partly(job),
+    "MEMORY": lambda job: ("-" if job["peak_memory"] is None else format_bytes(job["peak_memory"])) + _partly(job),
+    "REASON": lambda job: "-" if job["state"] == JobState.SUCCEEDED else job["reason"] or "-",
+}
 
 
 def _describe_sums(sums: Json) -> str:
@@ -215,25 +225,20 @@ def _print_csv(rows: list[list[object]], header: Any) -> None:
     sys.stdout.write(text.getvalue())
 
 
-def _csv_value(value: object) -> object:
-    """Return a value as a CSV cell; a text that spreadsheets would run as a formula is quoted."""
-    return escape_formula(" ".join(value) if isinstance(value, list) else value)
-
-
 MAX_DAYS = 36_500
-USAGE_HEADER = (
-    "DAYS",
-    "NAME",
-    "JOBS",
-    "FAILED",
-    "SUCCESS",
-    "CO-ALLOC",
-    "USED",
-    "QUEUED",
-    "IN 10 MIN",
-    "RUN",
-    "SLOWDOWN",
-)
+PERIODS: Columns = {
+    "DAYS": lambda line: line["start"] if line["start"] == line["end"] else f"{line['start']} to {line['end']}",
+    "NAME": lambda line: line["name"] or "-",
+    "JOBS": itemgetter("jobs"),
+    "FAILED": itemgetter("failed"),
+    "SUCCESS": lambda line: format_share(line["success"]),
+    "CO-ALLOC": lambda line: format_share(line["coallocated"]),
+    "USED": lambda line: format_share(line["utilisation"]),
+    "QUEUED": lambda line: format_duration(line["queue_time"]),
+    "IN 10 MIN": lambda line: format_share(line["within_10m"]),
+    "RUN": lambda line: format_duration(line["run_time"]),
+    "SLOWDOWN": lambda line: "-" if line["slowdown"] is None else f"{line['slowdown']:.2f}",
+}
 
 
 def show_usage(
@@ -262,20 +267,8 @@ def show_usage(
 
 
 def _format_usage(answer: Json) -> str:
-    rows = format_table(USAGE_HEADER, [_usage_row(line) for line in answer["lines"]])
+    rows = format_columns(PERIODS, answer["lines"])
     retention = "for good" if answer["jobs_keep"] is None else f"for {format_duration(answer['jobs_keep'])}"
     return (
         f"{rows}\n\nKnown since {answer['since'] or 'today'}. Days are kept for good, jobs {retention} after their end."
     )
-
-
-def _usage_row(line: Json) -> list[object]:
-    """Return the table cells of a period: its days, job counts, percentages and mean times."""
-    days = line["start"] if line["start"] == line["end"] else f"{line['start']} to {line['end']}"
-    success, coallocated, used, soon = (
-        format_share(line[name]) for name in ("success", "coallocated", "utilisation", "within_10m")
-    )
-    queued, ran = format_duration(line["queue_time"]), format_duration(line["run_time"])
-    slowdown = "-" if line["slowdown"] is None else f"{line['slowdown']:.2f}"
-    counts = [days, line["name"] or "-", line["jobs"], line["failed"]]
-    return [*counts, success, coallocated, used, queued, soon, ran, slowdown]

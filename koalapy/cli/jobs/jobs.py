@@ -1,7 +1,4 @@
-"""Select jobs by id, name, owner and state, and show or change them.
-
-``koala show``, ``cancel``, ``hold``, ``release`` and ``priority``.
-"""
+"""Select jobs by id, name, owner and state, and change them: ``koala cancel``, ``hold``, ``release``, ``priority``."""
 
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -159,51 +156,6 @@ def confirm_cancel(description: str) -> None:
 
 QueuedJobs = Annotated[list[JobReference] | None, Argument(help="ids of jobs", completes="queued jobs")]
 HeldJobs = Annotated[list[JobReference] | None, Argument(help="ids of jobs", completes="held jobs")]
-FORECAST_TIMEOUT_S = 3.0
-
-
-def show_job(
-    job: LastJob = None,
-    attempts: Annotated[int, Option(help="number of last attempts in the chart", min=1, max=10**6)] = 5,
-    follow: Annotated[bool, Option("-f", "--follow", help="first show the progress of file transfers")] = False,
-    as_json: AsJson = False,
-    daemon: Daemon = DAEMON,
-) -> None:
-    """Show a job with its components, attempts and timeline.
-
-    A claim requests the nodes of a component from its cluster. At the barrier, components wait for the others and for
-    files. The start delay is the difference between the last and the first estimate of the start.
-    """
-    from koalapy.cli.jobs import waiting
-    from koalapy.cli.terminal import tables
-
-    refuse_together(json=as_json, follow=follow)
-    client = daemon.client()
-    number = find_job(client, job)
-    if follow:
-        waiting.follow_transfers(client, number)
-    answer = client.job(number)
-    if as_json:
-        show_json(answer)
-    else:
-        # Request one more attempt, since the chart begins at its end.
-        under_way = waiting.transfer_lines(answer, unicode=tables.is_unicode())
-        print(tables.job_page(answer, client.attempts(number, attempts + 1), attempts, under_way))
-        if answer["state"] == "queued" and (expected := _expected_start(client, number)):
-            print(f"\n{printable(expected)}")
-
-
-def _expected_start(client: Client, job: int) -> str:
-    """Return the expected start of a job as text; empty if the daemon does not respond soon."""
-    from koalapy.cli.jobs.explain import format_expected_start
-
-    try:
-        forecast = client.get(f"/api/v1/jobs/{job}/forecast", wait=FORECAST_TIMEOUT_S)["expected"]
-    except CliError:
-        return ""  # the page of the job has been printed
-    if forecast is None or forecast["starts"] is None:
-        return ""
-    return f"expected to start {format_expected_start(forecast)}"
 
 
 def cancel_jobs(
@@ -240,7 +192,11 @@ def cancel_jobs(
     report_selection(selection, chosen)
     post = ReasonPrompt(client, reason).post
     results = client.act_on_jobs("cancel", chosen, order, post)
-    return _print_results(chain(results, _cancel_tasks(post, parts, order)), as_json, _cancel_text)
+
+    def describe_result(result: Json) -> str:
+        return "cancelled" if result["state"] in FINAL and "tasks" not in result else "is being cancelled"
+
+    return _print_results(chain(results, _cancel_tasks(post, parts, order)), as_json, describe_result)
 
 
 def _cancel_tasks(post: Callable[[str, Json], Json], parts: Iterable[JobReference], order: Json) -> Iterator[Json]:
@@ -258,15 +214,6 @@ def _cancel_tasks(post: Callable[[str, Json], Json], parts: Iterable[JobReferenc
             yield result | {"state": answer["state"]}
 
 
-def _whole_jobs(action: str, jobs: list[JobReference] | None, words: str = "") -> list[int]:
-    """Return the numbers of jobs. Raise ``CliError`` for tasks. ``words``: the command's words before the job."""
-    for job in jobs or ():
-        if job.tasks is not None:
-            hint = f"koala {words or action} {job.job}"
-            raise CliError(f"{job} is a part of an array, and {action} acts on whole arrays", Exit.USAGE, hint)
-    return [job.job for job in jobs or ()]
-
-
 def hold_jobs(
     jobs: QueuedJobs = None,
     selection: Selection = NO_SELECTION,
@@ -275,18 +222,14 @@ def hold_jobs(
     daemon: Daemon = DAEMON,
 ) -> int:
     """Hold queued jobs: they are not placed until they are released."""
-    client = daemon.client()
-    chosen = select_jobs(client, "hold", _whole_jobs("hold", jobs), selection)
-    return _act(client, "hold", chosen, {}, selection, as_json, lambda result: str(result["state"]), reason)
+    return _act(daemon.client(), "hold", jobs, selection, {}, as_json, reason)
 
 
 def release_jobs(
     jobs: HeldJobs = None, selection: Selection = NO_SELECTION, as_json: AsJson = False, daemon: Daemon = DAEMON
 ) -> int:
     """Release held jobs."""
-    client = daemon.client()
-    chosen = select_jobs(client, "release", _whole_jobs("release", jobs), selection)
-    return _act(client, "release", chosen, {}, selection, as_json, lambda result: str(result["state"]))
+    return _act(daemon.client(), "release", jobs, selection, {}, as_json)
 
 
 def change_priority(
@@ -298,44 +241,37 @@ def change_priority(
     daemon: Daemon = DAEMON,
 ) -> int:
     """Change the priority of waiting jobs; their order by submission time stays."""
-    client, order = daemon.client(), {"priority": priority}
-    chosen = select_jobs(client, "priority", _whole_jobs("priority", jobs, f"priority {priority}"), selection)
-    return _act(
-        client,
-        "priority",
-        chosen,
-        order,
-        selection,
-        as_json,
-        lambda job: f"{job['state']}, {job['priority']} priority",
-        reason,
-    )
-
-
-def _cancel_text(result: Json) -> str:
-    return "cancelled" if result["state"] in FINAL and "tasks" not in result else "is being cancelled"
+    return _act(daemon.client(), "priority", jobs, selection, {"priority": priority}, as_json, reason)
 
 
 def _act(
     client: Client,
     action: str,
-    jobs: list[int],
-    order: Json,
+    jobs: list[JobReference] | None,
     selection: Selection,
+    order: Json,
     as_json: bool,
-    change: Callable[[Json], str],
     reason: str | None = None,
 ) -> int:
-    """Apply an action to jobs and print the result for each job; return the worst exit code.
+    """Apply an action to whole jobs and print the result for each job; return the worst exit code.
 
-    ``reason``: None for an action without a reason.
+    ``order``: the fields of the action; ``reason``: None for an action without a reason.
     """
+    for job in jobs or ():
+        if job.tasks is not None:
+            hint = " ".join(["koala", action, *map(str, order.values()), str(job.job)])
+            raise CliError(f"{job} is a part of an array, and {action} acts on whole arrays", Exit.USAGE, hint)
+    chosen = select_jobs(client, action, [job.job for job in jobs or ()], selection)
     if selection.dry_run:
-        print_dry_run(action, jobs, as_json=as_json)
+        print_dry_run(action, chosen, as_json=as_json)
         return Exit.OK
-    report_selection(selection, jobs)
+    report_selection(selection, chosen)
     post = None if reason is None else ReasonPrompt(client, reason).post
-    return _print_results(client.act_on_jobs(action, jobs, order, post), as_json, change)
+
+    def describe_result(result: Json) -> str:
+        return str(result["state"]) + (f", {result['priority']} priority" if "priority" in order else "")
+
+    return _print_results(client.act_on_jobs(action, chosen, order, post), as_json, describe_result)
 
 
 def _print_results(results: Iterable[Json], as_json: bool, change: Callable[[Json], str]) -> int:

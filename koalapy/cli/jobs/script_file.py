@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import click
 from click.core import ParameterSource
 
-from koalapy.cli.jobs.submission import JOB_OPTIONS, Export, RequestOptions, ScriptLines, exported_variables, form_of
+from koalapy.cli.jobs.submission import JOB_OPTIONS, Export, RequestOptions, exported_variables, form_of
 from koalapy.cli.terminal.arguments import Options, click_command
 from koalapy.client.errors import CliError, Exit, printable
 from koalapy.client.http import Json
@@ -172,6 +172,11 @@ def _parse_words(words: list[str], position: str) -> Json:
     return values
 
 
+def job_options() -> set[str]:
+    """Return the options that a script may have."""
+    return {name for parameter in click_command(DIRECTIVE, _take_options).params for name in parameter.opts}
+
+
 def _take_options(request: RequestOptions, job: Annotated[Json, Options(JOB_OPTIONS)], export: Export = None) -> None:
     """Take the options that a script may have."""
 
@@ -194,48 +199,6 @@ def merge_job(script: Json, command_line: Json) -> Json:
         elif name in ("environment", "policy_options"):
             merged[name] = [*value, *merged[name]]
     return merged
-
-
-@dataclass(frozen=True)
-class LoadedScript:
-    """A script with the options of its lines."""
-
-    name: str
-    text: str
-    options: ScriptOptions
-
-    def apply_options(self, request: RequestOptions, job: Json) -> tuple[RequestOptions, Json, ScriptLines]:
-        """Return the options of the script as those of the command line override them, and the lines of its own."""
-        merged_request, merged_job = merge_request(self.options.request, request), merge_job(self.options.job, job)
-        lines = {name: line for name, line in self.options.lines.items() if job.get(name) is None}
-        for kind in KINDS:
-            if kind in lines and getattr(request, kind) is None:
-                lines["request"] = lines[kind]
-        return merged_request, merged_job, lines
-
-
-def load_script(path: str, names: set[str], *, translate: bool) -> LoadedScript:
-    """Read a script and its options. Raise ``CliError`` with its file and line for a wrong one.
-
-    ``names``: all options of ``koala submit``, of which only those of a job may be in the script.
-    """
-    from koalapy.cli.jobs import translation
-
-    script = read_script(path)
-    job_options = {name for parameter in click_command(DIRECTIVE, _take_options).params for name in parameter.opts}
-    refused = frozenset(names - job_options)
-    options = read_directives(script, refused)
-    if not translate:
-        translation.note_foreign_lines(script)
-        return LoadedScript(script.name, script.text, options)
-    foreign = translation.translate(script, refused)
-    merged = ScriptOptions(
-        merge_request(foreign.request, options.request),
-        merge_job(foreign.job, options.job),
-        foreign.export if options.export is None else options.export,
-        {**foreign.lines, **options.lines},
-    )
-    return LoadedScript(script.name, script.text, merged)
 
 
 def print_note(text: str) -> None:

@@ -50,7 +50,7 @@ def run_job(
     ident = submitted["id"]
     if not quiet:
         print(printable(f"koala: submitted job {ident}"), file=sys.stderr, flush=True)
-    from koalapy.client.node_stream import ProgramInput
+    from koalapy.client.program_input import ProgramInput
 
     problems: list[str] = []
 
@@ -109,7 +109,7 @@ def open_shell(
         return _serve_terminal(client, job, command[1:], cluster, node)
     held = _submit_interactive(client, request, options | {"launcher": "processes"}, list(HOLD_COMMAND), file)
     ident = held["id"]
-    from koalapy.client.node_stream import ProgramInput
+    from koalapy.client.program_input import ProgramInput
 
     attendant = ProgramInput(client, ident, None, lambda problem: None)
     attendant.start()

@@ -20,7 +20,7 @@ from koalapy.client.http import Json
 from koalapy.model.wording import format_nodes
 
 if TYPE_CHECKING:
-    from koalapy.cli.jobs.script_file import LoadedScript
+    from koalapy.cli.jobs.translation import LoadedScript
 
 
 def submit_job(
@@ -113,7 +113,7 @@ def _find_script(command: list[str] | None, file: Path | None, *, translate: boo
     if file is not None:
         hint = "write its options as #KOALA lines of the script"
         raise CliError(f"the script {word} and --file cannot be given together", Exit.USAGE, hint)
-    from koalapy.cli.jobs.script_file import load_script
+    from koalapy.cli.jobs.translation import load_script
 
     names = {name for parameter in context.command.params for name in parameter.opts if name.startswith("-")}
     _note_late_options(command or [], names)

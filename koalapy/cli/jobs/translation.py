@@ -1,12 +1,26 @@
-"""Translate the ``#SBATCH`` lines of Slurm and the ``#$`` lines of Grid Engine in a script to options of koalapy."""
+"""Load a script, and translate its ``#SBATCH`` lines of Slurm and ``#$`` lines of Grid Engine to options of koalapy."""
 
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from koalapy.cli.jobs.script_file import Script, ScriptOptions, add_words, print_note, split_words
+from koalapy.cli.jobs.script_file import (
+    KINDS,
+    Script,
+    ScriptOptions,
+    add_words,
+    job_options,
+    merge_job,
+    merge_request,
+    print_note,
+    read_directives,
+    read_script,
+    split_words,
+)
+from koalapy.cli.jobs.submission import RequestOptions, ScriptLines
 from koalapy.cli.terminal.foreign_options import FOREIGN_OPTIONS, ForeignOption, Unclear
 from koalapy.client.errors import CliError, Exit
+from koalapy.client.http import Json
 
 SBATCH, QSUB, PBS = "#SBATCH", "#$", "#PBS"
 NO_PBS = "koalapy translates no lines of PBS; write #KOALA lines instead"
@@ -53,7 +67,7 @@ class Directive:
         self.words, self.remark, self.is_understood = [], reason, False
 
 
-def translate(script: Script, refused: frozenset[str]) -> ScriptOptions:
+def translate_lines(script: Script, refused: frozenset[str]) -> ScriptOptions:
     """Return the options that the foreign lines of a script mean, and print each line with its meaning.
 
     Raise ``CliError`` if a line has no clear meaning.
@@ -72,7 +86,10 @@ def translate(script: Script, refused: frozenset[str]) -> ScriptOptions:
         options = add_words(options, ["--flexible", "1"], script.name, refused)
     for number, text in _find_variables(script):
         print_note(f"  line {number}: {text}")
-    _note_late_lines(script, {number for number, _ in script.head})
+    head = {number for number, _ in script.head}
+    for number in (*script.lines_with(SBATCH), *script.lines_with(QSUB)):
+        if number not in head:
+            print_note(f"  line {number}: it has no effect, since it follows a command")
     if unclear := sorted({entry.number for entry in directives if not entry.is_understood}):
         if len(unclear) == 1:
             subject, hint = f"line {unclear[0]} is", "remove it, or write what it means as a #KOALA line"
@@ -245,7 +262,40 @@ def _find_variables(script: Script) -> list[tuple[int, str]]:
     return remarks
 
 
-def _note_late_lines(script: Script, head: set[int]) -> None:
-    for number in (*script.lines_with(SBATCH), *script.lines_with(QSUB)):
-        if number not in head:
-            print_note(f"  line {number}: it has no effect, since it follows a command")
+@dataclass(frozen=True)
+class LoadedScript:
+    """A script with the options of its lines."""
+
+    name: str
+    text: str
+    options: ScriptOptions
+
+    def apply_options(self, request: RequestOptions, job: Json) -> tuple[RequestOptions, Json, ScriptLines]:
+        """Return the options of the script as those of the command line override them, and the lines of its own."""
+        merged_request, merged_job = merge_request(self.options.request, request), merge_job(self.options.job, job)
+        lines = {name: line for name, line in self.options.lines.items() if job.get(name) is None}
+        for kind in KINDS:
+            if kind in lines and getattr(request, kind) is None:
+                lines["request"] = lines[kind]
+        return merged_request, merged_job, lines
+
+
+def load_script(path: str, names: set[str], *, translate: bool) -> LoadedScript:
+    """Read a script and its options. Raise ``CliError`` with its file and line for a wrong one.
+
+    ``names``: all options of ``koala submit``, of which only those of a job may be in the script.
+    """
+    script = read_script(path)
+    refused = frozenset(names - job_options())
+    options = read_directives(script, refused)
+    if not translate:
+        note_foreign_lines(script)
+        return LoadedScript(script.name, script.text, options)
+    foreign = translate_lines(script, refused)
+    merged = ScriptOptions(
+        merge_request(foreign.request, options.request),
+        merge_job(foreign.job, options.job),
+        foreign.export if options.export is None else options.export,
+        {**foreign.lines, **options.lines},
+    )
+    return LoadedScript(script.name, script.text, merged)

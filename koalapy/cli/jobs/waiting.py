@@ -111,8 +111,10 @@ class WaitReporter:
         self._timer.start()  # start it last: it may call back immediately
 
     def update(self, job: Json, *, is_reported: bool) -> None:
-        """Store the changed job and report its wait. ``is_reported``: the reason was printed already."""
+        """Store the changed or next job and report its wait. ``is_reported``: the reason was printed already."""
         with self._lock:
+            if self._job is not None and self._job["id"] != job["id"]:
+                self._reported = ""
             self._job = job
             if is_reported:
                 self._reported = describe_state(job)
@@ -220,7 +222,9 @@ def _progress_text(job: Json, component: Json, unicode: bool) -> str:
         return f"waits for its files{origin}"
     now = job["ended_at"] or datetime.now(UTC).isoformat()
     passed = seconds_since(since, now)
-    return f"{_draw_bar(staged / size, unicode)} {_format_share(staged, size)}{origin}{_format_speed(staged, passed)}"
+    full = int(min(1.0, staged / size) * BAR_COLUMNS)
+    bar = ("█" if unicode else "#") * full + ("░" if unicode else ".") * (BAR_COLUMNS - full)
+    return f"[{bar}] {_format_share(staged, size)}{origin}{_format_speed(staged, passed)}"
 
 
 def _format_share(staged: int, size: int) -> str:
@@ -238,11 +242,6 @@ def _format_share(staged: int, size: int) -> str:
 
 def _format_speed(size: int, seconds: float) -> str:
     return f", {format_bytes(size / seconds)}/s" if size and seconds >= 0.05 else ""
-
-
-def _draw_bar(fraction: float, unicode: bool) -> str:
-    full = int(min(1.0, fraction) * BAR_COLUMNS)
-    return "[" + ("█" if unicode else "#") * full + ("░" if unicode else ".") * (BAR_COLUMNS - full) + "]"
 
 
 def follow_transfers(client: Client, job: int, deadline: float | None = None) -> None:
@@ -276,9 +275,17 @@ def end_with(client: Client, submitted: Json, deadline: float | None, *, as_json
         shows_transfers = show_output and not as_json and has_transfers(submitted)
         with ProgressReporter(client, job, from_the_first=True, in_place=not shows_transfers):
             if shows_transfers and sys.stderr.isatty():
-                with suppress(TimeIsUp):  # the wait for an unreachable daemon follows below
-                    _follow_transfers(client, job, deadline)
-            code = 0 if not show_output or as_json else _print_until(client, job, deadline)
+                try:
+                    follow_transfers(client, job, deadline)
+                except TimeIsUp:
+                    pass
+                except CliError as error:  # the wait for an unreachable daemon follows below
+                    if not error.may_recover:
+                        raise
+            code: int = Exit.OK
+            if show_output and not as_json:
+                with suppress(TimeIsUp), time_limit(deadline):
+                    code = _print_output(client, job, LogSelection(stream="marked"))
             ended = client.wait_for_end(job, deadline)
     except KeyboardInterrupt:
         raise _goes_on([job]) from None
@@ -290,22 +297,6 @@ def end_with(client: Client, submitted: Json, deadline: float | None, *, as_json
         if ended["tasks"] is not None:
             _report_failed_tasks(client, job)
     return _code_of(ended) or code
-
-
-def _follow_transfers(client: Client, job: int, deadline: float | None) -> None:
-    """Show the transfers of a job until they are complete; stop silently if the daemon becomes unreachable."""
-    try:
-        follow_transfers(client, job, deadline)
-    except CliError as error:
-        if not error.may_recover:
-            raise
-
-
-def _print_until(client: Client, job: int, deadline: float | None) -> int:
-    """Print both streams of a job until its end or ``deadline``; return the exit code for its output."""
-    with suppress(TimeIsUp), time_limit(deadline):
-        return _print_output(client, job, LogSelection(stream="marked"))
-    return Exit.OK
 
 
 def _print_output(

@@ -21,6 +21,7 @@ from click.shell_completion import (
     shell_complete,
 )
 
+from koalapy.cli.terminal.text import cut_text
 from koalapy.client.client import Client, JobListing, nodes_of
 from koalapy.client.errors import CliError, printable
 from koalapy.client.http import Json
@@ -33,7 +34,7 @@ __all__ = ["complete_word", "get_completion_class", "install_shells", "shell_com
 MAX_JOBS = 100
 """Maximum number of offered jobs, the newest ones."""
 MAX_HELP_LENGTH = 60
-"""Maximum length of a description in characters."""
+"""Maximum width of a description in columns."""
 PLAIN_WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+/-]*")
 """Words that need no quoting in any shell."""
 
@@ -54,17 +55,12 @@ def complete_word(
             offered = [offer for offer in OFFERS[kind](client, incomplete) if offer[0].startswith(incomplete)]
     except (CliError, TimeIsUp, KeyError, TypeError, ValueError):
         return []
+    # Fish ends a description at a comma.
     return [
-        CompletionItem(text, help=_short_help(description) or None)
+        CompletionItem(text, help=cut_text(printable(description).replace(",", ";"), MAX_HELP_LENGTH) or None)
         for text, description in offered
         if PLAIN_WORD.fullmatch(text) and text not in present
     ]
-
-
-def _short_help(description: str) -> str:
-    # Fish ends a description at a comma.
-    short = printable(description).replace(",", ";")
-    return short if len(short) <= MAX_HELP_LENGTH else f"{short[: MAX_HELP_LENGTH - 1]}…"
 
 
 def _make_jobs_offer(

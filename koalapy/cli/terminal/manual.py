@@ -6,13 +6,11 @@ from collections.abc import Iterator
 
 import click
 
-from koalapy.cli.terminal.arguments import Group
-
 
 def list_commands(path: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
     """Yield a command and all commands below it, by their words, such as ``koala clusters drain``."""
     yield path, command
-    if isinstance(command, Group):
+    if isinstance(command, click.Group):
         context = click.Context(command)
         for name in command.list_commands(context):
             subcommand = command.get_command(context, name)
@@ -47,7 +45,7 @@ def format_manual(name: str, root: click.Command, version: str) -> str:
     for path, command in list_commands(name, root):
         if command is not root:
             parts += _format_command(path, command)
-    if isinstance(root, Group) and root.epilog:
+    if isinstance(root, click.Group) and root.epilog:
         parts += [".SH EXIT STATUS", _escape(root.epilog)]
     return "\n".join(parts) + "\n"
 
@@ -55,7 +53,7 @@ def format_manual(name: str, root: click.Command, version: str) -> str:
 def format_pages(name: str, root: click.Command, version: str) -> dict[str, str]:
     """Return the manual pages by the names of their files: the whole one, and one for each command."""
     pages = {f"{name}.1": format_manual(name, root, version)}
-    if isinstance(root, Group):
+    if isinstance(root, click.Group):
         context = click.Context(root, info_name=name)
         for word in root.list_commands(context):
             command = root.get_command(context, word)

@@ -2,8 +2,9 @@
 
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from koalapy.cli.terminal.text import align_left, cell_len, fold_text, terminal_size
@@ -22,9 +23,8 @@ from koalapy.model.wording import (
 if TYPE_CHECKING:
     from koalapy.model.node_requirement import NodeRequirement
 
-QUEUE = ("ID", "NAME", "USER", "PRI", "STATE", "NODES", "TIME", "CLUSTERS", "REASON")
-CLUSTERS = ("NAME", "KIND", "STATE", "TOTAL", "IDLE", "USED", "BACKGROUND", "DOWN", "ERRORS", "REASON")
-"""Column headers of tables."""
+Columns = Mapping[str, Callable[[Json], object]]
+"""Headers of a table, and the functions that return the cell of an item."""
 MIN_FOLDED_COLUMNS = 20
 """Minimum width in columns of folded text."""
 INDENT = 4
@@ -49,6 +49,11 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[object]], *, fol
         lines += [prefix + parts.pop(0)] if fits_beside else [prefix.rstrip()]
         lines += [margin + part for part in parts]
     return "\n".join(lines)
+
+
+def format_columns(columns: Columns, items: Iterable[Json], *, fold: bool = True) -> str:
+    """Format a table with a row for each item."""
+    return format_table(list(columns), [[cell(item) for cell in columns.values()] for item in items], fold=fold)
 
 
 def seconds_since(start: str, end: str | None) -> float:
@@ -110,35 +115,37 @@ def _running_time(job: Json) -> str:
     return format_duration(seconds_since(job["started_at"], job["ended_at"]))
 
 
-def queue_row(job: Json) -> list[object]:
-    """Return the cells of a job for the columns ``QUEUE``."""
+def _component_sizes(job: Json) -> str:
     placed = job["components"] if job["state"] != "queued" else []
-    clusters = ",".join(f"{component['cluster']}:{component['size']}" for component in placed) or "-"
-    description = [name_of(job), job["name"] or "-", job["owner"], job["priority"], job["state"]]
-    return [*description, nodes_of(job["request"]), _running_time(job), clusters, _job_reason(job)]
+    return ",".join(f"{component['cluster']}:{component['size']}" for component in placed) or "-"
+
+
+QUEUE: Columns = {
+    "ID": name_of,
+    "NAME": lambda job: job["name"] or "-",
+    "USER": itemgetter("owner"),
+    "PRI": itemgetter("priority"),
+    "STATE": itemgetter("state"),
+    "NODES": lambda job: nodes_of(job["request"]),
+    "TIME": _running_time,
+    "CLUSTERS": _component_sizes,
+    "REASON": _job_reason,
+}
+WIDE_QUEUE: Columns = {
+    **{name: cell for name, cell in QUEUE.items() if name != "REASON"},
+    "SUBMITTED": itemgetter("submitted_at"),
+    "HOME": lambda job: job.get("home_site") or "-",
+    "TYPE": lambda job: job["request"]["type"],
+    "POLICY": itemgetter("policy"),
+    "RESTARTS": itemgetter("restarts"),
+    "EXIT": lambda job: "-" if job["exit_code"] is None else job["exit_code"],
+    "REASON": _job_reason,
+}
 
 
 def queue_table(jobs: Sequence[Json], *, wide: bool = False) -> str:
     """Return a table of jobs, in the style of squeue."""
-    header, rows = list(QUEUE), [queue_row(job) for job in jobs]
-    if wide:
-        header[-1:-1] = ["SUBMITTED", "HOME", "TYPE", "POLICY", "RESTARTS", "EXIT"]
-        for row, j in zip(rows, jobs, strict=True):
-            code = "-" if j["exit_code"] is None else j["exit_code"]
-            home = j.get("home_site") or "-"
-            row[-1:-1] = [j["submitted_at"], home, j["request"]["type"], j["policy"], j["restarts"], code]
-    return format_table(header, rows, fold=not wide)
-
-
-def cluster_row(cluster: Json) -> list[object]:
-    """Return the cells of a cluster for the columns ``CLUSTERS``."""
-    fields: Mapping[str, object] = cluster
-    return [*(fields[name.lower()] for name in CLUSTERS[:-1]), _cluster_reason(cluster)]
-
-
-def _component_size(component: Json) -> str:
-    """Return a component's number of nodes, with the node class if it requested one."""
-    return f"{component['size']} {component.get('node_class') or ''}".rstrip()
+    return format_columns(WIDE_QUEUE if wide else QUEUE, jobs, fold=not wide)
 
 
 def cluster_page(cluster: Json) -> str:
@@ -153,36 +160,26 @@ def cluster_page(cluster: Json) -> str:
     return "\n\n".join(parts)
 
 
+CLASSES: Columns = {
+    # Partly used nodes of a class have a row of their own.
+    "CLASS": lambda c: f"{c['name'] or 'all'}{', partly used' if c.get('is_part') else ''}",
+    "TOTAL": lambda c: c["total"] or "-",
+    "IDLE": itemgetter("idle"),
+    "POWER": lambda c: f"{c['power']:g}",
+    "MEMORY": lambda c: "-" if c["memory"] is None else format_bytes(c["memory"]),
+}
+PROPERTIES: Columns = {
+    "CORES": lambda c: c.get("cores") or "-",
+    "GPUS": lambda c: ",".join(f"{g['type'] or ''}:{g['count']}".lstrip(":") for g in c.get("gpus", ())) or "-",
+    "FEATURES": lambda c: ",".join(c.get("features", ())) or "-",
+    "PARTITIONS": lambda c: ",".join(c.get("partitions", ())) or "-",
+}
+"""Columns that are shown only if a node class has the property."""
+
+
 def _class_table(classes: Sequence[Json]) -> str:
-    """Return a table of node classes, with columns only for the properties that some class has."""
-    columns: dict[str, Callable[[Json], object]] = {
-        "MEMORY": lambda c: "" if c["memory"] is None else format_bytes(c["memory"]),
-        "CORES": lambda c: c.get("cores") or "",
-        "GPUS": lambda c: ",".join(_format_gpus(gpus) for gpus in c.get("gpus", ())),
-        "FEATURES": lambda c: ",".join(c.get("features", ())),
-        "PARTITIONS": lambda c: ",".join(c.get("partitions", ())),
-    }
-    visible_columns = {name: cell for name, cell in columns.items() if name == "MEMORY" or any(map(cell, classes))}
-    rows = [
-        [
-            _class_name(c),
-            c["total"] or "-",
-            c["idle"],
-            f"{c['power']:g}",
-            *(cell(c) or "-" for cell in visible_columns.values()),
-        ]
-        for c in classes
-    ]
-    return format_table(["CLASS", "TOTAL", "IDLE", "POWER", *visible_columns], rows)
-
-
-def _class_name(node_class: Json) -> str:
-    """Return the name of a class; its partly used nodes have a row of their own."""
-    return f"{node_class['name'] or 'all'}{', partly used' if node_class.get('is_part') else ''}"
-
-
-def _format_gpus(gpus: Json) -> str:
-    return f"{gpus['type']}:{gpus['count']}" if gpus["type"] else str(gpus["count"])
+    shown = {name: cell for name, cell in PROPERTIES.items() if any(cell(c) != "-" for c in classes)}
+    return format_columns({**CLASSES, **shown}, classes)
 
 
 def _requirement_text(job: Mapping[str, Any]) -> str:
@@ -209,10 +206,6 @@ def _requirement_of(source: Mapping[str, Any]) -> "NodeRequirement":
     )
 
 
-def clusters_table(clusters: Sequence[Json]) -> str:
-    return format_table(CLUSTERS, [cluster_row(cluster) for cluster in clusters])
-
-
 def _cluster_reason(cluster: Json) -> str:
     """Return why a cluster is not used: time, user and reason of a drain, and other reasons."""
     order = cluster["drained"]
@@ -224,17 +217,31 @@ def _cluster_reason(cluster: Json) -> str:
     return text + (f"; also unusable after {cluster['errors']} errors" if cluster["unusable"] else "")
 
 
+CLUSTERS: Columns = {
+    **{name.upper(): itemgetter(name) for name in ("name", "kind", "state", "total", "idle", "used", "background")},
+    **{name.upper(): itemgetter(name) for name in ("down", "errors")},
+    "REASON": _cluster_reason,
+}
+
+
+def clusters_table(clusters: Sequence[Json]) -> str:
+    return format_columns(CLUSTERS, clusters)
+
+
+USE: Columns = {
+    "CLUSTER": itemgetter("name"),
+    "NODES": itemgetter("total"),
+    "USED": itemgetter("used"),
+    "BACKGROUND": itemgetter("background"),
+    "IDLE": itemgetter("idle"),
+    "NODE-HOURS": lambda c: f"{c['node_seconds'] / 3600:.2f}",
+    "UTILISATION": lambda c: "-" if c["utilisation"] is None else f"{c['utilisation']:.1%}",
+}
+
+
 def metrics_page(answer: Json) -> str:
     """Return a page with the use of the clusters, and the wait times and outcomes of jobs."""
     span = _seconds_between(answer["start"], answer["end"])
-    used = [
-        [
-            *(c[name] for name in ("name", "total", "used", "background", "idle")),
-            f"{c['node_seconds'] / 3600:.2f}",
-            "-" if c["utilisation"] is None else f"{c['utilisation']:.1%}",
-        ]
-        for c in answer["clusters"]
-    ]
     names = ("queue_time", "wait_time", "startup_overhead", "response_time", "start_delay")
     waited = [
         [p, means["jobs"], *(_format_seconds(means[name]) for name in names)]
@@ -244,7 +251,7 @@ def metrics_page(answer: Json) -> str:
     return "\n\n".join(
         [
             f"The last {format_duration(span)}, until {answer['end']}; NODES to IDLE are those of now.",
-            format_table(["CLUSTER", "NODES", "USED", "BACKGROUND", "IDLE", "NODE-HOURS", "UTILISATION"], used),
+            format_columns(USE, answer["clusters"]),
             format_table(
                 ["PRIORITY", "JOBS", "QUEUE TIME", "WAIT TIME", "START-UP", "RESPONSE TIME", "START DELAY"], waited
             ),
@@ -264,6 +271,17 @@ def timeline_table(job: Json) -> str:
         cluster = "" if entry["cluster"] is None else f"{entry['cluster']}"
         rows.append([f"+{elapsed:.3f}s", entry["event"], cluster, entry["reason"]])
     return format_table(["TIME", "EVENT", "CLUSTER", "WHAT"], rows)
+
+
+COMPONENTS: Columns = {
+    "COMPONENT": itemgetter("index"),
+    "CLUSTER": itemgetter("cluster"),
+    "NODES": lambda c: f"{c['size']} {c.get('node_class') or ''}".rstrip(),
+    "STATE": itemgetter("state"),
+    "LRM JOB": lambda c: c["lrm_job"] or "-",
+    "HOSTS": lambda c: ",".join(c["hosts"]),
+    "ERROR": itemgetter("error"),
+}
 
 
 def job_page(
@@ -295,19 +313,7 @@ def job_page(
     width = max(len(name) for name, _ in facts)
     parts = ["\n".join(f"{name.rjust(width)}  {printable(value)}" for name, value in facts)]
     if job["components"]:
-        rows = [
-            [
-                c["index"],
-                c["cluster"],
-                _component_size(c),
-                c["state"],
-                c["lrm_job"] or "-",
-                ",".join(c["hosts"]),
-                c["error"],
-            ]
-            for c in job["components"]
-        ]
-        parts.append(format_table(["COMPONENT", "CLUSTER", "NODES", "STATE", "LRM JOB", "HOSTS", "ERROR"], rows))
+        parts.append(format_columns(COMPONENTS, job["components"]))
     if job.get("dependencies") or job.get("dependents"):
         parts.append(_dependency_graph(job, unicode=unicode))
     if transfers:

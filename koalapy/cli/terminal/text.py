@@ -24,10 +24,6 @@ def align_left(text: str, columns: int) -> str:
     return text + " " * (columns - cell_len(text))
 
 
-def align_right(text: str, columns: int) -> str:
-    return " " * (columns - cell_len(text)) + text
-
-
 def cut_text(text: str, columns: int, mark: str = "…") -> str:
     """Cut a text to a number of columns. End a shortened text with a mark of one column."""
     if cell_len(text) <= columns:

@@ -4,19 +4,19 @@ import asyncio
 import base64
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import groupby
 from typing import Any, get_args
 
 import structlog
 
-from koalapy.daemon.agents.budgets import Use
 from koalapy.daemon.agents.questions import Questions
 from koalapy.daemon.agents.session import Session, Sessions
 from koalapy.daemon.agents.streams import Streams
 from koalapy.daemon.auth.login import Logins
 from koalapy.daemon.engine.engine import Engine, WorkItem
 from koalapy.daemon.jobs.output import Outputs
+from koalapy.daemon.observability.audit import REFUSED, Audit
 from koalapy.model.job import Component, Job, is_same_attempt
 from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory, StageStatus
 from koalapy.model.request import ClusterName
@@ -40,15 +40,13 @@ from koalapy.protocol.messages import (
     Vouched,
 )
 from koalapy.scheduler.events import ClusterConfirmed, Event, InventoryReceived, Reported
-from koalapy.scheduler.queries import Queries
+from koalapy.system.event_loop import BackgroundTasks
 
 log = structlog.get_logger()
 
 MAX_COUNTED_STAGES = 10_000
 MAX_LOGINS_AT_ONCE = 100
 """Logins of the accounts of one cluster that are under way."""
-RecordRejectedRunner = Callable[[ClusterName, Job, RejectedRunner], Coroutine[Any, Any, None]]
-"""Records in the audit log a rejected runner of a job on a cluster."""
 
 
 class TransferFeedback:
@@ -95,21 +93,20 @@ class AgentMessages:
     def __init__(
         self,
         engine: Engine,
-        queries: Queries,
         outputs: Outputs,
         sessions: Sessions,
         questions: Questions,
         streams: Streams,
         feedback: TransferFeedback | None = None,
         logins: Logins | None = None,
-        record_rejected_runner: RecordRejectedRunner | None = None,
+        audit: Audit | None = None,
         note_relay: Callable[[ClusterName, RelayState | None], None] = lambda *_: None,
     ) -> None:
         """``note_relay``: records whether a site can be reached by relays; None: its agent has not said yet."""
         self.note_relay = note_relay
-        self._engine, self._queries, self._outputs, self._sessions = engine, queries, outputs, sessions
-        self._feedback, self._logins, self._record_rejected_runner = feedback, logins, record_rejected_runner
-        self._background_tasks: defaultdict[ClusterName, set[asyncio.Task[None]]] = defaultdict(set)
+        self._engine, self._queries, self._outputs, self._sessions = engine, engine.queries, outputs, sessions
+        self._feedback, self._logins, self._audit = feedback, logins, audit
+        self._tasks: defaultdict[ClusterName, BackgroundTasks] = defaultdict(BackgroundTasks)
         self._handlers: dict[type, Callable[[Session, Any], Awaitable[None] | None]] = {
             Inventory: self._handle_inventory,
             ClusterReport: self._handle_report,
@@ -156,7 +153,7 @@ class AgentMessages:
             undelivered = self._engine.outbox.undelivered_submits(session.cluster)
             return (InventoryReceived(session.cluster, inventory, undelivered),)
 
-        self._engine.post(WorkItem(prepare=make_events, greet=start_session, inventory_of=session.cluster))
+        self._engine.post(WorkItem(prepare=make_events, start_session=start_session, inventory_of=session.cluster))
 
     def _handle_report(self, session: Session, report: ClusterReport | ComponentStatus) -> None:
         self._engine.post(WorkItem(events=(Reported(session.cluster, report),)))
@@ -169,7 +166,7 @@ class AgentMessages:
 
     def _handle_rejected_runner(self, session: Session, message: RejectedRunner) -> None:
         """Log and audit an agent's rejection of a process as runner. Ignore reports on components of other clusters."""
-        if not self._may_log(session):
+        if not self._sessions.budgets.may_log(session.cluster):
             return
         component_entry = self._queries.find(message.token)
         if component_entry is None or component_entry[1].cluster != session.cluster:
@@ -190,26 +187,29 @@ class AgentMessages:
             address=message.address,
             times=message.times,
         )
-        if self._record_rejected_runner is not None:
-            recording = self._record_rejected_runner(session.cluster, component_entry[0], message)
-            self._run_in_background(session.cluster, recording)
-
-    def _may_log(self, session: Session) -> bool:
-        return self._sessions.budgets.try_to_spend(session.cluster, Use.LOG_LINES)
+        if self._audit is not None:
+            how = (
+                "without the node's secret"
+                if message.how == "forged"
+                else "with the node's secret, though it has a runner"
+            )
+            recording = self._audit.record(
+                "impersonate-runner",
+                None,
+                origin=f"{message.address} on {session.cluster}"[:100],
+                target=f"job {component_entry[0].id}",
+                outcome=REFUSED,
+                detail=f"node {message.node} of {message.token}, {how}, {message.times} times since the last report",
+            )
+            self._tasks[session.cluster].spawn(recording)
 
     def _handle_vouch(self, session: Session, message: Vouch) -> None:
         """Log in in the background, so that a slow database does not delay the agent's other messages."""
-        if self._logins is None or len(self._background_tasks[session.cluster]) >= MAX_LOGINS_AT_ONCE:
+        if self._logins is None or len(self._tasks[session.cluster].running) >= MAX_LOGINS_AT_ONCE:
             busy = Vouched(ident=message.ident, error="the daemon is busy", hint="try again later")
             session.offer_message(busy)
             return
-        self._run_in_background(session.cluster, self._log_in(self._logins, session, message))
-
-    def _run_in_background(self, cluster: ClusterName, work: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine without waiting for it, and keep a reference so that it is not garbage-collected."""
-        task = asyncio.create_task(work)
-        self._background_tasks[cluster].add(task)
-        task.add_done_callback(self._background_tasks[cluster].discard)
+        self._tasks[session.cluster].spawn(self._log_in(self._logins, session, message))
 
     async def _log_in(self, logins: Logins, session: Session, message: Vouch) -> None:
         session.offer_message(await logins.handle_vouch(session.cluster, message))
@@ -225,7 +225,7 @@ class AgentMessages:
         return self._feedback.note_transfers(*staged, status)
 
     def _handle_ack(self, session: Session, message: Ack) -> None:
-        if message.error and self._may_log(session):
+        if message.error and self._sessions.budgets.may_log(session.cluster):
             log.warning(
                 "an agent rejected a command", action="command-refused", cluster=session.cluster, error=message.error
             )
@@ -259,7 +259,7 @@ class AgentMessages:
         find, cluster = self._queries.find, session.cluster
         sender, target = find(message.sender), find(message.token)
         if sender is None or sender[1].cluster != cluster:
-            if self._may_log(session):
+            if self._sessions.budgets.may_log(session.cluster):
                 log.warning(
                     "agent relayed for another's runner",
                     action="agent-oversteps",

@@ -101,6 +101,10 @@ class Budgets:
         self.spend(cluster, use, 1.0)
         return True
 
+    def may_log(self, cluster: ClusterName) -> bool:
+        """Count a log line about a cluster's agent, and return whether the budget of the cluster allows it."""
+        return self.try_to_spend(cluster, Use.LOG_LINES)
+
     async def await_allowance(self, cluster: ClusterName) -> None:
         """Wait until a cluster is within its budget, at most ``MAX_PAUSE_S``."""
         debt, use = max((self._debt(cluster, use), use) for use in (Use.MESSAGES, Use.BYTES, Use.PROCESSOR))

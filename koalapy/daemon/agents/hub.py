@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import structlog
@@ -20,10 +20,10 @@ from koalapy.model.errors import ConflictError, StoreUnavailable, UsageError
 from koalapy.model.job import JobId
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import ClusterName
-from koalapy.model.users import Accounts
 from koalapy.protocol.frames import MAX_HELLO_SIZE
 from koalapy.protocol.messages import PROTOCOL, FromAgent, Hello, KnownDaemon, Welcome, from_agent
 from koalapy.scheduler.events import AgentConnected, ClusterDisconnected
+from koalapy.system.event_loop import BackgroundTasks
 
 log = structlog.get_logger()
 
@@ -38,17 +38,6 @@ HELLO_TIMEOUT = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
-    """The values that every accepted agent receives; ``life`` identifies this daemon run of the instance."""
-
-    instance: str
-    life: str
-    output_limit: int
-    users_url: str = ""
-    relays: bool = True
-
-
-@dataclass(frozen=True, slots=True)
 class Rejection:
     """A rejected connection of a cluster's agent."""
 
@@ -59,22 +48,20 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True)
 class AgentDetails:
-    """A connected agent as its hello describes it, or why the last agent of the cluster is not connected."""
+    """A connected agent, or why the last agent of the cluster is not connected."""
 
-    host: str = ""
-    """The host and process of the connected agent; empty without one."""
-    pid: int = 0
-    version: str = ""
-    comparison: str = ""
-    """``same``, ``older`` or ``newer`` than the daemon's version; ``other`` if it cannot be compared."""
-    protocol: int = 0
-    identity: str = ""
-    """The configured identity of its jobs."""
+    hello: Hello | None = None
+    """The first message of the connected agent; None without one."""
     connected_at: float | None = None
     clock_offset: float | None = None
     """Seconds by which its clock is ahead of the daemon's; None if unknown."""
     rejection: Rejection | None = None
     """The last rejected connection, without a connected agent."""
+
+    @property
+    def comparison(self) -> str:
+        """Return ``same``, ``older`` or ``newer`` than the daemon's version; ``other`` if it cannot be compared."""
+        return compare_versions(self.hello.version if self.hello else "", __version__)
 
 
 def compare_versions(version: str, with_version: str) -> str:
@@ -98,38 +85,35 @@ class Hub:
     def __init__(
         self,
         engine: Engine,
-        accounts: Accounts,
         sessions: Sessions,
         messages: AgentMessages,
         questions: Questions,
         streams: Streams,
-        terms: Terms,
+        welcome: Welcome,
         *,
         unreachable_after: float,
         number_above: Callable[[JobId], bool] = lambda job: True,
         max_unread: int = MAX_UNREAD,
-        accepting_scripts: Collection[ClusterName] = (),
         profiles: Mapping[ClusterName, ClusterProfile] = MappingProxyType({}),
     ) -> None:
-        """``number_above`` numbers new jobs above one that an agent knows, or returns False if it is too far.
+        """``welcome``: the answer to each hello, with the present epoch.
 
-        ``max_unread``: characters that may wait for one agent that does not read. ``accepting_scripts``: clusters whose
-        agents must accept scripts, as the configuration says. ``profiles``: those of the configuration.
+        ``number_above`` numbers new jobs above one that an agent knows, or returns False if it is too far.
+        ``max_unread``: characters that may wait for one agent that does not read. ``profiles``: those of the
+        configuration.
         """
-        self._accepting_scripts, self._profiles = accepting_scripts, profiles
-        self._max_unread = max_unread
-        self._engine, self._accounts = engine, accounts
+        self._engine, self._profiles, self._max_unread = engine, profiles, max_unread
         self._sessions, self._messages, self._questions = sessions, messages, questions
         self._streams = streams
-        self._terms = terms
+        self._welcome = welcome
         self._timeout = unreachable_after
         self._budgets = sessions.budgets
-        self._agent_memory = AgentMemory(engine, terms.instance, terms.life, number_above)
+        self._agent_memory = AgentMemory(engine, welcome.instance, welcome.life, number_above)
         self.rejections: dict[ClusterName, Rejection] = {}
         """The last rejected connection by cluster, of clusters without an agent."""
         self.incompatible: dict[ClusterName, str] = {}
         """The reason why the last agent was incompatible by cluster, of clusters without an agent."""
-        self._hanging_up: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
 
     def note_rejection(self, cluster: ClusterName, reason: str, remedy: str) -> None:
         """Store why a connection was rejected, for the alert that the cluster has no agent."""
@@ -141,17 +125,7 @@ class Hub:
         session = self._sessions.get(cluster)
         if session is None:
             return AgentDetails(rejection=self.rejections.get(cluster))
-        hello = session.hello
-        return AgentDetails(
-            hello.host,
-            hello.pid,
-            hello.version,
-            compare_versions(hello.version, __version__),
-            hello.protocol,
-            hello.identity,
-            session.connected_at,
-            session.clock_offset,
-        )
+        return AgentDetails(session.hello, session.connected_at, session.clock_offset)
 
     async def close(self) -> None:
         """Close all connections; agents reconnect when the daemon runs again."""
@@ -166,7 +140,7 @@ class Hub:
 
     def may_log(self, cluster: ClusterName) -> bool:
         """Count a log line about a cluster's agent; return whether its budget allows it."""
-        return self._budgets.try_to_spend(cluster, Use.LOG_LINES)
+        return self._budgets.may_log(cluster)
 
     async def serve_connection(self, cluster: str, connection: Connection) -> None:
         """Serve a connection of a configured cluster's agent from its hello to its end."""
@@ -179,7 +153,7 @@ class Hub:
             await self._agent_memory.raise_numbers(cluster, hello.known)
             await self._reject_second(session)  # another agent may have connected during the await
         except (ConflictError, UsageError, StoreUnavailable) as error:
-            if self._budgets.try_to_spend(cluster, Use.LOG_LINES):
+            if self._budgets.may_log(cluster):
                 log.warning("agent rejected", action="agent-rejected", cluster=cluster, error=error.message)
             self.note_rejection(cluster, error.message, error.hint)
             if isinstance(error, OtherProtocol) and self._sessions.get(cluster) is None:
@@ -195,11 +169,11 @@ class Hub:
         self._sessions.add(session)
         self.incompatible.pop(cluster, None)
         self.rejections.pop(cluster, None)
-        if self._budgets.try_to_spend(cluster, Use.LOG_LINES):
+        if self._budgets.may_log(cluster):
             host, version = hello.host, hello.version
             log.info("agent connected", action="agent-connected", cluster=cluster, host=host, version=version)
         self._engine.post(WorkItem(events=(AgentConnected(cluster),)))
-        session.queue_messages([Welcome(epoch=self._engine.epoch, **asdict(self._terms))])
+        session.queue_messages([self._welcome.model_copy(update={"epoch": self._engine.epoch})])
         pump = asyncio.create_task(session.send_queued())
         pump.add_done_callback(lambda pump: self._sending_ended(session, pump))
         watch = asyncio.create_task(self._disconnect_when_silent(session))
@@ -222,19 +196,20 @@ class Hub:
     def _check_identity(self, cluster: ClusterName, hello: Hello) -> None:
         """Raise ``ConflictError`` if the agent has other accounts than the daemon assumes, accepts no scripts, or runs
         no container images."""
-        expected_identity = self._accounts.identity_of(cluster)
+        expected_identity = self._engine.queries.accounts.identity_of(cluster)
         if hello.identity != expected_identity:
             raise ConflictError(
                 f"clusters.{cluster}.identity is {expected_identity} for the daemon and {hello.identity[:20]} for its"
                 " agent: give both the same configuration"
             )
-        runtime = self._profiles[cluster].container_runtime if cluster in self._profiles else None
+        profile = self._profiles.get(cluster, ClusterProfile())
+        runtime = profile.container_runtime
         if runtime and hello.container_runtime not in (None, runtime):
             raise ConflictError(
                 f"clusters.{cluster}.container_runtime is {runtime} for the daemon and "
                 f"{hello.container_runtime[:20] or 'not set'} for its agent: give both the same configuration"
             )
-        if cluster in self._accepting_scripts and hello.accepts_scripts is False:
+        if profile.accepts_scripts and hello.accepts_scripts is False:
             raise ConflictError(
                 f"clusters.{cluster}.accepts_scripts is true for the daemon and false for its agent: "
                 "give both the same configuration"
@@ -266,9 +241,7 @@ class Hub:
 
     def _hang_up(self, session: Session, reason: str) -> None:
         """Close a connection in the background, since that may take long on a dead one."""
-        hanging_up = asyncio.create_task(session.connection.close(reason))
-        self._hanging_up.add(hanging_up)
-        hanging_up.add_done_callback(self._hanging_up.discard)
+        self._tasks.spawn(session.connection.close(reason))
 
     async def _disconnect_when_silent(self, session: Session) -> None:
         """Disconnect the agent once it stops answering: it may be stopped, or its host unreachable."""
@@ -287,7 +260,7 @@ class Hub:
             except ValidationError as error:
                 wrong = error.errors(include_url=False, include_input=False)[0]
                 text = f"{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}"[:300]
-                if self._budgets.try_to_spend(cluster := session.cluster, Use.LOG_LINES):
+                if self._budgets.may_log(cluster := session.cluster):
                     log.error(
                         "invalid message from an agent", action="agent-message-invalid", cluster=cluster, error=text
                     )
@@ -344,7 +317,7 @@ class Hub:
             self._questions.fail_questions(session.cluster)
             self._streams.end_streams_of(session.cluster, reason)
             self._messages.note_relay(session.cluster, None)
-            if self._budgets.try_to_spend(session.cluster, Use.LOG_LINES):
+            if self._budgets.may_log(session.cluster):
                 log.info("agent disconnected", action="agent-disconnected", cluster=session.cluster, reason=reason)
             self._engine.post(WorkItem(events=(ClusterDisconnected(session.cluster, reason, heard),)))
 

@@ -5,7 +5,7 @@ import uuid
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 from pydantic import TypeAdapter, ValidationError
@@ -137,18 +137,10 @@ class KnownNodes:
     """Why the agent did not answer the last question."""
 
 
-class AsksAgents(Protocol):
-    """Asks agents questions, as ``Questions`` does."""
-
-    async def ask_agent(
-        self, cluster: ClusterName, kind: str, payload: dict[str, Any], timeout: float = ...
-    ) -> dict[str, Any]: ...
-
-
 class NodeLists:
     """The nodes of clusters one by one. An agent is asked when a viewer wants them, at most every few seconds."""
 
-    def __init__(self, questions: AsksAgents, clock: Callable[[], float]) -> None:
+    def __init__(self, questions: Questions, clock: Callable[[], float]) -> None:
         self._questions, self._clock = questions, clock
         self._known: dict[ClusterName, KnownNodes] = {}
         self._asking: dict[ClusterName, tuple[float, asyncio.Task[None]]] = {}

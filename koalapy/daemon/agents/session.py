@@ -1,7 +1,7 @@
 """Sessions of connected agents: queue their messages, and detect that they stop answering."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from itertools import count
 from typing import Any, Protocol
 
@@ -26,7 +26,7 @@ class Connection(Protocol):
 
     async def send(self, frame: str) -> None: ...
 
-    async def close(self, reason: str) -> None: ...
+    def close(self, reason: str) -> Coroutine[Any, Any, None]: ...
 
 
 class Session:

@@ -15,7 +15,6 @@ from typing import Literal
 
 import structlog
 
-from koalapy.daemon.agents.budgets import Use
 from koalapy.daemon.agents.session import Session, Sessions
 from koalapy.daemon.engine.engine import Engine, WorkItem
 from koalapy.daemon.jobs.job_records import array_error
@@ -275,7 +274,7 @@ class Streams:
         if stream is None or stream.cluster != session.cluster:
             return  # it was closed, or belongs to another cluster
         if not stream.add_message(message):
-            if self._sessions.budgets.try_to_spend(session.cluster, Use.LOG_LINES):
+            if self._sessions.budgets.may_log(session.cluster):
                 log.warning("agent sent too much on a stream", action="agent-oversteps", cluster=session.cluster)
             self._end_stream(stream, f"the agent of {stream.cluster} broke the rules of the stream")
             session.offer_message(wire.StreamEnd(stream=stream.name))
@@ -387,15 +386,13 @@ ACTOR = "koala"
 class Attendance:
     """The clients of unfinished interactive jobs."""
 
-    def __init__(
-        self, engine: Engine, queries: Queries, clock: Callable[[], float], grace: float = ABSENCE_GRACE
-    ) -> None:
+    def __init__(self, engine: Engine, clock: Callable[[], float], grace: float = ABSENCE_GRACE) -> None:
         """``clock`` is monotonic; ``grace``: seconds that a job goes on without a client."""
-        self._engine, self._queries, self._clock, self._grace = engine, queries, clock, grace
+        self._engine, self._queries, self._clock, self._grace = engine, engine.queries, clock, grace
         self._clients: Counter[JobId] = Counter()
         self._absent_since: dict[JobId, float] = {}
         """By interactive job without a client: when it was submitted, or its last client left."""
-        for job in queries.jobs():  # clients come back after a restart of the daemon
+        for job in engine.queries.jobs():  # clients come back after a restart of the daemon
             self._note_change(job, None)
         engine.subscribe(self._note_change)
 

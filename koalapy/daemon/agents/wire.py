@@ -13,8 +13,7 @@ from koalapy.model.replica import Catalogue, StageFile
 from koalapy.model.request import ClusterName, InputFile
 from koalapy.model.users import Accounts
 from koalapy.protocol.frames import PLAN, Plan
-from koalapy.protocol.messages import Forget, Stage, StageBundle, Stop, Submit, Unstage
-from koalapy.protocol.plan import PlanContext, PlanNode
+from koalapy.protocol.messages import Forget, PlanContext, PlanNode, Stage, StageBundle, Stop, Submit, Unstage
 from koalapy.scheduler.effects import (
     Command,
     ForgetComponent,

@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from shlex import quote
 
@@ -16,11 +17,11 @@ from koalapy.daemon.alerts.cluster_checks import (
     BlackHoleCheck,
     ClockCheck,
     ClusterChecks,
-    DiskCheck,
     FlappingCheck,
-    VersionCheck,
+    check_disks,
+    check_versions,
 )
-from koalapy.daemon.alerts.daemon_checks import DatabaseCheck, LinkCheck, ReplicaCheck
+from koalapy.daemon.alerts.daemon_checks import check_database, check_links, check_replicas
 from koalapy.daemon.alerts.health import HealthMonitor
 from koalapy.daemon.alerts.job_checks import JobChecks
 from koalapy.daemon.engine.database import run_in_database
@@ -208,18 +209,18 @@ def build_alerts(
         black_holes,
         FlappingCheck(clusters, rules),
         sessions.budgets.check_overruns,
-        DiskCheck(lambda: health.disks, clusters, settings.disks),
+        partial(check_disks, lambda: health.disks, clusters, settings.disks),
         ClockCheck(sessions.clock_offsets, embedded, engine.clock),
-        VersionCheck(sessions.agent_versions, lambda: hub.incompatible),
-        DatabaseCheck(engine.database, engine.instruments.writes, remedy, full_remedy, rules),
-        LinkCheck(network.list_known_links, rules),
-        ReplicaCheck(engine.catalogue),
+        partial(check_versions, sessions.agent_versions, lambda: hub.incompatible),
+        partial(check_database, engine.database, engine.instruments.writes, remedy, full_remedy, rules),
+        partial(check_links, network.list_known_links, rules),
+        partial(check_replicas, engine.catalogue),
         JobChecks(engine, rules),
         *more_checks,
     ]
 
     def signal_change(alert: Alert, begins: bool) -> None:
         del begins
-        engine.changes.note_change("clusters", subjects=[alert.target])
+        engine.changes.note_change("clusters")
 
     return Alerts(checks, rules, engine.clock, signal_change, notify, mark_store)

@@ -14,7 +14,7 @@ from koalapy.daemon.agents.hub import Rejection
 from koalapy.model.alert import Alert, AlertKind, AlertRules, Severity
 from koalapy.model.cluster import ClusterState
 from koalapy.model.disk import Disk, DiskLimits
-from koalapy.model.job import Attempt, Job, JobState
+from koalapy.model.job import Job, JobState
 from koalapy.model.job_spec import Launcher
 from koalapy.model.request import ClusterName
 from koalapy.model.wording import format_duration, format_list, format_nodes, format_time
@@ -62,7 +62,9 @@ class ClusterChecks:
                 if is_expected and now - self._started_at < CONNECT_GRACE:
                     continue  # The daemon has just started.
                 yield self._absent_agent_alert(cluster, now)
-            elif cluster.last_report.problem and not _is_full_disk(cluster):
+            elif (problem := cluster.last_report.problem) and not {*problem.split("; ")} <= {
+                str(disk) for disk in cluster.last_report.disks
+            }:  # nothing starts there, and not only since disks of its agent are full
                 yield _resource_manager_alert(cluster, now)
             elif (
                 not cluster.contact.connected
@@ -112,11 +114,6 @@ class ClusterChecks:
             now if last_heard is None else min(now, last_heard),
             cluster=name,
         )
-
-
-def _is_full_disk(cluster: ClusterStatus) -> bool:
-    """Return whether nothing starts on a cluster only because disks of its agent are full."""
-    return {*cluster.last_report.problem.split("; ")} <= {str(disk) for disk in cluster.last_report.disks}
 
 
 def _restart_remedy(name: ClusterName) -> str:
@@ -222,46 +219,35 @@ MAX_LOW_DISKS = 10
 """Maximum number of low disks of a cluster that are reported, so that a cluster hides no alerts of others."""
 
 
-class DiskCheck:
-    """A check for full or nearly full disks of the daemon and of the agents."""
+async def check_disks(
+    daemon_disks: Callable[[], Collection[Disk]], clusters: Clusters, limits: DiskLimits, now: float
+) -> AsyncIterator[Alert]:
+    """Check for full or nearly full disks of the daemon and of the agents. Only full ones are critical."""
 
-    def __init__(self, daemon_disks: Callable[[], Collection[Disk]], clusters: Clusters, limits: DiskLimits) -> None:
-        self._daemon_disks, self._clusters, self._limits = daemon_disks, clusters, limits
-
-    async def __call__(self, now: float) -> AsyncIterator[Alert]:
-        for disk in self._daemon_disks():
-            if self._limits.is_low(disk):
-                remedy = (
-                    f"find what fills it: {_usage_command(disk)}; to keep less, lower results_quota, bundles_quota "
-                )
-                yield self._make_alert(disk, f"disk {disk.what}", remedy + "or jobs_keep", "", now)
-        for cluster in self._clusters():
-            low = [
-                disk
-                for disk in cluster.last_report.disks
-                if self._limits.is_low(disk) or str(disk) in cluster.last_report.problem
-            ]
-            for disk in low[:MAX_LOW_DISKS]:
-                remedy = f"find what fills it, on the head node of {cluster.name}: {_usage_command(disk)}"
-                yield self._make_alert(disk, f"disk {disk.what} of {cluster.name}", remedy, cluster.name, now)
-
-    def _make_alert(self, disk: Disk, target: str, remedy: str, cluster: ClusterName, now: float) -> Alert:
-        """Return the alert for a low disk: critical if it is full, else a warning.
-
-        ``cluster`` is empty for the daemon's.
-        """
-        full = self._limits.is_full(disk)
+    def make_alert(disk: Disk, remedy: str, cluster: ClusterName = "") -> Alert:
+        full = limits.is_full(disk)
         state = "full: nothing more can be written" if full else "nearly full"
         return Alert(
             AlertKind.DISK,
             Severity.CRITICAL if full else Severity.WARNING,
-            target,
+            f"disk {disk.what}{f' of {cluster}' if cluster else ''}",
             f"the disk of the {disk.what}{f' on {cluster}' if cluster else ''} is {state}",
             str(disk),
             remedy,
             now,
             cluster=cluster,
         )
+
+    for disk in daemon_disks():
+        if limits.is_low(disk):
+            usage = f"find what fills it: {_usage_command(disk)}"
+            yield make_alert(disk, f"{usage}; to keep less, lower results_quota, bundles_quota or jobs_keep")
+    for cluster in clusters():
+        report = cluster.last_report
+        low = [disk for disk in report.disks if limits.is_low(disk) or str(disk) in report.problem]
+        for disk in low[:MAX_LOW_DISKS]:
+            remedy = f"find what fills it, on the head node of {cluster.name}: {_usage_command(disk)}"
+            yield make_alert(disk, remedy, cluster.name)
 
 
 MAX_CLOCK_OFFSET = 30.0
@@ -344,32 +330,29 @@ def _usage_command(disk: Disk) -> str:
     return f"du -xh {quote(disk.path)} | sort -h | tail"
 
 
-class VersionCheck:
-    """A check for agents of another version than the daemon's, and agents rejected for their version."""
+async def check_versions(
+    agents: Callable[[], Mapping[ClusterName, str]], rejected: Callable[[], Mapping[ClusterName, str]], now: float
+) -> AsyncIterator[Alert]:
+    """Check for agents of another version than the daemon's, and agents rejected for their version.
 
-    def __init__(
-        self, agents: Callable[[], Mapping[ClusterName, str]], rejected: Callable[[], Mapping[ClusterName, str]]
-    ) -> None:
-        """``agents``: versions of the connected agents; ``rejected``: reasons why agents were rejected."""
-        self._agents, self._rejected = agents, rejected
-
-    async def __call__(self, now: float) -> AsyncIterator[Alert]:
-        versions = dict(self._agents())
-        if newer := {name: version for name, version in versions.items() if is_older(__version__, version)}:
-            yield Alert(
-                AlertKind.OLD_VERSION,
-                Severity.WARNING,
-                "daemon",
-                f"the daemon has version {__version__}, older than the agents of {format_list(sorted(newer))}",
-                f"agents have version {format_list(sorted(set(newer.values())))}, but the daemon must be updated first",
-                "update koalapy on the daemon's host, and restart the daemon: systemctl restart koala-serve",
-                now,
-            )
-        for name, version in versions.items():
-            if is_older(version, __version__):
-                yield _old_agent(name, f"has version {version}, the daemon {__version__}", "", now)
-        for name, reason in self._rejected().items():
-            yield _old_agent(name, "is rejected", reason, now)
+    ``agents``: versions of the connected agents; ``rejected``: reasons why agents were rejected.
+    """
+    versions = dict(agents())
+    if newer := {name: version for name, version in versions.items() if is_older(__version__, version)}:
+        yield Alert(
+            AlertKind.OLD_VERSION,
+            Severity.WARNING,
+            "daemon",
+            f"the daemon has version {__version__}, older than the agents of {format_list(sorted(newer))}",
+            f"agents have version {format_list(sorted(set(newer.values())))}, but the daemon must be updated first",
+            "update koalapy on the daemon's host, and restart the daemon: systemctl restart koala-serve",
+            now,
+        )
+    for name, version in versions.items():
+        if is_older(version, __version__):
+            yield _old_agent(name, f"has version {version}, the daemon {__version__}", "", now)
+    for name, reason in rejected().items():
+        yield _old_agent(name, "is rejected", reason, now)
 
 
 def _old_agent(name: ClusterName, problem: str, reason: str, now: float) -> Alert:
@@ -420,12 +403,6 @@ class Ending:
     owner: str
 
 
-def _clusters_of_exit(attempt: Attempt, launcher: Launcher) -> set[ClusterName]:
-    """Return the clusters of a program; of separate processes, only the clusters of those that failed, if any did."""
-    failed = {component.cluster for component in attempt.gang if component.exit_code}
-    return failed if failed and launcher is Launcher.PROCESSES else {component.cluster for component in attempt.gang}
-
-
 class BlackHoleCheck:
     """A check for clusters where jobs fail soon after their start; it forgets the exits of drained clusters.
 
@@ -449,7 +426,11 @@ class BlackHoleCheck:
         run_time = (now if job.ended_at is None else job.ended_at) - job.started_at
         failed_soon = job.state is JobState.FAILED and run_time <= self._rules.black_hole_soon
         ending = Ending(now, failed_soon, job.exit_code, job.spec.owner)
-        for cluster in _clusters_of_exit(job.attempt, job.spec.launcher):
+        # Separate processes fail by themselves, so only the clusters of the failed ones count, if any failed.
+        failed = {component.cluster for component in job.attempt.gang if component.exit_code}
+        if not failed or job.spec.launcher is not Launcher.PROCESSES:
+            failed = {component.cluster for component in job.attempt.gang}
+        for cluster in failed:
             self._endings.setdefault(cluster, deque(maxlen=MAX_ENDINGS)).append(ending)
 
     async def __call__(self, now: float) -> AsyncIterator[Alert]:

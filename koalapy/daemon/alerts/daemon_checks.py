@@ -30,146 +30,106 @@ _DISK_FULL = re.compile("disk is full|no space left", re.IGNORECASE)
 """What SQLite and PostgreSQL say if they cannot write for lack of space."""
 
 
-class DatabaseCheck:
-    """A check for a database that rejects writes or is slow."""
+async def check_database(
+    database: DatabaseMonitor, writes: Timings, remedy: str, full_remedy: str, rules: AlertRules, now: float
+) -> AsyncIterator[Alert]:
+    """Check for a database that rejects writes or is slow.
 
-    def __init__(
-        self, database: DatabaseMonitor, writes: Timings, remedy: str, full_remedy: str, rules: AlertRules
-    ) -> None:
-        """``writes``: the engine's transactions; ``remedy``: the alert's hint for this kind of database;
-        ``full_remedy``: the hint if its disk is full."""
-        self._database, self._writes, self._rules = database, writes, rules
-        self._remedy, self._full_remedy = remedy, full_remedy
-
-    async def __call__(self, now: float) -> AsyncIterator[Alert]:
-        problem, duration = self._database.problem, self._writes.recent_median(WINDOW)
-        if problem:
-            state, since = "rejects writes: jobs and actions are rejected", now - self._database.unavailable_for
-            yield self._make_alert(Severity.CRITICAL, state, problem, since)
-        elif duration is not None and duration >= self._rules.database_slow:
-            cause = f"the median transaction of the last minute took {duration:.2g} s"
-            yield self._make_alert(Severity.WARNING, "is slow, and so are requests to the daemon", cause, now)
-
-    def _make_alert(self, severity: Severity, state: str, cause: str, since: float) -> Alert:
-        summary = f"the database {state}"
-        remedy = self._full_remedy if _DISK_FULL.search(cause) else self._remedy
-        return Alert(AlertKind.DATABASE, severity, "database", summary, cause, remedy, since)
+    ``writes``: the engine's transactions; ``remedy``: the alert's hint for this kind of database; ``full_remedy``: the
+    hint if its disk is full.
+    """
+    cause, duration = database.problem, writes.recent_median(WINDOW)
+    severity, state, since = Severity.CRITICAL, "rejects writes: jobs and actions are rejected", now
+    if cause:
+        since = now - database.unavailable_for
+    elif duration is not None and duration >= rules.database_slow:
+        severity, state = Severity.WARNING, "is slow, and so are requests to the daemon"
+        cause = f"the median transaction of the last minute took {duration:.2g} s"
+    else:
+        return
+    remedy = full_remedy if _DISK_FULL.search(cause) else remedy
+    yield Alert(AlertKind.DATABASE, severity, "database", f"the database {state}", cause, remedy, since)
 
 
-class StartCheck:
-    """A check that reports what was wrong with the stored data when the daemon started, for a limited time."""
-
-    def __init__(self, alerts: Collection[Alert], duration_s: float) -> None:
-        self._alerts, self._duration_s = alerts, duration_s
-
-    async def __call__(self, now: float) -> AsyncIterator[Alert]:
-        for alert in self._alerts:
-            if now < alert.since + self._duration_s:
-                yield alert
+async def check_start(alerts: Collection[Alert], duration_s: float, now: float) -> AsyncIterator[Alert]:
+    """Report what was wrong with the stored data when the daemon started, for a limited time."""
+    for alert in alerts:
+        if now < alert.since + duration_s:
+            yield alert
 
 
-class CertificateCheck:
-    """A check for a certificate that has expired or expires soon, and for new certificate files that are unusable."""
-
-    def __init__(self, certificate: Certificate, wall_clock: Callable[[], float] = time.time) -> None:
-        self._certificate, self._wall_clock = certificate, wall_clock
-
-    async def __call__(self, now: float) -> AsyncIterator[Alert]:
-        certificate, seconds_left = self._certificate, self._certificate.expires_at - self._wall_clock()
-        end = datetime.fromtimestamp(certificate.expires_at, UTC).strftime("%Y-%m-%d %H:%M UTC")
-        renew = f"replace {certificate.path} and its key by new ones; the daemon loads them without a restart"
-        if seconds_left <= 0:
-            summary = "the daemon's certificate has expired: agents and commands refuse to connect"
-            yield self._make_alert(Severity.CRITICAL, summary, f"it expired {end}", renew, now)
-        elif seconds_left < EXPIRY_WARNING:
-            summary = "the daemon's certificate expires soon: agents and commands will refuse to connect"
-            yield self._make_alert(Severity.WARNING, summary, f"it expires {end}", renew, now)
-        elif certificate.complaint:
-            summary = "the daemon's new certificate files are unusable"
-            remedy = f"correct the files; until then the old certificate is used, which expires {end}"
-            yield self._make_alert(Severity.WARNING, summary, certificate.complaint, remedy, now)
-
-    def _make_alert(self, severity: Severity, summary: str, cause: str, remedy: str, now: float) -> Alert:
-        cause = "; ".join(dict.fromkeys(filter(None, (cause, self._certificate.complaint))))
-        return Alert(AlertKind.CERTIFICATE, severity, "certificate", summary, cause, remedy, now)
+async def check_certificate(
+    certificate: Certificate, now: float, wall_clock: Callable[[], float] = time.time
+) -> AsyncIterator[Alert]:
+    """Check for a certificate that has expired or expires soon, and for new certificate files that are unusable."""
+    seconds_left = certificate.expires_at - wall_clock()
+    end = datetime.fromtimestamp(certificate.expires_at, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    remedy = f"replace {certificate.path} and its key by new ones; the daemon loads them without a restart"
+    severity, cause = Severity.WARNING, ""
+    if seconds_left <= 0:
+        severity = Severity.CRITICAL
+        summary = "the daemon's certificate has expired: agents and commands refuse to connect"
+        cause = f"it expired {end}"
+    elif seconds_left < EXPIRY_WARNING:
+        summary = "the daemon's certificate expires soon: agents and commands will refuse to connect"
+        cause = f"it expires {end}"
+    elif certificate.complaint:
+        summary = "the daemon's new certificate files are unusable"
+        remedy = f"correct the files; until then the old certificate is used, which expires {end}"
+    else:
+        return
+    cause = "; ".join(filter(None, (cause, certificate.complaint)))
+    yield Alert(AlertKind.CERTIFICATE, severity, "certificate", summary, cause, remedy, now)
 
 
-class RecordCheck:
-    """A check for a recording of the scheduler's inputs that has failed."""
-
-    def __init__(self, record: Record) -> None:
-        self._record = record
-
-    async def __call__(self, now: float) -> AsyncIterator[Alert]:
-        if problem := self._record.problem:
-            summary = "the scheduler's inputs are no longer recorded: later decisions cannot be replayed"
-            remedy = "free disk space, or raise record.size, and restart the daemon to record again"
-            since = min(now, self._record.failed_at)
-            yield Alert(AlertKind.RECORD, Severity.WARNING, "record", summary, problem, remedy, since)
+async def check_record(record: Record, now: float) -> AsyncIterator[Alert]:
+    """Check for a recording of the scheduler's inputs that has failed."""
+    if problem := record.problem:
+        summary = "the scheduler's inputs are no longer recorded: later decisions cannot be replayed"
+        remedy = "free disk space, or raise record.size, and restart the daemon to record again"
+        since = min(now, record.failed_at)
+        yield Alert(AlertKind.RECORD, Severity.WARNING, "record", summary, problem, remedy, since)
 
 
-class RelayCheck:
-    """A check for a hub that cannot be reached, or a site's relay that is not connected to it."""
-
-    def __init__(self, relays: Relays) -> None:
-        self._relays = relays
-
-    async def __call__(self, now: float) -> AsyncIterator[Alert]:
-        if problem := self._relays.hub_problem:
-            summary = "the hub of relayed links is not reachable: jobs that need relayed links fail or wait"
-            remedy = "start it: systemctl start koala-relay-hub; or see why not: journalctl -u koala-relay-hub"
-            yield Alert(AlertKind.RELAY, Severity.CRITICAL, "relay hub", summary, problem, remedy, now)
-            return  # the relays of all sites have lost it, too
-        for cluster, problem in self._relays.site_problems().items():
-            yield Alert(
-                AlertKind.RELAY,
-                Severity.WARNING,
-                f"relay of {cluster}",
-                f"{cluster} has no relayed links: jobs that need them do not start there",
-                problem,
-                f"on its head node, see koala check {cluster} and journalctl -u koala-relay-head@{cluster}",
-                now,
-                cluster=cluster,
-            )
+async def check_relays(relays: Relays, now: float) -> AsyncIterator[Alert]:
+    """Check for a hub that cannot be reached, or a site's relay that is not connected to it."""
+    if problem := relays.hub_problem:
+        summary = "the hub of relayed links is not reachable: jobs that need relayed links fail or wait"
+        remedy = "start it: systemctl start koala-relay-hub; or see why not: journalctl -u koala-relay-hub"
+        yield Alert(AlertKind.RELAY, Severity.CRITICAL, "relay hub", summary, problem, remedy, now)
+        return  # the relays of all sites have lost it, too
+    for cluster, problem in relays.site_problems().items():
+        yield Alert(
+            AlertKind.RELAY,
+            Severity.WARNING,
+            f"relay of {cluster}",
+            f"{cluster} has no relayed links: jobs that need them do not start there",
+            problem,
+            f"on its head node, see koala check {cluster} and journalctl -u koala-relay-head@{cluster}",
+            now,
+            cluster=cluster,
+        )
 
 
-class LinkCheck:
-    """A check for links that are unreachable or much slower than before or configured."""
+async def check_links(
+    list_links: Callable[[], Collection[LinkRecord]], rules: AlertRules, now: float
+) -> AsyncIterator[Alert]:
+    """Check for links that are unreachable or much slower than before or configured.
 
-    def __init__(self, links: Callable[[], Collection[LinkRecord]], rules: AlertRules) -> None:
-        self._links, self._rules = links, rules
-
-    async def __call__(self, now: float) -> AsyncIterator[Alert]:
-        for record in self._links():
-            if record.measurements.unreachable:
-                cause = record.measurements.error or "in a measurement, their nodes could not connect"
-                yield self._make_alert(record, "do not reach each other", cause, now)
-            elif slow := self._slow_bandwidths(record.measurements):
-                current, usual = slow
-                cause = f"the last measurement was {format_bytes(current)}/s, the usual one is {format_bytes(usual)}/s"
-                yield self._make_alert(record, f"have {current / usual:.0%} of their bandwidth", cause, now)
-
-    def _slow_bandwidths(self, measurements: LinkMeasurements) -> tuple[float, float] | None:
-        """Return the current and the usual bandwidth of the slower direction; None if it is not slow or unknown."""
-        newest = measurements.newest
-        if newest is None:
-            return None
-        current = [value for value in (newest.bandwidth, newest.back) if value is not None]
-        earlier = [
-            m.bandwidth for m in (*measurements.pingpongs, measurements.moved, measurements.moved_back) if m is not None
-        ]
-        usual = max((value for value in earlier if value is not None), default=0.0)
-        if measurements.configured is not None and measurements.configured.bandwidth is not None:
-            usual = measurements.configured.bandwidth
-        if not current or min(current) >= self._rules.slow_link_share * usual:
-            return None
-        return min(current), usual
-
-    def _make_alert(self, record: LinkRecord, problem: str, cause: str, now: float) -> Alert:
-        """Return the alert for a slow or broken link; it starts at the newest measurement."""
-        first, second = record.pair
-        newest = record.measurements.failed if record.measurements.unreachable else record.measurements.newest
-        return Alert(
+    An alert starts at the newest measurement.
+    """
+    for record in list_links():
+        measurements, (first, second) = record.measurements, record.pair
+        if measurements.unreachable:
+            problem, newest = "do not reach each other", measurements.failed
+            cause = measurements.error or "in a measurement, their nodes could not connect"
+        elif slow := _slow_bandwidths(measurements, rules):
+            (current, usual), newest = slow, measurements.newest
+            problem = f"have {current / usual:.0%} of their bandwidth"
+            cause = f"the last measurement was {format_bytes(current)}/s, the usual one is {format_bytes(usual)}/s"
+        else:
+            continue
+        yield Alert(
             AlertKind.SLOW_LINK,
             Severity.WARNING,
             f"link {first}-{second}",
@@ -182,26 +142,36 @@ class LinkCheck:
         )
 
 
-class ReplicaCheck:
-    """A check for replicas that differ from the catalogue, with one alert for each cluster."""
+def _slow_bandwidths(measurements: LinkMeasurements, rules: AlertRules) -> tuple[float, float] | None:
+    """Return the current and the usual bandwidth of the slower direction; None if it is not slow or unknown."""
+    newest = measurements.newest
+    if newest is None:
+        return None
+    current = [value for value in (newest.bandwidth, newest.back) if value is not None]
+    earlier = [
+        m.bandwidth for m in (*measurements.pingpongs, measurements.moved, measurements.moved_back) if m is not None
+    ]
+    usual = max((value for value in earlier if value is not None), default=0.0)
+    if measurements.configured is not None and measurements.configured.bandwidth is not None:
+        usual = measurements.configured.bandwidth
+    return (min(current), usual) if current and min(current) < rules.slow_link_share * usual else None
 
-    def __init__(self, catalogue: Catalogue) -> None:
-        self._catalogue = catalogue
 
-    async def __call__(self, now: float) -> AsyncIterator[Alert]:
-        by_cluster: defaultdict[ClusterName, list[Replica]] = defaultdict(list)
-        for replica in self._catalogue.bad_replicas():
-            by_cluster[replica.cluster].append(replica)
-        for cluster, replicas in by_cluster.items():
-            yield self._make_alert(cluster, sorted(replicas, key=lambda replica: replica.name), now)
+async def check_replicas(catalogue: Catalogue, now: float) -> AsyncIterator[Alert]:
+    """Check for replicas that differ from the catalogue, with one alert for each cluster.
 
-    def _make_alert(self, cluster: ClusterName, bad: list[Replica], now: float) -> Alert:
-        """Return the alert for the bad replicas of a cluster: critical if one has no good copy elsewhere."""
-        lost = [replica.name for replica in bad if not self._catalogue.good_sites(replica.name)]
+    It is critical if one of them has no good copy elsewhere.
+    """
+    by_cluster: defaultdict[ClusterName, list[Replica]] = defaultdict(list)
+    for replica in catalogue.bad_replicas():
+        by_cluster[replica.cluster].append(replica)
+    for cluster, replicas in by_cluster.items():
+        bad = sorted(replicas, key=lambda replica: replica.name)
+        lost = [replica.name for replica in bad if not catalogue.good_sites(replica.name)]
         no_copies = f"; no cluster has a good copy of {format_list(lost)}" if lost else ""
         states = [f"{replica.name} is {replica.state}" for replica in bad]
         count = "1 replica" if len(bad) == 1 else f"{len(bad)} replicas"
-        return Alert(
+        yield Alert(
             AlertKind.REPLICAS_GONE,
             Severity.CRITICAL if lost else Severity.WARNING,
             f"replicas on {cluster}",

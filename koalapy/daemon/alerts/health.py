@@ -172,8 +172,9 @@ class HealthMonitor:
         """Yield the checks of a readiness report: the daemon's own, then two for each cluster."""
         database, disk = self._engine.database.problem, self._disk_fault or "; ".join(self._disk_problems)
         yield Check("database", not database, database)
-        yield _daemon_check("lease", self._lease_fault())
-        yield _daemon_check("engine", self._engine_fault())
+        lease_fault, engine_fault = self._lease_fault(), self._engine_fault()
+        yield Check("lease", not lease_fault, lease_fault)
+        yield Check("engine", not engine_fault, engine_fault)
         yield Check("disk", not self._disk_fault, disk)
         for cluster in self._queries.grid.clusters():
             yield _cluster_check("agent", cluster, cluster.absence)
@@ -233,10 +234,6 @@ def _try_to_write(folder: Path) -> None:
     with tempfile.TemporaryFile(dir=folder) as file:
         file.write(PROBE)
         file.flush()
-
-
-def _daemon_check(name: CheckName, fault: str) -> Check:
-    return Check(name, not fault, fault)
 
 
 def _cluster_check(name: CheckName, cluster: ClusterStatus, fault: str) -> Check:

@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from heapq import nsmallest
-from itertools import islice, takewhile
+from itertools import islice
 from shlex import quote
 
 from sortedcontainers import SortedDict, SortedList
@@ -74,31 +74,25 @@ class JobChecks:
             self._active.pop(job.id, None)
 
     async def __call__(self, now: float) -> AsyncIterator[Alert]:
-        for since, job in await self._find_stuck_jobs(now):
-            yield self._stuck_alert(job, since, now)
-        await asyncio.sleep(0)
-        for since, job in self._longest_waiting(now):
-            await asyncio.sleep(0)
-            if overtaking_jobs := [other for other in self._active.values() if _has_overtaken(other, job, since)]:
-                yield self._starving_alert(job, since, overtaking_jobs)
-        for alert in self._flood_alerts(now):
-            yield alert
-
-    async def _find_stuck_jobs(self, now: float) -> list[tuple[float, Job]]:
-        """Return the jobs with stuck claims, with the time of their requests, the oldest first."""
-        stuck = []
+        stuck: list[tuple[float, JobId, Job]] = []
         async for jobs in iterate_in_slices(list(self._active.values()), SLICE):
             for job in jobs:
                 requested_at = _requested_at(job)
                 if requested_at is not None and now - requested_at >= self._rules.claim_stuck_after:
-                    stuck.append((requested_at, job))
-        return nsmallest(MAX_STUCK, stuck, key=_age_key)
-
-    def _longest_waiting(self, now: float) -> list[tuple[float, Job]]:
-        """Return the jobs that have waited longest, and so long that they may starve."""
-        waits = takewhile(lambda wait: now - wait[0] >= self._rules.starving_after, islice(self._waits, MAX_STARVING))
-        jobs = [(wait, self._queries.job(wait[1])) for wait in waits]
-        return [(wait[0], job) for wait, job in jobs if job is not None and _wait_of(job) == wait]
+                    stuck.append((requested_at, job.id, job))
+        for since, _, job in nsmallest(MAX_STUCK, stuck):
+            yield self._stuck_alert(job, since, now)
+        for since, ident in list(islice(self._waits, MAX_STARVING)):
+            if now - since < self._rules.starving_after:
+                break
+            await asyncio.sleep(0)
+            waiting = self._queries.job(ident)
+            if waiting is None or _wait_of(waiting) != (since, ident):
+                continue
+            if overtaking_jobs := [other for other in self._active.values() if _has_overtaken(other, waiting, since)]:
+                yield self._starving_alert(waiting, since, overtaking_jobs)
+        for alert in self._flood_alerts(now):
+            yield alert
 
     def _stuck_alert(self, job: Job, since: float, now: float) -> Alert:
         """Return the alert for a job that holds nodes while it waits for others ``since`` a time."""
@@ -177,10 +171,6 @@ def _wait_of(job: Job) -> Wait | None:
     if job.state is not JobState.QUEUED or job.is_deferred:
         return None
     return max(job.waits_since, (job.attempt.ended_at or 0.0) if job.attempt else 0.0), job.id
-
-
-def _age_key(waiting: tuple[float, Job]) -> tuple[float, int]:
-    return waiting[0], waiting[1].id
 
 
 def _requested_at(job: Job) -> float | None:

@@ -242,18 +242,16 @@ class Notifications:
             if recipient in self._deliveries:
                 continue
             notification = self._waiting[next(iter(ids))]
-            due = max(notification.next_at, now + self._rate_limit_delay(notification, now))
+            is_paced = notification.id in self._paced
+            due = max(notification.next_at, now + (0.0 if is_paced else self._rate_limit.wait_time(source, now)))
             if due > now:
                 next_at = due if next_at is None else min(next_at, due)
             elif len(self._deliveries) < AT_ONCE:
-                if notification.id not in self._paced:
+                if not is_paced:
                     self._paced.add(notification.id)
                     self._rate_limit.count(source, now)
                 self._deliveries[recipient] = asyncio.create_task(self._attempt_delivery(notification))
         return None if next_at is None else max(0.0, next_at - now)
-
-    def _rate_limit_delay(self, notification: Notification, now: float) -> float:
-        return 0.0 if notification.id in self._paced else self._rate_limit.wait_time(notification.source, now)
 
     async def _attempt_delivery(self, notification: Notification) -> None:
         """Try to deliver once. Schedule a retry after a failure, or drop it if that is permanent or it is too old."""

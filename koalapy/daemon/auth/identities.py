@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -26,6 +26,9 @@ from koalapy.model.request import ClusterName
 from koalapy.model.users import Users
 from koalapy.ports import StoredToken, TokenStore
 
+if TYPE_CHECKING:
+    from koalapy.daemon.auth.oidc import Oidc
+
 log = structlog.get_logger()
 
 PREFIX = "koala_"
@@ -42,22 +45,6 @@ LAST_USE_INTERVAL = 60.0
 ROLES = frozenset(str(role) for role in Role)
 
 End = Callable[[], None]
-
-
-class Verifier(Protocol):
-    """A verifier of the tokens of an OpenID provider."""
-
-    def cached_result(self, token: str) -> Verified | None:
-        """Return the result of an earlier verification, or None if there is none or the token has expired."""
-
-    async def verify_token(self, token: str) -> Verified:
-        """Verify a token.
-
-        Raise ``TokenRejected`` for an invalid token, and ``SiteUnavailable`` while the provider's keys are unavailable.
-        """
-
-    def role_of(self, user: str) -> Role:
-        """Return the highest role that the provider's tokens may give a user."""
 
 
 def agent_of(cluster: ClusterName) -> str:
@@ -99,7 +86,7 @@ class Identities:
         store: TokenStore | None = None,
         users: Users | None = None,
         clock: Callable[[], float] = time.time,
-        provider: Verifier | None = None,
+        provider: "Oidc | None" = None,
         reserved: Collection[str] = (),
         max_tokens: int = MAX_TOKENS_OF_ONE,
     ) -> None:

@@ -9,11 +9,10 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import structlog
 
-from koalapy.daemon.auth.identities import agent_of, attested_login
+from koalapy.daemon.auth.identities import Identities, agent_of, attested_login
 from koalapy.daemon.observability.audit import DONE, REFUSED, Audit
 from koalapy.model.errors import BusyError, KoalaError
 from koalapy.model.identity import Identity, Role
@@ -33,18 +32,6 @@ ACCOUNT = re.compile(r"[A-Za-z0-9_.+-]{1,80}(@[A-Za-z0-9.-]{1,80})?\$?", re.ASCI
 _UNKNOWN_UID = 2**31 - 1
 """A uid above those of all system accounts, for checks where the real one is unknown."""
 _DAEMON = Identity("", Role.ADMIN, "the daemon itself")
-
-
-class TokenMaker(Protocol):
-    """An issuer of tokens that also lists and revokes them."""
-
-    async def issue_token(
-        self, user: str, role: Role, expires_at: float | None, created_by: str, *, how: str = ""
-    ) -> tuple[StoredToken, str]: ...
-
-    def list_tokens(self, caller: Identity, user: str | None = None) -> Collection[StoredToken]: ...
-
-    async def revoke_tokens(self, tokens: Collection[int], caller: Identity) -> object: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +114,7 @@ class Logins:
     def __init__(
         self,
         rules: LoginRules,
-        tokens: TokenMaker,
+        tokens: Identities,
         clock: Callable[[], float],
         monotonic: Callable[[], float] = time.monotonic,
         audit: Audit | None = None,

@@ -23,7 +23,6 @@ from joserfc.jwk import ECKey, Key, KeySet, OKPKey, RSAKey, import_key
 from joserfc.jws import JWSRegistry
 from joserfc.jwt import JWTClaimsRegistry
 
-from koalapy.daemon.auth.identities import Identities
 from koalapy.model.errors import ProblemCode, SiteUnavailable, TokenRejected
 from koalapy.model.identity import Identity, Provider, Role, Verified
 from koalapy.system.tls import SYSTEM_TRUST
@@ -37,7 +36,9 @@ MIN_PAUSE = 10.0
 FETCH_TIMEOUT = 5.0
 """Timeout of a whole fetch in seconds."""
 MAX_SIZE = 256 * 1024
-"""Maximum size of a key set in bytes."""
+"""Maximum size of a key set, or of the answer to a login, in bytes."""
+TIMEOUT = 10.0
+"""Seconds for each step of a request to the provider."""
 MIN_RSA_BITS = 2048
 
 Fetch = Callable[[], Awaitable[bytes]]
@@ -159,16 +160,23 @@ def _read_key_file(path: Path) -> bytes:
         return file.read(MAX_SIZE + 1)
 
 
-async def fetch_content(uri: str) -> bytes:
-    """Fetch a URI without redirects and proxies; stop reading once the content is larger than ``MAX_SIZE``.
+async def fetch_content(uri: str, form: dict[str, str] | None = None, auth: httpx2.BasicAuth | None = None) -> bytes:
+    """Get a URI, or post a form to it, without redirects and proxies.
 
-    Raise ``ValueError`` for any status but 200.
+    Stop reading once the content is larger than ``MAX_SIZE``. Raise ``ValueError`` for any status but 200 of a URI that
+    is read; the answer to a form says itself what is wrong.
     """
     async with (
-        httpx2.AsyncClient(verify=SYSTEM_TRUST.create_context(), trust_env=False, timeout=FETCH_TIMEOUT) as client,
-        client.stream("GET", uri, headers={"Accept": "application/json", "Accept-Encoding": "identity"}) as answer,
+        httpx2.AsyncClient(verify=SYSTEM_TRUST.create_context(), trust_env=False, timeout=TIMEOUT) as client,
+        client.stream(
+            "GET" if form is None else "POST",
+            uri,
+            data=form,
+            auth=auth,
+            headers={"Accept": "application/json", "Accept-Encoding": "identity"},
+        ) as answer,
     ):
-        if answer.status_code != 200:
+        if form is None and answer.status_code != 200:
             raise ValueError(f"{uri} answers {answer.status_code}")
         content = bytearray()
         async for piece in answer.aiter_raw():
@@ -293,9 +301,6 @@ SPAN = 600.0
 """Seconds within which a user must complete a login at the provider."""
 MAX_LOGINS = 1000
 """Maximum number of unfinished logins; the oldest ones are dropped."""
-TIMEOUT = 10.0
-MAX_ANSWER = 256 * 1024
-"""Maximum size of the provider's answer in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,8 +319,14 @@ class LoginUnderWay:
 class ProviderLogins:
     """Logins of browsers at a provider, each identified by its ``state``, which the browser also has in a cookie."""
 
-    def __init__(self, provider: Provider, identities: Identities, clock: Callable[[], float] = time.monotonic) -> None:
-        self._provider, self._identities, self._clock = provider, identities, clock
+    def __init__(
+        self,
+        provider: Provider,
+        verify: Callable[[str], Awaitable[Identity | None]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``verify`` returns the identity of a token of the provider."""
+        self._provider, self._verify, self._clock = provider, verify, clock
         self._under_way: dict[str, LoginUnderWay] = {}
 
     def begin_login(self, back: str, then: str) -> tuple[str, str]:
@@ -350,7 +361,7 @@ class ProviderLogins:
         if login is None or login.until <= self._clock():
             raise TokenRejected("this login has expired, or was begun at another daemon: log in again")
         token = await self._fetch_id_token(login, code)
-        identity = await self._identities.verify_token(token)
+        identity = await self._verify(token)
         # The claims can be trusted, since the token was verified above.
         if identity is None or _read_claims(token).get("nonce") != login.nonce:
             raise TokenRejected("the provider's ID token belongs to another login attempt: log in again")
@@ -371,7 +382,7 @@ class ProviderLogins:
         secret = self._provider.client_secret
         auth = httpx2.BasicAuth(self._provider.audience, secret) if secret else None
         try:
-            content = await _post_form(self._provider.token_endpoint or "", form, auth)
+            content = await fetch_content(self._provider.token_endpoint or "", form, auth)
             answer = json.loads(content)
         except (OSError, httpx2.HTTPError) as error:
             raise SiteUnavailable(
@@ -385,20 +396,6 @@ class ProviderLogins:
             error_code = str(answer.get("error", ""))[:100] if isinstance(answer, dict) else ""
             raise TokenRejected(f"the OpenID provider gives no ID token{f': {error_code}' if error_code else ''}")
         return token
-
-
-async def _post_form(uri: str, form: dict[str, str], auth: httpx2.BasicAuth | None) -> bytes:
-    """Post a form without redirects and proxies. Raise ``ValueError`` if the answer is too large."""
-    async with (
-        httpx2.AsyncClient(verify=SYSTEM_TRUST.create_context(), trust_env=False, timeout=TIMEOUT) as client,
-        client.stream("POST", uri, data=form, auth=auth, headers={"Accept": "application/json"}) as answer,
-    ):
-        content = bytearray()
-        async for piece in answer.aiter_raw():
-            content += piece
-            if len(content) > MAX_ANSWER:
-                raise ValueError("it is too large")
-        return bytes(content)
 
 
 def _read_claims(token: str) -> dict[str, Any]:

@@ -9,20 +9,22 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
+from koalapy.daemon.agents.session import Sessions
 from koalapy.daemon.agents.wire import CommandMessages, FindRelay
+from koalapy.daemon.alerts.notifications import Notifications
 from koalapy.daemon.engine.database import DatabaseMonitor
 from koalapy.daemon.jobs.changes import Changes, Topic
 from koalapy.daemon.observability.audit import AuditedRequest, take_change
 from koalapy.daemon.observability.instruments import Instruments
 from koalapy.model.cluster import check_cluster
 from koalapy.model.errors import KoalaError, StoreUnavailable
-from koalapy.model.job import ACTIVE_STATES, Attempt, Job, JobId, JobState, Token, parse_token
+from koalapy.model.job import ACTIVE_STATES, Job, JobId, JobState, Token, parse_token
 from koalapy.model.notification import Notification
 from koalapy.model.replica import Catalogue
 from koalapy.model.reports import ClusterReport
@@ -50,31 +52,6 @@ WRITER = "engine"
 
 Observer = Callable[[Job, JobState | None], None]
 """Called with a job after a change is stored, and its previous stored state, None if new. Must return quickly."""
-AttemptObserver = Callable[[Job, Attempt], None]
-"""Called with a job and its ended attempt once both are stored and another attempt has begun; before observers."""
-
-
-class Notifier(Protocol):
-    """Notifies users of changes of their jobs."""
-
-    def make_notifications(self, job: Job, previous_state: JobState | None, now: float) -> list[Notification]:
-        """Return the notifications of a change, which are stored with it."""
-        ...
-
-    def send_notifications(self, notifications: Iterable[Notification]) -> None:
-        """Send notifications that are stored."""
-
-
-class Dispatcher(Protocol):
-    """Sends messages to connected agents; those of other agents stay in the outbox."""
-
-    def send_commands(self, cluster: str, messages: Iterable[dict[str, Any]]) -> None: ...
-
-    def request_confirmation(self, cluster: str) -> None:
-        """Ask a cluster's agent to report its full state and to confirm that it has."""
-
-    def set_awaited_clusters(self, clusters: frozenset[ClusterName]) -> None:
-        """Make the agents of these clusters, and only these, look for free nodes more often."""
 
 
 @dataclass(slots=True)
@@ -92,27 +69,14 @@ class WorkItem:
     """Called after the write."""
     inventory_of: str = ""
     """The cluster with the inventory that this item reports; it becomes ready for commands."""
-    greet: Callable[[Sequence[dict[str, Any]]], None] | None = None
+    start_session: Callable[[Sequence[dict[str, Any]]], None] | None = None
     """Called after the write with the messages that have this cluster forget components."""
     epoch: int = 0
     """Raise the daemon's epoch to this one if it is lower."""
-    deed: AuditedRequest | None = None
+    audited: AuditedRequest | None = None
     """The audit entry of the request, which is stored with the item."""
     decided: bool = False
     """Whether the item follows from stored data, so that it is not rejected while the database is unavailable."""
-
-
-@dataclass(slots=True)
-class Transaction:
-    """The accepted items of one transaction."""
-
-    items: list[WorkItem] = field(default_factory=list)
-    now: float = 0.0
-
-    @property
-    def events(self) -> Iterator[Event]:
-        """Return the events of the items, without those that ``prepare`` made."""
-        return (event for item in self.items for event in item.events)
 
 
 class Outbox:
@@ -179,23 +143,21 @@ class Engine:
         describe: Callable[[str], ClusterRecord],
         clock: Callable[[], float] | None = None,
         catalogue: Catalogue | None = None,
-        dispatcher: Dispatcher | None = None,
-        notifier: Notifier | None = None,
+        sessions: Sessions | None = None,
+        notifications: Notifications | None = None,
         take_in_budget_s: float = TAKE_IN_BUDGET_S,
         max_strays: int = MAX_STRAYS,
         find_relay: FindRelay = lambda *_: None,
-        may_ignore_containers: Callable[[ClusterName], bool] = lambda _: False,
+        instruments: Instruments | None = None,
     ) -> None:
         """``max_strays``: commands about unknown components that one cluster's outbox holds at most."""
         self._max_strays, self._find_relay = max_strays, find_relay
-        self._may_ignore_containers = may_ignore_containers
         self._take_in_budget_s = take_in_budget_s
         self.catalogue = catalogue or Catalogue()
         self._scheduler = scheduler
         self.queries = scheduler.queries
-        self._dispatcher, self._notifier = dispatcher, notifier
+        self._sessions, self._notifications = sessions, notifications
         self._observers: list[Observer] = [log_change]
-        self._attempt_observers: list[AttemptObserver] = []
         self.outbox = outbox
         self.epoch = epoch
         self.clock = clock or steady_clock()
@@ -206,7 +168,7 @@ class Engine:
         """Monotonic time at which the current cycle started; None while the engine is idle."""
         self.database = DatabaseMonitor()
         self.changes = Changes()
-        self.instruments = Instruments()
+        self.instruments = instruments or Instruments()
         self._stored = {job.id: job.state for job in scheduler.queries.jobs()}
         """The stored states of unfinished jobs; the scheduler may be ahead of them."""
         self._stored_counts = Counter(self._stored.values())
@@ -232,13 +194,13 @@ class Engine:
         if not item.decided:
             self.database.check_available()
         item.committed = asyncio.get_running_loop().create_future()
-        item.deed = take_change()
+        item.audited = take_change()
         self.post(item)
         try:
             await item.committed
         except KoalaError:
-            if item.deed is not None:
-                item.deed.written = False
+            if item.audited is not None:
+                item.audited.written = False
             raise
 
     @property
@@ -260,11 +222,9 @@ class Engine:
         """Raise ``NotFoundError`` if there is no cluster of that name."""
         check_cluster(name, [cluster.name for cluster in self.queries.grid.clusters()], field)
 
-    def subscribe(self, changed: Observer, attempt_ended: AttemptObserver | None = None) -> None:
-        """Call ``changed`` for each job that has changed, ``attempt_ended`` for each attempt that another followed."""
-        self._observers.append(changed)
-        if attempt_ended is not None:
-            self._attempt_observers.append(attempt_ended)
+    def subscribe(self, observer: Observer) -> None:
+        """Call ``observer`` for each job that has changed."""
+        self._observers.append(observer)
 
     @contextmanager
     def watch(self, job: JobId) -> Iterator[asyncio.Event]:
@@ -330,30 +290,30 @@ class Engine:
 
     async def _run_cycle(self) -> None:
         """Run one cycle: apply work items, run the scheduler, store the outcome, and act on it."""
-        transaction, began, rounds = Transaction(now=self.clock()), time.monotonic(), self.instruments.cycles
+        now, began, rounds, items = self.clock(), time.monotonic(), self.instruments.cycles, list[WorkItem]()
         rounds.waiting = len(self._items)
-        self.cycle_time = transaction.now
+        self.cycle_time = now
         taken_in_until = time.thread_time() + self._take_in_budget_s
         while self._items:
             item = self._items.popleft()
-            if self._apply_item(item, transaction.now):
-                transaction.items.append(item)
+            if self._apply_item(item, now):
+                items.append(item)
             if time.thread_time() >= taken_in_until:
                 break
-        epoch = max((item.epoch for item in transaction.items), default=0)
+        epoch = max((item.epoch for item in items), default=0)
         if epoch > self.epoch:  # stored first, so that agents reject all earlier commands
             await self._write_with_retries(partial(self._store.raise_epoch, epoch))
             self.epoch = epoch
             self.outbox.raise_ids(epoch)
-        effects = self._scheduler.step((), transaction.now)
+        effects = self._scheduler.step((), now)
         self.instruments.count_effects(effects)
         for warning in effects.warnings:
             log.error("a policy has a defect", action="policy-broken", error=warning)
-        batch, messages = self._build_batch(transaction, effects)
+        batch, messages = self._build_batch(items, now, effects)
         rounds.step.note(time.monotonic() - began)
         if batch:
             await self._write_with_retries(partial(self._store.write, batch))
-        self._finish_cycle(transaction, effects, batch, messages)
+        self._finish_cycle(items, effects, batch, messages)
         rounds.total.note(time.monotonic() - began)
 
     def _apply_item(self, item: WorkItem, now: float) -> bool:
@@ -375,7 +335,9 @@ class Engine:
             return False
         return True
 
-    def _build_batch(self, transaction: Transaction, effects: Effects) -> tuple[Batch, dict[str, list[dict[str, Any]]]]:
+    def _build_batch(
+        self, items: Sequence[WorkItem], now: float, effects: Effects
+    ) -> tuple[Batch, dict[str, list[dict[str, Any]]]]:
         """Return the changes to store in one transaction, and the messages to send after it, by cluster."""
         messages: dict[str, list[dict[str, Any]]] = {}
         entries: list[OutboxEntry] = []
@@ -386,7 +348,7 @@ class Engine:
             self.queries.accounts,
             self.queries.job,
             self._find_relay,
-            self._may_ignore_containers,
+            (lambda _: False) if self._sessions is None else self._sessions.may_ignore_containers,
         )
         for command in self._within_bounds(effects.commands):
             ident = self.outbox.new_id()
@@ -397,7 +359,7 @@ class Engine:
             if not isinstance(command, ForgetComponent):
                 entries.append(OutboxEntry(ident, command.cluster, payload))
         batch = Batch(
-            at=transaction.now,
+            at=now,
             epoch=self.epoch,
             jobs=effects.jobs,
             respecified=effects.respecified,
@@ -406,28 +368,26 @@ class Engine:
             outbox=entries,
             acknowledged=[
                 acknowledged[1]
-                for item in transaction.items
+                for item in items
                 if (acknowledged := item.acknowledged) and self.outbox.acknowledge_command(*acknowledged)
             ],
-            submitted=[i.submitted for i in transaction.items if i.submitted],
+            submitted=[i.submitted for i in items if i.submitted],
             clusters=[self._describe(name) for name in sorted(effects.clusters)],
             advised=effects.advised,
             scans=effects.scans,
-            audit=[
-                entry for item in transaction.items if item.deed for entry in item.deed.make_entries(transaction.now)
-            ],
-            notifications=self._make_notifications(effects.jobs.values(), transaction.now),
+            audit=[entry for item in items if item.audited for entry in item.audited.make_entries(now)],
+            notifications=self._make_notifications(effects.jobs.values(), now),
         )
         return batch, messages
 
     def _make_notifications(self, jobs: Iterable[Job], now: float) -> list[Notification]:
         """Return the notifications about changed jobs; none if the daemon sends none."""
-        if self._notifier is None:
+        if self._notifications is None:
             return []
         return [
             notification
             for job in jobs
-            for notification in self._notifier.make_notifications(job, self._stored.get(job.id), now)
+            for notification in self._notifications.make_notifications(job, self._stored.get(job.id), now)
         ]
 
     def _within_bounds(self, commands: Iterable[Command]) -> Iterator[Command]:
@@ -490,12 +450,9 @@ class Engine:
         self._items = deque(retained)
 
     def _finish_cycle(
-        self, transaction: Transaction, effects: Effects, batch: Batch, messages: dict[str, list[dict[str, Any]]]
+        self, items: Sequence[WorkItem], effects: Effects, batch: Batch, messages: dict[str, list[dict[str, Any]]]
     ) -> None:
         """Act on a stored cycle: notify observers and callers, and send the commands to agents."""
-        for ident, attempt in batch.attempts:
-            for attempt_observer in self._attempt_observers:
-                attempt_observer(batch.jobs[ident], attempt)
         for job in batch.jobs.values():
             previous_state = self._stored.pop(job.id, None)
             if previous_state is not None:
@@ -506,50 +463,38 @@ class Engine:
             for observer in self._observers:
                 observer(job, previous_state)
         self.outbox.add_entries(batch.outbox)
-        if self._notifier is not None and batch.notifications:
-            self._notifier.send_notifications(batch.notifications)
-        # ``greet`` sends all commands to a cluster that has just reported its inventory.
-        greeted = {item.inventory_of for item in transaction.items if item.inventory_of}
-        if self._dispatcher is not None:
+        if self._notifications is not None and batch.notifications:
+            self._notifications.send_notifications(batch.notifications)
+        # ``start_session`` sends all commands to a cluster that has just reported its inventory.
+        started = {item.inventory_of for item in items if item.inventory_of}
+        if self._sessions is not None:
             for cluster, commands in messages.items():
-                if cluster not in greeted:
-                    self._dispatcher.send_commands(cluster, commands)
-        for item in transaction.items:
-            if item.greet is not None:
-                item.greet([m for m in messages.get(item.inventory_of, ()) if m["type"] == "forget"])
+                if cluster not in started:
+                    self._sessions.send_commands(cluster, commands)
+        for item in items:
+            if item.start_session is not None:
+                item.start_session([m for m in messages.get(item.inventory_of, ()) if m["type"] == "forget"])
             if item.after_write is not None:
                 item.after_write()
             if item.committed is not None and not item.committed.done():
                 item.committed.set_result(None)
-        if self._dispatcher is not None:
+        if self._sessions is not None:
             for cluster in sorted(effects.confirm):
-                self._dispatcher.request_confirmation(cluster)
-            self._dispatcher.set_awaited_clusters(self.queries.awaited_clusters())
+                self._sessions.request_confirmation(cluster)
+            self._sessions.set_awaited_clusters(self.queries.awaited_clusters())
         for ident in effects.jobs if self._watchers else ():
             self.wake_watchers(ident)
         reported = {
             event.cluster
-            for event in transaction.events
+            for item in items
+            for event in item.events
             if isinstance(event, Reported) and isinstance(event.report, ClusterReport)
         }
         clusters = reported.union(effects.clusters)
         changed: dict[Topic, bool] = {"jobs": bool(effects.jobs), "clusters": bool(clusters)}
         if any(changed.values()):
             topics = [topic for topic, is_so in changed.items() if is_so]
-            self.changes.note_change(*topics, subjects=_changed_subjects(effects.jobs.values(), clusters))
-
-
-def _changed_subjects(jobs: Iterable[Job], clusters: Iterable[ClusterName]) -> Iterator[str]:
-    """Yield the jobs that changed, their arrays, owners and clusters, and the clusters that changed themselves."""
-    for job in jobs:
-        yield f"job {job.id}"
-        yield f"user {job.spec.owner}"
-        if job.array_job is not None:
-            yield f"job {job.array_job}"
-        for component in job.attempt.components if job.attempt is not None else ():
-            yield f"cluster {component.cluster}"
-    for name in clusters:
-        yield f"cluster {name}"
+            self.changes.note_change(*topics)
 
 
 def log_change(job: Job, previous_state: JobState | None) -> None:
@@ -558,19 +503,20 @@ def log_change(job: Job, previous_state: JobState | None) -> None:
         return
     waits_again = job.state is JobState.QUEUED and previous_state is not None and previous_state.is_active
     is_important = (job.state.is_final or job.state is JobState.RUNNING or waits_again) and not job.spec.internal
-    write = log.info if is_important else log.debug
-    write(
-        "a job has changed",
-        action="job-changed",
-        job=job.id,
-        state=str(job.state),
-        before=None if previous_state is None else str(previous_state),
-        user=job.spec.owner,
-        attempt=job.generation,
-        clusters=sorted({component.cluster for component in job.attempt.gang}) if job.attempt else [],
-        reason=job.reason,
-        exit_code=job.exit_code,
-    )
+    fields = {
+        "job": job.id,
+        "state": str(job.state),
+        "before": None if previous_state is None else str(previous_state),
+        "user": job.spec.owner,
+        "attempt": job.generation,
+        "clusters": sorted({component.cluster for component in job.attempt.gang}) if job.attempt else [],
+        "reason": job.reason,
+        "exit_code": job.exit_code,
+    }
+    if is_important:
+        log.info("a job has changed", action="job-changed", **fields)
+    else:
+        log.debug("a job has changed", action="job-changed", **fields)
 
 
 def steady_clock() -> Callable[[], float]:

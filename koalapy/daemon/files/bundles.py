@@ -97,7 +97,7 @@ class Bundles:
                 # A bundle with a lost file still counts, so its size is replaced and not added.
                 hold.keep_bytes(replaced_size=self._bundles[bundle.id].size if bundle.id in self._bundles else 0)
                 self._bundles[bundle.id] = bundle
-                self._top_names[bundle.id] = _top_names(archive.names)
+                self._top_names[bundle.id] = frozenset(name.partition("/")[0] for name in archive.names)
         return bundle, True
 
     async def _add_owner(self, owner: str, bundle: str) -> tuple[StoredBundle, bool]:
@@ -182,7 +182,8 @@ class Bundles:
     async def top_names(self, bundle: str) -> frozenset[str]:
         """Return the names at the top level of a stored bundle."""
         if bundle not in self._top_names:
-            self._top_names[bundle] = _top_names(await asyncio.to_thread(check_archive, self.path_of(bundle)))
+            names = await asyncio.to_thread(check_archive, self.path_of(bundle))
+            self._top_names[bundle] = frozenset(name.partition("/")[0] for name in names)
         return self._top_names[bundle]
 
     def path_of(self, bundle: str) -> Path:
@@ -248,7 +249,3 @@ def _no_bundle(bundle: str) -> NotFoundError:
     return NotFoundError(
         f"there is no bundle {name}", field="bundle", value=bundle, hint=hint, code=ProblemCode.BUNDLE_NOT_FOUND
     )
-
-
-def _top_names(names: Iterable[str]) -> frozenset[str]:
-    return frozenset(name.partition("/")[0] for name in names)

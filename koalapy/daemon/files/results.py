@@ -3,9 +3,9 @@
 import asyncio
 import hashlib
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -41,14 +41,6 @@ MAX_STUCK = 100
 """Maximum number of jobs with unremovable files that one pass skips; more mean a fault of the disk."""
 Attempts = Callable[[JobId], Awaitable[tuple[JobRecord, Sequence[Attempt]]]]
 """Returns a job and all its attempts; raises ``NotFoundError`` if there is no such job."""
-
-
-@dataclass(frozen=True, slots=True)
-class ResultArchive:
-    """An archive to send, and a text that is another one after each change of its content."""
-
-    version: str
-    pieces: Iterable[bytes]
 
 
 class Results:
@@ -163,8 +155,10 @@ class Results:
             )
         return record, generation, rank
 
-    async def open_archive(self, job: JobId, offset: int = 0, version: str = "") -> ResultArchive:
-        """Return one archive of the last attempt's results, with a folder ``RANK-CLUSTER`` by component.
+    async def open_archive(self, job: JobId, offset: int = 0, version: str = "") -> tuple[str, Iterator[bytes]]:
+        """Return the version and the bytes of one archive of the last attempt's results.
+
+        It has a folder ``RANK-CLUSTER`` by component. The version differs after each change of the content.
 
         ``offset``, ``version``: the bytes that the caller has, and the version that they are of. Raise
         ``NotFoundError`` with the reason if there are no results, ``ConflictError`` for an array or another version.
@@ -175,7 +169,7 @@ class Results:
             problem, hint = f"the results of job {job} have changed", "download them again from the beginning"
             raise ConflictError(problem, field="version", value=version, hint=hint)
         parts = [ArchivePart(path, f"{result.rank}-{result.cluster}") for result, path in archives]
-        return ResultArchive(current_version, join_archives(parts, offset))
+        return current_version, join_archives(parts, offset)
 
     async def list_archives(self, job: JobId) -> list[tuple[StoredResult, Path]]:
         """Return the results of a job's last attempt with their archives, in order of rank.

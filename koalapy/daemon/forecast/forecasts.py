@@ -143,10 +143,8 @@ class Forecasts:
         self._one_at_a_time = asyncio.Lock()
         self._latest: _StoredForecast | None = None
         self._under_way: asyncio.Task[None] | None = None
-        self._submission_tasks: dict[Submission, asyncio.Task[IfSubmitted]] = {}
-        """Running forecasts of submissions."""
-        self._submission_results: dict[Submission, tuple[float, IfSubmitted]] = {}
-        """Recent forecasts of submissions, with their time."""
+        self._submissions: dict[Submission, tuple[float, asyncio.Task[IfSubmitted]]] = {}
+        """Running and recent forecasts of submissions, with their begin."""
         self._rests_until = 0.0
 
     async def what_if(
@@ -238,19 +236,19 @@ class Forecasts:
         is_deferred = awaits or (spec.begin is not None and spec.begin > self._clock())
         if not spec.all_inputs and not is_deferred and DryRun(self._queries).placed_at_once(spec) is not None:
             return IfSubmitted(at_once=True)
-        self._submission_results = {
-            request: result for request, result in self._submission_results.items() if self._is_recent(result[0])
+        self._submissions = {
+            earlier: (began, task)
+            for earlier, (began, task) in self._submissions.items()
+            if not task.done() or (self._is_recent(began) and not task.cancelled() and task.exception() is None)
         }
         submission = spec, awaits
-        if submission in self._submission_results:
-            return self._submission_results[submission][1]
-        if submission not in self._submission_tasks:
-            if len(self._submission_tasks) >= MAX_SUBMISSIONS:
+        if submission not in self._submissions:
+            if sum(not task.done() for _, task in self._submissions.values()) >= MAX_SUBMISSIONS:
                 return IfSubmitted(False, reason="too many predictions are requested; retry in a minute")
-            self._submission_tasks[submission] = task = asyncio.create_task(self._forecast_submission(submission))
+            task = asyncio.create_task(self._forecast_submission(submission))
             task.add_done_callback(_retrieve_error)
-            task.add_done_callback(lambda _: self._submission_tasks.pop(submission))
-        asking = self._submission_tasks[submission]
+            self._submissions[submission] = self._clock(), task
+        _, asking = self._submissions[submission]
         await asyncio.wait([asking], timeout=patience)
         if not asking.done():
             reason = f"to work it out takes longer than {patience:g} s: ask again in a while"
@@ -278,7 +276,7 @@ class Forecasts:
         self._rests_until = ended + REST_FACTOR * (ended - began)
 
     async def _forecast_submission(self, submission: Submission) -> IfSubmitted:
-        """Forecast a job as the last of the queue, and keep the result."""
+        """Forecast a job as the last of the queue."""
         async with self._one_at_a_time, asyncio.timeout(SUBMISSION_TIMEOUT_S):
             moment = moment_of(self._queries, self._people, self._clock())
             jobs = moment.beginning.jobs
@@ -290,12 +288,14 @@ class Forecasts:
             answer = await self._work(Question(moment, Change(), self._policies))
         forecast = answer.as_it_is
         expected = forecast.of(ident)
+        span, reason = format_days(forecast.horizon), ""
         if expected is None:
-            result = IfSubmitted(False, reason="nothing came of it in the simulation")
-        else:
-            result = IfSubmitted(False, expected, "" if expected.starts else _describe_no_start(forecast))
-        self._submission_results[submission] = (moment.now, result)
-        return result
+            reason = "nothing came of it in the simulation"
+        elif not expected.starts and forecast.note:
+            reason = f"it does not surely start in the next {span}, and {forecast.note}"
+        elif not expected.starts:
+            reason = f"it started in no simulation of the next {span}"
+        return IfSubmitted(False, expected, reason)
 
     def _is_fresh(self) -> bool:
         return self._latest is not None and self._is_recent(self._latest.made_at)
@@ -341,14 +341,6 @@ def _nodes_by_name(job: Job, cluster: ClusterName) -> int:
     request = job.spec.request
     components = () if isinstance(request, FlexibleRequest) else request.components
     return sum(component.size for component in components if component.cluster == cluster)
-
-
-def _describe_no_start(forecast: Forecast) -> str:
-    """Return why a forecast does not contain the start of a job."""
-    span = format_days(forecast.horizon)
-    if forecast.note:
-        return f"it does not surely start in the next {span}, and {forecast.note}"
-    return f"it started in no simulation of the next {span}"
 
 
 async def _answer_in_subprocess(question: Question) -> Answer:

@@ -104,9 +104,11 @@ class TrackRecord:
             return await query(self._compute_coverage, self._clock(), owner, application)
 
     async def count_outcomes(self) -> Counter[tuple[PredictionKind, Outcome]]:
-        """Count the predictions of the last week by kind and outcome."""
+        """Count the predictions of the last ``COUNTED_DAYS`` by kind and outcome, without the advisor's."""
         async with self._one_at_a_time:
-            return await query(self._count_outcomes, self._clock())
+            judged = await query(self._judge_predictions, self._clock(), COUNTED_DAYS * DAY, None, "")
+        kinds = ((prediction.kind, prediction.outcome) for prediction in judged)
+        return Counter(pair for pair in kinds if pair[0] is not PredictionKind.ADVISED)
 
     # In a thread
 
@@ -122,15 +124,6 @@ class TrackRecord:
             ]
             coverage += [compute_coverage(kind, days, in_period) for days, in_period in periods if of_kind]
         return coverage
-
-    def _count_outcomes(self, now: float) -> Counter[tuple[PredictionKind, Outcome]]:
-        """Count the predictions of the last ``COUNTED_DAYS`` by kind and outcome, without the advisor's."""
-        judged = self._judge_predictions(now, COUNTED_DAYS * DAY, None, "")
-        return Counter(
-            (prediction.kind, prediction.outcome)
-            for prediction in judged
-            if prediction.kind is not PredictionKind.ADVISED
-        )
 
     def _judge_predictions(
         self, now: float, span: float, owner: str | None, application: str

@@ -165,8 +165,8 @@ class BulkActions:
                     errors.update(dict.fromkeys(tasks, error))
                 else:
                     changed += tasks
-            if item.deed is not None:
-                item.deed.targets = [f"job {ident}" for ident in changed]
+            if item.audited is not None:
+                item.audited.targets = [f"job {ident}" for ident in changed]
             return tuple(events)
 
         unfinished = [job for ident in ids if (job := queries.unfinished(ident)) is not None]

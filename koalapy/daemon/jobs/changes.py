@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -32,8 +32,6 @@ class Changes:
         self._timer: asyncio.TimerHandle | None = None
         self._signalled_at = float("-inf")
         self._ended = False
-        self.subjects: set[str] | None = None
-        """The jobs, users and clusters that changed; None while they are not collected."""
 
     @property
     def number(self) -> int:
@@ -60,16 +58,11 @@ class Changes:
     def ended(self) -> bool:
         return self._ended
 
-    def note_change(self, *topics: Topic, subjects: Iterable[str] = ()) -> None:
-        """Record a change of these topics; followers are signalled soon.
-
-        ``subjects`` are the jobs, users and clusters concerned, such as ``job 17``, ``user alice``, ``cluster north``.
-        """
+    def note_change(self, *topics: Topic) -> None:
+        """Record a change of these topics; followers are signalled soon."""
         self._version += 1
         for follower in self._followers:
             follower.topics.update(topics)
-        if self.subjects is not None:
-            self.subjects.update(subjects)
         if self._followers and self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_at(max(loop.time(), self._signalled_at + MIN_INTERVAL), self._signal_followers)

@@ -1,10 +1,9 @@
 """Submit jobs, act on jobs and clusters, and read their state."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, TypeVar
 
 import structlog
 
@@ -21,17 +20,7 @@ from koalapy.daemon.jobs.job_records import (
     unstarted_task_error,
 )
 from koalapy.daemon.jobs.output import OutputEnd, Outputs, OutputTail, OutputText
-from koalapy.daemon.jobs.submissions import (
-    BatchSubmission,
-    Dependencies,
-    EndedMeanwhile,
-    FinalStates,
-    IdempotencyKeys,
-    RelatedJobs,
-    check_same_submission,
-    number_jobs,
-)
-from koalapy.daemon.jobs.unfinished_jobs import list_unfinished
+from koalapy.daemon.jobs.submissions import Dependencies, EndedMeanwhile, RelatedJobs, Submissions, number_jobs
 from koalapy.daemon.observability.audit import describe_request
 from koalapy.model.application import printable_application_of, summarize_job
 from koalapy.model.array import TaskIndices
@@ -39,14 +28,14 @@ from koalapy.model.dependency import Clause
 from koalapy.model.errors import ConflictError, KoalaError, NotFoundError, StoreUnavailable
 from koalapy.model.history import DAY
 from koalapy.model.identity import Identity
-from koalapy.model.job import Attempt, Job, JobId, JobState, TimelineEntry, new_job
+from koalapy.model.job import Attempt, Job, JobId, JobState, TimelineEntry
 from koalapy.model.job_search import JobSort
-from koalapy.model.job_spec import JobSpec, OutputStream, describe_changes
+from koalapy.model.job_spec import JobSpec, OutputStream, Priority, describe_changes
 from koalapy.model.notification import AllowedRecipients
 from koalapy.model.placement import Explanation
 from koalapy.model.request import ClusterName
 from koalapy.policies.registry import DEFAULTS
-from koalapy.ports import ClusterRecord, JobFilter, Store, Submitted
+from koalapy.ports import ClusterRecord, JobFilter, Store
 from koalapy.scheduler.events import (
     ClusterCleared,
     ClusterDrained,
@@ -57,10 +46,10 @@ from koalapy.scheduler.events import (
     JobChanged,
     JobHeld,
     JobReleased,
-    JobSubmitted,
 )
 from koalapy.scheduler.explain.explain import explain, explain_submission
 from koalapy.scheduler.queries import Queries
+from koalapy.system.event_loop import iterate_in_slices
 from koalapy.validation.limits import Limits
 from koalapy.validation.permissions import (
     SubmissionRules,
@@ -71,11 +60,10 @@ from koalapy.validation.permissions import (
     with_home_site,
 )
 from koalapy.validation.request import check_size, check_times, with_all_indices
-from koalapy.validation.submission import SubmissionChecks, hash_key, hash_spec
+from koalapy.validation.submission import SubmissionChecks
 
 log = structlog.get_logger()
 
-T = TypeVar("T")
 ApplyChange = Callable[[JobSpec], JobSpec]
 """Returns the changed specification of a job."""
 
@@ -90,8 +78,6 @@ MAX_JOBS_AHEAD = 10**6
 operator's decision (``first_job_number``)."""
 MAX_EXACT_SPAN_S = 2 * DAY
 """Spans up to this long are measured to the second; longer ones by the daily sums of whole days."""
-HINT_UNKNOWN_OUTCOME = "look for the job with koala queue --all before you submit it again"
-HINT_UNKNOWN_OUTCOME_OF_KEY = "submit it again with the same Idempotency-Key: it becomes one job"
 
 
 class _ChangedMeanwhile(KoalaError):
@@ -124,10 +110,9 @@ class Jobs:
         self._next_number = next_number
         self._max_jump = MAX_JOBS_AHEAD
         self._describe = describe
-        self._keys, self._checks = IdempotencyKeys(store), SubmissionChecks()
+        self._checks = SubmissionChecks()
         self.dependencies = Dependencies(queries, self.get_many)
-        self.batches = BatchSubmission(self, engine, queries, self._keys)
-        self._submitting: set[asyncio.Task[object]] = set()
+        self.submissions = Submissions(self, engine, queries, store)
 
     # Submitting and acting
 
@@ -139,55 +124,8 @@ class Jobs:
         If the user submitted the same spec with the same key before, return that job and False. Raise
         ``ConflictError`` for the same key with another spec, ``ForbiddenError`` for what the user may not submit.
         """
-        spec = self.rules.with_owner(spec, caller)
-        if idempotency_key is None:
-            storing = self._store_new(spec, caller, None)
-            return await self._engine.database.await_outcome(storing, HINT_UNKNOWN_OUTCOME), True
-        return await self.finish_submission(self._submit_once(spec, caller, idempotency_key))
-
-    async def finish_submission(self, submission: Coroutine[Any, Any, T]) -> T:
-        """Return the result of a submission with a key, in a task that goes on when the client disconnects.
-
-        A retry with the same key must find its outcome.
-        """
-        submitting = asyncio.create_task(submission)
-        self._submitting.add(submitting)
-        submitting.add_done_callback(self._submitting.discard)
-        return await self._engine.database.await_outcome(submitting, HINT_UNKNOWN_OUTCOME_OF_KEY)
-
-    async def _submit_once(self, spec: JobSpec, caller: Identity, idempotency_key: str) -> tuple[JobRecord, bool]:
-        """Store a job unless the user's key was used before; else return the earlier job and False."""
-        user_key = hash_key(caller.user, idempotency_key)
-        async with self._keys.lock_of(user_key):
-            first = await self._keys.find_submission(user_key)
-            if first is None:
-                return await self._store_new(spec, caller, (user_key, hash_spec(spec))), True
-            check_same_submission(first, hash_spec(spec), idempotency_key)
-            describe_request(f"job {first.job}", "it was submitted before")
-            return await self.get_owned(first.job, caller), False
-
-    async def _store_new(self, spec: JobSpec, caller: Identity, key: tuple[str, str] | None) -> JobRecord:
-        """Check a specification, and store it as a job with a new number. ``key``: hash of the key, and of the spec."""
-        engine, queries = self._engine, self._queries
-        spec = await self.complete_and_check(spec, caller, queries.limits())
-
-        async def read_states() -> FinalStates:
-            return await self.dependencies.read_final_states([spec], caller)
-
-        final_states = await read_states()
-        (number,) = self.take_numbers([spec])
-
-        def make_item(final_states: FinalStates) -> WorkItem:
-            def make_events() -> tuple[Event, ...]:
-                queries.admit(spec)
-                awaits = self.dependencies.find_unmet(spec, final_states)
-                return (JobSubmitted(new_job(number, spec, engine.cycle_time, awaits), caller.user),)
-
-            return WorkItem(prepare=make_events, submitted=Submitted(key[0], number, key[1]) if key else None)
-
-        describe_request(f"job {number}")
-        await self.dependencies.commit(engine, make_item, read_states, final_states)
-        return await self.get(number)
+        (number,), is_new = await self.submissions.submit([spec], caller, idempotency_key, is_batch=False)
+        return (await self.get(number) if is_new else await self.get_owned(number, caller)), is_new
 
     def take_numbers(self, specs: Sequence[JobSpec]) -> list[JobId]:
         """Return the numbers of new jobs, which no other job gets."""
@@ -543,7 +481,10 @@ class Jobs:
                 async for text in reading.read_new(record, component, to_the_end=is_last):
                     yield text
                 if is_last:
-                    yield OutputEnd(record.state, await self._has_all_output(record))
+                    # What may still come while the job goes on is not missing.
+                    entries = await self.read_timeline(job) if record.state.is_final else ()
+                    is_missing = any(e.event == "output-missing" and e.generation == record.generation for e in entries)
+                    yield OutputEnd(record.state, is_complete=not is_missing)
                 if is_last or self._engine.draining:
                     return
                 with suppress(TimeoutError):
@@ -552,11 +493,6 @@ class Jobs:
                 if not changed.is_set():
                     yield None
                 changed.clear()
-
-    async def _has_all_output(self, job: Job) -> bool:
-        """Return whether all output of the last attempt has reached the daemon, or may still do so."""
-        entries = await self.read_timeline(job.id) if job.state.is_final else ()
-        return not any(e.event == "output-missing" and e.generation == job.generation for e in entries)
 
     async def read_output_tails(self, job: Job, max_bytes: int) -> Sequence[OutputTail]:
         """Return the ends of the output of the last attempt's components, ``max_bytes`` in total."""
@@ -573,3 +509,51 @@ class Jobs:
     def list_policies(self) -> Sequence[dict[str, object]]:
         """Return ``name``, ``serves`` (request types) and ``summary`` of each policy."""
         return self._queries.policies.describe_policies()
+
+
+async def list_unfinished(queries: Queries, job_filter: JobFilter, sort: JobSort) -> list[Job]:
+    """Return all unfinished jobs that match a filter, in an order. The filter's limit and position are not used."""
+    # Positions and jobs are read in one step, so that they belong together.
+    waiting = [job.id for priority in (Priority.HIGH, Priority.LOW) for job in queries.waiting(priority)]
+    all_jobs = queries.jobs()
+    matching: list[Job] = []
+    async for chunk in iterate_in_slices(all_jobs):
+        matching += [job for job in chunk if _matches(job, job_filter)]
+    positions = {job: position for position, job in enumerate(waiting)}
+    matching.sort(key=_sort_key(sort, positions))
+    return matching
+
+
+def _matches(job: Job, job_filter: JobFilter) -> bool:
+    gang = job.attempt.gang if job.attempt is not None else ()
+    spec = job.spec
+    return (
+        job.array_job == job_filter.array
+        and (not job_filter.states or job.state in job_filter.states)
+        and job_filter.owner in ("", spec.owner)
+        and job_filter.name in ("", spec.name)
+        and job_filter.home_site in ("", spec.home_site)
+        and (not job_filter.cluster or any(component.cluster == job_filter.cluster for component in gang))
+        and (job_filter.since is None or job.submitted_at >= job_filter.since)
+        and (job_filter.until is None or job.submitted_at < job_filter.until)
+    )
+
+
+def _sort_key(sort: JobSort, positions: dict[JobId, int]) -> Callable[[Job], tuple[int, int, int]]:
+    """Return the sort key of a job. ``positions``: the waiting jobs in the order of the placement queues."""
+
+    def queue_key(job: Job) -> tuple[int, int, int]:
+        if job.state.is_active:
+            return 0 if job.state is JobState.RUNNING else 1, 0, -job.id
+        position = positions.get(job.id)
+        return (3, 0, job.id) if position is None else (2, position, job.id)
+
+    match sort:
+        case JobSort.QUEUE:
+            return queue_key
+        case JobSort.OLDEST:
+            return lambda job: (0, 0, job.id)
+        case JobSort.NODES:
+            return lambda job: (-job.spec.request.total_size, 0, -job.id)
+        case JobSort.NEWEST:
+            return lambda job: (0, 0, -job.id)

@@ -115,32 +115,27 @@ class ScopeInUse:
     limits: Sequence[LimitInUse]
 
 
+@dataclass(frozen=True, slots=True)
 class LimitsInUse:
     """Reports the limits that apply to a user, with their use."""
 
-    def __init__(
-        self,
-        owner_use: OwnerUse,
-        bundle_bytes: Callable[[Scope], int],
-        result_bytes: Callable[[Scope], Awaitable[int]],
-        clock: Callable[[], float],
-    ) -> None:
-        self._owner_use, self._bundle_bytes, self._result_bytes, self._clock = (
-            owner_use,
-            bundle_bytes,
-            result_bytes,
-            clock,
-        )
-        self.limits: Limits = owner_use.limits
+    owner_use: OwnerUse
+    bundle_bytes: Callable[[Scope], int]
+    result_bytes: Callable[[Scope], Awaitable[int]]
+    clock: Callable[[], float]
+
+    @property
+    def limits(self) -> Limits:
+        return self.owner_use.limits
 
     async def read_limits(self, user: str) -> Sequence[ScopeInUse]:
         """Return the limits that apply to a user, each with its current use."""
         scopes = []
         for scope in self.limits.scopes(user):
-            used: dict[str, float] = {**self._owner_use.current_use(scope, self._clock())}
-            used["bundle_bytes"] = self._bundle_bytes(scope)
+            used: dict[str, float] = {**self.owner_use.current_use(scope, self.clock())}
+            used["bundle_bytes"] = self.bundle_bytes(scope)
             if scope.limits.result_bytes is not None:
-                used["result_bytes"] = await self._result_bytes(scope)
+                used["result_bytes"] = await self.result_bytes(scope)
             limits = ((name, getattr(scope.limits, name)) for name in NAMES)
             in_use = [LimitInUse(name, limit, used.get(name)) for name, limit in limits if limit is not None]
             scopes.append(ScopeInUse(*scope.key, in_use))

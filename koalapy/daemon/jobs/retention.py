@@ -33,14 +33,6 @@ PAUSE = 0.02
 """Seconds between two transactions, in which other writers get their turn."""
 
 
-@dataclass(frozen=True, slots=True)
-class RetentionTimes:
-    """Seconds for which ended jobs are kept: users' jobs, None without limit, and the daemon's own jobs."""
-
-    jobs: float | None
-    internal: float
-
-
 class Retention:
     """The removal of expired jobs in batches. An interrupted run is continued by the next."""
 
@@ -49,21 +41,23 @@ class Retention:
         store: HistoryStore,
         outputs: Outputs,
         results: Results,
-        times: RetentionTimes,
+        jobs_keep: float | None,
+        internal_keep: float,
         clock: Callable[[], float],
         is_ending: Callable[[], bool] = lambda: False,
         needed: Callable[[], Collection[JobId]] = frozenset,
         max_stuck: int = MAX_STUCK,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``needed`` returns the jobs with results that other jobs still need.
+        """``jobs_keep``, ``internal_keep``: seconds for which ended jobs of users (None: without limit) and of the
+        daemon are kept. ``needed`` returns the jobs with results that other jobs still need.
 
         ``max_stuck``: jobs with files that cannot be removed after which a run is aborted.
         """
         self._needed = needed
         self._max_stuck, self._monotonic = max_stuck, monotonic
         self._store, self._outputs, self._results = store, outputs, results
-        self._times, self._clock = times, clock
+        self._jobs_keep, self._internal_keep, self._clock = jobs_keep, internal_keep, clock
         self._is_ending = is_ending
         self._batch_size = FIRST_BATCH
         self._stuck: dict[JobId, OSError] = {}
@@ -71,11 +65,11 @@ class Retention:
 
     async def remove_expired(self) -> int:
         """Remove all expired jobs and return their number. Raise ``OSError`` at the end if files of some remain."""
-        times, now = self._times, self._clock()
+        now = self._clock()
         self._stuck.clear()
-        removed = await self._remove_all(now - times.internal, internal=True)
-        if times.jobs is not None:
-            removed += await self._remove_all(now - times.jobs, internal=False)
+        removed = await self._remove_all(now - self._internal_keep, internal=True)
+        if self._jobs_keep is not None:
+            removed += await self._remove_all(now - self._jobs_keep, internal=False)
         has_more = True
         while has_more and not self._is_ending():
             has_more = await run_in_database(self._store.shrink)
@@ -133,32 +127,24 @@ class Retention:
         return jobs
 
 
+@dataclass(slots=True)
 class Housekeeping:
     """The periodic removal of expired bundles, results and jobs."""
 
-    def __init__(
-        self,
-        bundles: Bundles,
-        results: Results,
-        retention: Retention,
-        results_keep: float | None,
-        clock: Callable[[], float],
-    ) -> None:
-        self._bundles = bundles
-        self._results = results
-        self._retention = retention
-        self._results_keep = results_keep
-        self._clock = clock
+    bundles: Bundles
+    results: Results
+    retention: Retention
+    results_keep: float | None
+    """Seconds for which results are kept after the end of their job; None without limit."""
+    clock: Callable[[], float]
 
     async def remove_expired(self) -> None:
         """Remove expired bundles, results and jobs. An error with one kind does not affect the others."""
-        keep = self._results_keep
+        horizon = None if self.results_keep is None else self.clock() - self.results_keep
         try:
-            bundles = await _log_disk_errors(self._bundles.remove_expired(), [])
-            results = await _log_disk_errors(
-                self._results.remove_expired(None if keep is None else self._clock() - keep), []
-            )
-            jobs = await _log_disk_errors(self._retention.remove_expired(), 0)
+            bundles = await _log_disk_errors(self.bundles.remove_expired(), [])
+            results = await _log_disk_errors(self.results.remove_expired(horizon), [])
+            jobs = await _log_disk_errors(self.retention.remove_expired(), 0)
         except (StoreUnavailable, LeaseLost) as error:
             _log_failure(error)
             return

@@ -1,8 +1,9 @@
 """Dependencies between submitted jobs, idempotency keys, and the submission of several jobs in one transaction."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence, Sized
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
@@ -27,7 +28,7 @@ from koalapy.scheduler.events import Event, JobSubmitted
 from koalapy.scheduler.queries import Queries
 from koalapy.validation.permissions import may_see_all_of
 from koalapy.validation.request import with_all_indices
-from koalapy.validation.submission import hash_batch, hash_key
+from koalapy.validation.submission import hash_batch, hash_key, hash_spec
 
 if TYPE_CHECKING:
     from koalapy.daemon.jobs.jobs import Jobs
@@ -181,33 +182,14 @@ def _jobs_of(clauses: Iterable[Clause]) -> list[JobId]:
     return list(dict.fromkeys(dependency.job for clause in clauses for dependency in clause))
 
 
-def check_same_submission(first: Submitted, digest: str, key: str) -> None:
-    """Raise ``ConflictError`` if a submission differs from the first one with its key. ``digest``: its hash."""
-    if digest != first.digest:
-        raise ConflictError(
-            f"the Idempotency-Key was used for job {first.job}, whose specification differs",
-            field="Idempotency-Key",
-            value=key,
-            hint="use a new key for a new job",
-            code=ProblemCode.IDEMPOTENCY_KEY_REUSED,
-        )
-
-
-@dataclass(slots=True)
-class Lookup:
-    """The keys of one query."""
-
-    keys: set[str] = field(default_factory=set)
-    task: "asyncio.Task[Mapping[str, Submitted]] | None" = None
-
-
 class IdempotencyKeys:
     """The submissions of idempotency keys. One query runs at a time; the next looks up all keys requested meanwhile."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._turn = asyncio.Lock()
-        self._next: Lookup | None = None
+        self._next: tuple[set[str], asyncio.Task[Mapping[str, Submitted]]] | None = None
+        """The keys of the next query, and the query."""
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """Locks that are held or waited for; others are discarded."""
 
@@ -217,64 +199,81 @@ class IdempotencyKeys:
 
     async def find_submission(self, key: str) -> Submitted | None:
         """Return the submission of a key, or None. Raise ``StoreUnavailable`` on timeout."""
-        lookup = self._next
-        if lookup is None:
-            self._next = lookup = Lookup()
-            lookup.task = asyncio.ensure_future(self._run_lookup(lookup))
-        lookup.keys.add(key)
-        assert lookup.task is not None
-        return (await asyncio.shield(lookup.task)).get(key)
+        if self._next is None:
+            wanted = set[str]()
+            self._next = wanted, asyncio.create_task(self._run_lookup(wanted))
+        keys, lookup = self._next
+        keys.add(key)
+        return (await asyncio.shield(lookup)).get(key)
 
-    async def _run_lookup(self, lookup: Lookup) -> Mapping[str, Submitted]:
+    async def _run_lookup(self, keys: set[str]) -> Mapping[str, Submitted]:
         """Return the earlier submissions of all keys that were requested until the query, by one query."""
         await asyncio.sleep(0)  # collect the keys of all tasks that are ready
         async with self._turn:  # at most until the query of another lookup times out
             self._next = None
-            return await find_by_key(self._store.submitted, lookup.keys)
+            return await find_by_key(self._store.submitted, keys)
 
 
 JOBS_PER_TURN = 50
 """Jobs that are checked before other tasks run."""
-HINT_UNKNOWN_OUTCOME = "look for the jobs with koala queue --all before you submit them again"
+HINT_UNKNOWN_OUTCOME = "look with koala queue --all before you submit again"
+HINT_UNKNOWN_OUTCOME_OF_KEY = "submit it again with the same Idempotency-Key: it becomes one job"
 
 
-class BatchSubmission:
-    """Submissions of several jobs. An error names the job, such as ``jobs[3].command``, and nothing is stored."""
+class Submissions:
+    """Submissions of jobs, of one or of a batch. Nothing is stored if one of them has an error.
 
-    def __init__(self, jobs: "Jobs", engine: Engine, queries: Queries, keys: IdempotencyKeys) -> None:
-        self._jobs, self._engine, self._queries, self._keys = jobs, engine, queries, keys
+    An error in a batch names the job, such as ``jobs[3].command``.
+    """
+
+    def __init__(self, jobs: "Jobs", engine: Engine, queries: Queries, store: Store) -> None:
+        self._jobs, self._engine, self._queries, self._keys = jobs, engine, queries, IdempotencyKeys(store)
+        self._submitting: set[asyncio.Task[tuple[Sequence[JobId], bool]]] = set()
 
     async def submit(
-        self, specs: Sequence[JobSpec], caller: Identity, idempotency_key: str | None = None
+        self, specs: Sequence[JobSpec], caller: Identity, idempotency_key: str | None = None, *, is_batch: bool = True
     ) -> tuple[Sequence[JobId], bool]:
         """Store jobs and try to assign them to clusters. Return their numbers and whether they are new.
 
-        If the user submitted the same batch with the same key before, return those numbers and False. The errors are
-        those of ``Jobs.submit``.
+        If the user submitted the same with the same key before, return those numbers and False. Raise
+        ``ConflictError`` for the same key with others, ``ForbiddenError`` for what the user may not submit.
         """
         owned: list[JobSpec] = []
-        with naming_item(lambda: f"jobs[{len(owned)}]"):
+        with _naming(is_batch, owned):
             for spec in specs:
                 owned.append(self._jobs.rules.with_owner(spec, caller))
         if idempotency_key is None:
-            storing = self._store_new(owned, caller, None)
+            storing = self._store_new(owned, caller, None, is_batch)
             return await self._engine.database.await_outcome(storing, HINT_UNKNOWN_OUTCOME), True
-        return await self._jobs.finish_submission(self._submit_once(owned, caller, idempotency_key))
+        # It goes on when the client disconnects: a retry with the same key must find its outcome.
+        submitting = asyncio.create_task(self._submit_once(owned, caller, idempotency_key, is_batch))
+        self._submitting.add(submitting)
+        submitting.add_done_callback(self._submitting.discard)
+        return await self._engine.database.await_outcome(submitting, HINT_UNKNOWN_OUTCOME_OF_KEY)
 
-    async def _submit_once(self, specs: Sequence[JobSpec], caller: Identity, key: str) -> tuple[Sequence[JobId], bool]:
+    async def _submit_once(
+        self, specs: Sequence[JobSpec], caller: Identity, key: str, is_batch: bool
+    ) -> tuple[Sequence[JobId], bool]:
         """Store jobs unless the user's key was used before; else return the earlier jobs and False."""
-        user_key, digest = hash_key(caller.user, key), hash_batch(specs)
+        user_key, digest = hash_key(caller.user, key), hash_batch(specs) if is_batch else hash_spec(specs[0])
         async with self._keys.lock_of(user_key):
             first = await self._keys.find_submission(user_key)
             if first is None:
-                return await self._store_new(specs, caller, (user_key, digest)), True
-            check_same_submission(first, digest, key)
-            numbers, _ = number_jobs(first.job, map(with_all_indices, specs))
-            describe_request(_format_numbers(numbers), "they were submitted before")
-            return numbers, False
+                return await self._store_new(specs, caller, (user_key, digest), is_batch), True
+        if digest != first.digest:
+            raise ConflictError(
+                f"the Idempotency-Key was used for job {first.job}, whose specification differs",
+                field="Idempotency-Key",
+                value=key,
+                hint="use a new key for a new job",
+                code=ProblemCode.IDEMPOTENCY_KEY_REUSED,
+            )
+        numbers, _ = number_jobs(first.job, map(with_all_indices, specs))
+        describe_request(_format_numbers(numbers), "submitted before")
+        return numbers, False
 
     async def _store_new(
-        self, specs: Sequence[JobSpec], caller: Identity, key: tuple[str, str] | None
+        self, specs: Sequence[JobSpec], caller: Identity, key: tuple[str, str] | None, is_batch: bool
     ) -> Sequence[JobId]:
         """Check specifications, and store them as jobs with new numbers.
 
@@ -282,17 +281,17 @@ class BatchSubmission:
         """
         engine, queries = self._engine, self._queries
         dependencies = self._jobs.dependencies
-        find_fields(specs, is_batch=True)  # rejects too many dependencies before anything is read
+        find_fields(specs, is_batch=is_batch)  # rejects too many dependencies before anything is read
         complete: list[JobSpec] = []
-        with naming_item(lambda: f"jobs[{len(complete)}]"):
-            for start in range(0, len(specs), JOBS_PER_TURN):
-                limits = queries.limits()
-                for spec in specs[start : start + JOBS_PER_TURN]:
-                    complete.append(await self._jobs.complete_and_check(spec, caller, limits))
-                await asyncio.sleep(0)
+        with _naming(is_batch, complete):
+            for index, spec in enumerate(specs):
+                if index % JOBS_PER_TURN == 0:
+                    await asyncio.sleep(0)
+                    limits = queries.limits()
+                complete.append(await self._jobs.complete_and_check(spec, caller, limits))
 
         async def read_states() -> FinalStates:
-            return await dependencies.read_final_states(complete, caller, is_batch=True)
+            return await dependencies.read_final_states(complete, caller, is_batch=is_batch)
 
         final_states = await read_states()
         numbers = self._jobs.take_numbers(complete)
@@ -303,10 +302,13 @@ class BatchSubmission:
 
         def make_item(final_states: FinalStates) -> WorkItem:
             def make_events() -> tuple[Event, ...]:
-                queries.admit_batch(complete)
+                if is_batch:
+                    queries.admit_batch(complete)
+                else:
+                    queries.admit(complete[0])
                 now = engine.cycle_time
                 events: list[Event] = []
-                with naming_item(lambda: f"jobs[{len(events)}]"):
+                with _naming(is_batch, events):
                     for number, spec in zip(numbers, numbered, strict=True):
                         awaits = dependencies.find_unmet(spec, final_states, batch) if spec.after else ()
                         events.append(JobSubmitted(new_job(number, spec, now, awaits), caller.user))
@@ -317,6 +319,11 @@ class BatchSubmission:
         describe_request(_format_numbers(numbers))
         await dependencies.commit(engine, make_item, read_states, final_states)
         return numbers
+
+
+def _naming(is_batch: bool, done: Sized) -> AbstractContextManager[None]:
+    """Name the job of a batch in errors raised within the context: the one after those that are ``done``."""
+    return naming_item(lambda: f"jobs[{len(done)}]") if is_batch else nullcontext()
 
 
 def number_jobs(number: JobId, specs: Iterable[JobSpec]) -> tuple[list[JobId], JobId]:

@@ -5,16 +5,20 @@ import contextlib
 import json
 import socket
 import ssl
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from copy import copy
 from typing import Any, Protocol
 
 import structlog
+import uvicorn
+from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
+from koalapy.daemon.listener.certificate import Certificate
 from koalapy.model.errors import ProblemCode
-from koalapy.protocol.frames import MAX_HELLO_SIZE
-from koalapy.system.event_loop import BACKLOG, TLS_FIRST_BYTE, peek_first_byte
+from koalapy.protocol.frames import MAX_AGENT_FRAME_SIZE, MAX_HELLO_SIZE
+from koalapy.system.event_loop import ACCEPTS_PER_TURN, BACKLOG, TLS_FIRST_BYTE, peek_first_byte, raise_backlog
 
 log = structlog.get_logger()
 
@@ -37,6 +41,10 @@ MAX_USER_FRAME_SIZE = 256 * 1024
 """Bytes of a frame that a user's WebSocket may send; agents send larger ones after their hello."""
 ACCEPT_PAUSE = 0.2
 """Seconds until the next connection is accepted after the system had no capacity for one."""
+MAX_UNREAD_PONGS = 64 * 1024 * 1024
+"""Bytes that wait for a peer, at which its pings are no longer answered."""
+SHUTDOWN_GRACE = 3
+"""Seconds that open requests have to end when the daemon stops."""
 PROBLEM = {
     "type": "about:blank",
     "title": "Bad Request",
@@ -234,3 +242,72 @@ async def _reject_unencrypted(connection: socket.socket) -> None:
     unread = MAX_UNREAD
     while unread > 0 and (data := await loop.sock_recv(connection, 65536)):
         unread -= len(data)
+
+
+class WebSockets(WebSocketsSansIOProtocol):
+    """Uvicorn's WebSockets, for which a complete rejection completes the handshake.
+
+    Uvicorn itself logs an error after each rejection with a body.
+    """
+
+    async def send(self, message: ASGISendEvent) -> None:
+        """Send a message of the application. An agent may send large frames after its hello was answered."""
+        await super().send(message)
+        self.handshake_complete = self.handshake_complete or self.close_sent
+        if message["type"] == "websocket.send" and self.conn.max_message_size == MAX_HELLO_SIZE:
+            self.conn.max_message_size = MAX_AGENT_FRAME_SIZE
+
+    def handle_ping(self) -> None:
+        """Answer a ping. End the connection of a peer that sends pings and reads no answer."""
+        if self.transport.get_write_buffer_size() > MAX_UNREAD_PONGS:
+            self.transport.abort()
+            return
+        super().handle_ping()
+
+
+class HttpServer(uvicorn.Server):
+    """Uvicorn without its signal handling, which calls ``started`` once it listens."""
+
+    def __init__(
+        self, app: Any, connections: Connections, started: Callable[[], None], certificate: Certificate | None = None
+    ) -> None:
+        config = uvicorn.Config(
+            app,
+            http=connections.protocol_class(),
+            ws=WebSockets,
+            lifespan="off",
+            access_log=False,
+            log_config=None,  # the daemon's own logging is used
+            log_level="warning",
+            timeout_graceful_shutdown=SHUTDOWN_GRACE,
+            ws_per_message_deflate=False,
+            backlog=ACCEPTS_PER_TURN,
+            proxy_headers=False,
+        )
+        super().__init__(config)
+        self._on_started = started
+        self._connections, self._certificate = connections, certificate
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen on the sockets: as uvicorn does without TLS, else by servers that do the TLS handshake themselves."""
+        if self._certificate is None:
+            await super().startup(sockets)
+            for server in self.servers:
+                raise_backlog(server)
+        else:
+            await super().startup([])
+            for listener in sockets or ():
+                tls_server = TlsServer(self._certificate.context, self._connections, self._make_protocol)
+                tls_server.start(listener)
+                self.servers.append(tls_server)  # type: ignore[arg-type]
+        self._on_started()
+
+    def _make_protocol(self) -> asyncio.Protocol:
+        protocol: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return protocol

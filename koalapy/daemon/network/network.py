@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,7 +33,7 @@ from koalapy.model.request import ClusterName, ComponentRequest, FixedRequest
 from koalapy.ports import MeasurementStore
 from koalapy.runner.preflight import CANNOT_REACH
 from koalapy.scheduler.events import LinkMeasured
-from koalapy.scheduler.queries import Queries
+from koalapy.system.event_loop import BackgroundTasks
 
 log = structlog.get_logger()
 
@@ -90,19 +90,13 @@ class Network:
     """A service that measures links on request or periodically, and reports them to the scheduler."""
 
     def __init__(
-        self,
-        engine: Engine,
-        queries: Queries,
-        jobs: Jobs,
-        store: MeasurementStore,
-        links: LinkTable,
-        settings: MeasurementSettings,
+        self, engine: Engine, jobs: Jobs, store: MeasurementStore, links: LinkTable, settings: MeasurementSettings
     ) -> None:
-        self._engine, self._queries, self._jobs = engine, queries, jobs
+        self._engine, self._queries, self._jobs = engine, engine.queries, jobs
         self._store, self._links, self._settings = store, links, settings
         self._turns = asyncio.Semaphore(settings.parallel)
         self._under_way: dict[ClusterPair, PendingMeasurement] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
         self._connect_deadline = 0.0
 
     def start(self) -> None:
@@ -113,15 +107,14 @@ class Network:
             if pair is None:
                 continue
             if pair in self._under_way or pair not in self._links.list_pairs():
-                self._run_in_background(self._cancel_job(job.id, "measured by another job"))
+                self._tasks.spawn(self._cancel_job(job.id, "measured by another job"))
             else:
                 self._begin_measurement(pair, PendingMeasurement(job.id))
 
     async def stop(self) -> None:
         """Stop following measurements; their jobs go on, and the next daemon run resumes them."""
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.cancel()
+        await self._tasks.wait()
 
     async def measure_due_links(self) -> None:
         """Measure each link that was not measured within the interval."""
@@ -187,7 +180,7 @@ class Network:
         """Learn from a finished transfer of ``size`` bytes from one cluster to another."""
         measurement = self._links.learn_transfer((source, target), size, seconds, self._engine.clock())
         if measurement is not None:
-            self._run_in_background(self._store_and_report(measurement))
+            self._tasks.spawn(self._store_and_report(measurement))
 
     def _select_pairs(
         self, clusters: Sequence[ClusterName] | None, pairs: Sequence[ClusterPair] | None
@@ -243,12 +236,7 @@ class Network:
 
     def _begin_measurement(self, pair: ClusterPair, under_way: PendingMeasurement) -> None:
         self._under_way[pair] = under_way
-        self._run_in_background(self._measure_link(pair, under_way))
-
-    def _run_in_background(self, work: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.spawn(self._measure_link(pair, under_way))
 
     async def _measure_link(self, pair: ClusterPair, under_way: PendingMeasurement) -> None:
         """Wait for a free turn, measure a link by a job, and store the result."""

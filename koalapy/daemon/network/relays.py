@@ -4,8 +4,8 @@ import asyncio
 import hmac
 import ssl
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from ipaddress import ip_address
 from itertools import combinations
@@ -15,13 +15,14 @@ from typing import Any
 import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
+from koalapy.daemon.observability.audit import Audit
+from koalapy.daemon.observability.instruments import Instruments
 from koalapy.model.cluster import ClusterPair, LinkPath, LinkUse, pair_of
-from koalapy.model.job import Attempt, Job, JobId, JobState
+from koalapy.model.job import Job, JobId, JobState
 from koalapy.model.job_spec import Launcher
 from koalapy.model.request import ClusterName
-from koalapy.protocol.messages import RelayLost, RelayState
-from koalapy.protocol.plan import PlanNode, PlanRelay
-from koalapy.relay.attempts import AttemptPlan, HeadIdentity, NodePlan, derive_head_key
+from koalapy.protocol.messages import PlanNode, PlanRelay, RelayLost, RelayState
+from koalapy.relay.attempts import AttemptPlan, derive_head_key
 from koalapy.relay.client import RelayClient, log_rejection
 from koalapy.runner.relay_links import FIRST_PORT, LAST_PORT, count_ports, node_ports
 from koalapy.scheduler.events import RelayChanged
@@ -46,20 +47,6 @@ class JobRelay:
 
     def head_entry(self, cluster: ClusterName) -> dict[str, Any] | None:
         return None if self.attempt is None else self.attempt.head_entry(cluster)
-
-
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """What an ended attempt has sent through the hub."""
-
-    attempt: str
-    streams: int
-    moved: Mapping[ClusterPair, int]
-    """Bytes by the clusters of the sending and the receiving node."""
-
-    @property
-    def job(self) -> JobId:
-        return int(self.attempt.partition(".")[0])
 
 
 def attempt_name(job: Job) -> str:
@@ -91,14 +78,15 @@ class Relays:
         nodes_of: Callable[[Job], Sequence[PlanNode]],
         send: Callable[[ClusterName, RelayLost], object] = lambda *_: None,
         find_paths: Callable[[Job], Mapping[ClusterPair, LinkPath]] = lambda _: {},
+        report: Callable[[RelayChanged], object] = lambda _: None,
+        audit: Audit | None = None,
+        instruments: Instruments | None = None,
     ) -> None:
         """``uses``: the configured path of messages by pair of clusters. ``secret``: from which keys of attempts are
         derived. ``nodes_of``: returns the nodes of a job's attempt in the order of its plan. ``send``: sends a message
-        to a cluster's agent. ``find_paths``: returns the paths of a job's messages that the scheduler has assumed."""
-        self.report: Callable[[RelayChanged], object] = lambda _: None
-        """Reports to the scheduler that the relay of a site has changed."""
-        self.record_traffic: Callable[[Traffic], Coroutine[Any, Any, None]] | None = None
-        """Records what an ended attempt has sent through the hub."""
+        to a cluster's agent. ``find_paths``: returns the paths of a job's messages that the scheduler has assumed.
+        ``report``: reports to the scheduler that the relay of a site has changed."""
+        self._report, self._audit, self._instruments = report, audit, instruments
         self._send, self._control, self._uses, self._secret, self._nodes_of = send, control, uses, secret, nodes_of
         self._find_paths = find_paths
         self._states: dict[ClusterName, RelayState] = {}
@@ -134,7 +122,7 @@ class Relays:
             state = _check_certificate(state)
             self._states[cluster] = state
         if (known := state or former) is not None:
-            self.report(RelayChanged(cluster, self.is_ready(cluster), known.relayed_only))
+            self._report(RelayChanged(cluster, self.is_ready(cluster), known.relayed_only))
         if state is not None and (former is None or former.ready != state.ready):
             log.info(
                 "the relay of a site has changed",
@@ -194,16 +182,12 @@ class Relays:
         return JobRelay(PlanRelay(attempt=name, pairs=pairs, bases=bases), attempt)
 
     def note_job(self, job: Job, _previous: JobState | None) -> None:
-        """Remove an attempt from the hub once it is over."""
+        """Remove an attempt from the hub once it is over, or another has followed it."""
         entry = self._entries.get(job.id)
         if entry is not None and (job.state.is_final or job.attempt is None or entry[0] != attempt_name(job)):
             del self._entries[job.id]
             if self._client is not None:
                 self._tasks.spawn(log_rejection(self._client.remove(entry[0])))
-
-    def note_attempt(self, job: Job, _attempt: Attempt) -> None:
-        """Remove an attempt from the hub that another one has followed."""
-        self.note_job(job, None)
 
     async def run(self, tokens: Mapping[ClusterName, str], jobs: Callable[[], Sequence[Job]]) -> None:
         """Stay connected with the hub until cancelled. ``tokens``: of the agents. ``jobs``: the unfinished ones."""
@@ -235,17 +219,18 @@ class Relays:
         slots = _slots(nodes)
         layouts = [node_ports(base, slots) for base in bases]
         key = hmac.new(self._secret, name.encode(), sha256).digest()
-        plans = [NodePlan(node["cluster"], [layout[index] for layout in layouts]) for index, node in enumerate(nodes)]
-        heads = {node["cluster"]: self._identity_of(node["cluster"]) for node in nodes}
+        plans = [(node["cluster"], [layout[index] for layout in layouts]) for index, node in enumerate(nodes)]
+        heads = {node["cluster"]: self._describe_head(node["cluster"]) for node in nodes}
         return AttemptPlan(name, key, plans, heads, _max_streams(nodes))
 
-    def _identity_of(self, cluster: ClusterName) -> HeadIdentity:
+    def _describe_head(self, cluster: ClusterName) -> dict[str, Any]:
+        """Return how the heads of other clusters know the head of a cluster, and where they reach it."""
         state = self._states.get(cluster)
         if state is None:
-            return HeadIdentity()
-        return HeadIdentity(
-            state.certificate, (state.host, state.port) if _is_reachable(state.host, state.port) else None
-        )
+            return {}
+        certificate = {} if state.certificate is None else {"certificate": state.certificate}
+        address = {"host": state.host, "port": state.port} if _is_reachable(state.host, state.port) else {}
+        return {**certificate, **address}
 
     def _hub_state(self) -> dict[str, Any]:
         return {"heads": self._keys, "attempts": [entry for _, entry in self._entries.values()]}
@@ -258,15 +243,32 @@ class Relays:
         match event["t"]:
             case "state" | "away" as kind:
                 for cluster, state in self._states.items():
-                    self.report(RelayChanged(cluster, state.ready and kind == "state", state.relayed_only))
+                    self._report(RelayChanged(cluster, state.ready and kind == "state", state.relayed_only))
             case "lost":
                 self._report_loss(str(event["attempt"]), str(event["why"]))
             case "removed":
                 moved = {(source, target): count for source, target, count in event["bytes"]}
-                traffic = Traffic(event["attempt"], event["streams"], moved)
-                log.info("an attempt has ended at the hub", action="relay-attempt-over", **asdict(traffic))
-                if self.record_traffic is not None:
-                    self._tasks.spawn(self.record_traffic(traffic))
+                self._record_traffic(event["attempt"], event["streams"], moved)
+
+    def _record_traffic(self, attempt: str, streams: int, moved: Mapping[ClusterPair, int]) -> None:
+        """Count and log what an ended attempt has sent through the hub.
+
+        ``moved``: bytes by the clusters of the sending and the receiving node.
+        """
+        log.info(
+            "an attempt has ended at the hub",
+            action="relay-attempt-over",
+            attempt=attempt,
+            streams=streams,
+            moved=moved,
+        )
+        if self._instruments is not None:
+            self._instruments.relayed.update(moved)
+        if self._audit is not None and streams:
+            sizes = [f"{source} to {target} {size}" for (source, target), size in sorted(moved.items())]
+            detail = f"attempt {attempt}: {streams} streams; bytes: {', '.join(sizes) or 'none'}"
+            target = f"job {attempt.partition('.')[0]}"
+            self._tasks.spawn(self._audit.record("relay-traffic", None, origin="hub", target=target, detail=detail))
 
     def _report_loss(self, attempt: str, reason: str) -> None:
         """Let all agents of an attempt know that it has lost streams."""

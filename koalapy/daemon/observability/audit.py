@@ -72,25 +72,25 @@ def _to_storable(text: str) -> str:
     return text.encode(errors="replace").decode().replace("\0", "\ufffd")
 
 
-_under_way: ContextVar[AuditedRequest | None] = ContextVar("deed", default=None)
+_under_way: ContextVar[AuditedRequest | None] = ContextVar("audited_request", default=None)
 
 
-def begin_request(deed: AuditedRequest) -> None:
-    """Make ``deed`` the current request of this task and of the tasks that it starts."""
-    _under_way.set(deed)
+def begin_request(request: AuditedRequest) -> None:
+    """Make ``request`` the current request of this task and of the tasks that it starts."""
+    _under_way.set(request)
 
 
 def describe_request(target: str = "", detail: str = "") -> None:
     """Set target and detail of the current request, if there is one; they must contain no secrets."""
-    if (deed := _under_way.get()) is not None:
-        deed.target, deed.detail = target or deed.target, detail or deed.detail
+    if (request := _under_way.get()) is not None:
+        request.target, request.detail = target or request.target, detail or request.detail
 
 
 def identify_request(caller: Identity | None, action: str, target: str, *, change: bool) -> None:
     """Set caller, action and target of the current request, if there is one; ``change``: whether it may be a change."""
-    if (deed := _under_way.get()) is not None:
-        deed.caller, deed.action, deed.target = caller, action, target
-        deed.is_change = deed.is_change and change
+    if (request := _under_way.get()) is not None:
+        request.caller, request.action, request.target = caller, action, target
+        request.is_change = request.is_change and change
 
 
 def take_change() -> AuditedRequest | None:
@@ -98,11 +98,11 @@ def take_change() -> AuditedRequest | None:
 
     Return None if there is no current change, or it was returned before.
     """
-    deed = _under_way.get()
-    if deed is None or not deed.is_change or deed.written:
+    request = _under_way.get()
+    if request is None or not request.is_change or request.written:
         return None
-    deed.written = True
-    return deed
+    request.written = True
+    return request
 
 
 class Audit:
@@ -121,20 +121,22 @@ class Audit:
         self._is_away = False
         """Whether the database rejected the last write, or has not answered it yet."""
 
-    async def close_request(self, deed: AuditedRequest, status: int) -> None:
+    async def close_request(self, request: AuditedRequest, status: int) -> None:
         """Write the entry of a request before its response is sent, so that it is not lost if the daemon then ends."""
         refused, failed = 400 <= status < 500, status >= 500
-        if not refused and (deed.written or not (deed.is_change or failed)):
+        if not refused and (request.written or not (request.is_change or failed)):
             return
-        deed.written = True
-        if not deed.is_change and status not in (401, 403, 429):
+        request.written = True
+        if not request.is_change and status not in (401, 403, 429):
             return
         outcome = FAILED if failed else REFUSED if refused else DONE
-        entry = deed.make_entry(self._clock(), outcome)
+        entry = request.make_entry(self._clock(), outcome)
         if not refused and not failed:
             await self._write_entries([entry])
             return
-        await self._write_rejection(replace(entry, detail=f"{status} {entry.detail}".strip()), str(status))
+        entry = replace(entry, detail=f"{status} {entry.detail}".strip())
+        if self._is_first(entry, str(status)):
+            await self._write_entries([entry])
 
     async def record(
         self,
@@ -150,8 +152,8 @@ class Audit:
 
         Rejections of one kind are counted, and written as one entry later.
         """
-        deed = AuditedRequest(action, origin, True, caller, target, detail)
-        entry = deed.make_entry(self._clock(), outcome)
+        request = AuditedRequest(action, origin, True, caller, target, detail)
+        entry = request.make_entry(self._clock(), outcome)
         if outcome == DONE or self._is_first(entry, outcome):
             await self._write_entries([entry])
 
@@ -239,10 +241,6 @@ class Audit:
                 await run_in_database(self._store.forget_audit, min(self._clock(), time.time()) - keep)
             except KoalaError as error:
                 log.error("what is old of the audit was not removed", action="audit-not-tidied", error=error.message)
-
-    async def _write_rejection(self, entry: AuditEntry, status: str) -> None:
-        if self._is_first(entry, status):
-            await self._write_entries([entry])
 
     def _is_first(self, entry: AuditEntry, status: str) -> bool:
         """Check whether a rejection is the first of its kind since the last flush; count it if it is not."""

@@ -1,7 +1,7 @@
 """The page Audit, for administrators, and the changes of a job, cluster or user on its page, for operators."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from fastapi import Query
@@ -40,24 +40,10 @@ Before = Annotated[int, Query(alias="changes", ge=0, le=fields.MAX_ID, descripti
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """An audit entry as operators see it, without the address and the authentication."""
-
-    id: int
-    at: float
-    actor: str
-    action: str
-    target: str
-    outcome: str
-    detail: str
-    times: int
-
-
-@dataclass(frozen=True, slots=True)
 class Changes:
-    """Audit entries that concern a page, newest first."""
+    """Audit entries that concern a page, newest first, without role, address and authentication."""
 
-    entries: Sequence[Change]
+    entries: Sequence[AuditEntry]
     older: int
     """The value of ``changes`` in the query for older entries; 0 if there are none."""
     is_newest: bool
@@ -71,10 +57,7 @@ async def read_changes(
         return None
     audit_filter = AuditFilter(actor=actor, target=target, limit=MAX_CHANGES + 1, newest_first=True, before=before)
     found = await audit_log.read_entries(audit_filter)
-    shown = [
-        Change(entry.id, entry.at, entry.actor, entry.action, entry.target, entry.outcome, entry.detail, entry.times)
-        for entry in found[:MAX_CHANGES]
-    ]
+    shown = [replace(entry, role="", address="", how="") for entry in found[:MAX_CHANGES]]
     return Changes(shown, shown[-1].id if len(found) > MAX_CHANGES else 0, before == 0)
 
 

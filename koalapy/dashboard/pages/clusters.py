@@ -183,6 +183,19 @@ def failures_of(instruments: Instruments, cluster: ClusterName) -> Failures:
     )
 
 
+def shown_health(health: HealthStatus, *, is_operator: bool) -> HealthStatus:
+    """Return the errors and the probation of a cluster; the last error only for operators."""
+    return HealthStatus(
+        errors=health.errors,
+        unusable=health.unusable,
+        note=health.note if is_operator else health.summary,
+        trials=health.trials,
+        probation=health.probation,
+        probation_at=health.probation_at,
+        limit_lifted_at=0.0,
+    )
+
+
 def visible_calls(cluster: ClusterStatus, caller: Identity) -> list[CallStatistics]:
     """Return the calls of the resource manager; only operators see errors about jobs, which may be of any user."""
     statistics = [call_statistics(calls, cluster.reported_at) for calls in cluster.last_report.calls]
@@ -262,14 +275,7 @@ def _add_nodes(dashboard: Dashboard, services: Services) -> None:
     """Add the page of all nodes of a cluster."""
     queries = dashboard.engine.queries
 
-    @dashboard.page(
-        "/clusters/{name}/nodes",
-        "nodes.html",
-        operation="show_cluster",
-        title="Nodes",
-        subject="cluster {name}",
-        table=NODES,
-    )
+    @dashboard.page("/clusters/{name}/nodes", "nodes.html", operation="show_cluster", title="Nodes", table=NODES)
     async def cluster_nodes(name: Name, caller: Caller, table: TableParameters, q: Words = "") -> NodesPage:
         """Return the nodes of a cluster with all words of a filter in their names, states, classes or reasons."""
         services.jobs.get_cluster(name)
@@ -287,14 +293,7 @@ def _add_cluster(dashboard: Dashboard, services: Services, survey: Survey, audit
     """Add the page of one cluster."""
     engine, queries = dashboard.engine, dashboard.engine.queries
 
-    @dashboard.page(
-        "/clusters/{name}",
-        "cluster.html",
-        operation="show_cluster",
-        title="Cluster",
-        shared=True,
-        subject="cluster {name}",
-    )
+    @dashboard.page("/clusters/{name}", "cluster.html", operation="show_cluster", title="Cluster", shared=True)
     async def cluster(name: Name, caller: Caller, changes_before: Before = 0) -> ClusterPage:
         """Return the state of one cluster; raise ``NotFoundError`` if there is none of this name."""
         record, now = services.jobs.get_cluster(name), engine.clock()
@@ -314,7 +313,7 @@ def _add_cluster(dashboard: Dashboard, services: Services, survey: Survey, audit
             groups=groups,
             silenced=silenced,
             drained=status.drained,
-            health=replace(status.health) if is_operator else replace(status.health, note=status.health.summary),
+            health=shown_health(status.health, is_operator=is_operator),
             threshold=queries.rules.error_threshold,
             limit="" if status.health.limit is None else str(status.health.limit),
             doubt="" if status.health.doubt is None else str(status.health.doubt),

@@ -56,10 +56,6 @@ class FilesView:
     result_room: StorageUse
 
 
-def _verified_at(replica: ReplicaView) -> str:
-    return "" if replica.verified_at is None else str(replica.verified_at)
-
-
 def _size_cell(replica: ReplicaView, now: float) -> str:
     entries = "" if replica.parts is None else f", {replica.parts:,} entries"
     return f"{format_size(replica.size)}{entries}"
@@ -106,7 +102,7 @@ REPLICAS: TableDefinition[ReplicaView] = TableDefinition(
         Column(
             "verified",
             "Verified",
-            _verified_at,
+            lambda one: one.verified_at or "",
             lambda one, _: render_iso_time(one.verified_at),
             "nowrap",
             is_sortable=False,

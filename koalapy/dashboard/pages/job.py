@@ -112,7 +112,7 @@ def add_job(dashboard: Dashboard, services: Services, audit_log: Audit) -> None:
         start = expected_start(expected, job, forecast, now) if expected is not None and forecast is not None else None
         return [] if start is None else [start]
 
-    @dashboard.page("/jobs/{job}", "job.html", operation="show_job", title="Job", shared=True, subject="job {job}")
+    @dashboard.page("/jobs/{job}", "job.html", operation="show_job", title="Job", shared=True)
     async def show(
         caller: Caller, job: Id, attempts: Last = 5, find: Find = "", changes_before: Before = 0
     ) -> JobPageView:

@@ -44,9 +44,7 @@ def add_mine(dashboard: Dashboard, services: Services) -> None:
     queues = engine.queries.queues
     finder = JobFinder(jobs, engine.queries, engine.clock)
 
-    @dashboard.page(
-        "/my-jobs", "my_jobs.html", operation="show_limits", title="My jobs", key="y", subject="user {user}"
-    )
+    @dashboard.page("/my-jobs", "my_jobs.html", operation="show_limits", title="My jobs", key="y")
     async def mine(caller: Caller) -> MyJobsView:
         """Return the caller's unfinished jobs as in the queue, the last ended ones, and the limits in use."""
         own = format_term("user", caller.user)

@@ -4,7 +4,7 @@ import json
 import secrets
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from fastapi import Query
@@ -40,29 +40,14 @@ KINDS = {
 Source = Annotated[int | None, Query(alias="from", ge=1, le=fields.MAX_ID, description="the job to submit again")]
 
 
-@dataclass(frozen=True, slots=True)
-class JobFields:
-    """The fields of the form as typed."""
-
-    kind: str = "flexible"
-    nodes: str = ""
-    command: str = ""
-    script: str = ""
-    name: str = ""
-    walltime: str = ""
-    priority: str = ""
-    policy: str = ""
-    launcher: str = ""
-    processes_per_node: str = ""
-    memory: str = ""
-    workdir: str = ""
-    after: str = ""
-    kept: str = ""
-    """The other fields of the job that is submitted again, as JSON."""
-
-
+JobFields = Mapping[str, str]
+"""The fields of the form as typed. ``kept``: the other fields of the job that is submitted again, as JSON."""
 TEXT_FIELDS = ("script", "name", "walltime", "priority", "policy", "launcher", "memory", "workdir")
 """Fields of the form that are fields of a submission with the same text."""
+EMPTY_FIELDS: JobFields = {
+    "kind": "flexible",
+    **dict.fromkeys(("nodes", "command", *TEXT_FIELDS, "processes_per_node", "after", "kept"), ""),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +119,7 @@ def add_new_job(dashboard: Dashboard, services: Services) -> None:
     async def new(caller: Caller, source: Source = None) -> NewJobView:
         """Return an empty form, or one with the fields of an earlier job."""
         if source is None:
-            return make_view(JobFields(), caller, None)
+            return make_view(EMPTY_FIELDS, caller, None)
         job = (await jobs.get(source)).job
         check_job_access(caller, job)
         return make_view(fields_of_job(source, job.spec), caller, None)
@@ -184,8 +169,7 @@ def add_new_job(dashboard: Dashboard, services: Services) -> None:
 
 def read_fields(form: Form) -> JobFields:
     """Return the fields of a form as typed."""
-    names = asdict(JobFields())
-    return JobFields(**{name: form.fields.get(name, "").replace("\r\n", "\n") for name in names})
+    return {name: form.fields.get(name, "").replace("\r\n", "\n") for name in EMPTY_FIELDS}
 
 
 def fields_of_job(number: int, spec: JobSpec) -> JobFields:
@@ -202,7 +186,8 @@ def fields_of_job(number: int, spec: JobSpec) -> JobFields:
     kind, nodes = request["type"], _format_nodes(request)
     others = {name: value for name, value in body.items() if name not in DROPPED_FIELDS}
     kept = {"source": number, "nodes": nodes, "request": request, "fields": others}
-    return JobFields(kind, nodes, shlex.join(command), **texts, kept=json.dumps(kept))
+    texts |= {"kind": kind, "nodes": nodes, "command": shlex.join(command), "kept": json.dumps(kept)}
+    return {**EMPTY_FIELDS, **texts}
 
 
 def format_walltime(seconds: float) -> str:
@@ -221,10 +206,10 @@ def _format_nodes(request: Mapping[str, Any]) -> str:
 
 def _read_kept(job_fields: JobFields) -> dict[str, Any]:
     """Return the fields of the earlier job that the form does not show. Raise ``UsageError`` if they are invalid."""
-    if not job_fields.kept:
+    if not job_fields["kept"]:
         return {}
     try:
-        kept = json.loads(job_fields.kept)
+        kept = json.loads(job_fields["kept"])
         is_valid = isinstance(kept["source"], int) and isinstance(kept["fields"], dict) and "request" in kept
     except (ValueError, TypeError, KeyError, RecursionError):
         is_valid = False
@@ -238,23 +223,23 @@ def body_of(job_fields: JobFields) -> dict[str, Any]:
     kept = _read_kept(job_fields)
     body: dict[str, Any] = dict(kept.get("fields", {}))
     earlier = kept.get("request")
-    is_same = isinstance(earlier, dict) and earlier.get("type") == job_fields.kind
-    if is_same and kept.get("nodes") == job_fields.nodes.strip():
+    is_same = isinstance(earlier, dict) and earlier.get("type") == job_fields["kind"]
+    if is_same and kept.get("nodes") == job_fields["nodes"].strip():
         body["request"] = earlier
     else:
-        body["request"] = parse_nodes(job_fields.kind, job_fields.nodes)
+        body["request"] = parse_nodes(job_fields["kind"], job_fields["nodes"])
     try:
-        body["command"] = shlex.split(job_fields.command)
+        body["command"] = shlex.split(job_fields["command"])
     except ValueError as error:
         hint = "close each quotation mark, and write a backslash before one that is meant literally"
         raise UsageError(f"the command is not complete: {error}", field="command", hint=hint) from error
-    if job_fields.script.strip():
+    if job_fields["script"].strip():
         body["command"] = body["command"] or ["job.sh"]
-    body |= {name: text for name in TEXT_FIELDS if (text := getattr(job_fields, name)).strip()}
-    if ranks := job_fields.processes_per_node.strip():
+    body |= {name: text for name in TEXT_FIELDS if (text := job_fields[name]).strip()}
+    if ranks := job_fields["processes_per_node"].strip():
         body["processes_per_node"] = int(ranks) if ranks.isascii() and ranks.isdecimal() and len(ranks) < 9 else ranks
-    if job_fields.after.strip():
-        body["after"] = [clause.strip() for clause in job_fields.after.split(",")]
+    if job_fields["after"].strip():
+        body["after"] = [clause.strip() for clause in job_fields["after"].split(",")]
     return body
 
 

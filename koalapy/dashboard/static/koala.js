@@ -27,7 +27,10 @@
         const newest = events.findLast((event) => event.startsWith("data: "))?.split("\n");
         if (!newest) continue;
         version = newest.pop().slice("id: ".length);
-        const content = newest.map((line) => line.slice("data: ".length)).join("\n");
+        // The content is the same for all sessions: the page itself has the token of the forms.
+        const token = document.querySelector("input[name=csrf]").value;
+        const content = newest.map((line) => line.slice("data: ".length)).join("\n")
+          .replaceAll('name="csrf" value=""', `name="csrf" value="${token}"`);
         await htmx.swap({ text: content, sourceElement: main, target: main, swap: "innerMorph" });
       }
     } catch { /* the daemon is away or has ended the stream */ }

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from koalapy.model.job import Job, JobId, Token
 from koalapy.model.request import ClusterName
-from koalapy.scheduler.cluster_conditions import LAST_ERROR, Doubt, HealthStatus, Limit
+from koalapy.scheduler.cluster_conditions import LAST_ERROR, Doubt, Limit
 from koalapy.scheduler.state import Deadline, SchedulerState, backoff_pause
 
 LIMIT_PAUSE = 15.0
@@ -110,12 +110,9 @@ class ClusterHealth:
     def clear_errors(self, name: ClusterName) -> None:
         """Reset errors, limits and doubts of a cluster that an operator declares repaired."""
         cluster = self._grid[name]
-        cluster.health = HealthStatus()
+        cluster.health.clear()
         self._errors_of_jobs.pop(name, None)
         cluster.nodes.clear_trials()
-        cluster.health.limit, cluster.health.limits = None, 0
-        cluster.health.unknown_refusals.clear()
-        cluster.health.doubt, cluster.health.evidence.consecutive_failures = None, 0
         self._ledger.mark_cluster_changed(name)
 
     # Limits

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from koalapy.agent.lrm.local.cluster import LOCK_FILE, LocalCluster, LocalConnection
-from koalapy.agent.lrm.local.processes import belongs_to_cluster, kill_cluster
+from koalapy.agent.lrm.local.cluster import LocalCluster, LocalConnection
+from koalapy.agent.lrm.local.processes import LOCK_FILE, belongs_to_cluster, kill_cluster
 from koalapy.model.errors import SiteUnavailable
 from tests.signals import until
 from tests.virtual_time import VirtualTimeLoop

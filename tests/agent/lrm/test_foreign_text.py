@@ -141,7 +141,7 @@ def limit_line(account: str, user: str, group: str, parent: str = "", per_job: s
 )
 def test_account_limit_is_the_lowest_of_all_that_apply(lines: str, most: int | None, free: int | None) -> None:
     limit = read_account_limit(lines, "koala", qos=["grid"])
-    assert (limit.most, limit.free) == (most or 1_000_000, 1_000_000 if free is None else free)
+    assert (limit.max_job_nodes, limit.free_nodes) == (most or 1_000_000, 1_000_000 if free is None else free)
 
 
 @pytest.mark.parametrize(

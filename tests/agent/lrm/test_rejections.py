@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from koalapy.agent.lrm.drmaa.control import convert_error
 from koalapy.agent.lrm.port import Fault
 from koalapy.agent.lrm.rejections import classify_rejection
-from koalapy.agent.lrm.slurm.states import fault_of_waiting
+from koalapy.agent.lrm.slurm.states import waiting_fault
 from koalapy.model.errors import SiteRejected
 
 HERE = Path(__file__).parent
@@ -52,4 +52,4 @@ def test_classify_unknown_text_is_never_job(text: str) -> None:
     ],
 )
 def test_fault_is_set_for_jobs_that_never_start(reason: str, fault: str | None) -> None:
-    assert fault_of_waiting(reason) == fault
+    assert waiting_fault(reason) == fault

@@ -15,8 +15,9 @@ from typing import Any
 import koalapy
 from koalapy.agent.components.job_folders import JobFolders
 from koalapy.agent.core.settings import RUNNER, AgentSettings
-from koalapy.agent.lrm.local.cluster import REQUEST_TIMEOUT_S, SOCKET_NAME, LocalCluster, raise_error
+from koalapy.agent.lrm.local.cluster import REQUEST_TIMEOUT_S, LocalCluster, raise_error
 from koalapy.agent.lrm.local.jobs import WALLTIME_EXCEEDED, Part
+from koalapy.agent.lrm.local.processes import SOCKET_NAME
 from koalapy.agent.lrm.node_classes import NO_PARTS, KnownNode, NodeClassSettings, NodePart, group_nodes
 from koalapy.agent.lrm.port import JOB_PREFIX, Finding, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
 from koalapy.agent.runners.runners import secret_files, write_secrets

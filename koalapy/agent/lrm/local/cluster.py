@@ -20,17 +20,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, BinaryIO, NoReturn
 
-from koalapy.agent.lrm.local.processes import MARK
+from koalapy.agent.lrm.local.processes import CANNOT_RUN, HELD_BY_ANOTHER, LOCK_FILE, MARK, SOCKET_NAME
 from koalapy.model.errors import SiteFault, SiteRejected, SiteUnavailable
 from koalapy.runner.folders import short_socket_path
 
-LOCK_FILE = "locald.pid"
-"""Name of the file that locald and its keeper hold locked, in the cluster's directory."""
-SOCKET_NAME = "locald.sock"
-"""Name of locald's socket in the cluster's directory."""
-CANNOT_RUN = 2
-HELD_BY_ANOTHER = 3
-"""Exit codes of locald: it cannot run as asked; another one holds the directory."""
 REQUEST_TIMEOUT_S = 30.0
 CONNECT_INTERVAL_S = 0.05
 OUTPUT_INTERVAL_S = 0.1
@@ -52,8 +45,6 @@ class LocalCluster:
     """Python file that locald runs without starting an interpreter."""
     linger: float = 30.0
     """Seconds without clients and jobs after which locald ends."""
-    worker_linger: float = 1.0
-    """Seconds without a job after which a process that ran the preloaded program ends."""
     kill_grace: float = 1.0
     """Seconds between SIGTERM and SIGKILL."""
     start_timeout: float = 15.0
@@ -72,7 +63,6 @@ class LocalCluster:
             "--nodes": self.nodes,
             "--network": self.network,
             "--linger": self.linger,
-            "--worker-linger": self.worker_linger,
             "--kill-grace": self.kill_grace,
             "--preload": self.preload,
         }

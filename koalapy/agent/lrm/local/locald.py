@@ -32,7 +32,11 @@ if __name__ == "__main__":  # -I leaves out the directory of our own package
 
 from koalapy.agent.lrm.local.jobs import JobTable, Journal, LocalJob, LocalNode, RequestRejected
 from koalapy.agent.lrm.local.processes import (
+    CANNOT_RUN,
+    HELD_BY_ANOTHER,
+    LOCK_FILE,
     MARK,
+    SOCKET_NAME,
     adopt_orphans,
     end_children,
     is_below,
@@ -44,9 +48,6 @@ from koalapy.agent.lrm.local.spawn import Preloaded, PreloadError, Spawner
 from koalapy.runner.folders import short_socket_path
 from koalapy.system.process import forbid_dumps, get_peer
 
-SOCKET_NAME = "locald.sock"
-CANNOT_RUN = 2
-HELD_BY_ANOTHER = 3
 KILL_TIMEOUT_S = 5.0
 RUNNER_GRACE_S = 3.0
 """Seconds that runners of an earlier locald have to end their programs and themselves before they are killed."""
@@ -170,7 +171,6 @@ class Server:
         signal.signal(signal.SIGTERM, terminate)
         self.listen()
         self._selector.register(self._signal_reader, selectors.EVENT_READ, self._handle_signals)
-        self._selector.register(self._runs.workers.reports, selectors.EVENT_READ, self._runs.collect_reports)
         while True:
             self._advance()
             if self._is_done:
@@ -416,7 +416,7 @@ def main() -> int:
     forbid_dumps()
     os.umask(0o077)
     directory.mkdir(parents=True, exist_ok=True)
-    lock = os.open(directory / "locald.pid", os.O_RDWR | os.O_CREAT, 0o600)
+    lock = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -438,7 +438,6 @@ def _parse_options() -> argparse.Namespace:
     parser.add_argument("--network", required=True, help="first three octets of the nodes' addresses: 127.0.1")
     parser.add_argument("--preload", help="Python file whose main(args) is run without starting an interpreter")
     parser.add_argument("--linger", type=float, default=30.0, help="seconds without clients and jobs before it ends")
-    parser.add_argument("--worker-linger", type=float, default=1.0, help="seconds without a job before a worker ends")
     parser.add_argument("--kill-grace", type=float, default=1.0, help="seconds between SIGTERM and SIGKILL")
     options = parser.parse_args()
     if not 1 <= options.nodes <= MAX_NODES:
@@ -486,15 +485,7 @@ def _start(options: argparse.Namespace, directory: Path, mark_ending: str, lock:
 
     base_env = {key: value for key, value in os.environ.items() if not key.startswith("LOCALD_")}
     spawner = Spawner(preloaded, release)
-    runs = Runs(
-        jobs,
-        spawner,
-        timers,
-        mark_ending=mark_ending,
-        base_env=base_env,
-        kill_grace_s=options.kill_grace,
-        worker_linger_s=options.worker_linger,
-    )
+    runs = Runs(jobs, spawner, timers, mark_ending=mark_ending, base_env=base_env, kill_grace_s=options.kill_grace)
     settings = {"cluster": options.cluster, "nodes": options.nodes, "network": options.network}
     server = Server(jobs, runs, timers, journal, listener, settings=settings, linger_s=options.linger)
 

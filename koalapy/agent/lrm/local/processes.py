@@ -13,6 +13,12 @@ MARK = "LOCALD_MARK"
 
 Its value ends with ``@`` and the cluster's directory.
 """
+LOCK_FILE = "locald.pid"
+SOCKET_NAME = "locald.sock"
+"""Names in the cluster's directory: of the file that locald and its keeper hold locked, and of locald's socket."""
+CANNOT_RUN = 2
+HELD_BY_ANOTHER = 3
+"""Exit codes of locald: it cannot run as asked; another one holds the directory."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from koalapy.agent.lrm.local.jobs import WALLTIME_EXCEEDED, JobTable, LocalJob, LocalNode
 from koalapy.agent.lrm.local.processes import MARK, find_orphans, process_trees, read_mark, send_signal
-from koalapy.agent.lrm.local.spawn import Spawner
+from koalapy.agent.lrm.local.spawn import ProcessSettings, Spawner
 
 
 class Timers:
@@ -74,17 +74,14 @@ class Runs:
         mark_ending: str,
         base_env: Mapping[str, str],
         kill_grace_s: float = 1.0,
-        worker_linger_s: float = 1.0,
     ) -> None:
-        """``kill_grace_s``: seconds between SIGTERM and SIGKILL; ``worker_linger_s``: until an idle worker ends."""
+        """``kill_grace_s``: seconds between SIGTERM and SIGKILL."""
         self._jobs = jobs
         self._spawner = spawner
-        self.workers = spawner.workers
         self._timers = timers
         self._mark_ending = mark_ending
         self._base_env = base_env
         self._kill_grace_s = kill_grace_s
-        self._worker_linger_s = worker_linger_s
         self._runs: dict[tuple[LocalJob, LocalNode], NodeRun] = {}
         self._by_pid: dict[int, NodeRun] = {}
         """Runs with a living main process."""
@@ -114,7 +111,8 @@ class Runs:
             self._runs[job, node] = run
             try:
                 secret = job.secrets[index] if job.secrets else ""
-                run.pid = self._spawner.spawn(job.argv, env, job.cwd, job.output, account=job.account, secret=secret)
+                settings = ProcessSettings(env, job.cwd, job.output, secret)
+                run.pid = self._spawner.spawn(job.argv, settings, job.account)
             except OSError as error:
                 self._end_main_process(run, 126, f"node {node.name}: cannot start: {error}")
             else:
@@ -138,10 +136,8 @@ class Runs:
     def reap(self) -> None:
         """Collect all ended child processes, and set exit codes of jobs with main processes among them."""
         statuses = dict(_reap_children())
-        self.collect_reports()  # a worker may have been killed after the end of its job
         for pid, status in statuses.items():
             self._orphan_runs.pop(pid, None)
-            self.workers.remove(pid)
             run = self._by_pid.pop(pid, None)
             if run is not None:
                 code = os.waitstatus_to_exitcode(status)
@@ -150,29 +146,6 @@ class Runs:
                 self._end_main_process(run, code if code >= 0 else 128 - code, reason)
         if statuses:
             self._sweep()
-
-    def collect_reports(self) -> None:
-        """Record the end of the runs with a report of their worker, which reports only exit code 0.
-
-        Keep the workers for other jobs, except signalled ones, which a late signal may still reach.
-        """
-        reporting = [pid for pid in self.workers.take_reports() if pid in self._by_pid]
-        for pid in reporting:
-            run = self._by_pid.pop(pid)
-            self._end_main_process(run, 0, "")
-            if run.sent_signal:
-                self.workers.retire(pid)
-            else:
-                self.workers.mark_idle(pid)
-        if reporting:
-            if "workers" not in self._timers:
-                self._timers.set("workers", self._worker_linger_s, self._retire_idle_workers)
-            self._sweep()
-
-    def _retire_idle_workers(self) -> None:
-        """Let workers end that were idle for too long, and look again later if others are idle."""
-        if self.workers.retire_idle(self._worker_linger_s):
-            self._timers.set("workers", self._worker_linger_s, self._retire_idle_workers)
 
     def _end_main_process(self, run: NodeRun, code: int, lost_reason: str) -> None:
         """Record the end of a node's main process, and mark the job as lost if there is a reason.
@@ -210,7 +183,7 @@ class Runs:
         if not ending:
             return
         orphans: defaultdict[NodeRun, list[int]] = defaultdict(list)
-        for pid in find_orphans({*self._by_pid, *self.workers}):
+        for pid in find_orphans(self._by_pid):
             orphan_run = self._orphan_runs.get(pid) or self._find_run(pid, ending)
             if orphan_run is not None:
                 orphans[orphan_run].append(pid)

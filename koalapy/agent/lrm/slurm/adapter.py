@@ -60,14 +60,14 @@ from koalapy.agent.lrm.slurm.offer import (
 from koalapy.agent.lrm.slurm.states import (
     NODE_RESERVED,
     NodeState,
-    fault_of_waiting,
     is_account_limit,
-    is_starting,
-    is_suspended,
+    is_job_starting,
+    is_job_suspended,
+    is_node_starting,
     job_end,
     job_state,
-    node_starts,
-    nodes_waited_for,
+    unavailable_nodes,
+    waiting_fault,
     waiting_text,
 )
 from koalapy.model.bounds import MAX_NODES
@@ -374,7 +374,7 @@ class SlurmLrm(PolledLrm):
             offer = await read_offer(self._commands, self._settings.partition, self._native_options)
             self._offer = await read_sharing(self._commands, offer) if self._settings.share else offer
             self._offer_read_at = now
-        if not self._folders.is_mapped and (now >= self._limit_until or self._offer.limit.free < MAX_NODES):
+        if not self._folders.is_mapped and (now >= self._limit_until or self._offer.limit.free_nodes < MAX_NODES):
             self._limit = await self._read_limit()
             self._limit_until = now + LIMIT_MAX_AGE_S
         if self._offer.limit != self._limit:
@@ -466,13 +466,13 @@ class SlurmLrm(PolledLrm):
         if state is LrmJobState.ENDED:
             end = job_end(job.words, job.code, job.signal, job.reason, cancelled_by_us=job.id in self._cancelled)
             return end.apply_to(LrmJob(job.id, job.name, state, job.nodes, user=user))
-        fault, reason, starting = None, "", is_starting(job.words)
+        fault, reason, starting = None, "", is_job_starting(job.words)
         if starting:
             reason = "Slurm makes its nodes ready"
-        elif is_suspended(job.words):
+        elif is_job_suspended(job.words):
             reason = SUSPENDED_TEXT.format("Slurm")
         elif state is LrmJobState.QUEUED:
-            fault = fault_of_waiting(job.reason, choice=len(offer.partitions) > 1)
+            fault = waiting_fault(job.reason, has_several_partitions=len(offer.partitions) > 1)
             reason = f"Slurm will not start it: {job.reason}" if fault else waiting_text(job.reason)
             starting = _waits_for_starting_nodes(job, nodes)
         if starting and self._max_start_s is None:
@@ -490,10 +490,10 @@ class SlurmLrm(PolledLrm):
 def _waits_for_starting_nodes(job: SlurmJob, nodes: Sequence[SlurmNode]) -> bool:
     """Return whether a queued job lacks only nodes that are starting."""
     try:
-        missing = set(expand_host_list(nodes_waited_for(job.reason)))
+        missing = set(expand_host_list(unavailable_nodes(job.reason)))
     except ValueError:
         return False
-    return bool(missing) and missing <= {node.name for node in nodes if node_starts(node.words)}
+    return bool(missing) and missing <= {node.name for node in nodes if is_node_starting(node.words)}
 
 
 def make_snapshot(
@@ -517,7 +517,7 @@ def make_snapshot(
     idle_nodes = [node for node, state in states if state == "idle"]
     planned = [node for node, state in states if state == "planned"]
     available = [*idle_nodes, *planned[:queued_nodes]]
-    idle = offer.max_job_nodes(available, offer.limit.free)
+    idle = offer.max_job_nodes(available, offer.limit.free_nodes)
     down = sum(state == "down" for _, state in states)
     max_nodes = offer.max_job_nodes(nodes)
     limits = []
@@ -529,9 +529,11 @@ def make_snapshot(
         )
     if offer.exclusive_because:
         limits.append(f"the site's setting share has no effect: {offer.exclusive_because}")
-    if offer.limit.free < len(available):
-        limits.append(f"the limits of its account leave {format_nodes(offer.limit.free)} to further jobs")
-    parts = list(shared or ())[: max(0, offer.max_job_nodes([*available, *(shared or ())], offer.limit.free) - idle)]
+    if offer.limit.free_nodes < len(available):
+        limits.append(f"the limits of its account leave {format_nodes(offer.limit.free_nodes)} to further jobs")
+    parts = list(shared or ())[
+        : max(0, offer.max_job_nodes([*available, *(shared or ())], offer.limit.free_nodes) - idle)
+    ]
     return LrmSnapshot(
         total=len(nodes),
         idle=idle,
@@ -540,7 +542,7 @@ def make_snapshot(
         jobs=tuple(jobs),
         notices=(*limits, *groups.notices),
         node_classes=groups.report(
-            lambda names: offer.max_job_nodes([n for n in available if n.name in names], offer.limit.free),
+            lambda names: offer.max_job_nodes([n for n in available if n.name in names], offer.limit.free_nodes),
             {node.name: node.used for node in parts if node.used is not None},
         ),
         shares=shared is not None,

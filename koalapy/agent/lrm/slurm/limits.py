@@ -18,13 +18,13 @@ MAX_CHAIN = 100
 class AccountLimit:
     """The limits of an account and its superior accounts, or of a quality of service, in nodes."""
 
-    most: int = MAX_NODES
+    max_job_nodes: int = MAX_NODES
     """Nodes of one job."""
-    free: int = MAX_NODES
+    free_nodes: int = MAX_NODES
     """Nodes that further jobs may have together."""
 
     def combine(self, other: "AccountLimit") -> "AccountLimit":
-        return AccountLimit(min(self.most, other.most), min(self.free, other.free))
+        return AccountLimit(min(self.max_job_nodes, other.max_job_nodes), min(self.free_nodes, other.free_nodes))
 
 
 NO_LIMIT = AccountLimit()
@@ -48,7 +48,7 @@ def read_reservations(text: str) -> dict[str, Reservation]:
     """Read the lines of ``scontrol show reservation --oneliner``. Skip those with invalid nodes."""
     reservations = {}
     for line in text.splitlines():
-        fields = _fields(line)
+        fields = _read_fields(line)
         hosts = fields.get("Nodes", "(null)")
         try:
             nodes = frozenset(() if hosts == "(null)" else expand_host_list(hosts))
@@ -97,52 +97,52 @@ def read_account_limit(text: str, user: str, account: str = "", qos: Collection[
 
     ``account``: that of the jobs, by default the user's default account; ``qos``: qualities of service that apply.
     """
-    accounts, own, limits = dict[str, dict[str, str]](), list[dict[str, str]](), list[AccountLimit]()
+    accounts, user_records, limits = dict[str, dict[str, str]](), list[dict[str, str]](), list[AccountLimit]()
     for line in text.splitlines():
-        fields = _fields(line)
+        fields = _read_fields(line)
         if (name := fields.get("QOS", "").partition("(")[0]) and name in qos:
-            limits += [_limit_of(fields), *(_user_limits(line, user))]
+            limits += [_read_limit(fields), *(_read_user_limits(line, user))]
         elif fields.get("Account") and not fields.get("UserName"):
             accounts[fields["Account"]] = fields
         elif fields.get("UserName", "").partition("(")[0] == user and not fields.get("Partition"):
-            own.append(fields)
-    of_user = [f for f in own if f.get("Account") == account] if account else own
-    if not account and len(of_user) > 1:
-        of_user = [fields for fields in own if fields.get("DefAssoc") == "Yes"]
-    if len(of_user) == 1:
-        limits.append(_limit_of(of_user[0]))
-        account = of_user[0]["Account"]
+            user_records.append(fields)
+    effective_records = [f for f in user_records if f.get("Account") == account] if account else user_records
+    if not account and len(effective_records) > 1:
+        effective_records = [fields for fields in user_records if fields.get("DefAssoc") == "Yes"]
+    if len(effective_records) == 1:
+        limits.append(_read_limit(effective_records[0]))
+        account = effective_records[0]["Account"]
         for _ in range(MAX_CHAIN):
             if account not in accounts:
                 break
-            limits.append(_limit_of(accounts[account]))
+            limits.append(_read_limit(accounts[account]))
             account = accounts[account].get("ParentAccount", "").partition("(")[0]
     limit = NO_LIMIT
-    for each in limits:
-        limit = limit.combine(each)
+    for other in limits:
+        limit = limit.combine(other)
     return limit
 
 
-def _fields(line: str) -> dict[str, str]:
-    """Return the fields of a line, of fields of the same name the first one."""
+def _read_fields(line: str) -> dict[str, str]:
+    """Return the fields of a line, of fields with one name the first."""
     fields: dict[str, str] = {}
     for name, value in re.findall(r"([\w/]+)=(\S*)", line):
         fields.setdefault(name, value)
     return fields
 
 
-def _user_limits(line: str, user: str) -> Iterable[AccountLimit]:
+def _read_user_limits(line: str, user: str) -> Iterable[AccountLimit]:
     """Yield the limit of a quality of service for one user, which Slurm shows once the user has had a job."""
     match = re.search(rf"\b{re.escape(user)}\(\d+\) .*?MaxTRESPU=(\S*)", line)
     if match is not None:
-        yield _limit_of({"GrpTRES": match[1]})
+        yield _read_limit({"GrpTRES": match[1]})
 
 
-def _limit_of(fields: dict[str, str]) -> AccountLimit:
+def _read_limit(fields: dict[str, str]) -> AccountLimit:
     """Return the limits of one record, such as ``GrpTRES=cpu=N(0),node=4(2)``: four nodes, of which two are used."""
-    per_job = re.search(r"\bnode=(\d{1,9})\b", fields.get("MaxTRESPJ", ""))
-    together = re.search(r"\bnode=(\d{1,9})\((\d{1,9})\)", fields.get("GrpTRES", ""))
-    most = int(per_job[1]) if per_job else MAX_NODES
-    if together is None:
+    job_limit = re.search(r"\bnode=(\d{1,9})\b", fields.get("MaxTRESPJ", ""))
+    group_limit = re.search(r"\bnode=(\d{1,9})\((\d{1,9})\)", fields.get("GrpTRES", ""))
+    most = int(job_limit[1]) if job_limit else MAX_NODES
+    if group_limit is None:
         return AccountLimit(most)
-    return AccountLimit(min(most, int(together[1])), max(0, int(together[1]) - int(together[2])))
+    return AccountLimit(min(most, int(group_limit[1])), max(0, int(group_limit[1]) - int(group_limit[2])))

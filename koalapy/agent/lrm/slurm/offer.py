@@ -94,7 +94,9 @@ class Offer:
         largest = 0
         for partition in self._up_partitions:
             count = sum(partition.name in node.partitions for node in nodes)
-            count = min(count, most, self.limit.most, MAX_NODES if partition.max_nodes is None else partition.max_nodes)
+            count = min(
+                count, most, self.limit.max_job_nodes, MAX_NODES if partition.max_nodes is None else partition.max_nodes
+            )
             if count >= partition.min_nodes:
                 largest = max(largest, count)
         return largest
@@ -109,7 +111,9 @@ class Offer:
         """The sizes that a job may have, by partition; empty: any."""
         sizes = []
         for partition in self._up_partitions[:MAX_SIZE_RANGES]:
-            most = min(MAX_NODES, self.limit.most, MAX_NODES if partition.max_nodes is None else partition.max_nodes)
+            most = min(
+                MAX_NODES, self.limit.max_job_nodes, MAX_NODES if partition.max_nodes is None else partition.max_nodes
+            )
             sizes.append(JobSizes(min(max(1, partition.min_nodes), MAX_NODES), max(1, most), partition.name))
         return tuple(sizes) if any(each != JobSizes(partition=each.partition) for each in sizes) else ()
 

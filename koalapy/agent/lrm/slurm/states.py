@@ -10,17 +10,19 @@ CANCELLED_IN_SLURM = "cancelled in Slurm, and not by koalapy"
 NodeState = Literal["idle", "planned", "busy", "down"]
 
 
-def _split(text: str) -> frozenset[str]:
+def _parse_words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_HOLDS_NODES = _split("RUNNING COMPLETING CONFIGURING SUSPENDED STOPPED SIGNALING RESIZING POWER_UP_NODE REBOOT")
-_WAITS = _split("PENDING REQUEUED REQUEUE REQUEUE_FED REQUEUE_HOLD RESV_DEL_HOLD SPECIAL_EXIT EXPEDITING")
-_ENDED = _split(
+_JOB_HOLDS_NODES = _parse_words(
+    "RUNNING COMPLETING CONFIGURING SUSPENDED STOPPED SIGNALING RESIZING POWER_UP_NODE REBOOT"
+)
+_JOB_WAITS = _parse_words("PENDING REQUEUED REQUEUE REQUEUE_FED REQUEUE_HOLD RESV_DEL_HOLD SPECIAL_EXIT EXPEDITING")
+_JOB_ENDED = _parse_words(
     "COMPLETED CANCELLED FAILED TIMEOUT NODE_FAIL BOOT_FAIL PREEMPTED DEADLINE OUT_OF_MEMORY REVOKED LAUNCH_FAILED "
     "RECONFIG_FAIL STAGE_OUT"
 )
-_LOST = {
+_JOB_LOST = {
     "NODE_FAIL": "a node failed",
     "BOOT_FAIL": "a node did not boot",
     "RECONFIG_FAIL": "a node could not be configured",
@@ -28,26 +30,26 @@ _LOST = {
     "PREEMPTED": PREEMPTED,
     "REVOKED": "another cluster has started it",
 }
-_EMPTY_REASONS = frozenset({"", "None", "NonZeroExitCode"})
+_NO_EXPLANATION = frozenset({"", "None", "NonZeroExitCode"})
 
-_NODE_DOWN = _split(
+_NODE_DOWN = _parse_words(
     "DOWN DRAIN DRAINING DRAINED FAIL FAILED FAILING ERROR FUTURE UNKNOWN INVALID INVALID_REG NOT_RESPONDING "
     "NO_RESPOND MAINT MAINTENANCE MAN_POWER_DOWN POWER_DOWN POWERING_DOWN POWER_DRAIN REBOOT REBOOT_ISSUED BLOCKED"
 )
-_NODE_BUSY = _split("ALLOCATED MIXED COMPLETING RESERVED PERFCTRS")
-_NODE_MIXED = _split("MIXED CLOUD DYNAMIC_NORM")
+_NODE_BUSY = _parse_words("ALLOCATED MIXED COMPLETING RESERVED PERFCTRS")
+_NODE_MIXED = _parse_words("MIXED CLOUD DYNAMIC_NORM")
 """All words that the state of a partly used node may contain."""
-_NODE_IDLE = _split("IDLE PLANNED CLOUD POWERED_DOWN DYNAMIC_NORM DYNAMIC_FUTURE RESUME UNDRAIN REBOOT_CANCELED")
+_NODE_IDLE = _parse_words("IDLE PLANNED CLOUD POWERED_DOWN DYNAMIC_NORM DYNAMIC_FUTURE RESUME UNDRAIN REBOOT_CANCELED")
 """All words that the state of an idle node may contain."""
-_NODE_BECOMES_READY = _split("POWERING_UP POWER_UP REBOOT_REQUESTED")
+_NODE_BECOMES_READY = _parse_words("POWERING_UP POWER_UP REBOOT_REQUESTED")
 """The node starts, or will start when it is idle. It gets no jobs until then."""
-_NODE_STARTS = _NODE_BECOMES_READY | _split("REBOOT REBOOT_ISSUED")
-_NODE_SILENT = _split("NOT_RESPONDING NO_RESPOND")
-NODE_RESERVED = _split("RESERVED MAINT MAINTENANCE")
-_JOB_SUSPENDED = _split("SUSPENDED STOPPED")
-_JOB_STARTS = _split("CONFIGURING POWER_UP_NODE")
+_NODE_STARTS = _NODE_BECOMES_READY | _parse_words("REBOOT REBOOT_ISSUED")
+_NODE_SILENT = _parse_words("NOT_RESPONDING NO_RESPOND")
+NODE_RESERVED = _parse_words("RESERVED MAINT MAINTENANCE")
+_JOB_SUSPENDED = _parse_words("SUSPENDED STOPPED")
+_JOB_STARTS = _parse_words("CONFIGURING POWER_UP_NODE")
 
-_NEVER_STARTS: dict[str, Fault] = {
+_FAULT_BY_REASON: dict[str, Fault] = {
     "PartitionTimeLimit": "unsuitable",
     "QOSMaxWallDurationPerJobLimit": "unsuitable",
     "AssocMaxWallDurationPerJobLimit": "unsuitable",
@@ -55,7 +57,7 @@ _NEVER_STARTS: dict[str, Fault] = {
     "InvalidQOS": "site",
     "QOSNotAllowed": "site",
 }
-_WAITS_FOR = tuple(
+_REASON_TEXTS = tuple(
     (re.compile(pattern), text)
     for pattern, text in (
         (r"Resources$", "it waits for nodes"),
@@ -74,11 +76,11 @@ _WAITS_FOR = tuple(
 
 def job_state(words: AbstractSet[str]) -> LrmJobState:
     """Return a job's state. One that may still hold nodes is running; an unknown word never means ended."""
-    if words & _HOLDS_NODES:
+    if words & _JOB_HOLDS_NODES:
         return LrmJobState.RUNNING
-    if words & _WAITS:
+    if words & _JOB_WAITS:
         return LrmJobState.QUEUED
-    return LrmJobState.ENDED if words & _ENDED else LrmJobState.UNKNOWN
+    return LrmJobState.ENDED if words & _JOB_ENDED else LrmJobState.UNKNOWN
 
 
 def job_end(words: AbstractSet[str], code: int, signal: int, slurm_reason: str, *, cancelled_by_us: bool) -> JobEnd:
@@ -98,23 +100,23 @@ def job_end(words: AbstractSet[str], code: int, signal: int, slurm_reason: str, 
         return JobEnd(exit_code, False, "the deadline of its Slurm job has passed", "walltime")
     if "OUT_OF_MEMORY" in words:
         return JobEnd(exit_code, False, "memory limit exceeded", "memory")
-    for word, reason in _LOST.items():
+    for word, reason in _JOB_LOST.items():
         if word in words:
             return JobEnd(exit_code, True, f"{reason} ({killed})" if killed else reason)
     if "FAILED" not in words:
         return JobEnd(code, False, "")
-    explanation = "" if slurm_reason in _EMPTY_REASONS else slurm_reason
+    explanation = "" if slurm_reason in _NO_EXPLANATION else slurm_reason
     if killed or exit_code is None:
         return JobEnd(exit_code, True, "; ".join(filter(None, (killed, explanation))) or "Slurm gives no reason")
     return JobEnd(exit_code, False, explanation)
 
 
-def is_starting(words: AbstractSet[str]) -> bool:
+def is_job_starting(words: AbstractSet[str]) -> bool:
     """Return whether a job has its nodes, and Slurm is making them ready, for example by switching them on."""
     return bool(words & _JOB_STARTS)
 
 
-def node_starts(words: AbstractSet[str]) -> bool:
+def is_node_starting(words: AbstractSet[str]) -> bool:
     """Return whether a node starts or restarts."""
     return bool(words & _NODE_STARTS)
 
@@ -147,15 +149,15 @@ def is_partly_used(words: AbstractSet[str], *, reserved: bool = False) -> bool:
     return "MIXED" in words and (words - NODE_RESERVED if reserved else words) <= _NODE_MIXED
 
 
-def fault_of_waiting(reason: str, *, choice: bool = False) -> Fault | None:
+def waiting_fault(reason: str, *, has_several_partitions: bool = False) -> Fault | None:
     """Return the fault for which a waiting job will never start, by its reason; None if it may start.
 
-    ``choice``: it may run in one of several partitions, so that a reason about one proves nothing.
+    ``has_several_partitions``: it may run in one of several partitions, so that a reason about one proves nothing.
     """
-    return None if choice and reason.startswith("Partition") else _NEVER_STARTS.get(reason)
+    return None if has_several_partitions and reason.startswith("Partition") else _FAULT_BY_REASON.get(reason)
 
 
-def is_suspended(words: AbstractSet[str]) -> bool:
+def is_job_suspended(words: AbstractSet[str]) -> bool:
     """Return whether a job has its nodes, and Slurm has suspended or stopped it."""
     return bool(words & _JOB_SUSPENDED)
 
@@ -169,11 +171,11 @@ def waiting_text(reason: str) -> str:
     """Return why a job waits, for users; empty if Slurm gives no reason."""
     if reason in ("", "None", "WaitingForScheduling"):
         return ""
-    explanation = next((text for pattern, text in _WAITS_FOR if pattern.match(reason)), "")
+    explanation = next((text for pattern, text in _REASON_TEXTS if pattern.match(reason)), "")
     return f"Slurm says {reason}" + (f" ({explanation})" if explanation else "")
 
 
-def nodes_waited_for(reason: str) -> str:
+def unavailable_nodes(reason: str) -> str:
     """Return the unavailable nodes that a job waits for, in Slurm's short form; empty if there are none."""
     match = re.search(r"UnavailableNodes:(\S+)", reason)
     return match[1] if match else ""

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from koalapy.agent.lrm.local.adapter import LocalLrm
-from koalapy.agent.lrm.local.cluster import LOCK_FILE, SOCKET_NAME, LocalCluster, run_as_local_user
+from koalapy.agent.lrm.local.cluster import LocalCluster, run_as_local_user
+from koalapy.agent.lrm.local.processes import LOCK_FILE, SOCKET_NAME
 from koalapy.agent.lrm.port import LrmJobState, LrmSubmission
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 from tests.agent.lrm.conftest import TIMEOUT_S, Site, connect, is_alive, pid_of_locald
@@ -144,7 +145,7 @@ async def test_adapter_with_preload_without_main_fails(
 RUN = """
 import sys
 from pathlib import Path
-from koalapy.agent.lrm.local.cluster import LOCK_FILE, SOCKET_NAME, LocalCluster, run_as_local_user
+from koalapy.agent.lrm.local.cluster import LocalCluster, run_as_local_user
 assert not {"asyncio", "pydantic"} & sys.modules.keys()
 cluster = LocalCluster(Path(sys.argv[1]), "north", 4)
 sys.exit(run_as_local_user(cluster, int(sys.argv[2]), sys.argv[3:], "alice", {"GREETING": "hello"}, Path("/")))

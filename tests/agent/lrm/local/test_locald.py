@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agent.lrm.local.cluster import HELD_BY_ANOTHER, SOCKET_NAME, LocalCluster, LocalConnection
+from koalapy.agent.lrm.local.cluster import LocalCluster, LocalConnection
+from koalapy.agent.lrm.local.processes import HELD_BY_ANOTHER, SOCKET_NAME
 from koalapy.model.errors import SiteRejected
 from tests.agent.lrm.conftest import Site, connect, eventually, is_alive, numbers_in, pid_of_locald, processes_of
 
@@ -297,29 +298,9 @@ def test_watcher_is_notified_of_changes(site: Site) -> None:
 
 PRELOADED = """
 import os, resource, signal, sys, time
-COUNTED = []
 def main(args):
-    COUNTED.append(1)
     listed = [int(name) for name in os.listdir("/proc/self/fd")]
     descriptors = sorted(number for number in listed if os.path.exists(f"/proc/self/fd/{number}"))
-    if args[0] == "state":
-        print(os.getpid(), len(COUNTED), os.getcwd(), os.environ, descriptors, signal.getsignal(signal.SIGTERM))
-        print(resource.getrlimit(resource.RLIMIT_NOFILE))
-        os.chdir("/tmp")
-        os.environ["LEFT"] = "yes"
-        os.open(os.devnull, os.O_RDONLY)
-        signal.signal(signal.SIGTERM, lambda *_: None)
-        signal.set_wakeup_fd(os.pipe2(os.O_NONBLOCK)[1])
-        resource.setrlimit(resource.RLIMIT_NOFILE, (400, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-        return 0
-    if args[0] == "nice":
-        os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + 1)
-        return 0
-    if args[0] == "patient":
-        signal.signal(signal.SIGTERM, lambda *_: print("told", flush=True))
-        print(os.getpid(), flush=True)
-        signal.pause()
-        return 0
     if args[0] == "raise":
         raise ValueError("as asked")
     if args[0] == "exit":
@@ -333,7 +314,7 @@ def main(args):
         time.sleep(60)
     inherited = {number for number in descriptors if os.get_inheritable(number)}
     others = inherited - {0, 1, 2, int(os.environ["KOALA_LRM_PIPE"])}
-    print(*args, sys.argv[1:] == args, os.environ.get("GREETING"), os.getcwd(), len(COUNTED), others)
+    print(*args, sys.argv[1:] == args, os.environ.get("GREETING"), os.getcwd(), others)
     return len(args)
 """
 
@@ -359,69 +340,8 @@ def test_preloaded_program_runs_without_an_interpreter(preloaded: Site) -> None:
     folder = preloaded.cluster.directory
     for _ in range(2):
         assert run_preloaded(preloaded, "a", "b")["exit_code"] == 2
-    line = f"a b True hello {folder} 1 set()\n"
+    line = f"a b True hello {folder} set()\n"
     assert preloaded.output().read_text() == line * 2
-
-
-def test_worker_begins_each_job_in_the_same_state(make_site: Callable[..., Site], preloaded_file: Path) -> None:
-    """No file, handler, limit or variable of a job is left to the next one in the same process."""
-    preloaded = make_site(preload=preloaded_file, worker_linger=60.0)
-    states = []
-    for _ in range(3):
-        assert run_preloaded(preloaded, "state")["exit_code"] == 0
-        states.append(preloaded.output().read_text())
-        preloaded.output().unlink()
-    pid, count, rest = states[0].split(" ", 2)
-    _, job, after = rest.partition("'LOCALD_JOB': '1'")
-    assert job
-    for number in (2, 3):
-        mark = rest.replace("'LOCALD_JOB': '1'", f"'LOCALD_JOB': '{number}'").replace("'1.0@", f"'{number}.0@")
-        assert states[number - 1] == f"{pid} {number} {mark}"
-    assert (count, "LEFT" in after) == ("1", False)
-
-
-def test_worker_that_a_program_has_changed_is_replaced(make_site: Callable[..., Site], preloaded_file: Path) -> None:
-    """A program may change limits and priority of its parent, which must not reach the next job."""
-    preloaded = make_site(preload=preloaded_file, worker_linger=60.0)
-    for args in ("state", "nice", "state"):
-        assert run_preloaded(preloaded, args)["exit_code"] == 0
-    first, _, last, _ = preloaded.output().read_text().splitlines()
-    assert first.split()[0] != last.split()[0]
-
-
-def test_stopped_worker_continues_for_next_job(make_site: Callable[..., Site], preloaded_file: Path) -> None:
-    preloaded = make_site(preload=preloaded_file, worker_linger=60.0)
-    assert run_preloaded(preloaded, "state")["exit_code"] == 0
-    os.kill(int(preloaded.output().read_text().split()[0]), signal.SIGSTOP)
-    assert run_preloaded(preloaded, "state")["exit_code"] == 0
-
-
-def test_idle_workers_end(make_site: Callable[..., Site], preloaded_file: Path) -> None:
-    preloaded = make_site(preload=preloaded_file, worker_linger=0.1)
-    assert run_preloaded(preloaded, "state")["exit_code"] == 0
-    pid = int(preloaded.output().read_text().split()[0])
-    eventually(lambda: not is_alive(pid))
-    assert preloaded.list()["idle"] == 4
-
-
-def test_killed_worker_is_replaced(preloaded: Site) -> None:
-    for _ in range(3):
-        assert run_preloaded(preloaded, "state")["exit_code"] == 0
-        pid = int(preloaded.output().read_text().split()[0])
-        os.kill(pid, signal.SIGKILL)
-        eventually(lambda ended=pid: not is_alive(ended))
-        preloaded.output().unlink()
-    assert preloaded.list()["idle"] == 4
-
-
-def test_cancelled_worker_runs_no_other_job(preloaded: Site) -> None:
-    argv = ["python", str(preloaded.cluster.preload), "patient"]
-    job = preloaded.submit("", argv=argv)
-    (pid,) = wait_for_pids(preloaded, 1)
-    preloaded.connection.request("cancel", job=job, name="job")
-    record = preloaded.wait(job)
-    assert (record["exit_code"], record["lost"], record["reason"]) == (0, False, "cancelled")
-    eventually(lambda: not is_alive(pid))
 
 
 def test_preloaded_program_may_raise_or_exit(preloaded: Site) -> None:
