@@ -32,13 +32,7 @@ ALL = "all"
 """Label of a row over all traces."""
 RULES = Rules(placement_queue_limit=1_000_000, max_restarts=None)
 HUANG_2007 = replace(
-    RULES,
-    queue="head",
-    queue_order="narrowest-first",
-    aging=False,
-    keeps_for_restart=False,
-    low_patience=None,
-    restart_pause=0,
+    RULES, queue="head", queue_order="narrowest-first", plan_after=None, keeps_for_restart=False, restart_pause=0
 )
 
 

@@ -1,7 +1,7 @@
 """Cut windows from traces and machines into clusters, as repetitions of experiments."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
 from random import Random
@@ -31,6 +31,8 @@ class WindowJob:
     nodes: int
     ran: float
     user: int
+    requested: float = -1.0
+    """The user's own estimate of the run time; -1 if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ def window(traces: Traces, name: str, seed: int, jobs: int) -> Window:
     first = Random(f"{name}/{seed}").randrange(max(1, len(usable) - jobs + 1))
     found = usable[first : first + jobs]
     began = found[0].at
-    return Window(tuple(WindowJob(job.at - began, job.nodes, job.ran, job.user) for job in found), nodes)
+    return Window(tuple(replace(job, at=job.at - began) for job in found), nodes)
 
 
 @lru_cache(maxsize=2)
@@ -67,7 +69,7 @@ def _usable(traces: Traces, name: str) -> tuple[Sequence[WindowJob], int]:
     nodes = _first_number(trace.header.get("MaxNodes", "")) or trace.processors
     per_node = max(1.0, trace.processors / nodes)
     jobs = swf.select_jobs(trace.jobs).usable
-    return [WindowJob(j.submitted, ceil(j.processors / per_node), j.ran, j.user) for j in jobs], nodes
+    return [WindowJob(j.submitted, ceil(j.processors / per_node), j.ran, j.user, j.requested_time) for j in jobs], nodes
 
 
 def _first_number(text: str) -> int:

@@ -18,14 +18,7 @@ SIZES = (8, 16, 32)
 
 def rules(queue: QueueMode = "head") -> Rules:
     """Return the rules of the paper's KOALA: no reservations, no preemption. The mode ``head`` reproduces Table IV."""
-    return Rules(
-        queue=queue,
-        aging=False,
-        keeps_for_restart=False,
-        preemption="never",
-        low_patience=None,
-        error_threshold=1_000_000,
-    )
+    return Rules(queue=queue, plan_after=None, keeps_for_restart=False, preemption="never", error_threshold=1_000_000)
 
 
 def whole(size: int) -> JobSpec:

@@ -113,7 +113,6 @@ class Arrays:
             counted_scan=self._queues[array.spec.priority].scans,
         )
         self._live.setdefault(array.id, set()).add(task.id)
-        self._queues.reservation.pass_on(array.id, task.id)
         if array.may_start_task:
             self._queues.renew(array)
         else:

@@ -1,11 +1,11 @@
-"""The nodes of one cluster: those of its last report, and those promised to components or reserved since."""
+"""The nodes of one cluster: those of its last report, and those promised to components since."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 
 from koalapy.model.cluster import NodeClass, count_idle
-from koalapy.model.job import JobId, Token
+from koalapy.model.job import Token
 from koalapy.model.node_requirement import ANY_NODE, NodeFilter
 from koalapy.model.reports import ClusterReport
 from koalapy.scheduler.cluster_conditions import HealthStatus, UplinkUse
@@ -62,8 +62,6 @@ class ClusterNodes:
     """For each component promised nodes of leaving ones: when the last of their graces ends."""
     _promised_from: dict[Token, frozenset[Token]] = field(default_factory=dict)
     """For each component promised more nodes than were idle: the components that were leaving then."""
-    _reserved_by_job: dict[JobId, int] = field(default_factory=dict)
-    """Nodes reserved for jobs with a starvation guarantee, in the order of these jobs."""
 
     def report(self, report: ClusterReport, speed: float) -> None:
         """Store a report of the agent; ``speed`` is the power of node classes without a reported power."""
@@ -282,22 +280,6 @@ class ClusterNodes:
     def _may_share(self, token: Token) -> bool:
         """Return whether other jobs may use the nodes of a component too."""
         return self.last_report.shares and self.classes.filter_of(token).shares
-
-    def reserve(self, job: JobId, nodes: int) -> None:
-        """Reserve nodes for a job, in place of its previous reservation here."""
-        self.on_change()
-        self._reserved_by_job[job] = nodes
-        if not nodes:
-            del self._reserved_by_job[job]
-
-    def reserved_for_others(self, job: JobId | None = None) -> int:
-        """Return the nodes reserved for other jobs. For a job with a reservation, only earlier ones count."""
-        count = 0
-        for holder, nodes in self._reserved_by_job.items():
-            if holder == job:
-                break
-            count += nodes
-        return count
 
     @property
     def capacity_without_own_jobs(self) -> int:

@@ -152,7 +152,7 @@ class Cycle:
         sharing, priority = self._state.sharing, guest.spec.priority
         if not sharing.reclaims:
             return False
-        queue, offer = self._queues[priority], self._offers.ordinary[priority]
+        queue = self._queues[priority]
         newcomers = {place[-1]: place for place in sorted(self._queues.newcomers[priority])}
         sites = {component.cluster for component in placement.components} - {guest.spec.home_site}
         self._being_placed.add(guest.id)
@@ -167,6 +167,7 @@ class Cycle:
                     may_be_tried = self._candidates.may_scan(priority) or job_id in newcomers
                     if not may_be_tried or job_id in self._being_placed or group in self._refused_owners:
                         continue
+                    offer = self._offers.ordinary(priority, group.needs.duration)
                     owner, candidate = self._ledger.jobs[job_id], Candidate(job_id, offer)
                     owner_answer = self._evaluate(owner, candidate, now) if offer.idle_test()(group.needs) else None
                     if not isinstance(owner_answer, Placement):
@@ -229,7 +230,9 @@ class Cycle:
         self._queues.placing = waiting.id
         placed = self._queues.remove(waiting) if waiting.tasks is None else self._arrays.create_task(waiting, now)
         self._queues.placing = placed.id
+        is_planned = waiting.id == self._queues.plan.job
         job = self._claiming.start_attempt(placed, placement, now)
+        self._queues.plan.note_placement(waiting.id, job, placement)
         if placement.advice is not None:
             self._ledger.record_advised_placement(record_advice(job, now, placement.advice, placement.reason))
         self._attempts.settle_job(job, now)
@@ -239,8 +242,8 @@ class Cycle:
             if returned is not None and returned.is_in_queue and returned.refusals != refusals:
                 self._queues.try_again(returned)
         else:
-            self._continue_array(candidate, placed.id, in_scan and not self._offers.has_all_nodes(candidate.offer))
-        self._candidates.update_reservation()
+            self._continue_array(candidate, placed.id, in_scan and not is_planned)
+        self._candidates.update_plan()
 
     def _continue_array(self, candidate: Candidate, task: JobId, in_scan: bool) -> None:
         """Try an array again after the placement of a task; in the next cycle if the task has failed at once, unless

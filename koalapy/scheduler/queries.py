@@ -15,11 +15,10 @@ from koalapy.model.placement import PlacedComponent, Placement, Refusal
 from koalapy.model.request import ClusterName
 from koalapy.scheduler.arrays import Arrays
 from koalapy.scheduler.ledger import live
-from koalapy.scheduler.queue.candidates import Offers, WaitingReasons
+from koalapy.scheduler.queue.candidates import Offer, Offers, WaitingReasons
 from koalapy.scheduler.queue.eligibility import count_streams, may_fall_back
 from koalapy.scheduler.queue.placement_queues import PlacementQueues
 from koalapy.scheduler.queue.policy_calls import PolicyEvaluator
-from koalapy.scheduler.queue.reservation import is_promised
 from koalapy.scheduler.queue.start_conditions import StartConditions
 from koalapy.scheduler.state import SchedulerState
 from koalapy.validation.limits import ClusterLimits, Limits
@@ -172,11 +171,6 @@ class Queries:
         """Yield the jobs of a placement queue from head to tail. The queue must not change during the iteration."""
         return (self._ledger.jobs[job] for job in self.queues[priority])
 
-    def has_waited_long(self, job: Job) -> bool:
-        """Return whether nodes may be reserved for a waiting job, by aging or the starvation guarantee."""
-        has_aged = self.rules.aging and self.queues.tries(job) >= self.rules.aging_tries
-        return has_aged or is_promised(job, self.rules, self.now)
-
     def over_limit(self, spec: JobSpec) -> Excess | None:
         """Return the owner's limit that would keep a job from being placed now; None if there is none."""
         return self.owner_use.find_excess(spec, self.now)
@@ -208,13 +202,13 @@ class Queries:
         return self.queues.awaited_clusters()
 
     @property
-    def reservation(self) -> JobId | None:
-        """Return the waiting job that nodes are reserved for; None if there is none."""
-        return self.queues.reservation.job
+    def planned_job(self) -> JobId | None:
+        """Return the waiting job with a planned start; None if there is none."""
+        return self.queues.plan.job
 
-    def reserved_nodes(self, cluster: ClusterName, priority: Priority, job: JobId | None = None) -> int:
-        """Return the nodes on a cluster that are reserved for others and not offered to a priority, or to a job."""
-        return self.queues.reservation.reserved_nodes(cluster, priority, job)
+    def planned_start(self, job: JobId) -> float | None:
+        """Return when a waiting job is planned to start; None if it has no planned start."""
+        return self.queues.plan.start if job == self.planned_job else None
 
     # Offered nodes and answers of policies
 
@@ -247,25 +241,14 @@ class Queries:
             )
         return self._limits
 
-    def view(self, priority: Priority, job: Job | None = None) -> GridView:
-        """Return the grid as offered to new jobs of a priority now, or to a waiting ``job``."""
-        reservation = self.queues.reservation
-        if job is not None and priority is Priority.LOW and reservation.restarting_jobs():
-            return reservation.restart_view(job)
-        return reservation.view(priority)
-
-    def own_view(self) -> GridView:
-        """Return the grid as offered to the job that nodes are reserved for."""
-        return self.queues.reservation.own_view()
-
-    def view_at_home(self, spec: JobSpec, *, everything: bool = False) -> GridView | None:
-        """Return a job's home site as it would be after reclaiming its nodes; None if it may not reclaim.
-        ``everything``: include nodes reserved for this job."""
-        return (self._offers.everything if everything else self._offers.ordinary)[spec.priority].at_home(spec)
-
-    def view_with_preemption(self) -> GridView:
-        """Return the grid as it would be if jobs of low priority were preempted."""
-        return self._offers.view_with_preemption()
+    def offer(self, spec: JobSpec, job: Job | None = None) -> Offer:
+        """Return which nodes are offered to a new job now, or to a waiting ``job``."""
+        duration = self.queues.plan.duration_of(spec)
+        if job is not None and job.id == self.planned_job:
+            return self._offers.for_planned(job)
+        if job is not None and spec.priority is Priority.LOW and self.queues.kept:
+            return self._offers.for_restart(job, duration)
+        return self._offers.ordinary(spec.priority, duration)
 
     def evaluate(self, spec: JobSpec, view: GridView, barred: Barred = NOTHING_BARRED) -> Placement | Refusal:
         """Return the answer of a job's policy on a view, without the sizes that clusters rejected."""

@@ -108,19 +108,13 @@ class Rules:
     """Maximum grace that a job may request between its warning and its stop."""
     assumed_bandwidth: Annotated[float, Gt(0)] = 100e6
     """Bandwidth in bytes per second for estimates of transfers over links that have not been measured."""
-    planned_starts: Annotated[int, Ge(0)] = 0
-    """Number of waiting jobs with a planned start."""
-    plan_after: float = 0.0
-    """Seconds that a job waits before its start is planned."""
-    aging: bool = True
-    """Whether a job that failed ``aging_tries`` scans keeps low-priority jobs from delaying it further."""
-    aging_tries: Count = 20
-    """Failed scans after which low-priority jobs may not delay a job further."""
+    plan_after: Annotated[float, Ge(0), FINITE] | None = 0.0
+    """Waiting time after which the start of the longest waiting job is planned: others use its nodes only if they end
+    in time. None disables it."""
+    default_walltime: Annotated[Seconds, FINITE] | None = None
+    """Expected run time of jobs without a walltime; it ends none. None: what is known of such jobs, or a day."""
     keeps_for_restart: bool = True
     """Whether the nodes of a job whose attempt has failed are kept from low-priority jobs until it is placed again."""
-    low_patience: Annotated[Seconds, FINITE] | None = 14_400.0
-    """Waiting time after which a job of low priority gets the starvation guarantee: jobs of high priority do not delay
-    it further. None disables it."""
     probation: bool = True
     """Whether an unusable cluster is tried again, one component at a time, after a growing pause."""
     probation_pause: Annotated[Seconds, FINITE] = 60.0

@@ -68,7 +68,7 @@ class Scheduler:
         deadlines = Deadlines(
             state, confirmations, contact, attempts, claiming, failures, health, conditions, link_paths
         )
-        offers, reasons = Offers(state, queues.reservation), WaitingReasons(state, queues, policies)
+        offers, reasons = Offers(state, queues.plan, queues.kept), WaitingReasons(state, queues, policies)
         budget = Budget(state.rules.step_budget, clock)
         self._candidates = candidates = Candidates(state, queues, offers, policies, reasons, budget, arrays.give_up)
         events = EventHandler(

@@ -45,9 +45,8 @@ class RegularScans:
         self._interval = rules.scan_interval
         self.at = now + self._interval
         """Time of the next scan."""
-        promised = ceil((rules.low_patience or 0.0) / rules.scan_interval)
-        self._enough = max(MIN_IN_VAIN, 2 * rules.aging_tries, 2 * promised)
-        """Number of scans by which waiting jobs were aged and reached their starvation guarantee, if they ever do."""
+        self._enough = max(MIN_IN_VAIN, 2 * ceil((rules.plan_after or 0.0) / rules.scan_interval))
+        """Number of scans by which the start of a waiting job was planned, if it ever is."""
         self._in_vain = 0
         """Scans since the last event."""
         self._moments = 0

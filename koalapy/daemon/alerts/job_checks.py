@@ -132,10 +132,11 @@ class JobChecks:
 
     def _starvation_remedy(self, job: Job) -> str:
         """Return what an operator can do for a starving job: the commands to hold the queued jobs after it."""
-        if self._queries.reservation == job.id:
-            return f"nodes are now reserved for it; see what it waits for: koala explain {job.id}"
+        if self._queries.planned_job == job.id:
+            return f"its start is planned now; see what it waits for: koala explain {job.id}"
         later = list(map(str, islice(self._queued.irange(job.id, inclusive=(False, True)), MAX_LISTED + 1)))
-        permanent = "" if self._queries.rules.aging else "; permanently: rules.aging true in the configuration"
+        has_plan = self._queries.rules.plan_after is not None
+        permanent = "" if has_plan else "; permanently: rules.plan_after 0 in the configuration"
         if not later:
             return f"see what it waits for: koala explain {job.id}{permanent}"
         suffix = ", and the jobs after them" if len(later) > MAX_LISTED else ""

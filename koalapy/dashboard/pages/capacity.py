@@ -122,7 +122,7 @@ async def capacity_view(queries: Queries, ends: ExpectedEnds, spec: JobSpec, now
             await asyncio.sleep(0)
             slice_start = time.thread_time()
     dry_run = DryRun(queries)
-    idle = queries.view(spec.priority).usable_idle
+    idle = queries.offer(spec).view.usable_idle
     coming = []
     for end in next_known_ends[:MAX_ENDS_SHOWN]:
         freed = sum(end.nodes.values())

@@ -4,7 +4,7 @@ from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
-from math import exp, log
+from math import exp, hypot, log
 
 from koalapy.model.advice import Run, Size, completed_run_of, run_size
 from koalapy.model.application import application_of
@@ -227,6 +227,14 @@ class Experience:
         names = tuple(sorted(clusters))
         run_time = times.single_cluster if len(names) < 2 else times.on_clusters(names, slowdowns.on_clusters(names))
         return None if run_time is None else run_time.value / self._speed(clusters)
+
+    def expected_at_most(self, spec: JobSpec) -> float | None:
+        """Return the run time that nine of ten jobs like this one do not exceed; None if unknown."""
+        runs = self._applications.get(application_of(spec))
+        time = None if runs is None else self.answer(application_of(spec), run_size(spec))[1].single_cluster
+        if runs is None or time is None:
+            return None
+        return LogNormal(time.log, hypot(time.deviation, runs.fit.scatter)).high
 
     def _prior(self, application: str, communication: float | None) -> LogNormal:
         """Return the slowdown assumed before an application has run on several clusters.

@@ -72,7 +72,7 @@ class Attempts:
 
     def promise(self, job: Job, component: Component, now: float) -> None:
         """Promise nodes of its cluster to a component."""
-        makes_room, cluster = is_preemptible(job, self._rules, now), self._grid[component.cluster]
+        makes_room, cluster = is_preemptible(job), self._grid[component.cluster]
         is_guest = self._sharing.reclaims and job.spec.home_site != component.cluster
         cluster.nodes.promise(
             job.token(component.index),
@@ -266,9 +266,9 @@ class Attempts:
     def _keep_released_nodes(self, job: Job) -> Job:
         """Keep the nodes of an ended component for its job if that is to run again after a failure."""
         if job.ending is JobState.QUEUED:
-            self._queues.reservation.keep_for_restart(job)
+            self._queues.kept.keep_for_restart(job)
         else:
-            self._queues.reservation.release_kept(job.id)
+            self._queues.kept.release_kept(job.id)
         return job
 
     def give_up_component(self, job: Job, component: Component, now: float) -> None:

@@ -55,7 +55,7 @@ class Claiming:
         nonces: Nonces,
     ) -> None:
         self._state, self._rules, self._ledger = state, state.rules, state.ledger
-        self._attempts, self._reservation = attempts, queues.reservation
+        self._attempts, self._plan = attempts, queues.plan
         self._eligibility, self._evaluator, self._nonces = eligibility, evaluator, nonces
         self._preemption = Preemption(state)
         sites = [cluster.name for cluster in state.grid.clusters()] if state.sharing.reclaims else []
@@ -260,13 +260,10 @@ class Claiming:
         spec, policies = job.spec, self._state.policies
         if isinstance(spec.request, FixedRequest) or policies.capabilities(spec.policy).keeps_together:
             return None
-        if spec.priority is not Priority.HIGH:
-            reserved = {
-                cluster: nodes for cluster in view.by_idle if (nodes := self._reservation.kept_from_low(cluster.name))
-            }
-            view = view.with_clusters(
-                [replace(c.with_idle(max(0, c.idle - nodes)), parts=()) for c, nodes in reserved.items()]
-            )
+        reserved = {c: nodes for c in view.by_idle if (nodes := self._plan.reserved_nodes(c.name, spec))}
+        view = view.with_clusters(
+            [replace(c.with_idle(max(0, c.idle - nodes)), parts=()) for c, nodes in reserved.items()]
+        )
         view, _ = exclude_reserved(view, spec.walltime, self._state.now)
         requirement = spec.node_requirement(component.request_index)
         if requirement is not None and (part := requirement.matching_part) is not None:

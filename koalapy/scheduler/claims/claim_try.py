@@ -20,7 +20,7 @@ class ClaimTry:
 
     def __init__(self, state: SchedulerState, preemption: Preemption | None, job: Job) -> None:
         """``preemption``: frees nodes for the job; None if it may not preempt."""
-        self._grid, self._job, self.preemption = state.grid, job.id, preemption
+        self._grid, self.preemption = state.grid, preemption
         self._spec = job.spec
         self._taken: dict[ClusterName, int] = defaultdict(int)
         """Nodes of components by cluster; those in ``_assignments`` do not count."""
@@ -87,7 +87,7 @@ class ClaimTry:
     def _available(self, cluster: ClusterName) -> int:
         """Return the idle nodes of a cluster that the job may have."""
         status = self._grid[cluster]
-        return max(0, status.nodes.available - status.nodes.reserved_for_others(self._job))
+        return max(0, status.nodes.available)
 
     def _count_taken(self, cluster: ClusterName) -> int:
         """Return the nodes of components that can start, without those that they share with other jobs."""
@@ -122,14 +122,13 @@ class ClaimTry:
     def _parts_of(self, cluster: ClusterName) -> tuple[NodeClass, ...]:
         """Return the partly used nodes that the job may share on a cluster."""
         status = self._grid[cluster]
-        return status.nodes.parts if self._spec.share and not status.nodes.reserved_for_others(self._job) else ()
+        return status.nodes.parts if self._spec.share else ()
 
     @property
     def view(self) -> GridView:
         """Return the grid with the nodes left for another component."""
         view = self._grid.view()
         names = {name for name, nodes in self._taken.items() if nodes} | self._assignments.keys()
-        names |= {cluster.name for cluster in self._grid.clusters() if cluster.nodes.reserved_for_others(self._job)}
         changed = [cluster for name in sorted(names) if (cluster := view.get(name)) is not None]
         return view.with_clusters([self._remaining_of(cluster) for cluster in changed])
 

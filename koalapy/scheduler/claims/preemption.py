@@ -14,8 +14,6 @@ from koalapy.model.wording import format_list, format_nodes, format_three_digits
 from koalapy.scheduler.attempts.facts import is_program_over, walltime_ends
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.ledger import live
-from koalapy.scheduler.queue.reservation import is_promised
-from koalapy.scheduler.rules import Rules
 from koalapy.scheduler.state import SchedulerState
 
 PREEMPTED = "preempted"
@@ -192,9 +190,9 @@ class PreemptionPlan:
     """Jobs that need not be preempted, since they end by themselves as soon; and when."""
 
 
-def is_preemptible(job: Job, rules: Rules, now: float) -> bool:
+def is_preemptible(job: Job) -> bool:
     """Return whether jobs of high priority may preempt the live attempt of a job."""
-    return job.spec.priority is Priority.LOW and job.ending is None and not is_promised(job, rules, now)
+    return job.spec.priority is Priority.LOW and job.ending is None
 
 
 def within_limit(cluster: ClusterStatus, count: int) -> int:
@@ -204,10 +202,8 @@ def within_limit(cluster: ClusterStatus, count: int) -> int:
 
 def capacity_with_preemption(cluster: ClusterStatus, extra_idle: int = 0) -> int:
     """Return the nodes that a job of high priority could have, if ``extra_idle`` more were idle: nodes that are idle,
-    about to be, or held by low-priority jobs, less those reserved by the starvation guarantee."""
-    return within_limit(
-        cluster, cluster.nodes.expected + extra_idle + cluster.nodes.preemptible - cluster.nodes.reserved_for_others()
-    )
+    about to be, or held by low-priority jobs."""
+    return within_limit(cluster, cluster.nodes.expected + extra_idle + cluster.nodes.preemptible)
 
 
 class Preemption:
@@ -243,8 +239,7 @@ class Preemption:
         """Choose victims for the needed nodes per cluster. The plan is empty if they are too few or none is needed."""
         lacking = {}
         for name, size in needed.items():
-            expected, reserved = self._grid[name].nodes.expected, self._grid[name].nodes.reserved_for_others()
-            if (count := size - expected + min(reserved, max(0, expected))) > 0:
+            if (count := size - self._grid[name].nodes.expected) > 0:
                 lacking[name] = count
         if not lacking:
             return PreemptionPlan()
@@ -357,10 +352,8 @@ def _preemption_cost(job: Job, now: float) -> PreemptionCost:
 
 def capacity_with_reclaiming(cluster: ClusterStatus, extra_idle: int = 0) -> int:
     """Return the nodes that a job could have on its home site, if ``extra_idle`` more were idle: nodes that are idle,
-    about to be, or held by low-priority jobs of other sites, less those reserved by the starvation guarantee."""
-    return within_limit(
-        cluster, cluster.nodes.expected + extra_idle + cluster.nodes.reclaimable - cluster.nodes.reserved_for_others()
-    )
+    about to be, or held by low-priority jobs of other sites."""
+    return within_limit(cluster, cluster.nodes.expected + extra_idle + cluster.nodes.reclaimable)
 
 
 class Reclaiming(Preemption):

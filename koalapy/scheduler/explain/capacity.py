@@ -120,9 +120,7 @@ class _FutureGrid:
         for cluster in dry_run.queries.grid.clusters():
             offered = self._now.get(cluster.name)
             idle = offered.idle if offered is not None else 0
-            self._spare[cluster.name] = idle or cluster.nodes.surplus - dry_run.reserved_nodes(
-                cluster.name, base.priority
-            )
+            self._spare[cluster.name] = idle or cluster.nodes.surplus - dry_run.reserved_nodes(cluster.name, base)
             self._most[cluster.name] = (
                 cluster.last_report.total if cluster.health.limit is None else cluster.health.limit.size - 1
             )

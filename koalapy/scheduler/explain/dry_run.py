@@ -13,7 +13,7 @@ from koalapy.model.request import ClusterName
 from koalapy.scheduler.claims.preemption import capacity_with_preemption, capacity_with_reclaiming, within_limit
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.queries import Queries
-from koalapy.scheduler.queue.candidates import refusal_text
+from koalapy.scheduler.queue.candidates import Offer, refusal_text
 from koalapy.scheduler.queue.component_sizes import exclude_barred
 from koalapy.validation.limits import Limits
 from koalapy.validation.submission import check_submission
@@ -47,33 +47,32 @@ class DryRun:
         self._barred = queries.barred(job) if job is not None else NOTHING_BARRED
         """The sizes that clusters rejected; they may also reject a changed job."""
         self._answers: dict[JobSpec, Placement | Refusal] = {}
-        self._views: dict[Priority, GridView] = {}
-        self._preempting: GridView | None = None
+        self._offers: dict[tuple[Priority, float | None], Offer] = {}
         self.asks = 0
         """The number of policy calls."""
 
-    def view(self, priority: Priority) -> GridView:
-        """Return the grid as offered to a priority, including nodes reserved for the job itself."""
-        if priority not in self._views:
-            queries = self.queries
-            self._views[priority] = queries.own_view() if self.has_reservation else queries.view(priority, self.job)
-        return self._views[priority]
+    def _offer(self, spec: JobSpec) -> Offer:
+        key = spec.priority, spec.walltime
+        if key not in self._offers:
+            self._offers[key] = self.queries.offer(spec, self.job)
+        return self._offers[key]
+
+    def view(self, spec: JobSpec) -> GridView:
+        """Return the grid as offered to the job, including nodes kept for the job itself."""
+        return self._offer(spec).view
 
     @property
-    def has_reservation(self) -> bool:
-        """Return whether nodes are reserved for the waiting job."""
-        return self.job is not None and self.queries.reservation == self.job.id
+    def is_planned(self) -> bool:
+        """Return whether the waiting job has a planned start."""
+        return self.job is not None and self.queries.planned_job == self.job.id
 
-    def reserved_nodes(self, cluster: ClusterName, priority: Priority) -> int:
-        """Return the nodes on a cluster that are reserved for another job."""
-        if self.job is not None and self.has_reservation:
-            return self.queries.grid[cluster].nodes.reserved_for_others(self.job.id)
-        return self.queries.reserved_nodes(cluster, priority, self.job.id if self.job is not None else None)
+    def reserved_nodes(self, cluster: ClusterName, spec: JobSpec) -> int:
+        """Return the nodes on a cluster that are withheld from the job."""
+        return self.queries.queues.plan.reserved_nodes(cluster, spec, self.job)
 
-    @property
-    def keeper(self) -> JobId | None:
-        """Return the other job that nodes are reserved for; None if there is none."""
-        return self.queries.queues.reservation.keeper(self.job.id if self.job is not None else None)
+    def keeper(self, spec: JobSpec) -> JobId | None:
+        """Return the other job that nodes are withheld for; None if there is none."""
+        return self.queries.queues.plan.keeper(spec, self.job.id if self.job is not None else None)
 
     def ask(self, spec: JobSpec, view: GridView) -> Placement | Refusal:
         """Return the answer of the job's policy on a view."""
@@ -107,11 +106,10 @@ class DryRun:
 
     def node_sources(self, spec: JobSpec) -> Iterator[NodeSource]:
         """Yield the sources of nodes in the order in which the scheduler tries them."""
-        priority, queries = spec.priority, self.queries
         yield NodeSource(
-            self.view(priority),
+            self.view(spec),
             lambda cluster, extra_idle: (
-                within_limit(cluster, cluster.nodes.surplus + extra_idle) - self.reserved_nodes(cluster.name, priority)
+                within_limit(cluster, cluster.nodes.surplus + extra_idle) - self.reserved_nodes(cluster.name, spec)
             ),
             lambda _: 0,
         )
@@ -123,14 +121,10 @@ class DryRun:
                 lambda c: c.nodes.leaving + c.nodes.preemptible,
                 description,
             )
-        if (home := queries.view_at_home(spec, everything=self.has_reservation)) is not None:
-            takes_all = self.has_reservation or priority is Priority.HIGH
+        if (home := self._offer(spec).at_home(spec)) is not None:
             yield NodeSource(
                 home,
-                lambda c, extra_idle: (
-                    capacity_with_reclaiming(c, extra_idle)
-                    - (0 if takes_all else queries.queues.reservation.kept_from_low(c.name))
-                ),
+                lambda c, extra_idle: capacity_with_reclaiming(c, extra_idle) - self.reserved_nodes(c.name, spec),
                 lambda c: c.nodes.leaving + c.nodes.reclaimable,
                 "those that it would take back",
             )
@@ -139,20 +133,16 @@ class DryRun:
         return spec.priority is Priority.HIGH and not spec.share and self.queries.rules.preemption == "placement"
 
     def may_raise_priority(self, spec: JobSpec) -> bool:
-        """Return whether high priority may be suggested. A job would lose its reservation by it."""
-        return spec.priority is Priority.LOW and self.high_priority_allowed and not self.has_reservation
+        """Return whether high priority may be suggested. A job would lose its planned start by it."""
+        return spec.priority is Priority.LOW and self.high_priority_allowed and not self.is_planned
 
     def widest_view(self, spec: JobSpec) -> GridView:
         """Return all nodes that the job could get, if necessary by preemption."""
-        if not self.may_preempt(spec):
-            return self.view(spec.priority)
-        if self._preempting is None:
-            self._preempting = self.queries.view_with_preemption()
-        return self._preempting
+        return self._offer(spec).with_preemption(spec) or self.view(spec)
 
     def preempts(self, spec: JobSpec, placement: Placement) -> bool:
         """Return whether a placement needs nodes of other jobs."""
-        view = self.view(spec.priority)
+        view = self.view(spec)
         if spec.share:
             view = select_nodes(spec, view)  # with the partly used nodes that it may share
         idle = {cluster.name: cluster.idle for cluster in view.by_idle}

@@ -441,7 +441,8 @@ def explain_submission(
     elif not tried:
         headline = f"would wait behind job {queries.queues.head_before(spec, job)}"
     elif _is_reservation_in_the_way(dry_run, spec):
-        headline = queries.queues.reservation.describe_keeper(dry_run.keeper)
+        keeper = dry_run.keeper(spec)
+        headline = "" if keeper is None else queries.queues.plan.describe_keeper(keeper)
     else:
         headline = answer.summary if isinstance(answer, Refusal) else ""
     ahead = queries.queues.count_before(spec, job)
@@ -503,9 +504,9 @@ def _waiting(dry_run: DryRun, spec: JobSpec, answer: Placement | Refusal, headli
     suffices = []
     if placement is None and queries.over_limit(spec) is None:
         suffices = [*enough_idle(lacking), *_enough_if_usable(dry_run, spec, node_sources)]
-    if _is_reservation_in_the_way(dry_run, spec):
+    if _is_reservation_in_the_way(dry_run, spec) and dry_run.keeper(spec) is not None:
         # Placing the other job first would not help, since it would then occupy these nodes.
-        reserved = dry_run.keeper
+        reserved = dry_run.keeper(spec)
         suffices.append(f"job {reserved}, for which nodes are kept, out of its way (koala hold {reserved})")
     elif (first := _must_be_placed_first(dry_run, spec)) is not None:
         suffices.append(f"job {first} placed before it")
@@ -533,9 +534,9 @@ def _clusters(
     now: float,
 ) -> tuple[tuple[ClusterFinding, ...], tuple[str, ...]]:
     """Return the findings by cluster, and the reasons that belong to none."""
-    view = dry_run.view(spec.priority)
+    view = dry_run.view(spec)
     clusters = dry_run.queries.grid.clusters()
-    reserved = Kept(dry_run.keeper, {c.name: dry_run.reserved_nodes(c.name, spec.priority) for c in clusters})
+    reserved = Kept(dry_run.keeper(spec), {c.name: dry_run.reserved_nodes(c.name, spec) for c in clusters})
     findings = cluster_findings(spec.request, clusters, view, placement, refused, reserved, lacking, now)
     names = {cluster.name for cluster in clusters}
     return tuple(findings), tuple(reason.reason for reason in refused if reason.cluster not in names)
@@ -555,7 +556,7 @@ def _lacking(
 def _is_reservation_in_the_way(dry_run: DryRun, spec: JobSpec) -> bool:
     """Return whether only the nodes reserved for another job prevent the placement."""
     queries = dry_run.queries
-    if not any(dry_run.reserved_nodes(cluster.name, spec.priority) for cluster in queries.grid.clusters()):
+    if not any(dry_run.reserved_nodes(cluster.name, spec) for cluster in queries.grid.clusters()):
         return False
     return isinstance(dry_run.ask(spec, queries.grid.view()), Placement)
 

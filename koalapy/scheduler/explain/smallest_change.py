@@ -143,7 +143,7 @@ def _other_clusters(request: FixedRequest, spec: JobSpec, dry_run: DryRun) -> It
     needed = Counter[str]()
     for component in request.components:
         needed[component.cluster or ""] += component.size
-    views = [select_nodes(spec, dry_run.view(spec.priority), index) for index in range(len(request.components))]
+    views = [select_nodes(spec, dry_run.view(spec), index) for index in range(len(request.components))]
     moved = [
         index
         for index, (component, view) in enumerate(zip(request.components, views, strict=True))

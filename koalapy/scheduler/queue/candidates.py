@@ -3,30 +3,39 @@
 A job is tried when it arrives, when a change may allow its placement, and in periodic scans.
 """
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from math import inf
 from typing import NamedTuple
 
 from koalapy.model.cluster import GridView
 from koalapy.model.job import ClusterRefusal, Job, JobId, JobState, RefusalCause
-from koalapy.model.job_sizes import Barred, NodeReservation
+from koalapy.model.job_sizes import Barred
 from koalapy.model.job_spec import JobSpec, Priority
-from koalapy.model.request import ClusterName
 from koalapy.model.placement import Placement, Refusal, RefusalKind
 from koalapy.model.users import Sharing
 from koalapy.model.wording import format_time
 from koalapy.scheduler.claims.preemption import capacity_with_preemption, capacity_with_reclaiming
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.queue.eligibility import placement_limit, scan_tries_all
+from koalapy.scheduler.queue.kept_nodes import KeptNodes
 from koalapy.scheduler.queue.placement_queues import PRIORITIES, PlacementQueues
 from koalapy.scheduler.queue.plan import Plan
-from koalapy.scheduler.queue.plan import nodes_of as placed_nodes
 from koalapy.scheduler.queue.policy_calls import PolicyEvaluator
-from koalapy.scheduler.queue.queue import LIMITS, Change, Group, IdleSummary, Needs, Shape, Wakeup, at_home, nodes_of
-from koalapy.scheduler.queue.reservation import Reservation
+from koalapy.scheduler.queue.queue import (
+    LIMITS,
+    Change,
+    Duration,
+    Group,
+    IdleSummary,
+    Needs,
+    Shape,
+    Wakeup,
+    at_home,
+    nodes_of,
+)
 from koalapy.scheduler.queue.start_conditions import describe_deferral
 from koalapy.scheduler.state import SchedulerState
 
@@ -84,12 +93,10 @@ class WaitingReasons:
         if refusal is None:
             refusal = self._refusals[shape] = self._policy_refusal(job, barred)
         if refusal:
-            return "; ".join(filter(None, (refusal, refusals, self._queues.reservation.kept_for(job.id))))
-        reservation = self._queues.reservation
-        keeper = reservation.keeper(job.id)
-        if keeper is not None and (job.id == reservation.job or reservation.is_kept_from(job.spec.priority)):
-            return reservation.describe_keeper(keeper)
-        return "fits, and waits for the next scan"
+            planned = self._queues.plan.describe_start() if job.id == self._queues.plan.job else ""
+            return "; ".join(filter(None, (refusal, planned, refusals, self._queues.kept.describe(job.id))))
+        keeper = self._queues.plan.keeper(job.spec, job.id)
+        return "fits, and waits for the next scan" if keeper is None else self._queues.plan.describe_keeper(keeper)
 
     def _in_front_of(self, job: Job) -> JobId | None:
         """Return the job ahead that keeps this one waiting; None for the head and for a job that scans pass over."""
@@ -154,8 +161,8 @@ class Offer:
     def __init__(
         self, see: GetView, see_with_preemption: GetView | None, see_taken_back: GetView, sharing: Sharing
     ) -> None:
-        self._see, self._see_with_preemption = see, see_with_preemption
-        self._see_taken_back, self._sharing = see_taken_back, sharing
+        self._see, self.see_with_preemption = see, see_with_preemption
+        self.see_taken_back, self._sharing = see_taken_back, sharing
         self._idle = self._taken_back = IdleSummary(GridView(()))
 
     @property
@@ -164,79 +171,76 @@ class Offer:
 
     def with_preemption(self, spec: JobSpec) -> GridView | None:
         """Return the view with low-priority jobs preempted; None if the job may not preempt."""
-        return None if self._see_with_preemption is None or spec.share else self._see_with_preemption()
+        return None if self.see_with_preemption is None or spec.share else self.see_with_preemption()
 
     def at_home(self, spec: JobSpec) -> GridView | None:
         """Return a view of a job's home site after reclaiming its nodes; None if it may not reclaim."""
         home = None if spec.share else self._sharing.reclaiming_site(spec.home_site)
-        return self._see_taken_back().select_clusters(frozenset({home})) if home else None
+        return self.see_taken_back().select_clusters(frozenset({home})) if home else None
 
     def idle_test(self) -> Callable[[Needs], bool]:
         """Return a fast test, without a policy call, whether enough nodes may be idle for a job's needs."""
-        widest = (self._see_with_preemption or self._see)()
+        widest = (self.see_with_preemption or self._see)()
         if widest is not self._idle.view:
             self._idle = IdleSummary(widest)
         if not self._sharing.reclaims:
             return self._idle.may_fit
-        taken_back = self._see_taken_back()
+        taken_back = self.see_taken_back()
         if taken_back is not self._taken_back.view:
             self._taken_back = IdleSummary(taken_back)
         return lambda needs: self._idle.may_fit(needs) or self._taken_back.may_take_back(needs)
 
 
-class PlannedOffer(Offer):
-    """The nodes on which a job delays no planned start."""
-
-    def __init__(self, base: Offer, sharing: Sharing) -> None:
-        super().__init__(self._restricted, base._see_with_preemption, base._see_taken_back, sharing)
-        self.base = base
-        self.withheld: dict[ClusterName, tuple[NodeReservation, ...]] = {}
-        self._of: tuple[object, object] = (None, None)
-        self._view = GridView(())
-
-    def _restricted(self) -> GridView:
-        view = self.base.view
-        if self._of[0] is not view or self._of[1] is not self.withheld:
-            self._of = view, self.withheld
-            self._view = view.with_clusters(
-                [replace(c, reservations=(*c.reservations, *self.withheld[c.name])) for c in view if c.name in self.withheld]
-            ) if self.withheld else view
-        return self._view
-
-
 class Offers:
-    """The offers of each priority: nodes not reserved for others, or all nodes for the job with the reservation."""
+    """The nodes that jobs may use, by their priority and by whether they end after a planned start."""
 
-    def __init__(self, state: SchedulerState, reservation: Reservation) -> None:
-        self._reservation, self._sharing = reservation, state.sharing
+    def __init__(self, state: SchedulerState, plan: Plan, kept: KeptNodes) -> None:
+        self._plan, self._kept, self._sharing = plan, kept, state.sharing
         self._preempts = state.rules.preemption == "placement"
-        self.view_with_preemption = state.grid.cached_view(capacity_with_preemption, by_preemption=True).view
-        """Returns the grid as it would be if jobs of low priority were preempted."""
-        self._taken_back = {
-            kept_too: state.grid.cached_view(partial(self._left_if_taken_back, kept_too), by_preemption=True).view
-            for kept_too in (False, True)
+        kinds = [(priority, is_late) for priority in Priority for is_late in (False, True)]
+        self._preempting = {
+            is_late: state.grid.cached_view(partial(self._left_by_preemption, is_late), by_preemption=True).view
+            for is_late in (False, True)
         }
-        self.ordinary = {priority: self._offer(priority) for priority in Priority}
-        self.everything = {priority: self._offer(priority, everything=True) for priority in Priority}
+        self._taken_back = {
+            kind: state.grid.cached_view(partial(self._left_if_taken_back, *kind), by_preemption=True).view
+            for kind in kinds
+        }
+        self._ordinary = {kind: self._offer(*kind) for kind in kinds}
 
-    def _offer(self, priority: Priority, *, everything: bool = False) -> Offer:
-        """Return which nodes the jobs of a priority may use; ``everything``: also those reserved for other jobs."""
-        see = self._reservation.own_view if everything else partial(self._reservation.view, priority)
+    def _offer(self, priority: Priority, is_late: bool) -> Offer:
+        see = partial(self._plan.view, priority, is_late)
         may_preempt = priority is Priority.HIGH and self._preempts
-        # Nodes reserved for an aged job are withheld from jobs of low priority only.
-        see_taken_back = self._taken_back[everything or priority is Priority.HIGH]
-        return Offer(see, self.view_with_preemption if may_preempt else None, see_taken_back, self._sharing)
+        see_with_preemption = self._preempting[is_late] if may_preempt else None
+        return Offer(see, see_with_preemption, self._taken_back[priority, is_late], self._sharing)
 
-    def for_restart(self, job: Job) -> Offer:
+    def ordinary(self, priority: Priority, duration: Duration) -> Offer:
+        """Return which nodes the jobs of a priority and run time may use."""
+        return self._ordinary[priority, self._plan.is_delayed_by(duration)]
+
+    def for_planned(self, job: Job) -> Offer:
+        """Return which nodes the job with the planned start may use."""
+        early = self._ordinary[job.spec.priority, False]
+        return Offer(partial(self._plan.own_view, job), early.see_with_preemption, early.see_taken_back, self._sharing)
+
+    def for_restart(self, job: Job, duration: Duration) -> Offer:
         """Return the nodes that a low-priority job may use to run again after a failure."""
-        return Offer(partial(self._reservation.restart_view, job), None, self._taken_back[False], self._sharing)
+        is_late = self._plan.is_delayed_by(duration)
+        see = partial(self._plan.restart_view, job, is_late=is_late)
+        return Offer(see, None, self._taken_back[Priority.LOW, is_late], self._sharing)
 
-    def has_all_nodes(self, offer: Offer) -> bool:
-        """Return whether an offer is that of the job with the reservation, including nodes reserved for others."""
-        return any(offer is each for each in self.everything.values())
+    def idle_test(self, priority: Priority) -> Callable[[Needs], bool]:
+        """Return a fast test, without a policy call, whether enough nodes may be idle for a job's needs."""
+        early, late = (self._ordinary[priority, is_late].idle_test() for is_late in (False, True))
+        is_delayed_by = self._plan.is_delayed_by
+        return lambda needs: (late if is_delayed_by(needs.duration) else early)(needs)
 
-    def _left_if_taken_back(self, kept_too: bool, cluster: ClusterStatus) -> int:
-        return capacity_with_reclaiming(cluster) - (0 if kept_too else self._reservation.kept_from_low(cluster.name))
+    def _left_by_preemption(self, is_late: bool, cluster: ClusterStatus) -> int:
+        return self._plan.limit(Priority.HIGH, is_late, cluster, capacity_with_preemption(cluster))
+
+    def _left_if_taken_back(self, priority: Priority, is_late: bool, cluster: ClusterStatus) -> int:
+        kept = self._kept[cluster.name] if priority is Priority.LOW else 0
+        return self._plan.limit(priority, is_late, cluster, capacity_with_reclaiming(cluster) - kept)
 
 
 class Candidate(NamedTuple):
@@ -274,8 +278,6 @@ class Candidates:
         self._state, self._rules, self._ledger, self._grid = state, state.rules, state.ledger, state.grid
         self._queues, self._offers, self._evaluator = queues, offers, evaluator
         self._reasons, self._budget = reasons, budget
-        self._sharing = state.sharing
-        self.planned: dict[JobId, object] = {}
         self.is_unfinished = False
         """Whether jobs are left to be tried by the next cycle."""
         self._scans: dict[Priority, Scan] = {}
@@ -322,7 +324,7 @@ class Candidates:
         """Perform a periodic scan in parts; each part runs once no other candidate is left."""
         self._scanned = scanned
         self._queues.failed_at_once.clear()
-        self.update_reservation()
+        self.update_plan()
         self._queues.wake_all(scanned)
         yield
         for priority in scanned:
@@ -330,8 +332,9 @@ class Candidates:
                 self._give_up(self._ledger.jobs[job], self._state.now)
                 if self._budget.is_spent:
                     yield
-        self._queues.reservation.invalidate()
-        self.update_reservation()
+        self._queues.kept.renew()
+        self._queues.plan.invalidate()
+        self.update_plan()
         yield
         self._scanned = ()
 
@@ -345,17 +348,15 @@ class Candidates:
         if self._grid.version != self._woken_at:
             self._woken_at = self._grid.version
             self._wake_by_grid()
-        if self._rules.planned_starts and any(len(self._queues[p]) for p in PRIORITIES):
-            self._queues.wake_all()
         if self._state.owner_use.take_freed_flag(self._state.now):
             self._queues.wake([LIMITS])
-        self.update_reservation()
+        self.update_plan()
 
     def _wake_by_grid(self) -> None:
         """Wake the jobs that wait for what clusters have gained or soon gain: nodes, files or a link."""
         grid, queues = self._grid, self._queues
         if self._ledger.has_changed_clusters:
-            queues.reservation.invalidate()
+            queues.kept.renew()
             queues.wake_all()
         if grid.take_link_learned():
             queues.wake_all()
@@ -368,9 +369,10 @@ class Candidates:
         if files := grid.take_files_learned():
             queues.wake([Change("file", name) for name in files])
 
-    def update_reservation(self) -> None:
-        """Choose again which job has the reservation if that may have changed, and wake jobs that gain by it."""
-        if self._queues.reservation.update(self._evaluator.evaluate):
+    def update_plan(self) -> None:
+        """Plan the next start again if that may have changed, and wake jobs that gain by it."""
+        gained = self._queues.kept.take_release()
+        if self._queues.plan.update(self._evaluator.evaluate) or gained:
             self._queues.wake_all()
 
     # The next one
@@ -387,9 +389,7 @@ class Candidates:
                     return candidate
                 if self._queues.newcomers[priority] and (job := self._queues.next_newcomer(priority)) is not None:
                     if self._queues.is_tried_at_once(job.spec, job):
-                        has_all = job.id == self._queues.reservation.job
-                        offers = self._offers.everything if has_all else self._offers.ordinary
-                        return Candidate(job.id, offers[priority], is_newcomer=True)
+                        return Candidate(job.id, self._offer_to(job.id, priority), is_newcomer=True)
                     break
             else:
                 if not self._go_on_with_periodic_scan():
@@ -414,77 +414,37 @@ class Candidates:
         return candidate
 
     def _scan(self, priority: Priority, wakeup: Wakeup) -> Iterator[Candidate]:
-        """Yield the job with the reservation first, then those that may use kept nodes, then all from head to tail."""
-        queue, reservation = self._queues[priority], self._queues.reservation
-        while (reserved := reservation.job) is not None and reserved in queue:
-            yield Candidate(reserved, self._offers.everything[priority])
-            if reserved in queue:
+        """Yield the job with the planned start first, then those that may use kept nodes, then all in order."""
+        queue, plan = self._queues[priority], self._queues.plan
+        while (planned := plan.job) is not None and planned in queue:
+            yield Candidate(planned, self._offer_to(planned, priority))
+            if planned == plan.job:
                 break
         if priority is Priority.LOW:
             yield from self._tries_with_kept_nodes()
-        offer = self._offers.ordinary[priority]
-        if self._rules.planned_starts:
-            offer = PlannedOffer(offer, self._sharing)
-            yield from self._plan(priority, offer)
-        for job in queue.scan(self._rules.queue, offer.idle_test, wakeup, self._never_fits):
-            yield Candidate(job, offer)
+        idle_test = partial(self._offers.idle_test, priority)
+        for job in queue.scan(self._rules.queue, idle_test, wakeup, self._never_fits):
+            yield Candidate(job, self._offer_to(job, priority))
         for kind, count in queue.take_refusals().items():
             self._ledger.count_refusals(kind, count)
 
-    def _plan(self, priority: Priority, offer: "PlannedOffer") -> Iterator[Candidate]:
-        """Yield the first jobs that have waited long enough; plan the starts of those that cannot be placed now."""
-        queue, now = self._queues[priority], self._state.now
-        plan = Plan(now, offer.base.view, (self._release_of(job, now) for job in self._ledger.active_jobs()))
-        planned = 0
-        self.planned = {}
-        refused = set()
-        for job_id in list(queue):
-            if planned >= self._rules.planned_starts:
-                break
-            job = self._ledger.jobs[job_id]
-            if now - job.waits_since < self._rules.plan_after:
-                continue
-            if job_id not in queue or queue.group_of(job_id) in refused:
-                pass
-            else:
-                yield Candidate(job_id, offer)
-                if job_id not in queue:
-                    plan = Plan(now, offer.base.view, (self._release_of(j, now) for j in self._ledger.active_jobs()))
-                    for other, (at, lasts, nodes) in self.planned.items():
-                        plan.take(at, lasts, nodes)
-                    offer.withheld = plan.withheld()
-                    continue
-                refused.add(queue.group_of(job_id))
-            lasts = job.spec.walltime or inf
-            barred = job.barred_sizes(now)
-            start = plan.find_start(lasts, lambda view: self._evaluator.evaluate(job.spec, view, barred))
-            if start is not None:
-                planned += 1
-                nodes = placed_nodes(start[1])
-                plan.take(start[0], lasts, nodes)
-                self.planned[job_id] = (start[0], lasts, nodes)
-                offer.withheld = plan.withheld()
-
-    def _release_of(self, job: Job, now: float) -> tuple[float, Counter[ClusterName]]:
-        nodes = Counter[ClusterName]()
-        attempt = job.attempt
-        for component in attempt.components if attempt is not None else ():
-            if not component.has_ended:
-                nodes[component.cluster] += component.size
-        began = attempt.barrier_at if attempt is not None and attempt.barrier_at is not None else now
-        return max(now + 1.0, began + (job.spec.walltime or inf)), nodes
+    def _offer_to(self, job: JobId, priority: Priority) -> Offer:
+        """Return which nodes a job may use."""
+        if job == self._queues.plan.job:
+            return self._offers.for_planned(self._ledger.jobs[job])
+        return self._offers.ordinary(priority, self._queues[priority].group_of(job).needs.duration)
 
     def _tries_with_kept_nodes(self) -> Iterator[Candidate]:
         """Yield the jobs of low priority up to the last one for which nodes are kept, as far as scans reach."""
         queue, jobs, refused = self._queues[Priority.LOW], self._ledger.jobs, set[Group]()
-        while restarting := self._queues.reservation.restarting_jobs():
+        while restarting := self._queues.kept.restarting_jobs():
             last = jobs[restarting[-1]]
             firsts = queue.first_jobs(None, self._rules.queue) if last.spec.priority is Priority.LOW else []
             candidates = (job for job in firsts if jobs[job].queue_seq <= last.queue_seq)
             job = next((job for job in candidates if queue.group_of(job) not in refused), None)
             if job is None:
                 return
-            yield Candidate(job, self._offers.for_restart(jobs[job]))
+            yield Candidate(job, self._offers.for_restart(jobs[job], queue.group_of(job).needs.duration))
             if job in queue:
                 refused.add(queue.group_of(job))
 
@@ -502,7 +462,7 @@ class Candidates:
         """Return whether a newcomer is rejected without a policy call: too few idle nodes, or its group was
         rejected."""
         group = self._queues[self._ledger.jobs[newcomer.job].spec.priority].group_of(newcomer.job)
-        if group in self._refused_newcomers and not self._offers.has_all_nodes(newcomer.offer):
+        if group in self._refused_newcomers and newcomer.job != self._queues.plan.job:
             return True
         if newcomer.offer.idle_test()(group.needs):
             return False
@@ -513,6 +473,7 @@ class Candidates:
         """Count the failed try of a newcomer that was not changed. Reject newcomers of its group in this cycle."""
         queue = self._queues[job.spec.priority]
         self._refused_newcomers.add(queue.group_of(job.id))
+        self._queues.plan.note_arrival(job)
         if job.id in self._queues.changed:
             self._queues.changed.remove(job.id)
         else:

@@ -14,8 +14,9 @@ from koalapy.model.job_sizes import NOTHING_BARRED, Barred
 from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.request import ClusterName, Request, shape_of
 from koalapy.scheduler.queue.eligibility import Eligibility, placement_limit, scan_tries_all
+from koalapy.scheduler.queue.kept_nodes import KeptNodes
+from koalapy.scheduler.queue.plan import Plan
 from koalapy.scheduler.queue.queue import NODES_ANYWHERE, Change, Place, PlacementQueue, Shape, Wakeup
-from koalapy.scheduler.queue.reservation import Reservation, is_promised
 from koalapy.scheduler.state import Deadline, SchedulerState
 
 PRIORITIES = tuple(Priority)
@@ -24,7 +25,7 @@ MAX_SHARED_REQUESTS = 10_000
 
 
 class PlacementQueues:
-    """The queues of both priorities, the jobs that are to be tried, and the reservation."""
+    """The queues of both priorities, the jobs that are to be tried, the plan, and the nodes kept for restarts."""
 
     def __init__(self, state: SchedulerState, eligibility: Eligibility) -> None:
         self._state, self._rules, self._ledger = state, state.rules, state.ledger
@@ -35,7 +36,8 @@ class PlacementQueues:
             priority: PlacementQueue(order, lambda ask: state.owner_use.excess_of(ask, state.now) is not None)
             for priority in Priority
         }
-        self.reservation = Reservation(state, self._queues)
+        self.kept = KeptNodes(state)
+        self.plan = Plan(state, self._queues, self.kept)
         self._last_seq = 0
         self._first_seq = 0
         """The lowest number: that of the last job moved to the front of its section."""
@@ -75,7 +77,8 @@ class PlacementQueues:
         has_hub = bool(self._state.grid.relays.streams)
         ranks = ("ranks", spec.processes_per_node, spec.cpus_per_rank) if has_hub else ()
         refused = ("refused", *sorted(barred)) if barred else ()
-        until = ("walltime", spec.walltime) if self._rules.planned_starts or self._state.grid.view().has_reservations else ()
+        until = ("walltime", spec.walltime) if self._state.grid.view().has_reservations else ()
+        lasts = () if self._rules.plan_after is None else (self.plan.duration_of(spec),)
         return (
             spec.policy,
             *shape_of(spec.request),
@@ -88,6 +91,7 @@ class PlacementQueues:
             *ranks,
             *refused,
             *until,
+            *lasts,
         )
 
     def waiting_requests(self) -> Iterator[Request]:
@@ -151,7 +155,7 @@ class PlacementQueues:
 
     def is_tried_at_once(self, spec: JobSpec, job: Job | None = None) -> bool:
         """Return whether a new job, or a waiting ``job`` that is changed, is tried before the next scan."""
-        if self._rules.queue != "fcfs" or (job is not None and job.id == self.reservation.job):
+        if self._rules.queue != "fcfs" or (job is not None and job.id == self.plan.job):
             return True
         return self.head_before(spec, job) is None
 
@@ -179,7 +183,8 @@ class PlacementQueues:
             self._first_seq = min(self._first_seq, job.queue_seq)
             if job.is_in_queue:
                 self._push_job(job)
-        self.reservation.restore(jobs)
+        for job in jobs:
+            self.kept.keep_for_restart(job)
 
     def _enter(self, job: Job, *, anew: bool, is_changed: bool = False) -> None:
         """Add a job at the tail if ``anew``, else at its old position. Try a new or changed one at once, others by a
@@ -195,9 +200,7 @@ class PlacementQueues:
         priority = job.spec.priority
         if is_changed:
             self.changed.add(job.id)
-        if self._rules.planned_starts:
-            self.wakeups[priority].all_jobs = True
-        elif anew or is_changed:
+        if anew or is_changed:
             heapq.heappush(self.newcomers[priority], self._queues[priority].place(job.id))
         elif job.id == self.placing:
             self.failed_at_once.add(job.id)
@@ -205,31 +208,27 @@ class PlacementQueues:
             self.wakeups[priority].jobs.add(job.id)
 
     def _push_job(self, job: Job) -> None:
-        """Insert a job in the queue of its priority, at the position that its ``queue_seq`` gives.
-
-        The reservation of nodes is chosen again if the job may now precede the one that has it.
-        """
+        """Insert a job in the queue of its priority, at the position that its ``queue_seq`` gives."""
         spec, sharing = job.spec, self._state.sharing
         section, home = sharing.section_of(spec.home_site), sharing.reclaiming_site(spec.home_site)
         queue = self._queues[spec.priority]
         shape, ask = self.shape(spec, job.barred_sizes(self._state.now)), self._use.demand_of(spec)
-        queue.push(job.id, job.queue_seq, shape, spec, ask, home, section, job.waits_since)
+        duration = self.plan.duration_of(spec)
+        queue.push(job.id, job.queue_seq, shape, spec, ask, home, section, job.waits_since, duration)
         if self._learns(spec) and not self._state.experience.knows(application := application_of(spec)):
             self._unknown[application].add(job.id)
         self.record_tries(job)
-        if self.tries(job) >= self._rules.aging_tries or is_promised(job, self._rules, self._state.now):
-            self.reservation.invalidate()
 
     def remove(self, job: Job) -> Job:
         """Remove a job from its queue, and count the scans it went through as its tries."""
-        self.reservation.release_kept(job.id)
+        self.kept.release_kept(job.id)
         if job.id in self._pausing:
             self._pausing.remove(job.id)
             self._state.timers.cancel(job.id, 0, Deadline.RETRY)
             return self._ledger.change_job(job, retry_at=None)
         priority, tries = job.spec.priority, self.tries(job)
-        if job.id == self.reservation.job:
-            self.reservation.invalidate()
+        if job.id == self.plan.job:
+            self.plan.invalidate()
         if self._rules.queue != "scan":
             if job.id != self.placing:
                 self.wakeups[priority].all_jobs = True  # it may have blocked other jobs
@@ -284,16 +283,16 @@ class PlacementQueues:
         Rejections of the former specification are forgotten, and nodes are kept for its restart only.
         """
         if replace(spec, priority=job.spec.priority) != job.spec:
-            self.reservation.release_kept(job.id)
+            self.kept.release_kept(job.id)
             refusals = tuple(entry for entry in job.refusals if entry.cause is not RefusalCause.REJECTED)
             job = self._ledger.change_job(job, refusals=refusals)
         if job.is_deferred or not self.has(job):
             return self._ledger.change_job(job, spec=spec)
-        has_kept_nodes = job.id in self.reservation.restarting_jobs()
+        has_kept_nodes = job.id in self.kept.restarting_jobs()
         job = self._ledger.change_job(self.remove(job), spec=spec)
         self._enter(job, anew=False, is_changed=True)
         if has_kept_nodes:
-            self.reservation.keep_for_restart(self._ledger.jobs[job.id])
+            self.kept.keep_for_restart(self._ledger.jobs[job.id])
         return self._ledger.jobs[job.id]
 
     def regroup_jobs(self, applications: Iterable[str]) -> None:

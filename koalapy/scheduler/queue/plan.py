@@ -1,85 +1,377 @@
-"""The nodes of each cluster over time: those that running jobs release, and those planned for waiting jobs.
+"""Plan the start of the job that has waited longest, so that other jobs use its nodes only if they end in time."""
 
-A job may use the nodes that are free from now until the end of its walltime. So it delays no planned start.
-"""
-
-from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from math import inf
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from math import ceil, inf
 
-from koalapy.model.cluster import GridView
-from koalapy.model.job_sizes import NodeReservation
+from koalapy.model.cluster import GridView, count_idle
+from koalapy.model.job import ComponentState, Job, JobId
+from koalapy.model.job_sizes import MAX_TIME, Barred
+from koalapy.model.job_spec import JobSpec, Priority
+from koalapy.model.node_requirement import ANY_NODE, NodeFilter, NodeRequirement
 from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import ClusterName
+from koalapy.model.wording import format_time
+from koalapy.scheduler.attempts.facts import unclaimed
+from koalapy.scheduler.claims.preemption import capacity_with_preemption
+from koalapy.scheduler.clusters import ClusterStatus
+from koalapy.scheduler.queue.eligibility import count_streams
+from koalapy.scheduler.queue.kept_nodes import KeptNodes
+from koalapy.scheduler.queue.queue import Duration, Entry, IdleSummary, PlacementQueue
+from koalapy.scheduler.state import SchedulerState
+
+MARGIN_S = 60.0
+"""Seconds that a job may hold its nodes beyond its run time."""
+UNKNOWN_S = 86400.0
+"""The expected run time of a job of which nothing is known. Nothing ends a job at this time."""
+ROUNDING = ((3600.0, 60.0), (43200.0, 600.0), (inf, 3600.0))
+"""Expected run times up to the first number are multiples of the second one, as users choose them: jobs of equal
+requests and similar run times are tried together."""
+HOLDS_NO_NODES = (ComponentState.PLACED, ComponentState.DELIVERING, ComponentState.ENDED)
+
+Evaluate = Callable[[JobSpec, GridView, Barred], Placement | Refusal]
+"""Returns the answer of a job's policy on a view, without the clusters that rejected the job."""
 
 
 class Plan:
-    """Free nodes by cluster as step functions of time, from ``now`` on."""
+    """The planned start of one job: the time by which enough nodes are expected to be free for it.
 
-    def __init__(self, now: float, view: GridView, releases: Iterable[tuple[float, Mapping[ClusterName, int]]]) -> None:
-        self.now, self._view = now, view
-        self._times = [now]
-        self._free = {cluster.name: [cluster.idle] for cluster in view}
-        for at, nodes in sorted(releases, key=lambda release: release[0]):
-            if at < inf:
-                index = self._cut(max(at, now))
-                for name, count in nodes.items():
-                    self._add(name, count, index, len(self._times))
+    It is the job of the highest priority that has waited longest, of those that would fit without the scheduler's other
+    jobs. It keeps its turn until its nodes are claimed. Other jobs of its priority and below may use any nodes until
+    the planned start, and beyond it those that it does not need. If the start is late since a job of unknown run time
+    did not end as expected, it is planned anew, and from then on only jobs with a walltime may use its nodes.
+    """
 
-    def _cut(self, at: float) -> int:
-        """Begin a step at a time; return its index."""
-        index = bisect_left(self._times, at)
-        if index == len(self._times) or self._times[index] != at:
-            self._times.insert(index, at)
-            for steps in self._free.values():
-                steps.insert(index, steps[index - 1])
-        return index
+    def __init__(self, state: SchedulerState, queues: Mapping[Priority, PlacementQueue], kept: KeptNodes) -> None:
+        self._state, self._queues, self._kept = state, queues, kept
+        self._rules, self._ledger, self._grid, self._policies = state.rules, state.ledger, state.grid, state.policies
+        self._job: JobId | None = None
+        self._placed: JobId | None = None
+        """The job with the last plan, while it has yet to request nodes."""
+        self.start = inf
+        self.first_start = inf
+        """The start that was planned first."""
+        self._limits: dict[ClusterName, int] = {}
+        """The nodes on each of the planned clusters that other jobs may use beyond the planned start."""
+        self._binds: frozenset[Priority] = frozenset()
+        """The priorities of the jobs that must leave the planned nodes."""
+        self._streams = 0
+        """Streams over the hub that the job would need."""
+        self._is_stale = False
+        self._planned_on = 0
+        """The version of the grid for which the start was planned."""
+        self._without_own_jobs = self._grid.cached_view(
+            lambda cluster: cluster.nodes.capacity_without_own_jobs,
+            streams=lambda: self._grid.relays.streams,
+            hides_parts=lambda _: True,
+        )
+        self._preempting = self._grid.cached_view(capacity_with_preemption, by_preemption=True)
+        self._empty = GridView(())
+        """The grid without the scheduler's jobs, as last seen."""
+        self._grids = 0
+        """The number of different such grids so far."""
+        self._left = {
+            (priority, is_late): self._grid.cached_view(
+                partial(self._count_left, priority, is_late),
+                streams=partial(self.streams_left_to, priority, is_late),
+                hides_parts=partial(self._withholds_nodes, priority, is_late),
+            )
+            for priority in Priority
+            for is_late in (False, True)
+        }
 
-    def _add(self, name: ClusterName, count: int, first: int, end: int) -> None:
-        steps = self._free.get(name)
-        for index in range(first, end) if steps is not None else ():
-            steps[index] += count
+    @property
+    def job(self) -> JobId | None:
+        """Return the waiting job with a planned start; None if there is none."""
+        job = self._job
+        return job if job is not None and any(job in queue for queue in self._queues.values()) else None
 
-    def view(self, start: float, lasts: float) -> GridView:
-        """Return the grid with the nodes that are free from ``start`` for ``lasts`` seconds."""
-        first, end = bisect_right(self._times, start) - 1, bisect_left(self._times, start + lasts)
-        free = {name: max(0, min(steps[first : max(end, first + 1)])) for name, steps in self._free.items()}
-        return self._view.with_clusters([c.with_idle(free[c.name]) for c in self._view if free[c.name] != c.idle])
+    @property
+    def holder(self) -> JobId | None:
+        """Return the job that nodes are planned for, which waits or has yet to request its nodes."""
+        return self._job if self._job is not None else self._placed
 
-    def take(self, start: float, lasts: float, nodes: Mapping[ClusterName, int]) -> None:
-        first = self._cut(start)
-        end = self._cut(start + lasts) if lasts < inf else len(self._times)
-        for name, count in nodes.items():
-            self._add(name, -count, first, end)
+    def duration_of(self, spec: JobSpec) -> Duration:
+        """Return how long a job is expected to run: its walltime, or what is known of such jobs."""
+        seconds, is_certain = spec.walltime, True
+        if seconds is None:
+            seconds, is_certain = self._estimate(spec), False
+        step = next(step for most, step in ROUNDING if seconds <= most)
+        return Duration(ceil(seconds / step) * step, is_certain)
 
-    def find_start(self, lasts: float, place: Callable[[GridView], Placement | Refusal]) -> tuple[float, Placement] | None:
-        """Return the first time at which a job would be placed, and its placement; None if there is none."""
-        times = self._times[1:]
-        if len(times) > 64:
-            times = times[:: len(times) // 64 + 1] + times[-1:]
-        for start in times:
-            if isinstance(placement := place(self.view(start, lasts)), Placement):
-                return start, placement
-        return None
+    def _estimate(self, spec: JobSpec) -> float:
+        if self._rules.default_walltime is not None:
+            return self._rules.default_walltime
+        learned = self._state.experience.expected_at_most(spec)
+        return UNKNOWN_S if learned is None else learned
 
+    # What other jobs may use
 
-    def withheld(self) -> dict[ClusterName, tuple[NodeReservation, ...]]:
-        """Return the idle nodes of each cluster that jobs which run beyond a time must leave free."""
-        found = {}
-        for name, steps in self._free.items():
-            entries, most = [], 0
-            for at, free in zip(self._times[1:], steps[1:], strict=True):
-                if (count := steps[0] - max(0, free)) > most:
-                    entries.append(NodeReservation("plan", count - most, count - most, at))
-                    most = count
-            if entries:
-                found[name] = tuple(entries)
-        return found
+    def is_delayed_by(self, duration: Duration) -> bool:
+        """Return whether a job would still run at the planned start of another job."""
+        if not self._binds:
+            return False
+        now = self._state.now
+        if not duration.is_certain and now >= self.first_start:
+            return True
+        return now + duration.seconds + MARGIN_S > self.start
 
+    def limit(self, priority: Priority, is_late: bool, cluster: ClusterStatus, nodes: int) -> int:
+        """Return how many of these nodes jobs of a priority may use; ``is_late``: beyond the planned start."""
+        return min(nodes, self._limits.get(cluster.name, nodes)) if is_late and priority in self._binds else nodes
 
-def nodes_of(placement: Placement) -> Counter[ClusterName]:
-    nodes = Counter[ClusterName]()
-    for component in placement.components:
-        nodes[component.cluster] += component.size
-    return nodes
+    def view(self, priority: Priority, is_late: bool) -> GridView:
+        """Return the grid as offered to jobs that end after the planned start of another one, or before."""
+        is_limited = is_late and priority in self._binds
+        if not is_limited and not (self._kept and priority is Priority.LOW):
+            return self._grid.view()
+        return self._left[priority, is_limited].view()
+
+    def own_view(self, job: Job) -> GridView:
+        """Return the grid as offered to the job with the planned start."""
+        return self.restart_view(job, is_late=False) if job.spec.priority is Priority.LOW else self._grid.view()
+
+    def restart_view(self, job: Job, *, is_late: bool) -> GridView:
+        """Return the grid as offered to a job of low priority, with the nodes kept for it and for jobs behind it."""
+        if not self._kept:
+            return self.view(Priority.LOW, is_late)
+        return self._grid.view(partial(self._count_left_to_restart, job, is_late))
+
+    def _count_left_to_restart(self, job: Job, is_late: bool, cluster: ClusterStatus) -> int:
+        available, own = cluster.nodes.available, self._kept.behind(cluster.name, job.id)
+        left = self.limit(Priority.LOW, is_late, cluster, available + own - self._kept[cluster.name])
+        return max(min(own, available), left)
+
+    def _count_left(self, priority: Priority, is_late: bool, cluster: ClusterStatus) -> int:
+        kept = self._kept[cluster.name] if priority is Priority.LOW else 0
+        return self.limit(priority, is_late, cluster, cluster.nodes.available - kept)
+
+    def reserved_nodes(self, cluster: ClusterName, spec: JobSpec, job: Job | None = None) -> int:
+        """Return the available nodes on a cluster that are not offered to a new job, or to a waiting ``job``."""
+        status, is_planned = self._grid[cluster], job is not None and job.id == self.job
+        is_late = not is_planned and self.is_delayed_by(self.duration_of(spec))
+        if job is not None and spec.priority is Priority.LOW:
+            return status.nodes.available - self._count_left_to_restart(job, is_late, status)
+        return status.nodes.available - self._count_left(spec.priority, is_late, status)
+
+    def keeper(self, spec: JobSpec, job: JobId | None) -> JobId | None:
+        """Return the job that nodes are withheld for from a new job, or from a waiting ``job``; None if there is none."""
+        if self.holder != job and spec.priority in self._binds and self.is_delayed_by(self.duration_of(spec)):
+            return self.holder
+        restarting = self._kept.restarting_jobs() if spec.priority is Priority.LOW else []
+        return next((holder for holder in restarting if holder != job), None)
+
+    def describe_keeper(self, keeper: JobId) -> str:
+        """Return, as text, for which job nodes are withheld."""
+        reason = self.describe_start() if keeper == self.holder else "runs again after a failure"
+        return f"nodes are kept for job {keeper}, which {reason}"
+
+    def describe_start(self) -> str:
+        """Return the planned start as text: ``is planned for 14:20``."""
+        return f"is planned for {format_time(max(self.start, self._state.now), self._state.now)}"
+
+    def _withholds_nodes(self, priority: Priority, is_late: bool, cluster: ClusterStatus) -> bool:
+        """Return whether some nodes of a cluster are not offered: then none may be shared for longer either."""
+        is_planned = is_late and priority in self._binds and cluster.name in self._limits
+        return is_planned or self._count_left(priority, is_late, cluster) < cluster.nodes.available
+
+    def streams_left_to(self, priority: Priority, is_late: bool) -> int:
+        """Return the streams over the hub that are offered to jobs of a priority."""
+        kept = self._streams if is_late and priority in self._binds else 0
+        return max(0, self._grid.free_streams - kept)
+
+    # Changes
+
+    def invalidate(self) -> None:
+        """Make the next ``update`` choose again."""
+        self._is_stale = True
+
+    def note_arrival(self, job: Job) -> None:
+        """Let a job that was refused have the plan if no other has it."""
+        if self.holder is None or (job.spec.priority is Priority.HIGH and Priority.HIGH not in self._binds):
+            self._is_stale = True
+
+    def note_placement(self, waiting: JobId, placed: Job, placement: Placement) -> None:
+        """Subtract the nodes of a placed job, which may use some beyond the planned start; ``waiting``: its array."""
+        if waiting == self._job:
+            self._job, self._placed, self._is_stale = None, placed.id, True
+        elif self.is_delayed_by(self.duration_of(placed.spec)):
+            for component in placement.components:
+                if component.cluster in self._limits:
+                    self._limits[component.cluster] -= component.size
+                    self._grid.touch(component.cluster)
+
+    def update(self, evaluate: Evaluate) -> bool:
+        """Plan again after changes; return whether other jobs may gain nodes."""
+        if self._rules.plan_after is None or not (self._is_stale or self._planned_on != self._grid.version):
+            return False
+        if not self._is_stale and self.holder is None:
+            return False
+        before, limits, start = self.holder, self._limits, self.start
+        self._limits, self._streams, self._binds = {}, 0, frozenset()
+        for name in limits:
+            self._grid[name].nodes.classes.kept = ANY_NODE
+        if not self._keep_for_placed():
+            self._plan_next(evaluate)
+        self._is_stale = False
+        if self.holder != before or self.holder is None:
+            self.first_start = self.start
+        for name in {*limits, *self._limits}:
+            if limits.get(name) != self._limits.get(name):
+                self._grid.touch(name)
+        self._planned_on = self._grid.version
+        return (
+            self.holder != before
+            or self.start > start
+            or any(self._limits.get(name, inf) > nodes for name, nodes in limits.items())
+        )
+
+    def _keep_for_placed(self) -> bool:
+        """Plan for the job that was placed last; return False if it has requested all of its nodes."""
+        job = None if self._placed is None else self._ledger.get(self._placed)
+        if job is None or not job.state.is_active or job.ending is not None or not (waiting := unclaimed(job)):
+            self._placed = None
+            return False
+        assert job.attempt is not None
+        self._job, self.start = None, max(self._state.now, job.attempt.start_estimate or 0.0)
+        self._binds = frozenset({job.spec.priority, Priority.LOW})
+        for component in waiting:
+            available = self._limits.get(component.cluster, self._grid[component.cluster].nodes.available)
+            self._limits[component.cluster] = available - component.size
+        return True
+
+    def _plan_next(self, evaluate: Evaluate) -> None:
+        """Plan the start of the job that has it now, or of another if that can have none."""
+        if self._is_stale or self.job is None or not self._plan_start(self._ledger.jobs[self.job], evaluate):
+            previous, self._job, self.start = self._job, None, inf
+            for job in self._candidates(previous, evaluate):
+                if self._plan_start(job, evaluate):
+                    self._job = job.id
+                    return
+
+    def _candidates(self, previous: JobId | None, evaluate: Evaluate) -> Iterator[Job]:
+        """Yield the jobs that would fit without the scheduler's jobs: the one that had the plan, then by age."""
+        idle: IdleSummary | None = None
+        for queue in self._queues.values():
+            entries = queue.first_of_each_shape()
+            if previous is not None and previous in queue and not queue.is_barred(previous):
+                entries.insert(0, queue.entry_of(previous))
+            for entry in entries:
+                if self._state.now - entry.waits_since < (self._rules.plan_after or 0.0):
+                    continue
+                if idle is None:  # a shape rejected on this grid stays rejected until the grid changes
+                    if (empty := self._without_own_jobs.view()) != self._empty:
+                        self._empty, self._grids = empty, self._grids + 1
+                    idle = IdleSummary(self._empty)
+                if self._fits(entry, idle, evaluate):
+                    yield self._ledger.jobs[entry.job]
+
+    def _fits(self, entry: Entry, idle: IdleSummary, evaluate: Evaluate) -> bool:
+        group, job = entry.group, self._ledger.jobs[entry.job]
+        if job.spec.internal or group.refused_on == self._grids or not idle.may_fit(group.needs):
+            return False
+        if isinstance(evaluate(job.spec, self._empty, job.barred_sizes(self._state.now)), Placement):
+            return True
+        if not self._policies.capabilities(job.spec.policy).learns:
+            group.refused_on = self._grids
+        return False
+
+    # Times
+
+    def _plan_start(self, job: Job, evaluate: Evaluate) -> bool:
+        """Plan the start of a job at the first time with enough free nodes; return False if there is none."""
+        now, barred = self._state.now, job.barred_sizes(self._state.now)
+        preempts = job.spec.priority is Priority.HIGH and self._rules.preemption == "placement" and not job.spec.share
+        base = self._preempting.view() if preempts else self.own_view(job)
+        releases = sorted(self._releases(preempts))
+        ends = (reservation.ends for cluster in base for reservation in cluster.reservations)
+        times = sorted({now, *(at for at, _, _ in releases), *(end for end in ends if now < end < MAX_TIME)})
+
+        def try_at(at: float) -> tuple[GridView, Placement | Refusal]:
+            view = self._view_at(at, base, releases, job)
+            return view, evaluate(job.spec, view, barred)
+
+        first, last = 0, len(times) - 1
+        view, placement = try_at(times[last])
+        if not isinstance(placement, Placement):
+            return False
+        while first < last:
+            middle = (first + last) // 2
+            earlier, answer = try_at(times[middle])
+            if isinstance(answer, Placement):
+                last, view, placement = middle, earlier, answer
+            else:
+                first = middle + 1
+        self.start = times[last]
+        self._binds = frozenset({job.spec.priority} if preempts else {job.spec.priority, Priority.LOW})
+        self._streams = count_streams(job.spec, placement, view)
+        for component in placement.components:
+            name = component.cluster
+            cluster = view.get(name)
+            free = self._limits.get(name, cluster.idle if cluster is not None else 0)
+            self._limits[name] = free - component.size
+            self._keep_class(job.spec.node_requirement(component.request_index), name, component.size)
+        return True
+
+    def _keep_class(self, requirement: NodeRequirement | None, name: ClusterName, size: int) -> None:
+        """Keep the idle nodes of a cluster that serve a planned job, since it is not known which become free."""
+        nodes = NodeFilter(requirement=requirement and requirement.of_nodes)
+        self._grid[name].nodes.classes.kept = nodes
+        cluster = self._grid.view().get(name)
+        if cluster is not None and not nodes.admits_all:
+            serving = count_idle(cluster.known_classes, nodes)
+            self._limits[name] = min(self._limits[name], cluster.idle - min(serving, size))
+
+    def _releases(self, without_preemptible: bool) -> Iterator[tuple[float, ClusterName, int]]:
+        """Yield when components of running jobs are expected to release nodes.
+
+        Nodes of jobs that share them are free when the last of these jobs on the cluster has ended.
+        """
+        shared: dict[ClusterName, tuple[float, int]] = {}
+        for job in self._ledger.active_jobs():
+            if without_preemptible and job.spec.priority is Priority.LOW:
+                continue
+            end = self._expected_end(job)
+            for component in job.attempt.components if job.attempt is not None else ():
+                if component.state in HOLDS_NO_NODES:
+                    continue
+                if job.spec.share:
+                    latest, nodes = shared.get(component.cluster, (end, 0))
+                    shared[component.cluster] = max(latest, end), nodes + component.size
+                else:
+                    yield end, component.cluster, component.size
+        yield from ((end, name, nodes) for name, (end, nodes) in shared.items())
+
+    def _expected_end(self, job: Job) -> float:
+        """Return when a job is expected to release its nodes: one that runs longer than expected, much later."""
+        now = self._state.now
+        began = now if job.attempt is None or job.attempt.barrier_at is None else job.attempt.barrier_at
+        if job.ending is not None:
+            return now + MARGIN_S
+        if job.spec.walltime is not None:
+            return max(began + job.spec.walltime, now + MARGIN_S)
+        lasts = self._estimate(job.spec)
+        while began + lasts <= now:
+            lasts *= 2
+        return began + lasts
+
+    def _view_at(self, at: float, base: GridView, releases: list[tuple[float, ClusterName, int]], job: Job) -> GridView:
+        """Return the grid as it is expected to be then, as offered to a job."""
+        freed = Counter[ClusterName]()
+        for end, name, nodes in releases:
+            if end > at:
+                break
+            freed[name] += nodes
+        if at <= self._state.now:
+            return base
+        ends = at + self.duration_of(job.spec).seconds
+        changed = []
+        for cluster in base:
+            if freed[cluster.name] or cluster.reservations:
+                most = self._grid[cluster.name].nodes.capacity_without_own_jobs
+                idle = max(cluster.idle, min(cluster.idle + freed[cluster.name], most))
+                idle -= sum(each.nodes for each in cluster.reservations if each.begins < ends and at < each.ends)
+                changed.append(replace(cluster.with_idle(max(0, idle)), reservations=()))
+        return self._grid.with_current_links(base.with_clusters(changed), self._grid.relays.streams)

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
+from math import inf
 from typing import Literal, NamedTuple
 
 from sortedcontainers import SortedList
@@ -20,9 +21,20 @@ from koalapy.scheduler.owner_use import LimitedDemand
 from koalapy.scheduler.rules import QueueMode, QueueOrder
 
 
+class Duration(NamedTuple):
+    """The expected run time of a job."""
+
+    seconds: float = inf
+    is_certain: bool = True
+    """Whether the job is stopped then: it is the job's walltime."""
+
+
+UNLIMITED = Duration()
+
+
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """The idle nodes that a request needs under every policy."""
+    """The idle nodes that a request needs under every policy, and for how long."""
 
     total: int
     largest: int
@@ -37,12 +49,14 @@ class Needs:
     """The cluster that may reclaim nodes for the job, which then needs all of its nodes there."""
     shares: bool = False
     """Whether nodes that are not idle may serve too."""
+    duration: Duration = UNLIMITED
 
 
-def needs_of(request: Request, home: ClusterName = "", *, shares: bool = False) -> Needs:
+def needs_of(
+    request: Request, home: ClusterName = "", *, shares: bool = False, duration: Duration = UNLIMITED
+) -> Needs:
     """Return the needs of a request; ``home`` may reclaim nodes for it. ``shares``: partly used nodes serve too."""
-    needs = _needs_of(request)
-    return replace(needs, home=home, shares=shares) if home or shares else needs
+    return replace(_needs_of(request), home=home, shares=shares, duration=duration)
 
 
 def _needs_of(request: Request) -> Needs:
@@ -200,10 +214,8 @@ class Group:
     """The use that each job would add for its owner; None if the owner is not limited."""
     section: int = 0
     entries: "list[Entry]" = field(default_factory=list)
-    behind_younger: "set[Entry]" = field(default_factory=set)
-    """Entries that have waited longer, by tries or since submission, than the entry before them."""
     refused_on: int = 0
-    """The number of the grid on which its jobs were last rejected for a reservation."""
+    """The number of the grid on which its jobs were last found not to fit, for the plan."""
     checked_on: GridView | None = None
     """The empty grid for which ``never_fits`` was computed."""
     never_fits: bool = False
@@ -215,23 +227,6 @@ class Group:
             return len(self.entries)
         return bisect_left(self.entries, place, key=lambda entry: entry.place)
 
-    def update_behind_younger(self, index: int) -> None:
-        """Update ``behind_younger`` for the entry at an index and the next one."""
-        for position in range(index, min(index + 2, len(self.entries))):
-            entry, previous = self.entries[position], self.entries[max(position - 1, 0)]
-            if entry.tried_since < previous.tried_since or entry.submitted_at < previous.submitted_at:
-                self.behind_younger.add(entry)
-            else:
-                self.behind_younger.discard(entry)
-
-    def first_waiting(self, has_waited: "Callable[[Entry], bool]") -> "Entry | None":
-        """Return the first entry that has waited long. It is the first entry of all or one behind a younger one."""
-        if has_waited(first := self.entries[0]):
-            return first
-        if not self.behind_younger:  # the usual case, and called for every shape in each scan
-            return None
-        return min(filter(has_waited, self.behind_younger), key=lambda entry: entry.place, default=None)
-
 
 @dataclass(slots=True, eq=False)
 class Entry:
@@ -239,9 +234,7 @@ class Entry:
 
     place: Place
     group: Group
-    tried_since: int
-    """The number of the scan before its first try, as if all its tries had been scans."""
-    submitted_at: float = 0.0
+    waits_since: float = 0.0
     last_scan: int | None = None
     """The number of the scan that uses up its tries."""
 
@@ -299,26 +292,24 @@ class PlacementQueue:
         ask: LimitedDemand | None = None,
         home: ClusterName = "",
         section: int = 0,
-        submitted_at: float = 0.0,
+        waits_since: float = 0.0,
+        duration: Duration = UNLIMITED,
     ) -> None:
-        """Add a job to its section, ordered by ``seq``; ``ask`` and ``home``, which may reclaim nodes, belong to its
-        shape."""
+        """Add a job to its section, ordered by ``seq``; ``ask``, ``home``, which may reclaim nodes, and ``duration``
+        belong to its shape."""
         group = self._groups.get(shape)
         if group is None:
             awaits = awaited_by(spec, is_limited=ask is not None, home=home)
-            group = self._groups[shape] = Group(
-                shape, needs_of(spec.request, home, shares=spec.share), awaits, ask, section
-            )
+            needs = needs_of(spec.request, home, shares=spec.share, duration=duration)
+            group = self._groups[shape] = Group(shape, needs, awaits, ask, section)
             for change in awaits:
                 self._awaiting[change].add(group)
         if self._arrived is not None:
             self._arrived.add(job)
         place = self.place_of(section, group.needs.total, seq, job)
-        entry = self._entries[job] = Entry(place, group, self.scans, submitted_at)
+        entry = self._entries[job] = Entry(place, group, waits_since)
         self._order.add(place)
-        index = group.index(place)
-        group.entries.insert(index, entry)
-        group.update_behind_younger(index)
+        group.entries.insert(group.index(place), entry)
 
     def remove(self, job: JobId) -> None:
         """Remove a job if it is in the queue."""
@@ -328,10 +319,7 @@ class PlacementQueue:
         self._forget_limit(entry)
         self._order.remove(entry.place)
         group = entry.group
-        index = group.index(entry.place)
-        del group.entries[index]
-        group.behind_younger.discard(entry)
-        group.update_behind_younger(index)
+        del group.entries[group.index(entry.place)]
         if not group.entries:
             del self._groups[group.shape]
             for change in group.awaits:
@@ -345,18 +333,13 @@ class PlacementQueue:
         self._forget_limit(entry)
         group = entry.group
         index = group.index(entry.place)
-        group.behind_younger.discard(entry)
-        entry = self._entries[job] = group.entries[index] = Entry(entry.place, group, self.scans, waits_since)
-        group.update_behind_younger(index)
+        self._entries[job] = group.entries[index] = Entry(entry.place, group, waits_since)
 
     # Tries
 
     def set_tries(self, job: JobId, tries: int, limit: int | None) -> None:
         """Set the number of a job's tries, and the maximum before it is given up; None is unlimited."""
         entry = self._entries[job]
-        if entry.tried_since != self.scans - tries:
-            entry.tried_since = self.scans - tries
-            entry.group.update_behind_younger(entry.group.index(entry.place))
         self._forget_limit(entry)
         if limit is not None:
             entry.last_scan = self.scans + max(1, limit - tries)
@@ -376,16 +359,17 @@ class PlacementQueue:
         jobs = self._last_scans.pop(self.scans, set())
         return sorted(jobs, key=self.place)
 
-    def has_aged(self, tries: int, entry: Entry) -> bool:
-        """Return whether a job was tried at least ``tries`` times."""
-        return self.scans - entry.tried_since >= tries
+    def first_of_each_shape(self) -> list[Entry]:
+        """Return the first job of each shape, those that have waited longest first, without owners at their limit."""
+        entries = [group.entries[0] for group in self._groups.values() if not self._is_barred(group)]
+        return sorted(entries, key=lambda entry: (entry.waits_since, entry.place[2]))
 
-    def first_of_each_shape(self, has_waited: Callable[[Entry], bool]) -> list[Entry]:
-        """Return the first job of each shape that has waited long, in order, without owners at their limit."""
-        entries = [entry for group in self._groups.values() if (entry := group.first_waiting(has_waited)) is not None]
-        return sorted(
-            (entry for entry in entries if not self._is_barred(entry.group)), key=lambda entry: entry.place[2]
-        )
+    def entry_of(self, job: JobId) -> Entry:
+        return self._entries[job]
+
+    def is_barred(self, job: JobId) -> bool:
+        """Return whether the limits of its owner keep a job from being placed."""
+        return self._is_barred(self._entries[job].group)
 
     # Places
 
