@@ -1,4 +1,4 @@
-"""Compare how long jobs wait with a plan of starts and without, on workload traces, beyond the experiments of the papers."""
+"""Compare how long jobs wait with planned starts and without, on workload traces, beyond the papers."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

@@ -243,9 +243,9 @@ class Queries:
 
     def offer(self, spec: JobSpec, job: Job | None = None) -> Offer:
         """Return which nodes are offered to a new job now, or to a waiting ``job``."""
-        duration = self.queues.plan.duration_of(spec)
         if job is not None and job.id == self.planned_job:
             return self._offers.for_planned(job)
+        duration = self.queues.duration_of(spec, job)
         if job is not None and spec.priority is Priority.LOW and self.queues.kept:
             return self._offers.for_restart(job, duration)
         return self._offers.ordinary(spec.priority, duration)

@@ -26,7 +26,6 @@ RULES = {
     "probation_pause": 0.5,
     "probation_pause_max": 2.0,
     "claim_epsilon": 0.2,
-    "aging_tries": 50,
 }
 """Short pauses, so that much happens in minutes. A cluster counts as lost only after the leases of all its runners have
 expired, however long they were suspended."""

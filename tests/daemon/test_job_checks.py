@@ -31,7 +31,7 @@ class Jobs:
         self.queries = cast("Any", self)
         self.subscribe = self._observers.append
         self.waiting_reason = str
-        self.reservation, self.rules = None, SimpleNamespace(aging=False)
+        self.planned_job, self.rules = None, SimpleNamespace(plan_after=None)
 
     def jobs(self) -> list[Job]:
         self.walks += 1

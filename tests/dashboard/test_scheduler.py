@@ -79,13 +79,13 @@ def test_format_share_of_positive_count_is_never_zero(count: int, total: int, te
 
 
 def test_parameters_show_each_rule_and_its_default() -> None:
-    parameters = {parameter.name: parameter for parameter in parameters_of(Rules(claim_grace=7.5, aging=False))}
+    parameters = {parameter.name: parameter for parameter in parameters_of(Rules(claim_grace=7.5, plan_after=None))}
     assert parameters.keys() == Rules.__dataclass_fields__.keys()
-    assert {name for name, parameter in parameters.items() if parameter.is_set} == {"claim_grace", "aging"}
-    assert (parameters["claim_grace"].value, parameters["aging"].value, parameters["aging"].default) == (
+    assert {name for name, parameter in parameters.items() if parameter.is_set} == {"claim_grace", "plan_after"}
+    assert (parameters["claim_grace"].value, parameters["plan_after"].value, parameters["plan_after"].default) == (
         "7.5",
-        "no",
-        "yes",
+        "none",
+        "0",
     )
     assert parameters["max_placement_tries"].value == "none"
 

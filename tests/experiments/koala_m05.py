@@ -27,7 +27,7 @@ RULES = {
     "scan_interval": "4",
     "claim_epsilon": "0.05",
     "claim_grace": "1",
-    "low_patience": "null",
+    "plan_after": "null",
     "preemption_order": "jst",
     "placement_queue_limit": str(QUEUE_LIMIT),
     "max_restarts": "null",

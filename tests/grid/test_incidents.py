@@ -278,7 +278,7 @@ def test_alert_of_starving_wide_job(grid: IncidentGrid) -> None:
     alert = grid.wait_for_alert("job-starves", f"job {wide}")
     assert "waits for 8 nodes, while 1 later job got some" in alert["summary"]
     assert f"koala hold {narrow[1]} --reason starving;" in alert["remedy"]
-    assert "rules.aging" in alert["remedy"]
+    assert "rules.plan_after" in alert["remedy"]
     grid.apply_remedy(alert)
     assert grid.get_job(narrow[1])["state"] == "held"
     for gate in gates:

@@ -32,7 +32,6 @@ from koalapy.scheduler.attempts.facts import awaits_relays
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.effects import Effects, OpenBarrier, SubmitComponent
 from koalapy.scheduler.queries import Queries
-from koalapy.scheduler.queue.reservation import is_promised
 from koalapy.scheduler.queue.start_conditions import find_missed_deadline
 from koalapy.validation.submission import check_submission
 
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from tests.scheduler.world import World
 
 AttemptKey = tuple[JobId, int]
+FOR_EVER = 10**9
 FOR_JOB = re.compile(r" for job (\d+) ")
 NOT_CLAIMED = re.compile(r"not claimed in (\d+) tries: no room on (.*?)(?: before its start time)?")
 
@@ -77,7 +77,7 @@ def check_effects(world: "World", effects: Effects) -> None:
         if entry.event == "preempted":
             before, after = world.jobs[entry.job], effects.jobs[entry.job]
             was_placed_now = entry.generation != before.generation or before.attempt is None
-            is_allowed = after.spec.priority is Priority.LOW if was_placed_now else is_preemptible(world, before)
+            is_allowed = after.spec.priority is Priority.LOW if was_placed_now else is_preemptible(before)
             assert is_allowed, "the job is protected from preemption"
         if entry.event == "reclaimed" and entry.job in world.jobs:  # else it was submitted and placed in this step
             _check_reclaimed_job(world, world.jobs[entry.job])
@@ -174,7 +174,7 @@ def _token(world: "World", effects: Effects, entry: TimelineEntry) -> Token:
 def _check_reclaimed_job(world: "World", job: Job) -> None:
     """Check that a job with reclaimed nodes is preemptible and runs outside its home site."""
     assert world.rules.sharing == "feasible"
-    assert is_preemptible(world, job), "the job is protected from preemption"
+    assert is_preemptible(job), "the job is protected from preemption"
     assert job.attempt is not None
     assert any(component.cluster != job.spec.home_site for component in job.attempt.components)
 
@@ -319,7 +319,7 @@ def check_counts(world: "World") -> None:
                     kept = token not in {**status.nodes.preemptible_components, **status.nodes.about_to_end}
                     frees_nodes = not (job.spec.share and (status.last_report.shares or kept))
                     is_stopping = c.state is ComponentState.STOPPING or c.warned_at is not None
-                    if is_preemptible(world, job) and frees_nodes and not is_stopping:
+                    if is_preemptible(job) and frees_nodes and not is_stopping:
                         preemptible[c.cluster][job.token(c.index)] = c.size
                         if job.spec.home_site != c.cluster and world.rules.sharing == "feasible":
                             guests[c.cluster].add(job.token(c.index))
@@ -371,17 +371,17 @@ def check_streams(world: "World") -> None:
 
 def check_kept_nodes(world: "World") -> None:
     """Check that nodes are kept only for jobs that wait for another attempt, and only those that they had."""
-    reservation = world.queries.queues.reservation
+    kept = world.queries.queues.kept
     released = Counter[str]()
-    for job_id in reservation.restarting_jobs():
+    for job_id in kept.restarting_jobs():
         job = world.jobs[job_id]
         assert job.state is JobState.QUEUED or job.ending is JobState.QUEUED, "nodes are kept for a job that runs"
         assert job.attempt is not None
         assert job.attempt.end_reason.startswith(("infrastructure-failure: ", "transfer-failure: "))
         for component in job.attempt.gang:
             released[component.cluster] += component.size if component.has_ended else 0
-    for name in world.sites if reservation.job is None else ():
-        assert reservation.kept_from_low(name) == released[name], "other nodes are kept than were released"
+    for name in world.sites:
+        assert kept[name] == released[name], "other nodes are kept than were released"
 
 
 def check_arrays(world: "World") -> None:
@@ -409,46 +409,29 @@ def check_arrays(world: "World") -> None:
         assert array.state is not JobState.SUCCEEDED or tasks.succeeded == tasks.size
 
 
-def is_preemptible(world: "World", job: Job) -> bool:
+def is_preemptible(job: Job) -> bool:
     """Return whether a job with nodes can be preempted by one of high priority."""
-    if job.spec.priority is Priority.HIGH or job.ending is not None or job.attempt is None:
-        return False
-    patience = world.rules.low_patience
-    return patience is None or job.attempt.placed_at - job.waits_since < patience or job.spec.internal
+    return job.spec.priority is Priority.LOW and job.ending is None and job.attempt is not None
 
 
 def check_views(queries: Queries) -> None:
     """Check that incrementally updated views equal recomputed ones."""
-    grid = queries.grid
+    grid, plan, kept = queries.grid, queries.queues.plan, queries.queues.kept
 
-    def view_for(priority: Priority) -> GridView:
-        streams = queries.queues.reservation.streams_left_to(priority)
+    def view_for(priority: Priority, is_late: bool) -> GridView:
+        def left(cluster: ClusterStatus) -> int:
+            withheld = kept[cluster.name] if priority is Priority.LOW else 0
+            return plan.limit(priority, is_late, cluster, cluster.nodes.available - withheld)
 
-        def reserved(cluster: ClusterStatus) -> int:
-            return queries.reserved_nodes(cluster.name, priority)
+        def hides_parts(cluster: ClusterStatus) -> bool:
+            is_planned = plan.limit(priority, is_late, cluster, FOR_EVER) < FOR_EVER
+            return is_planned or left(cluster) < cluster.nodes.available
 
-        free = grid.cached_view(lambda c: c.nodes.available - reserved(c), hides_parts=lambda c: reserved(c) > 0)
-        return grid.with_current_links(free.view(), streams)
+        view = grid.cached_view(left, hides_parts=hides_parts).view()
+        return grid.with_current_links(view, plan.streams_left_to(priority, is_late))
 
-    def view_for_reservation() -> GridView:
-        # Without a reservation this view is not used.
-        def reserved(cluster: ClusterStatus) -> int:
-            return queries.queues.reservation.withheld_from_own(cluster)
-
-        free = grid.cached_view(lambda c: c.nodes.available - reserved(c), hides_parts=lambda c: reserved(c) > 0)
-        return free.view()
-
-    def with_preemption(cluster: ClusterStatus) -> int:
-        room = cluster.nodes.expected + cluster.nodes.preemptible - cluster.nodes.reserved_for_others()
-        return room if cluster.health.limit is None else min(room, cluster.health.limit.size - 1)
-
-    for view, recomputed in (
-        (grid.view(), grid.view(lambda cluster: cluster.nodes.available)),
-        (queries.view(Priority.LOW), view_for(Priority.LOW)),
-        (queries.view(Priority.HIGH), view_for(Priority.HIGH)),
-        (queries.own_view(), view_for_reservation() if queries.reservation is not None else queries.own_view()),
-        (queries.view_with_preemption(), grid.cached_view(with_preemption, by_preemption=True).view()),
-    ):
+    views = [(plan.view(priority, late), view_for(priority, late)) for priority in Priority for late in (False, True)]
+    for view, recomputed in ((grid.view(), grid.view(lambda cluster: cluster.nodes.available)), *views):
         assert view == recomputed
         assert view.links is recomputed.links
         assert view.replicas is recomputed.replicas
@@ -502,66 +485,50 @@ def check_waiting(world: "World") -> None:
 
     Skip policies that use predictions, which change over time.
     """
-    queries, rules = world.queries, world.rules
+    queries = world.queries
     rejected_shapes: set[object] = set()
     for job in _jobs_at_turn(world):
-        high, has_reservation = job.spec.priority is Priority.HIGH, queries.reservation == job.id
-        if (high, has_reservation, _shape(job)) in rejected_shapes or queries.policies.capabilities(
+        is_planned, priority = queries.planned_job == job.id, job.spec.priority
+        if (priority, is_planned, _shape(job)) in rejected_shapes or queries.policies.capabilities(
             job.spec.policy
         ).learns:
             continue
-        views = [queries.own_view() if has_reservation else queries.view(job.spec.priority, job)]
-        if high and not job.spec.share and rules.preemption == "placement":
-            views.append(queries.view_with_preemption())
-        if (home := queries.view_at_home(job.spec, everything=has_reservation)) is not None:
-            assert [(c.name, c.idle) for c in home] == [
-                (job.spec.home_site, _reclaimable_nodes(world, job, has_reservation))
-            ]
-            views.append(home)
-        for view in views:
+        offer = queries.offer(job.spec, job)
+        preempting, home = offer.with_preemption(job.spec), offer.at_home(job.spec)
+        preempts = priority is Priority.HIGH and not job.spec.share and world.rules.preemption == "placement"
+        assert (preempting is not None) == preempts
+        for view in filter(None, (offer.view, preempting, home)):
             answer = queries.evaluate(job.spec, view, queries.barred(job))
             assert isinstance(answer, Refusal), f"job {job.id} waits, and would be placed: {answer}"
-        rejected_shapes.add((high, has_reservation, _shape(job)))
-
-
-def _reclaimable_nodes(world: "World", job: Job, has_reservation: bool) -> int:
-    """Return the nodes a job can get at its home site by reclaiming."""
-    queries, cluster = world.queries, world.queries.grid[job.spec.home_site]
-    capacity = (
-        cluster.nodes.expected
-        + sum(cluster.nodes.reclaimable_components.values())
-        - cluster.nodes.reserved_for_others()
-    )
-    capacity = capacity if cluster.health.limit is None else min(capacity, cluster.health.limit.size - 1)
-    keeps_low_share = job.spec.priority is Priority.LOW and not has_reservation
-    return max(
-        0,
-        capacity
-        - (
-            queries.reserved_nodes(cluster.name, Priority.LOW) - cluster.nodes.reserved_for_others()
-            if keeps_low_share
-            else 0
-        ),
-    )
+        rejected_shapes.add((priority, is_planned, _shape(job)))
 
 
 def _shape(job: Job) -> tuple[object, ...]:
     """Return everything that a placement answer depends on, apart from the grid."""
     refused = tuple((refusal.cluster, refusal.until) for refusal in job.refusals)
     spec = job.spec
-    return spec.policy, spec.request, spec.owner, spec.home_site, spec.links, spec.processes_per_node, refused
+    return (
+        spec.policy,
+        spec.request,
+        spec.walltime,
+        spec.owner,
+        spec.home_site,
+        spec.links,
+        spec.processes_per_node,
+        refused,
+    )
 
 
 def _jobs_at_turn(world: "World") -> Iterator[Job]:
     """Yield waiting jobs within their limits; in the modes head and fcfs only the first of each queue.
 
-    The job with the reservation is always yielded.
+    The job with the planned start is always yielded.
     """
     candidates = [job for job in world.queries.jobs() if job.is_in_queue and world.queries.over_limit(job.spec) is None]
     passed_heads = set[object]()
     for job in sorted(candidates, key=lambda job: queue_position(world, job)):
         queue = job.spec.priority, section_of(world, job)
-        if world.rules.queue == "scan" or queue not in passed_heads or job.id == world.queries.reservation:
+        if world.rules.queue == "scan" or queue not in passed_heads or job.id == world.queries.planned_job:
             yield job
         never_fits = world.rules.queue != "scan" and world.queries.policy_calls.refusal_on_empty_grid(
             job.spec, assume_links=False
@@ -585,17 +552,16 @@ def queue_position(world: "World", job: Job) -> tuple[int, int, int]:
 def check_no_job_passed(world: "World", effects: Effects) -> None:
     """Check after an unfinished step that placed jobs have passed no job that would be placed.
 
-    Skip jobs that have waited so long that they may have the reservation: they are tried first.
+    Skip jobs that may have had the planned start: they are tried first.
     """
     if world.rules.queue != "scan" or not world.rules.event_driven:
         return
     queries = world.queries
     changed_jobs = {entry.job for entry in effects.timeline}
     placed = [effects.jobs[entry.job] for entry in effects.timeline if entry.event == "placed"]
-    placed = [job for job in placed if job.placement_tries <= world.rules.aging_tries or not world.rules.aging]
+    placed = [job for job in placed if job.id not in world.planned_jobs]
     rejected_shapes: set[object] = set()
     for priority in Priority:
-        view = queries.view(priority)
         for job in queries.jobs():
             # With queues per site, a job is placed before guests that come to its home site.
             later_positions = [
@@ -609,56 +575,55 @@ def check_no_job_passed(world: "World", effects: Effects) -> None:
             if not was_passed or job.id in changed_jobs or (priority, _shape(job)) in rejected_shapes:
                 continue
             if not queries.policies.capabilities(job.spec.policy).learns and queries.over_limit(job.spec) is None:
-                answer = queries.evaluate(job.spec, view, queries.barred(job))
+                answer = queries.evaluate(job.spec, queries.offer(job.spec).view, queries.barred(job))
                 assert isinstance(answer, Refusal), f"job {job.id} was passed, and would be placed: {answer}"
                 rejected_shapes.add((priority, _shape(job)))
 
 
-def check_reservation(world: "World") -> None:
-    """Check after a scan that the reservation belongs to the right job.
+def check_plan(world: "World") -> None:
+    """Check after a scan that the right job has the planned start.
 
-    That is the oldest job with a starvation guarantee or enough failed scans that fits the empty grid within the
-    current limits of resource managers, or a job that had the reservation before.
+    That is the job of the highest priority that has waited longest, of those that fit the empty grid within the current
+    limits of resource managers, or a job that had the plan before. None has it while a placed job has yet to request
+    the nodes that were planned for it.
     """
-    queries, rules = world.queries, world.rules
+    queries, plan_after = world.queries, world.rules.plan_after
+    if plan_after is None:
+        assert queries.planned_job is None
+        return
 
     def capacity(cluster: ClusterStatus) -> int:
         free = (
             cluster.last_report.total
             - cluster.last_report.background
+            - cluster.last_report.withheld
             - cluster.last_report.down
             - cluster.nodes.doubted
         )
         return min(free, cluster.health.limit.size - 1) if cluster.health.limit else free
 
     empty = queries.grid.view(capacity)
-
-    def was_promised(job: Job) -> bool:
-        return is_promised(job, rules, world.now)
-
-    def has_aged(job: Job) -> bool:
-        return rules.aging and queries.tries(job.id) >= rules.aging_tries
-
-    kinds = [(Priority.LOW, was_promised), *((priority, has_aged) for priority in Priority)]
-    for priority, has_waited in kinds:
+    if queries.queues.plan.holder != queries.planned_job:
+        return
+    for priority in Priority:
         waiting = [job for job in world.jobs.values() if job.is_in_queue and job.spec.priority is priority]
         checked_shapes: set[object] = set()
         is_oldest = True
-        for job in sorted(waiting, key=lambda job: job.queue_seq):
-            if _shape(job) in checked_shapes or not has_waited(job):
+        for job in sorted(waiting, key=lambda job: (job.waits_since, job.queue_seq)):
+            if _shape(job) in checked_shapes or world.now - job.waits_since < plan_after or job.spec.internal:
                 continue  # represented by an older job of the same shape, or not old enough
             checked_shapes.add(_shape(job))
             if queries.policies.capabilities(job.spec.policy).learns:
                 return  # predictions have changed since the scan
             if queries.over_limit(job.spec) is not None:
-                continue  # its limit prevents it from using reserved nodes
+                continue  # its limit prevents it from using planned nodes
             if isinstance(queries.evaluate(job.spec, empty, queries.barred(job)), Placement):
-                if queries.reservation == job.id:
-                    assert is_oldest or job.id in world.reserved_jobs
+                if queries.planned_job == job.id:
+                    assert is_oldest or job.id in world.planned_jobs
                     return
                 is_oldest = False
-        assert is_oldest, "no job that has waited long has the reservation"
-    assert queries.reservation is None
+        assert is_oldest, "no job that has waited long has a planned start"
+    assert queries.planned_job is None
 
 
 def check_nothing_remains(world: "World") -> None:

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 from koalapy.model.cluster import ClusterState, ClusterView, GridView
 from koalapy.model.job import ComponentState, JobState
-from koalapy.model.job_spec import Priority
+from koalapy.model.job_spec import JobSpec, Priority
+from koalapy.model.request import FlexibleRequest
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.owner_use import HOURS, NODES, QUEUED, OwnerUse
 from tests.scheduler import invariants
@@ -35,19 +36,18 @@ def check_positions(world: "World") -> None:
 
 def check_views(world: "World") -> None:
     """Check the grid views that the scheduler gives to policies."""
-    queries = world.queries
+    queries, plan = world.queries, world.queries.queues.plan
     clusters = queries.grid.clusters()
     _check_view(queries.grid.view(), {c.name: c.nodes.available for c in clusters}, clusters)
     for priority in Priority:
-        spared = {c.name: c.nodes.available - queries.reserved_nodes(c.name, priority) for c in clusters}
-        _check_view(queries.view(priority), spared, clusters)
-    _check_view(
-        queries.own_view(),
-        {c.name: c.nodes.available - queries.queues.reservation.withheld_from_own(c) for c in clusters},
-        clusters,
-    )
-    if world.rules.preemption == "placement":
-        _check_view(queries.view_with_preemption(), _idle_with_preemption(world, clusters), clusters)
+        spec = JobSpec(FlexibleRequest(1), ("program",), priority=priority)
+        offer = queries.offer(spec)
+        spared = {c.name: c.nodes.available - plan.reserved_nodes(c.name, spec) for c in clusters}
+        _check_view(offer.view, spared, clusters)
+        if (view := offer.with_preemption(spec)) is not None:
+            is_late = plan.is_delayed_by(plan.duration_of(spec))
+            idle = _idle_with_preemption(world, clusters)
+            _check_view(view, {c.name: plan.limit(priority, is_late, c, idle[c.name]) for c in clusters}, clusters)
 
 
 def _check_view(view: GridView, idle: dict[str, int], clusters: list[ClusterStatus]) -> None:
@@ -70,14 +70,14 @@ def _idle_with_preemption(world: "World", clusters: list[ClusterStatus]) -> dict
     """Return nodes that are idle, expected to be idle, or held by low-priority jobs that are not ending, by cluster."""
     preemptible: Counter[str] = Counter()
     for job in world.queries.jobs():
-        if job.state.is_active and job.attempt and invariants.is_preemptible(world, job):
+        if job.state.is_active and job.attempt and invariants.is_preemptible(job):
             for c in job.attempt.components:
                 holds_nodes = c.state not in (ComponentState.PLACED, ComponentState.STOPPING) and not c.has_ended
                 is_leaving = (
                     job.token(c.index) in world.queries.grid[c.cluster].nodes.about_to_end
                 )  # already counted as expected
                 preemptible[c.cluster] += c.size if holds_nodes and not is_leaving else 0
-    counts = {c.name: c.nodes.expected + preemptible[c.name] - c.nodes.reserved_for_others() for c in clusters}
+    counts = {c.name: c.nodes.expected + preemptible[c.name] for c in clusters}
     limits = {c.name: c.health.limit.size - 1 for c in clusters if c.health.limit is not None}
     return {name: min(count, limits.get(name, count)) for name, count in counts.items()}
 

@@ -158,9 +158,9 @@ def submit_passing_jobs(grid: Grid, seconds: float) -> None:
         grid.advance(8.0)
 
 
-def test_advice_without_aging_stops_preferring_waits() -> None:
+def test_advice_without_plan_stops_preferring_waits() -> None:
     """Each preferred wait is short, and none leads to a start."""
-    grid = create_certain_grid(Rules(aging=False))
+    grid = create_certain_grid(Rules(plan_after=None))
     submit_passing_jobs(grid, 16.0)
     wave = grid.submit_application("wave")
     submit_passing_jobs(grid, 24.0)
@@ -192,13 +192,13 @@ def test_advice_job_larger_than_any_cluster_is_coallocated() -> None:
     assert "no cluster could hold it alone" in grid.reasons(wave, "placed")[-1]
 
 
-def test_advice_waiting_job_receives_reservation() -> None:
-    grid = Grid({"north": 4, "south": 4}, Rules(aging_tries=2, scan_interval=10.0))
+def test_advice_waiting_job_receives_planned_start() -> None:
+    grid = Grid({"north": 4, "south": 4}, Rules(scan_interval=10.0))
     blockers = grid.block_clusters()
     harmful: dict[str, Any] = {"application": "all-to-all", "policy": "auto", "communication": 0.9}
     waiting_job = grid.submit(flexible(4), run_time=5.0, **harmful)
     grid.advance(60.0)
-    assert grid.queries.reservation == waiting_job
+    assert grid.queries.planned_job == waiting_job
     small = grid.submit(flexible(1), run_time=1.0)
     grid.advance(1.0)
     reserved = [name for name in ("north", "south") if name not in grid.clusters_of(small)]

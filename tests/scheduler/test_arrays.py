@@ -116,8 +116,8 @@ def test_tasks_are_placed_one_by_one_in_queue_order() -> None:
     assert (counts(world, first)[1:3], counts(world, second)[1:3]) == ((1, 2), (1, 0))
 
 
-def test_wide_array_behind_a_narrow_one_gets_a_reservation_after_its_tries() -> None:
-    world = World({"north": 4}, Rules(aging_tries=2, scan_interval=10.0))
+def test_wide_array_behind_a_narrow_one_gets_a_planned_start() -> None:
+    world = World({"north": 4}, Rules(scan_interval=10.0))
     narrow = submit(world, "1-1000", run_time=9.0)
     world.settle()
     wide = submit(world, "1-2", 4, run_time=9.0)

@@ -57,7 +57,7 @@ def test_job_does_not_fail_while_a_cluster_bars_it_for_its_failures_only() -> No
 
 @pytest.mark.parametrize("queue", ["scan", "fcfs", "head"])
 def test_barred_array_does_not_block_other_jobs(queue: Literal["scan", "fcfs", "head"]) -> None:
-    world = World({"north": 4}, Rules(queue=queue, aging=False))
+    world = World({"north": 4}, Rules(queue=queue, plan_after=None))
     indices = TaskIndices((IndexRange(1, 50),), limit=1)
     array = world.submit(flexible(4), run_time=LONG, array=indices, max_restarts=0)
     for _ in range(6):
@@ -76,7 +76,7 @@ def test_barred_array_does_not_block_other_jobs(queue: Literal["scan", "fcfs", "
 
 @pytest.mark.parametrize("queue", ["scan", "head"])
 def test_nodes_are_not_kept_on_a_cluster_that_the_job_avoids(queue: Literal["scan", "head"]) -> None:
-    world = World({"north": 4}, Rules(queue=queue, max_restarts=None, aging=False))
+    world = World({"north": 4}, Rules(queue=queue, max_restarts=None, plan_after=None))
     job = world.submit(flexible(4), run_time=LONG)
     for _ in range(6):
         advance_until_running(world, job)
@@ -90,7 +90,7 @@ def test_nodes_are_not_kept_on_a_cluster_that_the_job_avoids(queue: Literal["sca
 
 
 def test_change_of_a_job_releases_the_nodes_kept_for_its_restart() -> None:
-    world = World({"north": 8, "south": 8}, Rules(max_restarts=None, aging=False))
+    world = World({"north": 8, "south": 8}, Rules(max_restarts=None, plan_after=None))
     world.sites["south"].add_local_user(8)
     world.advance(1)
     job = world.submit(flexible(8), run_time=LONG)

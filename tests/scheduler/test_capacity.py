@@ -193,12 +193,12 @@ def test_capacity_of_high_priority_includes_preemptible_nodes() -> None:
     assert component_capacity(without_preemption, replace(BASE, priority=Priority.HIGH)).nodes == 1
 
 
-def test_capacity_excludes_reserved_nodes() -> None:
-    world = World({"north": 4}, Rules(aging_tries=1))
+def test_capacity_excludes_planned_nodes() -> None:
+    world = World({"north": 4}, Rules())
     running_job = world.submit(fixed(north=3), run_time=1000, walltime=1000.0)
     wide_job = world.submit(fixed(north=4))
     world.advance(100)
-    assert world.queries.reservation == wide_job
+    assert world.queries.planned_job == wide_job
     assert [end.job for end in expected_ends(world)] == [running_job]
     assert (component_capacity(world).nodes, component_capacity(world).larger_after) == (0, None)
 

@@ -278,12 +278,12 @@ def behind_another_job_in_fcfs() -> tuple[World, JobId]:
 )
 def nodes_are_kept_for_an_older_job() -> tuple[World, JobId]:
     sizes = {"north": 4, "south": 5}
-    world = create_busy_grid(sizes, Rules(aging_tries=1, high_scans_per_low=1, scan_interval=10.0))
+    world = create_busy_grid(sizes, Rules(high_scans_per_low=1, scan_interval=10.0))
     world.submit(fixed(south=4), run_time=1000.0)
     world.advance(1.0)
     wide = world.submit(FlexibleRequest(8))
     world.advance(25.0)
-    assert world.queries.reservation == wide
+    assert world.queries.planned_job == wide
     return world, world.submit(FlexibleRequest(3))
 
 
@@ -393,9 +393,7 @@ def test_sufficient_changes_beside_reservation_are_minimal(
     local_counts: tuple[int, int], is_drained: bool, reserves_all: bool, request: Request
 ) -> None:
     """Each sufficient change is tested by itself: more idle nodes, a resumed cluster, or the reservation removed."""
-    world = World(
-        {"north": 4, "south": 6}, Rules(aging_tries=1, high_scans_per_low=1, scan_interval=10.0), now=START_TIME
-    )
+    world = World({"north": 4, "south": 6}, Rules(high_scans_per_low=1, scan_interval=10.0), now=START_TIME)
     for name, count in zip(world.sites, local_counts, strict=True):
         for _ in range(count):
             world.sites[name].add_local_user(1)
@@ -407,7 +405,7 @@ def test_sufficient_changes_beside_reservation_are_minimal(
     fixed_request = fixed(**{cluster_name: world.sites[cluster_name].total - local_counts[cluster_name == "south"]})
     reserved = world.submit(FlexibleRequest(10 - sum(local_counts)) if reserves_all else fixed_request, run_time=1e6)
     world.advance(25.0)
-    assert world.queries.reservation == reserved
+    assert world.queries.planned_job == reserved
     if is_drained:
         world.step([ClusterDrained("south")])
     job = world.submit(request, run_time=1e6)
@@ -416,7 +414,9 @@ def test_sufficient_changes_beside_reservation_are_minimal(
     explanation, queries = explain_job(world, job), world.queries
 
     def is_placeable() -> bool:
-        return isinstance(queries.evaluate(world.job(job).spec, queries.view(Priority.LOW)), Placement)
+        return isinstance(
+            queries.evaluate(world.job(job).spec, queries.offer(world.job(job).spec, world.job(job)).view), Placement
+        )
 
     def is_placeable_with(name: str, count: int) -> bool:
         """Answer for a report with more idle nodes."""
@@ -447,7 +447,7 @@ def test_sufficient_changes_beside_reservation_are_minimal(
 
 def test_explanation_of_reserving_job_counts_reserved_nodes() -> None:
     world, _ = CASES["nodes_are_kept_for_an_older_job"].build()
-    wide = world.queries.reservation
+    wide = world.queries.planned_job
     assert wide is not None
     explanation = explain_job(world, wide)
     assert "5 are idle" in explanation.headline
@@ -740,7 +740,7 @@ def test_explanation_of_random_job_matches_placement(
     st.sampled_from(Priority),
     drawn_policies,
     st.booleans(),
-    st.sampled_from([None, "promised", "aged", "leaves"]),
+    st.sampled_from([None, "planned", "leaves"]),
 )
 def test_sufficient_nodes_are_minimal_for_random_grid(
     grid: dict[str, tuple[int, int, str]],
@@ -754,8 +754,7 @@ def test_sufficient_nodes_are_minimal_for_random_grid(
     """Fewer nodes on one cluster than the explanation names would not suffice."""
     rules = Rules(
         sharing="feasible" if reclaims else "ordinary",
-        low_patience=5.0 if variant == "promised" else None,
-        aging_tries=1 if variant == "aged" else 1000,
+        plan_after=None if variant is None else 0.0,
         high_scans_per_low=1,
         scan_interval=10.0,
     )
@@ -831,27 +830,3 @@ def test_dry_run_predicts_position_of_submission(
     job = world.submit(request, owner=spec_of_last[1], run_time=1000)
     assert (dry_run.state is JobState.PLACED) == (world.state(job) is not JobState.QUEUED)
     assert dry_run.position == world.queries.position(job)
-
-
-def test_explanation_names_job_that_earlier_reserved_nodes() -> None:
-    """The first job waits for its file and was promised the idle nodes."""
-    rules = Rules(low_patience=40.0, scan_interval=10)
-    world = World({"north": 10, "south": 1}, rules, links={("south", "north"): Link(0.001, 10.0)})
-    world.submit(fixed(north=8), run_time=1000, priority=Priority.HIGH)
-    world.submit(fixed(north=2), run_time=80, priority=Priority.HIGH)
-    inputs = (InputFile("file", 1000, ("south",)),)
-    first_job = world.submit(FixedRequest((ComponentRequest(2, "north", inputs=inputs),)))
-    second_job = world.submit(fixed(north=4))
-    world.advance(120)
-    assert (world.state(first_job), world.queries.reservation) == (JobState.PLACED, second_job)
-    explanation = explain(world.queries, world.job(second_job), [], world.now)
-    assert explanation.suffices == ("4 more idle nodes in north",)
-    assert f"2 kept for job {first_job}" in explanation.clusters[0].reason
-    for token in world.tokens(1):
-        world.sites["north"].exit_program(token, 0)
-        world.sites["north"].end_component(token)
-    world.sites["north"].add_local_user(6)
-    world.settle()
-    explanation = explain(world.queries, world.job(second_job), [], world.now)
-    assert explanation.headline == f"nodes are kept for job {first_job}, which has waited longer"
-    assert "2 more idle nodes in north" in explanation.suffices

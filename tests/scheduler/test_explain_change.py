@@ -36,7 +36,7 @@ def test_change_of_job_with_reservation_uses_its_reserved_nodes() -> None:
     wide_job = world.submit(flexible(17, min_size=6))
     later_job = world.submit(nonfixed(12), run_time=1e4)
     world.advance(2600)
-    assert world.queries.reservation == wide_job
+    assert world.queries.planned_job == wide_job
     change = offered_change(world, wide_job)
     assert change is not None
     assert change.text == "allow components of 5 nodes", "its place keeps the nodes from the later job"
@@ -109,8 +109,7 @@ drawn_rules = st.builds(
     queue=st.sampled_from(["scan", "head", "fcfs"]),
     queue_order=st.sampled_from(["fcfs", "narrowest-first"]),
     event_driven=st.sampled_from([True, True, False]),
-    aging_tries=st.just(2),
-    low_patience=st.sampled_from([None, 100.0]),
+    plan_after=st.sampled_from([None, 0.0, 100.0]),
 )
 
 

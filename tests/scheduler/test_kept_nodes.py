@@ -8,7 +8,7 @@ from koalapy.model.job import JobId, JobState
 from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.scheduler.events import ClusterDrained
 from koalapy.scheduler.explain.explain import explain, explain_submission
-from koalapy.scheduler.queue.reservation import KEPT_S
+from koalapy.scheduler.queue.kept_nodes import KEPT_S
 from koalapy.scheduler.rules import Rules
 from tests.scheduler.requests import fixed, flexible
 from tests.scheduler.world import World
@@ -18,7 +18,7 @@ LONG = 5000.0
 
 def make_world(rules: Rules | None = None, width: int = 8) -> tuple[World, JobId, list[JobId]]:
     """Return a grid with a wide job that has lost a component and still holds the others, and narrow jobs behind it."""
-    world = World({"north": 4, "south": 4}, rules or Rules(aging=False))
+    world = World({"north": 4, "south": 4}, rules or Rules(plan_after=None))
     wide = world.submit(flexible(width), run_time=LONG)
     world.advance(100)
     narrow = [world.submit(flexible(2), run_time=100) for _ in range(4)]
@@ -58,7 +58,7 @@ def test_kept_nodes_are_not_offered_to_younger_jobs() -> None:
 
 
 def test_without_keeping_younger_jobs_take_the_nodes() -> None:
-    world, wide, narrow = make_world(Rules(aging=False, keeps_for_restart=False))
+    world, wide, narrow = make_world(Rules(plan_after=None, keeps_for_restart=False))
     assert states(world, narrow[:2]) == {JobState.CLAIMING}
     end_south(world)
     assert world.state(wide) is JobState.QUEUED
@@ -66,7 +66,7 @@ def test_without_keeping_younger_jobs_take_the_nodes() -> None:
 
 @pytest.mark.parametrize("queue", ["scan", "head"])
 def test_kept_nodes_serve_older_jobs(queue: str) -> None:
-    world = World({"north": 4, "south": 4}, Rules(queue=queue, aging=False))  # type: ignore[arg-type]
+    world = World({"north": 4, "south": 4}, Rules(queue=queue, plan_after=None))  # type: ignore[arg-type]
     blocker = world.submit(fixed(south=1), run_time=100)
     older = world.submit(fixed(north=1, south=4), run_time=100)
     wide = world.submit(fixed(north=4, south=3), run_time=LONG)
@@ -158,7 +158,7 @@ def test_kept_nodes_last_over_a_restart_in_the_queue() -> None:
 
 def test_kept_nodes_in_a_pause_need_a_longer_run() -> None:
     """A program that fails soon after each start keeps no nodes in its pauses."""
-    world = World({"north": 4, "south": 4}, Rules(aging=False, restart_pause=50, error_threshold=1000))
+    world = World({"north": 4, "south": 4}, Rules(plan_after=None, restart_pause=50, error_threshold=1000))
     wide = world.submit(flexible(8), run_time=LONG)
     for seconds, state in ((10, JobState.QUEUED), (10, JobState.RUNNING), (200, JobState.QUEUED)):
         while world.state(wide) is not JobState.RUNNING:
@@ -202,7 +202,9 @@ def test_kept_nodes_remain_after_a_change_of_priority() -> None:
 )
 def test_wide_job_runs_again_when_its_components_have_ended(failures: list[tuple[int, int]], narrow: list[int]) -> None:
     """On a grid without local users, younger jobs never delay the restart of a job that had run."""
-    world = World({"north": 4, "south": 4}, Rules(aging=False, restart_pause=0, max_restarts=None, error_threshold=100))
+    world = World(
+        {"north": 4, "south": 4}, Rules(plan_after=None, restart_pause=0, max_restarts=None, error_threshold=100)
+    )
     wide = world.submit(flexible(8), run_time=LONG)
     world.advance(1)
     for size in narrow:

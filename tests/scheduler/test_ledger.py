@@ -25,7 +25,7 @@ class Watched(World):
     def __init__(self, *, keeps_effects: bool) -> None:
         self.seen: list[tuple[Job, str]] = []
         self.steps: list[tuple[object, ...]] = []
-        rules = Rules(claiming=ClaimingMode.INCREMENTAL, claim_grace=3, aging_tries=2)
+        rules = Rules(claiming=ClaimingMode.INCREMENTAL, claim_grace=3)
         super().__init__(SIZES, rules, keeps_effects=keeps_effects)
 
     def apply_effects(self, effects: Effects) -> Effects:

@@ -38,11 +38,11 @@ MAY_GROW = (
 """Containers of files, network, users and programs, and bounded ones of touches, waits and requests."""
 MAY_NAME = (
     "Scheduler._state.timers",
-    "Scheduler._queues.reservation._placed",
+    "Scheduler._queues.plan._placed",
     "Scheduler._cycle._events._transfers._strays",
     "Scheduler._contact._components._strays",
 )
-"""Paths that may reference finished jobs: timers, the last reservation, the last strays."""
+"""Paths that may reference finished jobs: timers, the last planned job, the last strays."""
 NAMED_IN_SPEC = ".after[][].job"
 """The end of the paths of dependencies in job specifications, which bounded caches keep."""
 

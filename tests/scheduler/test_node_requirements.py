@@ -227,8 +227,8 @@ def test_high_priority_job_preempts_where_all_nodes_serve(world: NodesWorld) -> 
     assert world.reasons(low, "preempted")
 
 
-def test_reservation_keeps_matching_nodes() -> None:
-    world = NodesWorld(Rules(aging=True, aging_tries=1, scan_interval=5.0))
+def test_plan_keeps_matching_nodes() -> None:
+    world = NodesWorld(Rules(scan_interval=5.0))
     world.advance(1)
     narrow = world.submit(flexible(1), gpus=Gpus(1), run_time=20.0)
     world.advance(1)

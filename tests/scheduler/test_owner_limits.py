@@ -137,14 +137,13 @@ def test_limit_reached_job_blocks_no_other(mode: QueueMode) -> None:
 
 
 @pytest.mark.evidence("M2")
-def test_reservation_is_not_given_to_job_over_limit() -> None:
-    rules = Rules(aging_tries=2)
-    grid = World({"north": 8}, rules, limits=make_limits(users={"alice": UserLimits(nodes=8)}))
+def test_job_over_limit_has_no_planned_start() -> None:
+    grid = World({"north": 8}, limits=make_limits(users={"alice": UserLimits(nodes=8)}))
     grid.submit(fixed(north=2), owner="alice", run_time=1000)
     grid.submit(fixed(north=8), owner="alice", run_time=10)
     for _ in range(4):
         grid.step([PeriodicScan()])
-    assert grid.queries.reservation is None
+    assert grid.queries.planned_job is None
     later_job = grid.submit(fixed(north=6), owner="bob", run_time=10)
     assert grid.state(later_job) is not JobState.QUEUED
 

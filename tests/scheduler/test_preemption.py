@@ -286,22 +286,6 @@ def test_preemption_victims_suffice_and_are_youngest(sizes: list[int], idle: int
         freed_nodes += sizes[job_id - 1]
 
 
-def test_preemption_spares_job_placed_after_long_wait() -> None:
-    world = World({"north": 4}, Rules(low_patience=60))
-    first = world.submit(fixed(north=4), run_time=60)
-    second = world.submit(fixed(north=4), run_time=500)
-    world.advance(61)
-    assert (world.state(first), world.state(second)) == (JobState.SUCCEEDED, JobState.RUNNING)
-    high = world.submit(fixed(north=4), priority=HIGH)
-    world.advance(10)
-    world.restart()
-    world.connect("north")
-    world.advance(10)
-    assert (world.state(high), preempted_jobs(world)) == (JobState.QUEUED, [])
-    world.advance(500)
-    assert world.state(high) is JobState.SUCCEEDED
-
-
 def test_preemption_spares_job_with_ended_program() -> None:
     """Its components end by themselves and then release their nodes."""
     world = World({"north": 4}, manual=True)

@@ -1,9 +1,7 @@
 """The placement queue compared with a plain list that is searched completely."""
 
 import gc
-from functools import partial
 from types import FunctionType, ModuleType
-from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -73,11 +71,12 @@ def test_queue_behaves_like_plain_list(actions: list[tuple[str, int]], order: Qu
     queue, plain_queue = PlacementQueue(order), PlainQueue(order)
     sizes: list[int] = []
     seqs: list[int] = []
+    waits_since = [40 - job // 2 for job in range(40)]
     for seq, (action, value) in enumerate(actions):
         if action == "push":
             sizes.append(value)
             seqs.append(seq)
-            queue.push(len(sizes) - 1, seq, value, make_spec(value))
+            queue.push(len(sizes) - 1, seq, value, make_spec(value), waits_since=waits_since[len(sizes) - 1])
             plain_queue.push(len(sizes) - 1, seq, value)
         elif action == "remove":
             queue.remove(value)
@@ -87,7 +86,7 @@ def test_queue_behaves_like_plain_list(actions: list[tuple[str, int]], order: Qu
             seqs[value] = seq if action == "release" else seqs[value]
             queue.remove(value)
             plain_queue.remove(value)
-            queue.push(value, seqs[value], sizes[value], make_spec(sizes[value]))
+            queue.push(value, seqs[value], sizes[value], make_spec(sizes[value]), waits_since=waits_since[value])
             plain_queue.push(value, seqs[value], sizes[value])
         elif action == "scan":
             offered, _ = scan_queue(queue, sizes, value, mode)
@@ -98,60 +97,10 @@ def test_queue_behaves_like_plain_list(actions: list[tuple[str, int]], order: Qu
         assert [job for job in range(len(sizes)) if job in queue] == sorted(expected)
         assert [queue.position(job) for job in expected] == list(range(len(expected)))
         assert queue.head() == next(iter(expected), None)
-        oldest = {sizes[job]: job for job in sorted(expected, key=lambda job: -seqs[job])}
-        assert [entry.job for entry in queue.first_of_each_shape(lambda _: True)] == sorted(
-            oldest.values(), key=lambda job: seqs[job]
+        first = {sizes[job]: job for job in sorted(expected, key=lambda job: -seqs[job])}
+        assert [entry.job for entry in queue.first_of_each_shape()] == sorted(
+            first.values(), key=lambda job: (waits_since[job], seqs[job])
         )
-
-
-NEW_ENTRIES = st.tuples(st.integers(1, 2), st.integers(0, 12), st.integers(0, 4), st.integers(0, 4))
-"""Size, sequence number, earlier tries, and submission time."""
-
-
-@given(
-    acts=st.lists(st.one_of(NEW_ENTRIES, st.sampled_from(["scan", "leave first", "leave last", "tried"])), max_size=30),
-    min_tries=st.integers(0, 6),
-    submitted_before=st.integers(0, 5),
-)
-def test_first_of_each_shape_is_oldest_eligible_entry(acts: list[Any], min_tries: int, submitted_before: int) -> None:
-    """Eligible entries have enough tries or an early submission; entries before them may leave."""
-    queue = PlacementQueue()
-    entries: dict[int, tuple[int, int, int, int]] = {}
-    for job, act in enumerate(acts):
-        if act == "scan":
-            queue.count_scan()
-            entries = {
-                entry_job: (size, seq, tries + 1, submitted_at)
-                for entry_job, (size, seq, tries, submitted_at) in entries.items()
-            }
-        elif isinstance(act, tuple):
-            entries[job] = size, seq, tries, submitted_at = act
-            queue.push(job, seq, size, make_spec(size), submitted_at=submitted_at)
-            queue.set_tries(job, tries, None)
-        elif entries and act == "tried":
-            (size, seq, tries, submitted_at), entry_job = entries[min(entries)], min(entries)
-            entries[entry_job] = size, seq, tries + 3, submitted_at
-            queue.set_tries(entry_job, tries + 3, None)
-        elif entries:
-            removed_job = (min if act == "leave first" else max)(
-                entries, key=lambda entry_job: (entries[entry_job][1], entry_job)
-            )
-            del entries[removed_job]
-            queue.remove(removed_job)
-        order = sorted(entries, key=lambda entry_job: (entries[entry_job][1], entry_job))
-        aged_entries = {
-            entries[entry_job][0]: entry_job for entry_job in reversed(order) if entries[entry_job][2] >= min_tries
-        }
-        old_entries = {
-            entries[entry_job][0]: entry_job
-            for entry_job in reversed(order)
-            if entries[entry_job][3] <= submitted_before
-        }
-        has_aged = queue.first_of_each_shape(partial(queue.has_aged, min_tries))
-        is_old = queue.first_of_each_shape(lambda entry: entry.submitted_at <= submitted_before)
-        assert sorted(entry.job for entry in has_aged) == sorted(aged_entries.values())
-        assert sorted(entry.job for entry in is_old) == sorted(old_entries.values())
-        assert [entry.place[2] for entry in has_aged] == sorted(entry.place[2] for entry in has_aged)
 
 
 CLUSTERS = st.frozensets(st.sampled_from(["north", "south", "east"]), max_size=3)

@@ -16,7 +16,7 @@ from tests.scheduler.world import World
 
 LONG_INTERVAL_S = 1e6
 """Scan interval in seconds that excludes periodic scans."""
-AGING = Rules(aging_tries=3, scan_interval=10, high_scans_per_low=1, claim_grace=8)
+PLANNED = Rules(scan_interval=10, high_scans_per_low=1, claim_grace=8)
 
 
 def make_spec(request: Request, priority: Priority = Priority.LOW) -> JobSpec:
@@ -187,7 +187,7 @@ def submit_aged_job(world: World, request: Request) -> JobId:
 
 def test_reservation_skips_job_that_cannot_be_placed() -> None:
     """The oldest job requests a drained cluster."""
-    world = World({"north": 4, "south": 4}, AGING)
+    world = World({"north": 4, "south": 4}, PLANNED)
     world.step([ClusterDrained("south", "ops", "new switch")])
     world.submit(fixed(south=4))
     for number in range(4):
@@ -201,16 +201,16 @@ def test_reservation_skips_job_that_cannot_be_placed() -> None:
 
 
 def test_reservation_moves_when_its_cluster_is_drained() -> None:
-    world = World({"north": 4, "south": 4}, Rules(aging_tries=3, scan_interval=10, high_scans_per_low=1))
+    world = World({"north": 4, "south": 4}, Rules(scan_interval=10, high_scans_per_low=1))
     world.submit(fixed(north=2, south=2), run_time=1000)
     aged = submit_aged_job(world, fixed(south=4))
     narrow_job = world.submit(fixed(south=1), run_time=1000)
-    assert (world.queries.reservation, world.state(narrow_job)) == (aged, JobState.QUEUED)
+    assert (world.queries.planned_job, world.state(narrow_job)) == (aged, JobState.QUEUED)
     younger = world.submit(fixed(north=4))
     world.advance(35)
-    assert world.queries.reservation == aged
+    assert world.queries.planned_job == aged
     world.step([ClusterDrained("south", "ops", "new switch")])
-    assert world.queries.reservation == younger
+    assert world.queries.planned_job == younger
 
 
 @pytest.mark.parametrize("remove_job", [World.cancel, World.hold])
@@ -219,56 +219,56 @@ def test_reservation_of_leaving_job_is_offered_to_others(
     remove_job: Callable[[World, JobId], None], event_driven: bool
 ) -> None:
     """The offer follows at once, or without ``event_driven`` in the next scan."""
-    rules = Rules(aging_tries=3, scan_interval=10, high_scans_per_low=1, event_driven=event_driven)
+    rules = Rules(scan_interval=10, high_scans_per_low=1, event_driven=event_driven)
     world = World({"north": 4}, rules)
     world.submit(fixed(north=2), run_time=1000)
     wide_job = submit_aged_job(world, fixed(north=4))
     low_job = world.submit(flexible(1), run_time=1000)
-    assert (world.queries.reservation, world.state(low_job)) == (wide_job, JobState.QUEUED)
+    assert (world.queries.planned_job, world.state(low_job)) == (wide_job, JobState.QUEUED)
     remove_job(world, wide_job)
-    assert world.queries.reservation is None
+    assert world.queries.planned_job is None
     assert world.state(low_job) is (JobState.CLAIMING if event_driven else JobState.QUEUED)
     world.advance(11)
     assert world.state(low_job) is JobState.RUNNING
 
 
 def test_reservation_of_failed_job_is_offered_to_others() -> None:
-    world = World({"north": 4}, AGING)
+    world = World({"north": 4}, PLANNED)
     world.submit(fixed(north=2), run_time=1000)
     wide_job = world.submit(fixed(north=4), max_placement_tries=5)
     world.advance(35)
     low_job = world.submit(flexible(1), run_time=1000)
-    assert (world.queries.reservation, world.state(low_job)) == (wide_job, JobState.QUEUED)
+    assert (world.queries.planned_job, world.state(low_job)) == (wide_job, JobState.QUEUED)
     world.advance(6)
     assert (world.state(wide_job), world.state(low_job)) == (JobState.FAILED, JobState.RUNNING)
 
 
 def test_reservation_passes_to_next_job_at_placement() -> None:
     """Narrow jobs are offered these nodes only afterwards."""
-    world = World({"north": 5}, AGING)
+    world = World({"north": 5}, PLANNED)
     world.submit(fixed(north=5), run_time=55)
     first = world.submit(fixed(north=3), run_time=60)
     second = world.submit(fixed(north=4), run_time=10)
     narrow_job = world.submit(flexible(2), run_time=1000)
     world.advance(45)
-    assert (world.queries.reservation, world.state(narrow_job)) == (first, JobState.QUEUED)
+    assert (world.queries.planned_job, world.state(narrow_job)) == (first, JobState.QUEUED)
     world.advance(11)
     assert world.state(first) is JobState.RUNNING
-    assert (world.queries.reservation, world.state(narrow_job)) == (second, JobState.QUEUED)
+    assert (world.queries.planned_job, world.state(narrow_job)) == (second, JobState.QUEUED)
 
 
 def test_reservation_stays_after_failed_claim() -> None:
-    world = World({"north": 6}, AGING)
+    world = World({"north": 6}, PLANNED)
     running, _ = world.submit(fixed(north=2), run_time=1000), world.submit(fixed(north=2), run_time=1000)
     wide_job = submit_aged_job(world, fixed(north=4))
     narrow_jobs = submit_jobs(world, fixed(north=3), 20)
-    assert (world.queries.reservation, world.queries.position(wide_job)) == (wide_job, 1)
+    assert (world.queries.planned_job, world.queries.position(wide_job)) == (wide_job, 1)
     world.cancel(running)
     world.run_commands("north")
     let_local_user_overtake(world, wide_job)
     assert world.reasons(wide_job, "requeued") == ["claim-failed: local users of north were faster"]
     assert queue_positions(world, [wide_job, *narrow_jobs]) == list(range(1, 22))
-    assert world.queries.reservation == wide_job
+    assert world.queries.planned_job == wide_job
     world.sites["north"].remove_local_user("user-1")
     world.settle()
     assert (world.state(wide_job), queue_positions(world, narrow_jobs)) == (JobState.CLAIMING, list(range(1, 21)))
@@ -276,15 +276,15 @@ def test_reservation_stays_after_failed_claim() -> None:
 
 def test_reservation_is_not_given_to_network_measurement() -> None:
     """Measurements neither reserve nodes nor delay jobs with an equal request."""
-    world = World({"north": 4, "south": 4}, AGING)
+    world = World({"north": 4, "south": 4}, PLANNED)
     world.submit(fixed(north=4), run_time=1000)
     world.submit(fixed(north=1, south=1), owner="koala", application=NO_APPLICATION, internal=True)
     world.advance(100)
-    assert world.queries.reservation is None
+    assert world.queries.planned_job is None
     other_jobs = submit_jobs(world, flexible(1), 4)
     assert [world.state(job) for job in other_jobs] == [JobState.CLAIMING] * 4
     equal_job = submit_aged_job(world, fixed(north=1, south=1))
-    assert world.queries.reservation == equal_job
+    assert world.queries.planned_job == equal_job
 
 
 # Nodes that others are about to give back
@@ -324,7 +324,7 @@ def test_claim_lost_to_local_users_counts_as_try(limit: str, expected: str) -> N
 
 def test_queue_restart_of_daemon_keeps_tries() -> None:
     """This applies to placement tries and to those that lead to a reservation."""
-    world = World({"north": 4}, AGING)
+    world = World({"north": 4}, PLANNED)
     world.submit(fixed(north=2), run_time=1000)
     limited = world.submit(nonfixed(4), max_placement_tries=8)
     wide_job = world.submit(fixed(north=4))
@@ -336,7 +336,7 @@ def test_queue_restart_of_daemon_keeps_tries() -> None:
         restored_values = [(world.queries.tries(job), world.queries.position(job)) for job in (limited, wide_job)]
         assert restored_values == old_values
     assert world.queries.tries(limited) == 6
-    assert world.queries.reservation == limited, "the older job comes first"
+    assert world.queries.planned_job == limited, "the older job comes first"
     world.advance(30)
     assert (world.state(limited), world.job(limited).placement_tries) == (JobState.FAILED, 8)
-    assert world.queries.reservation == wide_job
+    assert world.queries.planned_job == wide_job

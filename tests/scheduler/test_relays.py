@@ -321,13 +321,8 @@ def test_loss_of_relays_outside_a_site_is_no_error_of_its_cluster(is_elsewhere: 
 
 @pytest.mark.parametrize(
     ("rules", "narrow", "starts"),
-    [
-        (Rules(aging=False, low_patience=None), Priority.LOW, False),
-        (Rules(aging_tries=3, low_patience=None), Priority.LOW, True),
-        (Rules(aging_tries=3, low_patience=None), Priority.HIGH, False),
-        (Rules(aging=False, low_patience=60.0), Priority.HIGH, True),
-    ],
-    ids=["disabled", "aging", "aging does not bind high priority", "starvation guarantee"],
+    [(Rules(plan_after=None), Priority.LOW, False), (Rules(), Priority.LOW, True), (Rules(), Priority.HIGH, False)],
+    ids=["without a plan", "with a plan", "the plan does not bind high priority"],
 )
 def test_streams_are_reserved_for_a_job_that_has_waited_long(rules: Rules, narrow: Priority, starts: bool) -> None:
     rules = replace(rules, scan_interval=10, high_scans_per_low=1, preemption="never")

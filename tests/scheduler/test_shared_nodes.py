@@ -162,7 +162,7 @@ def test_components_that_share_are_not_preempted_after_a_restart() -> None:
 @pytest.mark.parametrize("share", [{}, {"share": True, "cores": CORES}])
 def test_aged_job_keeps_others_from_sharing_its_nodes(share: dict[str, Any]) -> None:
     """Without the reservation, small jobs would always overlap, so that no node would ever be idle."""
-    world = SharingWorld({"north": 2}, Rules(aging_tries=3, scan_interval=10, high_scans_per_low=1))
+    world = SharingWorld({"north": 2}, Rules(scan_interval=10, high_scans_per_low=1))
     for _ in range(3):
         world.share(cores=1, run_time=30)
         world.advance(5)

@@ -126,16 +126,14 @@ def test_priority_of_deferred_job_can_be_changed_and_it_can_be_cancelled() -> No
     assert (world.state(second), world.job(second).spec.priority) == (JobState.RUNNING, Priority.HIGH)
 
 
-def test_deferred_time_does_not_count_for_the_starvation_guarantee() -> None:
-    world = World({"north": 1}, Rules(low_patience=30))
+def test_deferred_time_does_not_count_for_the_plan() -> None:
+    world = World({"north": 1}, Rules(plan_after=30))
+    world.submit(NODE, run_time=1000)
     deferred = world.submit(NODE, begin=world.now + 40, run_time=100)
-    running = world.submit(NODE, run_time=1000)
-    world.advance(41)
-    assert world.state(running) is JobState.RUNNING
-    assert not world.queries.has_waited_long(world.job(deferred))
+    world.advance(65)
+    assert world.queries.planned_job is None
     world.advance(40)
-    world.step()
-    assert world.queries.has_waited_long(world.job(deferred))
+    assert world.queries.planned_job == deferred
 
 
 @pytest.mark.parametrize("state", [JobState.QUEUED, JobState.HELD])

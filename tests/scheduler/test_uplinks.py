@@ -138,7 +138,7 @@ def test_uplink_consumption_in_views_is_current(changes: list[tuple[str, int, bo
 def test_uplink_release_wakes_job_waiting_for_it() -> None:
     """Local users take the released nodes; the other nodes were idle all the time."""
     links = {("north", "south"): Link(0.001, 100.0)}
-    world = World({"north": 2, "south": 2}, Rules(scan_interval=1000.0, low_patience=None), links=links)
+    world = World({"north": 2, "south": 2}, Rules(scan_interval=1000.0), links=links)
     options = (("mode", "non-saturated"),)
 
     def submit_communicating_job(run_time: float) -> JobId:

@@ -133,7 +133,7 @@ class World:
         self.returned_values = SnapshotCheck()
         self.scans: dict[Priority, int] = {}
         self.timeline: list[TimelineEntry] = []
-        self.reserved_jobs: set[JobId | None] = set()
+        self.planned_jobs: set[JobId | None] = set()
         """Jobs that ever had the reservation."""
         self.outbox: dict[int, tuple[str, Command]] = {}
         self.sent: list[Command] = []
@@ -263,7 +263,7 @@ class World:
 
     def step(self, events: Sequence[Event] = ()) -> Effects:
         """Run one scheduler step and apply its effects."""
-        self.reserved_jobs.add(self.queries.reservation)
+        self.planned_jobs.add(self.queries.planned_job)
         self.end_expired_components()
         invariants.check_live_attempts(self)
         return self.apply_effects(self.scheduler.step(events, self.now))

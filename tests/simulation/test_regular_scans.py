@@ -57,18 +57,18 @@ priorities = st.sampled_from(list(Priority))
     jobs=st.lists(st.tuples(st.floats(0, DAY / 2), sizes, lasts, priorities), min_size=1, max_size=8),
     users=st.lists(st.tuples(st.floats(0, DAY / 2), st.sampled_from(["north", "south"]), lasts), max_size=4),
     queue=st.sampled_from(["scan", "fcfs", "head"]),
-    aging=st.booleans(),
+    plan_after=st.sampled_from([None, 0.0]),
     world=st.fixed_dictionaries({"look_every": st.sampled_from([0.0, 700.0]), "startup": st.sampled_from([0.0, 20.0])}),
 )
 def test_regular_scans_give_the_outcome_of_every_scan(
-    jobs: Any, users: Any, queue: Any, aging: bool, world: Any
+    jobs: Any, users: Any, queue: Any, plan_after: Any, world: Any
 ) -> None:
     planned = [
         make_job(arrival, nodes, ran, priority=priority)
         for arrival, nodes, ran, priority in sorted(jobs, key=lambda j: j[0])
     ]
     local_users = [LocalUser(arrival, cluster, 3, ran) for arrival, cluster, ran in sorted(users)]
-    rules = Rules(queue=queue, aging=aging, max_restarts=None)
+    rules = Rules(queue=queue, plan_after=plan_after, max_restarts=None)
     few = run_jobs(planned, create_grid(**world), rules=rules, local_users=local_users)
     every = EveryScan(create_grid(**world), rules=rules, local_users=local_users).run(planned)
     assert [replace(result, placement_tries=0) for result in few.jobs] == [

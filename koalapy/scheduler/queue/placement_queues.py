@@ -16,7 +16,7 @@ from koalapy.model.request import ClusterName, Request, shape_of
 from koalapy.scheduler.queue.eligibility import Eligibility, placement_limit, scan_tries_all
 from koalapy.scheduler.queue.kept_nodes import KeptNodes
 from koalapy.scheduler.queue.plan import Plan
-from koalapy.scheduler.queue.queue import NODES_ANYWHERE, Change, Place, PlacementQueue, Shape, Wakeup
+from koalapy.scheduler.queue.queue import NODES_ANYWHERE, Change, Duration, Place, PlacementQueue, Shape, Wakeup
 from koalapy.scheduler.state import Deadline, SchedulerState
 
 PRIORITIES = tuple(Priority)
@@ -93,6 +93,12 @@ class PlacementQueues:
             *until,
             *lasts,
         )
+
+    def duration_of(self, spec: JobSpec, job: Job | None = None) -> Duration:
+        """Return how long a new job is expected to run, or a waiting ``job``: as when it entered its queue."""
+        if job is not None and job.spec == spec and job.id in self._queues[spec.priority]:
+            return self._queues[spec.priority].group_of(job.id).needs.duration
+        return self.plan.duration_of(spec)
 
     def waiting_requests(self) -> Iterator[Request]:
         """Yield the requests of waiting jobs in queue order, high priority first."""
@@ -227,8 +233,7 @@ class PlacementQueues:
             self._state.timers.cancel(job.id, 0, Deadline.RETRY)
             return self._ledger.change_job(job, retry_at=None)
         priority, tries = job.spec.priority, self.tries(job)
-        if job.id == self.plan.job:
-            self.plan.invalidate()
+        self.plan.note_departure(job.id)
         if self._rules.queue != "scan":
             if job.id != self.placing:
                 self.wakeups[priority].all_jobs = True  # it may have blocked other jobs

@@ -47,7 +47,8 @@ class Plan:
     def __init__(self, state: SchedulerState, queues: Mapping[Priority, PlacementQueue], kept: KeptNodes) -> None:
         self._state, self._queues, self._kept = state, queues, kept
         self._rules, self._ledger, self._grid, self._policies = state.rules, state.ledger, state.grid, state.policies
-        self._job: JobId | None = None
+        self.job: JobId | None = None
+        """The waiting job with the planned start."""
         self._placed: JobId | None = None
         """The job with the last plan, while it has yet to request nodes."""
         self.start = inf
@@ -59,7 +60,7 @@ class Plan:
         """The priorities of the jobs that must leave the planned nodes."""
         self._streams = 0
         """Streams over the hub that the job would need."""
-        self._is_stale = False
+        self._is_stale = True
         self._planned_on = 0
         """The version of the grid for which the start was planned."""
         self._without_own_jobs = self._grid.cached_view(
@@ -83,15 +84,9 @@ class Plan:
         }
 
     @property
-    def job(self) -> JobId | None:
-        """Return the waiting job with a planned start; None if there is none."""
-        job = self._job
-        return job if job is not None and any(job in queue for queue in self._queues.values()) else None
-
-    @property
     def holder(self) -> JobId | None:
         """Return the job that nodes are planned for, which waits or has yet to request its nodes."""
-        return self._job if self._job is not None else self._placed
+        return self.job if self.job is not None else self._placed
 
     def duration_of(self, spec: JobSpec) -> Duration:
         """Return how long a job is expected to run: its walltime, or what is known of such jobs."""
@@ -157,7 +152,7 @@ class Plan:
         return status.nodes.available - self._count_left(spec.priority, is_late, status)
 
     def keeper(self, spec: JobSpec, job: JobId | None) -> JobId | None:
-        """Return the job that nodes are withheld for from a new job, or from a waiting ``job``; None if there is none."""
+        """Return for which other job nodes are withheld from a new job, or from a waiting ``job``; None for none."""
         if self.holder != job and spec.priority in self._binds and self.is_delayed_by(self.duration_of(spec)):
             return self.holder
         restarting = self._kept.restarting_jobs() if spec.priority is Priority.LOW else []
@@ -193,10 +188,15 @@ class Plan:
         if self.holder is None or (job.spec.priority is Priority.HIGH and Priority.HIGH not in self._binds):
             self._is_stale = True
 
-    def note_placement(self, waiting: JobId, placed: Job, placement: Placement) -> None:
-        """Subtract the nodes of a placed job, which may use some beyond the planned start; ``waiting``: its array."""
-        if waiting == self._job:
-            self._job, self._placed, self._is_stale = None, placed.id, True
+    def note_departure(self, job: JobId) -> None:
+        """Plan for another job if the one with the planned start has left its queue."""
+        if job == self.job:
+            self.job, self._is_stale = None, True
+
+    def note_placement(self, placed: Job, placement: Placement, *, is_planned: bool) -> None:
+        """Keep the planned nodes until a placed job requests them, or subtract those that another one uses beyond."""
+        if is_planned:
+            self.job, self._placed, self._is_stale = None, placed.id, True
         elif self.is_delayed_by(self.duration_of(placed.spec)):
             for component in placement.components:
                 if component.cluster in self._limits:
@@ -235,7 +235,7 @@ class Plan:
             self._placed = None
             return False
         assert job.attempt is not None
-        self._job, self.start = None, max(self._state.now, job.attempt.start_estimate or 0.0)
+        self.job, self.start = None, max(self._state.now, job.attempt.start_estimate or 0.0)
         self._binds = frozenset({job.spec.priority, Priority.LOW})
         for component in waiting:
             available = self._limits.get(component.cluster, self._grid[component.cluster].nodes.available)
@@ -245,10 +245,10 @@ class Plan:
     def _plan_next(self, evaluate: Evaluate) -> None:
         """Plan the start of the job that has it now, or of another if that can have none."""
         if self._is_stale or self.job is None or not self._plan_start(self._ledger.jobs[self.job], evaluate):
-            previous, self._job, self.start = self._job, None, inf
+            previous, self.job, self.start = self.job, None, inf
             for job in self._candidates(previous, evaluate):
                 if self._plan_start(job, evaluate):
-                    self._job = job.id
+                    self.job = job.id
                     return
 
     def _candidates(self, previous: JobId | None, evaluate: Evaluate) -> Iterator[Job]:

@@ -122,7 +122,7 @@ class Operations(Machine):
     def scan(self, times: int) -> None:
         self.world.step([PeriodicScan()] * times)
         self.world.finish()
-        invariants.check_reservation(self.world)
+        invariants.check_plan(self.world)
         if times == self.world.rules.high_scans_per_low:  # each queue was scanned
             invariants.check_waiting(self.world)
 

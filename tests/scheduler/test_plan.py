@@ -1,4 +1,4 @@
-"""Reservations: nodes are reserved for jobs that have failed many scans (semantics 4)."""
+"""The plan: the job that has waited longest gets a planned start, and others use its nodes only until then."""
 
 import pytest
 from hypothesis import given
@@ -13,7 +13,7 @@ from koalapy.scheduler.rules import Rules
 from tests.scheduler.requests import fixed, flexible, nonfixed
 from tests.scheduler.world import World
 
-AGING = Rules(aging_tries=3, scan_interval=10, high_scans_per_low=1)
+PLANNED = Rules(scan_interval=10, high_scans_per_low=1)
 
 
 def submit_narrow_jobs(world: World, count: int) -> None:
@@ -23,29 +23,29 @@ def submit_narrow_jobs(world: World, count: int) -> None:
         world.advance(5)
 
 
-def test_aging_disabled_wide_job_starves() -> None:
-    world = World({"north": 4}, Rules(aging=False, scan_interval=10, high_scans_per_low=1))
+def test_without_plan_wide_job_starves() -> None:
+    world = World({"north": 4}, Rules(plan_after=None, scan_interval=10, high_scans_per_low=1))
     submit_narrow_jobs(world, 6)
     wide_job = world.submit(fixed(north=4))
     submit_narrow_jobs(world, 60)
     assert world.state(wide_job) is JobState.QUEUED
 
 
-def test_aging_wide_job_starts_after_running_jobs() -> None:
-    world = World({"north": 4}, AGING)
+def test_planned_wide_job_starts_after_running_jobs() -> None:
+    world = World({"north": 4}, PLANNED)
     submit_narrow_jobs(world, 6)
     wide_job = world.submit(fixed(north=4), run_time=20)
     submit_narrow_jobs(world, 6)
-    assert world.queries.reservation == wide_job
+    assert world.queries.planned_job == wide_job
     assert world.state(wide_job) is JobState.QUEUED
     narrow = world.submit(flexible(1))
     assert world.queries.waiting_reason(world.job(narrow)) in (
-        f"nodes are kept for job {wide_job}, which has waited longer",
+        f"nodes are kept for job {wide_job}, which is planned for 00:01",
         "needs 1 node; 0 are idle (north 0)",
     )
     world.advance(25)
     assert world.state(wide_job) is JobState.RUNNING
-    assert world.queries.reservation != wide_job
+    assert world.queries.planned_job != wide_job
     world.advance(60)
     assert world.state(narrow) is JobState.SUCCEEDED
 
@@ -53,11 +53,11 @@ def test_aging_wide_job_starts_after_running_jobs() -> None:
 @pytest.mark.parametrize("queue", ["scan", "head", "fcfs"])
 @pytest.mark.parametrize("is_restarted", [False, True])
 @given(width=st.integers(2, 4), run_time=st.integers(11, 40), order=st.sampled_from(["narrowest-first", "fcfs"]))
-def test_aging_wide_job_starts_in_each_queue_order(
+def test_planned_wide_job_starts_in_each_queue_order(
     queue: str, is_restarted: bool, width: int, run_time: int, order: str
 ) -> None:
     """Narrow jobs arrive all the time, one for each node, and run until the next ones wait."""
-    rules = Rules(queue=queue, queue_order=order, aging_tries=3, scan_interval=10, high_scans_per_low=1)  # type: ignore[arg-type]
+    rules = Rules(queue=queue, queue_order=order, scan_interval=10, high_scans_per_low=1)  # type: ignore[arg-type]
     world = World({"north": 4}, rules, strict=False)
     for _ in range(5):
         world.submit(flexible(1), run_time=run_time)
@@ -67,10 +67,10 @@ def test_aging_wide_job_starts_in_each_queue_order(
             world.submit(flexible(1), run_time=run_time)
         world.advance(10)
         if is_restarted and world.state(wide_job) is JobState.QUEUED:
-            old_values = world.queries.tries(wide_job), world.queries.reservation
+            old_values = world.queries.tries(wide_job), world.queries.planned_job
             world.restart()
             world.connect("north")
-            assert (world.queries.tries(wide_job), world.queries.reservation) == old_values
+            assert (world.queries.tries(wide_job), world.queries.planned_job) == old_values
     assert world.state(wide_job) in (JobState.RUNNING, JobState.SUCCEEDED)
 
 
@@ -87,49 +87,49 @@ def test_tries_are_counted_behind_narrower_jobs(queue: str) -> None:
     assert [world.state(job) for job in jobs] == [JobState.FAILED] * 2
 
 
-def test_reservation_leaves_other_nodes_available() -> None:
-    world = World({"north": 4, "south": 4}, AGING)
+def test_plan_leaves_other_nodes_available() -> None:
+    world = World({"north": 4, "south": 4}, PLANNED)
     world.submit(fixed(north=4), run_time=100)
     wide_job = world.submit(fixed(north=3))
     world.advance(40)
-    assert world.queries.reservation == wide_job
+    assert world.queries.planned_job == wide_job
     other_job = world.submit(flexible(4))
     assert world.state(other_job) is JobState.CLAIMING
     assert world.job(other_job).attempt.gang[0].cluster == "south"  # type: ignore[union-attr]
 
 
-def test_reservation_of_low_job_does_not_delay_high_job() -> None:
-    world = World({"north": 4}, Rules(aging_tries=3, scan_interval=10, high_scans_per_low=1, preemption="never"))
+def test_plan_of_low_job_does_not_delay_high_job() -> None:
+    world = World({"north": 4}, Rules(scan_interval=10, high_scans_per_low=1, preemption="never"))
     world.submit(fixed(north=2), run_time=200)
     wide_job = world.submit(fixed(north=4))
     world.advance(40)
-    assert world.queries.reservation == wide_job
+    assert world.queries.planned_job == wide_job
     low_job = world.submit(flexible(1))
     high_job = world.submit(flexible(1), priority=Priority.HIGH)
     assert (world.state(low_job), world.state(high_job)) == (JobState.QUEUED, JobState.CLAIMING)
 
 
-def test_reservation_ends_when_job_is_cancelled() -> None:
-    world = World({"north": 4}, AGING)
+def test_plan_ends_when_job_is_cancelled() -> None:
+    world = World({"north": 4}, PLANNED)
     world.submit(fixed(north=2), run_time=1000)
     wide_job = world.submit(fixed(north=4))
     world.advance(40)
     low_job = world.submit(flexible(1))
     assert world.state(low_job) is JobState.QUEUED
     world.cancel(wide_job)
-    assert world.queries.reservation is None
+    assert world.queries.planned_job is None
     world.advance(11)
     assert world.state(low_job) in (JobState.RUNNING, JobState.SUCCEEDED)
 
 
-def test_reservation_is_not_made_for_impossible_job() -> None:
-    world = World({"north": 4}, AGING)
+def test_plan_is_not_made_for_impossible_job() -> None:
+    world = World({"north": 4}, PLANNED)
     world.sites["north"].add_local_user(2)
     world.settle()
     wide_job = world.submit(fixed(north=4))
     world.advance(100)
     assert world.state(wide_job) is JobState.QUEUED
-    assert world.queries.reservation is None
+    assert world.queries.planned_job is None
     low_job = world.submit(flexible(2))
     assert world.state(low_job) is JobState.CLAIMING
 
@@ -138,9 +138,9 @@ def test_reservation_is_not_made_for_impossible_job() -> None:
     widths=st.lists(st.integers(1, 6), min_size=1, max_size=4),
     narrow_jobs=st.lists(st.tuples(st.integers(1, 2), st.integers(5, 40)), min_size=30, max_size=40),
 )
-def test_aging_starts_each_job_in_bounded_time(widths: list[int], narrow_jobs: list[tuple[int, int]]) -> None:
+def test_plan_starts_each_job_in_bounded_time(widths: list[int], narrow_jobs: list[tuple[int, int]]) -> None:
     """Each wide job starts within a few job lengths in an endless stream of narrow jobs."""
-    world = World({"north": 4, "south": 3}, AGING)
+    world = World({"north": 4, "south": 3}, PLANNED)
     for size, run_time in narrow_jobs[:6]:
         world.submit(flexible(size), run_time=run_time)
     wide_jobs = [world.submit(flexible(width) if width > 4 else nonfixed(width), run_time=10) for width in widths]
@@ -150,9 +150,9 @@ def test_aging_starts_each_job_in_bounded_time(widths: list[int], narrow_jobs: l
     assert all(world.state(job) is JobState.SUCCEEDED for job in wide_jobs)
 
 
-def test_reservation_skips_job_rejected_by_limit() -> None:
-    """The next aged job receives the reservation, since the limit may last."""
-    world = World({"north": 4, "south": 4}, AGING)
+def test_plan_skips_job_rejected_by_limit() -> None:
+    """The next job gets the plan, since the limit may last."""
+    world = World({"north": 4, "south": 4}, PLANNED)
     world.sites["north"].rejection_fault = lambda size: "limit" if size > 2 else ""
     rejected_job = world.submit(fixed(north=4))
     for number in range(6):
@@ -174,9 +174,9 @@ def test_reservation_skips_job_rejected_by_limit() -> None:
     assert world.state(rejected_job) is not JobState.QUEUED, "it has waited longest and is accepted again"
 
 
-def test_reservation_under_lasting_limit_stays_with_second_job() -> None:
-    """The reservation stays until the job is placed, though an older one may be tried again."""
-    world = World({"north": 4, "south": 4}, AGING)
+def test_plan_under_lasting_limit_stays_with_second_job() -> None:
+    """The plan stays until the job is placed, though an older one may be tried again."""
+    world = World({"north": 4, "south": 4}, PLANNED)
     world.sites["north"].rejection_fault = lambda size: "limit" if size > 2 else ""
     for _ in range(4):
         world.submit(fixed(north=1), run_time=300)
@@ -194,33 +194,32 @@ def test_reservation_under_lasting_limit_stays_with_second_job() -> None:
     assert started_at < 1200
 
 
-def test_reservation_stays_behind_preempted_job_of_equal_shape() -> None:
+def test_plan_stays_behind_preempted_job_of_equal_shape() -> None:
     """The preempted job has returned to its earlier position."""
-    world = World({"north": 6}, Rules(aging_tries=20, low_patience=None))
+    world = World({"north": 6}, Rules(low_patience=None))
     first = world.submit(fixed(north=4), run_time=100000)
     waiting_job = world.submit(fixed(north=4), run_time=100)
     world.advance(30 * 42)
     narrow = [world.submit(fixed(north=1), run_time=200) for _ in range(3)]
-    assert world.queries.reservation == waiting_job
+    assert world.queries.planned_job == waiting_job
     world.submit(fixed(north=3), run_time=100, priority=Priority.HIGH)
     world.settle()
     assert world.state(first) is JobState.QUEUED
     assert world.queries.position(first) == 1
-    assert world.queries.reservation == waiting_job
+    assert world.queries.planned_job == waiting_job
     world.advance(150)
     assert world.state(waiting_job) is JobState.RUNNING
-    assert world.queries.reserved_nodes("north", Priority.LOW) == 0
     assert {world.state(job) for job in narrow} <= {JobState.QUEUED, JobState.RUNNING}
 
 
 @pytest.mark.parametrize("priority", Priority)
-def test_re_placement_of_low_component_avoids_reserved_nodes(priority: Priority) -> None:
-    rules = Rules(aging_tries=3, low_patience=None, preemption="never")
+def test_re_placement_of_low_component_avoids_planned_nodes(priority: Priority) -> None:
+    rules = Rules(low_patience=None, preemption="never")
     world = World({"north": 4, "south": 4}, rules, links={("north", "south"): Link(0.001, 100.0)})
     world.submit(fixed(north=2), run_time=300)
     waiting_job = world.submit(fixed(north=4))
     world.step([PeriodicScan()] * 8)
-    assert world.queries.reservation == waiting_job
+    assert world.queries.planned_job == waiting_job
     sites = ("north",) if priority is Priority.LOW else ("north", "east")
     inputs = (InputFile("file", 1000, sites),)
     request = NonFixedRequest((ComponentRequest(2, inputs=inputs),))
