@@ -6,7 +6,7 @@ from importlib import import_module
 from experiments.experiment import Experiment
 from koalapy.model.errors import NotFoundError
 
-MODULES = ("mohamed_2005", "huang_2007", "lerida_2008", "sonmez_2010", "beyond_traces")
+MODULES = ("mohamed_2005", "huang_2007", "lerida_2008", "sonmez_2010", "beyond_traces", "scheduling_with_time")
 """Modules of this package, one for each paper."""
 
 

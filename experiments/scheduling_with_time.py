@@ -1,42 +1,69 @@
 """Compare how long jobs wait with planned starts and without, on workload traces, beyond the papers."""
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import ceil
+from functools import cache
+from math import ceil, exp, log
+from pathlib import Path
 from statistics import fmean
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from experiments.beyond_traces import RULES, OfTraces
-from experiments.experiment import Value
-from experiments.trace_windows import Window, WindowJob
+from experiments.beyond_traces import ALL, RULES, OfTraces
+from experiments.experiment import Cell, Experiment, Result, Row, Value, by
+from experiments.intervals import mean_interval
+from experiments.trace_windows import Window, WindowJob, short
+from experiments.traces import Traces
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import FlexibleRequest
+from koalapy.scheduler.rules import Rules
 from koalapy.simulation.jobs import Outcome, PlannedJob
 from koalapy.simulation.simulation import Simulation
 from koalapy.simulation.site import SimulatedCluster, SimulatedGrid
 
 LOAD = 0.9
+"""The offered load, to which the arrivals of a window are stretched."""
 WIDE = 0.1
-SHORT = 10.0
+"""The part of all jobs that counts as the widest."""
+SHORT_S = 10.0
+"""Run times below count as so long in a bounded slowdown."""
+A_MINUTE = 60.0
+"""Added to each wait, so that windows in which hardly any job waits count little."""
+TODAY = Path(__file__).with_name("scheduling_with_time.json")
+"""Results of the scheduler with aging and starvation guarantee, which did not look at walltimes, and its commit."""
 
 
 class Waiting(OfTraces):
-    name = "scheduling-with-time"
+    """Compare the plan with the scheduler before it, which kept nodes without a time, and with no plan."""
+
+    name = "beyond-traces-waiting"
+    title = "waits with planned starts, without, and with nodes kept without a time, on five traces"
     measure = "wait"
-    title = "how long jobs wait with a plan of starts"
+    measures: ClassVar[Mapping[str, str]] = {"wait": "all", "widest": "widest tenth", "longest": "longest"}
     seeds = 5
     jobs = 500
-    traces = (
+    traces = (  # type: ignore[assignment]
         "KTH-SP2-1996-2.1-cln",
         "CTC-SP2-1996-3.1-cln",
         "SDSC-SP2-1998-4.2-cln",
         "SDSC-BLUE-2000-4.2-cln",
         "HPC2N-2002-2.2-cln",
     )
-    ways = ("today", "scan", "plan")
-    settings = ("exact walltimes", "users' walltimes")
-    rules: ClassVar = {"plan": RULES, "scan": replace(RULES, plan_after=None)}
-    how = ""
+    rules: ClassVar[Mapping[str, Rules]] = {"scan": replace(RULES, plan_after=None), "plan": RULES}
+    ways = ("today", *rules)
+    settings = ("exact walltimes", "users' walltimes", "half without walltime")
+    how = (
+        "Arrivals are stretched to an offered load of 0.9. Jobs go to as few clusters as it takes. `today` is the "
+        "scheduler with aging and starvation guarantee, as measured on its last commit; `scan` keeps no nodes. Users' "
+        "walltimes are those of the trace; half without walltime: every second job has none, the others are exact."
+    )
+
+    def run(self, cell: Cell, traces: Traces) -> Mapping[str, Value]:
+        if cell["way"] == "today":
+            stored = _today()["results"].get(f"{cell['trace']}/{cell.seed}")
+            assert stored is not None, f"no result of seed {cell.seed} was stored: use {self.seeds} seeds at most"
+            return dict(stored)
+        return super().run(cell, traces)
 
     def most_nodes(self, job: WindowJob, clusters: Mapping[str, int], setting: str) -> int:
         return sum(clusters.values())
@@ -46,25 +73,60 @@ class Waiting(OfTraces):
         offered = sum(job.nodes * job.ran for job in of.jobs) / (of.nodes * of.lasts)
 
         def jobs() -> Iterator[PlannedJob]:
-            for job in of.jobs:
-                walltime = float(ceil(job.ran) + 1)
-                if setting == "users' walltimes":
-                    walltime = max(walltime, job.requested)
+            for number, job in enumerate(of.jobs):
                 spec = JobSpec(
-                    FlexibleRequest(job.nodes), ("program",), policy="cluster-minimization", walltime=walltime
+                    FlexibleRequest(job.nodes),
+                    ("program",),
+                    policy="cluster-minimization",
+                    application=f"user-{job.user}",
+                    walltime=_walltime(job, setting, number),
                 )
                 yield PlannedJob(job.at * offered / LOAD, spec, max(1.0, job.ran))
 
         return Simulation(grid, self.rules[way]).run(jobs())
 
     def more(self, outcome: Outcome, clusters: Mapping[str, int]) -> Mapping[str, Value]:
-        widest = sorted(outcome.jobs, key=lambda job: job.planned.spec.request.total_size)[
-            -ceil(len(outcome.jobs) * WIDE) :
-        ]
+        """Return the waits of the widest jobs, the longest wait, and the mean bounded slowdown."""
+        by_width = sorted(outcome.jobs, key=lambda job: job.planned.spec.request.total_size)
         return {
-            "widest": fmean(job.waited for job in widest),
+            "widest": fmean(job.waited for job in by_width[-ceil(len(by_width) * WIDE) :]),
             "longest": max(job.waited for job in outcome.jobs),
             "slowdown": fmean(
-                max(1.0, (job.waited + job.planned.lasts) / max(SHORT, job.planned.lasts)) for job in outcome.jobs
+                max(1.0, (job.waited + job.planned.lasts) / max(SHORT_S, job.planned.lasts)) for job in outcome.jobs
             ),
         }
+
+    def rows(self, results: Sequence[Result]) -> list[Row]:
+        return [
+            Row(f"{short(trace)}, {setting}: {way}, {of}", None, *self._ratio(results, trace, setting, way, measure))
+            for trace in (*self.traces, ALL)
+            for setting in self.settings
+            for way in self.ways[1:]
+            for measure, of in self.measures.items()
+        ]
+
+    def _ratio(
+        self, results: Iterable[Result], trace: str, setting: str, way: str, measure: str = "wait"
+    ) -> tuple[float, float, float]:
+        of = by((one for one in results if one.has(setting=setting) and trace in (ALL, one.cell["trace"])), "way")
+        pairs = zip(of[way,], of[self.ways[0],], strict=True)
+        mean, low, high = mean_interval(
+            [log((one.number(measure) + A_MINUTE) / (other.number(measure) + A_MINUTE)) for one, other in pairs]
+        )
+        return exp(mean), exp(low), exp(high)
+
+
+def _walltime(job: WindowJob, setting: str, number: int) -> float | None:
+    exact = float(ceil(job.ran) + 1)
+    if setting == "half without walltime":
+        return exact if number % 2 else None
+    return max(exact, job.requested) if setting == "users' walltimes" else exact
+
+
+@cache
+def _today() -> dict[str, Any]:
+    stored: dict[str, Any] = json.loads(TODAY.read_text())
+    return stored
+
+
+EXPERIMENTS: tuple[Experiment, ...] = (Waiting(),)

@@ -120,7 +120,7 @@ def test_capacity_equals_largest_placeable_size(
         world.disconnect(disconnected)
     world.settle()
     base = replace(BASE, priority=priority)
-    view = world.queries.view(priority)
+    view = world.queries.grid.view()
     for policy, capacity in capacities(world, base).items():
         assert capacity.component is not None
         assert capacity.component.nodes == largest_placeable(world, base, policy, view, single_component=True), policy
@@ -160,11 +160,7 @@ def test_capacity_grows_at_predicted_end(sizes: list[tuple[str, int, int]]) -> N
                 later_grid.advance(end.at - later_grid.now + 0.5)
                 is_larger = (
                     largest_placeable(
-                        later_grid,
-                        BASE,
-                        policy,
-                        later_grid.queries.view(Priority.LOW),
-                        single_component=single_component,
+                        later_grid, BASE, policy, later_grid.queries.grid.view(), single_component=single_component
                     )
                     > estimate.nodes
                 )

@@ -152,7 +152,7 @@ class Grid(Users, Nodes, Operations):
             if job.state is JobState.QUEUED:
                 assert world.queries.waiting_reason(job)
                 if world.rules.queue == "scan" and job.tasks is None and world.queries.over_limit(job.spec) is None:
-                    view = world.queries.view(job.spec.priority)
+                    view = world.queries.offer(job.spec).view
                     answer = world.queries.evaluate(job.spec, view, world.queries.barred(job))
                     assert isinstance(answer, Refusal), "a job waits though it would be placed"
 

@@ -4,7 +4,6 @@ import pytest
 
 from koalapy.model.cluster import GridView, Link
 from koalapy.model.job import JobId, JobState
-from koalapy.model.job_spec import Priority
 from koalapy.model.request import ComponentRequest, FixedRequest, InputFile, NonFixedRequest
 from koalapy.policies.network import Transfer, estimate_transfer, immovable_reason
 from tests.scheduler.requests import flexible
@@ -73,8 +72,7 @@ def test_waiting_reason_names_missing_rsync() -> None:
     reason = "north has no rsync, by which data would come"
     assert reason in world.queries.waiting_reason(world.job(job))
     assert {
-        r.cluster: r.reason
-        for r in world.queries.policy_calls.reasons(world.job(job).spec, world.queries.view(Priority.LOW))
+        r.cluster: r.reason for r in world.queries.policy_calls.reasons(world.job(job).spec, world.queries.grid.view())
     }["north"] == reason  # type: ignore[arg-type]
     assert "has no rsync" in world.queries.grid["north"].status_text
     set_rsync(world.sites["north"], is_missing=False)

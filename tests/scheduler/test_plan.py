@@ -1,5 +1,8 @@
 """The plan: the job that has waited longest gets a planned start, and others use its nodes only until then."""
 
+from dataclasses import replace
+from math import ceil
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -87,6 +90,55 @@ def test_tries_are_counted_behind_narrower_jobs(queue: str) -> None:
     assert [world.state(job) for job in jobs] == [JobState.FAILED] * 2
 
 
+def test_job_that_ends_before_the_planned_start_uses_its_nodes() -> None:
+    world = World({"north": 4}, PLANNED)
+    world.submit(fixed(north=3), run_time=1000, walltime=1000)
+    wide_job = world.submit(fixed(north=4), walltime=100)
+    world.advance(10)
+    short_job, long_job = (world.submit(flexible(1), run_time=100, walltime=walltime) for walltime in (600, 1000))
+    world.advance(5)
+    assert [world.state(job) for job in (short_job, long_job)] == [JobState.RUNNING, JobState.QUEUED]
+    start = world.queries.planned_start(wide_job)
+    assert start is not None
+    assert start - world.now == pytest.approx(985, abs=15)
+    assert "is planned for" in world.queries.waiting_reason(world.job(wide_job))
+    world.advance(1000)
+    assert world.state(wide_job) is JobState.SUCCEEDED
+
+
+@given(
+    jobs=st.lists(
+        st.tuples(st.integers(1, 7), st.integers(5, 200), st.sampled_from([1.0, 1.0, 3.0]), st.integers(0, 30)),
+        min_size=3,
+        max_size=12,
+    )
+)
+def test_first_planned_start_is_kept_if_walltimes_are_known(jobs: list[tuple[int, int, float, int]]) -> None:
+    """Without local users, failures and priorities; a minute is allowed for claims and reports."""
+    world = World({"north": 4, "south": 3}, PLANNED)
+    promises: dict[int, float] = {}
+
+    def note() -> None:
+        if (planned := world.queries.planned_job) is not None and (at := world.queries.planned_start(planned)):
+            promises.setdefault(planned, at)
+
+    for width, run_time, factor, pause in jobs:
+        world.submit(flexible(width), run_time=run_time, walltime=float(ceil(run_time * factor)) + 1)
+        note()
+        for _ in range(pause // 5 + 1):
+            world.advance(5)
+            note()
+    for _ in range(400):
+        if not world.queries.jobs():
+            break
+        world.advance(10)
+        note()
+    for job, promised in promises.items():
+        started = world.job(job).started_at
+        assert started is not None
+        assert started <= promised + 60, f"job {job} was planned for {promised} and started at {started}"
+
+
 def test_plan_leaves_other_nodes_available() -> None:
     world = World({"north": 4, "south": 4}, PLANNED)
     world.submit(fixed(north=4), run_time=100)
@@ -137,10 +189,13 @@ def test_plan_is_not_made_for_impossible_job() -> None:
 @given(
     widths=st.lists(st.integers(1, 6), min_size=1, max_size=4),
     narrow_jobs=st.lists(st.tuples(st.integers(1, 2), st.integers(5, 40)), min_size=30, max_size=40),
+    default_walltime=st.sampled_from([None, 5.0, 1000.0]),
 )
-def test_plan_starts_each_job_in_bounded_time(widths: list[int], narrow_jobs: list[tuple[int, int]]) -> None:
-    """Each wide job starts within a few job lengths in an endless stream of narrow jobs."""
-    world = World({"north": 4, "south": 3}, PLANNED)
+def test_plan_starts_each_job_in_bounded_time(
+    widths: list[int], narrow_jobs: list[tuple[int, int]], default_walltime: float | None
+) -> None:
+    """Each wide job starts within a few job lengths in an endless stream of narrow jobs, however long they run."""
+    world = World({"north": 4, "south": 3}, replace(PLANNED, default_walltime=default_walltime))
     for size, run_time in narrow_jobs[:6]:
         world.submit(flexible(size), run_time=run_time)
     wide_jobs = [world.submit(flexible(width) if width > 4 else nonfixed(width), run_time=10) for width in widths]
@@ -196,7 +251,7 @@ def test_plan_under_lasting_limit_stays_with_second_job() -> None:
 
 def test_plan_stays_behind_preempted_job_of_equal_shape() -> None:
     """The preempted job has returned to its earlier position."""
-    world = World({"north": 6}, Rules(low_patience=None))
+    world = World({"north": 6}, Rules())
     first = world.submit(fixed(north=4), run_time=100000)
     waiting_job = world.submit(fixed(north=4), run_time=100)
     world.advance(30 * 42)
@@ -214,7 +269,7 @@ def test_plan_stays_behind_preempted_job_of_equal_shape() -> None:
 
 @pytest.mark.parametrize("priority", Priority)
 def test_re_placement_of_low_component_avoids_planned_nodes(priority: Priority) -> None:
-    rules = Rules(low_patience=None, preemption="never")
+    rules = Rules(preemption="never")
     world = World({"north": 4, "south": 4}, rules, links={("north", "south"): Link(0.001, 100.0)})
     world.submit(fixed(north=2), run_time=300)
     waiting_job = world.submit(fixed(north=4))

@@ -410,7 +410,7 @@ def test_missing_files_are_forgotten_unless_requested() -> None:
     job = world.submit(fixed(InputFile("wanted", 1600, ("files",)), north=2))
     for number in range(2 * MAX_MISSING_FILES):
         world.step([ReplicasChanged(f"f{number}", ())])
-    replicas = world.queries.view(Priority.LOW).replicas
+    replicas = world.queries.grid.view().replicas
     assert len(replicas) <= 2 + MAX_MISSING_FILES + 1
     assert (replicas["wanted"], replicas["kept"]) == ((), ("files",))
     assert world.state(job) is JobState.QUEUED
@@ -418,4 +418,4 @@ def test_missing_files_are_forgotten_unless_requested() -> None:
     world.cancel(job)
     for number in range(2 * MAX_MISSING_FILES):
         world.step([ReplicasChanged(f"f{number}", ())])
-    assert "wanted" not in world.queries.view(Priority.LOW).replicas
+    assert "wanted" not in world.queries.grid.view().replicas

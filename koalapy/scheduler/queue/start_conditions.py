@@ -1,7 +1,7 @@
 """Defer queued jobs until other jobs have ended and their begin has come, and fail those that can no longer start.
 
 A deferred job is queued, but outside its placement queue. It enters the queue like a new job, and what it waited before
-does not count for the starvation guarantee.
+does not count.
 """
 
 from collections import defaultdict
