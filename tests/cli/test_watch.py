@@ -190,15 +190,6 @@ def test_watch_without_daemon_exits_with_5(tmp_path: Path) -> None:
     assert (result.returncode, result.stdout) == (5, "")
 
 
-@pytest.mark.parametrize(
-    "arguments", [("queue", "--json"), ("queue", "-o", "json"), ("queue", "-q"), ("clusters", "--json")]
-)
-def test_watch_with_json_or_quiet_is_rejected(koala: Koala, arguments: tuple[str, ...]) -> None:
-    result = koala(*arguments, "--watch")
-    assert (result.code, result.out) == (2, "")
-    assert "and --watch cannot be given together" in result.err
-
-
 def test_fit_lines_counts_omitted_lines() -> None:
     assert fit_lines(["one", "two", "three"], 80, 2) == ["one", "and 2 more lines"]
     assert fit_lines(["one", "two"], 2, 9) == ["o~", "t~"]
