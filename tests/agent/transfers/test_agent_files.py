@@ -13,6 +13,7 @@ import pytest
 
 from koalapy.agent.transfers import pull
 from tests.agent.conftest import FakeDaemon, Site
+from tests.agent.lrm.conftest import stop_locald
 from tests.agent.test_agent import AGENT_PROGRAM
 from tests.agent.transfers.conftest import Gate, measure_path, needs_rsync
 from tests.agent.transfers.fake_daemon_files import FakeDaemonFiles
@@ -188,7 +189,7 @@ async def test_killed_agent_resumes_transfers(tmp_path: Path, other_site: Site, 
         gate.open.set()
         gate.close()
         await site.stop()
-        site.cluster.stop()
+        stop_locald(site.cluster)
 
 
 @needs_rsync
