@@ -17,6 +17,7 @@ from koalapy.relay.tls_side import TlsSide, connect_head, connect_tls
 from koalapy.runner.connections import (
     Credentials,
     LineConnection,
+    Loop,
     ParentLink,
     Refused,
     Side,
@@ -25,7 +26,6 @@ from koalapy.runner.connections import (
     get_text,
     parse_line,
 )
-from koalapy.runner.link import Loop
 from koalapy.runner.relay_protocol import (
     MAX_NODES,
     check_seal,

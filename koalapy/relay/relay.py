@@ -16,13 +16,13 @@ from koalapy.runner.connections import (
     ControlChannel,
     Credentials,
     LineConnection,
+    Loop,
     Refused,
     Side,
     challenge_child,
     get_text,
     parse_line,
 )
-from koalapy.runner.link import Loop
 from koalapy.runner.relay_protocol import get_stream
 from koalapy.runner.relay_streams import Pair, PipePool
 

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from koalapy.relay.attempts import Limits
-from koalapy.runner.connections import MAX_FIRST_LINE, LineConnection, LineTooLong, Refused, Side, reset_socket
-from koalapy.runner.link import Loop
+from koalapy.runner.connections import MAX_FIRST_LINE, LineConnection, LineTooLong, Loop, Refused, Side, reset_socket
 from koalapy.runner.relay_streams import Listener, PipePool, open_listener
 
 BACKLOG = 4096

@@ -8,9 +8,9 @@ import signal
 import socket
 from collections.abc import Callable
 
+from koalapy.runner.connections import Loop
 from koalapy.runner.containers import SeriesCheck, find_container
 from koalapy.runner.exec_guard import SCRIPT_VARIABLE, ExecGuard
-from koalapy.runner.link import Loop
 from koalapy.runner.networks import own_networks
 from koalapy.runner.output_streams import OutputFilter, TagReader
 from koalapy.runner.parameters import (
@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
     from typing import Any
 
-    from koalapy.runner.output_streams import RankedBytes
-    from koalapy.runner.plan import Node
+    from koalapy.runner.plan import Node, RankedBytes
 
 LAUNCH_SHELL, LAUNCH_SCRIPT = "/bin/sh", "koala-launch"
 LAUNCH_AGENT = """\

@@ -7,17 +7,17 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Callable
+from itertools import islice, product
 
-from koalapy.runner.connections import LineConnection, LineTooLong, connect_side, describe_error
-from koalapy.runner.link import Loop
-from koalapy.runner.networks import is_ipv4, other_routes, own_choices, own_networks
+from koalapy.runner.connections import LineConnection, LineTooLong, Loop, connect_side, describe_error
+from koalapy.runner.networks import is_ipv4, own_networks
 from koalapy.runner.parameters import rank_ports
 from koalapy.runner.plan import PLAIN, Plan
 from koalapy.runner.settings import Failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from typing import Any
 
     from koalapy.runner.plan import Node
@@ -29,6 +29,8 @@ RETRY_INTERVAL, RETRY_TIME = 0.3, 10.0
 """Seconds between two probes through relays, and in which head and hub must know the job."""
 REPLY_TIMEOUT = 15.0
 """Seconds to wait for the reply of a node that was reached, which may be busy or stopped for a while."""
+MAX_ROUTES = 6
+"""Routes to try if nodes do not reach each other; each takes seconds to fail."""
 MAX_CONCURRENT_PROBES = 128
 """Connections to try at the same time; each needs an open file."""
 MAX_REPLY_SIZE = 128
@@ -320,6 +322,45 @@ class Prober:
         report = {"op": "reached", "index": self._plan.index, "way": self.route}
         self._result = {**report, "failures": sorted(failures.items())}
         self._send(self._result)
+
+
+def own_choices(plan: Plan, environment: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return (network, address) of all addresses that this node may use for the job.
+
+    There is no choice if the cluster configures an interface, in a job of one cluster, and on loopback.
+    """
+    host = plan.me["host"]
+    if environment.get("KOALA_MPI_INTERFACE") or host.startswith("127.") or not plan.spans_clusters:
+        return []
+    return own_networks()
+
+
+def other_routes(plan: Plan, choices: Mapping[int, Sequence[Sequence[str]]]) -> list[tuple[list[str], list[str]]]:
+    """Return routes other than the plan's, as (networks, addresses of all nodes), at most ``MAX_ROUTES``.
+
+    All nodes of a cluster use one network. ``choices``: (network, address) pairs of each node. Routes by a network that
+    all clusters have come first.
+    """
+    clusters: dict[str, list[int]] = {}
+    for index, node in enumerate(plan.nodes):
+        clusters.setdefault(node["cluster"], []).append(index)
+    by_node = {index: {pair[0]: pair[1] for pair in pairs} for index, pairs in choices.items()}
+    common = {
+        cluster: [n for n in by_node[nodes[0]] if all(n in by_node[index] for index in nodes)] or [""]
+        for cluster, nodes in clusters.items()
+    }
+    routes = sorted(product(*common.values()), key=lambda networks: len({*networks}))
+    candidates = (_route(plan, dict(zip(clusters, networks)), by_node) for networks in routes)
+    current = [node["host"] for node in plan.nodes]
+    return list(islice((route for route in candidates if route[1] != current), MAX_ROUTES))
+
+
+def _route(
+    plan: Plan, networks: Mapping[str, str], by_node: Mapping[int, Mapping[str, str]]
+) -> tuple[list[str], list[str]]:
+    """Return the networks of a route and its hosts: nodes of clusters without a choice keep their addresses."""
+    hosts = [by_node[index].get(networks[node["cluster"]], node["host"]) for index, node in enumerate(plan.nodes)]
+    return sorted({*networks.values()} - {""}), hosts
 
 
 class Preflight:

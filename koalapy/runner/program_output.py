@@ -5,27 +5,22 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 from collections.abc import Callable, Iterator
 
 from koalapy.runner.output_streams import LineLabels, mark_stream
+from koalapy.runner.plan import FILE_PATTERN, has_file_per_rank
 from koalapy.runner.session import FILE_TAG_LENGTH, open_file, seal_file
 from koalapy.runner.settings import Failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from koalapy.runner.link import Loop
+    from koalapy.runner.connections import Loop
     from koalapy.runner.plan import Plan, Role
 
 MAX_OPEN_FILES = 64
 """Files of ranks that stay open at a time."""
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 """Follow no link that another account may have made there, and wait for no reader of a named pipe."""
-_PATTERN = re.compile("%([r%])")
-
-
-def has_file_per_rank(name: str) -> bool:
-    return "r" in _PATTERN.findall(name)
 
 
 class OutputFile:
@@ -39,7 +34,7 @@ class OutputFile:
         self._failed = False
 
     def path(self, rank: int | None) -> str:
-        return _PATTERN.sub(lambda match: str(rank) if match[1] == "r" else "%", self._name)
+        return FILE_PATTERN.sub(lambda match: str(rank) if match[1] == "r" else "%", self._name)
 
     def open(self, rank: int | None) -> None:
         """Open the file, that of a rank if it has one for each. Raise ``Failure`` if that is not possible."""

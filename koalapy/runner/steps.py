@@ -12,8 +12,8 @@ import struct
 from collections.abc import Callable
 from traceback import print_exc
 
+from koalapy.runner.connections import Loop
 from koalapy.runner.folders import remove_tree, short_socket_path
-from koalapy.runner.link import Loop
 from koalapy.runner.openmpi import RESEND_INTERVAL, Follower, Head
 from koalapy.runner.parameters import MAX_STEPS
 from koalapy.runner.plan import Plan, Role

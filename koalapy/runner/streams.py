@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from koalapy.runner.link import Loop
+    from koalapy.runner.connections import Loop
 
 STREAM_WINDOW = 256 * 1024
 """Bytes of a stream that may be under way in one direction."""

@@ -12,7 +12,7 @@ import pytest
 from koalapy.agent.lrm.local.jobs import JobTable, Journal
 from koalapy.agent.lrm.local.locald import Server
 from koalapy.agent.lrm.local.runs import Runs, Timers
-from koalapy.runner.link import Loop
+from koalapy.runner.connections import Loop
 
 TimerCalls = tuple[Callable[[str, float, Callable[[], None]], None], Callable[[str], None], Callable[[], None]]
 """Functions that set a timer, cancel it and run due timers."""
