@@ -48,11 +48,6 @@ exit "$code"
 """
 
 
-def is_launch_agent(command: list[str]) -> bool:
-    """Return whether a command line is that of our launch agent, of any job."""
-    return command[:1] == [LAUNCH_SHELL] and command[1:2] != [] and command[1].endswith(f"/{LAUNCH_SCRIPT}")
-
-
 class LaunchRequests:
     """The pipes by which launch agents pass (host, command) to the runner and wait for the result.
 
@@ -157,9 +152,10 @@ def make_guard(
 
 
 def is_open_mpis(pid: int) -> bool:
-    """Return whether a process belongs to Open MPI: mpirun, an MPI daemon or a launch agent."""
+    """Return whether a process belongs to Open MPI: mpirun, an MPI daemon or our launch agent, of any job."""
     name, *arguments = command_of(pid) or [""]
-    return name in STARTER_NAMES or is_launch_agent(arguments)
+    is_agent = arguments[:1] == [LAUNCH_SHELL] and "".join(arguments[1:2]).endswith(f"/{LAUNCH_SCRIPT}")
+    return name in STARTER_NAMES or is_agent
 
 
 def describe_end(code: int) -> str:

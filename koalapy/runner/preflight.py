@@ -39,12 +39,6 @@ MAX_PEERS = 256
 """Connections of one listener. A node that probes closes its own after the reply, so the oldest is closed first."""
 
 
-def socket_for(host: str) -> socket.socket:
-    connection = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    connection.setblocking(False)
-    return connection
-
-
 class ProbeListener:
     """A port of this node that answers each connection with its nonce, a random text, and the address of the client."""
 
@@ -53,7 +47,8 @@ class ProbeListener:
     ) -> None:
         """Listen on the first free port; ``ports``: the first and last to try. Raise ``Failure``."""
         self._loop, self._max_peers = loop, max_peers
-        self._listener = socket_for(host)
+        self._listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+        self._listener.setblocking(False)
         self._peers: dict[int, socket.socket] = {}
         self.nonce = os.urandom(8).hex()
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -559,7 +554,9 @@ class Preflight:
 
     def _record_first_failure(self, failed: list[tuple[int, int, str]]) -> None:
         """Set the error message and the node that reports it, from the first route, whose addresses users know."""
-        faulty_cluster = self._find_faulty_cluster([(i, j) for i, j, _ in failed])
+        # That with most failed pairs; in a tie not the head node's, which has most nodes.
+        counts = Counter(self._cluster_of(index) for source, target, _ in failed for index in (source, target))
+        faulty_cluster = max(counts, key=lambda c: (counts[c], c != self._plan.head["cluster"]))
         faulty = {i for i, n in enumerate(self._plan.nodes) if n["cluster"] == faulty_cluster}
         source, target, reason = min(failed, key=lambda f: (f[1] not in faulty, f[0] not in faulty))
         node, port, links = self._plan.nodes[target], self._ready[target]["port"], self._plan.relayed
@@ -597,13 +594,6 @@ class Preflight:
         for index, node in enumerate(self._plan.nodes):
             if index not in self._ready and index != self._plan.index:
                 self._runner.relay(node["token"], node["node"], move)
-
-    def _find_faulty_cluster(self, pairs: list[tuple[int, int]]) -> str:
-        """Return the cluster with most failed pairs; in a tie not the head node's, which has most nodes."""
-        counts: Counter[str] = Counter()
-        for pair in pairs:
-            counts.update(self._cluster_of(i) for i in pair)
-        return max(counts, key=lambda c: (counts[c], c != self._plan.head["cluster"]))
 
     def _report_error(self, index: int, error: str) -> None:
         """Let a node of the faulty cluster report the error, since errors count against the reporting cluster."""

@@ -192,9 +192,9 @@ FILE_SIZE = 1024 * 1024
 class Output:
     """The program's output from the first byte that the agent has not acknowledged."""
 
-    def __init__(self, path: str, secret: bytes) -> None:
+    def __init__(self, path: str, secret: bytes, file_size: int = FILE_SIZE) -> None:
         """``path``: that of files for output that could not be sent. ``secret`` authenticates them."""
-        self._path, self._secret = path, secret
+        self._path, self._secret, self._file_size = path, secret, file_size
         self.start = self.sent = 0
         self._kept = bytearray()
         self._saved: list[str] = []
@@ -214,9 +214,9 @@ class Output:
 
     def save(self) -> None:
         """Write unacknowledged output to files ``PATH.OFFSET``, as far as the disk has space."""
-        for begin in range(0, len(self._kept), FILE_SIZE):
+        for begin in range(0, len(self._kept), self._file_size):
             path = f"{self._path}.{self.start + begin}"
-            data = seal_file(self._secret, os.path.basename(path), self._kept[begin : begin + FILE_SIZE])
+            data = seal_file(self._secret, os.path.basename(path), self._kept[begin : begin + self._file_size])
             try:
                 replace_file(path, data, sync=False)
             except OSError:

@@ -407,20 +407,16 @@ class Runner:
         elif kind == "refused" and self._phase == "waiting":
             self._status = 1  # another runner serves this node: do not touch its files
         elif kind == "refused":
-            self._stop_rejected()
+            self._delivery_timeout = 0.0
+            self._stop_now()
+            if self._phase == "ended":
+                self._give_up()
         elif kind == "relay_lost":
             self._lose_relay(str(message["why"]))
         elif kind == "stop":
             self._stop_program(message)
         elif kind == "exit_ack" and self._phase == "ended":
             self._status = 0
-
-    def _stop_rejected(self) -> None:
-        """End the program without waiting for delivery, since the agent rejects this runner."""
-        self._delivery_timeout = 0.0
-        self._stop_now()
-        if self._phase == "ended":
-            self._give_up()
 
     def _release_output(self, offset: int) -> None:
         """Discard output before ``offset``, which the agent has stored, then read and send more."""
