@@ -60,7 +60,7 @@ class StoredArchives(ABC, Generic[Key]):
     ) -> Removal[Key]:
         """Remove unneeded archives from before ``horizon``, the oldest first, until ``enough`` bytes are removed.
 
-        ``enough`` None: all. ``scope``: only those that belong to nobody else. Called with ``_changing`` held.
+        ``enough`` None: all. ``scope``: only those of owners in it. Called with ``_changing`` held.
         """
 
     @asynccontextmanager
