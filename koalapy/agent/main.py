@@ -141,8 +141,6 @@ def _settings_of_agent(
         stage_directory=Path(section.stage_directory) if section.stage_directory else directory / "stages",
         transfer_address=transfer_address,
         disks=settings.disks,
-        encrypt_transfers=settings.encrypt_transfers,
-        encrypted_links=settings.encrypted_links(cluster),
         **site_settings,
     )
 
