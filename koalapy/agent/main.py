@@ -88,7 +88,7 @@ def start_agent(
         finally:
             # The resource manager holds the key that verifies the files of components.
             if embedded and isinstance(lrm, LocalLrm) and not any(Spool(agent_settings.directory).load_folders()):
-                lrm.cluster.stop(if_idle=True)
+                lrm.cluster.stop_if_unused()
 
 
 def make_lrm(settings: AgentSettings) -> Lrm:

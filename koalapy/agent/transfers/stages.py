@@ -316,6 +316,7 @@ class FileService:
         timeouts: AgentTimeouts = DEFAULT_TIMEOUTS,
     ) -> None:
         self._exports, self._reporter = exports, reporter
+        reporter.on_ended.append(self.on_component_ended)
         daemon_files = DaemonFiles(settings.url, settings.cluster, settings.token, settings.trust)
         means = TransferTools(
             cluster=settings.cluster,

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.agent.conftest import FakeDaemon, Site
+from tests.agent.lrm.conftest import stop_locald
 from tests.agent.test_agent import AGENT_PROGRAM
 from tests.agent.transfers.conftest import Gate, find_rsyncs, measure_path, needs_rsync
 from tests.agent.transfers.fake_daemon_files import FakeDaemonFiles
@@ -187,7 +188,7 @@ async def test_killed_agent_resumes_transfers(tmp_path: Path, other_site: Site, 
         gate.open.set()
         gate.close()
         await site.stop()
-        site.cluster.stop()
+        stop_locald(site.cluster)
 
 
 @needs_rsync
