@@ -42,9 +42,12 @@ from koalapy.agent.lrm.local.processes import (
 )
 from koalapy.agent.lrm.local.runs import Runs
 from koalapy.agent.lrm.local.spawn import Preloaded, Spawner
+<<<<<<< HEAD
 from koalapy.runner.connections import LineConnection, Side
+=======
+from koalapy.runner.connections import Loop
+>>>>>>> next
 from koalapy.runner.folders import short_socket_path
-from koalapy.runner.link import Loop
 from koalapy.system.process import forbid_dumps, get_peer
 
 RUNNER_GRACE_S = 3.0
