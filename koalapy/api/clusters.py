@@ -23,8 +23,8 @@ from koalapy.model.identity import Identity, Role
 from koalapy.model.job import FINAL_STATES
 from koalapy.model.job_spec import MAX_DURATION, Priority
 from koalapy.model.reports import MAX_LISTED_NODES, LrmOperation
-from koalapy.ports import ClusterRecord, MeanTimes
 from koalapy.scheduler.queries import Queries
+from koalapy.store.records import ClusterRecord, MeanTimes
 
 MIN_SPAN_S = 0.001
 """Minimum span in seconds. Start and end of a shorter one may be equal, given the resolution of clocks."""

@@ -26,7 +26,7 @@ from koalapy.daemon.observability.audit import describe_request
 from koalapy.model.errors import NotFoundError, ProblemCode
 from koalapy.model.replica import Replica
 from koalapy.model.request import Bundle
-from koalapy.ports import StoredResult
+from koalapy.store.records import StoredResult
 
 TAR = "application/x-tar"
 MAX_OFFSET = 2**53

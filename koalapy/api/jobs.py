@@ -40,7 +40,7 @@ from koalapy.model.job import FINAL_STATES, JobState
 from koalapy.model.job_search import JobSort
 from koalapy.model.job_spec import Priority
 from koalapy.model.times import MAX_PAST_TIME_LENGTH, PAST_TIME_EXAMPLES, format_exact_time, parse_moment
-from koalapy.ports import JobFilter
+from koalapy.store.records import JobFilter
 from koalapy.validation.permissions import may_see_all_of
 
 MAX_WAIT_S = 60.0

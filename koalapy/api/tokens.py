@@ -18,7 +18,7 @@ from koalapy.daemon.jobs.quota import LimitsInUse, ScopeInUse
 from koalapy.daemon.observability.audit import describe_request
 from koalapy.model.errors import ConflictError, ForbiddenError
 from koalapy.model.identity import Identity, Role
-from koalapy.ports import StoredToken
+from koalapy.store.records import StoredToken
 
 USER_PATTERN = r"^[A-Za-z0-9_.+@-]+$"
 MAX_TOKENS = 1000

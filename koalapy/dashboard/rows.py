@@ -23,10 +23,10 @@ from koalapy.model.job_search import format_term
 from koalapy.model.reports import LrmCalls, LrmOperation
 from koalapy.model.request import ClusterName, FixedRequest
 from koalapy.model.wording import shorten
-from koalapy.ports import ClusterRecord
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.grid import GridStatus
 from koalapy.scheduler.queries import Queries
+from koalapy.store.records import ClusterRecord
 from koalapy.system.event_loop import iterate_in_slices
 from koalapy.validation.permissions import may_see_all_of
 

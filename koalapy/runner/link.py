@@ -74,6 +74,9 @@ class Loop:
         """Call ``callback`` once, after some seconds. An alarm of the same name is replaced."""
         self._alarms[name] = (self.time() + seconds, callback)
 
+    def has_alarm(self, name: str) -> bool:
+        return name in self._alarms
+
     def cancel_alarm(self, name: str) -> None:
         self._alarms.pop(name, None)
 

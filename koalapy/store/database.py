@@ -326,6 +326,13 @@ class Database:
         return self.lease.writing()
 
 
+class DatabaseStore:
+    """Some tables of a database. Calls block; writing raises the errors of ``Database``."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+
 class Insertion:
     """A compiled statement that inserts rows with certain columns into a table.
 

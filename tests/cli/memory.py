@@ -20,7 +20,7 @@ from koalapy.model.job_spec import JobSpec, OutputStream, Priority
 from koalapy.model.placement import Explanation
 from koalapy.model.request import ClusterName
 from koalapy.policies.registry import builtin_policies
-from koalapy.ports import ClusterRecord, JobFilter, MeanTimes, Usage
+from koalapy.store.records import ClusterRecord, JobFilter, MeanTimes, Usage
 from koalapy.validation.limits import ClusterLimits, Limits
 from koalapy.validation.permissions import SubmissionRules, check_job_access
 from koalapy.validation.submission import check_submission

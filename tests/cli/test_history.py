@@ -14,8 +14,8 @@ from koalapy.daemon.jobs.history import History
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import FlexibleRequest
-from koalapy.ports import Batch
 from koalapy.store.opening import Stores
+from koalapy.store.records import Batch
 from tests.cli.conftest import Koala, Server
 from tests.memory_stores import memory_stores
 

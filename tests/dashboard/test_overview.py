@@ -15,7 +15,7 @@ from koalapy.dashboard.timeline import Phase, Timeline, TimelineBar, TimelineLan
 from koalapy.model.history import LOAD_KEPT_S, LOAD_SLOT_S, LoadPeriod, Sample
 from koalapy.model.reports import ClusterReport
 from koalapy.store.database import Database
-from koalapy.store.service_tables import SqlSamples
+from koalapy.store.service_tables import SampleStore
 from tests.daemon_in_process import ServedDaemon
 from tests.dashboard.people import Person, create_token
 from tests.dashboard.scenes import SCENES, Scene, serve_scene
@@ -148,7 +148,7 @@ async def test_local_load_has_gap_while_agent_is_away(tmp_path: Path) -> None:
     for cluster in grid.clusters():
         cluster.nodes, cluster.state = SimpleNamespace(used=0), None
     engine: Any = SimpleNamespace(queries=SimpleNamespace(grid=grid), stored_queued=0, subscribe=lambda _: None)
-    store = SqlSamples(Database(open_database(tmp_path / "koala.db")))
+    store = SampleStore(Database(open_database(tmp_path / "koala.db")))
     samples = Samples(engine, store, lambda: now[0])
     for minute in range(60):
         south.is_current = not 20 <= minute < 40

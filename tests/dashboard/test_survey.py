@@ -16,8 +16,8 @@ from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.reports import ClusterReport, LrmCalls, LrmOperation
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest
-from koalapy.ports import ClusterRecord
 from koalapy.scheduler.effects import AttemptFailure, ClaimFailure
+from koalapy.store.records import ClusterRecord
 
 QUEUED_JOB = Job(1, JobSpec(FlexibleRequest(4), owner="alice"), 20.0)
 

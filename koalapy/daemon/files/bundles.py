@@ -22,7 +22,8 @@ from koalapy.model.errors import FullError, NotFoundError, ProblemCode, UsageErr
 from koalapy.model.identity import Identity, Role
 from koalapy.model.limits import Limits, Scope
 from koalapy.model.wording import escape_surrogates, is_utf8
-from koalapy.ports import FileStore, StoredBundle
+from koalapy.store.records import StoredBundle
+from koalapy.store.service_tables import FileStore
 
 RETENTION = 86400.0
 """Seconds for which a bundle is kept after its last use, if no unfinished job needs it."""

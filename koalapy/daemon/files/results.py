@@ -30,8 +30,9 @@ from koalapy.model.job_spec import JobSpec
 from koalapy.model.limits import Limits, Scope
 from koalapy.model.request import ClusterName
 from koalapy.model.wording import format_list
-from koalapy.ports import FileStore, StoredResult
 from koalapy.runner.result_archive import Patterns
+from koalapy.store.records import StoredResult
+from koalapy.store.service_tables import FileStore
 from koalapy.validation.inputs import check_result_inputs
 from koalapy.validation.permissions import may_see_all_of
 

@@ -35,7 +35,6 @@ from koalapy.model.notification import AllowedRecipients
 from koalapy.model.placement import Explanation
 from koalapy.model.request import ClusterName
 from koalapy.policies.registry import DEFAULTS
-from koalapy.ports import ClusterRecord, JobFilter, Store
 from koalapy.scheduler.events import (
     ClusterCleared,
     ClusterDrained,
@@ -49,6 +48,8 @@ from koalapy.scheduler.events import (
 )
 from koalapy.scheduler.explain.explain import explain, explain_submission
 from koalapy.scheduler.queries import Queries
+from koalapy.store.records import ClusterRecord, JobFilter
+from koalapy.store.sql import JobStore
 from koalapy.system.event_loop import iterate_in_slices
 from koalapy.validation.limits import Limits
 from koalapy.validation.permissions import (
@@ -91,7 +92,7 @@ class Jobs:
         self,
         engine: Engine,
         queries: Queries,
-        store: Store,
+        store: JobStore,
         outputs: Outputs,
         next_number: JobId,
         describe: Callable[[str], ClusterRecord],

@@ -23,9 +23,10 @@ from koalapy.model.errors import ConflictError, KoalaError, ProblemCode, naming_
 from koalapy.model.identity import Identity
 from koalapy.model.job import END_TEXTS, Job, JobId, JobState, new_job
 from koalapy.model.job_spec import JobSpec
-from koalapy.ports import Store, Submitted
 from koalapy.scheduler.events import Event, JobSubmitted
 from koalapy.scheduler.queries import Queries
+from koalapy.store.records import Submitted
+from koalapy.store.sql import JobStore
 from koalapy.validation.permissions import may_see_all_of
 from koalapy.validation.request import with_all_indices
 from koalapy.validation.submission import hash_batch, hash_key, hash_spec
@@ -185,7 +186,7 @@ def _jobs_of(clauses: Iterable[Clause]) -> list[JobId]:
 class IdempotencyKeys:
     """The submissions of idempotency keys. One query runs at a time; the next looks up all keys requested meanwhile."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: JobStore) -> None:
         self._store = store
         self._turn = asyncio.Lock()
         self._next: tuple[set[str], asyncio.Task[Mapping[str, Submitted]]] | None = None
@@ -226,7 +227,7 @@ class Submissions:
     An error in a batch names the job, such as ``jobs[3].command``.
     """
 
-    def __init__(self, jobs: "Jobs", engine: Engine, queries: Queries, store: Store) -> None:
+    def __init__(self, jobs: "Jobs", engine: Engine, queries: Queries, store: JobStore) -> None:
         self._jobs, self._engine, self._queries, self._keys = jobs, engine, queries, IdempotencyKeys(store)
         self._submitting: set[asyncio.Task[tuple[Sequence[JobId], bool]]] = set()
 

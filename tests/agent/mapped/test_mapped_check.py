@@ -12,6 +12,7 @@ from koalapy.agent.core.settings import RUNNER, AgentSettings
 from koalapy.agent.lrm.local.adapter import LocalLrm
 from koalapy.agent.lrm.local.cluster import LocalCluster
 from koalapy.agent.lrm.port import Finding
+from tests.agent.lrm.conftest import stop_locald
 
 from .conftest import HostAccounts, make_folders, make_mapped_settings
 
@@ -102,4 +103,4 @@ async def test_check_runner_runs_a_job_of_the_account(
         assert "runs as uid 99" in await describe_wrong_account(trial, folders, "alice")
     finally:
         await lrm.close()
-        cluster.stop()
+        stop_locald(cluster)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from koalapy.agent.components.job_folders import JobFolders
 from koalapy.agent.core.settings import AgentSettings, SiteSettings
-from koalapy.agent.lrm.drmaa.control import NO_SUCH_JOB, DrmaaAccounts, DrmaaControl, Unanswered, drmaa_control
+from koalapy.agent.lrm.drmaa.control import NO_SUCH_JOB, DrmaaControl, Unanswered, drmaa_control
 from koalapy.agent.lrm.port import (
     DrmaaEnding,
     Finding,
@@ -158,7 +158,7 @@ class DrmaaLrm(PolledLrm):
     def __init__(
         self,
         settings: SiteSettings,
-        control: DrmaaControl | DrmaaAccounts,
+        control: DrmaaControl,
         directory: Path,
         folders: JobFolders | None = None,
         clock: Clock = SYSTEM_CLOCK,

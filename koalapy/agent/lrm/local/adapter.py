@@ -317,7 +317,7 @@ class LocalLrm:
                 await link.request("watch")
                 on_failure.pop_all()
                 return link
-            if (await link.request("shutdown", if_idle=True, if_alone=True))["shutdown"]:
+            if (await link.request("shutdown"))["shutdown"]:
                 raise SiteUnavailable(
                     f"cluster {self.cluster.name}: a locald with earlier "
                     "settings is still ending; try again in some seconds"

@@ -46,7 +46,6 @@ from koalapy.agent.lrm.sge.answers import (
     SUSPENDED,
     UNREACHABLE,
     AccountingRecord,
-    HostProperties,
     Listing,
     NodeState,
     QueueInstance,
@@ -122,7 +121,7 @@ class SgeLrm(PolledLrm):
         self._layout: Layout | None = None
         self._groups = NO_GROUPS
         self._layout_read_at = 0.0
-        self._gpus: dict[str, int] = {}
+        self._gpus: dict[str, tuple[Gpus, ...]] = {}
         """The most free GPUs of each host so far."""
         self._has_listed = False
 
@@ -252,28 +251,20 @@ class SgeLrm(PolledLrm):
             settings = self._settings
             self._layout = await read_layout(self._commands, settings.parallel_environment, settings.queue)
             self._layout_read_at = now
-            hosts: dict[str, HostProperties] = {}
+            hosts: dict[str, KnownNode] = {}
             with contextlib.suppress(SiteError):  # then they are unknown
                 hosts = read_hosts((await self._commands.run_checked("qhost", "-F", "-xml")).output)
-            nodes = [
-                self._known_node(host, hosts.get(short_name(host), HostProperties()))
-                for host in sorted(self._layout.hosts)
-            ]
+            nodes = []
+            for host in sorted(self._layout.hosts):
+                known = hosts.get(short_name(host), KnownNode(host))
+                # Grid Engine reports those GPUs that are free: the most seen so far count.
+                self._gpus[host] = max(
+                    self._gpus.get(host, ()), known.gpus, key=lambda gpus: sum(e.count for e in gpus)
+                )
+                queues = frozenset(queue for queue, other in self._layout.instances if other == host)
+                nodes.append(replace(known, name=host, gpus=self._gpus[host], partitions=queues))
             self._groups = group_nodes(nodes, settings.node_classes)
         return self._layout
-
-    def _known_node(self, host: str, properties: HostProperties) -> KnownNode:
-        """Return what a host has. Of its GPUs, Grid Engine reports those that are free: the most seen so far count."""
-        assert self._layout is not None
-        self._gpus[host] = max(properties.gpus, self._gpus.get(host, 0))
-        return KnownNode(
-            host,
-            properties.memory,
-            properties.features,
-            cores=properties.cores,
-            gpus=(Gpus(self._gpus[host]),) if self._gpus[host] else (),
-            partitions=frozenset(queue for queue, other in self._layout.instances if other == host),
-        )
 
     async def _list_jobs(self, states: str) -> Sequence[SgeJob]:
         answer = await self._commands.run_checked("qstat", "-s", states, "-u", self._users, "-xml")
