@@ -282,8 +282,8 @@ def forecasts_router(service: Forecasts, jobs: Jobs) -> APIRouter:
     async def foretell_submission(submission: JobSubmission, caller: Caller, wait: Wait = 10.0) -> Any:
         """Predict when a job would start if it were submitted now: at once, or as simulated within the waiting time.
         Nothing is stored."""
-        spec = await jobs.complete_spec(submission.to_model(), caller)
-        awaits = await jobs.find_unmet_dependencies(spec, caller)
+        spec = await jobs.submissions.complete_spec(submission.to_model(), caller)
+        awaits = await jobs.submissions.find_unmet_dependencies(spec, caller)
         return _if_submitted_view(await service.forecast_submission(spec, wait, awaits))
 
     @router.get("/jobs/{job}/forecast", response_model=JobForecastView)

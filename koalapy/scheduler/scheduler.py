@@ -29,9 +29,8 @@ from koalapy.scheduler.ledger import live
 from koalapy.scheduler.queries import Queries
 from koalapy.scheduler.queue.candidates import Budget, Candidates, Clock, Offers, WaitingReasons
 from koalapy.scheduler.queue.eligibility import Eligibility
-from koalapy.scheduler.queue.node_matching import NodeMatching
 from koalapy.scheduler.queue.placement_queues import PlacementQueues
-from koalapy.scheduler.queue.policy_calls import PolicyEvaluator
+from koalapy.scheduler.queue.questions import PolicyQuestions
 from koalapy.scheduler.queue.start_conditions import StartConditions
 from koalapy.scheduler.state import SchedulerState
 
@@ -53,14 +52,14 @@ class Scheduler:
         eligibility = Eligibility(profiles, state.accounts, state.sharing)
         self._queues = queues = PlacementQueues(state, eligibility)
         knowledge = KnowledgeBuilder(state, queues)
-        policies = PolicyEvaluator(state, NodeMatching(eligibility), queues, knowledge)
+        questions = PolicyQuestions(state, eligibility, queues, knowledge)
         self._health = health = ClusterHealth(state)
         self._link_paths = link_paths = LinkPaths(state)
         self._attempts = attempts = Attempts(state, health, queues)
         self._arrays = arrays = Arrays(state, attempts, queues)
         self._conditions = conditions = StartConditions(state, queues, arrays.give_up)
-        self._claiming = claiming = Claiming(state, attempts, queues, eligibility, policies, nonces)
-        self._failures = failures = Failures(state, attempts, claiming, health, queues, policies, arrays, link_paths)
+        self._claiming = claiming = Claiming(state, attempts, queues, eligibility, questions, nonces)
+        self._failures = failures = Failures(state, attempts, claiming, health, queues, questions, arrays, link_paths)
         transfers = Transfers(state, attempts, claiming, failures)
         components = Components(state, attempts, failures, health, link_paths)
         confirmations = Confirmations(state)
@@ -68,9 +67,9 @@ class Scheduler:
         deadlines = Deadlines(
             state, confirmations, contact, attempts, claiming, failures, health, conditions, link_paths
         )
-        offers, reasons = Offers(state, queues.reservation), WaitingReasons(state, queues, policies)
+        offers, reasons = Offers(state, queues.reservation), WaitingReasons(state, queues, questions)
         budget = Budget(state.rules.step_budget, clock)
-        self._candidates = candidates = Candidates(state, queues, offers, policies, reasons, budget, arrays.give_up)
+        self._candidates = candidates = Candidates(state, queues, offers, questions, reasons, budget, arrays.give_up)
         events = EventHandler(
             state,
             queues,
@@ -94,7 +93,7 @@ class Scheduler:
             queues,
             candidates,
             offers,
-            policies,
+            questions,
             knowledge,
             reasons,
             claiming,
@@ -104,7 +103,7 @@ class Scheduler:
             budget,
             keeps_effects=keeps_effects,
         )
-        self.queries = Queries(state, queues, offers, policies, reasons, arrays, conditions)
+        self.queries = Queries(state, queues, offers, questions, reasons, arrays, conditions)
 
     def step(self, events: Sequence[Event], now: float) -> Effects:
         """Run a scheduling cycle: apply events, place jobs, and return the changes and the commands to send."""
@@ -129,13 +128,8 @@ class Scheduler:
 
     # Jobs of an earlier daemon run
 
-    def restore(
-        self, jobs: Iterable[Job], now: float, scans: Mapping[Priority, int] | None = None, downtime: float = 0.0
-    ) -> None:
-        """Load the jobs and scan counts of an earlier daemon run. All clusters start out of reach.
-
-        ``downtime``: seconds since the end of that run.
-        """
+    def restore(self, jobs: Iterable[Job], now: float, scans: Mapping[Priority, int] | None = None) -> None:
+        """Load the jobs and scan counts of an earlier daemon run. All clusters start out of reach."""
         for job in sorted(jobs, key=lambda job: job.queue_seq):
             self._ledger.restore(job)
             if (correction := corrected(job, now, self._state.rules.restart_pause_max)) != job:
@@ -149,7 +143,7 @@ class Scheduler:
             self._failures.restore_timers(job)
             self._conditions.restore(job)
             if job.is_placed:
-                self._restore_attempt(job, now, downtime)
+                self._restore_attempt(job, now)
             elif job.retry_at is not None:
                 self._attempts.pause_job(job, job.retry_at)
         self._restore_nodes(now)
@@ -177,14 +171,15 @@ class Scheduler:
             if component.warned_at is not None:
                 self._attempts.expect_release_after_grace(job, component)
 
-    def _restore_attempt(self, job: Job, now: float, downtime: float) -> None:
+    def _restore_attempt(self, job: Job, now: float) -> None:
         """Set the deadlines of an attempt from an earlier daemon run, as far as that attempt had got."""
+        earliest = self._contact.return_by(now)
         if job.ending is None:
             self._attempts.set_end_at_deadline(job)
         if job.ending is None and live(job).barrier_at is None:
-            self._claiming.restore(job, now, downtime)
+            self._claiming.restore(job, now, earliest)
         else:
-            self._attempts.set_phase_deadline(job, now, downtime)
+            self._attempts.set_phase_deadline(job, now, earliest)
 
 
 def corrected(job: Job, now: float, longest_pause: float) -> Job:

@@ -128,8 +128,8 @@ def add_new_job(dashboard: Dashboard, services: Services) -> None:
         check = _describe(explanation, body)
         if check.at_once:
             return check
-        completed = await jobs.complete_spec(spec, caller)
-        awaits = await jobs.find_unmet_dependencies(completed, caller)
+        completed = await jobs.submissions.complete_spec(spec, caller)
+        awaits = await jobs.submissions.find_unmet_dependencies(completed, caller)
         forecast = await forecasts.forecast_submission(completed, FORECAST_PATIENCE_S, awaits)
         expected = forecast.expected.starts if forecast.expected else None
         if expected is None:

@@ -20,6 +20,7 @@ from koalapy.agent.lrm.port import (
     PolledLrm,
 )
 from koalapy.agent.lrm.rejections import (
+    reject_fields,
     reject_other_job,
     reject_qsub_options,
     reject_sbatch_options,
@@ -29,7 +30,6 @@ from koalapy.agent.lrm.rejections import (
 from koalapy.agent.lrm.script import place_script
 from koalapy.agent.lrm.slurm.commands import time_limit
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
-from koalapy.model.node_requirement import NodeRequirement
 from koalapy.runner.folders import replace_file
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
@@ -139,17 +139,8 @@ class SubmittedJobs:
             raise SiteUnavailable(f"cannot write {self._path}: {error.strerror}") from error
 
 
-def reject_requirement(requirement: NodeRequirement) -> None:
-    """Raise ``SiteRejected`` for a requirement that a DRMAA library cannot express."""
-    for field in ("gpus", "features", "partition", "account", "qos", "exclude"):
-        if value := getattr(requirement, field):
-            raise SiteRejected(
-                f"a cluster of the kind drmaa cannot choose its nodes by {field}",
-                field=field,
-                value=str(value),
-                hint=f"leave {field} out, or exclude the cluster",
-                fault=SiteFault.UNSUITABLE,
-            )
+_FIELDS_WITHOUT_MEANING = ("gpus", "features", "partition", "account", "qos", "exclude")
+"""Fields of requirements that a DRMAA library cannot express."""
 
 
 class DrmaaLrm(PolledLrm):
@@ -188,7 +179,8 @@ class DrmaaLrm(PolledLrm):
         if submission.nodes > self._settings.nodes:
             hint = "ask for fewer, or correct the cluster's nodes in the configuration"
             reject_size(submission.nodes, f"the cluster has {self._settings.nodes}", hint)
-        reject_requirement(submission.requirement)
+        problem = "a cluster of the kind drmaa cannot choose its nodes by {field}"
+        reject_fields(submission.requirement, _FIELDS_WITHOUT_MEANING, problem)
         native = self._native_options(submission)
         script = await place_script(submission, self._fanout, self._folders)
         # Recorded first: after a crash in between, it must not be submitted a second time.

@@ -20,6 +20,7 @@ from koalapy.agent.lrm.local.jobs import WALLTIME_EXCEEDED, Part
 from koalapy.agent.lrm.local.processes import SOCKET_NAME
 from koalapy.agent.lrm.node_classes import NO_PARTS, KnownNode, NodeClassSettings, NodePart, group_nodes
 from koalapy.agent.lrm.port import JOB_PREFIX, Finding, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
+from koalapy.agent.lrm.rejections import reject_fields
 from koalapy.agent.runners.runners import secret_files, write_secrets
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
 from koalapy.model.node_requirement import Gpus, NodeRequirement, count_gpus
@@ -52,19 +53,6 @@ def make_lrm(settings: AgentSettings) -> "LocalLrm":
         settings.node_classes,
         share=settings.share,
     )
-
-
-def _reject_charges(requirement: NodeRequirement) -> None:
-    """Raise ``SiteRejected`` for an account or quality of service, which an embedded cluster does not have."""
-    for field in ("account", "qos"):
-        if value := getattr(requirement, field):
-            raise SiteRejected(
-                f"an embedded cluster has no {field} {value}",
-                field=field,
-                value=value,
-                hint=f"leave {field} out, or exclude the cluster",
-                fault=SiteFault.UNSUITABLE,
-            )
 
 
 class LocalLrm:
@@ -126,7 +114,7 @@ class LocalLrm:
                     fault=SiteFault.SITE,
                 )
         link = await self._connect()
-        _reject_charges(submission.requirement)
+        reject_fields(submission.requirement, ("account", "qos"), "an embedded cluster has no {field} {value}")
         addresses = self.cluster.addresses
         names = {address: f"{self.cluster.name}-{number}" for number, address in enumerate(addresses, 1)}
         eligible = self._classes.admitted_nodes(

@@ -44,8 +44,8 @@ from koalapy.agent.lrm.local.processes import (
 )
 from koalapy.agent.lrm.local.runs import Runs
 from koalapy.agent.lrm.local.spawn import Preloaded, Spawner
+from koalapy.runner.connections import Loop
 from koalapy.runner.folders import short_socket_path
-from koalapy.runner.link import Loop
 from koalapy.system.process import forbid_dumps, get_peer
 
 RUNNER_GRACE_S = 3.0
