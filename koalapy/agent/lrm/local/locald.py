@@ -42,11 +42,7 @@ from koalapy.agent.lrm.local.processes import (
 )
 from koalapy.agent.lrm.local.runs import Runs
 from koalapy.agent.lrm.local.spawn import Preloaded, Spawner
-<<<<<<< HEAD
-from koalapy.runner.connections import LineConnection, Side
-=======
-from koalapy.runner.connections import Loop
->>>>>>> next
+from koalapy.runner.connections import LineConnection, Loop, Side
 from koalapy.runner.folders import short_socket_path
 from koalapy.system.process import forbid_dumps, get_peer
 
