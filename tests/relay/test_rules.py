@@ -1,6 +1,5 @@
 """Which streams hub, heads and nodes refuse."""
 
-import os
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
@@ -237,14 +236,15 @@ class RawPeer:
         self._connection.send(seal_line(key, message))
 
 
-def test_node_with_connection_of_another_account_resets_it(tmp_path: Path) -> None:
-    links = Links(tmp_path, owner=lambda *_: os.getuid() + 1)
+@pytest.mark.parametrize(("owner", "name"), [(7, "account 7"), (None, "another machine")])
+def test_node_with_foreign_connection_resets_it(tmp_path: Path, owner: int | None, name: str) -> None:
+    links = Links(tmp_path, owner=lambda *_: owner)
     with links.program(2) as listener, links.dial(0, 2) as client:
         assert listener
         with pytest.raises(ConnectionResetError):
             links.read(client, 1)
     links.turn_until(lambda: any(event["t"] == "refused" for event in links.node_events[0]))
-    assert f"account {os.getuid() + 1} may not use port" in str(links.node_events[0][-1]["why"])
+    assert f"{name} may not use port" in str(links.node_events[0][-1]["why"])
     links.close()
 
 
