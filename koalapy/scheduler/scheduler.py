@@ -129,13 +129,8 @@ class Scheduler:
 
     # Jobs of an earlier daemon run
 
-    def restore(
-        self, jobs: Iterable[Job], now: float, scans: Mapping[Priority, int] | None = None, downtime: float = 0.0
-    ) -> None:
-        """Load the jobs and scan counts of an earlier daemon run. All clusters start out of reach.
-
-        ``downtime``: seconds since the end of that run.
-        """
+    def restore(self, jobs: Iterable[Job], now: float, scans: Mapping[Priority, int] | None = None) -> None:
+        """Load the jobs and scan counts of an earlier daemon run. All clusters start out of reach."""
         for job in sorted(jobs, key=lambda job: job.queue_seq):
             self._ledger.restore(job)
             if (correction := corrected(job, now, self._state.rules.restart_pause_max)) != job:
@@ -149,7 +144,7 @@ class Scheduler:
             self._failures.restore_timers(job)
             self._conditions.restore(job)
             if job.is_placed:
-                self._restore_attempt(job, now, downtime)
+                self._restore_attempt(job, now)
             elif job.retry_at is not None:
                 self._attempts.pause_job(job, job.retry_at)
         self._restore_nodes(now)
@@ -177,14 +172,15 @@ class Scheduler:
             if component.warned_at is not None:
                 self._attempts.expect_release_after_grace(job, component)
 
-    def _restore_attempt(self, job: Job, now: float, downtime: float) -> None:
+    def _restore_attempt(self, job: Job, now: float) -> None:
         """Set the deadlines of an attempt from an earlier daemon run, as far as that attempt had got."""
+        earliest = self._contact.return_by(now)
         if job.ending is None:
             self._attempts.set_end_at_deadline(job)
         if job.ending is None and live(job).barrier_at is None:
-            self._claiming.restore(job, now, downtime)
+            self._claiming.restore(job, now, earliest)
         else:
-            self._attempts.set_phase_deadline(job, now, downtime)
+            self._attempts.set_phase_deadline(job, now, earliest)
 
 
 def corrected(job: Job, now: float, longest_pause: float) -> Job:

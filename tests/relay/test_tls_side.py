@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.relay.tls_side import TlsSide
-from koalapy.runner.connections import Side, tune_stream
-from koalapy.runner.link import Loop
+from koalapy.runner.connections import Loop, Side, tune_stream
 from koalapy.runner.relay_streams import Pair, PipePool
 from koalapy.system.certificate_files import load_certificate
 from koalapy.system.tls import Trust

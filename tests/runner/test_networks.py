@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.runner.networks import MAX_ROUTES, find_address, is_inside, other_routes, own_addresses
+from koalapy.runner.networks import find_address, is_inside, own_addresses
 from koalapy.runner.plan import Plan
-from koalapy.runner.preflight import is_well_formed
+from koalapy.runner.preflight import MAX_ROUTES, is_well_formed, other_routes
 from tests.needs import NAMESPACES
 from tests.runner.conftest import DEADLINE, MPI_ENVIRONMENT, FakeAgent, FakeNode
 from tests.runner.test_openmpi import run_program

@@ -119,8 +119,8 @@ class Claiming:
             staging_since=now if job.spec.has_stage(placed.request_index) else None,
         )
 
-    def restore(self, job: Job, now: float, downtime: float) -> None:
-        """Restore an attempt of an earlier daemon run if it still waits for nodes or files."""
+    def restore(self, job: Job, now: float, earliest: float) -> None:
+        """Restore an attempt of an earlier daemon run that waits for nodes or files; see ``set_phase_deadline``."""
         attempt = live(job)
         for component in attempt.gang:
             if component.state is ComponentState.WAITING:
@@ -129,7 +129,7 @@ class Claiming:
             # Clusters have no capacity before their first report after a restart.
             self._claim_at(job, max(now + self._rules.unreachable_after, attempt.claim_at or now))
         else:
-            self._attempts.set_phase_deadline(job, now, downtime)
+            self._attempts.set_phase_deadline(job, now, earliest)
 
     def handle_due_claim(self, job: Job, claim_at: float, now: float) -> Job:
         """Claim the nodes of a job at its claiming time (JCT), or postpone that if transfers are late.
