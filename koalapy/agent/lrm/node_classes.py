@@ -11,6 +11,7 @@ from typing import Annotated, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from koalapy.agent.lrm.port import LrmJob, LrmSnapshot
 from koalapy.model.errors import SiteFault, SiteRejected
 from koalapy.model.node_requirement import (
     MAX_CORES,
@@ -197,6 +198,26 @@ class NodeGroups:
         classes = {node: group.name for group in self.groups for node in group.nodes}
         return tuple(
             ListedNode(name, state, classes.get(name, ""), reasons.get(name, "")) for name, state in states.items()
+        )
+
+    def make_snapshot(
+        self,
+        states: Mapping[str, ListedState],
+        reasons: Mapping[str, str],
+        jobs: tuple[LrmJob, ...],
+        used: Mapping[str, NodePart] = NO_PARTS,
+    ) -> LrmSnapshot:
+        """Return a snapshot of a cluster that gives all idle nodes to one job; see ``report`` and ``list_nodes``."""
+        counts = Counter(states.values())
+        return LrmSnapshot(
+            len(states),
+            counts["idle"],
+            counts["local"],
+            counts["down"],
+            jobs,
+            notices=self.notices,
+            node_classes=self.report(lambda names: sum(states.get(name) == "idle" for name in names), used),
+            nodes=self.list_nodes(states, reasons),
         )
 
     def select_class(self, name: str, size: int) -> NodeGroup:

@@ -107,25 +107,13 @@ class SubmittedJobs:
                 ),
             ) from error
 
-    def add_intended(self, name: str, nodes: int, user: str = "") -> None:
-        """Save a job before it is submitted, so that an unanswered submission is known after a restart."""
-        self.entries[name] = SubmittedJob(name, nodes, user=user)
-        self._write()
-
-    def record_submitted(self, name: str, job: str) -> None:
-        self.entries[name].job = job
+    def store(self, *entries: SubmittedJob) -> None:
+        """Add or replace jobs; they are known after a restart."""
+        self.entries |= {entry.name: entry for entry in entries}
         self._write()
 
     def remove(self, name: str) -> None:
         self.entries.pop(name, None)
-        self._write()
-
-    def record_ended(self, jobs: Sequence[LrmJob]) -> None:
-        """Save how and when jobs ended, so that snapshots still show them for a while."""
-        now = self._clock.now()
-        for job in jobs:
-            entry = self.entries[job.name]
-            entry.ended, entry.exit_code, entry.lost, entry.reason = now, job.exit_code, job.lost, job.reason
         self._write()
 
     def _write(self) -> None:
@@ -184,7 +172,8 @@ class DrmaaLrm(PolledLrm):
         native = self._native_options(submission)
         script = await place_script(submission, self._fanout, self._folders)
         # Recorded first: after a crash in between, it must not be submitted a second time.
-        await asyncio.to_thread(self._table.add_intended, submission.name, submission.nodes, submission.user)
+        entry = SubmittedJob(submission.name, submission.nodes, user=submission.user)
+        await asyncio.to_thread(self._table.store, entry)
         try:
             job = await self._control.submit_job(script, submission, native)
         except Unanswered:
@@ -192,7 +181,8 @@ class DrmaaLrm(PolledLrm):
         except SiteError:
             await asyncio.to_thread(self._table.remove, submission.name)
             raise
-        await asyncio.to_thread(self._table.record_submitted, submission.name, job)
+        entry.job = job
+        await asyncio.to_thread(self._table.store, entry)
         self.poll_soon()
         return job
 
@@ -235,9 +225,15 @@ class DrmaaLrm(PolledLrm):
         held = sum(
             entry.nodes for entry, job in zip(active.values(), jobs, strict=True) if job.state in _STATES_WITH_NODES
         )
-        ended = [job for job in jobs if job.state is LrmJobState.ENDED]
-        if ended:
-            await asyncio.to_thread(self._table.record_ended, ended)
+        ended = []
+        for job in jobs:
+            if job.state is LrmJobState.ENDED:
+                entry = active[job.id]
+                entry.ended = self._clock.now()
+                entry.exit_code, entry.lost, entry.reason = job.exit_code, job.lost, job.reason
+                ended.append(entry)
+        if ended:  # so that snapshots still show them for a while, also after a restart
+            await asyncio.to_thread(self._table.store, *ended)
         limit = self._clock.now() - ENDED_RETENTION_S
         ended_before = [
             replace(entry.as_ended_job(), use=use_of(self._control.reported_ending(entry.job or "")))
