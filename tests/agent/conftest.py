@@ -18,6 +18,7 @@ from koalapy.agent.lrm.local.adapter import LocalLrm
 from koalapy.agent.lrm.local.cluster import LocalCluster
 from koalapy.agent.transfers import stages
 from koalapy.agent.transfers.daemon_files import DaemonFiles
+from tests.agent.lrm.conftest import stop_locald
 from tests.agent.transfers.fake_daemon_files import FakeDaemonFiles
 from tests.signals import until
 from tests.virtual_time import VirtualTimeLoop
@@ -254,7 +255,7 @@ async def site(tmp_path: Path, daemon: FakeDaemon) -> AsyncIterator[Site]:
     await site.start()
     yield site
     await site.stop()
-    await asyncio.to_thread(site.cluster.stop)
+    await asyncio.to_thread(stop_locald, site.cluster)
 
 
 @pytest.fixture
@@ -263,7 +264,7 @@ async def other_site(tmp_path: Path, daemon: FakeDaemon) -> AsyncIterator[Site]:
     await site.start()
     yield site
     await site.stop()
-    await asyncio.to_thread(site.cluster.stop)
+    await asyncio.to_thread(stop_locald, site.cluster)
 
 
 def running_pids(pids: bytes) -> list[int]:

@@ -16,9 +16,9 @@ from structlog.testing import capture_logs
 
 import koalapy
 from koalapy.agent.components.component import Component, Node
-from koalapy.agent.core import lrm_health
-from koalapy.agent.core.lrm_health import CallRecord
+from koalapy.agent.core import lrm_monitor
 from koalapy.agent.core.lrm_jobs import Leftovers, select_job
+from koalapy.agent.core.lrm_monitor import LrmMonitor
 from koalapy.agent.core.settings import AgentTimeouts
 from koalapy.agent.core.spool import Spool
 from koalapy.agent.lrm.port import LrmJob, LrmJobState, LrmSubmission
@@ -29,7 +29,7 @@ from koalapy.model.reports import MAX_LISTED_NODES, ClusterReport, ListedNode, L
 from koalapy.protocol import messages as wire
 from koalapy.protocol.frames import encode_frame
 from tests.agent.conftest import FakeDaemon, Site
-from tests.agent.memory_agent import loop_clock, reported_counts, running_agent
+from tests.agent.memory_agent import make_reporter, reported_counts, running_agent
 from tests.agent.memory_lrm import MemoryLrm
 from tests.signals import pass_time
 
@@ -98,21 +98,26 @@ async def test_stopped_locald_is_reported_as_silent(site: Site, daemon: FakeDaem
     assert (await daemon.wait_for_state(T, "ended"))["program_exit"] == 0
 
 
+def make_monitor() -> LrmMonitor:
+    return make_reporter(None)[1]
+
+
 async def test_slow_lrm_is_not_reported_as_silent() -> None:
     problems: list[str] = []
-    health = lrm_health.LrmHealth(lambda: problems.append(health.problem), clock=loop_clock())
+    monitor = make_monitor()
+    monitor.report_problem = lambda: problems.append(monitor.problem)
 
     async def take_snapshot() -> None:
         await pass_time(20.0)
 
     for _ in range(3):
-        await health.poll_lrm(LrmOperation.SNAPSHOT, take_snapshot())
+        await monitor.poll_lrm(LrmOperation.SNAPSHOT, take_snapshot())
     assert [bool(problem) for problem in problems] == [True, False], "only the first slow call is reported"
 
 
 def test_long_lrm_error_is_truncated() -> None:
     error = SiteRejected(f"begin {'x' * 100_000} end", hint="do\n this")
-    text = lrm_health.format_error(error)
+    text = lrm_monitor.format_error(error)
     assert len(text) < 3000
     assert text.startswith("begin")
     assert text.endswith("end; do this")
@@ -160,7 +165,7 @@ async def test_rejection_by_site_fault_is_retried_after_pause(
         await daemon.submit_component(T)
         await daemon.wait_for_state(T, "ended")
         assert any(report["problem"] == "no such account" for report in daemon.received("report"))
-        await pass_time(lrm_health.REFUSAL_PAUSE)
+        await pass_time(lrm_monitor.REFUSAL_PAUSE)
         lrm.changed.set()
         await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))
         lrm.submit_rejection = None
@@ -445,22 +450,22 @@ REPORT = ClusterReport(total=2, idle=2)
 CALLS = (LrmCalls("snapshot", 7, 1, 1.5, 0.9, "squeue did not answer", 3.0),)
 
 
-async def measure_call(record: CallRecord, operation: LrmOperation, error: SiteError | None = None) -> None:
+async def measure_call(monitor: LrmMonitor, operation: LrmOperation, error: SiteError | None = None) -> None:
     async def answer() -> None:
         if error is not None:
             raise error
 
-    await record.measure_call(operation, answer())
+    await monitor.call_lrm(operation, answer())
 
 
 async def measured_calls(error: SiteError | None, operation: LrmOperation = LrmOperation.SUBMIT) -> LrmCalls:
-    record = CallRecord()
+    monitor = make_monitor()
     if error is None:
-        await measure_call(record, operation)
+        await measure_call(monitor, operation)
     else:
         with pytest.raises(SiteError):
-            await measure_call(record, operation, error)
-    (calls,) = record.summarize_calls()
+            await measure_call(monitor, operation, error)
+    (calls,) = monitor.summarize_calls()
     return calls
 
 
@@ -485,17 +490,17 @@ async def test_rejected_job_counts_as_answered_call(
 
 
 async def test_longest_call_expires_but_sum_remains() -> None:
-    await pass_time(-asyncio.get_running_loop().time() % lrm_health.LARGEST_SPAN)
-    record = CallRecord(loop_clock())
+    await pass_time(-asyncio.get_running_loop().time() % lrm_monitor.LARGEST_SPAN)
+    monitor = make_monitor()
 
     async def wait_long() -> None:
         await pass_time(8.0)
 
-    await record.measure_call(LrmOperation.SNAPSHOT, wait_long())
-    await pass_time(lrm_health.LARGEST_SPAN)
-    assert record.summarize_calls() == (LrmCalls("snapshot", 1, 0, 8.0, 8.0),)
-    await pass_time(lrm_health.LARGEST_SPAN)
-    assert record.summarize_calls() == (LrmCalls("snapshot", 1, 0, 8.0, 0.0),)
+    await monitor.call_lrm(LrmOperation.SNAPSHOT, wait_long())
+    await pass_time(lrm_monitor.LARGEST_SPAN)
+    assert monitor.summarize_calls() == (LrmCalls("snapshot", 1, 0, 8.0, 8.0),)
+    await pass_time(lrm_monitor.LARGEST_SPAN)
+    assert monitor.summarize_calls() == (LrmCalls("snapshot", 1, 0, 8.0, 0.0),)
 
 
 async def test_calls_are_reported_without_extra_reports(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:

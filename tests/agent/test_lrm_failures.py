@@ -11,11 +11,11 @@ import pytest
 
 from koalapy.agent.components.component import Component
 from koalapy.agent.components.job_folders import JobFolders
-from koalapy.agent.core import lrm_polling
+from koalapy.agent.core import lrm_monitor
 from koalapy.agent.core.lrm_jobs import LrmJobs
-from koalapy.agent.core.reporter import Reporter
 from koalapy.agent.core.spool import Spool
 from koalapy.agent.lrm.port import LrmJob, LrmJobState, LrmSubmission
+from koalapy.agent.runners.runners import RunnerServer
 from koalapy.agent.runners.uplink import Uplink
 from koalapy.agent.transfers.stages import ComponentFolders, Stages
 from koalapy.model.errors import SiteRejected, SiteUnavailable
@@ -23,7 +23,7 @@ from koalapy.protocol.messages import Hello
 from tests import signals
 from tests.agent.conftest import VIRTUAL_DEADLINE, FakeDaemon
 from tests.agent.fake_runner import claim_component
-from tests.agent.memory_agent import loop_clock, reported_counts, running_agent
+from tests.agent.memory_agent import loop_clock, make_reporter, reported_counts, running_agent
 from tests.agent.memory_lrm import MemoryLrm
 from tests.signals import pass_time
 
@@ -108,12 +108,19 @@ async def lrm_jobs(lrm: MemoryLrm, tmp_path: Path) -> tuple[LrmJobs, Component]:
     def submission(component: Component) -> LrmSubmission:
         return LrmSubmission(component.name, component.size, ("true",), {}, tmp_path, tmp_path / "log")
 
-    reporter = Reporter(Uplink("", "", hello))
+    reporter, monitor = make_reporter(Uplink("", "", hello), lrm)
     component = Component("test", "7.1.0", Spool(tmp_path).make_folder("test", "7.1.0"), 1)
     reporter.add_component(component)
     places = ComponentFolders(JobFolders.for_own_account(), cast(Stages, None), reporter)
     return LrmJobs(
-        lrm, reporter, submission, places, poll_interval=1000.0, stop_timeout=1000.0, clock=loop_clock()
+        lrm,
+        monitor,
+        reporter,
+        submission,
+        places,
+        RunnerServer("127.0.0.1", tmp_path / "agent.json"),
+        stop_timeout=1000.0,
+        clock=loop_clock(),
     ), component
 
 
@@ -147,7 +154,7 @@ async def test_job_end_not_announced_is_polled(lrm: MemoryLrm, lrm_jobs: tuple[L
             component.nodes[0].name = "a"
             result = {"code": 0, "error": "", "infrastructure": False, "stopped": False}
             component.record_result(0, {**result, "host": "a", "name": "a"})
-            manager.polls.request_poll()
+            manager._monitor.request_poll()
         elif lrm.polls > 3 and component.lrm_job is not None:
             lrm.end_job(component.lrm_job)
         return component.ended
@@ -158,11 +165,11 @@ async def test_job_end_not_announced_is_polled(lrm: MemoryLrm, lrm_jobs: tuple[L
 
 async def test_polls_become_rarer_and_stop_when_idle(lrm: MemoryLrm, lrm_jobs: tuple[LrmJobs, Component]) -> None:
     manager, component = lrm_jobs
-    assert manager.polls.seconds_to_next() >= 1000.0
+    assert manager._monitor.seconds_to_next() >= 1000.0
     component.lrm_job, component.nodes[0].phase = "1", "ended"
     waits = []
     for _ in range(20):
-        waits.append(manager.polls.seconds_to_next())
+        waits.append(manager._monitor.seconds_to_next())
         await signals.pass_time(waits[-1])
     assert waits[0] == pytest.approx(0.1)
     waits = [round(wait, 6) for wait in waits]
@@ -170,7 +177,7 @@ async def test_polls_become_rarer_and_stop_when_idle(lrm: MemoryLrm, lrm_jobs: t
     assert waits[-1] == pytest.approx(1000.0), "never rarer than the regular poll"
     component.mark_ended()
     manager._reporter.publish_status(component)
-    assert manager.polls.seconds_to_next() >= 1000.0
+    assert manager._monitor.seconds_to_next() >= 1000.0
 
 
 async def test_restarted_agent_reports_journals_without_lrm(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
@@ -505,4 +512,4 @@ async def test_polls_take_bounded_share_of_time(lrm: MemoryLrm, daemon: FakeDaem
             await pass_time(0.5)
             if lrm.polls >= looks + 4:
                 break
-        assert loop.time() - started_at >= 3 * lrm_polling.MIN_PAUSE_RATIO * SNAPSHOT_S
+        assert loop.time() - started_at >= 3 * lrm_monitor.MIN_PAUSE_RATIO * SNAPSHOT_S
