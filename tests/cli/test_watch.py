@@ -199,6 +199,7 @@ def test_fit_lines_counts_omitted_lines() -> None:
     assert fit_lines(["one", "two"], 2, 9) == ["o~", "t~"]
 
 
+@pytest.mark.processes
 def test_feed_of_slow_daemon_leaves_it_nine_tenths_of_the_time() -> None:
     class SlowClient:
         timeouts = ClientTimeouts(min_look_pause_s=0.01, min_live_look_pause_s=0.01)
