@@ -399,6 +399,16 @@ async def test_lingering_job_is_reported_and_killed(lrm: MemoryLrm, daemon: Fake
     await daemon.wait_until(lambda: daemon.report()["notices"] == [])
 
 
+@pytest.mark.usefixtures("agent")
+async def test_second_job_of_component_is_cancelled(lrm: MemoryLrm, daemon: FakeDaemon) -> None:
+    await daemon.submit_component(T)
+    await daemon.wait_for_state(T, "waiting")
+    lrm.jobs["2"] = LrmJob("2", NAME, LrmJobState.QUEUED)
+    lrm.changed.set()
+    await daemon.wait_until(lambda: lrm.cancelled == [("2", False)])
+    assert daemon.status(T)["lrm_job"] == "1"
+
+
 def test_restarted_component_is_not_ended_as_leftover() -> None:
     leftovers, job = Leftovers(), LrmJob("1", NAME, LrmJobState.RUNNING)
     leftovers.component_ended(NAME)
