@@ -283,7 +283,7 @@ class CancelReason(ActionReason):
 class CancelTasks(CancelReason):
     """The reason for a cancellation, and the tasks of an array that it concerns."""
 
-    tasks: fields.ArrayText | None = None
+    tasks: fields.Indices | None = None
     """Indices and ranges, such as ``3-9``; by default the whole job."""
 
 
@@ -350,25 +350,25 @@ def _add_actions(router: APIRouter, service: Jobs) -> None:
         A job that is cancelled already counts as a success, so that the request may be repeated.
         """
         results = await bulk.cancel_jobs(order.jobs, caller, order.reason, warn=order.warn)
-        return {"jobs": [_cancelled_job(result) for result in results]}
+        return {"jobs": [changed_job(result) for result in results]}
 
     @router.post("/hold", response_model=ChangedJobs)
     async def hold_jobs(order: HoldOrder, caller: Caller) -> Any:
         """Hold many queued jobs, each independently of the others. A job that is held already counts as a success."""
-        return {"jobs": [_changed_job(result) for result in await bulk.hold_jobs(order.jobs, caller, order.reason)]}
+        return {"jobs": [changed_job(result) for result in await bulk.hold_jobs(order.jobs, caller, order.reason)]}
 
     @router.post("/release", response_model=ChangedJobs)
     async def release_jobs(order: ReleaseOrder, caller: Caller) -> Any:
         """Release many held jobs, each independently of the others. A job that is queued already counts as a
         success."""
-        return {"jobs": [_changed_job(result) for result in await bulk.release_jobs(order.jobs, caller)]}
+        return {"jobs": [changed_job(result) for result in await bulk.release_jobs(order.jobs, caller)]}
 
     @router.post("/priority", response_model=ChangedJobs)
     async def set_priority(order: PriorityOrder, caller: Caller) -> Any:
         """Change the priority of many waiting jobs, each independently of the others. A job takes the position in its
         new queue that its submission time gives it."""
         results = await bulk.set_priority(order.jobs, order.priority, caller, order.reason)
-        return {"jobs": [_changed_job(result) for result in results]}
+        return {"jobs": [changed_job(result) for result in results]}
 
     @router.patch("/{job}", response_model=JobView, responses=conflict)
     async def change_job(job: Id, change: JobPatch, caller: Caller) -> Any:
@@ -384,7 +384,7 @@ def _add_actions(router: APIRouter, service: Jobs) -> None:
         """Cancel a job, or some tasks of an array, at once or with a warning; its state is ``cancelled`` when all its
         nodes are returned."""
         order = order or CancelTasks()
-        tasks = None if order.tasks is None else fields.parse_indices(order.tasks)
+        tasks: Any = order.tasks
         return job_view(await service.cancel(job, caller, order.reason, warn=order.warn, tasks=tasks))
 
     @router.post("/{job}/hold", response_model=JobView, responses=conflict)
@@ -398,13 +398,11 @@ def _add_actions(router: APIRouter, service: Jobs) -> None:
         return job_view(await service.release(job, caller))
 
 
-def _cancelled_job(result: ActionResult) -> dict[str, Any]:
-    state = result.record.job.state if result.record else None
-    return {"job": result.job, "state": state, "problem": describe_error(result.error) if result.error else None}
-
-
-def _changed_job(result: ActionResult) -> dict[str, Any]:
-    return _cancelled_job(result) | {"priority": result.record.job.spec.priority if result.record else None}
+def changed_job(result: ActionResult) -> ChangedJob:
+    """Return the result of an action on one of many jobs."""
+    job = result.record.job if result.record else None
+    problem = Problem(**describe_error(result.error)) if result.error else None
+    return ChangedJob(job=result.job, state=job and job.state, problem=problem, priority=job and job.spec.priority)
 
 
 LastVersion = Annotated[

@@ -199,7 +199,7 @@ def start_runners(tmp_path: Path) -> Callable[[int], list[Output]]:
 
     def start_runners(nodes: int) -> list[Output]:
         JournalFolder(tmp_path).write_entry(submit={"size": nodes, "lease": None}, lrm="1", open=PLAN)
-        return [Output(str(tmp_path / f"output.{node}"), b"old", block=8) for node in range(nodes)]
+        return [Output(str(tmp_path / f"output.{node}"), b"old", file_size=8) for node in range(nodes)]
 
     return start_runners
 
@@ -255,13 +255,13 @@ def test_result_without_complete_output_names_missing_bytes(
     for line in range(3):
         output.append(f"line {line}\n".encode())
     leave_result(tmp_path, 0, output, b"old")
-    (tmp_path / "output.0.14").unlink()
+    (tmp_path / "output.0.16").unlink()
     first = recall_component(tmp_path, b"old")
     assert first.output.missing == "", "its runner may still reconnect"
     component = recall_component(tmp_path, b"new")
     component.on_job_ended(None)
     assert component.exit_code == 0
-    assert component.output.missing.startswith("7 bytes of node 0")
+    assert component.output.missing.startswith("5 bytes of node 0")
 
 
 @pytest.mark.parametrize("lost", [0, 8, 16])
@@ -269,7 +269,7 @@ def test_reconnected_runner_resends_output_not_copied(tmp_path: Path, lost: int)
     """A missing file is still in the memory of the runner."""
     spool = tmp_path / "spool"
     spool.mkdir()
-    output = Output(str(spool / "output.0"), b"old", block=8)
+    output = Output(str(spool / "output.0"), b"old", file_size=8)
     for line in range(3):
         output.append(f"line {line}\n"[:8].ljust(8).encode())
     output.save()

@@ -122,7 +122,7 @@ class Daemon:
             streams,
             wire.Welcome(epoch=1, instance="test", life="own", output_limit=1000),
             unreachable_after=unreachable_after,
-            number_above=self.jobs.raise_next_number,
+            number_above=self.jobs.submissions.raise_next_number,
             max_unread=max_unread,
             profiles=profiles or {},
         )

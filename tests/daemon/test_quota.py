@@ -384,7 +384,7 @@ async def test_bundles_over_user_limit_remove_own_only(world: World) -> None:
     # The bundle counts for both owners, also after a restart, and neither owner alone can displace it.
     for owner in ("alice", "bob"):
         (scope,) = owners.scopes(owner)
-        assert world.make_bundles(100 * SIZE, owners).size_of(scope) == 2 * SIZE
+        assert await world.make_bundles(100 * SIZE, owners).size_of(scope) == 2 * SIZE
     world.needed, world.now = {a, of_bob}, world.now + HOUR + 1
     for owner in ("alice", "bob"):
         with pytest.raises(LimitReached):

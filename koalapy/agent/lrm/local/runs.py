@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from koalapy.agent.lrm.local.jobs import WALLTIME_EXCEEDED, JobTable, LocalJob, LocalNode
 from koalapy.agent.lrm.local.processes import MARK, find_orphans, process_trees, read_mark, send_signal
 from koalapy.agent.lrm.local.spawn import Spawner
-from koalapy.runner.link import Loop
+from koalapy.runner.connections import Loop
 
 
 @dataclass(eq=False, slots=True)

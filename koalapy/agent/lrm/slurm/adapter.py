@@ -11,7 +11,7 @@ from koalapy.agent.components.job_folders import JobFolders
 from koalapy.agent.core.settings import AgentSettings, SiteSettings
 from koalapy.agent.lrm.commands import CommandResult
 from koalapy.agent.lrm.drmaa.control import drmaa_control
-from koalapy.agent.lrm.node_classes import KnownNode, NodeGroups, group_nodes
+from koalapy.agent.lrm.node_classes import NodeGroups, group_nodes
 from koalapy.agent.lrm.port import (
     JOB_PREFIX,
     SUSPENDED_TEXT,
@@ -129,8 +129,8 @@ class SlurmLrm(PolledLrm):
         self._offer: Offer | None = None
         self._offer_read_at = 0.0
         self._limit, self._limit_until = NO_LIMIT, float("-inf")
-        self._known_nodes: list[KnownNode] = []
-        """Nodes of the last snapshot."""
+        self._known_nodes: list[SlurmNode] = []
+        """Nodes with the properties of the last snapshot."""
         self._groups = NodeGroups()
         """The same by class."""
         self._total = self._max_job_nodes = 0
@@ -326,7 +326,7 @@ class SlurmLrm(PolledLrm):
             options.append(f"--exclude={','.join(sorted(excluded))}")
         return options
 
-    def _constraint(self, submission: LrmSubmission, chosen: Sequence[KnownNode]) -> list[str]:
+    def _constraint(self, submission: LrmSubmission, chosen: Sequence[SlurmNode]) -> list[str]:
         """Return the features by which Slurm is to choose; none if the configured options already have some."""
         if self._offer is not None and self._offer.constraint:
             return []
@@ -407,12 +407,8 @@ class SlurmLrm(PolledLrm):
                 hint="set the cluster's partition to one that sinfo --Node lists",
             )
         self._total, self._max_job_nodes = len(nodes), offer.max_job_nodes(nodes)
-        known_nodes = [
-            KnownNode(n.name, n.memory, n.features or frozenset(), n.weight, n.cores, n.gpus, n.partitions)
-            for n in nodes
-        ]
-        if known_nodes != self._known_nodes:
-            self._known_nodes, self._groups = known_nodes, group_nodes(known_nodes, self._settings.node_classes)
+        if nodes != self._known_nodes:  # their properties, whatever their states
+            self._known_nodes, self._groups = nodes, group_nodes(nodes, self._settings.node_classes)
         return nodes
 
     async def _read_jobs(self) -> tuple[list[SlurmJob], list[bytes]]:
