@@ -36,6 +36,7 @@ from koalapy.model.times import MAX_PAST_TIME_LENGTH, MAX_TIME, format_exact_tim
 from koalapy.model.wording import MIN_MEMORY, is_bare_memory, parse_bandwidth, parse_memory
 
 MAX_ID = 2**63 - 1
+MAX_PAGE_SIZE = 1000
 MAX_EXACT_INTEGER = 2**53
 """JSON parsers that use floating-point numbers cannot represent larger integers exactly."""
 
@@ -511,6 +512,16 @@ Bundle = Annotated[
 
 PastTime = Annotated[Text, Field(max_length=MAX_PAST_TIME_LENGTH)]
 """A time of the past, such as ``7d``; empty: no bound."""
+
+
+class JobSelection(BaseModel):
+    """The part of a query that lists of unfinished and of ended jobs have in common."""
+
+    mine: bool = Field(False, description="only the caller's own jobs")
+    owner: Name = Field("", description="only jobs of this owner")
+    name: Name = Field("", description="only jobs of this name")
+    cluster: Text = Field("", max_length=100, description="only jobs last placed on this cluster")
+    limit: int = Field(100, ge=1, le=MAX_PAGE_SIZE)
 
 
 def parse_span(query: Any, now: float) -> tuple[float | None, float | None]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel, Field, TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from koalapy.api import fields as of_api
 from koalapy.api.access import Caller
@@ -49,18 +49,11 @@ OutputFormat = Annotated[Format, Query(description="csv: the same lines; swf: th
 _LINE, _TABLE = TypeAdapter(UsageLine), TypeAdapter(UsageTable)
 
 
-MAX_PAGE_SIZE = 1000
-
-
-class HistoryQuery(BaseModel):
-    """The ended jobs to list, and their order."""
+class HistoryQuery(of_api.JobSelection):
+    """The ended jobs to list, and their order. In ``name``, * stands for any characters."""
 
     since: of_api.PastTime = Field("7d", description=f"jobs that ended at or after this time: {PAST_TIME_EXAMPLES}")
     until: of_api.PastTime = Field("now", description="jobs that ended before this time")
-    mine: bool = Field(False, description="only the caller's own jobs")
-    owner: of_api.Name = Field("", description="only jobs of this owner; users see their own jobs")
-    name: of_api.Name = Field("", description="only jobs of this name, in which * stands for any characters")
-    cluster: of_api.Text = Field("", max_length=100, description="only jobs last placed on this cluster")
     state: list[Literal["succeeded", "failed", "cancelled"]] = Field([], description="only jobs in one of these states")
     sort: HistorySort = Field(
         HistorySort.ENDED, description="order: largest first, efficiency smallest first; ended: the last end first"
@@ -68,7 +61,6 @@ class HistoryQuery(BaseModel):
     before: str = Field(
         "", pattern=r"^(\d{1,12}(\.\d{1,9})?:\d{1,18})?$", description="position of the page, from next"
     )
-    limit: int = Field(100, ge=1, le=MAX_PAGE_SIZE)
     sums: bool = Field(False, description="also return sums over the matching jobs")
 
 
@@ -143,7 +135,7 @@ def _add_ended_jobs(router: APIRouter, service: History) -> None:
     @router.get("/history", response_model=HistoryView)
     async def list_history(caller: Caller, query: Annotated[HistoryQuery, Query()]) -> Any:
         """List jobs that ended in a span, the last end first, with their times, node-seconds, processor time and
-        memory. Users see their own jobs.
+        memory. Users see their own jobs. In `name`, * stands for any characters.
 
         Another order, and the sums, cover the 10,000 jobs that ended last; `next` and `sums_next` continue with earlier
         ones.

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Header, Query, Response
 from fastapi.responses import JSONResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from koalapy.api import fields
 from koalapy.api.access import Caller, Id
@@ -43,7 +43,6 @@ from koalapy.store.records import JobFilter
 from koalapy.validation.permissions import may_see_all_of
 
 MAX_WAIT_S = 60.0
-MAX_PAGE_SIZE = 1000
 
 Key = Annotated[fields.Text | None, Header(alias="Idempotency-Key", max_length=200, min_length=1)]
 Wait = Annotated[float, Query(ge=0, le=MAX_WAIT_S, description="seconds to wait for the end of the job")]
@@ -55,15 +54,11 @@ MAX_JOBS = 1000
 """Maximum number of jobs in one batch or bulk action."""
 
 
-class JobQuery(BaseModel):
+class JobQuery(fields.JobSelection):
     """The jobs to list, and their order."""
 
     state: list[JobState] = Field([], description="only jobs in one of these states")
     active: bool = False
-    mine: bool = Field(False, description="only the caller's own jobs")
-    owner: fields.Name = Field("", description="only jobs of this owner")
-    name: fields.Name = Field("", description="only jobs of this name")
-    cluster: fields.Text = Field("", max_length=100, description="only jobs last placed on this cluster")
     home_site: fields.Text = Field("", max_length=100, description="only jobs of this home site")
     array: int | None = Field(
         None, ge=1, le=fields.MAX_ID, description="only tasks of this array; other lists have no tasks"
@@ -75,7 +70,6 @@ class JobQuery(BaseModel):
     )
     before: int | None = Field(None, ge=1, le=fields.MAX_ID, description="only jobs with smaller ids")
     offset: int = Field(0, ge=0, le=2**31, description="number of jobs to omit, for orders other than newest; see next")
-    limit: int = Field(100, ge=1, le=MAX_PAGE_SIZE)
     count: bool = Field(False, description="also return the number of matching jobs")
 
 
