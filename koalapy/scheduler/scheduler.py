@@ -5,7 +5,8 @@ sends their commands. It calls ``step`` again at ``next_wakeup`` at the latest.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
 from koalapy.model.job import Attempt, Component, ComponentState, Job
 from koalapy.model.job_spec import Priority
@@ -184,56 +185,28 @@ class Scheduler:
 
 def corrected(job: Job, now: float, longest_pause: float) -> Job:
     """Return a job without timestamps in the future, and with planned times no farther ahead than they were."""
-    attempt = job.attempt and _cap_times_of_attempt(job.attempt, now)
+    longest = max(longest_pause, MAX_REFUSAL_PAUSE) if job.refusals else longest_pause
+    until = now + MAX_REFUSAL_PAUSE
     return replace(
         job,
-        attempt=attempt,
-        submitted_at=min(job.submitted_at, now),
+        attempt=job.attempt and _corrected_attempt(job.attempt, now),
         tasks=job.tasks and replace(job.tasks, waits_since=min(job.tasks.waits_since, now)),
-        placed_at=_past(job.placed_at, now),
-        started_at=_past(job.started_at, now),
-        ended_at=_past(job.ended_at, now),
-        retry_at=_past(job.retry_at, now + (max(longest_pause, MAX_REFUSAL_PAUSE) if job.refusals else longest_pause)),
-        eligible_at=_past(job.eligible_at, now),
-        refusals=tuple(
-            replace(refusal, until=_past(refusal.until, now + MAX_REFUSAL_PAUSE)) for refusal in job.refusals
-        ),
+        refusals=tuple(replace(r, until=r.until and min(r.until, until)) for r in job.refusals),
+        **{**_past_times(job, now), "retry_at": job.retry_at and min(job.retry_at, now + longest)},
     )
 
 
-def _cap_times_of_attempt(attempt: Attempt, now: float) -> Attempt:
+def _corrected_attempt(attempt: Attempt, now: float) -> Attempt:
     """Return an attempt with no timestamp after ``now``; its planned times move back as far as its placement."""
     ahead = max(0.0, attempt.placed_at - now)
-    return replace(
-        attempt,
-        components=tuple(_cap_times_of_component(c, now) for c in attempt.components),
-        placed_at=min(attempt.placed_at, now),
-        barrier_at=_past(attempt.barrier_at, now),
-        launched_at=_past(attempt.launched_at, now),
-        ended_at=_past(attempt.ended_at, now),
-        start_estimate=_earlier(attempt.start_estimate, ahead),
-        claim_at=_earlier(attempt.claim_at, ahead),
-    )
+    planned = {"start_estimate": attempt.start_estimate, "claim_at": attempt.claim_at}
+    moved = {name: time if time is None else time - ahead for name, time in planned.items()}
+    # The time of a loss is recomputed, since this daemon run has received no message yet.
+    components = tuple(replace(c, **{**_past_times(c, now), "lost_at": None}) for c in attempt.components)
+    return replace(attempt, components=components, **{**_past_times(attempt, now), **moved})
 
 
-def _cap_times_of_component(component: Component, now: float) -> Component:
-    """Return a component with no timestamp after ``now``."""
-    return replace(
-        component,
-        unknown_since=_past(component.unknown_since, now),
-        lost_at=None,  # recomputed, since this daemon run has received no message yet
-        submitted_at=_past(component.submitted_at, now),
-        claimed_at=_past(component.claimed_at, now),
-        warned_at=_past(component.warned_at, now),
-        ended_at=_past(component.ended_at, now),
-        staging_since=_past(component.staging_since, now),
-        staged_at=_past(component.staged_at, now),
-    )
-
-
-def _past(time: float | None, latest: float) -> float | None:
-    return None if time is None else min(time, latest)
-
-
-def _earlier(time: float | None, seconds: float) -> float | None:
-    return None if time is None else time - seconds
+def _past_times(value: Job | Attempt | Component, now: float) -> dict[str, Any]:
+    """Return the timestamps of a job, attempt or component, by name, each of them ``now`` at the latest."""
+    names = [field.name for field in fields(value) if field.name.endswith(("_at", "_since"))]
+    return {name: time if time is None else min(time, now) for name in names for time in [getattr(value, name)]}
