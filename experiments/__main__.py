@@ -10,9 +10,9 @@ from pathlib import Path
 
 from experiments import pages, registry, runs, tables
 from experiments.experiment import Experiment
-from experiments.results import load
+from experiments.results import load_results
 from experiments.traces import VARIABLE, Traces, default_folder
-from experiments.workers import workers
+from experiments.workers import start_workers
 from koalapy.model.errors import KoalaError, NotFoundError, UsageError
 from koalapy.model.wording import format_duration
 from koalapy.workload import swf
@@ -26,11 +26,11 @@ MAX_PROBLEMS = 3
 def list_experiments(options: argparse.Namespace) -> int:
     """List the experiments with the traces that they need."""
     rows = []
-    for experiment in registry.experiments().values():
+    for experiment in registry.load_experiments().values():
         missing = [name for name in experiment.traces if not options.traces.has(name)]
         names = ", ".join(experiment.traces) if len(experiment.traces) < 2 else f"{len(experiment.traces)} of them"
         traces = f"{names or '-'} ({len(missing)} missing)" if missing else names or "-"
-        cells = len(experiment.cells(experiment.seeds))
+        cells = len(experiment.list_cells(experiment.seeds))
         rows.append([experiment.name, experiment.seeds, cells, traces, experiment.title])
     print(markdown_table(["experiment", "seeds", "cells", "traces", "what"], rows))
     return 0
@@ -46,7 +46,7 @@ def list_traces(options: argparse.Namespace) -> int:
             problems += 1
             rows.append([name, 0, 0, 0, "-", error.message])
             continue
-        left_out = ", ".join(f"{number} {why}" for why, number in swf.select_jobs(trace.jobs).left_out.items())
+        left_out = ", ".join(f"{number} {reason}" for reason, number in swf.select_jobs(trace.jobs).left_out.items())
         rows.append([name, len(trace.jobs), trace.processors, len(trace.malformed), left_out or "-", "-"])
         malformed += trace.malformed
     if not rows:
@@ -57,34 +57,34 @@ def list_traces(options: argparse.Namespace) -> int:
     return 1 if problems else 0
 
 
-def run(options: argparse.Namespace) -> int:
+def run_command(options: argparse.Namespace) -> int:
     """Run experiments and print their numbers next to the papers'.
 
     Each finished simulation is stored at once: the same command continues an interrupted run.
     """
-    asked = runs.Asked(
+    run_options = runs.RunOptions(
         chosen_experiments(options.names, options.all), options.results, options.traces, options.seeds, options.again
     )
-    with workers(options.jobs) as executor:
-        outcomes = runs.run(asked, executor, _print_progress if sys.stderr.isatty() else None)
+    with start_workers(options.jobs) as executor:
+        outcomes = runs.run_experiments(run_options, executor, _print_progress if sys.stderr.isatty() else None)
     return _print_outcomes(outcomes, options.json)
 
 
-def report(options: argparse.Namespace) -> int:
+def report_command(options: argparse.Namespace) -> int:
     """Print the numbers of earlier runs, or write a page for each paper."""
     outcomes = [
-        runs.Outcome(experiment, load(options.results, experiment.name))
+        runs.Outcome(experiment, load_results(options.results, experiment.name))
         for experiment in chosen_experiments(options.names, not options.names)
     ]
-    found = [outcome for outcome in outcomes if outcome.kept is not None]
-    if not found:
+    stored = [outcome for outcome in outcomes if outcome.stored is not None]
+    if not stored:
         raise NotFoundError(f"there are no results in {options.results}", hint="run some, or give --results")
     for outcome in outcomes:
-        if options.names and outcome.kept is None:
+        if options.names and outcome.stored is None:
             print(f"{outcome.experiment.name} has no results in {options.results}", file=sys.stderr)
     if options.output is None:
-        return _print_outcomes(found, options.json)
-    for path in pages.write(options.output, found):
+        return _print_outcomes(stored, options.json)
+    for path in pages.write_pages(options.output, stored):
         print(path, file=sys.stderr)
     return 0
 
@@ -96,64 +96,64 @@ def chosen_experiments(names: Sequence[str], everything: bool) -> list[Experimen
     if not everything and not names:
         raise UsageError("no experiment is named", hint="name some, or a paper for all of its, or give --all")
     if everything:
-        return list(registry.experiments().values())
+        return list(registry.load_experiments().values())
     chosen: dict[str, Experiment] = {}
     for name in names:
-        of_paper = [experiment for experiment in registry.experiments().values() if experiment.paper == name]
-        chosen |= {experiment.name: experiment for experiment in of_paper or [registry.experiment_named(name)]}
+        of_paper = [experiment for experiment in registry.load_experiments().values() if experiment.paper == name]
+        chosen |= {experiment.name: experiment for experiment in of_paper or [registry.find_experiment(name)]}
     return list(chosen.values())
 
 
 def _print_outcomes(outcomes: Sequence[runs.Outcome], as_json: bool) -> int:
     if as_json:
-        print(json.dumps(tables.as_json(outcomes), indent=2))
+        print(json.dumps(tables.export_json(outcomes), indent=2))
     else:
         parts = [
             f"{outcome.experiment.name}: {outcome.experiment.title}\n\n"
-            + tables.table(outcome.experiment.rows(outcome.kept.results), outcome.experiment.unit)
+            + tables.format_table(outcome.experiment.build_rows(outcome.stored.results), outcome.experiment.unit)
             for outcome in outcomes
-            if outcome.kept is not None
+            if outcome.stored is not None
         ]
         print("\n\n".join(parts))
     for outcome in outcomes:
         for problem in outcome.problems[:MAX_PROBLEMS]:
             print(f"{outcome.experiment.name}: {problem}", file=sys.stderr)
-        if (more := len(outcome.problems) - MAX_PROBLEMS) > 0:
-            print(f"{outcome.experiment.name}: and {more} more cells failed", file=sys.stderr)
+        if (unprinted := len(outcome.problems) - MAX_PROBLEMS) > 0:
+            print(f"{outcome.experiment.name}: and {unprinted} more cells failed", file=sys.stderr)
     return 1 if any(outcome.problems for outcome in outcomes) else 0
 
 
 def _print_progress(progress: runs.Progress) -> None:
-    end = "\n" if progress.done == progress.cells else ""
+    end = "\n" if progress.completed == progress.cells else ""
     print(f"\r\x1b[K{progress_line(progress)}", end=end, file=sys.stderr, flush=True)
 
 
 def progress_line(progress: runs.Progress) -> str:
     """Return a bar, the number of simulations that are done, and the expected time until all are."""
-    bar = "#" * (BAR_LENGTH * progress.done // progress.cells)
-    passed, left = time.monotonic() - progress.began, progress.cells - progress.done
-    parts = [f"[{bar:-<{BAR_LENGTH}}] {progress.done} of {progress.cells} simulations, {format_duration(passed)}"]
+    bar = "#" * (BAR_LENGTH * progress.completed // progress.cells)
+    passed, remaining = time.monotonic() - progress.began, progress.cells - progress.completed
+    parts = [f"[{bar:-<{BAR_LENGTH}}] {progress.completed} of {progress.cells} simulations, {format_duration(passed)}"]
     if progress.finished:
-        parts.append(f"about {format_duration(passed / progress.finished * left)} left")
+        parts.append(f"about {format_duration(passed / progress.finished * remaining)} left")
     return ", ".join([*parts, *([progress.running] if progress.running else [])])
 
 
-def _positive(text: str) -> int:
+def _parse_positive(text: str) -> int:
     if (number := int(text)) < 1:
         raise ValueError
     return number
 
 
-def _traces(text: str) -> Traces:
+def _open_traces(text: str) -> Traces:
     return Traces(Path(text))
 
 
-def _parser() -> argparse.ArgumentParser:
+def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m experiments", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     traces, results = argparse.ArgumentParser(add_help=False), argparse.ArgumentParser(add_help=False)
     default = Traces(default_folder())
-    traces.add_argument("--traces", type=_traces, default=default, help=f"folder of workload traces ({VARIABLE})")
+    traces.add_argument("--traces", type=_open_traces, default=default, help=f"folder of workload traces ({VARIABLE})")
     folder = Path(os.environ.get("KOALA_RESULTS", "koala-experiments"))
     results.add_argument("names", nargs="*", metavar="NAME", help="experiments, or papers for all of theirs")
     results.add_argument("--results", type=Path, default=folder, help="folder of Parquet files (KOALA_RESULTS)")
@@ -166,19 +166,19 @@ def _parser() -> argparse.ArgumentParser:
     about.set_defaults(command=list_traces)
     ran = commands.add_parser("run", parents=[traces, results], help="run experiments")
     ran.add_argument("--all", action="store_true", help="run every experiment")
-    ran.add_argument("--seeds", type=_positive, help="repetitions; default: each experiment's own")
-    ran.add_argument("--jobs", type=_positive, help="processes; default: one for each processor")
+    ran.add_argument("--seeds", type=_parse_positive, help="repetitions; default: each experiment's own")
+    ran.add_argument("--jobs", type=_parse_positive, help="processes; default: one for each processor")
     ran.add_argument("--again", action="store_true", help="also run what has been run already")
-    ran.set_defaults(command=run)
+    ran.set_defaults(command=run_command)
     reported = commands.add_parser("report", parents=[results], help="print or write the numbers of earlier runs")
     reported.add_argument("-o", "--output", type=Path, help="folder for pages and plots")
-    reported.set_defaults(command=report)
+    reported.set_defaults(command=report_command)
     return parser
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 1 for a failure, 2 for wrong usage."""
-    options = _parser().parse_args(words)
+    options = _build_parser().parse_args(arguments)
     try:
         return int(options.command(options))
     except ModuleNotFoundError as error:

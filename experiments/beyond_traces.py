@@ -8,11 +8,11 @@ from math import exp, log
 from statistics import fmean
 from typing import TYPE_CHECKING, ClassVar
 
-from experiments.experiment import Cell, Experiment, Result, Row, Value, by
+from experiments.experiment import Cell, Experiment, Result, Row, Value, group_results
 from experiments.intervals import mean_interval
-from experiments.local_users import poisson
+from experiments.local_users import generate_local_users
 from experiments.run_times import by_number_of_clusters
-from experiments.trace_windows import DAS_3, MACHINES, Window, WindowJob, cut, short, window
+from experiments.trace_windows import DAS_3, MACHINES, Window, WindowJob, cut_machine, draw_window, shorten_name
 from experiments.traces import Traces
 from koalapy.model.cluster import Link
 from koalapy.model.job_spec import ClaimingMode, JobSpec
@@ -51,22 +51,22 @@ class OfTraces(Experiment):
     ways: ClassVar[tuple[str, ...]]
     settings: ClassVar[tuple[str, ...]]
 
-    def cells(self, seeds: int) -> Sequence[Cell]:
+    def list_cells(self, seeds: int) -> Sequence[Cell]:
         return [
-            Cell({"trace": trace, "setting": setting, "way": way}, seed)
+            Cell({"trace": trace, "setting": setting, "way": variant}, seed)
             for trace in self.traces
             for seed in range(seeds)
             for setting in self.settings
-            for way in self.ways
+            for variant in self.ways
         ]
 
-    def run(self, cell: Cell, traces: Traces) -> Mapping[str, Value]:
-        of = window(traces, str(cell["trace"]), cell.seed, self.jobs)
-        clusters = cut(of.nodes)
+    def simulate_cell(self, cell: Cell, traces: Traces) -> Mapping[str, Value]:
+        window = draw_window(traces, str(cell["trace"]), cell.seed, self.jobs)
+        clusters = cut_machine(window.nodes)
         setting = str(cell["setting"])
-        fitting = tuple(job for job in of.jobs if job.nodes <= self.most_nodes(job, clusters, setting))
-        outcome = self.simulate(
-            Window(fitting, of.nodes), clusters, setting, str(cell["way"]), cell.seed
+        fitting = tuple(job for job in window.jobs if job.nodes <= self.most_nodes(job, clusters, setting))
+        outcome = self.simulate_window(
+            Window(fitting, window.nodes), clusters, setting, str(cell["way"]), cell.seed
         ).require_complete()
         return {
             "response time": outcome.mean_response(),
@@ -75,33 +75,39 @@ class OfTraces(Experiment):
             "utilisation": outcome.utilisation,
             "restarts": sum(job.attempts - 1 for job in outcome.jobs),
             "done": len(outcome.succeeded_jobs()),
-            "wide": len(of.jobs) - len(fitting),
-            **self.more(outcome, clusters),
+            "wide": len(window.jobs) - len(fitting),
+            **self.measure_more(outcome, clusters),
         }
 
     def most_nodes(self, job: WindowJob, clusters: Mapping[str, int], setting: str) -> int:
         """Return the largest size of jobs that every variant can run; larger jobs are left out."""
         return max(clusters.values())
 
-    def more(self, outcome: Outcome, clusters: Mapping[str, int]) -> Mapping[str, Value]:
+    def measure_more(self, outcome: Outcome, clusters: Mapping[str, int]) -> Mapping[str, Value]:
         """Return additional values of a simulation."""
         return {}
 
     @abstractmethod
-    def simulate(self, of: Window, clusters: Mapping[str, int], setting: str, way: str, seed: int) -> Outcome:
+    def simulate_window(
+        self, window: Window, clusters: Mapping[str, int], setting: str, variant: str, seed: int
+    ) -> Outcome:
         """Simulate a window with one of the variants."""
 
-    def rows(self, results: Sequence[Result]) -> list[Row]:
+    def build_rows(self, results: Sequence[Result]) -> list[Row]:
         return [
-            Row(f"{short(trace)}, {setting}: {way}", None, *self._ratio(results, trace, setting, way))
+            Row(
+                f"{shorten_name(trace)}, {setting}: {variant}",
+                None,
+                *self._mean_ratio(results, trace, setting, variant),
+            )
             for trace in (*self.traces, ALL)
             for setting in self.settings
-            for way in self.ways[1:]
+            for variant in self.ways[1:]
         ]
 
-    def remarks(self, results: Sequence[Result]) -> str:
+    def write_remarks(self, results: Sequence[Result]) -> str:
         lines = [
-            [short(trace), *(self._winner(results, trace, setting) for setting in self.settings)]
+            [shorten_name(trace), *(self._find_winner(results, trace, setting) for setting in self.settings)]
             for trace in (*self.traces, ALL)
         ]
         wide = sum(result.number("wide") for result in results) / len(results) / self.jobs
@@ -124,29 +130,38 @@ class OfTraces(Experiment):
     def unit(self) -> str:  # type: ignore[override]
         return f"mean {self.measure}, × {self.ways[0]}"
 
-    def _ratio(self, results: Iterable[Result], trace: str, setting: str, way: str) -> tuple[float, float, float]:
+    def _mean_ratio(
+        self, results: Iterable[Result], trace: str, setting: str, variant: str
+    ) -> tuple[float, float, float]:
         """Return the geometric mean and its interval of the ratios to the first variant, window by window.
 
         ``ALL`` selects the windows of every trace.
         """
-        of = by((one for one in results if one.has(setting=setting) and trace in (ALL, one.cell["trace"])), "way")
-        pairs = zip(of[way,], of[self.ways[0],], strict=True)
-        logarithms = [log(one.number(self.measure) / other.number(self.measure)) for one, other in pairs]
+        groups = group_results(
+            (
+                result
+                for result in results
+                if result.has_parameters(setting=setting) and trace in (ALL, result.cell["trace"])
+            ),
+            "way",
+        )
+        pairs = zip(groups[variant,], groups[self.ways[0],], strict=True)
+        logarithms = [log(result.number(self.measure) / reference.number(self.measure)) for result, reference in pairs]
         mean, low, high = mean_interval(logarithms)
         return exp(mean), exp(low), exp(high)
 
-    def _winner(self, results: Sequence[Result], trace: str, setting: str) -> str:
-        found = {way: self._ratio(results, trace, setting, way) for way in self.ways}
-        if all(low == high == 1 for _, low, high in found.values()):
+    def _find_winner(self, results: Sequence[Result], trace: str, setting: str) -> str:
+        ratios = {variant: self._mean_ratio(results, trace, setting, variant) for variant in self.ways}
+        if all(low == high == 1 for _, low, high in ratios.values()):
             return "equal"
-        best = min(found, key=lambda way: found[way][0])
+        best = min(ratios, key=lambda variant: ratios[variant][0])
         if best == self.ways[0]:
-            sure = all(low > 1 for way, (_, low, _) in found.items() if way != best)
+            sure = all(low > 1 for variant, (_, low, _) in ratios.items() if variant != best)
         else:
-            sure = found[best][2] < 1
+            sure = ratios[best][2] < 1
         return best if sure else f"({best})"
 
-    def figure(self, results: Sequence[Result]) -> "Figure":
+    def draw_figure(self, results: Sequence[Result]) -> "Figure":
         from matplotlib.figure import Figure
 
         from koalapy.workload.plots import LINES
@@ -154,17 +169,19 @@ class OfTraces(Experiment):
         figure = Figure(figsize=(9.0, 1.2 + 0.42 * len(self.traces)), layout="constrained")
         panels = figure.subplots(1, len(self.settings), squeeze=False, sharey=True)[0]
         for ax, setting in zip(panels, self.settings, strict=True):
-            for index, way in enumerate(self.ways[1:]):
-                found = [self._ratio(results, trace, setting, way) for trace in self.traces]
-                at = [place + 0.25 * (index - (len(self.ways) - 2) / 2) for place in range(len(self.traces))]
-                means = [mean for mean, _, _ in found]
-                errors = [[mean - low for mean, low, _ in found], [high - mean for mean, _, high in found]]
-                ax.errorbar(means, at, xerr=errors, fmt="o", color=LINES[index][0], label=way, capsize=2, markersize=4)
+            for index, variant in enumerate(self.ways[1:]):
+                ratios = [self._mean_ratio(results, trace, setting, variant) for trace in self.traces]
+                heights = [place + 0.25 * (index - (len(self.ways) - 2) / 2) for place in range(len(self.traces))]
+                means = [mean for mean, _, _ in ratios]
+                errors = [[mean - low for mean, low, _ in ratios], [high - mean for mean, _, high in ratios]]
+                ax.errorbar(
+                    means, heights, xerr=errors, fmt="o", color=LINES[index][0], label=variant, capsize=2, markersize=4
+                )
             ax.axvline(1.0, color="#444444", linewidth=0.8)
             ax.set_xscale("log")
             ax.set_title(setting, loc="left")
             ax.set_xlabel(f"{self.measure}, × {self.ways[0]}")
-            ax.set_yticks(range(len(self.traces)), [short(trace) for trace in self.traces])
+            ax.set_yticks(range(len(self.traces)), [shorten_name(trace) for trace in self.traces])
         panels[0].invert_yaxis()
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(self.ways) - 1)
         return figure
@@ -190,20 +207,22 @@ class Placement(OfTraces):
         "begins each stretch without experience, and takes a user's jobs for one application."
     )
 
-    def simulate(self, of: Window, clusters: Mapping[str, int], setting: str, way: str, seed: int) -> Outcome:
+    def simulate_window(
+        self, window: Window, clusters: Mapping[str, int], setting: str, variant: str, seed: int
+    ) -> Outcome:
         grid = SimulatedGrid({name: SimulatedCluster(nodes) for name, nodes in clusters.items()})
         specs: dict[tuple[int, int], JobSpec] = {}
 
-        def jobs() -> Iterator[PlannedJob]:
-            for job in of.jobs:
+        def plan_jobs() -> Iterator[PlannedJob]:
+            for job in window.jobs:
                 key = job.nodes, job.user
                 if key not in specs:
-                    whole = (ComponentRequest(job.nodes),)
-                    request = NonFixedRequest(whole) if way == "worst-fit" else FlexibleRequest(job.nodes)
-                    specs[key] = JobSpec(request, ("program",), policy=way, application=f"user-{job.user}")
-                yield PlannedJob(job.at, specs[key], job.ran)
+                    components = (ComponentRequest(job.nodes),)
+                    request = NonFixedRequest(components) if variant == "worst-fit" else FlexibleRequest(job.nodes)
+                    specs[key] = JobSpec(request, ("program",), policy=variant, application=f"user-{job.user}")
+                yield PlannedJob(job.arrives_at, specs[key], job.ran)
 
-        return Simulation(grid, RULES, run_time=by_number_of_clusters(self.slowdowns[setting])).run(jobs())
+        return Simulation(grid, RULES, run_time=by_number_of_clusters(self.slowdowns[setting])).run(plan_jobs())
 
 
 class Claiming(OfTraces):
@@ -225,7 +244,9 @@ class Claiming(OfTraces):
         "Starting takes 30 s, and one start in twenty fails."
     )
 
-    def simulate(self, of: Window, clusters: Mapping[str, int], setting: str, way: str, seed: int) -> Outcome:
+    def simulate_window(
+        self, window: Window, clusters: Mapping[str, int], setting: str, variant: str, seed: int
+    ) -> Outcome:
         grid = SimulatedGrid(
             {name: SimulatedCluster(nodes) for name, nodes in clusters.items()},
             startup=30.0,
@@ -234,10 +255,10 @@ class Claiming(OfTraces):
             links={pair: Link(bandwidth=10e6) for pair in combinations(sorted(clusters), 2)},
         )
         users = [
-            poisson(
+            generate_local_users(
                 {name: nodes},
                 self.busy[setting],
-                duration=of.lasts,
+                duration=window.lasts,
                 sizes=[max(1, nodes // part) for part in (16, 8, 4)],
                 lasts=600.0,
                 seed=seed,
@@ -247,18 +268,18 @@ class Claiming(OfTraces):
         files = [(InputFile(f"data-{name}", 3_000_000_000, (name,)),) for name in clusters]
         specs: dict[tuple[int, int], JobSpec] = {}
 
-        def jobs() -> Iterator[PlannedJob]:
-            for job in of.jobs:
+        def plan_jobs() -> Iterator[PlannedJob]:
+            for job in window.jobs:
                 key = job.nodes, job.user % len(files)
                 if key not in specs:
                     parts = 4 if job.nodes >= 4 else 1
                     sizes = [job.nodes // parts + (index < job.nodes % parts) for index in range(parts)]
                     request = NonFixedRequest(tuple(ComponentRequest(size, inputs=files[key[1]]) for size in sizes))
-                    specs[key] = JobSpec(request, ("program",), policy="worst-fit", claiming=ClaimingMode(way))
-                yield PlannedJob(job.at, specs[key], job.ran)
+                    specs[key] = JobSpec(request, ("program",), policy="worst-fit", claiming=ClaimingMode(variant))
+                yield PlannedJob(job.arrives_at, specs[key], job.ran)
 
         local_users = sorted((user for stream in users for user in stream), key=lambda user: (user.at, user.cluster))
-        return Simulation(grid, RULES, local_users=local_users, seed=seed).run(jobs())
+        return Simulation(grid, RULES, local_users=local_users, seed=seed).run(plan_jobs())
 
 
 class Sharing(OfTraces):
@@ -284,43 +305,47 @@ class Sharing(OfTraces):
     def most_nodes(self, job: WindowJob, clusters: Mapping[str, int], setting: str) -> int:
         return clusters[home_of(job, clusters, setting)]
 
-    def simulate(self, of: Window, clusters: Mapping[str, int], setting: str, way: str, seed: int) -> Outcome:
+    def simulate_window(
+        self, window: Window, clusters: Mapping[str, int], setting: str, variant: str, seed: int
+    ) -> Outcome:
         grid = SimulatedGrid({name: SimulatedCluster(nodes) for name, nodes in clusters.items()})
-        rules = replace(HUANG_2007, sharing=self.modes[way])
+        rules = replace(HUANG_2007, sharing=self.modes[variant])
         specs: dict[tuple[int, str], JobSpec] = {}
 
-        def jobs() -> Iterator[PlannedJob]:
-            for job in of.jobs:
+        def plan_jobs() -> Iterator[PlannedJob]:
+            for job in window.jobs:
                 key = job.nodes, home_of(job, clusters, setting)
                 if key not in specs:
                     request = NonFixedRequest((ComponentRequest(job.nodes),))
                     specs[key] = JobSpec(request, ("program",), policy="fastest-one", home_site=key[1])
-                yield PlannedJob(job.at, specs[key], job.ran)
+                yield PlannedJob(job.arrives_at, specs[key], job.ran)
 
-        return Simulation(grid, rules).run(jobs())
+        return Simulation(grid, rules).run(plan_jobs())
 
-    def more(self, outcome: Outcome, clusters: Mapping[str, int]) -> Mapping[str, Value]:
+    def measure_more(self, outcome: Outcome, clusters: Mapping[str, int]) -> Mapping[str, Value]:
         """Return the mean response time of each site's users; 0 for a site without users."""
-        of = {name: [job.response for job in outcome.jobs if job.planned.spec.home_site == name] for name in clusters}
-        return {name: fmean(found) if found else 0.0 for name, found in of.items()}
+        responses = {
+            name: [job.response for job in outcome.jobs if job.planned.spec.home_site == name] for name in clusters
+        }
+        return {name: fmean(times) if times else 0.0 for name, times in responses.items()}
 
-    def remarks(self, results: Sequence[Result]) -> str:
+    def write_remarks(self, results: Sequence[Result]) -> str:
         lines = []
-        for way in self.ways[1:]:
-            found = list(self._site_ratios(results, way))
-            worse = sum(one > 1 + ROUNDING for one in found)
-            lines.append([way, len(found), f"{worse / len(found):.1%}", f"{max(found):.2f}"])
+        for variant in self.ways[1:]:
+            ratios = list(self._site_ratios(results, variant))
+            worse = sum(ratio > 1 + ROUNDING for ratio in ratios)
+            lines.append([variant, len(ratios), f"{worse / len(ratios):.1%}", f"{max(ratios):.2f}"])
         header = ["sharing", "sites", "worse off than alone", "the worst, × alone"]
-        told = "Whether every site is better off for taking part, over all stretches:"
-        return "\n\n".join([super().remarks(results), told, markdown_table(header, lines)])
+        question = "Whether every site is better off for taking part, over all stretches:"
+        return "\n\n".join([super().write_remarks(results), question, markdown_table(header, lines)])
 
-    def _site_ratios(self, results: Sequence[Result], way: str) -> Iterator[float]:
+    def _site_ratios(self, results: Sequence[Result], variant: str) -> Iterator[float]:
         """Yield the ratio of each site's response time to that without sharing."""
-        of = by(results, "way")
-        for one, alone in zip(of[way,], of[self.ways[0],], strict=True):
-            for site in cut(sum(DAS_3)):
-                if own := alone.number(site):
-                    yield one.number(site) / own
+        groups = group_results(results, "way")
+        for result, alone in zip(groups[variant,], groups[self.ways[0],], strict=True):
+            for site in cut_machine(sum(DAS_3)):
+                if alone_response := alone.number(site):
+                    yield result.number(site) / alone_response
 
 
 def home_of(job: WindowJob, clusters: Mapping[str, int], setting: str) -> str:

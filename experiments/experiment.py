@@ -50,7 +50,7 @@ class Result:
         assert isinstance(value, int | float), f"{name} is not a number"
         return value
 
-    def has(self, **parameters: Parameter) -> bool:
+    def has_parameters(self, **parameters: Parameter) -> bool:
         """Return whether the cell has these parameters."""
         return all(self.cell.parameters.get(name) == value for name, value in parameters.items())
 
@@ -66,7 +66,7 @@ class Row:
     high: float
 
     @classmethod
-    def of(cls, label: str, values: Iterable[float], paper: float | None = None) -> "Row":
+    def from_values(cls, label: str, values: Iterable[float], paper: float | None = None) -> "Row":
         """Build a row from one value per repetition; a single value has no interval."""
         ours, low, high = mean_interval(list(values))
         return cls(label, paper, ours, low, high)
@@ -94,38 +94,38 @@ class Experiment(ABC):
         return "-".join(self.name.split("-")[:2])
 
     @abstractmethod
-    def cells(self, seeds: int) -> Sequence[Cell]:
+    def list_cells(self, seeds: int) -> Sequence[Cell]:
         """Return all cells to simulate, each in a separate process; seeds count from 0."""
 
     @abstractmethod
-    def run(self, cell: Cell, traces: "Traces") -> Mapping[str, Value]:
+    def simulate_cell(self, cell: Cell, traces: "Traces") -> Mapping[str, Value]:
         """Simulate a cell. Equal cells give equal values in every process, except for measured times.
 
         This is a static method if several figures use the same simulations: their equal cells run once.
         """
 
     @property
-    def simulation(self) -> object:
+    def simulation_key(self) -> object:
         """Return an object that is equal for experiments that simulate equal cells alike."""
-        run = inspect.getattr_static(self, "run")
-        return run if isinstance(run, staticmethod) else self.name
+        method = inspect.getattr_static(self, "simulate_cell")
+        return method if isinstance(method, staticmethod) else self.name
 
     @abstractmethod
-    def rows(self, results: Sequence[Result]) -> list[Row]:
+    def build_rows(self, results: Sequence[Result]) -> list[Row]:
         """Return the table for the results of all cells, in the order of the cells."""
 
-    def figure(self, results: Sequence[Result]) -> "Figure | None":
+    def draw_figure(self, results: Sequence[Result]) -> "Figure | None":
         """Return the plot, or None if there is none."""
         return None
 
-    def remarks(self, results: Sequence[Result]) -> str:
+    def write_remarks(self, results: Sequence[Result]) -> str:
         """Return Markdown for the page: differences from the paper, their reasons, and assumptions."""
         return ""
 
 
-def by(results: Iterable[Result], *names: str) -> dict[tuple[Parameter, ...], list[Result]]:
+def group_results(results: Iterable[Result], *names: str) -> dict[tuple[Parameter, ...], list[Result]]:
     """Group results by the named parameters of their cells, in the order of their first results."""
-    found: dict[tuple[Parameter, ...], list[Result]] = {}
+    groups: dict[tuple[Parameter, ...], list[Result]] = {}
     for result in results:
-        found.setdefault(tuple(result.cell[name] for name in names), []).append(result)
-    return found
+        groups.setdefault(tuple(result.cell[name] for name in names), []).append(result)
+    return groups

@@ -5,7 +5,7 @@ from math import trunc
 from typing import TYPE_CHECKING, ClassVar
 
 from experiments.experiment import Cell, Experiment, Result, Row, Value
-from experiments.huang_2007_grid import ENTIRE, SITES, TABLE_3_LOAD, TRACE, Setting, jobs_of, responses, site_name
+from experiments.huang_2007_grid import ENTIRE, SITES, TABLE_3_LOAD, TRACE, Setting, jobs_of, mean_responses, site_name
 from experiments.huang_2007_orders import Figure2, Figure2Whole, Figure3
 from experiments.traces import Traces
 from koalapy.model.users import SharingMode
@@ -30,10 +30,10 @@ class Table1(Experiment):
         "mean processors": (3, 16, 12, 6, 4),
     }
 
-    def cells(self, seeds: int) -> Sequence[Cell]:
+    def list_cells(self, seeds: int) -> Sequence[Cell]:
         return [Cell({"site": site}) for site in SITES]
 
-    def run(self, cell: Cell, traces: Traces) -> Mapping[str, Value]:
+    def simulate_cell(self, cell: Cell, traces: Traces) -> Mapping[str, Value]:
         jobs = [job for job in jobs_of(traces) if job.queue == cell["site"]]
         return {
             "jobs": len(jobs),
@@ -43,14 +43,14 @@ class Table1(Experiment):
             "mean processors": sum(job.processors for job in jobs) / len(jobs),
         }
 
-    def rows(self, results: Sequence[Result]) -> list[Row]:
+    def build_rows(self, results: Sequence[Result]) -> list[Row]:
         return [
-            Row.of(f"site {result.cell['site']}: {name}", [_cut(name, result.number(name))], said)
+            Row.from_values(f"site {result.cell['site']}: {name}", [_truncate_number(name, result.number(name))], paper)
             for name, all_said in self.paper_says.items()
-            for result, said in zip(results, all_said, strict=True)
+            for result, paper in zip(results, all_said, strict=True)
         ]
 
-    def remarks(self, results: Sequence[Result]) -> str:
+    def write_remarks(self, results: Sequence[Result]) -> str:
         return (
             "The paper cuts numbers off and does not round them: 267.138 is 267.13 there, 16.12 is 16; so does this "
             "table. The uncleaned log that it was made from is lost; 13,373 jobs of queues 3 and 4 were put back from "
@@ -58,7 +58,7 @@ class Table1(Experiment):
         )
 
 
-def _cut(name: str, value: float) -> float:
+def _truncate_number(name: str, value: float) -> float:
     return trunc(value * 100) / 100 if name == "mean run time (s)" else trunc(value)
 
 
@@ -78,39 +78,39 @@ class Table3(Experiment):
         "feasible": (4152, 193, 4750, 4798, 3939, 57),
     }
 
-    def cells(self, seeds: int) -> Sequence[Cell]:
+    def list_cells(self, seeds: int) -> Sequence[Cell]:
         modes = [Cell({"sharing": sharing, "reclaimed": "place"}) for sharing in self.paper_says]
         return [*modes, Cell({"sharing": "feasible", "reclaimed": "front"})]
 
-    def run(self, cell: Cell, traces: Traces) -> Mapping[str, Value]:
+    def simulate_cell(self, cell: Cell, traces: Traces) -> Mapping[str, Value]:
         sharing: SharingMode = cell["sharing"]  # type: ignore[assignment]
         reclaimed: ReclaimedPosition = cell["reclaimed"]  # type: ignore[assignment]
         setting = Setting(self.speed, self.load, sharing=sharing, threshold=1.0, reclaimed=reclaimed)
-        outcome = setting.simulate(jobs_of(traces))
+        outcome = setting.simulate_jobs(jobs_of(traces))
         stopped = sum(job.attempts - 1 for job in outcome.jobs)
         away = sum(job.gang[0][0] != job.planned.spec.home_site for job in outcome.jobs)
-        return {**responses(outcome), "stopped": stopped, "away": away}
+        return {**mean_responses(outcome), "stopped": stopped, "away": away}
 
-    def rows(self, results: Sequence[Result]) -> list[Row]:
-        found = []
+    def build_rows(self, results: Sequence[Result]) -> list[Row]:
+        rows = []
         for result in results:
-            sharing, is_literal = str(result.cell["sharing"]), result.has(reclaimed="front")
+            sharing, is_literal = str(result.cell["sharing"]), result.has_parameters(reclaimed="front")
             label = f"{sharing}, stopped jobs to the front" if is_literal else sharing
-            for name, said in zip([ENTIRE, *map(site_name, SITES)], self.paper_says[sharing], strict=True):
+            for name, paper in zip([ENTIRE, *map(site_name, SITES)], self.paper_says[sharing], strict=True):
                 if name in result.values:
-                    found.append(Row.of(f"{label}: {name}", [result.number(name)], said))
-        return found
+                    rows.append(Row.from_values(f"{label}: {name}", [result.number(name)], paper))
+        return rows
 
-    def figure(self, results: Sequence[Result]) -> "Figure | None":
-        shown = [result for result in results if result.has(reclaimed="place")]
-        groups = {str(result.cell["sharing"]): [result.number(n) for n in _names(result)] for result in shown}
-        return _bars(_names(shown[0]), groups, "mean response time (s)", log=True) if shown else None
+    def draw_figure(self, results: Sequence[Result]) -> "Figure | None":
+        compared = [result for result in results if result.has_parameters(reclaimed="place")]
+        groups = {str(result.cell["sharing"]): [result.number(n) for n in _value_names(result)] for result in compared}
+        return _draw_bars(_value_names(compared[0]), groups, "mean response time (s)", log=True) if compared else None
 
-    def remarks(self, results: Sequence[Result]) -> str:
-        feasible = next(result for result in results if result.has(sharing="feasible", reclaimed="place"))
-        front = next(result for result in results if result.has(reclaimed="front"))
-        alone = next(result for result in results if result.has(sharing="independent"))
-        off = {name: feasible.number(name) for name in _names(feasible)}
+    def write_remarks(self, results: Sequence[Result]) -> str:
+        feasible = next(result for result in results if result.has_parameters(sharing="feasible", reclaimed="place"))
+        front = next(result for result in results if result.has_parameters(reclaimed="front"))
+        alone = next(result for result in results if result.has_parameters(sharing="independent"))
+        off = {name: feasible.number(name) for name in _value_names(feasible)}
         worse = [name for name, value in off.items() if value > alone.number(name) * (1 + 1e-9)]
         better = "no site is worse off than alone" if not worse else f"worse off than alone: {', '.join(worse)}"
         return (
@@ -142,24 +142,24 @@ class Figure1(Experiment):
         "best-fit, threshold 1": ("ordinary", 1.0),
     }
 
-    def cells(self, seeds: int) -> Sequence[Cell]:
-        return [Cell({"way": way}) for way in self.ways]
+    def list_cells(self, seeds: int) -> Sequence[Cell]:
+        return [Cell({"way": variant}) for variant in self.ways]
 
-    def run(self, cell: Cell, traces: Traces) -> Mapping[str, Value]:
+    def simulate_cell(self, cell: Cell, traces: Traces) -> Mapping[str, Value]:
         sharing, threshold = self.ways[str(cell["way"])]
         setting = Setting(self.speed, policy="best-fit", sharing=sharing, threshold=threshold)
-        return responses(setting.simulate(jobs_of(traces)))
+        return mean_responses(setting.simulate_jobs(jobs_of(traces)))
 
-    def rows(self, results: Sequence[Result]) -> list[Row]:
-        return [Row.of(str(result.cell["way"]), [result.number(ENTIRE)]) for result in results]
+    def build_rows(self, results: Sequence[Result]) -> list[Row]:
+        return [Row.from_values(str(result.cell["way"]), [result.number(ENTIRE)]) for result in results]
 
-    def figure(self, results: Sequence[Result]) -> "Figure | None":
+    def draw_figure(self, results: Sequence[Result]) -> "Figure | None":
         groups = {"entire grid": [result.number(ENTIRE) for result in results]}
-        return _bars([str(result.cell["way"]) for result in results], groups, "mean response time (s)")
+        return _draw_bars([str(result.cell["way"]) for result in results], groups, "mean response time (s)")
 
-    def remarks(self, results: Sequence[Result]) -> str:
-        alone, none, one = (result.number(ENTIRE) for result in results)
-        holds = "So it is here" if none > alone > one else "That is not so here"
+    def write_remarks(self, results: Sequence[Result]) -> str:
+        alone, threshold_0, threshold_1 = (result.number(ENTIRE) for result in results)
+        holds = "So it is here" if threshold_0 > alone > threshold_1 else "That is not so here"
         return (
             "The paper says in words that sharing by best-fit is worse than not to share with the threshold 0, and "
             f"better with 1. {holds}. It does not say which load this figure has; with the one of Table 3 threshold 0 "
@@ -170,11 +170,13 @@ class Figure1(Experiment):
         )
 
 
-def _names(result: Result) -> list[str]:
+def _value_names(result: Result) -> list[str]:
     return [name for name in (ENTIRE, *map(site_name, SITES)) if name in result.values]
 
 
-def _bars(labels: Sequence[str], groups: Mapping[str, Sequence[float]], says: str, *, log: bool = False) -> "Figure":
+def _draw_bars(
+    labels: Sequence[str], groups: Mapping[str, Sequence[float]], says: str, *, log: bool = False
+) -> "Figure":
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 3.5), layout="constrained")

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from experiments.run_times import by_speed, multi_site, product
+from experiments.run_times import by_speed, multi_site, multiply_models
 from experiments.traces import Traces
 from koalapy.model.job_spec import JobSpec, Launcher
 from koalapy.model.request import ComponentRequest, FlexibleRequest, NonFixedRequest
@@ -47,7 +47,7 @@ class Setting:
     reclaimed: ReclaimedPosition = "place"
     p: float | None = None
 
-    def simulate(self, jobs: Iterable[TraceJob]) -> Outcome:
+    def simulate_jobs(self, jobs: Iterable[TraceJob]) -> Outcome:
         """Simulate jobs, narrowest first, without backfilling, reservations or preemption (section 3 of the paper)."""
         grid = SimulatedGrid(
             {
@@ -68,20 +68,20 @@ class Setting:
             placement_queue_limit=UNLIMITED,
             scan_interval=SELDOM,
         )
-        model = product(by_speed(grid.speeds), multi_site(self.p or 0.0))
-        return Simulation(grid, rules, run_time=model).run(self._planned(jobs))
+        model = multiply_models(by_speed(grid.speeds), multi_site(self.p or 0.0))
+        return Simulation(grid, rules, run_time=model).run(self._plan_jobs(jobs))
 
-    def _planned(self, jobs: Iterable[TraceJob]) -> Iterator[PlannedJob]:
+    def _plan_jobs(self, jobs: Iterable[TraceJob]) -> Iterator[PlannedJob]:
         specs: dict[tuple[int, int], JobSpec] = {}
         for job in jobs:
             kind = job.queue, job.processors
             if kind not in specs:
-                specs[kind] = self._spec(*kind)
+                specs[kind] = self._build_spec(*kind)
             yield PlannedJob(job.submitted, specs[kind], job.ran * self.load[job.queue - 1])
 
-    def _spec(self, site: int, processors: int) -> JobSpec:
-        whole = NonFixedRequest((ComponentRequest(processors),))
-        request = whole if self.p is None else FlexibleRequest(processors)
+    def _build_spec(self, site: int, processors: int) -> JobSpec:
+        one_site = NonFixedRequest((ComponentRequest(processors),))
+        request = one_site if self.p is None else FlexibleRequest(processors)
         home = site_name(site)
         return JobSpec(request, ("job",), policy=self.policy, home_site=home, launcher=Launcher.PROCESSES)
 
@@ -90,12 +90,12 @@ def site_name(site: int) -> str:
     return f"site {site}"
 
 
-def responses(outcome: Outcome) -> dict[str, float]:
+def mean_responses(outcome: Outcome) -> dict[str, float]:
     """Return the mean response times of all jobs and of each site's own jobs; all jobs must have ended."""
     assert not outcome.not_run, f"{len(outcome.not_run)} jobs were not run: {outcome.not_run[0].reason}"
-    found = {ENTIRE: mean_of_jobs([job.response for job in outcome.jobs])}
+    means = {ENTIRE: mean_of_jobs([job.response for job in outcome.jobs])}
     for site in map(site_name, SITES):
-        own = [job.response for job in outcome.jobs if job.planned.spec.home_site == site]
-        if own:
-            found[site] = mean_of_jobs(own)
-    return found
+        responses = [job.response for job in outcome.jobs if job.planned.spec.home_site == site]
+        if responses:
+            means[site] = mean_of_jobs(responses)
+    return means

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, ClassVar
 
 from experiments.experiment import Cell, Experiment, Parameter, Result, Row, Value
-from experiments.huang_2007_grid import ENTIRE, TABLE_3_LOAD, TRACE, Setting, jobs_of, responses
+from experiments.huang_2007_grid import ENTIRE, TABLE_3_LOAD, TRACE, Setting, jobs_of, mean_responses
 from experiments.huang_2007_plain import mean_response
 from experiments.traces import Traces
 from koalapy.workload.swf import TraceJob
@@ -37,7 +37,7 @@ class Orders(Experiment):
     """Simulate every ``few``-th order with readings that are not in ``all_of``."""
     all_of: ClassVar[Sequence[tuple[str, float]]] = ()
     """Readings of which all orders are simulated."""
-    said: ClassVar[Mapping[str, float]] = {}
+    paper_says: ClassVar[Mapping[str, float]] = {}
     """The paper's numbers, by the ends of row labels."""
 
     @property
@@ -46,10 +46,10 @@ class Orders(Experiment):
         """Return the compared policies; the adaptive one is last."""
 
     @abstractmethod
-    def setting(self, policy: str, speed: Sequence[float], load: Sequence[float], threshold: float) -> Setting:
+    def build_setting(self, policy: str, speed: Sequence[float], load: Sequence[float], threshold: float) -> Setting:
         """Return the setting to simulate."""
 
-    def cells(self, seeds: int) -> Sequence[Cell]:
+    def list_cells(self, seeds: int) -> Sequence[Cell]:
         return [
             Cell({"load": load, "threshold": threshold, "speeds": number, "policy": policy}, seed)
             for seed in range(seeds)
@@ -58,95 +58,105 @@ class Orders(Experiment):
             for policy in self.policies
         ]
 
-    def run(self, cell: Cell, traces: Traces) -> Mapping[str, Value]:
+    def simulate_cell(self, cell: Cell, traces: Traces) -> Mapping[str, Value]:
         jobs, number = jobs_of(traces), int(cell["speeds"])
         size, part = -(-len(jobs) // self.parts), (number + cell.seed) % self.parts
         load, threshold = LOADS[str(cell["load"])], float(cell["threshold"])
-        setting = self.setting(str(cell["policy"]), SPEEDS[number], load, threshold)
+        setting = self.build_setting(str(cell["policy"]), SPEEDS[number], load, threshold)
         mine = jobs[part * size : (part + 1) * size]
-        return {ENTIRE: self.simulate(mine, setting) if mine else 0.0}
+        return {ENTIRE: self.simulate_jobs(mine, setting) if mine else 0.0}
 
-    def simulate(self, jobs: Sequence[TraceJob], setting: Setting) -> float:
+    def simulate_jobs(self, jobs: Sequence[TraceJob], setting: Setting) -> float:
         """Return the mean response time."""
-        return responses(setting.simulate(jobs))[ENTIRE]
+        return mean_responses(setting.simulate_jobs(jobs))[ENTIRE]
 
-    def ratios(self, results: Sequence[Result]) -> dict[str, list[float]]:
+    def compute_ratios(self, results: Sequence[Result]) -> dict[str, list[float]]:
         """Return the response time of each policy over that of the best, for each order of speeds and seed."""
         times: dict[tuple[Parameter, int], dict[str, float]] = {}
         for result in results:
-            which = result.cell["speeds"], result.cell.seed
-            times.setdefault(which, {})[str(result.cell["policy"])] = result.number(ENTIRE)
-        best = {which: min(some.values()) for which, some in times.items()}
+            order = result.cell["speeds"], result.cell.seed
+            times.setdefault(order, {})[str(result.cell["policy"])] = result.number(ENTIRE)
+        best = {order: min(of_order.values()) for order, of_order in times.items()}
         return {
-            policy: [some[policy] / best[which] if best[which] else 1.0 for which, some in times.items()]
+            policy: [of_order[policy] / best[order] if best[order] else 1.0 for order, of_order in times.items()]
             for policy in self.policies
         }
 
-    def of(self, results: Sequence[Result], reading: tuple[str, float]) -> dict[str, list[float]]:
-        """Return ``ratios`` of the results with one reading."""
+    def compute_reading(self, results: Sequence[Result], reading: tuple[str, float]) -> dict[str, list[float]]:
+        """Return ``compute_ratios`` of the results with one reading."""
         load, threshold = reading
-        return self.ratios([each for each in results if each.has(load=load, threshold=threshold)])
+        return self.compute_ratios(
+            [result for result in results if result.has_parameters(load=load, threshold=threshold)]
+        )
 
-    def rows(self, results: Sequence[Result]) -> list[Row]:
-        found = []
+    def build_rows(self, results: Sequence[Result]) -> list[Row]:
+        rows = []
         for reading in READINGS:
-            ratios = self.of(results, reading)
-            for policy, own in ratios.items():
-                if own:
-                    found += self._rows(f"{_name(reading)}: {policy}", own, list(ratios.values()))
-        return found
+            ratios = self.compute_reading(results, reading)
+            for policy, policy_ratios in ratios.items():
+                if policy_ratios:
+                    rows += self._build_policy_rows(
+                        f"{_reading_label(reading)}: {policy}", policy_ratios, list(ratios.values())
+                    )
+        return rows
 
-    def _rows(self, label: str, own: Sequence[float], all_ratios: Sequence[Sequence[float]]) -> list[Row]:
+    def _build_policy_rows(
+        self, label: str, policy_ratios: Sequence[float], all_ratios: Sequence[Sequence[float]]
+    ) -> list[Row]:
         ends = {
-            f"best in so many of {len(own)}": [float(sum(ratio <= 1 + EQUAL for ratio in own))],
-            "last in so many": [float(_last(own, all_ratios))],
-            "time over that of the best, mean": own,
-            "time over that of the best, at most": [max(own)],
+            f"best in so many of {len(policy_ratios)}": [float(sum(ratio <= 1 + EQUAL for ratio in policy_ratios))],
+            "last in so many": [float(_count_last(policy_ratios, all_ratios))],
+            "time over that of the best, mean": policy_ratios,
+            "time over that of the best, at most": [max(policy_ratios)],
         }
         policy = label.rpartition(": ")[2]
         return [
-            Row.of(f"{label}: {end}", values, self.said.get(f"{policy}: {end.split(' so many')[0]}"))
+            Row.from_values(f"{label}: {end}", values, self.paper_says.get(f"{policy}: {end.split(' so many')[0]}"))
             for end, values in ends.items()
         ]
 
-    def figure(self, results: Sequence[Result]) -> "Figure | None":
+    def draw_figure(self, results: Sequence[Result]) -> "Figure | None":
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(8, 3.6), layout="constrained")
         both = figure.subplots(1, 2)
         for axes, reading in zip(both, (READINGS[0], CROWDED), strict=True):
-            for policy, ratios in self.of(results, reading).items():
+            for policy, ratios in self.compute_reading(results, reading).items():
                 axes.plot(range(1, len(ratios) + 1), sorted(ratios), label=policy)
-            axes.set(xlabel="orders of the sites' speeds, from the best on", title=_name(reading))
+            axes.set(xlabel="orders of the sites' speeds, from the best on", title=_reading_label(reading))
         both[0].set_ylabel("response time over that of the best")
         both[0].legend()
         return figure
 
-    def counts(self, results: Sequence[Result], policy: str) -> str:
+    def count_best(self, results: Sequence[Result], policy: str) -> str:
         """Describe for each reading in how many orders a policy is the best."""
-        told = []
+        counts = []
         for reading in READINGS:
-            own = self.of(results, reading)[policy]
-            told.append(f"{sum(ratio <= 1 + EQUAL for ratio in own)} of {len(own)} with {_name(reading)}")
-        return "; ".join(told)
+            policy_ratios = self.compute_reading(results, reading)[policy]
+            best = sum(ratio <= 1 + EQUAL for ratio in policy_ratios)
+            counts.append(f"{best} of {len(policy_ratios)} with {_reading_label(reading)}")
+        return "; ".join(counts)
 
 
-def _parts_told(parts: int) -> str:
+def _format_parts(parts: int) -> str:
     return (
         f"Each order of speeds is simulated with one of {parts} equal parts of the trace, the next one for the next "
         f"order and for the next seed: `--seeds {parts}` simulates all of it."
     )
 
 
-def _name(reading: tuple[str, float]) -> str:
+def _reading_label(reading: tuple[str, float]) -> str:
     load, threshold = reading
     return f"load {load}, threshold {threshold:g}"
 
 
-def _last(own: Sequence[float], all_ratios: Sequence[Sequence[float]]) -> int:
+def _count_last(policy_ratios: Sequence[float], all_ratios: Sequence[Sequence[float]]) -> int:
     """Count the orders in which a policy takes longest and longer than the best."""
-    worst = [max(each) for each in zip(*all_ratios, strict=True)]
-    return sum(ratio > 1 + EQUAL and ratio >= most * (1 - EQUAL) for ratio, most in zip(own, worst, strict=True))
+    worst = [max(ratios) for ratios in zip(*all_ratios, strict=True)]
+    return sum(
+        ratio > 1 + EQUAL and ratio >= longest * (1 - EQUAL)
+        for ratio, longest in zip(policy_ratios, worst, strict=True)
+    )
 
 
 class Figure2(Orders):
@@ -157,18 +167,18 @@ class Figure2(Orders):
     policies = ("best-fit", "fastest-one", "adaptive")
     few = 20
     all_of: ClassVar[Sequence[tuple[str, float]]] = (CROWDED,)
-    said: ClassVar[Mapping[str, float]] = {"adaptive: last in": 0}
+    paper_says: ClassVar[Mapping[str, float]] = {"adaptive: last in": 0}
 
-    def setting(self, policy: str, speed: Sequence[float], load: Sequence[float], threshold: float) -> Setting:
+    def build_setting(self, policy: str, speed: Sequence[float], load: Sequence[float], threshold: float) -> Setting:
         return Setting(speed, load, policy, threshold=threshold)
 
-    def remarks(self, results: Sequence[Result]) -> str:
+    def write_remarks(self, results: Sequence[Result]) -> str:
         return (
-            f"{_parts_told(self.parts)} With load and threshold of which it does not matter much, six of the orders "
+            f"{_format_parts(self.parts)} With load and threshold of which it does not matter much, six of the orders "
             "are. What the paper says, what it leaves open, and the same with the whole trace: "
             "huang-2007-fig-2-whole. The parts have the order of the policies and about their distances, not how often "
             "each is the best: what queues up for months is not in them, and in a short stretch two policies do more "
-            f"often the very same. The adaptive policy is the best in {self.counts(results, 'adaptive')}."
+            f"often the very same. The adaptive policy is the best in {self.count_best(results, 'adaptive')}."
         )
 
 
@@ -181,19 +191,20 @@ class Figure2Whole(Figure2):
     few = 10
     all_of: ClassVar[Sequence[tuple[str, float]]] = (READINGS[0], ("of Table 3", 1.0), CROWDED)
 
-    def simulate(self, jobs: Sequence[TraceJob], setting: Setting) -> float:
+    def simulate_jobs(self, jobs: Sequence[TraceJob], setting: Setting) -> float:
         return mean_response(jobs, setting)
 
-    def remarks(self, results: Sequence[Result]) -> str:
-        crowded = self.of(results, CROWDED)
-        means = ", ".join(f"{policy} {fmean(own or [1.0]):.3f}" for policy, own in crowded.items())
+    def write_remarks(self, results: Sequence[Result]) -> str:
+        crowded = self.compute_reading(results, CROWDED)
+        means = ", ".join(f"{policy} {fmean(policy_ratios or [1.0]):.3f}" for policy, policy_ratios in crowded.items())
         return (
             "Not by the scheduler, but by its rules as a plain loop, which gives the same for the same jobs and takes "
             "a hundredth of the time.\n\n"
             "The paper shows some of the orders in a plot without numbers, and says that each of best-fit and "
             "fastest-one is poor with some, and that the adaptive policy is never the last and always near to the "
             "best. It tells neither load nor threshold, so that both are varied here. The adaptive policy is the best "
-            f"in {self.counts(results, 'adaptive')}; fastest-one in {self.counts(results, 'fastest-one')}.\n\n"
+            f"in {self.count_best(results, 'adaptive')}; fastest-one in {self.count_best(results, 'fastest-one')}."
+            "\n\n"
             "**With the loads that the paper has elsewhere its picture does not come out.** The sites have five times "
             "the trace's speed on average and 3.5 times its processors, so that at load 1 some 5 % of them are used: "
             "hardly ever does a job wait, nothing is better than the fastest site, and the adaptive policy takes it "
@@ -221,16 +232,16 @@ class Figure3(Orders):
     few = 20
     all_of: ClassVar[Sequence[tuple[str, float]]] = (CROWDED,)
 
-    def setting(self, policy: str, speed: Sequence[float], load: Sequence[float], threshold: float) -> Setting:
+    def build_setting(self, policy: str, speed: Sequence[float], load: Sequence[float], threshold: float) -> Setting:
         if policy == self.single:
             return Setting(speed, load, "adaptive", threshold=threshold)
         return Setting(speed, load, policy, threshold=threshold, p=2.0)
 
-    def remarks(self, results: Sequence[Result]) -> str:
+    def write_remarks(self, results: Sequence[Result]) -> str:
         return (
-            f"{_parts_told(self.parts)} With load and threshold of which it does not matter much, six of the orders "
+            f"{_format_parts(self.parts)} With load and threshold of which it does not matter much, six of the orders "
             "are. The paper says that to split jobs is better than not to, and that the adaptive policy is better than "
             "the other two for each of the orders. Here it is the best of all in "
-            f"{self.counts(results, 'adaptive')}. A split job runs as fast as the slowest of its sites, which the "
+            f"{self.count_best(results, 'adaptive')}. A split job runs as fast as the slowest of its sites, which the "
             "paper does not say; nor does it tell load and threshold: see huang-2007-fig-2."
         )

@@ -27,24 +27,26 @@ def mean_response(jobs: Sequence[TraceJob], setting: Setting) -> float:
     running: list[tuple[float, int, int, int]] = []
     total, coming = 0.0, 0
     while coming < len(jobs) or running:
-        now = min(_moments(jobs, coming, running))
+        now = min(_next_moments(jobs, coming, running))
         while running and running[0][0] <= now:
-            _, _, left, processors = heapq.heappop(running)
-            free[left] += processors
+            _, _, freed, processors = heapq.heappop(running)
+            free[freed] += processors
         while coming < len(jobs) and jobs[coming].submitted <= now:
             insort(waiting, (jobs[coming].processors, coming))
             coming += 1
-        while waiting and (site := choice.site(waiting, free)) is not None:
+        while waiting and (site := choice.choose_site(waiting, free)) is not None:
             processors, number = waiting.pop(0)
-            one = jobs[number]
-            end = now + one.ran * setting.load[one.queue - 1] / setting.speed[site]
+            job = jobs[number]
+            end = now + job.ran * setting.load[job.queue - 1] / setting.speed[site]
             free[site] -= processors
-            total += end - one.submitted
+            total += end - job.submitted
             heapq.heappush(running, (end, number, site, processors))
     return total / len(jobs)
 
 
-def _moments(jobs: Sequence[TraceJob], coming: int, running: Sequence[tuple[float, int, int, int]]) -> Iterator[float]:
+def _next_moments(
+    jobs: Sequence[TraceJob], coming: int, running: Sequence[tuple[float, int, int, int]]
+) -> Iterator[float]:
     """Yield the times of the next arrival and the next end."""
     if coming < len(jobs):
         yield jobs[coming].submitted
@@ -63,7 +65,7 @@ class _Choice:
             for home in range(len(speed))
         ]
 
-    def site(self, waiting: Waiting, free: list[int]) -> int | None:
+    def choose_site(self, waiting: Waiting, free: list[int]) -> int | None:
         processors, number = waiting[0]
         candidates = self._candidates[self._jobs[number].queue - 1]
         room = [site for site in candidates if free[site] >= processors]
@@ -78,17 +80,17 @@ class _Choice:
         assert self._policy == "adaptive", f"{self._policy} is not known here"
         if len(waiting) == 1:
             return fastest
-        others = [_request(size) for size, _ in islice(waiting, 1, MAX_LOOK_AHEAD + 1)]
+        next_requests = [_build_request(size) for size, _ in islice(waiting, 1, MAX_LOOK_AHEAD + 1)]
         by_fastest, by_tightest = (
-            count_startable(others, _left(free, site, processors)) for site in (fastest, tightest)
+            count_startable(next_requests, _remaining_nodes(free, site, processors)) for site in (fastest, tightest)
         )
         return tightest if by_tightest > by_fastest else fastest
 
 
-def _left(free: Sequence[int], site: int, processors: int) -> dict[str, int]:
-    return {str(other): idle - processors * (other == site) for other, idle in enumerate(free)}
+def _remaining_nodes(free: Sequence[int], site: int, processors: int) -> dict[str, int]:
+    return {str(number): idle - processors * (number == site) for number, idle in enumerate(free)}
 
 
 @cache
-def _request(processors: int) -> NonFixedRequest:
+def _build_request(processors: int) -> NonFixedRequest:
     return NonFixedRequest((ComponentRequest(processors),))

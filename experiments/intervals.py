@@ -17,11 +17,11 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
     if count == 1:
         return mean, mean, mean
     deviation = sqrt(fsum((value - mean) ** 2 for value in values) / (count - 1))
-    half = student(count - 1) * deviation / sqrt(count)
+    half = student_quantile(count - 1) * deviation / sqrt(count)
     return mean, mean - half, mean + half
 
 
-def student(degrees: int) -> float:
+def student_quantile(degrees: int) -> float:
     """Return the 97.5 % quantile of Student's distribution, to a thousandth."""
     if degrees <= len(FEW):
         return FEW[degrees - 1]

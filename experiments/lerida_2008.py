@@ -6,7 +6,7 @@ from statistics import fmean
 from time import process_time
 from typing import TYPE_CHECKING, Any
 
-from experiments.experiment import Cell, Experiment, Parameter, Result, Row, Value, by
+from experiments.experiment import Cell, Experiment, Parameter, Result, Row, Value, group_results
 from experiments.matching_by_highs import match_by_highs
 from experiments.traces import Traces
 from koalapy.model.cluster import ClusterView, GridView, NodeClass, Uplink
@@ -41,11 +41,11 @@ USUAL: Mapping[str, Parameter] = {
 """Default parameters; ``uplink`` is in links of a node, ``communication`` a share, and each task has its own node."""
 
 
-def cell(seed: int, mode: Mode, **parameters: Parameter) -> Cell:
+def build_cell(seed: int, mode: Mode, **parameters: Parameter) -> Cell:
     return Cell({**USUAL, "mode": mode.value, **parameters}, seed)
 
 
-def number(cell: Cell, name: str) -> float:
+def read_number(cell: Cell, name: str) -> float:
     value = cell[name]
     assert isinstance(value, int | float)
     return value
@@ -53,10 +53,10 @@ def number(cell: Cell, name: str) -> float:
 
 def draw_by_mode(results: Sequence[Result], value: str, label: str) -> "Figure":
     """Draw a value over PNBW, a panel for each mode and a line for each local activity."""
-    figure, axes = panels(len(MODES), label)
+    figure, axes = create_panels(len(MODES), label)
     for axis, mode in zip(axes, MODES, strict=True):
-        of_mode = [result for result in results if result.has(mode=mode.value)]
-        draw(axis, of_mode, "pnbw", value, "activity", "local activity {} %")
+        of_mode = [result for result in results if result.has_parameters(mode=mode.value)]
+        draw_lines(axis, of_mode, "pnbw", value, "activity", "local activity {} %")
         axis.set(title=mode.value, xlabel="PNBW, % of a node's link")
     axes[0].legend()
     return figure
@@ -69,31 +69,31 @@ def grid_of(cell: Cell) -> GridView:
     """
     random = Random(f"lerida-2008/{cell.seed}/{cell['clusters']}")
     clusters, uplinks = [], {}
-    for place in range(int(number(cell, "clusters"))):
+    for place in range(int(read_number(cell, "clusters"))):
         # Draw in the same order for each activity, so that higher activity adds busy nodes and removes none.
         power = random.choice(POWERS)
-        used = [100 * random.random() < number(cell, "activity") for _ in range(NODES)]
+        used = [100 * random.random() < read_number(cell, "activity") for _ in range(NODES)]
         powers = [power * (LEFT_BY_LOCAL if is_used else 1.0) for is_used in used]
         name = f"c{place:02}"
         classes = [NodeClass(f"n{node}", 1, power) for node, power in enumerate(powers)]
         clusters.append(ClusterView(name, NODES, NODES, node_classes=tuple(classes)))
-        uplinks[name] = Uplink(number(cell, "uplink") * NODE_LINK, LOCAL_TRAFFIC * sum(used))
+        uplinks[name] = Uplink(read_number(cell, "uplink") * NODE_LINK, LOCAL_TRAFFIC * sum(used))
     return GridView(tuple(clusters), uplinks=uplinks)
 
 
 def problem_of(cell: Cell) -> Problem:
     """Build the problem that the production policy solves for the cell."""
-    bandwidth = number(cell, "pnbw") / 100 * NODE_LINK
-    known = Knowledge(communication=number(cell, "communication"), bandwidth=bandwidth)
-    request = FlexibleRequest(int(number(cell, "tasks")))
-    return ResourceMatching(mode_of(cell), known).matching_problem(request, grid_of(cell))
+    bandwidth = read_number(cell, "pnbw") / 100 * NODE_LINK
+    knowledge = Knowledge(communication=read_number(cell, "communication"), bandwidth=bandwidth)
+    request = FlexibleRequest(int(read_number(cell, "tasks")))
+    return ResourceMatching(mode_of(cell), knowledge).matching_problem(request, grid_of(cell))
 
 
 def mode_of(cell: Cell) -> Mode:
     return Mode(str(cell["mode"]))
 
 
-def setting(cell: Cell) -> str:
+def setting_label(cell: Cell) -> str:
     return f"{cell['mode']}, PNBW {cell['pnbw']} %, local activity {cell['activity']} %"
 
 
@@ -102,44 +102,52 @@ class Figure5(Experiment):
     title = "communication slowdown by per-node bandwidth (PNBW) and local activity"
     seeds = 30
 
-    def cells(self, seeds: int) -> Sequence[Cell]:
+    def list_cells(self, seeds: int) -> Sequence[Cell]:
         varied = [
-            cell(seed, mode, pnbw=pnbw, activity=activity)
+            build_cell(seed, mode, pnbw=pnbw, activity=activity)
             for mode in MODES
             for pnbw in PNBW
             for activity in ACTIVITY
             for seed in range(seeds)
         ]
-        others: list[tuple[str, Parameter]] = [("uplink", 1.0), ("uplink", 4.0), ("tasks", 16), ("tasks", 64)]
-        others += [("communication", 0.2), ("communication", 0.8)]
+        variations: list[tuple[str, Parameter]] = [("uplink", 1.0), ("uplink", 4.0), ("tasks", 16), ("tasks", 64)]
+        variations += [("communication", 0.2), ("communication", 0.8)]
         return varied + [
-            cell(seed, Mode.OPTIMAL, pnbw=pnbw, **{name: value})
-            for name, value in others
+            build_cell(seed, Mode.OPTIMAL, pnbw=pnbw, **{name: value})
+            for name, value in variations
             for pnbw in PNBW
             for seed in range(seeds)
         ]
 
-    def run(self, cell: Cell, traces: Traces) -> Mapping[str, Value]:
-        found = find_matching(problem_of(cell), mode_of(cell))
-        assert found is not None, "all nodes are idle"
-        return {"SP": found.processing, "SC": found.communication, "T": found.time}
+    def simulate_cell(self, cell: Cell, traces: Traces) -> Mapping[str, Value]:
+        matching = find_matching(problem_of(cell), mode_of(cell))
+        assert matching is not None, "all nodes are idle"
+        return {"SP": matching.processing, "SC": matching.communication, "T": matching.time}
 
-    def rows(self, results: Sequence[Result]) -> list[Row]:
-        found = []
-        for of in by(results, *USUAL, "mode").values():
-            first = of[0].cell
-            other = [
+    def build_rows(self, results: Sequence[Result]) -> list[Row]:
+        rows = []
+        for repetitions in group_results(results, *USUAL, "mode").values():
+            first = repetitions[0].cell
+            varied = [
                 f"{name} {first[name]}" for name in ("uplink", "tasks", "communication") if first[name] != USUAL[name]
             ]
             paper = 1.0 if mode_of(first) is Mode.NON_SATURATED else None
-            found.append(Row.of(", ".join([setting(first), *other]), [result.number("SC") for result in of], paper))
-        return found
+            rows.append(
+                Row.from_values(
+                    ", ".join([setting_label(first), *varied]), [result.number("SC") for result in repetitions], paper
+                )
+            )
+        return rows
 
-    def figure(self, results: Sequence[Result]) -> "Figure | None":
-        usual = [r for r in results if r.has(**{name: USUAL[name] for name in ("uplink", "tasks", "communication")})]
+    def draw_figure(self, results: Sequence[Result]) -> "Figure | None":
+        usual = [
+            r
+            for r in results
+            if r.has_parameters(**{name: USUAL[name] for name in ("uplink", "tasks", "communication")})
+        ]
         return draw_by_mode(usual, "SC", "communication slowdown")
 
-    def remarks(self, results: Sequence[Result]) -> str:
+    def write_remarks(self, results: Sequence[Result]) -> str:
         return (
             "The figure's values are not in the paper's text; what it says of them holds here, too: without saturated "
             "links the slowdown is 1, with them it grows with PNBW, and local activity has the smaller effect. The "
@@ -158,27 +166,29 @@ class SolverTime(Experiment):
     seeds = 5
     is_timed = True
 
-    def run(self, cell: Cell, traces: Traces) -> Mapping[str, Value]:
+    def simulate_cell(self, cell: Cell, traces: Traces) -> Mapping[str, Value]:
         mode, problem = mode_of(cell), problem_of(cell)
-        ours, seconds = timed(find_matching, problem, mode)
-        theirs, seconds_of_highs = timed(match_by_highs, problem, mode)
+        ours, seconds = measure_solver(find_matching, problem, mode)
+        theirs, seconds_of_highs = measure_solver(match_by_highs, problem, mode)
         assert ours is not None, "all nodes are idle"
         assert theirs is not None, "there is a matching"
         if mode is not Mode.FIRST_NON_SATURATED:
             assert abs(ours.time - theirs.time) < 1e-6 * theirs.time, "both find the best"
         return {"exact": 1e3 * seconds, "HiGHS": 1e3 * seconds_of_highs}
 
-    def rows(self, results: Sequence[Result]) -> list[Row]:
+    def build_rows(self, results: Sequence[Result]) -> list[Row]:
         return [
-            Row.of(f"{self.label(of[0].cell)}: {solver}", [result.number(solver) for result in of])
-            for of in by(results, *USUAL, "mode").values()
+            Row.from_values(
+                f"{self.cell_label(repetitions[0].cell)}: {solver}", [result.number(solver) for result in repetitions]
+            )
+            for repetitions in group_results(results, *USUAL, "mode").values()
             for solver in ("HiGHS", "exact")
         ]
 
-    def label(self, cell: Cell) -> str:
-        return setting(cell)
+    def cell_label(self, cell: Cell) -> str:
+        return setting_label(cell)
 
-    def remarks(self, results: Sequence[Result]) -> str:
+    def write_remarks(self, results: Sequence[Result]) -> str:
         return (
             "Processor time of one matching on the machine that made this page: others differ, and so does the paper's "
             "CPLEX of 2007, whose times are not in its text. Both solvers are given the paper's model, node by node, "
@@ -186,34 +196,34 @@ class SolverTime(Experiment):
         )
 
 
-def timed(solve: Any, *of: Any) -> tuple[Matching | None, float]:
+def measure_solver(solve: Any, *arguments: Any) -> tuple[Matching | None, float]:
     """Return the matching of a solver and the seconds of processor time that it takes."""
     began = process_time()
-    found = solve(*of)
-    return found, process_time() - began
+    matching = solve(*arguments)
+    return matching, process_time() - began
 
 
 class Figure6(SolverTime):
     name = "lerida-2008-fig-6"
     title = "solver time by per-node bandwidth (PNBW) and local activity"
 
-    def cells(self, seeds: int) -> Sequence[Cell]:
+    def list_cells(self, seeds: int) -> Sequence[Cell]:
         return [
-            cell(seed, mode, pnbw=pnbw, activity=activity)
+            build_cell(seed, mode, pnbw=pnbw, activity=activity)
             for mode in MODES
             for pnbw in PNBW
             for activity in ACTIVITY
             for seed in range(seeds)
         ]
 
-    def figure(self, results: Sequence[Result]) -> "Figure | None":
+    def draw_figure(self, results: Sequence[Result]) -> "Figure | None":
         return draw_by_mode(results, "HiGHS", "ms by HiGHS")
 
-    def remarks(self, results: Sequence[Result]) -> str:
+    def write_remarks(self, results: Sequence[Result]) -> str:
         return (
-            f"{super().remarks(results)} In the paper the non-saturated model takes the longer the more bandwidth is "
-            "wanted, because fewer matchings are left; HiGHS finds these few the sooner, and takes longest for the "
-            "optimal model. To the exact algorithm they are alike."
+            f"{super().write_remarks(results)} In the paper the non-saturated model takes the longer the more "
+            "bandwidth is wanted, because fewer matchings are left; HiGHS finds these few the sooner, and takes "
+            "longest for the optimal model. To the exact algorithm they are alike."
         )
 
 
@@ -221,27 +231,34 @@ class Figure7(SolverTime):
     name = "lerida-2008-fig-7"
     title = "solver time of the optimal model by the number of nodes, PNBW and local activity"
 
-    def cells(self, seeds: int) -> Sequence[Cell]:
+    def list_cells(self, seeds: int) -> Sequence[Cell]:
         settings = [(pnbw, 50) for pnbw in PNBW] + [(50, activity) for activity in ACTIVITY if activity != 50]
         return [
-            cell(seed, Mode.OPTIMAL, clusters=clusters, tasks=2 * clusters, pnbw=pnbw, activity=activity)
+            build_cell(seed, Mode.OPTIMAL, clusters=clusters, tasks=2 * clusters, pnbw=pnbw, activity=activity)
             for clusters in (2, 4, 8, 16)
             for pnbw, activity in settings
             for seed in range(seeds)
         ]
 
-    def label(self, cell: Cell) -> str:
-        nodes = NODES * number(cell, "clusters")
+    def cell_label(self, cell: Cell) -> str:
+        nodes = NODES * read_number(cell, "clusters")
         return f"{nodes:.0f} nodes, PNBW {cell['pnbw']} %, local activity {cell['activity']} %"
 
-    def figure(self, results: Sequence[Result]) -> "Figure | None":
-        figure, axes = panels(2, "ms by HiGHS")
-        for one, line, other, label in zip(
+    def draw_figure(self, results: Sequence[Result]) -> "Figure | None":
+        figure, axes = create_panels(2, "ms by HiGHS")
+        for axis, line, fixed, label in zip(
             axes, ("pnbw", "activity"), ("activity", "pnbw"), ("PNBW {} %", "local activity {} %"), strict=True
         ):
-            draw(one, [result for result in results if result.has(**{other: 50})], "clusters", "HiGHS", line, label)
-            one.set(xlabel=f"clusters of {NODES} nodes")
-            one.legend()
+            draw_lines(
+                axis,
+                [result for result in results if result.has_parameters(**{fixed: 50})],
+                "clusters",
+                "HiGHS",
+                line,
+                label,
+            )
+            axis.set(xlabel=f"clusters of {NODES} nodes")
+            axis.legend()
         return figure
 
 
@@ -249,34 +266,35 @@ class Figure8(SolverTime):
     name = "lerida-2008-fig-8"
     title = "solver time by the number of inter-cluster links, for the three models"
 
-    def cells(self, seeds: int) -> Sequence[Cell]:
+    def list_cells(self, seeds: int) -> Sequence[Cell]:
         return [
-            cell(seed, mode, clusters=clusters, tasks=2 * clusters)
+            build_cell(seed, mode, clusters=clusters, tasks=2 * clusters)
             for mode in Mode
             for clusters in (2, 4, 8, 16, 32, 64)
             for seed in range(seeds)
         ]
 
-    def label(self, cell: Cell) -> str:
+    def cell_label(self, cell: Cell) -> str:
         return f"{cell['mode']}, {cell['clusters']} links"
 
-    def figure(self, results: Sequence[Result]) -> "Figure | None":
-        figure, axes = panels(2, "ms")
-        for one, solver in zip(axes, ("HiGHS", "exact"), strict=True):
-            draw(one, results, "clusters", solver, "mode", "{}")
-            one.set(title=solver, xlabel="inter-cluster links", yscale="log")
+    def draw_figure(self, results: Sequence[Result]) -> "Figure | None":
+        figure, axes = create_panels(2, "ms")
+        for axis, solver in zip(axes, ("HiGHS", "exact"), strict=True):
+            draw_lines(axis, results, "clusters", solver, "mode", "{}")
+            axis.set(title=solver, xlabel="inter-cluster links", yscale="log")
         axes[0].legend()
         return figure
 
-    def remarks(self, results: Sequence[Result]) -> str:
+    def write_remarks(self, results: Sequence[Result]) -> str:
         return (
             "The paper says of CPLEX that it took up to a minute for 16 links (128 nodes), and beyond that recommends "
-            f"to take the first matching that is found. {super().remarks(results)} Its figure 9, of estimated and real "
-            "run times, is made [live, on clusters whose links are held to a bandwidth](live/lerida-2008-fig-9.md)."
+            f"to take the first matching that is found. {super().write_remarks(results)} Its figure 9, of estimated "
+            "and real run times, is made [live, on clusters whose links are held to a bandwidth]"
+            "(live/lerida-2008-fig-9.md)."
         )
 
 
-def panels(count: int, label: str) -> tuple["Figure", Sequence[Any]]:
+def create_panels(count: int, label: str) -> tuple["Figure", Sequence[Any]]:
     """Create plots in a row with a shared scale."""
     from matplotlib.figure import Figure
 
@@ -286,11 +304,14 @@ def panels(count: int, label: str) -> tuple["Figure", Sequence[Any]]:
     return figure, axes
 
 
-def draw(axes: Any, results: Sequence[Result], x: str, value: str, line: str, label: str) -> None:
+def draw_lines(axes: Any, results: Sequence[Result], x: str, value: str, line: str, label: str) -> None:
     """Draw the means of a value over the parameter ``x``, with a line for each value of the parameter ``line``."""
-    for (of,), one in by(results, line).items():
-        points = [(number(found[0].cell, x), fmean(r.number(value) for r in found)) for found in by(one, x).values()]
-        axes.plot(*zip(*sorted(points), strict=True), marker="o", label=label.format(of))
+    for (line_value,), of_line in group_results(results, line).items():
+        points = [
+            (read_number(repetitions[0].cell, x), fmean(r.number(value) for r in repetitions))
+            for repetitions in group_results(of_line, x).values()
+        ]
+        axes.plot(*zip(*sorted(points), strict=True), marker="o", label=label.format(line_value))
 
 
 EXPERIMENTS: tuple[Experiment, ...] = (Figure5(), Figure6(), Figure7(), Figure8())

@@ -8,7 +8,7 @@ from koalapy.model.request import ClusterName
 from koalapy.simulation.jobs import LocalUser
 
 
-def poisson(
+def generate_local_users(
     clusters: Mapping[ClusterName, int],
     utilisation: float,
     *,
@@ -17,16 +17,19 @@ def poisson(
     lasts: float = 60.0,
     seed: int = 0,
 ) -> Iterator[LocalUser]:
-    """Local jobs by a Poisson process on each cluster, in the order of their arrival.
+    """Yield local jobs by a Poisson process on each cluster, in the order of their arrival.
 
     They use the fraction ``utilisation`` of the cluster's nodes on average; sizes are drawn uniformly, run times from
     an exponential distribution with the mean ``lasts``. A size that exceeds a cluster is cut to it.
     """
-    streams = [_poisson(name, nodes, utilisation, duration, sizes, lasts, seed) for name, nodes in clusters.items()]
+    streams = [
+        _generate_cluster_users(name, nodes, utilisation, duration, sizes, lasts, seed)
+        for name, nodes in clusters.items()
+    ]
     return merge(*streams, key=lambda user: user.at)
 
 
-def _poisson(
+def _generate_cluster_users(
     cluster: ClusterName, nodes: int, utilisation: float, duration: float, sizes: Sequence[int], lasts: float, seed: int
 ) -> Iterator[LocalUser]:
     if utilisation <= 0:
@@ -34,7 +37,7 @@ def _poisson(
     draws = Random(f"{seed}/local users/{cluster}")
     fitting = [min(size, nodes) for size in sizes]
     rate = utilisation * nodes / (sum(fitting) / len(fitting) * lasts)
-    at = draws.expovariate(rate)
-    while at < duration:
-        yield LocalUser(at, cluster, draws.choice(fitting), draws.expovariate(1 / lasts))
-        at += draws.expovariate(rate)
+    arrival = draws.expovariate(rate)
+    while arrival < duration:
+        yield LocalUser(arrival, cluster, draws.choice(fitting), draws.expovariate(1 / lasts))
+        arrival += draws.expovariate(rate)

@@ -38,18 +38,18 @@ class _Model:
         self._nodes: list[tuple[Site, Kind, Any]] = []
         self._used: list[Any] = []
         for site in problem.sites:
-            self._add(site)
+            self._add_site(site)
 
-    def _add(self, site: Site) -> None:
+    def _add_site(self, site: Site) -> None:
         highs, problem = self._highs, self._problem
-        given = []
+        node_counts = []
         for kind in site.kinds:
             nodes = highs.addIntegral(lb=0, ub=min(kind.idle, problem.nodes))
             used = highs.addBinary()
             highs.addConstr(nodes <= min(kind.idle, problem.nodes) * used)
             highs.addConstr(self._processing >= kind.slowdown * used)
             self._nodes.append((site, kind, nodes))
-            given.append(nodes)
+            node_counts.append(nodes)
         counts, loads, sizes = [], [], []
         for count in range(problem.min_nodes_per_site, min(site.idle, problem.nodes) + 1):
             load = problem.link_slowdown(site, count)
@@ -59,11 +59,11 @@ class _Model:
                 sizes.append(count * is_it)
                 loads.append(load * is_it)
         if not counts:
-            for nodes in given:
+            for nodes in node_counts:
                 highs.addConstr(nodes <= 0)
             return
         highs.addConstr(sum(counts) <= 1)
-        highs.addConstr(sum(given) == sum(sizes))
+        highs.addConstr(sum(node_counts) == sum(sizes))
         highs.addConstr(self._communication >= sum(loads))
         self._used += counts
 
@@ -84,5 +84,7 @@ class _Model:
         if status != self._optimal:
             raise RuntimeError(f"HiGHS found no answer: {highs.modelStatusToString(status)}")
         values = [round(highs.val(nodes)) for _, _, nodes in self._nodes]
-        given = zip(self._nodes, values, strict=True)
-        return problem.evaluate_shares(Share(site.name, kind.name, count) for (site, kind, _), count in given if count)
+        assigned = zip(self._nodes, values, strict=True)
+        return problem.evaluate_shares(
+            Share(site.name, kind.name, count) for (site, kind, _), count in assigned if count
+        )

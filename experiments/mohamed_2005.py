@@ -7,7 +7,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from experiments.experiment import Cell, Experiment, Result, Row, Value
-from experiments.local_users import poisson
+from experiments.local_users import generate_local_users
 from experiments.traces import Traces
 from koalapy.model.cluster import Link, pair_of
 from koalapy.model.job_spec import ClaimingMode, JobSpec, Priority
@@ -66,7 +66,7 @@ RULES = Rules(
 """The rules of section 4, or the literal ones of section 3 where section 4 is silent."""
 
 
-def grid(failures: float) -> SimulatedGrid:
+def build_grid(failures: float) -> SimulatedGrid:
     """Build the grid. Starts fail with probability ``failures``, and almost always on the unreliable cluster."""
     clusters = {
         name: SimulatedCluster(nodes, failures=BROKEN if failures and name == UNRELIABLE else None)
@@ -76,7 +76,7 @@ def grid(failures: float) -> SimulatedGrid:
     return SimulatedGrid(clusters, links, startup=10.0, failures=failures, look_every=30.0)
 
 
-def workload(seed: int, jobs: int, every: float = EVERY) -> Iterator[PlannedJob]:
+def generate_jobs(seed: int, jobs: int, every: float = EVERY) -> Iterator[PlannedJob]:
     """Generate the workload of section 4.2: the preset ``m05``, each job with a file of 4 or 8 GB on two clusters."""
     draws = Random(f"mohamed-2005/{seed}")
     names = tuple(f"file-{number}" for number in range(FILES))
@@ -86,12 +86,14 @@ def workload(seed: int, jobs: int, every: float = EVERY) -> Iterator[PlannedJob]
         files[name] = InputFile(name, size, sites)
     recipe = replace(PRESETS["m05"], jobs=jobs, rate=1 / every, scale=1.0, inputs=names)
     for arrival in generate_workload(recipe, GridSize(PROCESSORS), seed).jobs:
-        yield PlannedJob(arrival.arrives_at, _spec(arrival.job, files), float(arrival.job["command"][1]))
+        yield PlannedJob(arrival.arrives_at, _build_spec(arrival.job, files), float(arrival.job["command"][1]))
 
 
-def _spec(job: Mapping[str, Any], files: Mapping[str, InputFile]) -> JobSpec:
+def _build_spec(job: Mapping[str, Any], files: Mapping[str, InputFile]) -> JobSpec:
     file = files[job["inputs"][0]["file"]]
-    components = tuple(ComponentRequest(each["size"], inputs=(file,)) for each in job["request"]["components"])
+    components = tuple(
+        ComponentRequest(component["size"], inputs=(file,)) for component in job["request"]["components"]
+    )
     return JobSpec(NonFixedRequest(components), ("program",), policy=job["policy"], priority=Priority(job["priority"]))
 
 
@@ -103,7 +105,7 @@ class Utilisation:
         self.simulation: Simulation | None = None
         self._at, self._used = 0.0, 0.0
 
-    def watch(self, now: float, effects: Effects) -> None:
+    def record_use(self, now: float, effects: Effects) -> None:
         """Add the use since the previous step of the scheduler, which has not changed in between."""
         while self._at < now:
             slot = int(self._at / SLOT)
@@ -121,35 +123,40 @@ KINDS = tuple((size, parts) for size in (36, 72) for parts in PRESETS["m05"].com
 """Sizes of jobs, each with the number of components."""
 
 
-def simulate(cell: Cell, jobs: int = JOBS) -> dict[str, Value]:
+def simulate_workload(cell: Cell, jobs: int = JOBS) -> dict[str, Value]:
     """Simulate the workload; return means for each kind of job and priority that has jobs."""
-    where, load = grid(float(cell["failures"])), Utilisation()
-    planned = list(workload(cell.seed, jobs, float(cell.parameters.get("every", EVERY))))
-    users = poisson(PROCESSORS, LOCAL, duration=planned[-1].arrives_at, sizes=(1, 2, 4, 8), lasts=900.0, seed=cell.seed)
-    simulation = Simulation(where, RULES, local_users=users, seed=cell.seed, watch=load.watch)
+    grid, load = build_grid(float(cell["failures"])), Utilisation()
+    planned = list(generate_jobs(cell.seed, jobs, float(cell.parameters.get("every", EVERY))))
+    users = generate_local_users(
+        PROCESSORS, LOCAL, duration=planned[-1].arrives_at, sizes=(1, 2, 4, 8), lasts=900.0, seed=cell.seed
+    )
+    simulation = Simulation(grid, RULES, local_users=users, seed=cell.seed, watch=load.record_use)
     load.simulation = simulation
     outcome = simulation.run(planned).require_complete()
-    found: dict[str, Value] = {
+    values: dict[str, Value] = {
         "succeeded": len(outcome.succeeded_jobs()) / jobs,
         "used": max(load.slots),
         "utilisation": load.slots,
     }
     for size, parts in KINDS:
         for priority in Priority:
-            of = [job for job in outcome.succeeded_jobs() if _is(job, size, parts, priority)]
-            if of:
-                found |= {_name(what, size, parts, priority): value for what, value in _means(of).items()}
-    return found
+            jobs_of_kind = [job for job in outcome.succeeded_jobs() if _is_kind(job, size, parts, priority)]
+            if jobs_of_kind:
+                values |= {
+                    _value_name(quantity, size, parts, priority): value
+                    for quantity, value in _measure_jobs(jobs_of_kind).items()
+                }
+    return values
 
 
-def _is(job: JobOutcome, size: int, parts: int, priority: Priority) -> bool:
+def _is_kind(job: JobOutcome, size: int, parts: int, priority: Priority) -> bool:
     spec = job.planned.spec
     assert isinstance(spec.request, NonFixedRequest)
     request = spec.request
     return request.total_size == size and len(request.components) == parts and spec.priority is priority
 
 
-def _means(jobs: Sequence[JobOutcome]) -> dict[str, float]:
+def _measure_jobs(jobs: Sequence[JobOutcome]) -> dict[str, float]:
     failures = sum(job.restarts for job in jobs)
     return {
         "failures": 100 * failures / sum(job.attempts for job in jobs),
@@ -164,8 +171,8 @@ class OfTheWorkload(Experiment):
     """An experiment that evaluates the simulations of the workload."""
 
     @staticmethod
-    def run(cell: Cell, traces: Traces) -> Mapping[str, Value]:
-        return simulate(cell)
+    def simulate_cell(cell: Cell, traces: Traces) -> Mapping[str, Value]:
+        return simulate_workload(cell)
 
 
 class OfEachKind(OfTheWorkload):
@@ -173,49 +180,53 @@ class OfEachKind(OfTheWorkload):
 
     seeds = 30
     quantity: ClassVar[str]
-    said: ClassVar[str]
+    paper_result: ClassVar[str]
     """The result that the paper reports."""
-    more: ClassVar[Sequence[str]] = ()
+    more_quantities: ClassVar[Sequence[str]] = ()
     """Other quantities for which the differences are reported."""
-    others: ClassVar[Sequence[float]] = ()
+    other_intervals: ClassVar[Sequence[float]] = ()
     """Other values of ``EVERY`` for which the differences are reported."""
 
-    def cells(self, seeds: int) -> Sequence[Cell]:
+    def list_cells(self, seeds: int) -> Sequence[Cell]:
         return [
             Cell({"failures": FAILURES, "every": every}, seed)
-            for every in (EVERY, *self.others)
+            for every in (EVERY, *self.other_intervals)
             for seed in range(seeds if every == EVERY else min(seeds, SEEDS_OF_OTHERS))
         ]
 
-    def rows(self, results: Sequence[Result]) -> list[Row]:
+    def build_rows(self, results: Sequence[Result]) -> list[Row]:
         """Return the rows, with the differences that the paper discusses, each taken within a seed."""
-        usual = _coming(results, EVERY)
+        usual = _select_interval(results, EVERY)
         rows = [
-            Row.of(f"{size} in {parts}, {priority}", [each for each in values if each is not None])
+            Row.from_values(f"{size} in {parts}, {priority}", [value for value in values if value is not None])
             for size, parts in KINDS
             for priority in Priority
-            if (values := self._of(usual, (size, parts), priority))
+            if (values := self._read_kind(usual, (size, parts), priority))
         ]
-        rows += self._differences(usual, self.quantity, "")
-        for quantity in self.more:
-            rows += self._differences(usual, quantity, f"{quantity}: ")
-        for every in self.others:
-            rows += self._differences(_coming(results, every), self.quantity, f"a job every {every:g} s: ")
+        rows += self._build_difference_rows(usual, self.quantity, "")
+        for quantity in self.more_quantities:
+            rows += self._build_difference_rows(usual, quantity, f"{quantity}: ")
+        for every in self.other_intervals:
+            rows += self._build_difference_rows(
+                _select_interval(results, every), self.quantity, f"a job every {every:g} s: "
+            )
         return rows
 
-    def _differences(self, results: Sequence[Result], quantity: str, label: str) -> list[Row]:
-        of = {(kind, priority): _values(results, quantity, kind, priority) for kind in KINDS for priority in Priority}
-        in_8, in_3 = ([of[(72, parts), priority] for priority in Priority] for parts in (8, 3))
-        high, low = ([of[kind, priority] for kind in KINDS] for priority in (Priority.HIGH, Priority.LOW))
+    def _build_difference_rows(self, results: Sequence[Result], quantity: str, label: str) -> list[Row]:
+        values = {
+            (kind, priority): _read_values(results, quantity, kind, priority) for kind in KINDS for priority in Priority
+        }
+        in_8, in_3 = ([values[(72, parts), priority] for priority in Priority] for parts in (8, 3))
+        high, low = ([values[kind, priority] for kind in KINDS] for priority in (Priority.HIGH, Priority.LOW))
         return [
-            Row.of(f"{label}72 in 8 less 72 in 3", _less(in_8, in_3)),
-            Row.of(f"{label}high priority less low", _less(high, low)),
+            Row.from_values(f"{label}72 in 8 less 72 in 3", _subtract_means(in_8, in_3)),
+            Row.from_values(f"{label}high priority less low", _subtract_means(high, low)),
         ]
 
-    def _of(self, results: Sequence[Result], kind: tuple[int, int], priority: Priority) -> list[float | None]:
-        return _values(results, self.quantity, kind, priority)
+    def _read_kind(self, results: Sequence[Result], kind: tuple[int, int], priority: Priority) -> list[float | None]:
+        return _read_values(results, self.quantity, kind, priority)
 
-    def figure(self, results: Sequence[Result]) -> "Figure":
+    def draw_figure(self, results: Sequence[Result]) -> "Figure":
         from matplotlib.figure import Figure
 
         from koalapy.workload.plots import BLUE, ORANGE
@@ -223,12 +234,12 @@ class OfEachKind(OfTheWorkload):
         figure = Figure(figsize=(6.4, 4.0), layout="constrained")
         ax = figure.subplots()
         for shift, color, priority in ((-0.2, BLUE, Priority.HIGH), (0.2, ORANGE, Priority.LOW)):
-            usual = _coming(results, EVERY)
-            values = [[v for v in self._of(usual, kind, priority) if v is not None] for kind in KINDS]
-            at = [place + shift for place in range(len(KINDS))]
+            usual = _select_interval(results, EVERY)
+            values = [[v for v in self._read_kind(usual, kind, priority) if v is not None] for kind in KINDS]
+            positions = [place + shift for place in range(len(KINDS))]
             ax.bar(
-                at,
-                [mean_of_jobs(each) if each else 0.0 for each in values],
+                positions,
+                [mean_of_jobs(load) if load else 0.0 for load in values],
                 0.4,
                 color=color,
                 label=f"{priority} priority",
@@ -238,32 +249,36 @@ class OfEachKind(OfTheWorkload):
         ax.legend()
         return figure
 
-    def remarks(self, results: Sequence[Result]) -> str:
-        return f"{self.said} Its plot has no numbers in the text. What is assumed here: see mohamed-2005-fig-2."
+    def write_remarks(self, results: Sequence[Result]) -> str:
+        return f"{self.paper_result} Its plot has no numbers in the text. What is assumed here: see mohamed-2005-fig-2."
 
 
-def _coming(results: Sequence[Result], every: float) -> list[Result]:
-    return [result for result in results if result.has(every=every)]
+def _select_interval(results: Sequence[Result], every: float) -> list[Result]:
+    return [result for result in results if result.has_parameters(every=every)]
 
 
-def _values(results: Sequence[Result], quantity: str, kind: tuple[int, int], priority: Priority) -> list[float | None]:
+def _read_values(
+    results: Sequence[Result], quantity: str, kind: tuple[int, int], priority: Priority
+) -> list[float | None]:
     """Return the value for each seed; None where a seed has no such jobs."""
-    name = _name(quantity, *kind, priority)
+    name = _value_name(quantity, *kind, priority)
     return [None if result.values.get(name) is None else result.number(name) for result in results]
 
 
-def _name(quantity: str, size: int, parts: int, priority: Priority) -> str:
+def _value_name(quantity: str, size: int, parts: int, priority: Priority) -> str:
     return f"{quantity} {size} in {parts} {priority}"
 
 
-def _less(some: Sequence[Sequence[float | None]], others: Sequence[Sequence[float | None]]) -> list[float]:
+def _subtract_means(
+    minuends: Sequence[Sequence[float | None]], subtrahends: Sequence[Sequence[float | None]]
+) -> list[float]:
     """Return the difference of the means of two groups for each seed that has values of both."""
-    found = []
-    for one, other in zip(zip(*some, strict=True), zip(*others, strict=True), strict=True):
-        ours, theirs = ([each for each in side if each is not None] for side in (one, other))
+    differences = []
+    for minuend, subtrahend in zip(zip(*minuends, strict=True), zip(*subtrahends, strict=True), strict=True):
+        ours, theirs = ([value for value in side if value is not None] for side in (minuend, subtrahend))
         if ours and theirs:
-            found.append(mean_of_jobs(ours) - mean_of_jobs(theirs))
-    return found
+            differences.append(mean_of_jobs(ours) - mean_of_jobs(theirs))
+    return differences
 
 
 class Figure2(OfTheWorkload):
@@ -272,28 +287,32 @@ class Figure2(OfTheWorkload):
     unit = "%"
     seeds = 30
 
-    def cells(self, seeds: int) -> Sequence[Cell]:
+    def list_cells(self, seeds: int) -> Sequence[Cell]:
         return [Cell({"failures": FAILURES, "every": EVERY}, seed) for seed in range(seeds)]
 
-    def rows(self, results: Sequence[Result]) -> list[Row]:
+    def build_rows(self, results: Sequence[Result]) -> list[Row]:
         return [
-            Row.of("jobs that succeeded in the end", [100 * result.number("succeeded") for result in results], 100),
-            Row.of(f"most used in {SLOT / 60:g} minutes", [100 * result.number("used") for result in results], 85),
+            Row.from_values(
+                "jobs that succeeded in the end", [100 * result.number("succeeded") for result in results], 100
+            ),
+            Row.from_values(
+                f"most used in {SLOT / 60:g} minutes", [100 * result.number("used") for result in results], 85
+            ),
         ]
 
-    def figure(self, results: Sequence[Result]) -> "Figure":
+    def draw_figure(self, results: Sequence[Result]) -> "Figure":
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(6.4, 3.6), layout="constrained")
         ax = figure.subplots()
-        loads = [100 * each for each in _numbers(results[0].values["utilisation"])]
+        loads = [100 * load for load in _read_curve(results[0].values["utilisation"])]
         ax.step([slot * SLOT / 3600 for slot in range(len(loads))], loads, where="post")
         ax.set_xlabel("hours, of the first repetition")
         ax.set_ylabel("processors in use, %")
         ax.set_ylim(0, 100)
         return figure
 
-    def remarks(self, results: Sequence[Result]) -> str:
+    def write_remarks(self, results: Sequence[Result]) -> str:
         return (
             "The paper says that up to 80 to 90 % were used, and that all jobs succeeded in the end; its live run had "
             "250 reliable processors after a cluster was given up, and so has this one. Processors are simulated as "
@@ -307,7 +326,7 @@ class Figure2(OfTheWorkload):
         )
 
 
-def _numbers(value: Value) -> Sequence[float]:
+def _read_curve(value: Value) -> Sequence[float]:
     assert isinstance(value, Sequence), "it is a curve"
     assert not isinstance(value, str), "it is a curve"
     return value
@@ -318,9 +337,9 @@ class Figure3(OfEachKind):
     title = "which part of the runs of jobs failed, by size, components and priority"
     unit = "%"
     quantity = "failures"
-    more = ("failures of runs to an end",)
-    others = OTHERS
-    said = (
+    more_quantities = ("failures of runs to an end",)
+    other_intervals = OTHERS
+    paper_result = (
         "The paper finds more failures of jobs with more components, and of high priority because they are tried "
         "more often. It does not say of what its percentages are: here of all attempts, also those that ended "
         "because nodes could not be claimed, or were taken for jobs of high priority. Jobs of low priority have far "
@@ -337,7 +356,7 @@ class Figure4(OfEachKind):
     title = "how many jobs ran on more than one cluster, by size, components and priority"
     unit = "%"
     quantity = "co-allocated"
-    said = "The paper finds that many do, the more the more components they have, and also small ones."
+    paper_result = "The paper finds that many do, the more the more components they have, and also small ones."
 
 
 class Figure5a(OfEachKind):
@@ -345,8 +364,8 @@ class Figure5a(OfEachKind):
     title = "how long it took until jobs were placed for good, by size, components and priority"
     unit = "s"
     quantity = "placement"
-    others = OTHERS
-    said = (
+    other_intervals = OTHERS
+    paper_result = (
         "The paper finds that it takes considerably longer with more components, and less with high priority, and "
         "that only small jobs of high priority are placed in reasonable time. It explains the first by "
         "re-placements: each failure costs another scan. **That depends on how often jobs come, which it does not "
@@ -364,7 +383,7 @@ class Figure5b(OfEachKind):
     title = "how much later than first estimated jobs started, by size, components and priority"
     unit = "s"
     quantity = "delay"
-    said = "The paper finds that it grows with the components, and that high priority does better."
+    paper_result = "The paper finds that it grows with the components, and that high priority does better."
 
 
 EXPERIMENTS: tuple[Experiment, ...] = (Figure2(), Figure3(), Figure4(), Figure5a(), Figure5b())

@@ -29,19 +29,19 @@ class Provenance:
     """SHA-256 by the name of the trace."""
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Provenance) and self._key() == other._key()
+        return isinstance(other, Provenance) and self._comparison_key() == other._comparison_key()
 
     def __hash__(self) -> int:
-        return hash(self._key())
+        return hash(self._comparison_key())
 
-    def _key(self) -> tuple[object, ...]:
+    def _comparison_key(self) -> tuple[object, ...]:
         return self.experiment, self.source, tuple(sorted(self.traces.items()))
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def provenance(experiment: Experiment, traces: Traces) -> Provenance:
+def build_provenance(experiment: Experiment, traces: Traces) -> Provenance:
     """Return the provenance of results that the experiment would produce now."""
     return Provenance(
         experiment.name,
@@ -55,29 +55,29 @@ def provenance(experiment: Experiment, traces: Traces) -> Provenance:
 @cache
 def source_hash(module: str) -> str:
     """Hash a module, its direct and indirect imports from both packages, and the data of experiments."""
-    found: set[Path] = set()
-    wanted = [path for path in (_file(module),) if path]
-    while wanted:
-        path = wanted.pop()
-        if path not in found:
-            found.add(path)
-            wanted += _imported(path)
+    files: set[Path] = set()
+    pending = [path for path in (_find_file(module),) if path]
+    while pending:
+        path = pending.pop()
+        if path not in files:
+            files.add(path)
+            pending += _find_imports(path)
     data = PACKAGES["experiments"]
-    found |= {path for path in data.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc", ".so")}
-    whole = hashlib.sha256()
-    for path in sorted(found):
+    files |= {path for path in data.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc", ".so")}
+    digest = hashlib.sha256()
+    for path in sorted(files):
         package = next(folder for folder in PACKAGES.values() if path.is_relative_to(folder))
         name = path.relative_to(package.parent).as_posix()
-        whole.update(f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
-    return whole.hexdigest()
+        digest.update(f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return digest.hexdigest()
 
 
 @cache
-def _imported(path: Path) -> tuple[Path, ...]:
-    return tuple(file for name in _names(path) if (file := _file(name)))
+def _find_imports(path: Path) -> tuple[Path, ...]:
+    return tuple(file for name in _imported_names(path) if (file := _find_file(name)))
 
 
-def _names(path: Path) -> Iterator[str]:
+def _imported_names(path: Path) -> Iterator[str]:
     """Yield names of imported modules, and of attributes that may be modules of a package."""
     for node in ast.walk(ast.parse(path.read_bytes())):
         if isinstance(node, ast.Import):
@@ -87,11 +87,11 @@ def _names(path: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def _file(module: str) -> Path | None:
-    first, *rest = module.split(".")
-    if first not in PACKAGES or not rest:
+def _find_file(module: str) -> Path | None:
+    first, *parts = module.split(".")
+    if first not in PACKAGES or not parts:
         return None  # the package ``__init__`` holds only the version
-    path = PACKAGES[first].joinpath(*rest)
+    path = PACKAGES[first].joinpath(*parts)
     for file in (path.with_suffix(".py"), path / "__init__.py"):
         if file.is_file():
             return file

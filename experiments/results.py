@@ -19,7 +19,7 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredResults:
     """All results of an experiment, in the order of its cells."""
 
     made_by: Provenance
@@ -63,26 +63,26 @@ class Unfinished:
                 return {}
         except (FileNotFoundError, ValueError, TypeError):
             return {}
-        found = {}
+        results = {}
         for line in lines:
             try:
-                told = json.loads(line)
-                result = Result(Cell(told["parameters"], told["seed"]), told["values"], told["seconds"])
-                found[result.cell.key] = result
+                entry = json.loads(line)
+                result = Result(Cell(entry["parameters"], entry["seed"]), entry["values"], entry["seconds"])
+                results[result.cell.key] = result
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
                 continue
-        return found
+        return results
 
-    def begin(self, known: Iterable[Result]) -> None:
+    def begin(self, results: Iterable[Result]) -> None:
         """Write the file with the known results; ``add`` appends to it."""
         beside = self.path.with_suffix(".new")
-        beside.write_text("\n".join([self._header, *map(_line, known), ""]), encoding="utf-8")
+        beside.write_text("\n".join([self._header, *map(_format_line, results), ""]), encoding="utf-8")
         beside.replace(self.path)
 
     def add(self, result: Result) -> None:
         """Append a result and sync it to disk."""
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(_line(result) + "\n")
+            file.write(_format_line(result) + "\n")
             file.flush()
             os.fsync(file.fileno())
 
@@ -90,7 +90,7 @@ class Unfinished:
         self.path.unlink(missing_ok=True)
 
 
-def _line(result: Result) -> str:
+def _format_line(result: Result) -> str:
     cell = result.cell
     return json.dumps(
         {
@@ -106,29 +106,32 @@ def path_of(folder: Path, name: str) -> Path:
     return folder / f"{name}.parquet"
 
 
-def save(folder: Path, kept: Kept) -> None:
+def save_results(folder: Path, stored: StoredResults) -> None:
     """Write the results atomically, with a column for each parameter and value, the seed and the seconds."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    parameters, values = _names([r.cell.parameters for r in kept.results]), _names([r.values for r in kept.results])
+    parameters, values = (
+        _column_names([r.cell.parameters for r in stored.results]),
+        _column_names([r.values for r in stored.results]),
+    )
     if twice := (set(parameters) & set(values)) | ({*parameters, *values} & {SEED, SECONDS}):
-        raise ValueError(f"{kept.made_by.experiment} has two columns {sorted(twice)}")
+        raise ValueError(f"{stored.made_by.experiment} has two columns {sorted(twice)}")
     columns: dict[str, list[Any]] = {
-        **{name: [r.cell.parameters.get(name) for r in kept.results] for name in parameters},
-        SEED: [r.cell.seed for r in kept.results],
-        **{name: _numbers([r.values.get(name) for r in kept.results]) for name in values},
-        SECONDS: [r.seconds for r in kept.results],
+        **{name: [r.cell.parameters.get(name) for r in stored.results] for name in parameters},
+        SEED: [r.cell.seed for r in stored.results],
+        **{name: _convert_numbers([r.values.get(name) for r in stored.results]) for name in values},
+        SECONDS: [r.seconds for r in stored.results],
     }
-    told = {**kept.made_by.as_json(), "parameters": parameters, "values": values}
-    table = pa.table(columns).replace_schema_metadata({METADATA: json.dumps(told, sort_keys=True).encode()})
-    path = path_of(folder, kept.made_by.experiment)
+    metadata = {**stored.made_by.as_json(), "parameters": parameters, "values": values}
+    table = pa.table(columns).replace_schema_metadata({METADATA: json.dumps(metadata, sort_keys=True).encode()})
+    path = path_of(folder, stored.made_by.experiment)
     beside = path.with_suffix(".new")
     pq.write_table(table, beside, compression="zstd")
     beside.replace(path)
 
 
-def load(folder: Path, name: str) -> Kept | None:
+def load_results(folder: Path, name: str) -> StoredResults | None:
     """Read results, or return None if there are none; raise ``UsageError`` if the file is damaged."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -136,30 +139,30 @@ def load(folder: Path, name: str) -> Kept | None:
     path = path_of(folder, name)
     try:
         table = pq.read_table(path)
-        told = json.loads((table.schema.metadata or {})[METADATA])
-        parameters, values = told.pop("parameters"), told.pop("values")
-        made_by = Provenance(**told)
+        metadata = json.loads((table.schema.metadata or {})[METADATA])
+        parameters, values = metadata.pop("parameters"), metadata.pop("values")
+        made_by = Provenance(**metadata)
         rows = table.to_pylist()
-        results = tuple(_result(row, parameters, values) for row in rows)
+        results = tuple(_parse_row(row, parameters, values) for row in rows)
     except FileNotFoundError:
         return None
     except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
         hint = "remove it, and run the experiment again"
         raise UsageError(f"{path} holds no results of an experiment: {error}", field="--results", hint=hint) from error
-    return Kept(made_by, results)
+    return StoredResults(made_by, results)
 
 
-def _result(row: Json, parameters: Sequence[str], values: Sequence[str]) -> Result:
-    given: dict[str, Parameter] = {name: row[name] for name in parameters if row[name] is not None}
-    found: dict[str, Value] = {name: row[name] for name in values}
-    return Result(Cell(given, row[SEED]), found, row[SECONDS])
+def _parse_row(row: Json, parameters: Sequence[str], values: Sequence[str]) -> Result:
+    cell_parameters: dict[str, Parameter] = {name: row[name] for name in parameters if row[name] is not None}
+    cell_values: dict[str, Value] = {name: row[name] for name in values}
+    return Result(Cell(cell_parameters, row[SEED]), cell_values, row[SECONDS])
 
 
-def _names(mappings: Sequence[Mapping[str, Any]]) -> list[str]:
+def _column_names(mappings: Sequence[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(name for mapping in mappings for name in mapping))
 
 
-def _numbers(column: list[Any]) -> list[Any]:
+def _convert_numbers(column: list[Any]) -> list[Any]:
     """Convert integers to floats in a column that has floats."""
     if any(isinstance(value, float) for value in column):
         return [float(value) if isinstance(value, int) else value for value in column]

@@ -28,7 +28,7 @@ def by_number_of_clusters(curve: Sequence[float]) -> RunTime:
     return factor
 
 
-def communicating(ccr: float, slowdown: Sequence[float]) -> RunTime:
+def by_communication(ccr: float, slowdown: Sequence[float]) -> RunTime:
     """Model a program that spends ``ccr`` times as long communicating as computing (sonmez-2010 VI-C.3).
 
     Its communication takes ``slowdown`` times as long over 1, 2, … clusters.
@@ -36,7 +36,7 @@ def communicating(ccr: float, slowdown: Sequence[float]) -> RunTime:
     if not (isfinite(ccr) and ccr >= 0):
         raise UsageError(f"the ratio of communication is {ccr}, but must be at least 0", field="ccr", value=ccr)
     computing = 1 / (1 + ccr)
-    return by_number_of_clusters([computing + (1 - computing) * each for each in slowdown])
+    return by_number_of_clusters([computing + (1 - computing) * slowdown_of_count for slowdown_of_count in slowdown])
 
 
 def by_speed(speeds: Mapping[ClusterName, float]) -> RunTime:
@@ -57,7 +57,7 @@ def multi_site(p: float) -> RunTime:
     return factor
 
 
-def product(*models: RunTime) -> RunTime:
+def multiply_models(*models: RunTime) -> RunTime:
     """Multiply models."""
 
     def factor(job: PlannedJob, gang: Gang) -> float:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from experiments.beyond_traces import ALL, RULES, OfTraces
 from experiments.experiment import Cell, Experiment, Result, Row, Value, by
 from experiments.intervals import mean_interval
-from experiments.trace_windows import Window, WindowJob, short
+from experiments.trace_windows import Window, WindowJob, shorten_name
 from experiments.traces import Traces
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import FlexibleRequest
@@ -81,7 +81,7 @@ class Waiting(OfTraces):
                     application=f"user-{job.user}",
                     walltime=_walltime(job, setting, number),
                 )
-                yield PlannedJob(job.at * offered / LOAD, spec, max(1.0, job.ran))
+                yield PlannedJob(job.arrives_at * offered / LOAD, spec, max(1.0, job.ran))
 
         return Simulation(grid, self.rules[way]).run(jobs())
 
@@ -98,7 +98,11 @@ class Waiting(OfTraces):
 
     def rows(self, results: Sequence[Result]) -> list[Row]:
         return [
-            Row(f"{short(trace)}, {setting}: {way}, {of}", None, *self._ratio(results, trace, setting, way, measure))
+            Row(
+                f"{shorten_name(trace)}, {setting}: {way}, {of}",
+                None,
+                *self._ratio(results, trace, setting, way, measure),
+            )
             for trace in (*self.traces, ALL)
             for setting in self.settings
             for way in self.ways[1:]

@@ -27,7 +27,7 @@ DAS_3 = (85, 41, 46, 32)
 class WindowJob:
     """A job of a window; times in seconds, ``at`` from the begin of the window."""
 
-    at: float
+    arrives_at: float
     nodes: int
     ran: float
     user: int
@@ -45,25 +45,25 @@ class Window:
     @property
     def lasts(self) -> float:
         """Return the time until the last job arrives."""
-        return self.jobs[-1].at
+        return self.jobs[-1].arrives_at
 
 
-def short(trace: str) -> str:
+def shorten_name(trace: str) -> str:
     """Shorten the name of a trace: ``KTH-SP2`` for ``KTH-SP2-1996-2.1-cln``."""
     return "-".join(trace.split("-")[:2])
 
 
-def window(traces: Traces, name: str, seed: int, jobs: int) -> Window:
+def draw_window(traces: Traces, name: str, seed: int, jobs: int) -> Window:
     """Return a window of ``jobs`` jobs at a random position that depends on the seed."""
-    usable, nodes = _usable(traces, name)
+    usable, nodes = _read_usable(traces, name)
     first = Random(f"{name}/{seed}").randrange(max(1, len(usable) - jobs + 1))
-    found = usable[first : first + jobs]
-    began = found[0].at
-    return Window(tuple(replace(job, at=job.at - began) for job in found), nodes)
+    selected = usable[first : first + jobs]
+    began = selected[0].arrives_at
+    return Window(tuple(replace(job, arrives_at=job.arrives_at - began) for job in selected), nodes)
 
 
 @lru_cache(maxsize=2)
-def _usable(traces: Traces, name: str) -> tuple[Sequence[WindowJob], int]:
+def _read_usable(traces: Traces, name: str) -> tuple[Sequence[WindowJob], int]:
     """Return the jobs with known run time and size, and the nodes of the machine. Convert processors to nodes."""
     trace = traces.read(name)
     nodes = _first_number(trace.header.get("MaxNodes", "")) or trace.processors
@@ -73,13 +73,13 @@ def _usable(traces: Traces, name: str) -> tuple[Sequence[WindowJob], int]:
 
 
 def _first_number(text: str) -> int:
-    word = text.split(" ")[0]
-    return int(word) if word.isdecimal() else 0
+    number = text.split(" ")[0]
+    return int(number) if number.isdecimal() else 0
 
 
-def cut(nodes: int, parts: Sequence[int] = DAS_3) -> dict[str, int]:
+def cut_machine(nodes: int, parts: Sequence[int] = DAS_3) -> dict[str, int]:
     """Cut a machine into clusters in these proportions. Each has at least one node; the first gets the remainder."""
-    whole = sum(parts)
-    sizes = [max(1, nodes * part // whole) for part in parts]
+    total = sum(parts)
+    sizes = [max(1, nodes * part // total) for part in parts]
     sizes[0] += max(0, nodes - sum(sizes))
     return {f"cluster-{number}": size for number, size in enumerate(sizes, 1)}

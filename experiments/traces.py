@@ -16,8 +16,8 @@ VARIABLE = "KOALA_TRACES"
 
 def default_folder(environment: Mapping[str, str] = os.environ) -> Path:
     """Return ``KOALA_TRACES``, or the default folder next to the project."""
-    if given := environment.get(VARIABLE):
-        return Path(given)
+    if folder := environment.get(VARIABLE):
+        return Path(folder)
     return Path(__file__).resolve().parents[2] / "shared" / "data" / "traces"
 
 
@@ -42,7 +42,7 @@ class Traces:
         if not self.has(name):
             hint = f"give the folder that has it, by --traces or {VARIABLE}"
             raise UsageError(f"there is no trace {self.path(name)}", field="--traces", value=name, hint=hint)
-        return _read(self.path(name))
+        return _read_cached(self.path(name))
 
     def sha256(self, name: str) -> str:
         """Return the hash of the compressed file."""
@@ -50,5 +50,5 @@ class Traces:
 
 
 @lru_cache(maxsize=2)
-def _read(path: Path) -> swf.Trace:
+def _read_cached(path: Path) -> swf.Trace:
     return swf.read_trace(path, lenient=True)

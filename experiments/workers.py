@@ -10,7 +10,7 @@ from koalapy.simulation.processes import count_processors, end_with_parent
 
 
 @contextmanager
-def workers(jobs: int | None = None) -> Iterator[Executor]:
+def start_workers(jobs: int | None = None) -> Iterator[Executor]:
     """Yield an executor with ``jobs`` processes, by default one per processor, or with its ranks under MPI."""
     if is_mpi():
         from mpi4py.futures import MPIPoolExecutor

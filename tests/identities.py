@@ -2,7 +2,7 @@
 
 from koalapy.daemon.auth.identities import Identities
 from koalapy.model.identity import Identity, Role
-from koalapy.ports import TokenStore
+from koalapy.store.service_tables import TokenStore
 
 
 def administrators(*tokens: str, user: str = "ada", store: TokenStore | None = None) -> Identities:

@@ -65,7 +65,6 @@ from koalapy.model.reports import ClusterReport
 from koalapy.model.users import Accounts
 from koalapy.policies.registry import builtin_policies
 from koalapy.policies.registry import load_policies as installed
-from koalapy.ports import ClusterRecord
 from koalapy.protocol.messages import Hello
 from koalapy.record.format import Beginning, KnownCluster, People
 from koalapy.record.settings import Recording
@@ -76,14 +75,15 @@ from koalapy.scheduler.rules import Rules
 from koalapy.scheduler.scheduler import Scheduler
 from koalapy.scheduler.state import SchedulerState
 from koalapy.simulation.twin import Answer, Question, answer_what_if
-from koalapy.store.advice import SqlAdvice, SqlPredictions
-from koalapy.store.audit import SqlAudit
+from koalapy.store.advice import AdviceStore, PredictionStore
+from koalapy.store.audit import AuditStore
 from koalapy.store.database import Database
 from koalapy.store.engine import SQLITE_BUSY_TIMEOUT
-from koalapy.store.history import SqlHistory
-from koalapy.store.output import FileOutput
-from koalapy.store.service_tables import SqlAlertMarks, SqlFiles, SqlMeasurements, SqlSamples, SqlTokens
-from koalapy.store.sql import SqlStore
+from koalapy.store.history import HistoryStore
+from koalapy.store.output import OutputStore
+from koalapy.store.records import ClusterRecord
+from koalapy.store.service_tables import AlertMarkStore, FileStore, MeasurementStore, SampleStore, TokenStore
+from koalapy.store.sql import JobStore
 from koalapy.validation.permissions import SubmissionRules
 from tests.daemon.sites import Sites
 from tests.databases import open_database
@@ -255,7 +255,7 @@ async def serving(
     jobs, which the test runs.
     """
     database = Database(open_database(path, busy_timeout_ms))
-    store = SqlStore(database)
+    store = JobStore(database)
     clusters = [ClusterStatus(name) for name in cluster_nodes]
     for cluster in clusters:
         cluster.nodes.last_report = ClusterReport(cluster_nodes[cluster.name], 0)
@@ -290,7 +290,7 @@ async def serving(
         )
 
     engine = Engine(scheduler, store, Outbox((), store.epoch), epoch=store.epoch, describe=describe)
-    queries, file_store = scheduler.queries, SqlFiles(database)
+    queries, file_store = scheduler.queries, FileStore(database)
     bundles = Bundles(
         file_store,
         path.parent / "bundles",
@@ -301,7 +301,7 @@ async def serving(
     )
     sites = sites or Sites()
     files = Files(engine, file_store, sites, bundles)
-    outputs = Outputs(engine, queries, store, FileOutput(path.parent / "output", 1000))
+    outputs = Outputs(engine, queries, store, OutputStore(path.parent / "output", 1000))
 
     async def resolve_spec(spec: JobSpec, caller: Identity) -> JobSpec:
         return await files.resolve_spec(await result_inputs.resolve_spec(spec, caller), caller)
@@ -317,28 +317,28 @@ async def serving(
         needed=queries.result_sources,
     )
     result_inputs = ResultInputs(results, jobs.get)
-    measurements = SqlMeasurements(database)
+    measurements = MeasurementStore(database)
     network = Network(engine, jobs, measurements, LinkTable(tuple(cluster_nodes), links), MeasurementSettings())
-    history = History(SqlHistory(database), engine.clock, queries.jobs)
+    history = History(HistoryStore(database), engine.clock, queries.jobs)
     begun = Beginning(rules, tuple(builtin_policies().names()), tuple(map(KnownCluster, cluster_nodes)), now=1.0)
     record = Record(path.parent / "record", Recording(), DiskLimits(0, 0), begun)
-    advice = SqlAdvice(database)
-    track_record = TrackRecord(SqlPredictions(database), advice, engine.clock)
+    advice = AdviceStore(database)
+    track_record = TrackRecord(PredictionStore(database), advice, engine.clock)
     forecasts = Forecasts(queries, People(), engine.clock, installed, _answer_here, track_record)
     headers = CSRF_HEADER | ({} if tokens or users else {"Authorization": f"Bearer {TOKEN}"})
     clusters_of = queries.grid.clusters
     checks = (ClusterChecks(clusters_of, (), started_at=0.0), partial(check_disks, list, clusters_of, DiskLimits()))
-    mark_store = SqlAlertMarks(database)
+    mark_store = AlertMarkStore(database)
     if alert_rules is None:
         alerts = Alerts((), AlertRules(), engine.clock, mark_store=mark_store)
     else:
         alerts = Alerts((*checks, JobChecks(engine, alert_rules)), alert_rules, engine.clock, mark_store=mark_store)
-    token_store = SqlTokens(database)
+    token_store = TokenStore(database)
     identities = Identities(users, token_store) if users else administrators(*(tokens or [TOKEN]), store=token_store)
     services = {
         "advisor": Advisor(experience, advice, track_record),
         "alerts": alerts,
-        "audit": Audit(SqlAudit(database), engine.clock),
+        "audit": Audit(AuditStore(database), engine.clock),
         "bundles": bundles,
         "engine": engine,
         "files": files,
@@ -356,7 +356,7 @@ async def serving(
             memory_stores().notifications, {"mail": RefusingSender()}, OPERATORS_MAIL, engine.clock, queries.jobs
         ),
         "record": record,
-        "samples": Samples(engine, SqlSamples(database), engine.clock),
+        "samples": Samples(engine, SampleStore(database), engine.clock),
         "results": results,
         "result_inputs": result_inputs,
     }

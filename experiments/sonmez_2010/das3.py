@@ -7,7 +7,7 @@ from importlib import resources
 from itertools import combinations
 from typing import Any
 
-from experiments.run_times import communicating
+from experiments.run_times import by_communication
 from koalapy.model.cluster import ClusterPair, Link, pair_of
 from koalapy.model.request import ClusterName
 from koalapy.simulation.jobs import Gang, PlannedJob, RunTime
@@ -19,35 +19,35 @@ DELFT, LEIDEN = "delft", "leiden"
 
 
 @cache
-def _told() -> Mapping[str, Any]:
+def _load_data() -> Mapping[str, Any]:
     return tomllib.loads(resources.files(__package__).joinpath("das3.toml").read_text(encoding="utf-8"))
 
 
-def grid(without: ClusterName, startup: float = 0.0) -> SimulatedGrid:
+def build_grid(without: ClusterName, startup: float = 0.0) -> SimulatedGrid:
     """Build a grid of four of the five clusters, with their measured links."""
-    told = _told()
-    clusters = {name: SimulatedCluster(nodes) for name, nodes in told["nodes"].items() if name != without}
-    return SimulatedGrid(clusters, links(), startup)
+    data = _load_data()
+    clusters = {name: SimulatedCluster(nodes) for name, nodes in data["nodes"].items() if name != without}
+    return SimulatedGrid(clusters, build_links(), startup)
 
 
-def links() -> dict[ClusterPair, Link]:
-    found = {}
-    for names, (milliseconds, megabytes) in _told()["links"].items():
-        one, other = names.split("-")
-        found[pair_of(one, other)] = Link(milliseconds / 1e3, megabytes * 1e6)
-    return found
+def build_links() -> dict[ClusterPair, Link]:
+    links = {}
+    for names, (milliseconds, megabytes) in _load_data()["links"].items():
+        first, second = names.split("-")
+        links[pair_of(first, second)] = Link(milliseconds / 1e3, megabytes * 1e6)
+    return links
 
 
-def seconds(application: str) -> Sequence[float]:
+def run_times_of(application: str) -> Sequence[float]:
     """Return the run time of an application on 1, 2, … clusters."""
-    curve: Sequence[float] = _told()["seconds"][application]
+    curve: Sequence[float] = _load_data()["seconds"][application]
     return curve
 
 
-def synthetic(ccr: float) -> tuple[float, RunTime]:
+def build_synthetic(ccr: float) -> tuple[float, RunTime]:
     """Return the run time of the synthetic application on one cluster, and its model on several."""
-    told = _told()["synthetic"]
-    return told["seconds"], communicating(ccr, told["slowdown"])
+    data = _load_data()["synthetic"]
+    return data["seconds"], by_communication(ccr, data["slowdown"])
 
 
 def by_latency(curve: Sequence[float], weigh: Weigh = max, *, by_number: bool = True) -> RunTime:
@@ -60,26 +60,28 @@ def by_latency(curve: Sequence[float], weigh: Weigh = max, *, by_number: bool = 
     ``weigh`` reduces the latencies of all pairs to one number. Without ``by_number`` the number of clusters has no
     effect.
     """
-    four = [name for name in _told()["nodes"] if name != DELFT]
-    each = (curve[len(four) - 1] / curve[0] - 1.0) / (_more(four, by_number) * weigh(_latencies(four)))
+    four = [name for name in _load_data()["nodes"] if name != DELFT]
+    increase = (curve[len(four) - 1] / curve[0] - 1.0) / (
+        _count_additional(four, by_number) * weigh(_list_latencies(four))
+    )
 
     def factor(job: PlannedJob, gang: Gang) -> float:
         if len(gang) == 1:
             return 1.0
-        return 1.0 + each * _more(gang, by_number) * weigh(_latencies([name for name, _ in gang]))
+        return 1.0 + increase * _count_additional(gang, by_number) * weigh(_list_latencies([name for name, _ in gang]))
 
     return factor
 
 
-def _more(clusters: Sequence[object], by_number: bool) -> int:
+def _count_additional(clusters: Sequence[object], by_number: bool) -> int:
     """Return the factor on the time that an additional cluster adds."""
     return len(clusters) - 1 if by_number else 1
 
 
-def _latencies(names: Sequence[ClusterName]) -> list[float]:
+def _list_latencies(names: Sequence[ClusterName]) -> list[float]:
     """Return the latencies of all pairs, or of those with Delft if it is among the clusters."""
     pairs = [pair_of(*pair) for pair in combinations(names, 2) if DELFT not in names or DELFT in pair]
-    return [known.latency for pair in pairs if (known := _links()[pair]).latency is not None]
+    return [link.latency for pair in pairs if (link := _links()[pair]).latency is not None]
 
 
-_links = cache(links)
+_links = cache(build_links)

@@ -4,12 +4,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from experiments.experiment import Cell, Experiment, Result, Row, Value, by
-from experiments.local_users import poisson
-from experiments.sonmez_2010.das3 import DELFT, LEIDEN, by_latency, grid, seconds
-from experiments.sonmez_2010.gains import curves
+from experiments.experiment import Cell, Experiment, Result, Row, Value, group_results
+from experiments.local_users import generate_local_users
+from experiments.sonmez_2010.das3 import DELFT, LEIDEN, build_grid, by_latency, run_times_of
+from experiments.sonmez_2010.gains import draw_curves
 from experiments.sonmez_2010.loads import POISSON, PRIME, SERIES, WAVE, WF
-from experiments.sonmez_2010.workloads import DAY, HOUR, SIZES, measured, rules, split, stream
+from experiments.sonmez_2010.workloads import (
+    DAY,
+    HOUR,
+    SIZES,
+    generate_stream,
+    paper_rules,
+    request_few_clusters,
+    summarise_outcome,
+)
 from experiments.traces import Traces
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import ComponentRequest, FlexibleRequest, NonFixedRequest
@@ -31,27 +39,27 @@ class Figure2(Experiment):
         "FCM": JobSpec(FlexibleRequest(24), ("program",), policy="cluster-minimization"),
     }
 
-    def cells(self, seeds: int) -> Sequence[Cell]:
+    def list_cells(self, seeds: int) -> Sequence[Cell]:
         return [Cell({"policy": policy}) for policy in self.paper_says]
 
-    def run(self, cell: Cell, traces: Traces) -> Mapping[str, Value]:
-        where = SimulatedGrid({f"C{number}": SimulatedCluster(16) for number in (1, 2, 3)})
-        (job,) = Simulation(where, rules()).run([PlannedJob(0.0, self.specs[str(cell["policy"])], 1.0)]).jobs
+    def simulate_cell(self, cell: Cell, traces: Traces) -> Mapping[str, Value]:
+        grid = SimulatedGrid({f"C{number}": SimulatedCluster(16) for number in (1, 2, 3)})
+        (job,) = Simulation(grid, paper_rules()).run([PlannedJob(0.0, self.specs[str(cell["policy"])], 1.0)]).jobs
         placed = dict(job.gang)
-        return {name: placed.get(name, 0) for name in where.clusters}
+        return {name: placed.get(name, 0) for name in grid.clusters}
 
-    def rows(self, results: Sequence[Result]) -> list[Row]:
+    def build_rows(self, results: Sequence[Result]) -> list[Row]:
         return [
-            Row.of(f"{policy} on {name}", [result.number(name)], said)
+            Row.from_values(f"{policy} on {name}", [result.number(name)], paper)
             for result, (policy, all_said) in zip(results, self.paper_says.items(), strict=True)
-            for name, said in zip(("C1", "C2", "C3"), all_said, strict=True)
+            for name, paper in zip(("C1", "C2", "C3"), all_said, strict=True)
         ]
 
 
-def background(where: SimulatedGrid, utilisation: float, duration: float, seed: int) -> Iterator[LocalUser]:
+def generate_background(grid: SimulatedGrid, utilisation: float, duration: float, seed: int) -> Iterator[LocalUser]:
     """Generate local users on each cluster, as in the paper's real experiments, with assumed sizes and run times."""
-    nodes = {name: each.nodes for name, each in where.clusters.items()}
-    return poisson(nodes, utilisation, duration=2 * duration, sizes=(4, 8, 16), lasts=600.0, seed=seed)
+    nodes = {name: cluster.nodes for name, cluster in grid.clusters.items()}
+    return generate_local_users(nodes, utilisation, duration=2 * duration, sizes=(4, 8, 16), lasts=600.0, seed=seed)
 
 
 FCM, CA, GROUPS = "FCM", "CA", "CA in groups"
@@ -61,30 +69,30 @@ GRIDS = {"without Delft": DELFT, "with Delft": LEIDEN}
 """The cluster that each grid leaves out."""
 
 
-def aware(size: int, options: tuple[tuple[str, str], ...] = ()) -> JobSpec:
+def request_by_latency(size: int, options: tuple[tuple[str, str], ...] = ()) -> JobSpec:
     return JobSpec(FlexibleRequest(size), ("program",), policy="communication-aware", policy_options=options)
 
 
 POLICIES: Mapping[str, Callable[[int], JobSpec]] = {
-    FCM: split,
-    CA: aware,
-    GROUPS: partial(aware, options=(("group_latency", "500us"),)),
+    FCM: request_few_clusters,
+    CA: request_by_latency,
+    GROUPS: partial(request_by_latency, options=(("group_latency", "500us"),)),
 }
 
 
-def run(
+def simulate_wave(
     cell: Cell, sizes: Sequence[int], duration: float, local: float = 0.0, run_time: RunTime | None = None
 ) -> Mapping[str, Value]:
     """Simulate jobs of Wave.
 
     By default the latencies between clusters determine run times; ``run_time`` overrides this.
     """
-    where, curve = grid(GRIDS[str(cell["grid"])]), seconds("wave")
+    grid, curve = build_grid(GRIDS[str(cell["grid"])]), run_times_of("wave")
     specs = {size: POLICIES[str(cell["policy"])](size) for size in sizes}
-    jobs = stream(specs, curve[0], int(cell["percent"]) / 100, where.nodes, duration, cell.seed)
-    users = background(where, local, duration, cell.seed)
-    simulation = Simulation(where, rules(), run_time=run_time or by_latency(curve), local_users=users)
-    return measured(simulation.run(jobs), duration)
+    jobs = generate_stream(specs, curve[0], int(cell["percent"]) / 100, grid.nodes, duration, cell.seed)
+    users = generate_background(grid, local, duration, cell.seed)
+    simulation = Simulation(grid, paper_rules(), run_time=run_time or by_latency(curve), local_users=users)
+    return summarise_outcome(simulation.run(jobs), duration)
 
 
 class Figure10(Experiment):
@@ -95,32 +103,36 @@ class Figure10(Experiment):
     sizes: ClassVar[Sequence[int]] = (32, 48, 64)
     percents: ClassVar[Sequence[int]] = range(20, 81, 5)
 
-    def cells(self, seeds: int) -> Sequence[Cell]:
+    def list_cells(self, seeds: int) -> Sequence[Cell]:
         return [
-            Cell({"grid": where, "policy": policy, "percent": percent}, seed)
-            for where in GRIDS
+            Cell({"grid": grid_name, "policy": policy, "percent": percent}, seed)
+            for grid_name in GRIDS
             for policy in POLICIES
             for percent in self.percents
             for seed in range(seeds)
         ]
 
-    def run(self, cell: Cell, traces: Traces) -> Mapping[str, Value]:
-        return run(cell, self.sizes, DAY)
+    def simulate_cell(self, cell: Cell, traces: Traces) -> Mapping[str, Value]:
+        return simulate_wave(cell, self.sizes, DAY)
 
-    def rows(self, results: Sequence[Result]) -> list[Row]:
+    def build_rows(self, results: Sequence[Result]) -> list[Row]:
         return [
-            Row.of(f"{where}, {policy} at {percent} %", [result.number("response") for result in of])
-            for (where, policy, percent), of in by(results, "grid", "policy", "percent").items()
+            Row.from_values(
+                f"{grid_name}, {policy} at {percent} %", [result.number("response") for result in repetitions]
+            )
+            for (grid_name, policy, percent), repetitions in group_results(results, "grid", "policy", "percent").items()
             if int(percent) % 10 == 0
         ]
 
-    def figure(self, results: Sequence[Result]) -> "Figure":
+    def draw_figure(self, results: Sequence[Result]) -> "Figure":
         lines: dict[str, dict[int, list[float]]] = {}
-        for (where, policy, percent), of in by(results, "grid", "policy", "percent").items():
-            lines.setdefault(f"{where}, {policy}", {})[int(percent)] = [result.number("response") for result in of]
-        return curves(lines, "mean response time, s", top=3000.0, bottom=0.0)
+        for (grid_name, policy, percent), repetitions in group_results(results, "grid", "policy", "percent").items():
+            lines.setdefault(f"{grid_name}, {policy}", {})[int(percent)] = [
+                result.number("response") for result in repetitions
+            ]
+        return draw_curves(lines, "mean response time, s", top=3000.0, bottom=0.0)
 
-    def remarks(self, results: Sequence[Result]) -> str:
+    def write_remarks(self, results: Sequence[Result]) -> str:
         return (
             "The paper has CA below FCM at almost every load, saturation at 75 to 80 % without Delft and at 60 to 70 % "
             "with it. **Here it is so only in part.** CA gains at low load, and beyond it loses: it begins with the "
@@ -144,30 +156,36 @@ class Figure9(Experiment):
     seeds = 12
     paper_says: ClassVar[Mapping[str, float]] = {"without Delft": -50, "with Delft": -230}
 
-    def cells(self, seeds: int) -> Sequence[Cell]:
+    def list_cells(self, seeds: int) -> Sequence[Cell]:
         return [
-            Cell({"grid": where, "policy": policy, "percent": 40}, seed)
-            for where in GRIDS
+            Cell({"grid": grid_name, "policy": policy, "percent": 40}, seed)
+            for grid_name in GRIDS
             for policy in POLICIES
             for seed in range(seeds)
         ]
 
-    def run(self, cell: Cell, traces: Traces) -> Mapping[str, Value]:
-        return run(cell, (64,), 4 * HOUR, BACKGROUND)
+    def simulate_cell(self, cell: Cell, traces: Traces) -> Mapping[str, Value]:
+        return simulate_wave(cell, (64,), 4 * HOUR, BACKGROUND)
 
-    def rows(self, results: Sequence[Result]) -> list[Row]:
-        of = {key: [r.number("response") for r in found] for key, found in by(results, "grid", "policy").items()}
+    def build_rows(self, results: Sequence[Result]) -> list[Row]:
+        repetitions = {
+            key: [r.number("response") for r in group]
+            for key, group in group_results(results, "grid", "policy").items()
+        }
         return [
-            Row.of(
-                f"{where}, {policy}",
-                [ours - fcm for ours, fcm in zip(of[where, policy], of[where, FCM], strict=True)],
-                said if policy == CA else None,
+            Row.from_values(
+                f"{grid_name}, {policy}",
+                [
+                    ours - fcm
+                    for ours, fcm in zip(repetitions[grid_name, policy], repetitions[grid_name, FCM], strict=True)
+                ],
+                paper if policy == CA else None,
             )
-            for where, said in self.paper_says.items()
+            for grid_name, paper in self.paper_says.items()
             for policy in (CA, GROUPS)
         ]
 
-    def remarks(self, results: Sequence[Result]) -> str:
+    def write_remarks(self, results: Sequence[Result]) -> str:
         return (
             f"The paper's is one real run of four hours, some 90 jobs, with 10 to 30 % of local load; here it is "
             f"{BACKGROUND:.0%} on average. In the paper CA gains in both. **Here CA by itself loses**, for the reason "
@@ -189,7 +207,7 @@ class Figure6(Experiment):
     paper_says: ClassVar[Mapping[str, float]] = {PRIME: -16, POISSON: -5, WAVE: 50}
     startup: ClassVar[float] = 10.0
 
-    def cells(self, seeds: int) -> Sequence[Cell]:
+    def list_cells(self, seeds: int) -> Sequence[Cell]:
         return [
             Cell({"series": series, "local": local}, seed)
             for local in self.loads
@@ -197,27 +215,32 @@ class Figure6(Experiment):
             for seed in range(seeds)
         ]
 
-    def run(self, cell: Cell, traces: Traces) -> Mapping[str, Value]:
-        series, where = SERIES[str(cell["series"])], grid(DELFT, self.startup)
+    def simulate_cell(self, cell: Cell, traces: Traces) -> Mapping[str, Value]:
+        series, grid = SERIES[str(cell["series"])], build_grid(DELFT, self.startup)
         specs = {size: series.spec(size) for size in SIZES}
-        jobs = stream(specs, series.lasts, 0.4, where.nodes, 4 * HOUR, cell.seed)
-        users = background(where, int(cell["local"]) / 100, 4 * HOUR, cell.seed)
-        outcome = Simulation(where, rules(), run_time=series.run_time, local_users=users).run(jobs)
-        return measured(outcome, 4 * HOUR)
+        jobs = generate_stream(specs, series.lasts, 0.4, grid.nodes, 4 * HOUR, cell.seed)
+        users = generate_background(grid, int(cell["local"]) / 100, 4 * HOUR, cell.seed)
+        outcome = Simulation(grid, paper_rules(), run_time=series.run_time, local_users=users).run(jobs)
+        return summarise_outcome(outcome, 4 * HOUR)
 
-    def rows(self, results: Sequence[Result]) -> list[Row]:
+    def build_rows(self, results: Sequence[Result]) -> list[Row]:
         rows = []
-        for (local,), of in by(results, "local").items():
-            for series, said in self.paper_says.items():
-                responses = {name: [r.number("response") for r in of if r.has(series=name)] for name in (WF, series)}
-                changes = [100 * (one / other - 1) for one, other in zip(responses[series], responses[WF], strict=True)]
+        for (local,), repetitions in group_results(results, "local").items():
+            for series, paper in self.paper_says.items():
+                responses = {
+                    name: [r.number("response") for r in repetitions if r.has_parameters(series=name)]
+                    for name in (WF, series)
+                }
+                changes = [
+                    100 * (changed / base - 1) for changed, base in zip(responses[series], responses[WF], strict=True)
+                ]
                 label = f"{series}, local users {local} %"
-                rows.append(Row.of(f"{label}: change", changes, said))
-                split = [100 * r.number("co-allocated") for r in of if r.has(series=series)]
-                rows.append(Row.of(f"{label}: co-allocated", split))
+                rows.append(Row.from_values(f"{label}: change", changes, paper))
+                split = [100 * r.number("co-allocated") for r in repetitions if r.has_parameters(series=series)]
+                rows.append(Row.from_values(f"{label}: co-allocated", split))
         return rows
 
-    def remarks(self, results: Sequence[Result]) -> str:
+    def write_remarks(self, results: Sequence[Result]) -> str:
         return (
             "The changes are those of Table V, which come from this figure. A run is four hours on the grid without "
             "Delft, with 10 s of start-up. Of the local load the paper tells only that it was held between 10 and 30 "

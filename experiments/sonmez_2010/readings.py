@@ -5,19 +5,28 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import ClassVar, cast
 
-from experiments.experiment import Cell, Experiment, Result, Row, Value, by
+from experiments.experiment import Cell, Experiment, Result, Row, Value, group_results
 from experiments.run_times import by_number_of_clusters
-from experiments.sonmez_2010.das3 import DELFT, Weigh, by_latency, grid, seconds
+from experiments.sonmez_2010.das3 import DELFT, Weigh, build_grid, by_latency, run_times_of
 from experiments.sonmez_2010.loads import POISSON, WF
-from experiments.sonmez_2010.policies import CA, FCM, GRIDS, Figure9, Figure10, run
+from experiments.sonmez_2010.policies import CA, FCM, GRIDS, Figure9, Figure10, simulate_wave
 from experiments.sonmez_2010.saturation import saturates_at
-from experiments.sonmez_2010.workloads import DAY, HOUR, SIZES, measured, rules, split, stream, whole
+from experiments.sonmez_2010.workloads import (
+    DAY,
+    HOUR,
+    SIZES,
+    generate_stream,
+    paper_rules,
+    request_few_clusters,
+    request_one_cluster,
+    summarise_outcome,
+)
 from experiments.traces import Traces
 from koalapy.scheduler.rules import QueueMode
 from koalapy.simulation.jobs import RunTime
 from koalapy.simulation.simulation import Simulation
 
-ONE_CLUSTER = seconds("wave")[0]
+ONE_CLUSTER = run_times_of("wave")[0]
 """Run time of Wave on one cluster, in seconds."""
 
 
@@ -57,39 +66,39 @@ class Figure10Times(Experiment):
     saturated: ClassVar[Mapping[str, float]] = {"without Delft": 80, "with Delft": 70}
     """The upper ends of the paper's intervals, which hold for both policies."""
 
-    def cells(self, seeds: int) -> Sequence[Cell]:
+    def list_cells(self, seeds: int) -> Sequence[Cell]:
         return [
-            Cell({"cost": cost, "grid": where, "policy": policy, "percent": percent}, seed)
+            Cell({"cost": cost, "grid": grid_name, "policy": policy, "percent": percent}, seed)
             for cost in COSTS
-            for where in GRIDS
+            for grid_name in GRIDS
             for policy in (FCM, CA)
             for percent in self.percents
             for seed in range(seeds)
         ]
 
-    def run(self, cell: Cell, traces: Traces) -> Mapping[str, Value]:
-        return run(cell, Figure10.sizes, DAY, run_time=COSTS[str(cell["cost"])].run_time)
+    def simulate_cell(self, cell: Cell, traces: Traces) -> Mapping[str, Value]:
+        return simulate_wave(cell, Figure10.sizes, DAY, run_time=COSTS[str(cell["cost"])].run_time)
 
-    def rows(self, results: Sequence[Result]) -> list[Row]:
+    def build_rows(self, results: Sequence[Result]) -> list[Row]:
         rows = []
-        for (cost, where), mine in by(results, "cost", "grid").items():
-            of = by(mine, "percent", "policy")
+        for (cost, grid_name), mine in group_results(results, "cost", "grid").items():
+            groups = group_results(mine, "percent", "policy")
             for percent in self.percents[:3]:
-                if (percent, CA) in of:
-                    pairs = zip(of[percent, CA], of[percent, FCM], strict=True)
+                if (percent, CA) in groups:
+                    pairs = zip(groups[percent, CA], groups[percent, FCM], strict=True)
                     changes = [100 * (ca.number("response") / fcm.number("response") - 1) for ca, fcm in pairs]
-                    rows.append(Row.of(f"{cost}; {where}: CA at {percent} %", changes))
+                    rows.append(Row.from_values(f"{cost}; {grid_name}: CA at {percent} %", changes))
             for policy in (FCM, CA):
                 shares = {
-                    int(percent): fmean(_piles_up(each) for each in found)
-                    for (percent, name), found in of.items()
+                    int(percent): fmean(_piles_up(result) for result in group)
+                    for (percent, name), group in groups.items()
                     if name == policy
                 }
-                label = f"{cost}; {where}: {policy} saturated at"
-                rows.append(Row.of(label, [saturates_at(shares)], self.saturated[str(where)]))
+                label = f"{cost}; {grid_name}: {policy} saturated at"
+                rows.append(Row.from_values(label, [saturates_at(shares)], self.saturated[str(grid_name)]))
         return rows
 
-    def remarks(self, results: Sequence[Result]) -> str:
+    def write_remarks(self, results: Sequence[Result]) -> str:
         return (
             "The paper has CA below FCM at almost every load, the more the higher it is and the more with Delft, and "
             "saturation at 75 to 80 % without Delft and at 60 to 70 % with it. Its text gives 200 s for Wave on one "
@@ -122,31 +131,31 @@ class Figure9Times(Experiment):
     loads: ClassVar[Sequence[int]] = (10, 20, 30)
     """Mean percentage of nodes used by local users; the paper kept it between 10 and 30."""
 
-    def cells(self, seeds: int) -> Sequence[Cell]:
+    def list_cells(self, seeds: int) -> Sequence[Cell]:
         return [
-            Cell({"cost": cost, "grid": where, "policy": policy, "local": local, "percent": 40}, seed)
+            Cell({"cost": cost, "grid": grid_name, "policy": policy, "local": local, "percent": 40}, seed)
             for cost in COSTS
-            for where in GRIDS
+            for grid_name in GRIDS
             for local in self.loads
             for policy in (FCM, CA)
             for seed in range(seeds)
         ]
 
-    def run(self, cell: Cell, traces: Traces) -> Mapping[str, Value]:
+    def simulate_cell(self, cell: Cell, traces: Traces) -> Mapping[str, Value]:
         cost = COSTS[str(cell["cost"])]
-        return run(cell, (64,), 4 * HOUR, int(cell["local"]) / 100, cost.run_time)
+        return simulate_wave(cell, (64,), 4 * HOUR, int(cell["local"]) / 100, cost.run_time)
 
-    def rows(self, results: Sequence[Result]) -> list[Row]:
+    def build_rows(self, results: Sequence[Result]) -> list[Row]:
         rows = []
-        for (cost, where, local), mine in by(results, "cost", "grid", "local").items():
-            of = by(mine, "policy")
-            pairs = zip(of[CA,], of[FCM,], strict=True)
+        for (cost, grid_name, local), mine in group_results(results, "cost", "grid", "local").items():
+            groups = group_results(mine, "policy")
+            pairs = zip(groups[CA,], groups[FCM,], strict=True)
             changes = [ca.number("response") - fcm.number("response") for ca, fcm in pairs]
-            label = f"{cost}; {where}, local users {local} %: CA less FCM"
-            rows.append(Row.of(label, changes, Figure9.paper_says[str(where)]))
+            label = f"{cost}; {grid_name}, local users {local} %: CA less FCM"
+            rows.append(Row.from_values(label, changes, Figure9.paper_says[str(grid_name)]))
         return rows
 
-    def remarks(self, results: Sequence[Result]) -> str:
+    def write_remarks(self, results: Sequence[Result]) -> str:
         return (
             "The costs are those of sonmez-2010-fig-10-times. Without Delft CA gains where the mean latency counts and "
             "combining costs little (350 or 250 s), about as much as in the paper's one run of four hours. With Delft "
@@ -167,7 +176,7 @@ class Reading:
     startup: float = 0.0
 
 
-LINEAR, MILDER = cast("tuple[float, ...]", tuple(seconds("poisson"))), (200.0, 225.0, 275.0, 350.0)
+LINEAR, MILDER = cast("tuple[float, ...]", tuple(run_times_of("poisson"))), (200.0, 225.0, 275.0, 350.0)
 POISSON_READINGS: Mapping[str, Reading] = {
     "as in Table V": Reading(LINEAR),
     "queue fcfs": Reading(LINEAR, "fcfs"),
@@ -186,9 +195,9 @@ class Table5Poisson(Experiment):
     unit = "change of the mean response time, %"
     seeds = 12
     percent: ClassVar[int] = 65
-    said: ClassVar[float] = -5
+    paper_result: ClassVar[float] = -5
 
-    def cells(self, seeds: int) -> Sequence[Cell]:
+    def list_cells(self, seeds: int) -> Sequence[Cell]:
         return [
             Cell({"reading": reading, "series": series}, seed)
             for reading in POISSON_READINGS
@@ -196,24 +205,27 @@ class Table5Poisson(Experiment):
             for seed in range(seeds)
         ]
 
-    def run(self, cell: Cell, traces: Traces) -> Mapping[str, Value]:
-        reading, spec = POISSON_READINGS[str(cell["reading"])], split if cell["series"] == POISSON else whole
-        where, lasts = grid(DELFT, reading.startup), reading.curve[0]
+    def simulate_cell(self, cell: Cell, traces: Traces) -> Mapping[str, Value]:
+        reading, spec = (
+            POISSON_READINGS[str(cell["reading"])],
+            request_few_clusters if cell["series"] == POISSON else request_one_cluster,
+        )
+        grid, lasts = build_grid(DELFT, reading.startup), reading.curve[0]
         specs = {size: spec(size) for size in SIZES}
-        jobs = stream(specs, lasts, self.percent / 100, where.nodes, DAY, cell.seed)
+        jobs = generate_stream(specs, lasts, self.percent / 100, grid.nodes, DAY, cell.seed)
         model = by_number_of_clusters(reading.curve)
-        return measured(Simulation(where, rules(reading.queue), run_time=model).run(jobs), DAY)
+        return summarise_outcome(Simulation(grid, paper_rules(reading.queue), run_time=model).run(jobs), DAY)
 
-    def rows(self, results: Sequence[Result]) -> list[Row]:
+    def build_rows(self, results: Sequence[Result]) -> list[Row]:
         rows = []
-        for (reading,), mine in by(results, "reading").items():
-            of = by(mine, "series")
-            pairs = zip(of[POISSON,], of[WF,], strict=True)
-            changes = [100 * (one.number("response") / other.number("response") - 1) for one, other in pairs]
-            rows.append(Row.of(str(reading), changes, self.said))
+        for (reading,), mine in group_results(results, "reading").items():
+            groups = group_results(mine, "series")
+            pairs = zip(groups[POISSON,], groups[WF,], strict=True)
+            changes = [100 * (poisson.number("response") / wf.number("response") - 1) for poisson, wf in pairs]
+            rows.append(Row.from_values(str(reading), changes, self.paper_result))
         return rows
 
-    def remarks(self, results: Sequence[Result]) -> str:
+    def write_remarks(self, results: Sequence[Result]) -> str:
         return (
             "The paper's -5 % hangs on how long Poisson takes on several clusters, which it shows in Figure 4 without"
             " numbers, and on the queue: a scan to its end changes nothing and 10 s of start-up little by themselves,"

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from math import sqrt
 from typing import ClassVar
 
-from experiments.experiment import Cell, Result, Row, by
+from experiments.experiment import Cell, Result, Row, group_results
 from experiments.intervals import NORMAL
-from experiments.sonmez_2010.loads import POISSON, PRIME, SERIES, WAVE, WAVE_2, WF, OfLoads, cell
+from experiments.sonmez_2010.loads import POISSON, PRIME, SERIES, WAVE, WAVE_2, WF, OfLoads, build_cell
 
 STEP = 5
 """Percent between two utilisations of the paper."""
@@ -22,13 +22,13 @@ def is_saturated(result: Result) -> bool:
     return late > 1.3 * early and late > 2 * SERIES[str(result.cell["series"])].lasts
 
 
-def share(flags: Sequence[bool]) -> tuple[float, float, float]:
+def estimate_share(flags: Sequence[bool]) -> tuple[float, float, float]:
     """Return the share of true flags and its 95 % interval (Wilson)."""
     n, z = len(flags), NORMAL
-    found = sum(flags) / n
-    middle = (found + z * z / (2 * n)) / (1 + z * z / n)
-    half = z * sqrt(found * (1 - found) / n + z * z / (4 * n * n)) / (1 + z * z / n)
-    return found, max(0.0, middle - half), min(1.0, middle + half)
+    fraction = sum(flags) / n
+    middle = (fraction + z * z / (2 * n)) / (1 + z * z / n)
+    half = z * sqrt(fraction * (1 - fraction) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+    return fraction, max(0.0, middle - half), min(1.0, middle + half)
 
 
 def saturates_at(shares: Mapping[int, float]) -> float:
@@ -46,34 +46,42 @@ class Table4(OfLoads):
     queues: ClassVar[Mapping[str, tuple[str, float, Sequence[int]]]] = {"": ("head", 0.0, steps)}
     """Queue mode, start-up time in seconds and steps, by label."""
 
-    def cells(self, seeds: int) -> Sequence[Cell]:
+    def list_cells(self, seeds: int) -> Sequence[Cell]:
         return [
-            cell(series, percent, seed, queue, startup)
+            build_cell(series, percent, seed, queue, startup)
             for queue, startup, steps in self.queues.values()
-            for series, said in PAPER.items()
-            for percent in dict.fromkeys(min(said + STEP * step, 100) for step in steps)
+            for series, paper in PAPER.items()
+            for percent in dict.fromkeys(min(paper + STEP * step, 100) for step in steps)
             for seed in range(seeds)
         ]
 
-    def rows(self, results: Sequence[Result]) -> list[Row]:
+    def build_rows(self, results: Sequence[Result]) -> list[Row]:
         rows = []
-        for words, (queue, startup, _) in self.queues.items():
-            mine = [result for result in results if result.has(queue=queue, startup=startup)]
-            for series, said in PAPER.items():
-                of = {int(p): r for (p,), r in by([r for r in mine if r.has(series=series)], "percent").items()}
-                shares = {percent: share([is_saturated(each) for each in found]) for percent, found in of.items()}
+        for label, (queue, startup, _) in self.queues.items():
+            mine = [result for result in results if result.has_parameters(queue=queue, startup=startup)]
+            for series, paper in PAPER.items():
+                by_percent = {
+                    int(p): r
+                    for (p,), r in group_results(
+                        [r for r in mine if r.has_parameters(series=series)], "percent"
+                    ).items()
+                }
+                shares = {
+                    percent: estimate_share([is_saturated(result) for result in group])
+                    for percent, group in by_percent.items()
+                }
                 ends = [saturates_at({percent: s[bound] for percent, s in shares.items()}) for bound in (0, 2, 1)]
-                rows.append(Row(f"{words}{series}: saturated at", said, *ends))
-                rows += self._shares(f"{words}{series}", shares)
+                rows.append(Row(f"{label}{series}: saturated at", paper, *ends))
+                rows += self._build_share_rows(f"{label}{series}", shares)
         return rows
 
-    def _shares(self, label: str, shares: Mapping[int, tuple[float, float, float]]) -> list[Row]:
+    def _build_share_rows(self, label: str, shares: Mapping[int, tuple[float, float, float]]) -> list[Row]:
         return [
-            Row(f"– {label} at {percent} %", None, *(100 * each for each in shares[percent]))
+            Row(f"– {label} at {percent} %", None, *(100 * value for value in shares[percent]))
             for percent in sorted(shares)
         ]
 
-    def remarks(self, results: Sequence[Result]) -> str:
+    def write_remarks(self, results: Sequence[Result]) -> str:
         return (
             "The paper gives the interval in which saturation sets in; here stands its upper end, the first step of 5 "
             f"% that saturates. A workload counts as saturating where jobs of the last six hours wait 1.3 times as "
@@ -100,10 +108,10 @@ class Table4ByQueue(Table4):
         "scan and 10 s of start-up, ": ("scan", 10.0, (-1, 0, 1)),
     }
 
-    def _shares(self, label: str, shares: Mapping[int, tuple[float, float, float]]) -> list[Row]:
+    def _build_share_rows(self, label: str, shares: Mapping[int, tuple[float, float, float]]) -> list[Row]:
         return []
 
-    def remarks(self, results: Sequence[Result]) -> str:
+    def write_remarks(self, results: Sequence[Result]) -> str:
         return (
             "`fcfs` tries nobody out of turn, `scan` goes on past jobs that do not fit, as the paper's text has it "
             'literally ("scans the queue from head to tail to see whether it is able to place any job"): small jobs '

@@ -16,22 +16,22 @@ SIZES = (8, 16, 32)
 """Nodes of a job, with equal probabilities; every size fits on any cluster."""
 
 
-def rules(queue: QueueMode = "head") -> Rules:
+def paper_rules(queue: QueueMode = "head") -> Rules:
     """Return the rules of the paper's KOALA: no reservations, no preemption. The mode ``head`` reproduces Table IV."""
     return Rules(queue=queue, plan_after=None, keeps_for_restart=False, preemption="never", error_threshold=1_000_000)
 
 
-def whole(size: int) -> JobSpec:
+def request_one_cluster(size: int) -> JobSpec:
     """Request one cluster, chosen by Worst Fit."""
     return JobSpec(NonFixedRequest((ComponentRequest(size),)), ("program",), policy="worst-fit")
 
 
-def split(size: int, limit: int | None = None) -> JobSpec:
+def request_few_clusters(size: int, limit: int | None = None) -> JobSpec:
     """Request as few clusters as possible, by FCM, and at most ``limit``."""
     return JobSpec(FlexibleRequest(size), ("program",), policy="cluster-minimization", coallocation=limit)
 
 
-def stream(
+def generate_stream(
     specs: Mapping[int, JobSpec], lasts: float, utilisation: float, nodes: int, duration: float, seed: int
 ) -> Iterator[PlannedJob]:
     """Yield Poisson arrivals of jobs with uniformly drawn sizes.
@@ -41,16 +41,16 @@ def stream(
     """
     draws, sizes = Random(f"sonmez-2010/{seed}"), sorted(specs)
     rate = utilisation * nodes / (fmean(sizes) * lasts)
-    at = draws.expovariate(1.0) / rate
-    while at < duration:
-        yield PlannedJob(at, specs[draws.choice(sizes)], lasts)
-        at += draws.expovariate(1.0) / rate
+    arrival = draws.expovariate(1.0) / rate
+    while arrival < duration:
+        yield PlannedJob(arrival, specs[draws.choice(sizes)], lasts)
+        arrival += draws.expovariate(1.0) / rate
 
 
-def measured(outcome: Outcome, duration: float) -> dict[str, Value]:
+def summarise_outcome(outcome: Outcome, duration: float) -> dict[str, Value]:
     """Summarise a run with arrivals during the first ``duration`` seconds."""
     jobs = outcome.require_complete().succeeded_jobs()
-    early, late = ([_queued(job) for job in arrived_between(jobs, *when)] for when in _quarters(duration))
+    early, late = ([_queue_time(job) for job in arrived_between(jobs, *when)] for when in _list_quarters(duration))
     used = sum(job.nodes * max(0.0, min(job.ended, duration) - (job.placed or 0.0)) for job in jobs)
     return {
         "response": mean_of_jobs([job.response for job in jobs]),
@@ -66,11 +66,11 @@ def arrived_between(jobs: Iterable[JobOutcome], begin: float, end: float) -> lis
     return [job for job in jobs if begin <= job.planned.arrives_at < end]
 
 
-def _quarters(duration: float) -> Sequence[tuple[float, float]]:
+def _list_quarters(duration: float) -> Sequence[tuple[float, float]]:
     """Return the second quarter, when the grid has filled, and the last."""
     return (duration / 4, duration / 2), (duration * 3 / 4, duration)
 
 
-def _queued(job: JobOutcome) -> float:
+def _queue_time(job: JobOutcome) -> float:
     assert job.placed is not None, "who succeeded was placed"
     return job.placed - job.planned.arrives_at

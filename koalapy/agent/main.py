@@ -88,7 +88,7 @@ def start_agent(
         finally:
             # The resource manager holds the key that verifies the files of components.
             if embedded and isinstance(lrm, LocalLrm) and not any(Spool(agent_settings.directory).load_folders()):
-                lrm.cluster.stop(if_idle=True)
+                lrm.cluster.stop_if_unused()
 
 
 def make_lrm(settings: AgentSettings) -> Lrm:
@@ -141,8 +141,6 @@ def _settings_of_agent(
         stage_directory=Path(section.stage_directory) if section.stage_directory else directory / "stages",
         transfer_address=transfer_address,
         disks=settings.disks,
-        encrypt_transfers=settings.encrypt_transfers,
-        encrypted_links=settings.encrypted_links(cluster),
         **site_settings,
     )
 

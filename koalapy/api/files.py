@@ -14,8 +14,7 @@ from starlette.requests import ClientDisconnect
 from koalapy.api.access import Caller, Id
 from koalapy.api.agents import Tokens, check_agent_token
 from koalapy.api.derived import view_model
-from koalapy.api.fields import Cluster, FileName, Input, LogicalName, Output, Text
-from koalapy.api.jobs import MAX_PAGE_SIZE
+from koalapy.api.fields import MAX_PAGE_SIZE, Cluster, FileName, Input, LogicalName, Output, Text
 from koalapy.api.problems import problem, problem_responses
 from koalapy.api.routes import api_router
 from koalapy.daemon.auth.pace import AgentAttempts
@@ -26,7 +25,7 @@ from koalapy.daemon.observability.audit import describe_request
 from koalapy.model.errors import NotFoundError, ProblemCode
 from koalapy.model.replica import Replica
 from koalapy.model.request import Bundle
-from koalapy.ports import StoredResult
+from koalapy.store.records import StoredResult
 
 TAR = "application/x-tar"
 MAX_OFFSET = 2**53

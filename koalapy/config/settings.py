@@ -213,8 +213,6 @@ class LinkSection:
     """Latency in seconds; also as ``0.5ms``."""
     bandwidth: Annotated[float, BeforeValidator(parse_bandwidth), Field(gt=0, allow_inf_nan=False)] | None = None
     """Bandwidth in bytes per second; also as ``1Gbit`` or ``100MB``."""
-    encrypted: bool | None = None
-    """Whether file transfers over this link are encrypted. By default the setting ``encrypt_transfers``."""
     mpi: LinkUse = LinkUse.ANY
     """Path of MPI messages over this link: ``direct``, ``relayed``, or ``any``: relayed if the nodes do not reach each
     other."""
@@ -313,8 +311,6 @@ class Settings(BaseSettings):
     rules: Rules = Rules()
     links: list[LinkSection] = []
     relay: RelaySection = RelaySection()
-    encrypt_transfers: bool = True
-    """Whether file transfers between sites use TLS. They are unencrypted only if the settings of both sites say so."""
     network: MeasurementSettings = MeasurementSettings()
     disks: DiskLimits = DiskLimits()
     record: Recording = Recording()
@@ -449,15 +445,6 @@ class Settings(BaseSettings):
                 owners[networks[name]] = name
         return networks
 
-    def encrypted_links(self, cluster: str) -> dict[str, bool]:
-        """Return whether the links of a cluster are encrypted, by the other cluster, for links with the setting."""
-        encrypted = {}
-        for section in self.links:
-            if section.encrypted is not None and cluster in section.between:
-                first, second = section.between
-                encrypted[second if first == cluster else first] = section.encrypted
-        return encrypted
-
     def link_uses(self) -> dict[ClusterPair, LinkUse]:
         """Return the path of MPI messages by pair of clusters, for links with the setting."""
         return {pair_of(*section.between): section.mpi for section in self.links if section.mpi is not LinkUse.ANY}
@@ -487,8 +474,7 @@ class Settings(BaseSettings):
                     value=list(section.between),
                     hint="leave one out",
                 )
-            properties = section.latency, section.bandwidth, section.encrypted
-            if properties == (None, None, None) and section.mpi is LinkUse.ANY:
+            if section.latency is None and section.bandwidth is None and section.mpi is LinkUse.ANY:
                 raise UsageError(f"{field}: neither latency nor bandwidth is given", field=field, hint="give either")
             pairs.add(pair)
             if (link := Link(section.latency, section.bandwidth)) != Link():

@@ -17,7 +17,7 @@ from koalapy.daemon.listener.certificate import Certificate
 from koalapy.daemon.network.network import OWNER
 from koalapy.model.errors import UsageError
 from koalapy.model.identity import Identity, Role
-from koalapy.ports import TokenStore
+from koalapy.store.service_tables import TokenStore
 from koalapy.system.local_token import TOKEN_FILE, Registration, load_or_make_token
 
 if TYPE_CHECKING:

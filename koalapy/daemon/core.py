@@ -24,7 +24,6 @@ from koalapy.model.limits import DAY, Limits
 from koalapy.model.replica import Catalogue
 from koalapy.model.request import ClusterName
 from koalapy.policies.registry import Registry
-from koalapy.ports import ClusterRecord, Saved
 from koalapy.record.format import Beginning, KnownCluster, People
 from koalapy.record.recorder import RecordedScheduler
 from koalapy.scheduler.grid import GridStatus
@@ -32,7 +31,8 @@ from koalapy.scheduler.owner_use import HOURS
 from koalapy.scheduler.scheduler import Scheduler
 from koalapy.store.job_numbers import NUMBERS_FILE, JobNumbers
 from koalapy.store.opening import Stores, open_stores
-from koalapy.store.output import FileOutput
+from koalapy.store.output import OutputStore
+from koalapy.store.records import ClusterRecord, Saved
 from koalapy.system.local_token import load_or_make_token
 
 RELAY_SECRET_FILE = "relay.key"
@@ -47,7 +47,7 @@ class Core:
         self.settings, self.data_dir = settings, data_dir
         self.run_id = make_nonce()
         """Identifies this daemon run among those of the same database."""
-        output = FileOutput(data_dir / "output", settings.output_limit)
+        output = OutputStore(data_dir / "output", settings.output_limit)
         numbers = JobNumbers(data_dir / NUMBERS_FILE, (data_dir / "output", data_dir / "results"))
         database = settings.database or f"sqlite:///{data_dir / 'koala.db'}"
         self.stores = stores = open_stores(database, output, time.time, numbers)
@@ -139,7 +139,6 @@ def collect_beginning(
         now,
         settings.relay.streams if settings.relay.control is not None else 0,
         tuple((first, second, use) for (first, second), use in settings.link_uses().items()),
-        0.0 if saved.stopped_at is None else max(0.0, now - saved.stopped_at),
     )
 
 

@@ -36,7 +36,7 @@ from koalapy.daemon.services import Services
 from koalapy.daemon.web_server import ServerOptions, bind_listener, build_application, load_certificate, trust_proxies
 from koalapy.model.errors import StoreUnavailable
 from koalapy.policies.registry import Registry, load_policies
-from koalapy.ports import Store
+from koalapy.store.sql import JobStore
 from koalapy.system.files import FOR_OTHERS, make_private_directory
 from koalapy.system.local_token import TOKEN_FILE
 from koalapy.system.process import ServiceManager, drop_own_variables, raise_file_limit
@@ -160,7 +160,7 @@ class Daemon:
     """The tasks of ``koala serve``."""
 
     engine: Engine
-    store: Store
+    store: JobStore
     hub: Hub
     app: Any
     listener: socket.socket

@@ -137,7 +137,7 @@ class Services:
                 relays=True,
             ),
             unreachable_after=queries.rules.unreachable_after,
-            number_above=self.jobs.raise_next_number,
+            number_above=self.jobs.submissions.raise_next_number,
             profiles=settings.clusters,
         )
         folders = {"data directory": data_dir}

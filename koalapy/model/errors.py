@@ -246,7 +246,6 @@ class SiteFault(StrEnum):
     UNREADABLE = "unreadable"
     CHANGED = "changed"
     # A transfer from the cluster
-    IN_CLEAR = "in-clear"
     NO_RSYNC = "no-rsync"
     ADDRESS = "address"
     # A question

@@ -1,6 +1,6 @@
 """The SQL store: tables, batches, the lease, listings and migrations.
 
-Imports ``model`` and ``ports``. Start at ``sql.py``. Every writing transaction checks the lease's epoch, so only one
-daemon writes at a time. It also checks the batch number, so a batch is stored once. ``listing.py`` finds a page of jobs
-by indices alone. ``ended_jobs.py`` adds a job to the daily figures in the transaction in which it ends.
+Start at ``sql.py``; ``records.py`` has what is written and loaded. Every writing transaction checks the lease's epoch,
+so only one daemon writes at a time. It also checks the batch number, so a batch is stored once. ``listing.py`` finds a
+page of jobs by indices alone. ``ended_jobs.py`` adds a job to the daily figures in the transaction in which it ends.
 """

@@ -12,7 +12,7 @@ from koalapy.model.advice import CLOCK_TOLERANCE_S, AdvisedPlacement, Option, Ru
 from koalapy.model.job import Job, JobState
 from koalapy.model.prediction import Course, Prediction, PredictionKind, PredictionSource
 from koalapy.store import tables
-from koalapy.store.database import Database, chunks, upsert
+from koalapy.store.database import DatabaseStore, chunks, upsert
 from koalapy.store.listing import newest_of
 from koalapy.store.tables import attempts, jobs, predictions, timeline
 
@@ -26,13 +26,11 @@ _runs = tables.runs.c
 _advice, _jobs, _attempts, _components = tables.advice.c, tables.jobs.c, tables.attempts.c, tables.components.c
 
 
-class SqlAdvice:
-    """The ``AdviceStore`` port on a database."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
+class AdviceStore(DatabaseStore):
+    """The followed advice, and the runs from which the advisor learns."""
 
     def record(self, application: str, limit: int, owner: str | None = None) -> list[AdvisedPlacement]:
+        """Return advised placements, newest first. An empty ``application`` matches all, ``owner=None`` all owners."""
         query = select(tables.advice).order_by(_advice.job_id.desc(), _advice.generation.desc()).limit(limit)
         if application:
             query = query.where(_advice.application == application)
@@ -41,6 +39,7 @@ class SqlAdvice:
         return [_to_placement(row) for row in self._database.rows(query)]
 
     def applications_of(self, owner: str) -> set[str]:
+        """Return the known applications of an owner's jobs."""
         last = newest_of(owner, MAX_JOBS_OF_OWNER).subquery()
         query = select(_jobs.application).join(last, last.c.id == _jobs.id).where(_jobs.application != "").distinct()
         return {row["application"] for row in self._database.rows(query)}
@@ -157,13 +156,14 @@ TOUCHES = ("held", "released", "changed", "priority")
 """Timeline events by which users change a waiting job, which predictions do not anticipate."""
 
 
-class SqlPredictions:
-    """The ``PredictionStore`` port on a database."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
+class PredictionStore(DatabaseStore):
+    """The predictions, with the actual course of their jobs."""
 
     def add_predictions(self, new: Sequence[Prediction]) -> None:
+        """Insert predictions in one transaction, except for deleted jobs.
+
+        Existing ones of a job, kind and time are unchanged.
+        """
         with self._database.writing() as connection:
             # Predictions of jobs that were deleted in the meantime would violate the foreign key of the insert.
             existing_jobs = {
@@ -181,6 +181,10 @@ class SqlPredictions:
     def predictions(
         self, since: float, limit: int, owner: str | None = None, application: str = ""
     ) -> list[tuple[Prediction, Course]]:
+        """Return the newest predictions with the actual course of their jobs.
+
+        An empty ``application`` matches all, ``owner=None`` all owners.
+        """
         prediction, job, last = predictions.c, jobs.c, attempts.alias("last")
         later = attempts.alias("later").c
         is_last = (last.c.job_id == job.id) & (last.c.generation == job.generation)

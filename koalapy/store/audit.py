@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Dialect, Float, Row, Select, bindparam, delet
 from sqlalchemy.types import TypeDecorator
 
 from koalapy.model.audit import AuditCheck, AuditEntry, AuditFilter, AuditHead, ChainChecker, chain_hash
-from koalapy.store.database import Database, insert_rows
+from koalapy.store.database import DatabaseStore, insert_rows
 from koalapy.store.tables import audit as table
 from koalapy.store.tables import audit_chain as chain
 
@@ -23,17 +23,15 @@ MAX_LATE = 2000
 """Maximum entries that may be written after newer ones."""
 
 
-class SqlAudit:
-    """The ``AuditStore`` port on a database."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
+class AuditStore(DatabaseStore):
+    """The append-only audit."""
 
     def append_audit(self, entries: Sequence[AuditEntry]) -> None:
         with self._database.writing() as connection:
             write_audit(connection, entries)
 
     def audit_entries(self, audit_filter: AuditFilter) -> list[AuditEntry]:
+        """Return the entries that match a filter, oldest first unless it has ``newest_first``."""
         order = table.c.id.desc() if audit_filter.newest_first else table.c.id
         query, lower_id = select(*ENTRY).order_by(order).limit(audit_filter.limit), audit_filter.after
         for name in ("actor", "action", "target", "outcome"):
@@ -52,6 +50,7 @@ class SqlAudit:
             return [AuditEntry(**row) for row in connection.execute(query.where(table.c.id > lower_id)).mappings()]
 
     def forget_audit(self, before: float) -> int:
+        """Delete the first entries, up to the first one since ``before``, and return their number."""
         if not self._database.rows(select(table.c.id).where(table.c.at < before).limit(1)):
             return 0
         with self._database.writing() as connection:
@@ -75,11 +74,13 @@ class SqlAudit:
         return count
 
     def audit_head(self) -> AuditHead:
+        """Return the id and hash of the last entry."""
         with self._database.reading() as connection:
             noted = _read_chain_ends(connection)
             return AuditHead(noted.head_id, noted.head_hash)
 
     def audit_hash(self, entry: int) -> str | None:
+        """Return the hash of an entry; None if it does not exist, empty if it was deleted by age."""
         with self._database.reading() as connection:
             if entry <= _read_chain_ends(connection).removed_id:
                 return ""
@@ -87,6 +88,7 @@ class SqlAudit:
             return stored_hash
 
     def check_audit(self, after: AuditHead | None, limit: int) -> AuditCheck:
+        """Check the hashes of at most ``limit`` entries after a checked one; None: from the first entry."""
         with self._database.reading() as connection:
             noted = _read_chain_ends(connection)
             removed, head = AuditHead(noted.removed_id, noted.removed_hash), AuditHead(noted.head_id, noted.head_hash)

@@ -31,8 +31,8 @@ from koalapy.model.history import (
 )
 from koalapy.model.job import ACTIVE_STATES, FINAL_STATES, Job, JobId, JobState
 from koalapy.model.job_spec import Priority
-from koalapy.ports import Batch, ClusterRecord, MeanTimes, Usage
 from koalapy.store.database import chunks, matches_pattern, upsert
+from koalapy.store.records import Batch, ClusterRecord, MeanTimes, Usage
 from koalapy.store.tables import attempts, components, history, history_clusters, jobs
 from koalapy.store.tables import days as day_table
 

@@ -47,8 +47,8 @@ _history = tables.history.c
 _FINAL = [state.value for state in FINAL_STATES]
 
 
-class SqlHistory:
-    """The ``HistoryStore`` port on a database."""
+class HistoryStore:
+    """The ended jobs and the daily figures."""
 
     def __init__(
         self,
@@ -61,6 +61,7 @@ class SqlHistory:
         self._max_examined = max_examined
 
     def node_use(self, since: float) -> list[NodeUse]:
+        """Return the node use of each component that ended since a time, in ended attempts of users' jobs."""
         active = _jobs.state.in_([state.value for state in ACTIVE_STATES])
         under_way = active & (_parts.generation == _jobs.generation)
         query = select(_jobs.owner, _parts.size, _parts.claimed_at, _parts.ended_at)
@@ -71,33 +72,49 @@ class SqlHistory:
         return [NodeUse(row["owner"], row["size"], row["claimed_at"], row["ended_at"]) for row in rows]
 
     def days(self, day_filter: DayFilter) -> dict[Key, Figures]:
+        """Return the daily figures that match a filter, including those of deleted jobs."""
         with self._database.reading() as connection:
             return days_of(connection, day_filter)
 
     def first_day(self) -> int | None:
+        """Return the first day with figures; None without any."""
         query = select(func.min(_days.day).label("day")).where(_days.kind == Kind.GRID.value)
         return next((row["day"] for row in self._database.rows(query)), None)
 
     def first_submission(self) -> float | None:
+        """Return the submission time of the oldest stored job; None without one."""
         rows = self._database.rows(select(_jobs.submitted_at).order_by(_jobs.id).limit(1))
         return next((row["submitted_at"] for row in rows), None)
 
     def nodes_by_day(self, until: int) -> list[tuple[int, ClusterName, int]]:
+        """Return (day, cluster, maximum nodes) in order of days up to ``until``, where clusters reported nodes."""
         query = select(_days.day, _days.name, _days.nodes).order_by(_days.day)
         query = query.where(_days.kind == Kind.CLUSTER.value, _days.day <= until, _days.nodes > 0)
         return [(row["day"], row["name"], row["nodes"]) for row in self._database.rows(query)]
 
     def ended_jobs(self, after: tuple[float, JobId], until: float, limit: int) -> list[EndedJob]:
+        """Return at most ``limit`` jobs of users that ended before ``until``, in order of end and id.
+
+        ``after`` is the end and id of the last job of the previous call.
+        """
         at, job = _history.ended_at, _history.job_id
         query = select(job).where(tuple_(at, job) > tuple_(*after), at < until).order_by(at, job).limit(limit)
         with self._database.reading() as connection:
             return read_ended_jobs(connection, list(connection.execute(query).scalars()))
 
     def ended_page(self, which: HistoryFilter) -> HistoryPage:
+        """Return a page of users' ended jobs, the last end first unless the filter has another order.
+
+        A page that is not the last may have fewer jobs than the limit, or none, to bound its cost.
+        """
         with self._database.reading() as connection:
             return read_page(connection, which, self._max_examined)
 
     def ended_components(self, since: float, limit: int, cluster: ClusterName = "") -> PastComponents:
+        """Return the components with the most node-seconds since a time, at most ``limit``, in order of their end.
+
+        Only the components that ended last are examined, or those of the newest jobs of one cluster.
+        """
         values = {"since": since, "cluster": cluster, "examined": self._max_examined, "limit": limit}
         with self._database.reading() as connection:
             rows = connection.execute(_largest_components(on_cluster=bool(cluster)), values).all()
@@ -106,15 +123,21 @@ class SqlHistory:
         return PastComponents([PastComponent(*row) for row in rows], -inf if ends is None else ends)
 
     def failed_components(self, cluster: ClusterName, limit: int) -> list[PastComponent]:
+        """Return the components of a cluster that ended with an error, of the newest jobs, the last end first.
+
+        Only the components of the newest jobs are examined.
+        """
         values = {"cluster": cluster, "examined": self._max_examined, "limit": limit}
         with self._database.reading() as connection:
             return [PastComponent(*row) for row in connection.execute(_failed_components(), values)]
 
     def expired_jobs(self, before: float, limit: int, *, internal: bool) -> list[JobId]:
+        """Return jobs that ended before a time, oldest end first: those of users, or the daemon's own."""
         query = select(_jobs.id).where(_jobs.internal == internal, _jobs.ended_at < before, _jobs.state.in_(_FINAL))
         return [row["id"] for row in self._database.rows(query.order_by(_jobs.ended_at).limit(limit))]
 
     def remove(self, jobs: Sequence[JobId]) -> None:
+        """Delete jobs. Their ids are not reused, and their runs are retained for the advisor."""
         with self._database.writing() as connection:
             removed = jobs_of(connection, select(tables.jobs).where(_jobs.id.in_(jobs)))
             retain_runs(connection, removed, self._max_runs)
@@ -123,6 +146,7 @@ class SqlHistory:
             connection.execute(update(tables.lease).where(_lease.last_job < last).values(last_job=last))
 
     def size(self) -> int | None:
+        """Return the size of the database in bytes; None if unknown."""
         with self._database.reading() as connection:
             if not self._database.is_sqlite:
                 return int(connection.exec_driver_sql("SELECT pg_database_size(current_database())").scalar_one())
@@ -130,6 +154,7 @@ class SqlHistory:
             return pages * int(connection.exec_driver_sql("PRAGMA page_size").scalar_one())
 
     def shrink(self) -> bool:
+        """Return unused space to the disk in a bounded step. Return whether more is left."""
         if not self._database.is_sqlite:
             return False  # PostgreSQL reclaims space by itself
         with self._database.writing() as connection:

@@ -12,8 +12,8 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, Text, cast, func,
 
 from koalapy.model.job import JobId, JobState
 from koalapy.model.job_search import LITERAL_STAR
-from koalapy.ports import JobFilter
 from koalapy.store.database import chunks, matches_pattern
+from koalapy.store.records import JobFilter
 from koalapy.store.tables import WITHOUT_TASKS, components, jobs
 
 FIRST_WINDOW = 400

@@ -12,35 +12,23 @@ from alembic.util import CommandError
 from sqlalchemy import Connection, Engine, text
 
 from koalapy.model.errors import UsageError
-from koalapy.ports import (
-    AdviceStore,
-    AlertMarkStore,
-    AuditStore,
-    FileStore,
-    HistoryStore,
-    MeasurementStore,
-    NotificationStore,
-    OutputStore,
-    PredictionStore,
-    SampleStore,
-    Saved,
-    TokenStore,
-)
-from koalapy.store.advice import SqlAdvice, SqlPredictions
-from koalapy.store.audit import SqlAudit
+from koalapy.store.advice import AdviceStore, PredictionStore
+from koalapy.store.audit import AuditStore
 from koalapy.store.database import Database
 from koalapy.store.engine import MEMORY, make_engine, unavailable_is_known, writing
-from koalapy.store.history import SqlHistory
+from koalapy.store.history import HistoryStore
 from koalapy.store.job_numbers import JobNumbers
+from koalapy.store.output import OutputStore
+from koalapy.store.records import Saved
 from koalapy.store.service_tables import (
-    SqlAlertMarks,
-    SqlFiles,
-    SqlMeasurements,
-    SqlNotifications,
-    SqlSamples,
-    SqlTokens,
+    AlertMarkStore,
+    FileStore,
+    MeasurementStore,
+    NotificationStore,
+    SampleStore,
+    TokenStore,
 )
-from koalapy.store.sql import SqlStore
+from koalapy.store.sql import JobStore
 
 LOCK_NUMBER = 0x6B6F616C61
 """Advisory lock number; arbitrary, but the same for every daemon of the database."""
@@ -104,7 +92,7 @@ class Stores:
     ``saved`` is the state that the previous daemon left; ``jobs`` holds the lease until released.
     """
 
-    jobs: SqlStore
+    jobs: JobStore
     saved: Saved
     files: FileStore
     measurements: MeasurementStore
@@ -134,19 +122,19 @@ def open_stores(
 
 def stores_in_database(database: Database, output: OutputStore, job_numbers: JobNumbers | None = None) -> Stores:
     """Return the stores of a migrated database."""
-    jobs = SqlStore(database, job_numbers)
+    jobs = JobStore(database, job_numbers)
     return Stores(
         jobs,
         jobs.load(),
-        SqlFiles(database),
-        SqlMeasurements(database),
-        SqlAdvice(database),
-        SqlHistory(database),
-        SqlTokens(database),
-        SqlAudit(database),
-        SqlNotifications(database),
-        SqlPredictions(database),
-        SqlSamples(database),
-        SqlAlertMarks(database),
+        FileStore(database),
+        MeasurementStore(database),
+        AdviceStore(database),
+        HistoryStore(database),
+        TokenStore(database),
+        AuditStore(database),
+        NotificationStore(database),
+        PredictionStore(database),
+        SampleStore(database),
+        AlertMarkStore(database),
         output,
     )

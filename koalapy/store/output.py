@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from koalapy.model.job import JobId, Token, parse_token
-from koalapy.ports import OutputPiece
+from koalapy.store.records import OutputPiece
 from koalapy.system.files import file_identity
 
 SEGMENT = 4 * 1024 * 1024
@@ -48,8 +48,8 @@ class Stream:
         return self.segments[-1].end if self.segments else 0
 
 
-class FileOutput:
-    """The ``OutputStore`` port on a folder; may be called from several threads."""
+class OutputStore:
+    """The output of components in a folder. Calls block, come from several threads, and may raise ``OSError``."""
 
     def __init__(
         self, directory: Path, limit: int, segment: int = SEGMENT, max_streams: int = MAX_RETAINED_STREAMS
@@ -65,6 +65,11 @@ class FileOutput:
         self._identity = file_identity(directory)
 
     def append(self, token: Token, pieces: Sequence[OutputPiece]) -> int:
+        """Store the new bytes of pieces durably, and return the offset up to which the output is known.
+
+        A piece is stored unless earlier bytes, other than its ``missing`` ones, are not stored yet. Such a piece and
+        those after it are left for a later call.
+        """
         if file_identity(self._directory) != self._identity:
             raise OSError(errno.ESTALE, "the folder was replaced while the daemon uses it", str(self._directory))
         with self._use_stream(token) as stream:
@@ -76,6 +81,10 @@ class FileOutput:
             return stream.end
 
     def read(self, token: Token, after: int, *, to_the_end: bool) -> list[OutputPiece]:
+        """Return the next pieces after an offset, about 1 MiB; empty if there are none.
+
+        ``to_the_end``: the output is complete, so bytes that are missing after the last piece are reported, too.
+        """
         with self._use_stream(token) as stream:
             segments, end = [replace(segment) for segment in stream.segments], stream.end
         pieces: list[OutputPiece] = []
@@ -92,10 +101,12 @@ class FileOutput:
         return pieces
 
     def size(self, token: Token) -> int:
+        """Return the number of bytes that the component is known to have written."""
         with self._use_stream(token) as stream:
             return stream.end
 
     def remove(self, jobs: Collection[JobId]) -> None:
+        """Delete the output of jobs; ignore jobs without output."""
         with self._lock:
             removed_tokens = [
                 token for token, stream in self._streams.items() if parse_token(token).job in jobs and not stream.users

@@ -13,9 +13,9 @@ from koalapy.model.measurement import MAX_PINGPONGS, Measurement, MeasurementKin
 from koalapy.model.notification import Notification
 from koalapy.model.replica import Part, Replica, ReplicaState
 from koalapy.model.request import ClusterName
-from koalapy.ports import StoredBundle, StoredResult, StoredToken
 from koalapy.store import tables
-from koalapy.store.database import Database, chunks, upsert
+from koalapy.store.database import Database, DatabaseStore, chunks, upsert
+from koalapy.store.records import StoredBundle, StoredResult, StoredToken
 
 MAX_RETAINED = 1000
 """Maximum stored measurements of each pair of clusters and kind."""
@@ -23,33 +23,31 @@ MAX_RETAINED = 1000
 _columns = tables.measurements.c
 
 
-class SqlTokens:
-    """The ``TokenStore`` port on a database. It stores digests of tokens, never the tokens."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
+class TokenStore(DatabaseStore):
+    """The digests of issued tokens, never the tokens."""
 
     def tokens(self) -> list[StoredToken]:
+        """Return all tokens in order of their ids."""
         query = select(tables.tokens).order_by(tables.tokens.c.id)
         return [StoredToken(**row) for row in self._database.rows(query)]
 
     def save_tokens(self, tokens: Sequence[StoredToken]) -> None:
+        """Insert or replace tokens in one transaction."""
         with self._database.writing() as connection:
             upsert(connection, tables.tokens, [asdict(token) for token in tokens])
 
     def remove_tokens(self, tokens: Collection[int]) -> None:
+        """Delete tokens by id."""
         with self._database.writing() as connection:
             for chunk in chunks(tokens):
                 connection.execute(delete(tables.tokens).where(tables.tokens.c.id.in_(chunk)))
 
 
-class SqlNotifications:
-    """The ``NotificationStore`` port on a database."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
+class NotificationStore(DatabaseStore):
+    """The undelivered notifications."""
 
     def notifications(self) -> list[Notification]:
+        """Return all undelivered notifications in order of their ids."""
         query = select(tables.notifications).order_by(tables.notifications.c.id)
         return [Notification(**row) for row in self._database.rows(query)]
 
@@ -70,28 +68,32 @@ def write_notifications(connection: Connection, notifications: Sequence[Notifica
     upsert(connection, tables.notifications, [asdict(notification) for notification in notifications])
 
 
-class SqlSamples:
-    """The ``SampleStore`` port on a database."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
+class SampleStore(DatabaseStore):
+    """The samples of the grid's use and of the clusters' local load."""
 
     def add_sample(self, sample: Sample) -> None:
+        """Store a sample, and delete those that are older by ``KEPT_S``."""
         with self._database.writing() as connection:
             connection.execute(delete(tables.samples).where(tables.samples.c.at < sample.at - KEPT_S))
             upsert(connection, tables.samples, [asdict(sample)])
 
     def samples(self, since: float) -> list[Sample]:
+        """Return the samples from a time on, oldest first."""
         query = select(tables.samples).where(tables.samples.c.at >= since).order_by(tables.samples.c.at)
         return [Sample(**row) for row in self._database.rows(query)]
 
     def add_local_load(self, loads: Sequence[LocalLoad]) -> None:
+        """Store the load of clusters in one slot, and delete that of slots older by ``LOAD_KEPT_S``."""
         table, oldest = tables.local_load, max(load.slot for load in loads) - int(LOAD_KEPT_S // LOAD_SLOT_S)
         with self._database.writing() as connection:
             connection.execute(delete(table).where(table.c.slot < oldest))
             upsert(connection, table, [asdict(load) for load in loads])
 
     def local_load(self, first_slot: int, joined_slots: int) -> list[LocalLoad]:
+        """Return the means over so many slots each, from a slot on, by cluster and time.
+
+        ``slot`` is then the number of such a longer slot.
+        """
         columns = tables.local_load.c
         slot = (columns.slot // joined_slots).label("slot")
         means = (func.avg(columns.local).label("local"), func.avg(columns.total).label("total"))
@@ -100,13 +102,11 @@ class SqlSamples:
         return [LocalLoad(**row) for row in rows]
 
 
-class SqlAlertMarks:
-    """The ``AlertMarkStore`` port on a database."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
+class AlertMarkStore(DatabaseStore):
+    """The acknowledgements and silences of alerts."""
 
     def alert_marks(self) -> list[AlertMark]:
+        """Return all marks, including expired ones."""
         rows = self._database.rows(select(tables.alert_marks))
         return [
             AlertMark(**{**row, "kind": AlertKind(row["kind"]), "action": MarkAction(row["action"])})
@@ -115,6 +115,7 @@ class SqlAlertMarks:
         ]
 
     def save_alert_marks(self, marks: Sequence[AlertMark], removed: Collection[AlertKey], now: float) -> None:
+        """Insert or replace marks, and remove others and expired ones, in one transaction."""
         columns = tables.alert_marks.c
         with self._database.writing() as connection:
             connection.execute(delete(tables.alert_marks).where(columns.until <= now))
@@ -125,8 +126,8 @@ class SqlAlertMarks:
             upsert(connection, tables.alert_marks, [asdict(mark) for mark in marks])
 
 
-class SqlMeasurements:
-    """The ``MeasurementStore`` port on a database."""
+class MeasurementStore(DatabaseStore):
+    """The measurements of links."""
 
     def __init__(self, database: Database, max_retained: int = MAX_RETAINED) -> None:
         self._database, self._max_retained = database, max_retained
@@ -162,6 +163,7 @@ class SqlMeasurements:
         return self._read_measurements(select(tables.measurements).where(_columns.id.in_(newest)).order_by(_columns.id))
 
     def history(self, one: ClusterName, other: ClusterName, limit: int) -> list[Measurement]:
+        """Return the measurements between two clusters in both directions, newest first."""
         forward = (_columns.one == one) & (_columns.other == other)
         backward = (_columns.one == other) & (_columns.other == one)
         query = select(tables.measurements).where(forward | backward)
@@ -176,23 +178,23 @@ def _to_measurement(row: RowMapping) -> Measurement:
     return Measurement(**values, kind=MeasurementKind(row["kind"]), job=row["job_id"])
 
 
-class SqlFiles:
-    """The ``FileStore`` port on a database."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
+class FileStore(DatabaseStore):
+    """The replicas, uploaded bundles and results."""
 
     # Replicas
 
     def replicas(self) -> list[Replica]:
+        """Return all replicas in order of name and cluster."""
         order = tables.replicas.c.name, tables.replicas.c.cluster
         return [_to_replica(row) for row in self._database.rows(select(tables.replicas).order_by(*order))]
 
     def save_replicas(self, replicas: Sequence[Replica]) -> None:
+        """Insert or replace replicas, by name and cluster, in one transaction."""
         with self._database.writing() as connection:
             upsert(connection, tables.replicas, [_replica_row(replica) for replica in replicas])
 
     def remove_replicas(self, name: str, clusters: Sequence[ClusterName]) -> None:
+        """Delete replicas of a logical file; ignore those that do not exist."""
         replicas = tables.replicas.c
         statement = delete(tables.replicas).where(replicas.name == name, replicas.cluster.in_(clusters))
         with self._database.writing() as connection:
@@ -215,11 +217,13 @@ class SqlFiles:
     # Results
 
     def results(self, job: JobId, generation: int) -> list[StoredResult]:
+        """Return the results of one attempt in order of rank."""
         results = tables.results.c
         query = select(tables.results).where(results.job_id == job, results.generation == generation)
         return [_to_result(row) for row in self._database.rows(query.order_by(results.rank))]
 
     def results_sizes(self) -> dict[str, int]:
+        """Return the bytes of stored results, by owner."""
         results, jobs = tables.results.c, tables.jobs.c
         # Sums by job first, by the index of stored results, since most jobs have none.
         sizes = select(results.job_id, func.sum(results.size).label("size")).where(results.size > literal_column("0"))
@@ -229,6 +233,10 @@ class SqlFiles:
         return {row["owner"]: int(row["size"]) for row in self._database.rows(query)}
 
     def save_result(self, result: StoredResult) -> int:
+        """Store a result, and return the bytes of the results that it replaces.
+
+        It replaces the component's earlier result and those of all earlier attempts.
+        """
         results = tables.results.c
         row = asdict(result)
         row |= {"job_id": row.pop("job")}
@@ -241,6 +249,11 @@ class SqlFiles:
         return int(size)
 
     def old_results(self, before: float, owners: Collection[str] | None = None) -> dict[JobId, int]:
+        """Return the bytes of stored results by job, for jobs that ended before a time, oldest end first.
+
+        ``owners=None``: jobs of all owners. Raise ``LeaseLost`` like a writing call, since the caller deletes the
+        files.
+        """
         results, jobs = tables.results.c, tables.jobs.c
         old = select(results.job_id, func.sum(results.size).label("size")).join(tables.jobs, jobs.id == results.job_id)
         old = old.where(jobs.ended_at < before, results.size > literal_column("0")).group_by(
@@ -253,6 +266,10 @@ class SqlFiles:
         return {row.job_id: int(row.size) for row in sizes}
 
     def clear_results(self, jobs: Collection[JobId]) -> int:
+        """Set the size of these jobs' results to 0, and return the bytes that they had.
+
+        The caller deletes the files.
+        """
         results, bytes_gone = tables.results.c, 0
         with self._database.writing() as connection:
             for ids in chunks(jobs):
@@ -263,6 +280,7 @@ class SqlFiles:
         return bytes_gone
 
     def forget_results(self, jobs: Sequence[JobId]) -> int:
+        """Delete the results of these jobs, and return the bytes that they had."""
         theirs = tables.results.c.job_id.in_(jobs)
         size = select(func.coalesce(func.sum(tables.results.c.size), 0)).where(theirs)
         with self._database.writing() as connection:

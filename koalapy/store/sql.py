@@ -35,7 +35,6 @@ from koalapy.model.dependency import Clause
 from koalapy.model.job import FINAL_STATES, Attempt, ClusterRefusal, Component, Job, JobId, TimelineEntry
 from koalapy.model.job import TimelineEntry as Entry
 from koalapy.model.job_spec import JobSpec, Priority
-from koalapy.ports import Batch, ClusterRecord, JobFilter, JobPage, OutboxEntry, Saved, Submitted, Usage
 from koalapy.protocol.frames import PLAN, Plan
 from koalapy.store import tables
 from koalapy.store.advice import complete_advised, write_advised
@@ -44,6 +43,7 @@ from koalapy.store.database import Database, chunks, insert_rows, upsert
 from koalapy.store.ended_jobs import add_batch, usage_between
 from koalapy.store.job_numbers import JobNumbers
 from koalapy.store.listing import MAX_PAGE_BYTES, count_jobs, page_of_ids, within_page_bytes
+from koalapy.store.records import Batch, ClusterRecord, JobFilter, JobPage, OutboxEntry, Saved, Submitted, Usage
 from koalapy.store.service_tables import write_notifications
 from koalapy.store.tables import outbox, plans
 
@@ -131,8 +131,9 @@ def _stored_payload(entry: OutboxEntry) -> dict[str, Any]:
     return entry.payload if plan is None else entry.payload | {PLAN: list(plan.key)}
 
 
-class SqlStore:
-    """The ``Store`` port on a database."""
+class JobStore:
+    """The jobs, the source of truth of the daemon. Calls block; writing raises ``StoreUnavailable`` if a retry may
+    succeed, and ``LeaseLost`` if another daemon has taken over."""
 
     def __init__(
         self, database: Database, job_numbers: JobNumbers | None = None, max_page_bytes: int = MAX_PAGE_BYTES
@@ -148,10 +149,12 @@ class SqlStore:
 
     @property
     def instance(self) -> str:
+        """Return the id of the stored data, the same for every daemon that opens it."""
         return self._lease.instance
 
     @property
     def epoch(self) -> int:
+        """Return the epoch of the lease that this process holds."""
         return self._lease.epoch
 
     def close(self) -> None:
@@ -163,9 +166,11 @@ class SqlStore:
         self._lease.renew(now)
 
     def raise_epoch(self, epoch: int) -> None:
+        """Continue with a higher epoch of the lease. Raise ``LeaseLost`` if another daemon has taken over."""
         self._lease.raise_epoch(epoch)
 
     def release_lease(self) -> None:
+        """Release the lease, so that the next daemon starts at once."""
         self._lease.release()
 
     # Writing
@@ -271,10 +276,10 @@ class SqlStore:
                 tuple(cluster_from_row(row) for row in clusters),
                 (last if self._job_numbers is None else self._job_numbers.last_given(last)) + 1,
                 {Priority(row["priority"]): row["scans"] for row in queues},
-                self._lease.vacant_since,
             )
 
     def submitted(self, keys: Collection[str]) -> dict[str, Submitted]:
+        """Return the used keys among these, with their jobs, by key."""
         submissions = tables.submissions.c
         query = select(submissions.key, submissions.job_id, submissions.digest)
         with self.database.reading() as connection:
@@ -289,6 +294,7 @@ class SqlStore:
             return jobs[0] if jobs else None
 
     def array_of(self, task: JobId) -> Job | None:
+        """Return the array with a task of this number, which may have no record; None if there is none."""
         jobs = tables.jobs.c
         arrays = select(tables.jobs).where(text("array_size > 0"), jobs.id < task)
         with self.database.reading() as connection:
@@ -307,17 +313,20 @@ class SqlStore:
             return JobPage(jobs_of(connection, query) if fitting else [], before)
 
     def count(self, job_filter: JobFilter) -> tuple[int, bool]:
+        """Return the number of jobs that match a filter, and whether that is all; else at least so many match."""
         with self.database.reading() as connection:
             return count_jobs(connection, job_filter)
 
     def timeline(self, job: JobId, after: int = 0, limit: int | None = None) -> list[TimelineEntry]:
         # Entries before the page are skipped through the index only.
+        """Return timeline entries in order: all, or at most ``limit`` entries after the first ``after``."""
         ids = select(tables.timeline.c.id).where(tables.timeline.c.job_id == job).order_by(tables.timeline.c.id)
         page = ids.offset(after).limit(limit).subquery()
         query = select(tables.timeline).join(page, page.c.id == tables.timeline.c.id).order_by(page.c.id)
         return [entry_from_row(row) for row in self.database.rows(query)]
 
     def attempts(self, job: JobId, last: int | None = None) -> list[Attempt]:
+        """Return the attempts of a job in order: all, or the last ``last``."""
         attempts, components = tables.attempts, tables.components
         query = select(attempts).where(attempts.c.job_id == job).order_by(attempts.c.generation.desc()).limit(last)
         by_generation: dict[int, list[Component]] = defaultdict(list)
@@ -330,6 +339,10 @@ class SqlStore:
         return [attempt_from_row(row, tuple(by_generation[row["generation"]])) for row in tried]
 
     def usage(self, start: float, end: float) -> Usage:
+        """Return the use of the grid between two times.
+
+        A span of several days from the beginning of a day until now has the same cost for any length.
+        """
         with self.database.reading() as connection:
             return usage_between(connection, start, end)
 

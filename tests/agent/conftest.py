@@ -18,6 +18,8 @@ from koalapy.agent.lrm.local.adapter import LocalLrm
 from koalapy.agent.lrm.local.cluster import LocalCluster
 from koalapy.agent.transfers import stages
 from koalapy.agent.transfers.daemon_files import DaemonFiles
+from tests.agent.lrm.conftest import stop_locald
+from tests.agent.memory_lrm import MemoryLrm
 from tests.agent.transfers.fake_daemon_files import FakeDaemonFiles
 from tests.signals import until
 from tests.virtual_time import VirtualTimeLoop
@@ -254,7 +256,7 @@ async def site(tmp_path: Path, daemon: FakeDaemon) -> AsyncIterator[Site]:
     await site.start()
     yield site
     await site.stop()
-    await asyncio.to_thread(site.cluster.stop)
+    await asyncio.to_thread(stop_locald, site.cluster)
 
 
 @pytest.fixture
@@ -263,7 +265,7 @@ async def other_site(tmp_path: Path, daemon: FakeDaemon) -> AsyncIterator[Site]:
     await site.start()
     yield site
     await site.stop()
-    await asyncio.to_thread(site.cluster.stop)
+    await asyncio.to_thread(stop_locald, site.cluster)
 
 
 def running_pids(pids: bytes) -> list[int]:
@@ -278,3 +280,18 @@ def daemon_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDaemonFiles]:
     monkeypatch.setattr(stages, "DaemonFiles", lambda url, cluster, token, trust: DaemonFiles(fake.url, cluster, token))
     yield fake
     fake.close()
+
+
+@pytest.fixture
+async def lrm() -> MemoryLrm:
+    return MemoryLrm()
+
+
+@pytest.fixture
+async def agent(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> AsyncIterator[Path]:
+    """Run an agent over the resource manager in memory, and yield its directory once the daemon has its report."""
+    from tests.agent.memory_agent import reported_counts, running_agent
+
+    async with running_agent(lrm, daemon, tmp_path):
+        await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))
+        yield tmp_path

@@ -6,10 +6,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
+from koalapy.agent.components.component import Component
 from koalapy.agent.core.agent import run_agent
+from koalapy.agent.core.lrm_monitor import LrmMonitor
+from koalapy.agent.core.reporter import Reporter
 from koalapy.agent.core.settings import DEFAULT_TIMEOUTS, AgentSettings, AgentTimeouts
 from koalapy.agent.lrm.port import Lrm
 from koalapy.agent.lrm.script import OpenMpi
+from koalapy.agent.runners.uplink import Uplink
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 from tests.agent.conftest import FakeDaemon
 from tests.virtual_time import VirtualClock, VirtualTimeLoop
@@ -19,6 +23,13 @@ def loop_clock() -> Clock:
     """Return the clock of the running loop."""
     loop = asyncio.get_running_loop()
     return VirtualClock(loop) if isinstance(loop, VirtualTimeLoop) else SYSTEM_CLOCK
+
+
+def make_reporter(uplink: object, lrm: object = None, clock: Clock | None = None) -> tuple[Reporter, LrmMonitor]:
+    """Return a reporter, and the monitor of a resource manager that is polled on request only."""
+    live: dict[str, Component] = {}
+    monitor = LrmMonitor(cast(Lrm, lrm), live, 1000.0, clock=clock or loop_clock())
+    return Reporter(cast(Uplink, uplink), monitor, live), monitor
 
 
 async def find_no_open_mpi(settings: AgentSettings, prefix: str | None) -> OpenMpi:

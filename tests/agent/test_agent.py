@@ -16,6 +16,7 @@ import pytest
 from koalapy.agent.core.settings import AgentTimeouts
 from koalapy.runner.folders import MARK
 from tests.agent.conftest import FakeDaemon, Site, running_pids
+from tests.agent.lrm.conftest import stop_locald
 
 pytestmark = pytest.mark.processes
 
@@ -203,7 +204,7 @@ async def test_component_ended_without_agent_is_reported(site: Site, daemon: Fak
     await daemon.open_barrier(["sh", "-c", "echo up; exec sleep 1000"], T)
     await daemon.wait_until(lambda: daemon.output.get(T) == b"up\n")
     await site.stop()
-    site.cluster.stop()
+    stop_locald(site.cluster)
     await site.start()
     end = await daemon.wait_for_state(T, "ended")
     assert end["infrastructure"]
@@ -278,7 +279,7 @@ async def test_killed_agent_loses_no_component(tmp_path: Path, daemon: FakeDaemo
     await daemon.submit_component(T, 2)
     await daemon.submit_component("8.1.0", 3)
     await daemon.wait_for_state(T, "claimed")
-    await daemon.wait_for_state("8.1.0", "waiting")
+    queued_job = (await daemon.wait_for_state("8.1.0", "waiting"))["lrm_job"]
     script = f"echo $KOALA_NODE one; [ $KOALA_NODE_INDEX = 1 ] || read line < {fifo}; echo $KOALA_NODE two"
     await daemon.open_barrier(["sh", "-c", script], T)
     await daemon.wait_until(lambda: daemon.output.get(T, b"").count(b"\n") == 3)
@@ -293,11 +294,11 @@ async def test_killed_agent_loses_no_component(tmp_path: Path, daemon: FakeDaemo
         assert (await daemon.wait_for_state(T, "ended"))["program_exit"] == 0
         lines = daemon.output[T].decode().splitlines()
         assert sorted(lines) == ["north-1 one", "north-1 two", "north-2 one", "north-2 two"]
-        assert (await daemon.wait_for_state("8.1.0", "claimed"))["lrm_job"] == "2"
+        assert (await daemon.wait_for_state("8.1.0", "claimed"))["lrm_job"] == queued_job
         await daemon.wait_until(lambda: daemon.report()["holding"] == ["8.1.0"])
     finally:
         await site.stop()
-        site.cluster.stop()
+        stop_locald(site.cluster)
 
 
 AGENT_PROGRAM = """
@@ -327,7 +328,7 @@ async def test_component_without_journal_entry_is_ignored(tmp_path: Path, daemon
         await daemon.wait_for_state(T, "claimed")
     finally:
         await site.stop()
-        await asyncio.to_thread(site.cluster.stop)
+        await asyncio.to_thread(stop_locald, site.cluster)
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 30, b'{"host": "\xe9\xff\xfe\x80"}', b"[]", b'{"port": 1e99}'])
@@ -430,7 +431,7 @@ async def test_agent_killed_during_forget_leaves_nothing(tmp_path: Path, daemon:
         assert [path.name for path in folder.parent.iterdir() if path.is_dir()] == []
     finally:
         await site.stop()
-        site.cluster.stop()
+        stop_locald(site.cluster)
 
 
 async def test_folder_of_killed_runner_is_removed(tmp_path: Path, daemon: FakeDaemon) -> None:
@@ -451,7 +452,7 @@ async def test_folder_of_killed_runner_is_removed(tmp_path: Path, daemon: FakeDa
             await daemon.wait_until(lambda: not os.listdir(base))
         finally:
             await site.stop()
-            await asyncio.to_thread(site.cluster.stop)
+            await asyncio.to_thread(stop_locald, site.cluster)
 
 
 def find_lock_holder(path: Path) -> int:

@@ -11,12 +11,12 @@ from koalapy.agent.components.relays import RelayedLinks
 from koalapy.agent.components.streams import Streams
 from koalapy.agent.core.leases import Leases
 from koalapy.agent.core.lrm_jobs import LrmJobs
-from koalapy.agent.core.reporter import Reporter
 from koalapy.agent.core.settings import AgentSettings
 from koalapy.agent.core.spool import DiskSync, Spool
 from koalapy.agent.runners.runners import RunnerConnection, RunnerConnections, RunnerSecrets
 from koalapy.agent.runners.uplink import Uplink
 from koalapy.protocol.messages import Hello
+from tests.agent.memory_agent import make_reporter
 from tests.agent.memory_lrm import MemoryLrm
 from tests.signals import until
 
@@ -45,17 +45,18 @@ def add_waiting_runners(component: Component, barrier: Barrier) -> list[Wire]:
 
 def make_barrier(directory: Path) -> Barrier:
     uplink = Uplink("ws://127.0.0.1:1", "", lambda: cast(Hello, None))
-    reporter = Reporter(uplink)
+    reporter, monitor = make_reporter(uplink)
     secrets = RunnerSecrets(MemoryLrm(), "north", "")
     settings = AgentSettings(cluster="north", url="http://127.0.0.1:1", token="", directory=directory)
     return Barrier(
         reporter,
         cast(LrmJobs, None),
+        monitor,
         secrets,
         RejectedRunners(reporter),
         cast(Leases, None),
         Streams(reporter, "north", "owner"),
-        RelayedLinks(settings, reporter, secrets, lambda *_: None),
+        RelayedLinks(settings, reporter, secrets),
     )
 
 

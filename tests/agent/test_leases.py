@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import cast
 
 import pytest
 from hypothesis import given
@@ -11,15 +10,13 @@ from hypothesis import strategies as st
 from koalapy.agent.components.component import Component
 from koalapy.agent.core import leases
 from koalapy.agent.core.leases import LEASE_FILE, RENEWAL_TIMEOUT, Leases
-from koalapy.agent.core.reporter import Reporter
 from koalapy.agent.core.spool import JournalFolder
-from koalapy.agent.runners.uplink import Uplink
 from koalapy.protocol.messages import LeaseRenewed, RenewLease
 from koalapy.runner.lease import SilenceClock
 from koalapy.system.clock import Clock
 from tests.agent.conftest import FakeDaemon, Site, running_pids
 from tests.agent.fake_runner import claim_component, run_program
-from tests.agent.memory_agent import running_agent
+from tests.agent.memory_agent import make_reporter, running_agent
 from tests.agent.memory_lrm import MemoryLrm
 from tests.signals import pass_time
 
@@ -55,7 +52,7 @@ class LeasedAgent(Clock):
 
     def restart_agent(self) -> None:
         """Start another agent over the same directory."""
-        self.reporter = Reporter(cast(Uplink, self.daemon))
+        self.reporter, _ = make_reporter(self.daemon, clock=self)
         self.reporter.instance = "test"
         self.leases = Leases(self.directory, self.reporter, self.ended.append, self)
         if hasattr(self, "component"):

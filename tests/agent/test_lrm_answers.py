@@ -16,9 +16,9 @@ from structlog.testing import capture_logs
 
 import koalapy
 from koalapy.agent.components.component import Component, Node
-from koalapy.agent.core import lrm_health
-from koalapy.agent.core.lrm_health import CallRecord
+from koalapy.agent.core import lrm_monitor
 from koalapy.agent.core.lrm_jobs import Leftovers, select_job
+from koalapy.agent.core.lrm_monitor import LrmMonitor
 from koalapy.agent.core.settings import AgentTimeouts
 from koalapy.agent.core.spool import Spool
 from koalapy.agent.lrm.port import LrmJob, LrmJobState, LrmSubmission
@@ -29,18 +29,13 @@ from koalapy.model.reports import MAX_LISTED_NODES, ClusterReport, ListedNode, L
 from koalapy.protocol import messages as wire
 from koalapy.protocol.frames import encode_frame
 from tests.agent.conftest import FakeDaemon, Site
-from tests.agent.memory_agent import loop_clock, reported_counts, running_agent
+from tests.agent.memory_agent import make_reporter, reported_counts, running_agent
 from tests.agent.memory_lrm import MemoryLrm
 from tests.signals import pass_time
 
 T = "7.1.0"
 NAME = "koala-test-7.1.0"
 SILENT = r"not answering since \d\d:\d\d:\d\d"
-
-
-@pytest.fixture
-def lrm() -> MemoryLrm:
-    return MemoryLrm()
 
 
 # Silence
@@ -98,21 +93,26 @@ async def test_stopped_locald_is_reported_as_silent(site: Site, daemon: FakeDaem
     assert (await daemon.wait_for_state(T, "ended"))["program_exit"] == 0
 
 
+def make_monitor() -> LrmMonitor:
+    return make_reporter(None)[1]
+
+
 async def test_slow_lrm_is_not_reported_as_silent() -> None:
     problems: list[str] = []
-    health = lrm_health.LrmHealth(lambda: problems.append(health.problem), clock=loop_clock())
+    monitor = make_monitor()
+    monitor.report_problem = lambda: problems.append(monitor.problem)
 
     async def take_snapshot() -> None:
         await pass_time(20.0)
 
     for _ in range(3):
-        await health.poll_lrm(LrmOperation.SNAPSHOT, take_snapshot())
+        await monitor.poll_lrm(LrmOperation.SNAPSHOT, take_snapshot())
     assert [bool(problem) for problem in problems] == [True, False], "only the first slow call is reported"
 
 
 def test_long_lrm_error_is_truncated() -> None:
     error = SiteRejected(f"begin {'x' * 100_000} end", hint="do\n this")
-    text = lrm_health.format_error(error)
+    text = lrm_monitor.format_error(error)
     assert len(text) < 3000
     assert text.startswith("begin")
     assert text.endswith("end; do this")
@@ -132,40 +132,36 @@ def test_long_lrm_error_is_truncated() -> None:
         ("", (False, "unknown"), ""),
     ],
 )
+@pytest.mark.usefixtures("agent")
 async def test_rejection_has_fault_of_its_cause(
-    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, fault: str, expected: tuple[bool, str], problem: str
+    lrm: MemoryLrm, daemon: FakeDaemon, fault: str, expected: tuple[bool, str], problem: str
 ) -> None:
     lrm.submit_rejection = SiteRejected("no such account", hint="ask for one", fault=SiteFault(fault))
-    async with running_agent(lrm, daemon, tmp_path):
-        await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))
-        await daemon.submit_component(T)
-        ended = await daemon.wait_for_state(T, "ended")
-        assert (ended["infrastructure"], ended["refused"]) == expected
-        assert ended["error"] == "no such account; ask for one"
-        assert reported_counts(daemon) == (2, 2, problem)
-        if problem:
-            types = [message["type"] for message in daemon.messages]
-            first_problem = min(n for n, m in enumerate(daemon.messages) if m["type"] == "report" and m["problem"])
-            assert first_problem < len(types) - 1 - types[::-1].index("status"), (
-                "the problem is reported before the status, so that no other job is sent"
-            )
+    await daemon.submit_component(T)
+    ended = await daemon.wait_for_state(T, "ended")
+    assert (ended["infrastructure"], ended["refused"]) == expected
+    assert ended["error"] == "no such account; ask for one"
+    assert reported_counts(daemon) == (2, 2, problem)
+    if problem:
+        types = [message["type"] for message in daemon.messages]
+        first_problem = min(n for n, m in enumerate(daemon.messages) if m["type"] == "report" and m["problem"])
+        assert first_problem < len(types) - 1 - types[::-1].index("status"), (
+            "the problem is reported before the status, so that no other job is sent"
+        )
 
 
-async def test_rejection_by_site_fault_is_retried_after_pause(
-    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("agent")
+async def test_rejection_by_site_fault_is_retried_after_pause(lrm: MemoryLrm, daemon: FakeDaemon) -> None:
     lrm.submit_rejection = SiteRejected("no such account", fault=SiteFault.SITE)
-    async with running_agent(lrm, daemon, tmp_path):
-        await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))
-        await daemon.submit_component(T)
-        await daemon.wait_for_state(T, "ended")
-        assert any(report["problem"] == "no such account" for report in daemon.received("report"))
-        await pass_time(lrm_health.REFUSAL_PAUSE)
-        lrm.changed.set()
-        await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))
-        lrm.submit_rejection = None
-        await daemon.submit_component("8.1.0")
-        await daemon.wait_for_state("8.1.0", "waiting")
+    await daemon.submit_component(T)
+    await daemon.wait_for_state(T, "ended")
+    assert any(report["problem"] == "no such account" for report in daemon.received("report"))
+    await pass_time(lrm_monitor.REFUSAL_PAUSE)
+    lrm.changed.set()
+    await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))
+    lrm.submit_rejection = None
+    await daemon.submit_component("8.1.0")
+    await daemon.wait_for_state("8.1.0", "waiting")
 
 
 async def test_lrm_that_accepts_no_jobs_is_reported(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
@@ -178,18 +174,17 @@ async def test_lrm_that_accepts_no_jobs_is_reported(lrm: MemoryLrm, daemon: Fake
         await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))
 
 
-async def test_job_that_will_never_start_is_ended(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
-    async with running_agent(lrm, daemon, tmp_path):
-        await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))
-        await daemon.submit_component(T)
-        await daemon.wait_for_state(T, "waiting")
-        lrm.jobs["1"] = LrmJob(
-            "1", NAME, LrmJobState.QUEUED, reason="Slurm will not start it: PartitionTimeLimit", fault="job"
-        )
-        lrm.changed.set()
-        await daemon.wait_until(lambda: daemon.status(T).get("refused") == "job")
-        assert daemon.status(T)["error"] == "Slurm will not start it: PartitionTimeLimit"
-        await daemon.wait_until(lambda: lrm.cancelled == [("1", False)])
+@pytest.mark.usefixtures("agent")
+async def test_job_that_will_never_start_is_ended(lrm: MemoryLrm, daemon: FakeDaemon) -> None:
+    await daemon.submit_component(T)
+    await daemon.wait_for_state(T, "waiting")
+    lrm.jobs["1"] = LrmJob(
+        "1", NAME, LrmJobState.QUEUED, reason="Slurm will not start it: PartitionTimeLimit", fault="job"
+    )
+    lrm.changed.set()
+    await daemon.wait_until(lambda: daemon.status(T).get("refused") == "job")
+    assert daemon.status(T)["error"] == "Slurm will not start it: PartitionTimeLimit"
+    await daemon.wait_until(lambda: lrm.cancelled == [("1", False)])
 
 
 async def test_rejection_of_size_says_which_sizes_it_concerns(
@@ -205,25 +200,22 @@ async def test_rejection_of_size_says_which_sizes_it_concerns(
         assert (ended["refused"], ended["refused_sizes"]) == ("unsuitable", "few")
 
 
-async def test_job_missing_in_unreadable_snapshot_has_not_ended(
-    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
-) -> None:
-    async with running_agent(lrm, daemon, tmp_path):
-        await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))
-        await daemon.submit_component(T)
-        await daemon.wait_for_state(T, "waiting")
-        job, lrm.unreadable = lrm.jobs.pop("1"), 1
-        polls = lrm.polls
-        lrm.changed.set()
-        await daemon.wait_until(lambda: lrm.polls > polls + 1)
-        assert daemon.status(T)["state"] == "waiting"
-        lrm.jobs["1"], lrm.unreadable = replace(job, reason="suspended by Slurm"), 0
-        lrm.changed.set()
-        await daemon.wait_until(lambda: daemon.status(T)["pending"] == "suspended by Slurm")
-        del lrm.jobs["1"]
-        lrm.changed.set()
-        ended = await daemon.wait_for_state(T, "ended")
-        assert ended["error"] == "the local resource manager no longer knows it"
+@pytest.mark.usefixtures("agent")
+async def test_job_missing_in_unreadable_snapshot_has_not_ended(lrm: MemoryLrm, daemon: FakeDaemon) -> None:
+    await daemon.submit_component(T)
+    await daemon.wait_for_state(T, "waiting")
+    job, lrm.unreadable = lrm.jobs.pop("1"), 1
+    polls = lrm.polls
+    lrm.changed.set()
+    await daemon.wait_until(lambda: lrm.polls > polls + 1)
+    assert daemon.status(T)["state"] == "waiting"
+    lrm.jobs["1"], lrm.unreadable = replace(job, reason="suspended by Slurm"), 0
+    lrm.changed.set()
+    await daemon.wait_until(lambda: daemon.status(T)["pending"] == "suspended by Slurm")
+    del lrm.jobs["1"]
+    lrm.changed.set()
+    ended = await daemon.wait_for_state(T, "ended")
+    assert ended["error"] == "the local resource manager no longer knows it"
 
 
 # Limits
@@ -319,31 +311,28 @@ def test_deadline_of_job_is_result_of_program(tmp_path: Path) -> None:
 # Uncertain submissions
 
 
-async def test_late_submission_is_found_before_another(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("agent")
+async def test_late_submission_is_found_before_another(lrm: MemoryLrm, daemon: FakeDaemon) -> None:
     lrm.submit_rejection, lrm.accepts_late = SiteUnavailable("sbatch did not answer"), True
-    async with running_agent(lrm, daemon, tmp_path):
-        await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))
-        await daemon.submit_component(T)
-        # Both tries become jobs while their name is searched for; no third one is submitted.
-        await daemon.wait_for_state(T, "waiting")
-        lrm.changed.set()
-        await daemon.wait_until(lambda: ("2", False) in lrm.cancelled)
-        assert [job.name for job in lrm.jobs.values()] == [NAME, NAME]
-        assert daemon.status(T)["lrm_job"] == "1", "the oldest job stays"
-        assert ("1", False) not in lrm.cancelled
+    await daemon.submit_component(T)
+    # Both tries become jobs while their name is searched for; no third one is submitted.
+    await daemon.wait_for_state(T, "waiting")
+    lrm.changed.set()
+    await daemon.wait_until(lambda: ("2", False) in lrm.cancelled)
+    assert [job.name for job in lrm.jobs.values()] == [NAME, NAME]
+    assert daemon.status(T)["lrm_job"] == "1", "the oldest job stays"
+    assert ("1", False) not in lrm.cancelled
 
 
-async def test_job_accepted_after_give_up_is_ended(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
+async def test_job_accepted_after_give_up_is_ended(lrm: MemoryLrm, daemon: FakeDaemon, agent: Path) -> None:
     lrm.submit_rejection = SiteUnavailable("sbatch did not answer")
-    async with running_agent(lrm, daemon, tmp_path):
-        await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))
-        await daemon.submit_component(T)
-        ended = await daemon.wait_for_state(T, "ended")
-        assert (ended["infrastructure"], ended["error"]) == (True, "sbatch did not answer")
-        await daemon.wait_for_ack(await daemon.send_command("forget", T))
-        lrm.start_job(LrmSubmission(NAME, 1, ("true",), {}, tmp_path, tmp_path))
-        lrm.changed.set()
-        await daemon.wait_until(lambda: lrm.cancelled == [("1", False)])
+    await daemon.submit_component(T)
+    ended = await daemon.wait_for_state(T, "ended")
+    assert (ended["infrastructure"], ended["error"]) == (True, "sbatch did not answer")
+    await daemon.wait_for_ack(await daemon.send_command("forget", T))
+    lrm.start_job(LrmSubmission(NAME, 1, ("true",), {}, agent, agent))
+    lrm.changed.set()
+    await daemon.wait_until(lambda: lrm.cancelled == [("1", False)])
 
 
 def make_component(tmp_path: Path, lrm_job: str | None, *runners: str) -> Component:
@@ -384,33 +373,40 @@ def test_duplicate_jobs_are_ended_except_one(
 # Lingering jobs
 
 
-async def test_lingering_job_is_reported_and_killed(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
-    async with running_agent(lrm, daemon, tmp_path):
-        await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))
-        await daemon.submit_component(T)
-        await daemon.wait_for_state(T, "waiting")
-        lrm.jobs["1"] = replace(lrm.jobs["1"], state=LrmJobState.ENDED)
-        lrm.changed.set()
-        await daemon.wait_for_state(T, "ended")
-        await daemon.wait_for_ack(await daemon.send_command("forget", T))
-        lrm.jobs["1"] = LrmJob("1", NAME, LrmJobState.RUNNING, ("a", "b"), reason="node a does not answer")
-        lrm.changed.set()
-        await daemon.wait_until(lambda: bool(daemon.report()["notices"]))
-        (notice,) = daemon.report()["notices"]
-        job = r"the resource manager still holds job 1 \(koala-test-7\.1\.0, 2 nodes\)"
-        text = job + r", ordered to end at \d\d:\d\d:\d\d"
-        assert re.fullmatch(f"{text}: node a does not answer", notice)
-        lrm.force_error = SiteRejected(
-            "qdel -f: forcing a job deletion requires manager privileges", hint="ask a manager"
-        )
-        lrm.changed.set()
-        await daemon.wait_until(lambda: ("1", True) in lrm.cancelled)
-        assert lrm.cancelled[0] == ("1", False)
-        lrm.changed.set()
-        await daemon.wait_until(lambda: daemon.report()["notices"][0].endswith("manager privileges: ask a manager"))
-        lrm.end_job("1")
-        lrm.changed.set()
-        await daemon.wait_until(lambda: daemon.report()["notices"] == [])
+@pytest.mark.usefixtures("agent")
+async def test_lingering_job_is_reported_and_killed(lrm: MemoryLrm, daemon: FakeDaemon) -> None:
+    await daemon.submit_component(T)
+    await daemon.wait_for_state(T, "waiting")
+    lrm.jobs["1"] = replace(lrm.jobs["1"], state=LrmJobState.ENDED)
+    lrm.changed.set()
+    await daemon.wait_for_state(T, "ended")
+    await daemon.wait_for_ack(await daemon.send_command("forget", T))
+    lrm.jobs["1"] = LrmJob("1", NAME, LrmJobState.RUNNING, ("a", "b"), reason="node a does not answer")
+    lrm.changed.set()
+    await daemon.wait_until(lambda: bool(daemon.report()["notices"]))
+    (notice,) = daemon.report()["notices"]
+    job = r"the resource manager still holds job 1 \(koala-test-7\.1\.0, 2 nodes\)"
+    text = job + r", ordered to end at \d\d:\d\d:\d\d"
+    assert re.fullmatch(f"{text}: node a does not answer", notice)
+    lrm.force_error = SiteRejected("qdel -f: forcing a job deletion requires manager privileges", hint="ask a manager")
+    lrm.changed.set()
+    await daemon.wait_until(lambda: ("1", True) in lrm.cancelled)
+    assert lrm.cancelled[0] == ("1", False)
+    lrm.changed.set()
+    await daemon.wait_until(lambda: daemon.report()["notices"][0].endswith("manager privileges: ask a manager"))
+    lrm.end_job("1")
+    lrm.changed.set()
+    await daemon.wait_until(lambda: daemon.report()["notices"] == [])
+
+
+@pytest.mark.usefixtures("agent")
+async def test_second_job_of_component_is_cancelled(lrm: MemoryLrm, daemon: FakeDaemon) -> None:
+    await daemon.submit_component(T)
+    await daemon.wait_for_state(T, "waiting")
+    lrm.jobs["2"] = LrmJob("2", NAME, LrmJobState.QUEUED)
+    lrm.changed.set()
+    await daemon.wait_until(lambda: lrm.cancelled == [("2", False)])
+    assert daemon.status(T)["lrm_job"] == "1"
 
 
 def test_restarted_component_is_not_ended_as_leftover() -> None:
@@ -445,22 +441,22 @@ REPORT = ClusterReport(total=2, idle=2)
 CALLS = (LrmCalls("snapshot", 7, 1, 1.5, 0.9, "squeue did not answer", 3.0),)
 
 
-async def measure_call(record: CallRecord, operation: LrmOperation, error: SiteError | None = None) -> None:
+async def measure_call(monitor: LrmMonitor, operation: LrmOperation, error: SiteError | None = None) -> None:
     async def answer() -> None:
         if error is not None:
             raise error
 
-    await record.measure_call(operation, answer())
+    await monitor.call_lrm(operation, answer())
 
 
 async def measured_calls(error: SiteError | None, operation: LrmOperation = LrmOperation.SUBMIT) -> LrmCalls:
-    record = CallRecord()
+    monitor = make_monitor()
     if error is None:
-        await measure_call(record, operation)
+        await measure_call(monitor, operation)
     else:
         with pytest.raises(SiteError):
-            await measure_call(record, operation, error)
-    (calls,) = record.summarize_calls()
+            await measure_call(monitor, operation, error)
+    (calls,) = monitor.summarize_calls()
     return calls
 
 
@@ -485,17 +481,17 @@ async def test_rejected_job_counts_as_answered_call(
 
 
 async def test_longest_call_expires_but_sum_remains() -> None:
-    await pass_time(-asyncio.get_running_loop().time() % lrm_health.LARGEST_SPAN)
-    record = CallRecord(loop_clock())
+    await pass_time(-asyncio.get_running_loop().time() % lrm_monitor.LARGEST_SPAN)
+    monitor = make_monitor()
 
     async def wait_long() -> None:
         await pass_time(8.0)
 
-    await record.measure_call(LrmOperation.SNAPSHOT, wait_long())
-    await pass_time(lrm_health.LARGEST_SPAN)
-    assert record.summarize_calls() == (LrmCalls("snapshot", 1, 0, 8.0, 8.0),)
-    await pass_time(lrm_health.LARGEST_SPAN)
-    assert record.summarize_calls() == (LrmCalls("snapshot", 1, 0, 8.0, 0.0),)
+    await monitor.call_lrm(LrmOperation.SNAPSHOT, wait_long())
+    await pass_time(lrm_monitor.LARGEST_SPAN)
+    assert monitor.summarize_calls() == (LrmCalls("snapshot", 1, 0, 8.0, 8.0),)
+    await pass_time(lrm_monitor.LARGEST_SPAN)
+    assert monitor.summarize_calls() == (LrmCalls("snapshot", 1, 0, 8.0, 0.0),)
 
 
 async def test_calls_are_reported_without_extra_reports(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:

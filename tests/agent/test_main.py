@@ -38,24 +38,3 @@ def test_agent_settings_have_equal_defaults() -> None:
         "north", Settings(), "http://d", "s3cret", Path("/agent"), "10.0.0.1", "192.0.2.1"
     )
     assert (agent_settings.transfer_limit, agent_settings.forget_after) == (4, 14 * 86400.0)
-
-
-def test_transfers_are_encrypted_by_default() -> None:
-    links = [
-        {"between": ["north", "east"], "encrypted": True},
-        {"between": ["south", "north"], "encrypted": False},
-        {"between": ["north", "west"], "latency": 1.0},
-    ]
-    clusters: dict[str, object] = {name: {} for name in ("north", "east", "south", "west")}
-
-    def requires_encryption(**options: object) -> list[bool]:
-        settings = Settings.model_validate({"clusters": clusters, "links": links} | options)
-        agent_settings = _settings_of_agent(
-            "north", settings, "http://d", "s3cret", Path("/agent"), "10.0.0.1", "192.0.2.1"
-        )
-        return [agent_settings.requires_encryption(name) for name in ("east", "south", "west", "elsewhere")]
-
-    assert requires_encryption() == [True, False, True, True]
-    assert requires_encryption(encrypt_transfers=False) == [True, False, False, False]
-    known_links = Settings.model_validate({"clusters": clusters, "links": links}).known_links()
-    assert list(known_links) == [("north", "west")]

@@ -22,9 +22,9 @@ from koalapy.agent.runners.uplink import Uplink
 from koalapy.api.agents import AgentConnection, agents_router
 from koalapy.api.files import agent_files_router
 from koalapy.daemon.auth.pace import FAILURES_AT_ONCE, AgentAttempts
-from koalapy.ports import StoredBundle
 from koalapy.protocol.frames import MAX_FRAME_SIZE
 from koalapy.protocol.messages import Hello
+from koalapy.store.records import StoredBundle
 from tests.cli.memory_files import MemoryResults
 
 TOKENS = {"north": "of north", "south": "of south", "none": None, "empty": ""}

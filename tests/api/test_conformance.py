@@ -24,8 +24,8 @@ from schemathesis.core.parameters import ParameterLocation
 
 from koalapy.api.clusters import background_router
 from koalapy.model.cluster import check_cluster
-from koalapy.ports import ClusterRecord
 from koalapy.scheduler.rules import Rules
+from koalapy.store.records import ClusterRecord
 from tests.daemon.archives import GOOD, archive_of
 from tests.daemon.sites import Sites
 from tests.serving import CSRF_HEADER, TOKEN, serving

@@ -19,7 +19,7 @@ from koalapy.daemon.engine.database import query, run_in_database
 from koalapy.daemon.engine.engine import Engine, WorkItem
 from koalapy.model.errors import StoreUnavailable
 from koalapy.scheduler.rules import Rules
-from koalapy.store.sql import SqlStore
+from koalapy.store.sql import JobStore
 from tests.daemon.sites import Sites
 from tests.daemon.test_hub import running_daemon
 from tests.serving import serving
@@ -146,8 +146,8 @@ async def test_submit_queued_when_database_fails_is_rejected(
 ) -> None:
     path = tmp_path / "koala.db"
     api = await stack.enter_async_context(serve_daemon(path))
-    write, started, proceed = SqlStore.write, threading.Event(), threading.Event()
-    monkeypatch.setattr(SqlStore, "write", lambda *args: (started.set(), proceed.wait(), write(*args)))
+    write, started, proceed = JobStore.write, threading.Event(), threading.Event()
+    monkeypatch.setattr(JobStore, "write", lambda *args: (started.set(), proceed.wait(), write(*args)))
     with lock_database(path):
         answers = [asyncio.create_task(api.post(JOBS, json=BODY | {"name": "1"}))]
         await until(started.is_set)  # its transaction is being tried
@@ -194,7 +194,7 @@ async def test_request_during_hanging_database_returns_503(
         return hang
 
     for name in ("write", "page"):
-        monkeypatch.setattr(SqlStore, name, hanging(getattr(SqlStore, name)))
+        monkeypatch.setattr(JobStore, name, hanging(getattr(JobStore, name)))
     try:
         with hanging_threads():
             check_unavailable(await api.post(JOBS, json=BODY), "has not answered")

@@ -14,11 +14,11 @@ import pytest
 from koalapy.model.audit import AuditFilter
 from koalapy.model.history import DAY, DayFilter, HistoryFilter, HistorySort, Kind, day_of
 from koalapy.model.job import FINAL_STATES, JobState
-from koalapy.ports import JobFilter
 from koalapy.store.database import Database
 from koalapy.store.engine import make_engine
 from koalapy.store.opening import Stores, stores_in_database
-from koalapy.store.output import FileOutput
+from koalapy.store.output import OutputStore
+from koalapy.store.records import JobFilter
 from tests.benchmarks.many_jobs import ENDED, RARE_NAME, make_database
 
 pytestmark = pytest.mark.nightly
@@ -76,7 +76,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stores]:
         url = f"sqlite:///{folder / 'koala.db'}"
         make_database(url, int(os.environ.get("KOALA_BENCH_JOBS", ENDED)))
     database = Database(make_engine(url))
-    yield stores_in_database(database, FileOutput(folder / "output", 1000))
+    yield stores_in_database(database, OutputStore(folder / "output", 1000))
     database.close()
 
 

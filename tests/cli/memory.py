@@ -20,7 +20,7 @@ from koalapy.model.job_spec import JobSpec, OutputStream, Priority
 from koalapy.model.placement import Explanation
 from koalapy.model.request import ClusterName
 from koalapy.policies.registry import builtin_policies
-from koalapy.ports import ClusterRecord, JobFilter, MeanTimes, Usage
+from koalapy.store.records import ClusterRecord, JobFilter, MeanTimes, Usage
 from koalapy.validation.limits import ClusterLimits, Limits
 from koalapy.validation.permissions import SubmissionRules, check_job_access
 from koalapy.validation.submission import check_submission
@@ -86,6 +86,12 @@ class MemoryBatches:
                 check_submission(replace(spec, policy="", policy_options=()), LIMITS)
         records = [(await self._service.submit(spec, caller))[0] for spec in specs]
         return range(records[0].job.id, records[-1].job.id + 1), True
+
+    async def complete_spec(self, spec: JobSpec, caller: Identity) -> JobSpec:
+        return spec
+
+    async def find_unmet_dependencies(self, spec: JobSpec, caller: Identity) -> tuple[Clause, ...]:
+        return ()
 
 
 class MemoryService:
@@ -186,9 +192,6 @@ class MemoryService:
     async def list_related(self, job: Job) -> RelatedJobs:
         return (), ()
 
-    async def find_unmet_dependencies(self, spec: JobSpec, caller: Identity) -> tuple[Clause, ...]:
-        return ()
-
     def get_cluster(self, name: ClusterName) -> ClusterRecord:
         records = {record.name: record for record in self.list_clusters()}
         check_cluster(name, records)
@@ -274,9 +277,6 @@ class MemoryService:
         check_submission(replace(spec, policy="", policy_options=()), LIMITS)
         self.explained_spec = spec
         return self.explanation or Explanation(None, JobState.PLACED, "would be placed at once on north (4 nodes)")
-
-    async def complete_spec(self, spec: JobSpec, caller: Identity) -> JobSpec:
-        return spec
 
     async def forecast_submission(self, spec: JobSpec, patience: float, awaits: tuple[Clause, ...] = ()) -> IfSubmitted:
         return self.forecast

@@ -7,7 +7,7 @@ from pathlib import Path
 from koalapy.model.errors import NotFoundError
 from koalapy.model.identity import Identity
 from koalapy.model.request import ClusterName
-from koalapy.ports import StoredBundle, StoredResult
+from koalapy.store.records import StoredBundle, StoredResult
 
 
 class MemoryBundles:

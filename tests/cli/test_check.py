@@ -11,6 +11,7 @@ from koalapy.agent import main as agents
 from koalapy.agent.lrm.local.cluster import LocalCluster
 from koalapy.config.strict_yaml import installed_configuration
 from koalapy.model.errors import UsageError
+from tests.agent.lrm.conftest import stop_locald
 from tests.cli.conftest import Koala, Server
 from tests.needs import RSYNC, needs
 
@@ -49,7 +50,7 @@ def check_cluster(koala: Koala, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     yield run
     for directory in tmp_path.glob("*/lrm"):
-        LocalCluster(directory, directory.parent.name, 2).stop()
+        stop_locald(LocalCluster(directory, directory.parent.name, 2))
 
 
 @pytest.mark.processes
@@ -229,4 +230,4 @@ def test_check_without_any_configuration_says_it_checks_built_in_cluster(
         "this checks the built-in embedded cluster north"
     )
     assert first.hint == "give the cluster's configuration with --config or KOALA_CONFIG"
-    LocalCluster(empty_home / "agent" / "lrm", "north", 4).stop()
+    stop_locald(LocalCluster(empty_home / "agent" / "lrm", "north", 4))

@@ -6,7 +6,7 @@ import pytest
 
 from deploy.documentation.evidence_page import SECURITY
 from koalapy.daemon.agents.hub import MAX_EPOCHS_AHEAD
-from koalapy.daemon.jobs.jobs import MAX_JOBS_AHEAD
+from koalapy.daemon.jobs.submissions import MAX_JOBS_AHEAD
 from koalapy.model.job import ComponentState
 from koalapy.model.reports import ComponentStatus, Inventory
 from koalapy.protocol import messages as wire

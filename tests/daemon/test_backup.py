@@ -13,7 +13,7 @@ import pytest
 from koalapy.daemon.backup import make_backup, restore_backup
 from koalapy.model.errors import ConflictError, NotFoundError, StoreUnavailable, UsageError
 from koalapy.store.opening import open_stores
-from koalapy.store.output import FileOutput
+from koalapy.store.output import OutputStore
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def data_dir(tmp_path: Path) -> Path:
     """Create a data directory of a stopped daemon, with files of every kind."""
     folder = tmp_path / "data"
     folder.mkdir()
-    stores = open_stores(f"sqlite:///{folder / 'koala.db'}", FileOutput(folder / "output", 1000), time.time)
+    stores = open_stores(f"sqlite:///{folder / 'koala.db'}", OutputStore(folder / "output", 1000), time.time)
     stores.jobs.release_lease()
     stores.jobs.close()
     for name in ("token", "output/7/1.1.0@0", "results/1.tar", "clusters/north/spool/x"):
@@ -130,7 +130,7 @@ def test_restore_backup_of_earlier_version_has_no_checksums(data_dir: Path, tmp_
 
 def test_restore_backup_while_daemon_runs_is_rejected(data_dir: Path, tmp_path: Path) -> None:
     make_backup(tmp_path / "backup", data_dir, None, files_only=False)
-    stores = open_stores(f"sqlite:///{data_dir / 'koala.db'}", FileOutput(data_dir / "output", 1000), time.time)
+    stores = open_stores(f"sqlite:///{data_dir / 'koala.db'}", OutputStore(data_dir / "output", 1000), time.time)
     with pytest.raises(ConflictError, match=r"a daemon \(.*\) uses this database"):
         restore_backup(tmp_path / "backup", data_dir, None, replace=True)
     stores.jobs.release_lease()

@@ -10,7 +10,6 @@ from koalapy.model.job_spec import JobSpec
 from koalapy.model.reports import ClusterReport
 from koalapy.model.request import FlexibleRequest
 from koalapy.policies.registry import builtin_policies
-from koalapy.ports import Batch, ClusterRecord, Saved
 from koalapy.scheduler.attempts.contact import RETURN_TIME
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.events import ClusterDrained, ClusterResumed
@@ -21,7 +20,8 @@ from koalapy.scheduler.state import SchedulerState
 from koalapy.store.database import Database
 from koalapy.store.engine import make_engine
 from koalapy.store.opening import migrate
-from koalapy.store.sql import SqlStore
+from koalapy.store.records import Batch, ClusterRecord, Saved
+from koalapy.store.sql import JobStore
 
 SETTINGS = Settings(clusters={"north": ClusterSection(), "south": ClusterSection(speed=2.0)})
 
@@ -31,7 +31,7 @@ def saved_by(path: Path, *clusters: ClusterStatus) -> Saved:
     grid = GridStatus(clusters)
     engine = make_engine(f"sqlite:///{path / 'koala.db'}")
     migrate(engine)
-    store = SqlStore(Database(engine))
+    store = JobStore(Database(engine))
     store.write(
         Batch(
             at=1.0,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from koalapy.daemon.jobs.submissions import Dependencies
+from koalapy.daemon.jobs.submissions import Submissions
 from koalapy.model.dependency import MAX_BATCH_DEPENDENCIES, MAX_DEPENDENCIES, Clause, Dependency, EndCondition
 from koalapy.model.errors import UsageError
 from koalapy.model.identity import Identity, Role
@@ -24,7 +24,7 @@ class StoredJobs:
 
     def __init__(self) -> None:
         self.reads: list[Sequence[JobId]] = []
-        self.dependencies = Dependencies(NO_UNFINISHED, self.get_many)
+        self.submissions = Submissions(ENGINE, NO_UNFINISHED, STORE, 1, self.get_many)
 
     async def get_many(self, jobs: Sequence[JobId]) -> dict[JobId, Job]:
         self.reads.append(jobs)
@@ -33,6 +33,8 @@ class StoredJobs:
 
 
 NO_UNFINISHED: Any = SimpleNamespace(job=lambda ident: None)
+ENGINE: Any = None
+STORE: Any = None
 
 
 def depend_on(clauses: Iterable[Clause]) -> JobSpec:
@@ -61,7 +63,7 @@ def test_check_submission_with_one_dependency_above_limit_is_rejected() -> None:
 async def test_read_final_states_of_batch_at_limit_reads_each_job_once() -> None:
     stored = StoredJobs()
     specs = batch_of(10, MAX_BATCH_DEPENDENCIES)
-    states = await stored.dependencies.read_final_states([*specs, *specs], CALLER, is_batch=True)
+    states = await stored.submissions.read_final_states([*specs, *specs], CALLER, is_batch=True)
     assert states == dict.fromkeys(range(10, 10 + MAX_BATCH_DEPENDENCIES), JobState.SUCCEEDED)
     assert stored.reads == [list(states)]
 
@@ -70,7 +72,7 @@ async def test_read_final_states_of_batch_above_limit_reads_nothing() -> None:
     stored = StoredJobs()
     specs = [depend_on([]), *batch_of(10, MAX_BATCH_DEPENDENCIES + 1)]
     with pytest.raises(UsageError, match=r"^jobs\[6\]\.after .* more than 5000 different jobs") as refused:
-        await stored.dependencies.read_final_states(specs, CALLER, is_batch=True)
+        await stored.submissions.read_final_states(specs, CALLER, is_batch=True)
     assert (refused.value.field, stored.reads) == ("jobs[6].after", [])
 
 
@@ -78,11 +80,11 @@ async def test_read_final_states_of_batch_above_limit_reads_nothing() -> None:
 async def test_read_final_states_of_unknown_job_names_field(is_batch: bool, field: str) -> None:
     specs = [depend_on([PAIR]), depend_on([(Dependency(8), Dependency(9))])]
     with pytest.raises(UsageError, match="names job 9, which does not exist") as refused:
-        await StoredJobs().dependencies.read_final_states(specs, CALLER, is_batch=is_batch)
+        await StoredJobs().submissions.read_final_states(specs, CALLER, is_batch=is_batch)
     assert refused.value.field == field
 
 
 async def test_find_unmet_of_ended_jobs_returns_no_clauses() -> None:
     stored, spec = StoredJobs(), depend_on([PAIR])
-    states = await stored.dependencies.read_final_states([spec], CALLER)
-    assert stored.dependencies.find_unmet(spec, states) == ()
+    states = await stored.submissions.read_final_states([spec], CALLER)
+    assert stored.submissions.find_unmet(spec, states) == ()

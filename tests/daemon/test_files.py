@@ -30,9 +30,9 @@ from koalapy.model.job import Attempt, Component, Job, JobState
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.replica import Catalogue, Replica, ReplicaState
 from koalapy.model.request import Bundle, FlexibleRequest, InputFile
-from koalapy.ports import Batch
 from koalapy.scheduler.events import ReplicasChanged
-from koalapy.store.service_tables import SqlFiles
+from koalapy.store.records import Batch
+from koalapy.store.service_tables import FileStore
 from tests import signals
 from tests.daemon.archives import GOOD, archive_of, make_archive, make_special_member, unpack_archive, yield_pieces
 from tests.daemon.sites import Sites, sha256_hex
@@ -44,7 +44,7 @@ from tests.identities import DIRECTOR
 class World:
     daemon: Daemon
     sites: Sites
-    store: SqlFiles
+    store: FileStore
     bundles: Bundles
     files: Files
     changes: list[ReplicasChanged]
@@ -61,7 +61,7 @@ class World:
 
 
 def make_bundles(
-    store: SqlFiles,
+    store: FileStore,
     folder: Path,
     limit: int = 10**6,
     needed: Collection[str] = (),
@@ -74,7 +74,7 @@ def make_bundles(
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     async with running_daemon(tmp_path / "koala.db") as daemon:
         sites = Sites()
-        store = SqlFiles(daemon.store.database)
+        store = FileStore(daemon.store.database)
         needed: set[str] = set()
         bundles = make_bundles(store, tmp_path / "bundles", 100_000, needed)
         changes: list[ReplicasChanged] = []

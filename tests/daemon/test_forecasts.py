@@ -12,12 +12,12 @@ from koalapy.model.job_spec import JobSpec
 from koalapy.model.prediction import Prediction, PredictionSource
 from koalapy.model.request import FlexibleRequest
 from koalapy.policies.registry import load_policies
-from koalapy.ports import Batch
 from koalapy.record.format import People
 from koalapy.scheduler.queries import Queries
 from koalapy.simulation.simulation import Simulation
 from koalapy.simulation.twin import Answer, Change, Question, answer_what_if, forecast_jobs
 from koalapy.store.opening import Stores
+from koalapy.store.records import Batch
 from tests.memory_stores import memory_stores
 from tests.simulation.test_simulation import create_grid
 from tests.simulation.test_twin import crowd_of_jobs

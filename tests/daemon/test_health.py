@@ -15,8 +15,8 @@ from koalapy.daemon.engine.engine import WorkItem
 from koalapy.model.disk import Disk, DiskLimits
 from koalapy.model.job import ComponentState, JobState
 from koalapy.model.reports import ClusterReport, ComponentStatus
-from koalapy.ports import Batch
 from koalapy.scheduler.events import ClusterDrained
+from koalapy.store.records import Batch
 from tests import signals
 from tests.daemon.test_hub import DEADLINE, wait_for_state
 from tests.daemon.test_jobs import SPEC, job_when, north_and_jobs

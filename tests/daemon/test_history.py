@@ -12,7 +12,7 @@ from koalapy.model.history import DAY, Kind, Step
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import FlexibleRequest
-from koalapy.ports import Batch, ClusterRecord
+from koalapy.store.records import Batch, ClusterRecord
 from koalapy.workload import swf
 from tests.memory_stores import memory_stores
 

@@ -30,7 +30,6 @@ from koalapy.model.reports import ClusterReport, Inventory
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest
 from koalapy.model.wording import is_utf8
 from koalapy.policies.registry import builtin_policies
-from koalapy.ports import ClusterRecord
 from koalapy.protocol import messages as wire
 from koalapy.protocol.frames import MAX_BATCH_SIZE, PLAN, Plan, encode_frame
 from koalapy.scheduler.clusters import NO_REPORT_YET, ClusterStatus
@@ -42,8 +41,9 @@ from koalapy.scheduler.state import SchedulerState
 from koalapy.store.database import Database
 from koalapy.store.engine import make_engine
 from koalapy.store.opening import migrate
-from koalapy.store.output import FileOutput
-from koalapy.store.sql import SqlStore
+from koalapy.store.output import OutputStore
+from koalapy.store.records import ClusterRecord
+from koalapy.store.sql import JobStore
 from tests import signals
 
 DEADLINE = 30.0
@@ -90,7 +90,7 @@ class Daemon:
     ) -> None:
         database = make_engine(f"sqlite:///{path}")
         migrate(database)
-        self.store = SqlStore(Database(database))
+        self.store = JobStore(Database(database))
         nonces = count(0xFA)
         clusters = [ClusterStatus(name, profile=ClusterProfile()) for name in ("north", "south")]
         self.scheduler = Scheduler(
@@ -108,7 +108,7 @@ class Daemon:
             sessions=sessions,
             max_strays=max_strays,
         )
-        self.kept = FileOutput(path.parent / "output", 1000)
+        self.kept = OutputStore(path.parent / "output", 1000)
         self.outputs = Outputs(self.engine, self.queries, self.store, self.kept)
         self.jobs = Jobs(self.engine, self.queries, self.store, self.outputs, 1, self.describe)
         questions = Questions(sessions.offer_message, lambda cluster, source, path: False)
@@ -122,7 +122,7 @@ class Daemon:
             streams,
             wire.Welcome(epoch=1, instance="test", life="own", output_limit=1000),
             unreachable_after=unreachable_after,
-            number_above=self.jobs.raise_next_number,
+            number_above=self.jobs.submissions.raise_next_number,
             max_unread=max_unread,
             profiles=profiles or {},
         )

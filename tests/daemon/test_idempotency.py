@@ -9,7 +9,7 @@ import pytest
 from koalapy.daemon.engine.database import query
 from koalapy.daemon.jobs.submissions import IdempotencyKeys
 from koalapy.model.errors import StoreUnavailable
-from koalapy.ports import Submitted
+from koalapy.store.records import Submitted
 from tests import signals
 
 

@@ -11,8 +11,8 @@ from koalapy.daemon.auth.identities import DEFAULT_SPAN, PREFIX, RETENTION, Iden
 from koalapy.model.errors import ConflictError, ForbiddenError, NotFoundError, StoreUnavailable, TokenRejected
 from koalapy.model.identity import Identity, Role, Verified
 from koalapy.model.users import User, Users
-from koalapy.ports import StoredToken
-from koalapy.store.service_tables import SqlTokens
+from koalapy.store.records import StoredToken
+from koalapy.store.service_tables import TokenStore
 from tests.memory_stores import memory_stores
 
 OWN = "the-daemon's-own-token"
@@ -28,7 +28,7 @@ class Clock:
         return self.now
 
 
-class Store(SqlTokens):
+class Store(TokenStore):
     fails = False
     written = 0
 

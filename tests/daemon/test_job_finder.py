@@ -15,11 +15,11 @@ from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState
 from koalapy.model.job_search import parse_search
 from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, NonFixedRequest
-from koalapy.ports import JobFilter, JobPage
 from koalapy.store.database import Database
 from koalapy.store.engine import make_engine
 from koalapy.store.opening import migrate
-from koalapy.store.sql import SqlStore
+from koalapy.store.records import JobFilter, JobPage
+from koalapy.store.sql import JobStore
 from koalapy.validation.permissions import may_see_all_of
 from tests.store.jobs import make_batch
 
@@ -27,9 +27,9 @@ SPEC = JobSpec(FlexibleRequest(1), ("true",))
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> SqlStore:
+def store(tmp_path: Path) -> JobStore:
     migrate(database := make_engine(f"sqlite:///{tmp_path}/koala.db"))
-    return SqlStore(Database(database))
+    return JobStore(Database(database))
 
 
 async def test_find_jobs_by_id_reads_only_these_jobs() -> None:
@@ -108,7 +108,7 @@ def draw_ended_job(ident: int, draw: random.Random) -> Job:
 
 
 @pytest.mark.parametrize("user", ["root", "ada"])
-async def test_find_jobs_finds_the_ended_jobs_that_match(store: SqlStore, user: str) -> None:
+async def test_find_jobs_finds_the_ended_jobs_that_match(store: JobStore, user: str) -> None:
     draw = random.Random(1)
     jobs = {ident: draw_ended_job(ident, draw) for ident in range(1, 60)}
     store.write(make_batch(*jobs.values()))
@@ -130,7 +130,7 @@ async def test_find_jobs_finds_the_ended_jobs_that_match(store: SqlStore, user: 
 
 
 async def test_find_jobs_that_match_nothing_loads_no_job_and_ends_the_page_early(
-    store: SqlStore, monkeypatch: pytest.MonkeyPatch
+    store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a million ended jobs a page examines some thousands, and the next page goes on."""
     for name, value in (("FIRST_WINDOW", 10), ("WINDOW", 10), ("MAX_LOOKED_AT", 40)):

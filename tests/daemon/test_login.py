@@ -13,8 +13,8 @@ from koalapy.model.errors import StoreUnavailable
 from koalapy.model.identity import Identity, Role
 from koalapy.model.throttle import Throttle
 from koalapy.model.users import Domain, User, Users
-from koalapy.ports import StoredToken
 from koalapy.protocol.messages import Vouch
+from koalapy.store.records import StoredToken
 
 PEOPLE = {
     "alice": User({"north": "alice", "east": "asmith"}, Role.OPERATOR),

@@ -23,7 +23,7 @@ from koalapy.model.users import Accounts, Domain, Users
 from koalapy.protocol import messages as wire
 from koalapy.runner.preflight import CANNOT_REACH
 from koalapy.scheduler.events import ClusterDrained
-from koalapy.store.service_tables import SqlMeasurements
+from koalapy.store.service_tables import MeasurementStore
 from tests import signals
 from tests.daemon.test_hub import DEADLINE, Agent, Daemon, report_nodes, running_daemon, wait_for_state
 from tests.identities import DIRECTOR
@@ -121,7 +121,7 @@ class World:
     def __init__(self, daemon: Daemon, north: Site, south: Site, path: Path) -> None:
         self.daemon = daemon
         self.sites = {"north": north, "south": south}
-        self.store = SqlMeasurements(daemon.store.database)
+        self.store = MeasurementStore(daemon.store.database)
         self.jobs = daemon.jobs
         self.network = self.new_network()
 

@@ -9,9 +9,9 @@ import pytest
 
 from koalapy.daemon.jobs.output import OutputEnd, Outputs, OutputText
 from koalapy.model.job_spec import OutputStream
-from koalapy.ports import OutputPiece
 from koalapy.runner.output_streams import StreamSplitter, mark_stream
-from koalapy.store.output import FileOutput
+from koalapy.store.output import OutputStore
+from koalapy.store.records import OutputPiece
 from tests.daemon.test_hub import Daemon
 from tests.daemon.test_trust import COUPLED, ON_NORTH, Grid, make_output, open_grid, received_messages, wait_for_job
 
@@ -35,7 +35,7 @@ async def send_output(grid: Grid, token: str, offset: int, text: bytes, gap: int
 def start_anew(grid: Grid, path: Path) -> None:
     """Replace the daemon's output store by a new one that knows only the files."""
     daemon = grid.daemon
-    outputs = Outputs(daemon.engine, daemon.queries, daemon.store, FileOutput(path / "output", 1000))
+    outputs = Outputs(daemon.engine, daemon.queries, daemon.store, OutputStore(path / "output", 1000))
     daemon.outputs = daemon.messages._outputs = daemon.jobs._outputs = outputs
 
 

@@ -18,12 +18,12 @@ from koalapy.model.job import Attempt, Component, Job, JobState
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.limits import Limits, LimitSettings, UserLimits
 from koalapy.model.request import FlexibleRequest
-from koalapy.ports import Batch
 from koalapy.store.database import Database
 from koalapy.store.engine import make_engine
 from koalapy.store.opening import migrate
-from koalapy.store.service_tables import SqlFiles
-from koalapy.store.sql import SqlStore
+from koalapy.store.records import Batch
+from koalapy.store.service_tables import FileStore
+from koalapy.store.sql import JobStore
 from tests.daemon.archives import archive_of, yield_pieces
 
 SIZE = 10240
@@ -44,8 +44,8 @@ class World:
         database = make_engine(f"sqlite:///{path / 'koala.db'}")
         migrate(database)
         self.path = path
-        self.jobs = SqlStore(Database(database))
-        self.store = SqlFiles(self.jobs.database)
+        self.jobs = JobStore(Database(database))
+        self.store = FileStore(self.jobs.database)
         self.now = 1000.0
         self.needed: set[str] = set()
         spec = JobSpec(FlexibleRequest(1), ("true",), collect=("*",))
@@ -384,7 +384,7 @@ async def test_bundles_over_user_limit_remove_own_only(world: World) -> None:
     # The bundle counts for both owners, also after a restart, and neither owner alone can displace it.
     for owner in ("alice", "bob"):
         (scope,) = owners.scopes(owner)
-        assert world.make_bundles(100 * SIZE, owners).size_of(scope) == 2 * SIZE
+        assert await world.make_bundles(100 * SIZE, owners).size_of(scope) == 2 * SIZE
     world.needed, world.now = {a, of_bob}, world.now + HOUR + 1
     for owner in ("alice", "bob"):
         with pytest.raises(LimitReached):

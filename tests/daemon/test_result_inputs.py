@@ -17,8 +17,8 @@ from koalapy.model.identity import Identity, Role
 from koalapy.model.job import Attempt, Component, Job, JobState, new_job
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import FlexibleRequest
-from koalapy.ports import Batch
-from koalapy.store.service_tables import SqlFiles
+from koalapy.store.records import Batch
+from koalapy.store.service_tables import FileStore
 from tests.daemon.archives import archive_of, unpack_archive, yield_pieces
 from tests.daemon.test_hub import Daemon, running_daemon
 
@@ -35,7 +35,7 @@ class World:
         self.store, self.needed = daemon.store, set[int]()
         limits, attempts = StorageLimits(10**6, 10**9), daemon.jobs.list_attempts
         self.results = Results(
-            SqlFiles(self.store.database),
+            FileStore(self.store.database),
             path / "results",
             limits,
             clock=lambda: NOW,

@@ -21,9 +21,9 @@ from koalapy.model.errors import StoreUnavailable
 from koalapy.model.job import Attempt, Component, Job, JobId, JobState
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import FlexibleRequest
-from koalapy.ports import Batch, OutputPiece, StoredBundle
-from koalapy.store.history import SqlHistory
-from koalapy.store.service_tables import SqlFiles
+from koalapy.store.history import HistoryStore
+from koalapy.store.records import Batch, OutputPiece, StoredBundle
+from koalapy.store.service_tables import FileStore
 from tests.daemon.archives import archive_of, yield_pieces
 from tests.daemon.test_hub import Daemon, running_daemon
 
@@ -37,11 +37,11 @@ class World:
 
     def __init__(self, path: Path, daemon: Daemon) -> None:
         self.path, self.daemon, self.store = path, daemon, daemon.store
-        self.files = SqlFiles(self.store.database)
+        self.files = FileStore(self.store.database)
         self.jobs = daemon.jobs
         limits, attempts = StorageLimits(10**6, 10**9), self.jobs.list_attempts
         self.results = Results(self.files, path / "results", limits, clock=lambda: NOW, attempts=attempts)
-        self.history = SqlHistory(self.store.database)
+        self.history = HistoryStore(self.store.database)
         self.ending = False
 
     def make_retention(self, jobs: float | None = 10 * DAY, internal: float = DAY, **options: Any) -> Retention:

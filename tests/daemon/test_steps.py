@@ -15,7 +15,6 @@ from koalapy.model.job_spec import JobSpec
 from koalapy.model.reports import ClusterReport, Inventory
 from koalapy.model.request import FlexibleRequest
 from koalapy.policies.registry import builtin_policies
-from koalapy.ports import ClusterRecord
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.events import InventoryReceived, JobCancelled, JobSubmitted, Reported
 from koalapy.scheduler.rules import Rules
@@ -24,7 +23,8 @@ from koalapy.scheduler.state import SchedulerState
 from koalapy.store.database import Database
 from koalapy.store.engine import make_engine
 from koalapy.store.opening import migrate
-from koalapy.store.sql import SqlStore
+from koalapy.store.records import ClusterRecord
+from koalapy.store.sql import JobStore
 from tests import signals
 
 JOBS = 200
@@ -49,7 +49,7 @@ def count_ticks() -> Callable[[], float]:
 
 
 async def test_engine_placing_many_jobs_serves_requests_between_steps(tmp_path: Path) -> None:
-    store = SqlStore(open_database(tmp_path))
+    store = JobStore(open_database(tmp_path))
     state = SchedulerState(Rules(step_budget=float(TRIES)), builtin_policies(), [ClusterStatus("north")])
     scheduler = Scheduler(state, nonces=str, clock=count_ticks())
 
@@ -73,7 +73,7 @@ async def test_engine_placing_many_jobs_serves_requests_between_steps(tmp_path: 
 
 
 async def test_engine_with_more_events_than_budget_defers_them(tmp_path: Path) -> None:
-    store = SqlStore(open_database(tmp_path))
+    store = JobStore(open_database(tmp_path))
     scheduler = Scheduler(SchedulerState(Rules(), builtin_policies(), [ClusterStatus("north")]), nonces=str)
 
     engine = Engine(scheduler, store, Outbox((), 1), epoch=1, describe=describe_north, take_in_budget_s=0.0)
@@ -90,7 +90,7 @@ async def test_engine_with_more_events_than_budget_defers_them(tmp_path: Path) -
     store.close()
 
 
-class StoreWithoutEpochs(SqlStore):
+class StoreWithoutEpochs(JobStore):
     """A store that cannot write a higher epoch."""
 
     def raise_epoch(self, epoch: int) -> None:

@@ -10,8 +10,8 @@ from koalapy.model.job import Attempt, Component, Job, JobState
 from koalapy.model.job_search import JobSort
 from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.request import FlexibleRequest
-from koalapy.ports import JobFilter
 from koalapy.scheduler.queries import Queries
+from koalapy.store.records import JobFilter
 
 
 def make_job(ident: int, state: JobState, size: int = 1, owner: str = "ada", cluster: str = "") -> Job:

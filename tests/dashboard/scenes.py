@@ -35,7 +35,6 @@ from koalapy.model.reports import (
     Versions,
 )
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, NonFixedRequest
-from koalapy.ports import Batch
 from koalapy.scheduler.events import (
     AgentConnected,
     ClusterDisconnected,
@@ -45,8 +44,9 @@ from koalapy.scheduler.events import (
     Reported,
 )
 from koalapy.store.database import Database
-from koalapy.store.service_tables import SqlSamples
-from koalapy.store.sql import SqlStore
+from koalapy.store.records import Batch
+from koalapy.store.service_tables import SampleStore
+from koalapy.store.sql import JobStore
 from tests.daemon.sites import Sites
 from tests.daemon_in_process import ServedDaemon, daemon_in_thread
 from tests.databases import open_database
@@ -380,9 +380,9 @@ def serve_scene(name: str, folder: Path) -> Iterator[ServedDaemon]:
     """Serve the daemon and dashboard of a scene from a thread, with its database in ``folder``."""
     path, maker = folder / "koala.db", SceneMaker(SCENES[name], time.time())
     if maker.jobs:
-        store = SqlStore(Database(open_database(path)))
+        store = JobStore(Database(open_database(path)))
         store.write(maker.batch(store.epoch))
-        samples = SqlSamples(store.database)
+        samples = SampleStore(store.database)
         for sample in maker.samples():
             samples.add_sample(sample)
         for loads in maker.local_load():

@@ -8,15 +8,16 @@ import pytest
 
 from koalapy.api.clusters import record_for
 from koalapy.daemon.observability.instruments import Instruments
-from koalapy.dashboard.pages.clusters import failures_of, visible_calls
+from koalapy.dashboard.pages.clusters import visible_calls
+from koalapy.dashboard.pages.scheduler import failures_of
 from koalapy.dashboard.rows import SiteUse, Survey
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.reports import ClusterReport, LrmCalls, LrmOperation
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest
-from koalapy.ports import ClusterRecord
 from koalapy.scheduler.effects import AttemptFailure, ClaimFailure
+from koalapy.store.records import ClusterRecord
 
 QUEUED_JOB = Job(1, JobSpec(FlexibleRequest(4), owner="alice"), 20.0)
 

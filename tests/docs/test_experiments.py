@@ -7,8 +7,8 @@ import pytest
 
 from experiments import pages
 from experiments.experiment import Result
-from experiments.registry import experiments
-from experiments.results import load, path_of
+from experiments.registry import load_experiments
+from experiments.results import load_results, path_of
 from experiments.runs import Outcome
 from experiments.traces import Traces, default_folder
 from tests.docs.blocks import ROOT
@@ -16,19 +16,19 @@ from tests.needs import TRACES
 
 FOLDER = ROOT / "experiments" / "published"
 RESULTS = FOLDER / "results"
-PUBLISHED = [name for name in experiments() if path_of(RESULTS, name).exists()]
+PUBLISHED = [name for name in load_experiments() if path_of(RESULTS, name).exists()]
 MAX_SIMULATION_S = 1.5
 """Longest duration of a simulation that is repeated here."""
 
 
 def load_outcome(name: str) -> Outcome:
-    stored_results = load(RESULTS, name)
+    stored_results = load_results(RESULTS, name)
     assert stored_results is not None
-    return Outcome(experiments()[name], stored_results)
+    return Outcome(load_experiments()[name], stored_results)
 
 
 def find_shortest_result(name: str) -> Result:
-    stored_results = load_outcome(name).kept
+    stored_results = load_outcome(name).stored
     assert stored_results is not None
     return min(stored_results.results, key=lambda result: result.seconds)
 
@@ -36,7 +36,7 @@ def find_shortest_result(name: str) -> Result:
 REPEATED = [
     name
     for name in PUBLISHED
-    if not experiments()[name].is_timed and find_shortest_result(name).seconds <= MAX_SIMULATION_S
+    if not load_experiments()[name].is_timed and find_shortest_result(name).seconds <= MAX_SIMULATION_S
 ]
 """Experiments with a repeated simulation."""
 
@@ -51,7 +51,9 @@ def test_experiment_page_agrees_with_its_results(name: str) -> None:
     outcome = load_outcome(name)
     page = (FOLDER / f"{outcome.experiment.paper}.md").read_text()
     plot = f"{name}.svg" if (FOLDER / f"{name}.svg").exists() else ""
-    assert pages.section(outcome, plot) in page, "python -m experiments report --results experiments/published/results"
+    assert pages.format_section(outcome, plot) in page, (
+        "python -m experiments report --results experiments/published/results"
+    )
 
 
 def test_experiment_index_links_all_published_results() -> None:
@@ -62,10 +64,10 @@ def test_experiment_index_links_all_published_results() -> None:
 @pytest.mark.parametrize("name", REPEATED)
 def test_shortest_simulation_repeats_published_result(name: str) -> None:
     """If the scheduler decides differently now, run ``make experiments``."""
-    experiment, traces, result = experiments()[name], Traces(default_folder()), find_shortest_result(name)
+    experiment, traces, result = load_experiments()[name], Traces(default_folder()), find_shortest_result(name)
     if not all(map(traces.has, experiment.traces)):
         pytest.skip(TRACES.reason)
-    assert dict(experiment.run(result.cell, traces)) == {
+    assert dict(experiment.simulate_cell(result.cell, traces)) == {
         value: result_value for value, result_value in result.values.items() if result_value is not None
     }
 

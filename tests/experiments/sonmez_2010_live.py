@@ -19,7 +19,7 @@ from random import Random
 from statistics import fmean, median
 from typing import Any
 
-from experiments.local_users import poisson
+from experiments.local_users import generate_local_users
 from koalapy.api.job_views import JobSubmission
 from koalapy.model.cluster import Link
 from koalapy.simulation.jobs import Gang, PlannedJob
@@ -252,7 +252,7 @@ class Twin:
             startup=self.startup,
             look_every=LOOK_EVERY,
         )
-        users = poisson(NODES, LOCAL, duration=3 * workload.lasts, lasts=LOCAL_SECONDS, seed=seed)
+        users = generate_local_users(NODES, LOCAL, duration=3 * workload.lasts, lasts=LOCAL_SECONDS, seed=seed)
         jobs = (
             PlannedJob(each.arrives_at, JobSubmission.model_validate(each.job).to_model(), alone())
             for each in workload.jobs

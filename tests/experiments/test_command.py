@@ -19,7 +19,7 @@ from tests.needs import MPI, needs
 @pytest.fixture(autouse=True)
 def toys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     experiments = {experiment.name: experiment for experiment in (Squares(), Traced(fails=2))}
-    monkeypatch.setattr(registry, "experiments", lambda: experiments)
+    monkeypatch.setattr(registry, "load_experiments", lambda: experiments)
     monkeypatch.setenv("KOALA_TRACES", str(tmp_path))
     monkeypatch.setenv("KOALA_RESULTS", str(tmp_path / "results"))
 
@@ -89,7 +89,7 @@ def test_traces_lists_excluded_jobs(capsys: pytest.CaptureFixture[str], tmp_path
 def test_run_with_many_failures_prints_three(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry, "experiments", lambda: {Squares.name: Squares([2], fails=2)})
+    monkeypatch.setattr(registry, "load_experiments", lambda: {Squares.name: Squares([2], fails=2)})
     assert main(["run", "huang-2007", "--seeds", "9", "--jobs", "1"]) == 1
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 4
@@ -97,9 +97,9 @@ def test_run_with_many_failures_prints_three(
 
 
 def test_progress_line_shows_bar_and_remaining_time() -> None:
-    line = progress_line(Progress(cells=400, done=100, running="huang-2007-table-3"))
+    line = progress_line(Progress(cells=400, completed=100, running="huang-2007-table-3"))
     assert line.startswith("[######------------------] 100 of 400 simulations, 0:00, huang-2007-table-3")
-    assert "left" in progress_line(Progress(cells=400, done=100, finished=1))
+    assert "left" in progress_line(Progress(cells=400, completed=100, finished=1))
 
 
 @pytest.mark.processes

@@ -6,28 +6,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.experiment import Cell, Result, Row, by
+from experiments.experiment import Cell, Result, Row, group_results
 from experiments.huang_2007 import Table1
-from experiments.intervals import mean_interval, student
-from experiments.registry import experiment_named, experiments
+from experiments.intervals import mean_interval, student_quantile
+from experiments.papers import PAPERS
+from experiments.registry import find_experiment, load_experiments
 from experiments.traces import Traces, default_folder
 from koalapy.model.errors import NotFoundError, UsageError
 from tests.experiments.traces import a_trace, swf_line
 
 
 def test_experiments_have_paper_names_and_distinct_cells() -> None:
-    for name, experiment in experiments().items():
+    for name, experiment in load_experiments().items():
         assert name == experiment.name
         assert name.startswith(experiment.paper + "-")
+        assert experiment.paper in PAPERS
         assert experiment.title
-        keys = [cell.key for cell in experiment.cells(2)]
+        keys = [cell.key for cell in experiment.list_cells(2)]
         assert len(set(keys)) == len(keys) > 0
-        assert set(keys) >= {cell.key for cell in experiment.cells(1)}
+        assert set(keys) >= {cell.key for cell in experiment.list_cells(1)}
 
 
 def test_select_of_unknown_experiment_names_it() -> None:
     with pytest.raises(NotFoundError, match="no experiment 'huang-2007-table-9'"):
-        experiment_named("huang-2007-table-9")
+        find_experiment("huang-2007-table-9")
 
 
 def test_table_1_of_huang_counts_jobs_by_queue(tmp_path: Path) -> None:
@@ -35,7 +37,10 @@ def test_table_1_of_huang_counts_jobs_by_queue(tmp_path: Path) -> None:
     lines += [swf_line(6, queue=1, status=0, processors=99), swf_line(7, queue=1, processors=4, ran=20)]
     traces = a_trace(tmp_path, Table1.traces[0], lines)
     table = Table1()
-    rows = {row.label: row.ours for row in table.rows([Result(c, table.run(c, traces)) for c in table.cells(1)])}
+    rows = {
+        row.label: row.ours
+        for row in table.build_rows([Result(c, table.simulate_cell(c, traces)) for c in table.list_cells(1)])
+    }
     assert rows["site 1: jobs"] == 2
     assert rows["site 1: most processors"] == 4
     assert rows["site 1: mean processors"] == 2  # of 2.5
@@ -69,15 +74,15 @@ def test_cells_with_equal_parameters_and_seed_are_equal() -> None:
     assert cell.key == same.key
     assert cell.key != Cell(cell.parameters, 4).key
     results = [Result(cell, {"x": 1.0}), Result(Cell({"policy": "auto", "load": 0.5}, 3), {"x": 2.0})]
-    assert list(by(results, "load", "policy")) == [(0.5, "worst-fit"), (0.5, "auto")]
-    assert results[0].has(load=0.5, policy="worst-fit")
-    assert not results[0].has(load=0.5, policy="auto")
+    assert list(group_results(results, "load", "policy")) == [(0.5, "worst-fit"), (0.5, "auto")]
+    assert results[0].has_parameters(load=0.5, policy="worst-fit")
+    assert not results[0].has_parameters(load=0.5, policy="auto")
 
 
 def test_interval_of_one_value_is_none() -> None:
-    assert Row.of("one", [3.0], 4.0) == Row("one", 4.0, 3.0, 3.0, 3.0)
+    assert Row.from_values("one", [3.0], 4.0) == Row("one", 4.0, 3.0, 3.0, 3.0)
     with pytest.raises(ValueError, match="no values"):
-        Row.of("none", [])
+        Row.from_values("none", [])
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=30))
@@ -98,4 +103,4 @@ def test_interval_covers_the_true_mean_in_95_percent() -> None:
 
 def test_student_quantiles_match_published_values() -> None:
     published = {1: 12.706, 4: 2.776, 5: 2.571, 10: 2.228, 30: 2.042, 1000: 1.962}
-    assert {degrees: student(degrees) for degrees in published} == pytest.approx(published, abs=4e-3)
+    assert {degrees: student_quantile(degrees) for degrees in published} == pytest.approx(published, abs=4e-3)

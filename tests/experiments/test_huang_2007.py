@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from experiments.experiment import Experiment, Result
 from experiments.huang_2007 import Figure1, Table3
-from experiments.huang_2007_grid import ENTIRE, PROCESSORS, TRACE, Setting, jobs_of, responses, site_name
+from experiments.huang_2007_grid import ENTIRE, PROCESSORS, TRACE, Setting, jobs_of, mean_responses, site_name
 from experiments.huang_2007_orders import Figure2, Figure2Whole, Figure3
 from experiments.huang_2007_plain import mean_response
 from experiments.traces import Traces, default_folder
@@ -87,19 +87,19 @@ trace_jobs = st.lists(
 def test_huang_without_reclaiming_ends_jobs_by_the_rules(jobs: list[TraceJob], policy: str, threshold: float) -> None:
     for sharing in ("independent", "ordinary"):
         setting = Setting(SPEED, LOAD, policy, sharing=sharing, threshold=threshold)
-        assert ends(setting.simulate(jobs)) == by_the_rules(jobs, sharing, policy, threshold)
+        assert ends(setting.simulate_jobs(jobs)) == by_the_rules(jobs, sharing, policy, threshold)
 
 
 @given(trace_jobs, st.sampled_from(["fastest-one", "best-fit", "adaptive"]), st.sampled_from([0.0, 1.0]))
 def test_huang_plain_loop_equals_the_scheduler(jobs: list[TraceJob], policy: str, threshold: float) -> None:
     setting = Setting(SPEED, LOAD, policy, threshold=threshold)
-    assert mean_response(jobs, setting) == pytest.approx(responses(setting.simulate(jobs))[ENTIRE], rel=1e-12)
+    assert mean_response(jobs, setting) == pytest.approx(mean_responses(setting.simulate_jobs(jobs))[ENTIRE], rel=1e-12)
 
 
 @given(trace_jobs, st.sampled_from(["place", "front"]))
 def test_huang_with_reclaiming_ends_all_jobs_and_keeps_home_jobs(jobs: list[TraceJob], reclaimed: str) -> None:
     setting = Setting(SPEED, LOAD, sharing="feasible", threshold=1.0, reclaimed=reclaimed)  # type: ignore[arg-type]
-    outcome = setting.simulate(jobs)
+    outcome = setting.simulate_jobs(jobs)
     assert len(outcome.jobs) == len(jobs)
     for job in outcome.jobs:
         [(site, _)] = job.gang
@@ -107,7 +107,7 @@ def test_huang_with_reclaiming_ends_all_jobs_and_keeps_home_jobs(jobs: list[Trac
         assert job.started is not None
         assert job.ended == job.started + lasts, "it ran whole, as long as it takes there"
     fastest = [job for job in outcome.jobs if job.planned.spec.home_site == site_name(5)]
-    alone = replace(setting, sharing="independent").simulate([each for each in jobs if each.queue == 5])
+    alone = replace(setting, sharing="independent").simulate_jobs([each for each in jobs if each.queue == 5])
     assert sorted(job.ended for job in fastest) == sorted(job.ended for job in alone.jobs), (
         "to the users of the fastest site the others are not there"
     )
@@ -120,7 +120,7 @@ def test_huang_reclaims_from_the_youngest_job() -> None:
         job(3, 2, 4, 20, 160),  # the same, until 82
         job(4, 10, 5, 15, 40),  # at home: job 3 makes room, and begins again elsewhere
     ]
-    outcome = Setting(SPEED, LOAD, sharing="feasible", threshold=1.0).simulate(jobs)
+    outcome = Setting(SPEED, LOAD, sharing="feasible", threshold=1.0).simulate_jobs(jobs)
     assert ends(outcome) == {1: 100.0, 2: 81.0, 3: 10.0 + 160 * 4 / 4, 4: 10.0 + 40 / 8}
     assert {job.ident: job.attempts for job in outcome.jobs} == {1: 1, 2: 1, 3: 2, 4: 1}
 
@@ -128,7 +128,7 @@ def test_huang_reclaims_from_the_youngest_job() -> None:
 def test_huang_split_job_is_slower_by_the_penalty() -> None:
     jobs = [job(1, 0, 2, 128, 1000), job(2, 1, 3, 128, 1000), job(3, 2, 4, 100, 1000), job(4, 3, 2, 60, 8)]
     setting = Setting((1, 2, 4, 4, 8), policy="faster-first", p=2.0)
-    *_, split = sorted(setting.simulate(jobs).jobs, key=lambda job: job.ident)
+    *_, split = sorted(setting.simulate_jobs(jobs).jobs, key=lambda job: job.ident)
     assert len(split.gang) > 1
     slowest = min(SPEED[int(site[-1]) - 1] for site, _ in split.gang)
     assert split.started is not None
@@ -137,10 +137,10 @@ def test_huang_split_job_is_slower_by_the_penalty() -> None:
 
 def test_huang_permutations_count_the_best_policy() -> None:
     figure = Figure2()
-    cells = [cell for cell in figure.cells(1) if cell["speeds"] in (0, 1)]
+    cells = [cell for cell in figure.list_cells(1) if cell["speeds"] in (0, 1)]
     times = {"best-fit": 30.0, "fastest-one": 20.0, "adaptive": 20.0}
     results = [Result(cell, {ENTIRE: times[str(cell["policy"])]}) for cell in cells]
-    rows = {row.label: row for row in figure.rows(results)}
+    rows = {row.label: row for row in figure.build_rows(results)}
     crowded = "load 12, threshold 1"
     for policy in ("adaptive", "fastest-one"):
         assert rows[f"{crowded}: {policy}: best in so many of 2"].ours == 2
@@ -150,7 +150,7 @@ def test_huang_permutations_count_the_best_policy() -> None:
 
 
 def test_huang_whole_trace_simulates_half_of_the_readings() -> None:
-    cells = Figure2Whole().cells(1)
+    cells = Figure2Whole().list_cells(1)
     orders = Counter((cell["load"], cell["threshold"]) for cell in cells if cell["policy"] == "adaptive")
     assert sorted(orders.values()) == [12] * 3 + [120] * 3
     assert {reading for reading, number in orders.items() if number == 120} == set(Figure2Whole.all_of)
@@ -163,21 +163,21 @@ def test_huang_whole_trace_simulates_half_of_the_readings() -> None:
 def test_huang_experiments_run_on_a_small_trace(experiment: Experiment, tmp_path: Path) -> None:
     lines = [swf_line(n, submitted=5 * n, queue=n % 5 + 1, processors=1 + n % 8, ran=100 + n) for n in range(1, 41)]
     traces = a_trace(tmp_path, TRACE, lines)
-    cells = experiment.cells(1)
+    cells = experiment.list_cells(1)
     cells = [*cells[:8], *cells[-4:]] if len(cells) > 12 else cells
-    results = [Result(cell, experiment.run(cell, traces)) for cell in cells]
-    assert experiment.run(cells[0], traces) == results[0].values
+    results = [Result(cell, experiment.simulate_cell(cell, traces)) for cell in cells]
+    assert experiment.simulate_cell(cells[0], traces) == results[0].values
     if len(cells) < 12:
-        assert experiment.rows(results)
-        assert experiment.remarks(results)
-        assert experiment.figure(results) is not None
+        assert experiment.build_rows(results)
+        assert experiment.write_remarks(results)
+        assert experiment.draw_figure(results) is not None
 
 
 @pytest.mark.skipif(not Traces(default_folder()).has(TRACE), reason="needs the trace")
 def test_huang_no_site_loses_in_the_paper_setting() -> None:
     jobs = jobs_of(Traces(default_folder()))[:2000]
     alone, feasible = (
-        responses(Setting(Table3.speed, Table3.load, sharing=sharing, threshold=1.0).simulate(jobs))
+        mean_responses(Setting(Table3.speed, Table3.load, sharing=sharing, threshold=1.0).simulate_jobs(jobs))
         for sharing in ("independent", "feasible")
     )
     assert {name: feasible[name] <= alone[name] * (1 + 1e-9) for name in alone} == dict.fromkeys(alone, True)

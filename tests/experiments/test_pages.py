@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from experiments import pages, tables
 from experiments.experiment import Experiment, Row
 from experiments.papers import PAPERS
-from experiments.registry import experiments
-from experiments.runs import Asked, Outcome, run
+from experiments.runs import Outcome, RunOptions, run_experiments
 from experiments.traces import Traces
 from koalapy.model.errors import UsageError
 from tests.experiments.toys import Here, Squares, Traced
@@ -20,11 +19,11 @@ from tests.experiments.toys import Here, Squares, Traced
 @pytest.fixture
 def outcomes(tmp_path: Path) -> list[Outcome]:
     asked: list[Experiment] = [Squares(), Traced()]
-    return run(Asked(asked, tmp_path / "results", Traces(tmp_path)), Here())
+    return run_experiments(RunOptions(asked, tmp_path / "results", Traces(tmp_path)), Here())
 
 
 def test_page_has_table_plot_remarks_and_provenance(tmp_path: Path, outcomes: list[Outcome]) -> None:
-    written = pages.write(tmp_path / "docs", outcomes)
+    written = pages.write_pages(tmp_path / "docs", outcomes)
     assert [path.name for path in written] == ["huang-2007.md", "README.md"]
     page = written[0].read_text()
     assert PAPERS["huang-2007"] in page
@@ -37,7 +36,7 @@ def test_page_has_table_plot_remarks_and_provenance(tmp_path: Path, outcomes: li
 
 
 def test_index_links_experiments_with_results(tmp_path: Path, outcomes: list[Outcome]) -> None:
-    pages.write(tmp_path, outcomes)
+    pages.write_pages(tmp_path, outcomes)
     index = (tmp_path / pages.INDEX).read_text()
     for page, anchor in re.findall(r"\]\(([\w.-]+)#([\w-]+)\)", index):
         assert f"\n## {anchor}\n" in (tmp_path / page).read_text()
@@ -47,8 +46,8 @@ def test_index_links_experiments_with_results(tmp_path: Path, outcomes: list[Out
 
 def test_pages_of_same_results_are_equal(tmp_path: Path, outcomes: list[Outcome]) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
-    pages.write(first, outcomes)
-    pages.write(second, outcomes)
+    pages.write_pages(first, outcomes)
+    pages.write_pages(second, outcomes)
     for path in first.iterdir():
         assert path.read_bytes() == (second / path.name).read_bytes()
 
@@ -56,15 +55,11 @@ def test_pages_of_same_results_are_equal(tmp_path: Path, outcomes: list[Outcome]
 def test_pages_with_unwritable_folder_name_it(tmp_path: Path, outcomes: list[Outcome]) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"cannot write to .*/file/docs: Not a directory"):
-        pages.write(tmp_path / "file" / "docs", outcomes)
-
-
-def test_experiments_belong_to_known_papers() -> None:
-    assert {experiment.paper for experiment in experiments().values()} <= set(PAPERS)
+        pages.write_pages(tmp_path / "file" / "docs", outcomes)
 
 
 def test_json_has_all_rows_and_lists_missing_experiments(outcomes: list[Outcome]) -> None:
-    content = tables.as_json(outcomes)
+    content = tables.export_json(outcomes)
     assert content == json.loads(json.dumps(content, allow_nan=False))
     assert [(row["experiment"], row["label"]) for row in content["rows"]] == [
         ("huang-2007-squares", f"square of {number}") for number in (1, 2, 3)
@@ -77,10 +72,10 @@ def test_json_has_all_rows_and_lists_missing_experiments(outcomes: list[Outcome]
 
 def test_table_omits_columns_without_values() -> None:
     single, repeated = Row("a", None, 1.0, 1.0, 1.0), Row("b", 2.0, 1.0, 0.5, 1.5)
-    assert "paper" not in tables.table([single])
-    assert "interval" not in tables.table([single])
-    assert "| b    " not in tables.table([single])
-    both = tables.table([single, repeated], "hours")
+    assert "paper" not in tables.format_table([single])
+    assert "interval" not in tables.format_table([single])
+    assert "| b    " not in tables.format_table([single])
+    both = tables.format_table([single, repeated], "hours")
     assert [cell.strip() for cell in both.splitlines()[0].split("|")[1:-1]] == [
         "hours",
         "paper",
@@ -92,12 +87,12 @@ def test_table_omits_columns_without_values() -> None:
 
 
 def test_format_number_of_none_is_a_dash() -> None:
-    assert [tables.number(value) for value in (None, nan, inf, -inf)] == ["-"] * 4
-    assert tables.difference(Row("a", 0.0, 3.0, 3.0, 3.0)) == "3"
-    assert tables.difference(Row("a", 0.0, 0.0, 0.0, 0.0)) == "equal"
-    assert tables.difference(Row("a", 1.0, nan, nan, nan)) == "-"
+    assert [tables.format_number(value) for value in (None, nan, inf, -inf)] == ["-"] * 4
+    assert tables.format_difference(Row("a", 0.0, 3.0, 3.0, 3.0)) == "3"
+    assert tables.format_difference(Row("a", 0.0, 0.0, 0.0, 0.0)) == "equal"
+    assert tables.format_difference(Row("a", 1.0, nan, nan, nan)) == "-"
 
 
 @given(st.floats(-1e9, 1e9))
 def test_format_number_is_close_to_its_value(value: float) -> None:
-    assert float(tables.number(value)) == pytest.approx(value, rel=1e-4, abs=1e-4)
+    assert float(tables.format_number(value)) == pytest.approx(value, rel=1e-4, abs=1e-4)

@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from experiments.experiment import Cell, Experiment, Result, Row, Value, by
+from experiments.experiment import Cell, Experiment, Result, Row, Value, group_results
 from experiments.traces import Traces
 
 
@@ -25,10 +25,10 @@ class Squares(Experiment):
     ) -> None:
         self._numbers, self._fails, self._dies, self._blocks = numbers, fails, dies, blocks
 
-    def cells(self, seeds: int) -> Sequence[Cell]:
+    def list_cells(self, seeds: int) -> Sequence[Cell]:
         return [Cell({"number": number}, seed) for number in self._numbers for seed in range(seeds)]
 
-    def run(self, cell: Cell, traces: Traces) -> Mapping[str, Value]:
+    def simulate_cell(self, cell: Cell, traces: Traces) -> Mapping[str, Value]:
         number = int(cell["number"])
         if number == self._fails:
             raise ArithmeticError("it is too large")
@@ -38,18 +38,18 @@ class Squares(Experiment):
             Path(self._blocks).read_bytes()  # blocks: the pipe has no writer
         return {"square": number**2 + 0.1 * cell.seed, "curve": [0.5, number / 3]}
 
-    def rows(self, results: Sequence[Result]) -> list[Row]:
+    def build_rows(self, results: Sequence[Result]) -> list[Row]:
         return [
-            Row.of(f"square of {number}", [result.number("square") for result in of], float(int(number) ** 2))
-            for (number,), of in by(results, "number").items()
+            Row.from_values(f"square of {number}", [result.number("square") for result in of], float(int(number) ** 2))
+            for (number,), of in group_results(results, "number").items()
         ]
 
-    def figure(self, results: Sequence[Result]) -> Figure:
+    def draw_figure(self, results: Sequence[Result]) -> Figure:
         figure = Figure()
         figure.subplots().plot([result.number("square") for result in results])
         return figure
 
-    def remarks(self, results: Sequence[Result]) -> str:
+    def write_remarks(self, results: Sequence[Result]) -> str:
         return "The paper has no squares."
 
 
@@ -59,12 +59,12 @@ class Traced(Squares):
 
 
 class Halves(Squares):
-    """Two figures that share the ``run`` method, and so the results of equal cells."""
+    """Two figures that share the ``simulate_cell`` method, and so the results of equal cells."""
 
     name = "huang-2007-halves"
 
     @staticmethod
-    def run(cell: Cell, traces: Traces) -> Mapping[str, Value]:
+    def simulate_cell(cell: Cell, traces: Traces) -> Mapping[str, Value]:
         if cell["number"] == 7:
             raise ArithmeticError("it is odd")
         return {"half": int(cell["number"]) / 2}
@@ -94,12 +94,12 @@ def main() -> None:
     """Run an experiment in a process that a test kills."""
     import sys
 
-    from experiments.runs import Asked, run
-    from experiments.workers import workers
+    from experiments.runs import RunOptions, run_experiments
+    from experiments.workers import start_workers
 
     folder, pipe = sys.argv[1:]
-    with workers(2) as executor:
-        run(Asked([Squares(blocks=pipe)], Path(folder), Traces(Path(folder))), executor)
+    with start_workers(2) as executor:
+        run_experiments(RunOptions([Squares(blocks=pipe)], Path(folder), Traces(Path(folder))), executor)
 
 
 if __name__ == "__main__":

@@ -18,9 +18,9 @@ import httpx2
 from koalapy.config.settings import ClusterSection, Settings
 from koalapy.model.cluster import NO_RELAYS
 from koalapy.model.job import ComponentState, Job, JobId, parse_token
-from koalapy.ports import OutboxEntry
 from koalapy.scheduler.cluster_conditions import ClaimEvidence
 from koalapy.scheduler.effects import Effects
+from koalapy.store.records import OutboxEntry
 from tests.daemon.archives import archive_of
 from tests.fuzz.clusters import NODE_COUNT, HonestAgent, connected_agent, wait_until
 from tests.fuzz.daemon import START_TIME, WatchedDaemon, admin_client, running_daemon

@@ -47,7 +47,7 @@ class IncidentGrid(EmbeddedGrid):
             "clusters": clusters,
             "links": [{"between": ["north", "south"], "bandwidth": "1GB"}],
             "network": {"command": ["cat", str(self.measured)]},
-            "rules": {"unreachable_after": 3, "claim_grace": 600, "barrier_timeout": 600, "aging": False},
+            "rules": {"unreachable_after": 3, "claim_grace": 600, "barrier_timeout": 600, "plan_after": None},
             "alerts": QUICK,
             **sections,
         }

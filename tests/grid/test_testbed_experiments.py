@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from experiments.experiment import Result
-from experiments.registry import experiment_named
-from experiments.results import Kept, load
-from experiments.runs import Asked, run
+from experiments.registry import find_experiment
+from experiments.results import StoredResults, load_results
+from experiments.runs import RunOptions, run_experiments
 from experiments.traces import Traces
-from experiments.workers import workers
+from experiments.workers import start_workers
 from tests.grid.grid import NodeProcess, wait_until
 from tests.grid.testbed import Testbed
 
@@ -41,12 +41,12 @@ def test_sweep_over_clusters_equals_local_sweep_exactly(bed: Testbed, tmp_path: 
     fetched = bed.run_koala("fetch", str(ident), "--to", str(tmp_path / "job"))
     assert fetched.returncode == 0, fetched.stderr
     [file] = (tmp_path / "job").glob("*/results/*.parquet")
-    request = Asked([experiment_named(NAME)], tmp_path / "here", Traces(tmp_path), seeds=1)
-    with workers(2) as pool:
-        [here] = run(request, pool)
-    assert here.kept is not None
-    assert _list_exact_values(load(file.parent, NAME)) == _list_exact_values(here.kept)
-    assert len(here.kept.results) > len(nodes)
+    request = RunOptions([find_experiment(NAME)], tmp_path / "here", Traces(tmp_path), seeds=1)
+    with start_workers(2) as pool:
+        [here] = run_experiments(request, pool)
+    assert here.stored is not None
+    assert _list_exact_values(load_results(file.parent, NAME)) == _list_exact_values(here.stored)
+    assert len(here.stored.results) > len(nodes)
 
 
 def _is_rank(process: NodeProcess) -> bool:
@@ -54,7 +54,7 @@ def _is_rank(process: NodeProcess) -> bool:
     return "experiments" in process.command and "python" in process.command[0]
 
 
-def _list_exact_values(stored: Kept | None) -> list[tuple[str, str]]:
+def _list_exact_values(stored: StoredResults | None) -> list[tuple[str, str]]:
     """Return drawn parameters and results with exact numbers, without run times."""
     assert stored is not None
     return [_describe_result(result) for result in stored.results]

@@ -9,7 +9,6 @@ from koalapy.policies.worst_fit import WorstFit
 from tests.policies.grids import (
     can_be_assigned,
     explained,
-    fewest_missing,
     grid,
     grids,
     nonfixed,
@@ -51,18 +50,6 @@ def test_worst_fit_agrees_with_its_rule(sizes: list[int], views: tuple[GridView,
     assert [component.request_index for component in answer.components] == list(range(len(sizes)))
     for cluster in view:
         assert answer.nodes_on(cluster.name) <= cluster.usable_idle
-
-
-@given(sizes_drawn, grids(largest=12))
-def test_worst_fit_explains_missing_nodes_exactly(sizes: list[int], view: GridView) -> None:
-    request = nonfixed(*sizes)
-    reasons = policy.explain(request, view)
-    if isinstance(policy.place(request, view), Placement):
-        assert reasons == ()
-        return
-    assert [reason.cluster for reason in reasons] == sorted(c.name for c in view)
-    for reason in reasons:
-        assert reason.missing == fewest_missing(policy, request, view, reason.cluster), reason
 
 
 @given(st.integers(1, 8), grids(largest=8))

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.relay.tls_side import TlsSide
-from koalapy.runner.connections import Side, tune_stream
-from koalapy.runner.link import Loop
+from koalapy.runner.connections import Loop, Side, tune_stream
 from koalapy.runner.relay_streams import Pair, PipePool
 from koalapy.system.certificate_files import load_certificate
 from koalapy.system.tls import Trust
@@ -137,6 +136,7 @@ def test_pairs_with_any_pieces_pass_each_byte_once_and_both_ends(
     assert chain.errors == [None, None]
     assert all(pair.is_closed for pair in chain.pairs)
     chain.close()
+    assert chain.pool.open_pipes == 0
 
 
 @pytest.fixture(params=[True, False], ids=["tls", "plain"])

@@ -17,7 +17,7 @@ from koalapy.model.request import FixedRequest, Request
 from koalapy.model.users import Accounts
 from koalapy.policies.registry import builtin_policies
 from koalapy.scheduler.queue.eligibility import Eligibility
-from koalapy.scheduler.queue.policy_calls import PolicyCalls
+from koalapy.scheduler.queue.policy_question import PolicyQuestion
 from koalapy.validation.limits import ClusterLimits, Limits
 from koalapy.validation.submission import check_submission
 from tests.policies.grids import NAMES, grid, grids
@@ -79,11 +79,11 @@ def test_placement_has_only_clusters_that_allow_each_other(
     spec = JobSpec(request, ("true",), launcher=launcher, policy=policy_name, script=script)
     eligibility = Eligibility(profiles, Accounts())
     policy = builtin_policies().resolve(spec.policy, request)
-    answer = PolicyCalls(eligibility).evaluate(policy, spec, view)
+    answer = PolicyQuestion(policy, spec, eligibility).place(view)
     if isinstance(answer, Placement):
         assert allows_pairwise(frozenset(c.cluster for c in answer.components), profiles, launcher, script)
     else:
-        assert PolicyCalls(eligibility).explain(policy, spec, view) or not list(view)
+        assert PolicyQuestion(policy, spec, eligibility).explain(view) or not list(view)
 
 
 @given(st.sets(st.sampled_from(NAMES), min_size=1), grids(), drawn_profiles, st.sampled_from(Launcher), scripts)
@@ -104,8 +104,8 @@ def test_submission_placeable_request_is_accepted(
     empty = grid(**{cluster.name: cluster.total for cluster in view})
     limits = Limits([ClusterLimits(c.name, c.total, profiles[c.name]) for c in empty], builtin_policies())
     spec = JobSpec(request, ("true",), launcher=launcher, script=script)
-    answer = PolicyCalls(Eligibility(profiles, Accounts())).evaluate(
-        builtin_policies().resolve("", request), spec, empty
+    answer = PolicyQuestion(builtin_policies().resolve("", request), spec, Eligibility(profiles, Accounts())).place(
+        empty
     )
     if isinstance(answer, Placement):
         check_submission(spec, limits)
@@ -165,10 +165,10 @@ def test_explanation_names_clusters_that_may_share_job() -> None:
     }
     spec, view = JobSpec(flexible(5), ("true",)), grid(east=4, north=1, south=2)
     eligibility, policy = Eligibility(profiles, Accounts()), builtin_policies().resolve("", flexible(5))
-    answer = PolicyCalls(eligibility).evaluate(policy, spec, view)
+    answer = PolicyQuestion(policy, spec, eligibility).place(view)
     assert isinstance(answer, Refusal)
     assert "coallocate_with keeps east and north, east and south apart" in answer.summary
-    reasons = {reason.cluster: reason.reason for reason in PolicyCalls(eligibility).explain(policy, spec, view)}
+    reasons = {reason.cluster: reason.reason for reason in PolicyQuestion(policy, spec, eligibility).explain(view)}
     assert reasons["east"].endswith("; no cluster may share a job with it")
     assert reasons["north"].endswith("; only south may share a job with it")
 

@@ -415,7 +415,8 @@ def test_sufficient_changes_beside_reservation_are_minimal(
 
     def is_placeable() -> bool:
         return isinstance(
-            queries.evaluate(world.job(job).spec, queries.offer(world.job(job).spec, world.job(job)).view), Placement
+            queries.questions.ask(world.job(job).spec, queries.offer(world.job(job).spec, world.job(job)).view),
+            Placement,
         )
 
     def is_placeable_with(name: str, count: int) -> bool:
@@ -603,24 +604,24 @@ def test_dry_run_in_fcfs_names_job_ahead() -> None:
         (FlexibleRequest(4000, 50, 49), {"coallocation": 49, "speed_ratio_min": 0.99, "policy": "larger-first"}),
     ],
 )
-def test_dry_run_evaluations_are_bounded(request_: Request, options: dict[str, Any]) -> None:
+def test_dry_run_questions_are_bounded(request_: Request, options: dict[str, Any]) -> None:
     names = [f"c{n:02}" for n in range(50)]
     world = create_busy_grid(
         dict.fromkeys(names, 100),
         world={"speeds": {name: 1.0 + n for n, name in enumerate(names)}},
         **dict.fromkeys(names, 99),
     )
-    evaluations = []
-    evaluate = world.queries.evaluate
+    questions = []
+    ask = world.queries.questions.ask
 
-    def record_evaluation(*arguments: Any) -> Any:
-        evaluations.append(arguments)
-        return evaluate(*arguments)
+    def record_question(*arguments: Any) -> Any:
+        questions.append(arguments)
+        return ask(*arguments)
 
-    world.queries.evaluate = record_evaluation  # type: ignore[method-assign]
+    world.queries.questions.ask = record_question  # type: ignore[method-assign]
     dry_run = explain_submission(world.queries, JobSpec(request_, ("program",), **options), world.now)
     assert dry_run.state is JobState.QUEUED
-    assert len(evaluations) <= MAX_QUESTIONS + 20
+    assert len(questions) <= MAX_QUESTIONS + 20
     assert dry_run.smallest_change is not None
 
 

@@ -72,7 +72,7 @@ def test_waiting_reason_names_missing_rsync() -> None:
     reason = "north has no rsync, by which data would come"
     assert reason in world.queries.waiting_reason(world.job(job))
     assert {
-        r.cluster: r.reason for r in world.queries.policy_calls.reasons(world.job(job).spec, world.queries.grid.view())
+        r.cluster: r.reason for r in world.queries.questions.explain(world.job(job).spec, world.queries.grid.view())
     }["north"] == reason  # type: ignore[arg-type]
     assert "has no rsync" in world.queries.grid["north"].status_text
     set_rsync(world.sites["north"], is_missing=False)

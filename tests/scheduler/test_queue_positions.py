@@ -179,7 +179,7 @@ def test_queue_job_held_and_released_in_one_step_is_tried_once() -> None:
 
 
 def submit_aged_job(world: World, request: Request) -> JobId:
-    """Submit a job and let it fail enough scans for a reservation."""
+    """Submit a job and let it wait for a planned start."""
     job = world.submit(request, run_time=20)
     world.advance(40)
     return job
@@ -323,7 +323,7 @@ def test_claim_lost_to_local_users_counts_as_try(limit: str, expected: str) -> N
 
 
 def test_queue_restart_of_daemon_keeps_tries() -> None:
-    """This applies to placement tries and to those that lead to a reservation."""
+    """This applies to placement tries ."""
     world = World({"north": 4}, PLANNED)
     world.submit(fixed(north=2), run_time=1000)
     limited = world.submit(nonfixed(4), max_placement_tries=8)

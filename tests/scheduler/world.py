@@ -134,7 +134,7 @@ class World:
         self.scans: dict[Priority, int] = {}
         self.timeline: list[TimelineEntry] = []
         self.planned_jobs: set[JobId | None] = set()
-        """Jobs that ever had the reservation."""
+        """Jobs that ever had the planned start."""
         self.outbox: dict[int, tuple[str, Command]] = {}
         self.sent: list[Command] = []
         self.warnings: list[str] = []

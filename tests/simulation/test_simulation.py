@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.local_users import poisson
-from experiments.run_times import by_number_of_clusters, by_speed, communicating, multi_site, product
+from experiments.local_users import generate_local_users
+from experiments.run_times import by_communication, by_number_of_clusters, by_speed, multi_site, multiply_models
 from koalapy.model.array import TaskIndices
 from koalapy.model.cluster import Link
 from koalapy.model.errors import UsageError
@@ -55,7 +55,9 @@ def test_job_runs_for_its_planned_time() -> None:
 
 
 def test_job_on_two_clusters_takes_time_of_its_model() -> None:
-    outcome = run_jobs([make_job(0.0, 10)], run_time=product(by_number_of_clusters((1.0, 1.5)), multi_site(1.0)))
+    outcome = run_jobs(
+        [make_job(0.0, 10)], run_time=multiply_models(by_number_of_clusters((1.0, 1.5)), multi_site(1.0))
+    )
     (result,) = outcome.jobs
     assert result.gang == (("north", 8), ("south", 2))
     assert result.ended == 300.0
@@ -205,7 +207,7 @@ def test_grid_with_invalid_value_is_rejected(field: str, changes: dict[str, floa
 
 
 def test_communicating_lengthens_run_time_by_its_share() -> None:
-    factor = communicating(1.0, (1.0, 3.0))
+    factor = by_communication(1.0, (1.0, 3.0))
     assert factor(make_job(0.0, 1), (("a", 1), ("b", 1))) == pytest.approx(2.0)
     assert factor(make_job(0.0, 1), (("a", 1),)) == 1.0
 
@@ -274,7 +276,7 @@ def test_simulation_never_shares_nodes_and_ends_every_job(seed: int, failures: f
         for name, on_cluster in used_nodes.items():
             assert sum(on_cluster.values()) <= NORTH_SOUTH[name].nodes
 
-    users = poisson({"north": 8, "south": 4}, 0.2, duration=1000.0, lasts=30.0, seed=seed)
+    users = generate_local_users({"north": 8, "south": 4}, 0.2, duration=1000.0, lasts=30.0, seed=seed)
     rules = Rules(max_restarts=None, error_threshold=1000)
     outcome = run_jobs(
         random_jobs(seed),

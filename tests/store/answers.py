@@ -1,8 +1,8 @@
 """Read the complete contents of stores, to compare two stores."""
 
 from koalapy.model.history import NAMES, DayFilter, Figures, Key, Kind
-from koalapy.ports import JobFilter
 from koalapy.store.opening import Stores
+from koalapy.store.records import JobFilter
 from koalapy.validation.submission import hash_key
 
 KEYS = [hash_key(user, key) for user, key in (("ada", "key of 1"), ("bob", "key of 8"), ("cyd", "key of 9"))]

@@ -8,8 +8,8 @@ import pytest
 from koalapy.store.database import Database
 from koalapy.store.engine import make_engine
 from koalapy.store.opening import Stores, migrate, stores_in_database
-from koalapy.store.output import FileOutput
-from koalapy.store.sql import SqlStore
+from koalapy.store.output import OutputStore
+from koalapy.store.sql import JobStore
 from tests.needs import find_postgresql
 from tests.store.postgresql import Server
 
@@ -42,13 +42,13 @@ def url_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> str:
 
 
 OpenAll = Callable[[], Stores]
-Open = Callable[[], SqlStore]
+Open = Callable[[], JobStore]
 
 
 @pytest.fixture
 def open_stores(url: str, tmp_path: Path) -> Iterator[OpenAll]:
     """Open all stores of one database as a new daemon does, after the previous daemon has released its lease."""
-    output, opened = FileOutput(tmp_path / "output", 1000), list[Stores]()
+    output, opened = OutputStore(tmp_path / "output", 1000), list[Stores]()
 
     def open_next() -> Stores:
         if opened:
@@ -74,5 +74,5 @@ def open_store(open_stores: OpenAll) -> Open:
 
 
 @pytest.fixture
-def store(stores: Stores) -> SqlStore:
+def store(stores: Stores) -> JobStore:
     return stores.jobs

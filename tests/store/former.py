@@ -30,10 +30,10 @@ from koalapy.model.request import (
     StopWarning,
     WarningSignal,
 )
-from koalapy.ports import Batch, ClusterRecord, OutboxEntry, StoredBundle, StoredResult, Submitted
 from koalapy.store import tables
 from koalapy.store.opening import Stores, alembic_config, open_stores
-from koalapy.store.output import FileOutput
+from koalapy.store.output import OutputStore
+from koalapy.store.records import Batch, ClusterRecord, OutboxEntry, StoredBundle, StoredResult, Submitted
 from koalapy.validation.submission import hash_key, hash_spec
 
 REVISIONS = Path(__file__).parent / "revisions"
@@ -340,7 +340,7 @@ def _write_present() -> None:
     """Write the data of the newest revision, as the present code stores them in SQLite."""
     revision = ScriptDirectory.from_config(alembic_config()).get_current_head() or ""
     with tempfile.TemporaryDirectory() as folder:
-        stores = open_stores(f"sqlite:///{folder}/koala.db", FileOutput(Path(folder) / "output", 1000))
+        stores = open_stores(f"sqlite:///{folder}/koala.db", OutputStore(Path(folder) / "output", 1000))
         write_world(stores, make_world())
         with stores.jobs.database.engine.begin() as connection:
             connection.execute(

@@ -5,7 +5,7 @@ from dataclasses import replace
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import FlexibleRequest
-from koalapy.ports import Batch
+from koalapy.store.records import Batch
 
 
 def make_job(ident: int, state: JobState = JobState.QUEUED, **changes: object) -> Job:

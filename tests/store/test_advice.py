@@ -6,8 +6,8 @@ from koalapy.model.advice import AdvisedPlacement, Option, Run, Size, completed_
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import FlexibleRequest
-from koalapy.ports import Batch
 from koalapy.store.opening import Stores
+from koalapy.store.records import Batch
 
 SPEC = JobSpec(FlexibleRequest(4), ("./wave",), policy="auto")
 OPTIONS = (Option(("north", "south"), 1.5, 0.0, 2.0, 15.0), Option(("north",), 1.0, None, 0.0, 10.0))

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from koalapy.model.array import TaskIndices
 from koalapy.model.job import Job, JobState, new_job, task_of, task_spec_of
-from koalapy.ports import JobFilter
+from koalapy.store.records import JobFilter
 from tests.store.conftest import OpenAll
 from tests.store.jobs import make_batch, make_job
 

@@ -9,11 +9,11 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
 from koalapy.model.audit import AuditCheck, AuditEntry, AuditFilter, AuditHead
-from koalapy.ports import Batch
-from koalapy.store.audit import SqlAudit
+from koalapy.store.audit import AuditStore
 from koalapy.store.engine import make_engine
 from koalapy.store.opening import Stores, migrate
-from koalapy.store.sql import SqlStore
+from koalapy.store.records import Batch
+from koalapy.store.sql import JobStore
 
 
 def make_entry(timestamp: float, actor: str = "ada", action: str = "submit_job") -> AuditEntry:
@@ -177,8 +177,8 @@ INSERTED = "(4, 1.0, 'eve', 'user', '', '', 'nothing', '', 'done', '', 1, '')"
         (f"insert into audit values {INSERTED}", 3, "entry 4 is not as it was written, was not written by the daemon"),
     ],
 )
-def test_check_audit_names_first_changed_entry(store: SqlStore, statement: str, checked: int, problem: str) -> None:
-    audit = SqlAudit(store.database)
+def test_check_audit_names_first_changed_entry(store: JobStore, statement: str, checked: int, problem: str) -> None:
+    audit = AuditStore(store.database)
     audit.append_audit([make_entry(100.0 + n) for n in range(3)])
     execute_without_triggers(store.database.engine, statement)
     check = audit.check_audit(None, 1000)
@@ -188,8 +188,8 @@ def test_check_audit_names_first_changed_entry(store: SqlStore, statement: str, 
     assert audit.check_audit(None, 1000).problem
 
 
-def test_append_audit_from_threads_keeps_chain(store: SqlStore) -> None:
-    audit = SqlAudit(store.database)
+def test_append_audit_from_threads_keeps_chain(store: JobStore) -> None:
+    audit = AuditStore(store.database)
 
     def append(number: int) -> None:
         audit.append_audit([make_entry(float(number)), make_entry(number + 0.5)])

@@ -21,9 +21,9 @@ from koalapy.model.history import (
 from koalapy.model.job import FINAL_STATES, Attempt, Component, ComponentState, Job, JobState
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import FlexibleRequest
-from koalapy.ports import Batch
-from koalapy.store.history import SqlHistory
+from koalapy.store.history import HistoryStore
 from koalapy.store.opening import Stores
+from koalapy.store.records import Batch
 
 START = 1000.0
 ANY_TIME = HistoryFilter(0.0, 1e10)
@@ -79,7 +79,7 @@ def matches(entry: EndedJob, which: HistoryFilter) -> bool:
     )
 
 
-def read_pages(history: SqlHistory, which: HistoryFilter) -> list[HistoryPage]:
+def read_pages(history: HistoryStore, which: HistoryFilter) -> list[HistoryPage]:
     """Return all pages of a list, following ``next``."""
     pages = [history.ended_page(which)]
     while (position := pages[-1].next) is not None:
@@ -117,11 +117,11 @@ def join_sums(parts: list[HistorySums | None]) -> HistorySums:
 
 
 @pytest.fixture
-def history(stores: Stores) -> SqlHistory:
+def history(stores: Stores) -> HistoryStore:
     """A history of 80 jobs that examines at most 7 rows for a page."""
     draw = random.Random(3)
     write_jobs(stores, [make_ended_job(ident, draw) for ident in range(1, 81)])
-    return SqlHistory(stores.jobs.database, max_examined=7)
+    return HistoryStore(stores.jobs.database, max_examined=7)
 
 
 FILTERS = [
@@ -149,7 +149,7 @@ FILTERS = [
 ]
 
 
-def test_pages_of_ended_jobs_equal_selection(history: SqlHistory) -> None:
+def test_pages_of_ended_jobs_equal_selection(history: HistoryStore) -> None:
     whole = [entry for page in read_pages(history, replace(ANY_TIME, limit=100)) for entry in page.jobs]
     assert len(whole) == 80
     assert whole == sorted(whole, key=lambda entry: (-entry.ended_at, -entry.id))
@@ -179,9 +179,9 @@ KEYS: dict[HistorySort, Callable[[EndedJob], float | None]] = {
 
 @pytest.mark.parametrize("sort", list(KEYS))
 def test_other_orders_list_largest_first_and_unknown_last(
-    stores: Stores, history: SqlHistory, sort: HistorySort
+    stores: Stores, history: HistoryStore, sort: HistorySort
 ) -> None:
-    page = SqlHistory(stores.jobs.database).ended_page(replace(ANY_TIME, sort=sort, limit=100))
+    page = HistoryStore(stores.jobs.database).ended_page(replace(ANY_TIME, sort=sort, limit=100))
     assert (page.next, len(page.jobs)) == (None, 80)
     keys = [KEYS[sort](entry) for entry in page.jobs]
     values = [key for key in keys if key is not None]
@@ -256,7 +256,7 @@ def test_ended_components_are_the_largest_of_those_that_ended_last(stores: Store
     assert [one.job for one in history.ended_components(START - 60, 1).components] == [1]
     assert [one.job for one in history.ended_components(0.0, 10, "north").components] == [1, 2, 4]
     assert history.ended_components(0.0, 10, "nowhere") == PastComponents([], -inf)
-    bounded = SqlHistory(stores.jobs.database, max_examined=2)
+    bounded = HistoryStore(stores.jobs.database, max_examined=2)
     assert bounded.ended_components(0.0, 10).complete_since == START
     assert len(bounded.ended_components(0.0, 10).components) == 2
     assert [(one.job, one.error) for one in history.failed_components("north", 2)] == [(4, "lost"), (2, "lost")]

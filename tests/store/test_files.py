@@ -8,7 +8,8 @@ from koalapy.model.job import Job, JobState
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.replica import Part, Replica, ReplicaState
 from koalapy.model.request import FlexibleRequest
-from koalapy.ports import Batch, FileStore, StoredBundle, StoredResult
+from koalapy.store.records import Batch, StoredBundle, StoredResult
+from koalapy.store.service_tables import FileStore
 from tests.store.conftest import OpenAll
 
 MESH = Replica("climate/mesh.nc", "north", "/data/mésh -x.nc", 2**40, "c0ffee", added_at=1.5, verified_at=2.5)

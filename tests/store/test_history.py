@@ -10,10 +10,10 @@ from koalapy.model.job import JobState, TimelineEntry
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.prediction import Prediction, PredictionKind, PredictionSource
 from koalapy.model.request import FlexibleRequest
-from koalapy.ports import Batch, MeanTimes, StoredResult, Submitted
 from koalapy.store import tables
-from koalapy.store.history import SqlHistory
+from koalapy.store.history import HistoryStore
 from koalapy.store.opening import Stores
+from koalapy.store.records import Batch, MeanTimes, StoredResult, Submitted
 from tests.store.conftest import OpenAll
 from tests.store.test_advice import SPEC, make_completed_job
 
@@ -94,7 +94,7 @@ def test_over_returns_jobs_ordered_by_end(stores: Stores) -> None:
 
 
 def test_retained_runs_are_limited_in_number(stores: Stores) -> None:
-    history = SqlHistory(stores.jobs.database, max_runs=3)
+    history = HistoryStore(stores.jobs.database, max_runs=3)
     write_ended_jobs(stores, 1, 8)
     for job in range(1, 7):
         history.remove([job])
@@ -139,7 +139,7 @@ def test_shrink_returns_unused_pages_in_steps(stores: Stores) -> None:
     jobs = {ident: make_completed_job(ident, spec, ended_at=1.0) for ident in range(1, 1001)}
     stores.jobs.write(Batch(at=1.0, epoch=stores.jobs.epoch, jobs=dict(jobs)))
     database = stores.jobs.database
-    sqlite, history = database.is_sqlite, SqlHistory(database, max_freed_pages=500)
+    sqlite, history = database.is_sqlite, HistoryStore(database, max_freed_pages=500)
 
     def pages() -> int:
         with database.engine.connect() as connection:

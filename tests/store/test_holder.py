@@ -9,14 +9,14 @@ from sqlalchemy import event
 from koalapy.model.errors import ConflictError, LeaseLost
 from koalapy.store.database import LEASE_SECONDS, Database
 from koalapy.store.engine import make_engine
-from koalapy.store.sql import SqlStore
+from koalapy.store.sql import JobStore
 from tests.store.conftest import Open
 from tests.store.jobs import make_batch, make_job
 
 
 def start_watching_daemon(
     url: str, now: float, look: Callable[[], None] = lambda: None
-) -> tuple[SqlStore | None, list[float]]:
+) -> tuple[JobStore | None, list[float]]:
     """Start a daemon while another may hold the lease; return its store and the pauses in which it watched."""
     waited: list[float] = []
 
@@ -25,12 +25,12 @@ def start_watching_daemon(
         look()
 
     try:
-        return SqlStore(Database(make_engine(url), lambda: now + sum(waited), sleep)), waited
+        return JobStore(Database(make_engine(url), lambda: now + sum(waited), sleep)), waited
     except ConflictError:
         return None, waited
 
 
-def test_lease_of_clock_ahead_expires_after_watching(store: SqlStore, url: str) -> None:
+def test_lease_of_clock_ahead_expires_after_watching(store: JobStore, url: str) -> None:
     with store.database.engine.begin() as connection:
         connection.exec_driver_sql("update lease set holder = 'elsewhere:1:1', expires_at = 5000.0")
     successor, waited = start_watching_daemon(url, now=1000.0)
@@ -40,7 +40,7 @@ def test_lease_of_clock_ahead_expires_after_watching(store: SqlStore, url: str) 
     assert start_watching_daemon(url, now=1001.0 + LEASE_SECONDS) == (None, []), "its lease is a normal one"
 
 
-def test_lease_after_watching_begins_at_acquisition(store: SqlStore, url: str) -> None:
+def test_lease_after_watching_begins_at_acquisition(store: JobStore, url: str) -> None:
     with store.database.engine.begin() as connection:
         connection.exec_driver_sql("update lease set holder = 'elsewhere:1:1', expires_at = 5000.0")
     assert start_watching_daemon(url, now=1000.0)[0] is not None
@@ -65,7 +65,7 @@ def test_lease_renewed_during_start_is_not_watched(url: str, open_store: Open) -
     assert now == [1020.0]
 
 
-def test_lease_of_clock_ahead_is_kept_while_renewed(store: SqlStore, url: str) -> None:
+def test_lease_of_clock_ahead_is_kept_while_renewed(store: JobStore, url: str) -> None:
     with store.database.engine.begin() as connection:
         connection.exec_driver_sql("update lease set holder = 'elsewhere:1:1', expires_at = 5000.0")
     looks = iter(range(100))
@@ -79,7 +79,7 @@ def test_lease_of_clock_ahead_is_kept_while_renewed(store: SqlStore, url: str) -
     assert len(waited) == 1
 
 
-def test_raise_epoch_by_holder_may_be_repeated(store: SqlStore, open_store: Open) -> None:
+def test_raise_epoch_by_holder_may_be_repeated(store: JobStore, open_store: Open) -> None:
     store.raise_epoch(7)
     assert store.epoch == 7
     store.write(make_batch(make_job(1)))
@@ -106,16 +106,3 @@ def test_sqlite_commits_are_synchronous(tmp_path: Path) -> None:
     engine = make_engine(f"sqlite:///{tmp_path / 'koala.db'}")
     with engine.connect() as connection:
         assert connection.exec_driver_sql("pragma synchronous").scalar() == 2, "FULL"
-
-
-def test_start_after_release_or_crash_knows_the_end_of_the_last_daemon(store: SqlStore, url: str) -> None:
-    store.renew_lease(1010.0)
-    with store.database.engine.begin() as connection:
-        connection.exec_driver_sql("update lease set holder = 'elsewhere:1:1'")
-    crashed, _ = start_watching_daemon(url, now=1100.0)
-    assert crashed is not None
-    assert crashed.load().stopped_at == 1010.0
-    crashed.release_lease()
-    released, _ = start_watching_daemon(url, now=1200.0)
-    assert released is not None
-    assert released.load().stopped_at == 1100.0

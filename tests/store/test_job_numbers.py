@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from koalapy.model.errors import StoreUnavailable
 from koalapy.store.job_numbers import BLOCK, NUMBERS_FILE, UNKNOWN_PAST, JobNumbers, recorded_numbers
 from koalapy.store.opening import Stores, open_stores
-from koalapy.store.output import FileOutput
+from koalapy.store.output import OutputStore
 from tests.store.jobs import make_batch, make_job
 
 BOOT, LATER_BOOT = "b" * 36, "c" * 36
@@ -24,7 +24,7 @@ def make_job_numbers(folder: Path, boot: str = BOOT, folders: Sequence[Path] = (
 
 
 def open_in_folder(folder: Path) -> Stores:
-    output = FileOutput(folder / "output", 1000)
+    output = OutputStore(folder / "output", 1000)
     return open_stores(f"sqlite:///{folder / 'koala.db'}", output, job_numbers=make_job_numbers(folder))
 
 
@@ -139,7 +139,7 @@ def test_start_with_damaged_log_of_database_alerts_of_lost_changes(tmp_path: Pat
     damage_log(tmp_path / "damaged", damage)
     for _ in range(2):  # the alert lasts when the daemon starts again
         numbers = make_job_numbers(tmp_path / "damaged")
-        output = FileOutput(tmp_path / "damaged/output", 1000)
+        output = OutputStore(tmp_path / "damaged/output", 1000)
         path = tmp_path / "damaged/koala.db"
         opened = open_stores(f"sqlite:///{path}", output, lambda: 1e12, numbers)
         alerts = [alert for alert in numbers.alerts if alert.target == "lost changes"]
@@ -155,7 +155,7 @@ def test_start_with_output_of_unknown_job_alerts_of_lost_changes(tmp_path: Path)
     (tmp_path / "output/7").mkdir(parents=True)
     numbers = make_job_numbers(tmp_path, folders=[tmp_path / "output"])
     open_stores(
-        f"sqlite:///{tmp_path / 'koala.db'}", FileOutput(tmp_path / "output", 1000), job_numbers=numbers
+        f"sqlite:///{tmp_path / 'koala.db'}", OutputStore(tmp_path / "output", 1000), job_numbers=numbers
     ).jobs.close()
     assert [alert.cause for alert in numbers.alerts] == [
         "the database lacks changes that it had acknowledged; jobs 1 to 7 may be missing"
@@ -170,7 +170,7 @@ def test_start_with_unreadable_numbers_alerts_of_their_file(tmp_path: Path) -> N
     (tmp_path / NUMBERS_FILE).write_bytes(b"garbage")
     numbers = make_job_numbers(tmp_path)
     saved = open_stores(
-        f"sqlite:///{tmp_path / 'koala.db'}", FileOutput(tmp_path / "output", 1000), job_numbers=numbers
+        f"sqlite:///{tmp_path / 'koala.db'}", OutputStore(tmp_path / "output", 1000), job_numbers=numbers
     ).saved
     (alert,) = numbers.alerts
     assert saved.next_job == 3 + UNKNOWN_PAST + 1

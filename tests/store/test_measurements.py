@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 
 from koalapy.model.measurement import MAX_PINGPONGS, Measurement, MeasurementKind
-from koalapy.ports import MeasurementStore
 from koalapy.store.opening import Stores
-from koalapy.store.service_tables import SqlMeasurements
+from koalapy.store.service_tables import MeasurementStore
 
 GOOD = Measurement("north", "south", MeasurementKind.PINGPONG, 100.0, 0.5, 1e6, 7)
 FAILED = replace(GOOD, latency=None, bandwidth=None, error="node a cannot reach node b")
@@ -17,7 +16,7 @@ VAIN = replace(FAILED, kind=MeasurementKind.INCONCLUSIVE, job=None, error="no no
 
 @pytest.fixture
 def measurements(stores: Stores) -> MeasurementStore:
-    return SqlMeasurements(stores.jobs.database, max_retained=3)
+    return MeasurementStore(stores.jobs.database, max_retained=3)
 
 
 def test_measurements_are_read_as_written(measurements: MeasurementStore) -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from koalapy.model.errors import UsageError
-from koalapy.ports import StoredBundle
 from koalapy.store.opening import open_stores
-from koalapy.store.output import FileOutput
+from koalapy.store.output import OutputStore
+from koalapy.store.records import StoredBundle
 from tests.memory_stores import memory_stores
 from tests.store.jobs import make_batch, make_job
 
@@ -22,7 +22,7 @@ def test_memory_stores_share_no_data() -> None:
 
 def test_open_stores_with_unknown_url_hints_valid_urls(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as error:
-        open_stores("mysql://localhost/koala", FileOutput(tmp_path, 100))
+        open_stores("mysql://localhost/koala", OutputStore(tmp_path, 100))
     assert "memory:" in (error.value.hint or "")
 
 

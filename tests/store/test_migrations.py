@@ -14,10 +14,10 @@ from sqlalchemy.exc import IntegrityError
 from koalapy.model.errors import UsageError
 from koalapy.model.job import JobState, TimelineEntry
 from koalapy.model.measurement import Measurement, MeasurementKind
-from koalapy.ports import Batch
 from koalapy.store.engine import make_engine
 from koalapy.store.opening import alembic_config, migrate, open_stores
-from koalapy.store.output import FileOutput
+from koalapy.store.output import OutputStore
+from koalapy.store.records import Batch
 from koalapy.store.tables import metadata
 from tests.memory_stores import memory_stores
 from tests.store.answers import read_contents, read_history, read_statistics
@@ -60,7 +60,7 @@ def test_migrated_revision_equals_new_database(url: str, tmp_path: Path, revisio
     engine = make_engine(url)
     fill_database(engine, revision)
     engine.dispose()
-    migrated = open_stores(url, FileOutput(tmp_path / "output", 1000))
+    migrated = open_stores(url, OutputStore(tmp_path / "output", 1000))
     expected = write_world(memory_stores(), make_world())
     assert read_contents(migrated) == read_contents(expected)
     assert read_statistics(migrated) == read_statistics(expected)

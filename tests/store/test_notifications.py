@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from koalapy.model.notification import Notification
-from koalapy.ports import Batch
 from koalapy.store.opening import Stores
+from koalapy.store.records import Batch
 from tests.store.conftest import OpenAll
 
 FIRST = Notification(1, 5.5, "mail", "ada@example.org", "ada", {"event": "begin", "job": 12, "name": "größe"})

@@ -10,12 +10,12 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from koalapy.model.errors import DatabaseDamaged, StoreUnavailable
-from koalapy.ports import OutputPiece
 from koalapy.store.database import Database
 from koalapy.store.engine import make_engine, unavailable_is_known
 from koalapy.store.opening import migrate
-from koalapy.store.output import FileOutput
-from koalapy.store.sql import SqlStore
+from koalapy.store.output import OutputStore
+from koalapy.store.records import OutputPiece
+from koalapy.store.sql import JobStore
 from tests.store.jobs import make_batch, make_job
 
 
@@ -26,10 +26,10 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def store(path: Path) -> SqlStore:
+def store(path: Path) -> JobStore:
     engine = make_engine(f"sqlite:///{path}")
     migrate(engine)
-    return SqlStore(Database(engine))
+    return JobStore(Database(engine))
 
 
 def copy_database(path: Path) -> Path:
@@ -85,7 +85,7 @@ DAMAGES = [
 
 @pytest.mark.parametrize(("damage", "change"), DAMAGES)
 def test_store_with_damaged_files_is_unavailable(
-    store: SqlStore, path: Path, damage: Callable[[Path], None], change: str
+    store: JobStore, path: Path, damage: Callable[[Path], None], change: str
 ) -> None:
     store.write(make_batch(make_job(1)))
     damage(path)
@@ -99,12 +99,12 @@ def test_store_with_damaged_files_is_unavailable(
         store.release_lease()
 
 
-def test_commit_with_removed_file_raises_store_unavailable(store: SqlStore, path: Path) -> None:
+def test_commit_with_removed_file_raises_store_unavailable(store: JobStore, path: Path) -> None:
     with pytest.raises(StoreUnavailable, match="removed"), store.database.writing():
         remove_all(path)
 
 
-def test_store_with_restored_files_continues(store: SqlStore, path: Path) -> None:
+def test_store_with_restored_files_continues(store: JobStore, path: Path) -> None:
     store.write(make_batch(make_job(1)))
     moved = path.parent.with_name("moved")
     move_directory(path)
@@ -115,14 +115,14 @@ def test_store_with_restored_files_continues(store: SqlStore, path: Path) -> Non
     assert len(store.load().jobs) == 2
 
 
-def test_store_without_used_connection_keeps_log(store: SqlStore) -> None:
+def test_store_without_used_connection_keeps_log(store: JobStore) -> None:
     store.write(make_batch(make_job(1)))
     store.database.engine.dispose()  # its connections are closed; SQLite would remove the log with the last
     store.write(make_batch(make_job(2)))
 
 
 @pytest.mark.parametrize("change", ["update lease set epoch = epoch - 1", "update lease set batch = 0"])
-def test_store_with_older_content_is_unavailable(store: SqlStore, path: Path, change: str) -> None:
+def test_store_with_older_content_is_unavailable(store: JobStore, path: Path, change: str) -> None:
     store.write(make_batch(make_job(1)))
     with sqlite3.connect(path) as connection:
         connection.execute(change)
@@ -130,7 +130,7 @@ def test_store_with_older_content_is_unavailable(store: SqlStore, path: Path, ch
         store.write(make_batch(make_job(2)))
 
 
-def test_store_with_damaged_content_raises_store_unavailable(store: SqlStore, path: Path) -> None:
+def test_store_with_damaged_content_raises_store_unavailable(store: JobStore, path: Path) -> None:
     store.write(make_batch(make_job(1)))
     with sqlite3.connect(path) as connection:
         connection.execute("pragma wal_checkpoint(truncate)")
@@ -141,7 +141,7 @@ def test_store_with_damaged_content_raises_store_unavailable(store: SqlStore, pa
 
 
 def test_output_in_replaced_folder_raises_error(tmp_path: Path) -> None:
-    output = FileOutput(tmp_path / "output", 1000)
+    output = OutputStore(tmp_path / "output", 1000)
     output.append("1.1.0", [OutputPiece(0, b"one")])
     (tmp_path / "output").rename(tmp_path / "before")
     for _ in ("removed", "replaced"):

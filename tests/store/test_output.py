@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.ports import OutputPiece
-from koalapy.store.output import FileOutput
+from koalapy.store.output import OutputStore
+from koalapy.store.records import OutputPiece
 
 TOKEN = "7.1.0.abc"
 SEGMENT = 32
@@ -27,7 +27,7 @@ def _skip_sync() -> Iterator[None]:
 
 
 def read_all(
-    output: FileOutput, token: str = TOKEN, start: int = 0, *, to_the_end: bool = True
+    output: OutputStore, token: str = TOKEN, start: int = 0, *, to_the_end: bool = True
 ) -> list[tuple[int, int, bytes]]:
     """Return the stored ranges as (bytes missing before, offset, data); adjacent pieces are joined."""
     ranges: list[tuple[int, int, bytes]] = []
@@ -47,7 +47,7 @@ def test_output_keeps_head_and_tail_exactly(limit: int, seed: int) -> None:
     chance = random.Random(seed)
     written = bytes(chance.randrange(256) for _ in range(chance.randrange(900)))
     with TemporaryDirectory() as folder:
-        output = FileOutput(Path(folder), limit, SEGMENT)
+        output = OutputStore(Path(folder), limit, SEGMENT)
         end = 0
         while end < len(written):
             offset = max(0, end - chance.choice((0, 0, 0, 7, 200)))
@@ -59,7 +59,7 @@ def test_output_keeps_head_and_tail_exactly(limit: int, seed: int) -> None:
             end = max(end, offset)
             assert output.append(TOKEN, pieces) == end
             if chance.random() < 0.2:
-                output = FileOutput(Path(folder), limit, SEGMENT)
+                output = OutputStore(Path(folder), limit, SEGMENT)
                 assert output.size(TOKEN) == end, "the size is read from the files"
         head, tail = limit // 2, limit - limit // 2
         if len(written) <= limit:
@@ -80,7 +80,7 @@ def test_output_follower_gets_all_bytes_or_gaps(seed: int) -> None:
     received: dict[int, int] = {}
     missing = position = end = 0
     with TemporaryDirectory() as folder:
-        output = FileOutput(Path(folder), 100, SEGMENT)
+        output = OutputStore(Path(folder), 100, SEGMENT)
         while end < len(written):
             size = chance.randrange(1, 60)
             end = output.append(TOKEN, [OutputPiece(end, written[end : end + size])])
@@ -98,27 +98,27 @@ def test_output_follower_gets_all_bytes_or_gaps(seed: int) -> None:
 
 
 def test_output_with_missing_bytes_reports_gap(tmp_path: Path) -> None:
-    output = FileOutput(tmp_path, 1000)
+    output = OutputStore(tmp_path, 1000)
     assert output.append(TOKEN, [OutputPiece(0, b"one")]) == 3
     assert output.append(TOKEN, [OutputPiece(10, b"late")]) == 3, "the bytes in between must arrive first"
     assert output.append(TOKEN, [OutputPiece(10, b"late", missing=5)]) == 3
     assert output.append(TOKEN, [OutputPiece(10, b"late", missing=10)]) == 14
     assert read_all(output) == [(0, 0, b"one"), (7, 10, b"late")]
-    assert read_all(FileOutput(tmp_path, 1000)) == read_all(output)
+    assert read_all(OutputStore(tmp_path, 1000)) == read_all(output)
 
 
 def test_output_is_stored_by_token(tmp_path: Path) -> None:
-    output = FileOutput(tmp_path, 1000)
+    output = OutputStore(tmp_path, 1000)
     for token in ("7.1.0", "7.1.0.abc", "7.1.1.abc", "7.11.0.abc", "71.1.0.abc"):
         output.append(token, [OutputPiece(0, token.encode())])
-    reopened = FileOutput(tmp_path, 1000)
+    reopened = OutputStore(tmp_path, 1000)
     for token in ("7.1.0", "7.1.0.abc", "7.1.1.abc", "7.11.0.abc", "71.1.0.abc"):
         assert read_all(reopened, token) == [(0, 0, token.encode())]
     assert read_all(reopened, "7.2.0") == []
 
 
 def test_append_with_full_disk_acknowledges_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    output = FileOutput(tmp_path, 10_000, SEGMENT)
+    output = OutputStore(tmp_path, 10_000, SEGMENT)
     output.append(TOKEN, [OutputPiece(0, b"x" * 40)])
     text = bytes(range(100))
     real = os.pwrite
@@ -136,7 +136,7 @@ def test_append_with_full_disk_acknowledges_nothing(tmp_path: Path, monkeypatch:
         with pytest.raises(OSError, match="No space"):
             output.append(TOKEN, [OutputPiece(40, text)])
         monkeypatch.setattr(os, "pwrite", real)
-        assert output.size(TOKEN) == FileOutput(tmp_path, 10_000, SEGMENT).size(TOKEN) == 40
+        assert output.size(TOKEN) == OutputStore(tmp_path, 10_000, SEGMENT).size(TOKEN) == 40
     assert output.append(TOKEN, [OutputPiece(40, text)]) == 140
     assert read_all(output) == [(0, 0, b"x" * 40 + text)]
 
@@ -144,7 +144,7 @@ def test_append_with_full_disk_acknowledges_nothing(tmp_path: Path, monkeypatch:
 def test_append_syncs_file_and_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
     monkeypatch.setattr(os, "fsync", lambda d: synced.append(os.readlink(f"/proc/self/fd/{d}")))
-    output = FileOutput(tmp_path, 1000)
+    output = OutputStore(tmp_path, 1000)
     output.append(TOKEN, [OutputPiece(0, b"one")])
     assert synced == [str(tmp_path), str(tmp_path / "7" / f"{TOKEN}@0"), str(tmp_path / "7")]
     output.append(TOKEN, [OutputPiece(3, b"two")])
@@ -152,7 +152,7 @@ def test_append_syncs_file_and_folders(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_output_read_during_writes_is_consistent(tmp_path: Path) -> None:
-    output = FileOutput(tmp_path, 4000, 64)
+    output = OutputStore(tmp_path, 4000, 64)
     written = bytes(i * 7 % 256 for i in range(40_000))
     is_written = threading.Event()
 
@@ -175,7 +175,7 @@ def test_output_read_during_writes_is_consistent(tmp_path: Path) -> None:
 
 
 def test_output_of_evicted_stream_is_found_again(tmp_path: Path) -> None:
-    output = FileOutput(tmp_path, 100, SEGMENT, max_streams=3)
+    output = OutputStore(tmp_path, 100, SEGMENT, max_streams=3)
     tokens = [f"{job}.1.0.abc" for job in range(10)]
     for end in range(0, 300, 50):
         for token in tokens:

@@ -15,12 +15,12 @@ from sqlalchemy import text
 from koalapy.model.errors import LeaseLost, StoreUnavailable, UsageError
 from koalapy.model.job import JobState, TimelineEntry
 from koalapy.model.measurement import Measurement, MeasurementKind
-from koalapy.ports import JobFilter, OutboxEntry, Submitted
 from koalapy.store.database import Database
 from koalapy.store.engine import make_engine, writing
 from koalapy.store.opening import migrate
-from koalapy.store.service_tables import SqlMeasurements
-from koalapy.store.sql import SqlStore
+from koalapy.store.records import JobFilter, OutboxEntry, Submitted
+from koalapy.store.service_tables import MeasurementStore
+from koalapy.store.sql import JobStore
 from tests.store.jobs import make_batch, make_job, make_running_job
 from tests.store.postgresql import Server
 
@@ -56,7 +56,7 @@ def test_migrate_with_other_encoding_is_rejected(server: Server, encoding: str) 
         opened_engine.dispose()
 
 
-def test_store_after_server_restart_continues(store: SqlStore, server: Server) -> None:
+def test_store_after_server_restart_continues(store: JobStore, server: Server) -> None:
     store.write(make_batch(make_job(1)))
     server.stop()
     operations = (
@@ -95,12 +95,12 @@ def test_migrate_without_server_raises_store_unavailable(url: str, server: Serve
         server.start()
 
 
-def test_lease_takeover_waits_for_open_transaction(store: SqlStore, url: str) -> None:
-    successor: list[SqlStore] = []
+def test_lease_takeover_waits_for_open_transaction(store: JobStore, url: str) -> None:
+    successor: list[JobStore] = []
     with writing(store.database.engine).begin() as connection:
         connection.execute(text("update lease set holder = 'elsewhere:1:1', expires_at = 0"))
     taking_over = threading.Thread(
-        target=lambda: successor.append(SqlStore(Database(make_engine(url), lambda: 2000.0)))
+        target=lambda: successor.append(JobStore(Database(make_engine(url), lambda: 2000.0)))
     )
     with store.database.lease.writing() as connection:
         taking_over.start()
@@ -166,14 +166,14 @@ def cutting_proxy(server: Server) -> Iterator[CuttingProxy]:
     cut.close()
 
 
-def test_commit_with_lost_response_is_written_once(store: SqlStore, url: str, cutting_proxy: CuttingProxy) -> None:
+def test_commit_with_lost_response_is_written_once(store: JobStore, url: str, cutting_proxy: CuttingProxy) -> None:
     through = re.sub(
         r"@/(\w+)\?host=.*", rf"@127.0.0.1:{cutting_proxy.port}/\1?sslmode=disable&gssencmode=disable", url
     )
     store.release_lease()
     engine = make_engine(through)
-    daemon = SqlStore(Database(engine, lambda: 2000.0))
-    measurements = SqlMeasurements(daemon.database)
+    daemon = JobStore(Database(engine, lambda: 2000.0))
+    measurements = MeasurementStore(daemon.database)
     measured = Measurement("north", "south", MeasurementKind.PINGPONG, 1.0, 1.0, 1.0)
     timeline = [TimelineEntry(1, 5.0, "error", JobState.QUEUED)]
     writes: list[Callable[[], None]] = [
@@ -195,7 +195,7 @@ def test_commit_with_lost_response_is_written_once(store: SqlStore, url: str, cu
     daemon.close()
 
 
-def test_lease_row_locked_too_long_raises_store_unavailable(store: SqlStore, url: str) -> None:
+def test_lease_row_locked_too_long_raises_store_unavailable(store: JobStore, url: str) -> None:
     """Such as a transaction of a lost client, until the server ends it."""
     with store.database.engine.connect() as connection:
         assert connection.execute(text("show lock_timeout")).scalar() == "5s"

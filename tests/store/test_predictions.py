@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from koalapy.model.job import JobState, TimelineEntry
 from koalapy.model.prediction import Course, Prediction, PredictionKind, PredictionSource
-from koalapy.ports import Batch
+from koalapy.store.records import Batch
 from tests.store.conftest import OpenAll
 from tests.store.test_advice import SPEC, make_completed_job, write_jobs
 

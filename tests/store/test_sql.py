@@ -17,23 +17,23 @@ from koalapy.model.errors import ConflictError, KoalaError, StoreUnavailable, Us
 from koalapy.model.job import Attempt, Component, Job, JobState, TimelineEntry
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest
-from koalapy.ports import ClusterRecord, JobFilter, OutboxEntry
 from koalapy.protocol.frames import Plan, command_frames
 from koalapy.store import listing
 from koalapy.store.database import Database
 from koalapy.store.engine import make_engine
 from koalapy.store.opening import migrate
-from koalapy.store.sql import SqlStore
+from koalapy.store.records import ClusterRecord, JobFilter, OutboxEntry
+from koalapy.store.sql import JobStore
 from tests.store.jobs import make_batch, make_job, make_running_job
 
-Open = Callable[[], SqlStore]
+Open = Callable[[], JobStore]
 
 
 def test_write_after_busy_database_succeeds(tmp_path: Path) -> None:
     path = tmp_path / "koala.db"
     engine = make_engine(f"sqlite:///{path}")
     migrate(engine)
-    store = SqlStore(Database(engine))
+    store = JobStore(Database(engine))
     with store.database.engine.connect() as connection:
         connection.exec_driver_sql("PRAGMA busy_timeout=1")
     store.write(make_batch(make_job(1)))
@@ -49,36 +49,36 @@ def test_write_after_busy_database_succeeds(tmp_path: Path) -> None:
     store.close()
 
 
-def test_write_replaces_lone_surrogates(store: SqlStore) -> None:
+def test_write_replaces_lone_surrogates(store: JobStore) -> None:
     store.write(make_batch(make_job(1), outbox=[OutboxEntry(1, "north", {"reason": "odd \ud800 😀"})]))
     assert store.load().outbox[0].payload == {"reason": "odd ? 😀"}
 
 
-def test_store_with_held_lease_is_rejected(store: SqlStore, url: str) -> None:
+def test_store_with_held_lease_is_rejected(store: JobStore, url: str) -> None:
     with pytest.raises(ConflictError, match="another daemon"):
-        SqlStore(Database(make_engine(url), lambda: 1001.0))
+        JobStore(Database(make_engine(url), lambda: 1001.0))
 
 
-def test_lease_of_dead_process_is_taken_at_once(store: SqlStore, url: str) -> None:
+def test_lease_of_dead_process_is_taken_at_once(store: JobStore, url: str) -> None:
     dead = store.database.lease.holder.rsplit(":", 1)[0] + ":0"
     with store.database.engine.begin() as connection:
         connection.execute(text("update lease set holder = :dead"), {"dead": dead})
-    successor = SqlStore(Database(make_engine(url), lambda: 1001.0))
+    successor = JobStore(Database(make_engine(url), lambda: 1001.0))
     assert (successor.epoch, successor.instance) == (store.epoch + 1, store.instance)
 
 
-def test_lease_of_other_host_is_taken_after_expiry(store: SqlStore, url: str) -> None:
+def test_lease_of_other_host_is_taken_after_expiry(store: JobStore, url: str) -> None:
     with store.database.engine.begin() as connection:
         connection.exec_driver_sql("update lease set holder = 'elsewhere:1:1'")
     with pytest.raises(ConflictError, match="elsewhere"):
-        SqlStore(Database(make_engine(url), lambda: 1001.0))
+        JobStore(Database(make_engine(url), lambda: 1001.0))
     store.renew_lease(1020.0)
     with pytest.raises(ConflictError, match="elsewhere"):
-        SqlStore(Database(make_engine(url), lambda: 1049.0))
-    assert SqlStore(Database(make_engine(url), lambda: 1051.0)).epoch == store.epoch + 1
+        JobStore(Database(make_engine(url), lambda: 1049.0))
+    assert JobStore(Database(make_engine(url), lambda: 1051.0)).epoch == store.epoch + 1
 
 
-def test_write_stores_invalid_text_as_far_as_possible(store: SqlStore) -> None:
+def test_write_stores_invalid_text_as_far_as_possible(store: JobStore) -> None:
     text = "a\0b\ud800 ü€😀\n"
     components = (Component(0, "north", 1, error=text, hosts=(text,), lrm_job="9" * 300),)
     attempt = Attempt(1, components, placed_at=1.0, end_reason=text)
@@ -107,7 +107,7 @@ def test_write_stores_invalid_text_as_far_as_possible(store: SqlStore) -> None:
 
 def test_store_started_twice_at_once_rejects_one(url: str) -> None:
     barrier = threading.Barrier(2)
-    stores: list[SqlStore] = []
+    stores: list[JobStore] = []
     errors: list[KoalaError] = []
 
     def start() -> None:
@@ -115,7 +115,7 @@ def test_store_started_twice_at_once_rejects_one(url: str) -> None:
         barrier.wait(60)
         try:
             migrate(engine)
-            stores.append(SqlStore(Database(engine, lambda: 1000.0)))
+            stores.append(JobStore(Database(engine, lambda: 1000.0)))
         except (ConflictError, StoreUnavailable) as error:  # SQLite may be busy with the migration
             errors.append(error)
 
@@ -137,7 +137,7 @@ def test_make_engine_with_invalid_url_is_rejected() -> None:
 
 
 @pytest.mark.parametrize("code", [2**31, -(2**31) - 1, 2**32 - 1, 2**63, -(2**80)])
-def test_write_limits_large_exit_codes(store: SqlStore, code: int) -> None:
+def test_write_limits_large_exit_codes(store: JobStore, code: int) -> None:
     """Includes 0xC0000005 of Windows and values of a hostile agent beyond the limits of the column."""
     stored_code = max(-(2**63) + 1, min(2**63 - 1, code))
     components = (Component(0, "north", 1, exit_code=code, staged=code, stage_size=code),)
@@ -151,14 +151,14 @@ def test_write_limits_large_exit_codes(store: SqlStore, code: int) -> None:
     assert (component.staged, component.stage_size) == (stored_code, stored_code)
 
 
-def test_write_limits_large_node_counts(store: SqlStore) -> None:
+def test_write_limits_large_node_counts(store: JobStore) -> None:
     record = ClusterRecord("north", "local", "usable", 2**63, 0, 0, 0, 0, 0, "", None, 1, 1.0)
     store.write(make_batch(clusters=[record]))
     assert store.load().clusters[0].total == 2**31 - 1
 
 
 @pytest.mark.parametrize("window", [1, 3, 1000])
-def test_pages_of_any_filter_cover_jobs_once(store: SqlStore, monkeypatch: pytest.MonkeyPatch, window: int) -> None:
+def test_pages_of_any_filter_cover_jobs_once(store: JobStore, monkeypatch: pytest.MonkeyPatch, window: int) -> None:
     for name, value in (("FIRST_WINDOW", window), ("WINDOW", window), ("MAX_LOOKED_AT", 2 * window)):
         monkeypatch.setattr(listing, name, value)
     states = (JobState.QUEUED, JobState.FAILED, JobState.SUCCEEDED)
@@ -193,7 +193,7 @@ def test_pages_of_any_filter_cover_jobs_once(store: SqlStore, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("window", [1, 1000])
-def test_pages_by_size_have_all_jobs_of_the_size(store: SqlStore, monkeypatch: pytest.MonkeyPatch, window: int) -> None:
+def test_pages_by_size_have_all_jobs_of_the_size(store: JobStore, monkeypatch: pytest.MonkeyPatch, window: int) -> None:
     for name, value in (("FIRST_WINDOW", window), ("WINDOW", window)):
         monkeypatch.setattr(listing, name, value)
     fixed = FixedRequest((ComponentRequest(1, "north"), ComponentRequest(1, "south")))
@@ -212,11 +212,11 @@ def test_pages_by_size_have_all_jobs_of_the_size(store: SqlStore, monkeypatch: p
     assert ids(min_size=2**40) == [9]
 
 
-def test_pages_of_large_jobs_are_limited_by_bytes(store: SqlStore) -> None:
+def test_pages_of_large_jobs_are_limited_by_bytes(store: JobStore) -> None:
     large = tuple((f"V{n}", "x" * 1000) for n in range(20))
     jobs = [make_job(n, spec=replace(make_job(n).spec, environment=large if n % 2 else ())) for n in range(1, 12)]
     store.write(make_batch(*jobs))
-    store = SqlStore(store.database, max_page_bytes=50_000)
+    store = JobStore(store.database, max_page_bytes=50_000)
     lengths, job_ids, next_before = [], [], None
     while True:
         page = store.page(JobFilter(before=next_before, limit=10))
@@ -232,14 +232,14 @@ def test_pages_of_large_jobs_are_limited_by_bytes(store: SqlStore) -> None:
     assert first.before == 8
 
 
-def test_page_with_too_large_job_has_that_job(store: SqlStore) -> None:
+def test_page_with_too_large_job_has_that_job(store: JobStore) -> None:
     store.write(make_batch(make_running_job(1), make_running_job(2)))
-    page = SqlStore(store.database, max_page_bytes=1).page(JobFilter())
+    page = JobStore(store.database, max_page_bytes=1).page(JobFilter())
     assert [job.id for job in page.jobs] == [2]
     assert page.before == 2
 
 
-def test_write_with_changed_component_writes_only_its_row(store: SqlStore) -> None:
+def test_write_with_changed_component_writes_only_its_row(store: JobStore) -> None:
     job = make_running_job(1)
     store.write(make_batch(job))
     written: list[tuple[int, ...]] = []
@@ -259,7 +259,7 @@ def test_write_with_changed_component_writes_only_its_row(store: SqlStore) -> No
     assert store.job(1) == replace(changed, reason="only the job")
 
 
-def test_write_after_failed_write_stores_all_changes(store: SqlStore) -> None:
+def test_write_after_failed_write_stores_all_changes(store: JobStore) -> None:
     job = make_running_job(1)
     store.write(make_batch(job))
     assert job.attempt is not None
@@ -272,7 +272,7 @@ def test_write_after_failed_write_stores_all_changes(store: SqlStore) -> None:
     assert store.job(1) == changed
 
 
-def test_write_with_new_attempt_stores_end_of_old(store: SqlStore) -> None:
+def test_write_with_new_attempt_stores_end_of_old(store: JobStore) -> None:
     job = make_running_job(1)
     store.write(make_batch(job))
     assert job.attempt is not None

@@ -12,8 +12,8 @@ from koalapy.model.job import JobState, TimelineEntry
 from koalapy.model.job_spec import Priority
 from koalapy.model.measurement import Measurement, MeasurementKind
 from koalapy.model.replica import Replica
-from koalapy.ports import ClusterRecord, JobFilter, OutboxEntry, StoredBundle, StoredResult, Submitted
 from koalapy.store.opening import Stores
+from koalapy.store.records import ClusterRecord, JobFilter, OutboxEntry, StoredBundle, StoredResult, Submitted
 from tests.store.conftest import OpenAll
 from tests.store.jobs import make_batch, make_job, make_running_job
 

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from koalapy.ports import StoredToken
 from koalapy.store.opening import Stores
+from koalapy.store.records import StoredToken
 from tests.store.conftest import OpenAll
 
 FIRST = StoredToken(1, "a" * 64, "alice", "user", "alice on north", "", 1000.0, "alice")

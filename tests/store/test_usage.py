@@ -11,8 +11,8 @@ from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState
 from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.limits import NodeUse
 from koalapy.model.request import FlexibleRequest
-from koalapy.ports import Batch, MeanTimes, Usage
 from koalapy.store.opening import Stores
+from koalapy.store.records import Batch, MeanTimes, Usage
 
 LOW, HIGH = (JobSpec(FlexibleRequest(3), ("true",), priority=priority) for priority in (Priority.LOW, Priority.HIGH))
 NOTHING = {Priority.HIGH: MeanTimes(), Priority.LOW: MeanTimes()}

@@ -13,6 +13,7 @@ from koalapy.agent.components.relays import RelayedLinks
 from koalapy.agent.components.streams import Streams
 from koalapy.agent.core.leases import Leases
 from koalapy.agent.core.lrm_jobs import LrmJobs, sleep_awake
+from koalapy.agent.core.lrm_monitor import LrmMonitor
 from koalapy.agent.core.reporter import RECORD_LOST, Reporter
 from koalapy.agent.core.spool import format_write_error
 from koalapy.agent.runners.runners import RunnerConnection, RunnerSecrets, lrm_name
@@ -85,13 +86,15 @@ class Barrier:
         self,
         reporter: Reporter,
         jobs: LrmJobs,
+        monitor: LrmMonitor,
         secrets: RunnerSecrets,
         impostors: RejectedRunners,
         leases: Leases,
         streams: Streams,
         relays: RelayedLinks,
     ) -> None:
-        self._relays = relays
+        self._relays, self._monitor = relays, monitor
+        relays.on_lost = self.fail_relayed
         self._reporter, self._jobs, self._secrets, self._impostors = reporter, jobs, secrets, impostors
         self._leases, self._streams = leases, streams
         self._absent: dict[tuple[str, int], asyncio.Task[None]] = {}
@@ -196,7 +199,7 @@ class Barrier:
         if node.life not in ("", life):
             self._impostors.report_rejection(component, index, "second", runner.address, lrm_job)
             runner.send_message({"t": "refused"})
-            self._jobs.polls.request_poll()
+            self._monitor.request_poll()
             return False
         node.lrm_job, node.life = lrm_job, life
         earlier, node.runner, node.exit = node.runner, runner, None
@@ -235,7 +238,7 @@ class Barrier:
         if is_token(token := runner.component.rpartition("-")[2]):
             self._reporter.lost_records.record_loss(token, f"the runner of node {runner.node} is connected")
         runner.send_message({"t": "refused"})
-        self._jobs.polls.request_poll()
+        self._monitor.request_poll()
 
     def receive_message(self, runner: RunnerConnection, message: dict[str, Any]) -> None:
         component = self._reporter.components.get(runner.component)
@@ -281,7 +284,7 @@ class Barrier:
         if component.nodes[runner.node].result is None:
             self._expect(component, runner.node, RECONNECT_TIMEOUT)
         if not component.runners:
-            self._jobs.polls.request_poll()
+            self._monitor.request_poll()
 
     def retry_output(self) -> None:
         """Retry to store output after the disk was full, and acknowledge it to the runners that wait for that."""

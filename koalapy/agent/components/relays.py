@@ -31,16 +31,11 @@ NO_RELAY = "the site demands relayed links (relayed_only), and has no relay"
 class RelayedLinks:
     """The agent's side of relayed links. Without the head's control socket programs use none."""
 
-    def __init__(
-        self,
-        settings: AgentSettings,
-        reporter: Reporter,
-        secrets: RunnerSecrets,
-        on_lost: Callable[[Component, str, bool], None],
-    ) -> None:
-        """``on_lost`` fails a component that has lost relayed links, with the reason, and whether its site is at
-        fault."""
-        self._settings, self._reporter, self._secrets, self._on_lost = settings, reporter, secrets, on_lost
+    def __init__(self, settings: AgentSettings, reporter: Reporter, secrets: RunnerSecrets) -> None:
+        self._settings, self._reporter, self._secrets = settings, reporter, secrets
+        reporter.on_ended.append(self.forget_ended)
+        self.on_lost: Callable[[Component, str, bool], None] | None = None
+        """Fails a component that has lost relayed links, with the reason, and whether its site is at fault."""
         self._key = ""
         self._client = (
             None if settings.relay is None else RelayClient(Path(settings.relay), self._state, self._on_event)
@@ -153,7 +148,7 @@ class RelayedLinks:
             return False
         return True
 
-    def forget_ended(self) -> None:
+    def forget_ended(self, _: Component) -> None:
         """Remove the attempts without a live component from the head."""
         if not self._attempts or self._client is None:
             return
@@ -170,8 +165,8 @@ class RelayedLinks:
 
     def _lose_attempt(self, attempt: str, reason: str, *, is_own_fault: bool) -> None:
         for component in list(self._reporter.live.values()):
-            if _attempt_of(component.plan) == attempt:
-                self._on_lost(component, reason, is_own_fault)
+            if _attempt_of(component.plan) == attempt and self.on_lost is not None:
+                self.on_lost(component, reason, is_own_fault)
 
     def _name_node(self, attempt: str, index: int, reason: str) -> str:
         """Return why a node's relay is lost, with the name of the node in place of its index in the plan."""

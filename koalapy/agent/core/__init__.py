@@ -2,5 +2,5 @@
 
 Start at ``agent.py``. An effect of a journal entry (``spool.py``) happens only when the entry is on the disk. If an
 entry is lost, its component is reported as lost; if an entry cannot be written for lack of space, its component fails.
-``lrm_polling.py`` decides when the resource manager is polled, ``leases.py`` measures the daemon's silence.
+``lrm_monitor.py`` polls the resource manager, ``leases.py`` measures the daemon's silence.
 """

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import structlog
@@ -23,6 +24,7 @@ from koalapy.agent.core.background import Background
 from koalapy.agent.core.daemons import Daemons, ExpiredDaemons
 from koalapy.agent.core.leases import Leases
 from koalapy.agent.core.lrm_jobs import LrmJobs
+from koalapy.agent.core.lrm_monitor import LrmMonitor
 from koalapy.agent.core.reporter import RECORD_LOST, DiskWatch, Reporter
 from koalapy.agent.core.settings import DEFAULT_TIMEOUTS, RUNNER, AgentSettings, AgentTimeouts
 from koalapy.agent.core.spool import RUNNER_LOG, Spool, format_write_error
@@ -31,7 +33,7 @@ from koalapy.agent.lrm.port import Lrm, LrmSnapshot, LrmSubmission
 from koalapy.agent.lrm.script import OpenMpi, open_mpi_here
 from koalapy.agent.runners.runners import RunnerSecrets, RunnerServer
 from koalapy.agent.runners.uplink import Handler, Questions, Uplink
-from koalapy.agent.transfers.exports import Exports, missing_programs
+from koalapy.agent.transfers.exports import Exports
 from koalapy.agent.transfers.stages import ComponentFolders, FileService
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected
 from koalapy.model.job import ComponentState, is_token, parse_token
@@ -100,16 +102,9 @@ class Agent:
         self._address_file = settings.address_file
         disk_synced, hello = self._spool.disk_sync.wait_synced, self._make_hello
         self._uplink = Uplink(settings.endpoint, settings.token, hello, disk_synced, settings.trust, clock)
-        self._reporter = Reporter(
-            self._uplink,
-            clock,
-            Versions(agent=koalapy.__version__),
-            stages=lambda instance: self._files.stages.current_statuses(instance),
-            ended=lambda component: self._on_component_ended(component),
-            lacks=missing_programs,
-            calls=lambda: self._jobs.calls(),
-            silent_for=lambda: self._jobs.silent_for,
-        )
+        live: dict[str, Component] = {}
+        self._monitor = LrmMonitor(lrm, live, settings.poll_interval, timeouts, clock)
+        self._reporter = Reporter(self._uplink, self._monitor, live, clock, Versions(agent=koalapy.__version__))
         self._runners = RunnerServer(settings.runner_host, self._address_file, is_public=folders.is_mapped)
         exports = Exports.from_settings(settings, timeouts)
         background = Background(
@@ -130,28 +125,33 @@ class Agent:
         self._places = ComponentFolders(folders, self._files.stages, self._reporter)
         self._jobs = LrmJobs(
             lrm,
+            self._monitor,
             self._reporter,
             self._make_submission,
             self._places,
-            settings.poll_interval,
-            lambda: self._runners.address,
+            self._runners,
             timeouts=timeouts,
             clock=clock,
         )
         self._impostors = RejectedRunners(self._reporter)
         self._leases = Leases(settings.directory, self._reporter, self._jobs.end_component, clock)
         self._streams = Streams(self._reporter, settings.cluster, settings.interactive, clock)
-        self._relays = RelayedLinks(
-            settings, self._reporter, self._secrets, lambda *loss: self._barrier.fail_relayed(*loss)
-        )
+        self._relays = RelayedLinks(settings, self._reporter, self._secrets)
         self._barrier = Barrier(
-            self._reporter, self._jobs, self._secrets, self._impostors, self._leases, self._streams, self._relays
+            self._reporter,
+            self._jobs,
+            self._monitor,
+            self._secrets,
+            self._impostors,
+            self._leases,
+            self._streams,
+            self._relays,
         )
         self._logins = LoginServer(settings, self._uplink, clock)
         silence = settings.forget_after, timeouts.expiry_check_s
         self._expired = ExpiredDaemons(self._spool, self._reporter, self._jobs, self._places, self._files, *silence)
         watched = {"spool": settings.directory, "stages": settings.stages}
-        self._disks = DiskWatch(self._reporter, watched, settings.disks, self._jobs.polls.request_poll)
+        self._disks = DiskWatch(self._reporter, watched, settings.disks, self._monitor.request_poll)
         self._undone: list[wire.Command] = []
         self._daemons = Daemons(settings.directory)
         self._epoch, self._life = 0, ""
@@ -233,7 +233,7 @@ class Agent:
         while True:
             away = "" if self._welcomed else "the daemon is not reachable"
             manager.send_heartbeat(
-                "; ".join(filter(None, (away, self._jobs.problem))) or f"serving {self._settings.cluster}"
+                "; ".join(filter(None, (away, self._monitor.problem))) or f"serving {self._settings.cluster}"
             )
             await asyncio.sleep(manager.interval or STATUS_INTERVAL)
 
@@ -270,7 +270,7 @@ class Agent:
                 log.info("the version of Open MPI is not known", action="version-unknown", reason=error.message)
                 open_mpi = OpenMpi()
             self._reporter.versions = Versions(koalapy.__version__, lrm, open_mpi.version)
-            self._jobs.polls.request_poll()
+            self._monitor.request_poll()
             await asyncio.sleep(VERSIONS_INTERVAL if lrm else VERSIONS_RETRY_INTERVAL)
 
     def _make_hello(self) -> wire.Hello:
@@ -288,10 +288,6 @@ class Agent:
             joins_opens=True,
             known=self._daemons.known_daemons(),
         )
-
-    def _on_component_ended(self, component: Component) -> None:
-        self._files.on_component_ended(component)
-        self._relays.forget_ended()
 
     def _make_submission(self, component: Component) -> LrmSubmission:
         """Return the job that starts a component's runners. Raise ``SiteRejected`` if its account may not run jobs."""
@@ -330,7 +326,7 @@ class Agent:
         self._reporter.on_disconnect()
         self._logins.lost()
         self._streams.on_daemon_lost()
-        self._jobs.polls.set_nodes_awaited(awaited=False)
+        self._monitor.set_nodes_awaited(awaited=False)
         if self._greeting is not None:
             self._greeting.cancel()
         self._confirming.cancel()
@@ -396,19 +392,20 @@ class Agent:
 
     async def _report_inventory(self) -> None:
         """Send the daemon all components and the cluster's state, at first without a snapshot if it is late."""
-        self._reporter.on_welcome(self._jobs.problem)
+        stages = partial(self._files.stages.current_statuses, self._reporter.instance)
+        self._reporter.on_welcome()
         try:
             async with asyncio.timeout(FIRST_SNAPSHOT_TIMEOUT):
-                snapshot = await self._jobs.polls.latest_snapshot()
+                snapshot = await self._monitor.latest_snapshot()
         except TimeoutError:
-            self._reporter.send_inventory(None, self._jobs.problem)
-            snapshot = await self._jobs.polls.latest_snapshot()
+            self._reporter.send_inventory(None, stages)
+            snapshot = await self._monitor.latest_snapshot()
         self._end_unrecorded(snapshot)
-        self._reporter.send_inventory(snapshot, self._jobs.problem)
+        self._reporter.send_inventory(snapshot, stages)
 
     async def _list_nodes(self, _: Mapping[str, Any]) -> Mapping[str, object]:
         """Answer the daemon's question about single nodes, from the last query of the resource manager."""
-        snapshot, age = self._jobs.polls.known_snapshot()
+        snapshot, age = self._monitor.known_snapshot()
         if not snapshot.nodes:
             raise SiteRejected("its resource manager lists no single nodes", fault=SiteFault.UNKNOWN)
         return asdict(self._reporter.list_nodes(snapshot, age))
@@ -418,7 +415,7 @@ class Agent:
         for token, job in list(self._reporter.find_strays(snapshot)):
             self._reporter.lost_records.record_loss(token, f"the resource manager has its job {job.id}")
             try:
-                component = self._new_component(token, 0, None)
+                component = self._new_component(token)
             except OSError as error:  # the daemon stops it because of its status
                 log.error(
                     "cannot create a component's folder", action="command-not-noted", token=token, error=str(error)
@@ -433,7 +430,7 @@ class Agent:
 
     def _probe(self, message: wire.Probe) -> None:
         """Answer the daemon's probe: at once, or, if it asks to look, when the cluster's state is fresh."""
-        self._jobs.polls.set_nodes_awaited(awaited=message.awaited)
+        self._monitor.set_nodes_awaited(awaited=message.awaited)
         if not message.look:
             self._uplink.send_soon(wire.Confirmed(sequence=message.sequence, clock=self._clock.now()), urgent=True)
             return
@@ -443,7 +440,7 @@ class Agent:
         """Confirm a probe after all data of the runners was read, for the agent may have been stopped for a while."""
         await self._barrier.wait_for_returns()
         await self._runners.read_pending()
-        await self._jobs.polls.wait_for_new_poll()
+        await self._monitor.wait_for_new_poll()
         self._uplink.send_soon(wire.Confirmed(sequence=sequence), urgent=True)
 
     def _handle_command(self, message: wire.Command) -> None:
@@ -493,7 +490,7 @@ class Agent:
         component = self._reporter.find_component(message.token)
         if isinstance(message, wire.Submit) and component is None:
             self._spool.discard_folder(self._reporter.instance, message.token)
-            self._jobs.report_write_error(error)  # reported first, so that no other job is sent here
+            self._monitor.suspend_submission(error)  # reported first, so that no other job is sent here
             lost = ComponentStatus(message.token, ComponentState.ENDED, error=error, infrastructure=True)
             self._uplink.send_soon(lost)
         elif isinstance(message, wire.Open) and component is not None:
@@ -512,15 +509,19 @@ class Agent:
         if component_before is not None:
             self._reporter.republish_status(component_before)
             return ""
-        component = self._new_component(message.token, message.size, message.walltime)
-        component.stage, component.collect = message.stage, tuple(message.collect)
-        component.user, component.node_class = self._accounts.account_for(message.local_user), message.node_class
-        component.fetched, component.lease = not component.user, message.lease
-        component.requirement = message.requirement
-        recorded = {"size", "walltime", "name", "stage", "collect", "node_class", "requirement", "lease"}
-        submit = message.model_dump(include=recorded)
-        submit |= {"user": component.user, "output_limit": component.output_limit}
-        component.folder.write_entry(submit=submit)
+        component = self._new_component(
+            message.token,
+            size=message.size,
+            walltime=message.walltime,
+            stage=message.stage,
+            collect=tuple(message.collect),
+            user=self._accounts.account_for(message.local_user),
+            node_class=message.node_class,
+            requirement=message.requirement,
+            lease=message.lease,
+        )
+        component.fetched = not component.user
+        component.write_order()
         self._reporter.add_component(component)
         self._jobs.submit_component(component)
         return ""
@@ -549,7 +550,7 @@ class Agent:
         """
         component = self._reporter.find_component(message.token)
         if component is None:
-            component = self._new_component(message.token, 0, None)
+            component = self._new_component(message.token)
             component.user = self._reporter.stray_users.get(component.name, "")
             component.folder.write_entry(stop=message.reason)
             component.stop = message.reason
@@ -558,7 +559,7 @@ class Agent:
         elif not component.ended and (component.stop is None or (component.remaining_grace_s and not message.signal)):
             component.stop = message.reason
             component.grace = Grace.start_now(message.signal, message.grace) if component.plan is not None else None
-            component.folder.note_entry(stop=component.stop, grace=component.grace and component.grace.to_journal())
+            component.folder.note_entry(stop=component.stop, grace=component.grace and asdict(component.grace))
             self._jobs.end_component(component)
         else:
             self._reporter.republish_status(component)
@@ -579,12 +580,12 @@ class Agent:
         self._places.remove_work_folder(component)
         return ""
 
-    def _new_component(self, token: str, size: int, walltime: float | None) -> Component:
+    def _new_component(self, token: str, **order: Any) -> Component:
         """Create a component that is not registered yet.
 
         If it cannot be recorded, nothing remains of it and the daemon's next command creates it.
         """
         folder = self._spool.make_folder(self._reporter.instance, token)
         return Component(
-            self._reporter.instance, token, folder, size, walltime, output_limit=self._output_limit, clock=self._clock
+            self._reporter.instance, token, folder, output_limit=self._output_limit, clock=self._clock, **order
         )

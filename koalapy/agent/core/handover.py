@@ -15,7 +15,7 @@ from koalapy.system.tls import Trust
 EXIT_TIMEOUT = 10.0
 """Seconds that an agent has to exit in good order after its daemon is gone."""
 STDIN = 0
-SHARED_SETTINGS = ("links", "encrypt_transfers", "log_level", "log_format")
+SHARED_SETTINGS = ("log_level", "log_format")
 """Settings that an agent receives besides the clusters."""
 
 

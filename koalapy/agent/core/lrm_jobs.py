@@ -8,12 +8,12 @@ from typing import cast, get_args
 import structlog
 
 from koalapy.agent.components.component import Component
-from koalapy.agent.core.lrm_health import LrmHealth, format_error, unexpected_error
-from koalapy.agent.core.lrm_polling import FIRST_POLL_DELAY, PollSchedule
+from koalapy.agent.core.lrm_monitor import FIRST_POLL_DELAY, LrmMonitor, format_error, unexpected_error
 from koalapy.agent.core.reporter import Reporter
 from koalapy.agent.core.settings import DEFAULT_TIMEOUTS, AgentTimeouts
 from koalapy.agent.core.spool import format_write_error
 from koalapy.agent.lrm.port import Fault, Lrm, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
+from koalapy.agent.runners.runners import RunnerServer
 from koalapy.agent.transfers.stages import ComponentFolders
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 from koalapy.model.reports import LrmOperation
@@ -34,8 +34,6 @@ SLEEP_SLICE = 0.5
 """Seconds of one sleep."""
 HANG_UP_TIMEOUT = 10.0
 """Seconds of silence after which a runner is disconnected: a dead node does not close its connections."""
-POLL_INTERVAL = 5.0
-"""Seconds between two polls that a resource manager makes itself if it is not notified of changes."""
 MAX_OPEN_PAUSE = 10.0
 """Maximum seconds between two attempts to open the resource manager."""
 MIN_POLL_INTERVAL = 0.02
@@ -81,8 +79,10 @@ class Leftovers:
     def component_started(self, name: str) -> None:
         self._ended_components.pop(name, None)
 
-    def find_overdue(self, jobs: Iterable[LrmJob], ending: Iterable[LrmJob]) -> list[tuple[LrmJob, bool]]:
-        """Process a snapshot's jobs, and those of live components that were ordered to end.
+    def find_overdue(
+        self, jobs: Iterable[LrmJob], ending: Iterable[LrmJob], duplicates: Iterable[LrmJob] = ()
+    ) -> list[tuple[LrmJob, bool]]:
+        """Process a snapshot's jobs, those of live components that were ordered to end, and their ``duplicates``.
 
         Return the jobs to end now, each with whether by force because it was ordered before.
         """
@@ -90,6 +90,7 @@ class Leftovers:
         ordered = {job.id: job for job in ending}
         alive = [job for job in jobs if job.state is not LrmJobState.ENDED]
         ended_jobs = {job.id: job for job in alive if self._ended_components.get(job.name) == job.user}
+        ended_jobs |= {job.id: job for job in duplicates}
         self._leftovers_by_job = {
             id: leftover for id, leftover in self._leftovers_by_job.items() if id in ordered or id in ended_jobs
         }
@@ -180,23 +181,19 @@ class LrmJobs:
     def __init__(
         self,
         lrm: Lrm,
+        monitor: LrmMonitor,
         reporter: Reporter,
         submission: Callable[[Component], LrmSubmission],
         places: ComponentFolders,
-        poll_interval: float = POLL_INTERVAL,
-        address: Callable[[], str] = str,
+        runners: RunnerServer,
         stop_timeout: float = STOP_TIMEOUT,
         timeouts: AgentTimeouts = DEFAULT_TIMEOUTS,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._lrm, self._reporter, self._submission = lrm, reporter, submission
-        self._places, self._stop_timeout = places, stop_timeout
+        self._lrm, self._monitor, self._reporter, self._submission = lrm, monitor, reporter, submission
+        self._places, self._runners, self._stop_timeout = places, runners, stop_timeout
         self._timeouts, self._clock = timeouts, clock
-        self._health = LrmHealth(self._report_problem, timeouts, clock)
-        self.calls = self._health.calls.summarize_calls
         self._leftovers = Leftovers(clock)
-        self.polls = PollSchedule(poll_interval, reporter.live.values, clock)
-        self._address = address
         self._awaited: set[str] = set()
         self._hanging_up: set[str] = set()
         """Names of components with released nodes and runners that are still connected."""
@@ -205,28 +202,12 @@ class LrmJobs:
         self._cancelling: set[str] = set()
         self._cancelled: set[str] = set()
         """Names of live components with jobs that the resource manager was ordered to end."""
-        self._ordered: dict[str, float] = {}
-        """Other jobs that it was ordered to end, and when last."""
-
-    @property
-    def problem(self) -> str:
-        """Why nothing can be started in the resource manager, in one line; empty if it can."""
-        return self._health.problem
-
-    @property
-    def silent_for(self) -> float:
-        """Seconds since the resource manager last answered; 0 unless it is reported as not answering."""
-        return self._health.silent_for
-
-    def report_write_error(self, reason: str) -> None:
-        """Report that no job can be started because the journal cannot be written."""
-        self._health.suspend_submission(reason)
 
     async def fetch_version(self) -> str:
         """Return the resource manager's name and version; empty if it does not report them."""
         await self._opened.wait()
         try:
-            return await self._health.call_lrm(LrmOperation.VERSION, self._lrm.read_version())
+            return await self._monitor.call_lrm(LrmOperation.VERSION, self._lrm.read_version())
         except SiteError as error:
             log.info("the resource manager does not report its version", action="version-unknown", reason=error.message)
             return ""
@@ -253,7 +234,7 @@ class LrmJobs:
         try:
             await self._open()
             self._tasks.spawn(self._watch_changes())
-            await self.polls.wait_until_due(FIRST_POLL_DELAY)  # give the resource manager time for its first changes
+            await self._monitor.wait_until_due(FIRST_POLL_DELAY)  # give the resource manager time for its first changes
             reported_at = 0.0
             while True:
                 anyway = self._clock.monotonic() - reported_at >= self._timeouts.report_interval_s
@@ -261,7 +242,7 @@ class LrmJobs:
                 if anyway:
                     reported_at = self._clock.monotonic()
                 await asyncio.sleep(MIN_POLL_INTERVAL)
-                await self.polls.wait_until_due()
+                await self._monitor.wait_until_due()
         finally:
             self._tasks.cancel()
             await self._tasks.wait()
@@ -271,7 +252,7 @@ class LrmJobs:
         pause = FIRST_POLL_DELAY
         while not self._opened.is_set():
             try:
-                await self._health.poll_lrm(LrmOperation.OPEN, self._lrm.open())
+                await self._monitor.poll_lrm(LrmOperation.OPEN, self._lrm.open())
                 self._opened.set()
             except SiteError:
                 await asyncio.sleep(pause)
@@ -279,29 +260,17 @@ class LrmJobs:
 
     async def _watch_changes(self) -> None:
         async for _ in self._lrm.watch_changes():
-            self.polls.request_poll()
+            self._monitor.request_poll()
 
     async def _poll_once(self, *, anyway: bool) -> None:
         """Take a snapshot, update all components from it, and report. ``anyway``: report even if nothing changed."""
-        number, began, snapshot = self.polls.begin_poll(), self._clock.monotonic(), None
-        try:
-            snapshot = await self._health.poll_lrm(LrmOperation.SNAPSHOT, self._lrm.take_snapshot())
-        except SiteError:
-            pass
-        finally:
-            self.polls.end_poll(began, snapshot)
+        snapshot, began = await self._monitor.take_snapshot()
         if snapshot is not None:
-            self._health.set_submit_problem(snapshot.submit_error)
             self._match_jobs(snapshot, began)
             self._reporter.notices = [*self._leftovers.notices(), *snapshot.notices]
-            self._reporter.report_cluster(snapshot, self.problem, even_unchanged=anyway)
-        elif anyway:
-            self._reporter.report_cluster(None, self.problem, even_unchanged=True)
-        self.polls.notify_processed(number)
-
-    def _report_problem(self) -> None:
-        if self.problem:
-            self._reporter.report_cluster(None, self.problem)
+        if snapshot is not None or anyway:
+            self._reporter.report_cluster(snapshot, even_unchanged=anyway)
+        await self._monitor.notify_processed()
 
     def _match_jobs(self, snapshot: LrmSnapshot, began: float) -> None:
         """Update each component from its job in a snapshot begun at ``began`` (monotonic).
@@ -310,21 +279,22 @@ class LrmJobs:
         """
         jobs_by_name = group_by_name(snapshot.jobs)
         ending: list[LrmJob] = []
+        duplicates: list[LrmJob] = []
         for component in list(self._reporter.live.values()):
             job, superfluous = select_job(component, jobs_by_name.get((component.name, component.user), ()))
             if component.lrm_job is None or (job is None and (component.submitted_at >= began or snapshot.unreadable)):
                 continue
+            duplicates += superfluous
             for duplicate in superfluous:
                 log.warning(
                     "several jobs with one name", action="duplicate-jobs", token=component.token, lrm_job=duplicate.id
                 )
-                self._order_end(duplicate)
             try:
                 self._apply_job(component, job, ending)
             except Exception as error:  # noqa: BLE001 whatever it is, the others have their turns
                 self._fail_unprocessable(component, job, error)
-        for job, by_force in self._leftovers.find_overdue(snapshot.jobs, ending):
-            self._order_end(job, by_force=by_force)
+        for job, by_force in self._leftovers.find_overdue(snapshot.jobs, ending, duplicates):
+            self._tasks.spawn(self._end_now(job, by_force))
 
     def _apply_job(self, component: Component, job: LrmJob | None, ending: list[LrmJob]) -> None:
         """Update a component from its job in a snapshot. Add a cancelled job that still exists to ``ending``."""
@@ -334,7 +304,7 @@ class LrmJobs:
         if job is not None and job.state is LrmJobState.ENDED:
             self._expect_hang_up(component)
         if component.is_over(job):
-            if not self._places.start_fetch(component, self.polls.request_poll):
+            if not self._places.start_fetch(component, self._monitor.request_poll):
                 return
             component.on_job_ended(job, self._lrm.product)
             self._ended_components(component)
@@ -379,7 +349,7 @@ class LrmJobs:
             return
         connected = {node.name for node in component.nodes if node.phase}
         node = next((name for name in nodes if name not in connected), "a node")
-        component.fail(f"the runner on {node} runs but did not connect to the agent at {self._address()}")
+        component.fail(f"the runner on {node} runs but did not connect to the agent at {self._runners.address}")
         self._fail_component(component)
 
     def _expect_hang_up(self, component: Component) -> None:
@@ -408,13 +378,13 @@ class LrmJobs:
         except SiteRejected as error:
             fault = cast(Fault, error.fault.value) if error.fault in FAULTS else "unknown"
             if fault == "site":  # reported first, so that no other job is sent here
-                self._health.suspend_submission(format_error(error))
+                self._monitor.suspend_submission(format_error(error))
             component.fail(format_error(error), fault, error.sizes)
         except SiteUnavailable as error:
             component.fail(format_error(error))
         except OSError as error:
             reason = format_write_error(component.folder.path, error)
-            self.report_write_error(reason)
+            self._monitor.suspend_submission(reason)
             component.fail(reason)
         except Exception as error:  # noqa: BLE001 whatever it is, the component has an end
             component.fail(format_error(unexpected_error(error)))
@@ -422,7 +392,7 @@ class LrmJobs:
         if component.lrm_job is None:
             component.mark_ended()
             self._ended_components(component)
-            self.polls.request_poll()  # the last report of this cluster may be outdated
+            self._monitor.request_poll()  # the last report of this cluster may be outdated
         else:
             component.folder.note_entry(lrm=component.lrm_job)
             log.info(
@@ -438,18 +408,18 @@ class LrmJobs:
         A submission without an answer may have succeeded, or may still do so. Repeat it only after a pause in which its
         job would appear, and if no job of the name exists. A job that appears later is ended.
         """
-        health, lrm = self._health, self._lrm
+        monitor, lrm = self._monitor, self._lrm
         for attempt in range(1, MAX_SUBMIT_TRIES + 1):
             try:
                 lrm_job = (
-                    await health.call_lrm(LrmOperation.FIND, lrm.find_job(component.name, component.user))
+                    await monitor.call_lrm(LrmOperation.FIND, lrm.find_job(component.name, component.user))
                     if unsure
                     else None
                 )
                 if lrm_job is None and component.stop is None and attempt < MAX_SUBMIT_TRIES:
                     await component.folder.wait_synced()  # else a job could run without a record
-                    lrm_job = await health.call_lrm(LrmOperation.SUBMIT, lrm.submit_job(self._submission(component)))
-                    health.on_job_accepted()
+                    lrm_job = await monitor.call_lrm(LrmOperation.SUBMIT, lrm.submit_job(self._submission(component)))
+                    monitor.on_job_accepted()
                 if lrm_job is not None or component.stop is not None:
                     return lrm_job
             except SiteUnavailable as error:
@@ -460,7 +430,7 @@ class LrmJobs:
                     component,
                     max(
                         self._timeouts.submit_pause_s * 2**attempt,
-                        await health.call_lrm(LrmOperation.SETTLE, lrm.settling_time()),
+                        await monitor.call_lrm(LrmOperation.SETTLE, lrm.settling_time()),
                     ),
                 )
         raise failed
@@ -471,23 +441,13 @@ class LrmJobs:
         while (remaining := end - self._clock.monotonic()) > 0 and not component.runners:  # noqa: ASYNC110
             await asyncio.sleep(min(remaining, SETTLE_CHECK_INTERVAL))
 
-    def _order_end(self, job: LrmJob, *, by_force: bool = False) -> None:
-        """End a job without a component, unless that was ordered less than ``STOP_TIMEOUT`` seconds ago."""
-        now = self._clock.monotonic()
-        if now < self._ordered.get(job.id, 0.0) + STOP_TIMEOUT:
-            return
-        self._ordered = {
-            id: ordered_at for id, ordered_at in self._ordered.items() if now < ordered_at + STOP_TIMEOUT
-        } | {job.id: now}
-        self._tasks.spawn(self._end_now(job, by_force))
-
     async def _end_now(self, job: LrmJob, by_force: bool) -> None:
         """Cancel a job without a component. Log an error, and record it if even a forced deletion is rejected."""
         try:
-            await self._health.call_lrm(
+            await self._monitor.call_lrm(
                 LrmOperation.CANCEL, self._lrm.cancel_job(job.id, job.name, job.user, by_force=by_force)
             )
-            self.polls.request_poll()
+            self._monitor.request_poll()
         except SiteError as error:
             log.warning("cancel failed", action="cancel-failed", lrm_job=job.id, name=job.name, reason=error.message)
             if by_force and isinstance(error, SiteRejected):
@@ -510,10 +470,10 @@ class LrmJobs:
             while not component.ended and component.lrm_job is not None:
                 self._cancelled.add(component.name)
                 try:
-                    await self._health.call_lrm(
+                    await self._monitor.call_lrm(
                         LrmOperation.CANCEL, self._lrm.cancel_job(component.lrm_job, component.name, component.user)
                     )
-                    self.polls.request_poll()
+                    self._monitor.request_poll()
                 except SiteError as error:
                     log.warning("cancel failed", action="cancel-failed", token=component.token, reason=error.message)
                 await asyncio.sleep(STOP_TIMEOUT)

@@ -3,15 +3,17 @@
 import asyncio
 import base64
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
 
 from koalapy.agent.components.component import Component
+from koalapy.agent.core.lrm_monitor import LrmMonitor
 from koalapy.agent.lrm.port import LrmJob, LrmJobState, LrmSnapshot
 from koalapy.agent.runners.runners import lrm_name
 from koalapy.agent.runners.uplink import Uplink
+from koalapy.agent.transfers.exports import missing_programs
 from koalapy.model.bounds import NOTICES
 from koalapy.model.disk import Disk, DiskLimits
 from koalapy.model.job import ComponentState, is_token
@@ -21,7 +23,6 @@ from koalapy.model.reports import (
     ClusterReport,
     ComponentStatus,
     Inventory,
-    LrmCalls,
     NodeList,
     StageStatus,
     Versions,
@@ -72,27 +73,19 @@ class Reporter:
     def __init__(
         self,
         uplink: Uplink,
+        monitor: LrmMonitor,
+        live: dict[str, Component],
         clock: Clock = SYSTEM_CLOCK,
         versions: Versions = NO_VERSIONS,
-        *,
-        stages: Callable[[str], list[StageStatus]] = lambda instance: [],
-        ended: Callable[[Component], object] = lambda component: None,
-        lacks: Callable[[], list[str]] = list,
-        calls: Callable[[], tuple[LrmCalls, ...]] = tuple,
-        silent_for: Callable[[], float] = float,
     ) -> None:
-        """Set up.
-
-        ``stages`` returns the stages of a daemon, ``lacks`` the programs missing on this host, ``calls`` the statistics
-        of resource manager calls, ``silent_for`` for how long it has not answered. ``ended`` is called, perhaps several
-        times, with an ended component.
-        """
-        self.uplink, self._clock, self.versions = uplink, clock, versions
-        self._stages, self._ended, self._lacks, self._calls = stages, ended, lacks, calls
-        self._silent_for = silent_for
+        """Set up. ``live`` will hold the components that have not ended."""
+        self.uplink, self._monitor, self._clock, self.versions = uplink, monitor, clock, versions
+        monitor.report_problem = self._report_problem
+        self.on_ended: list[Callable[[Component], object]] = []
+        """Are called, perhaps several times, with an ended component."""
         self.components: dict[str, Component] = {}
         """Components by the names of their jobs in the resource manager."""
-        self.live: dict[str, Component] = {}
+        self.live = live
         self.instance = ""
         self.notices: list[str] = []
         """Notices about the cluster for users."""
@@ -122,14 +115,17 @@ class Reporter:
         """Return whether the agent is connected to the daemon of an instance."""
         return self.uplink.online.is_set() and self.instance == instance
 
-    def on_welcome(self, problem: str) -> None:
+    def on_welcome(self) -> None:
         """Start a connection. Report only a problem until the resource manager has answered."""
         self._is_welcomed, self._reported = True, None
-        if problem:
-            self.report_cluster(None, problem)
+        self._report_problem()
 
-    def send_inventory(self, snapshot: LrmSnapshot | None, problem: str) -> None:
-        """Send all components of the connected daemon; ``problem`` if the snapshot is outdated.
+    def _report_problem(self) -> None:
+        if self._monitor.problem:
+            self.report_cluster(None)
+
+    def send_inventory(self, snapshot: LrmSnapshot | None, stages: Callable[[], Iterable[StageStatus]]) -> None:
+        """Send all components of the connected daemon, and its ``stages``.
 
         Without a snapshot, send the components of the journals, if there are any; the complete inventory follows.
         """
@@ -141,13 +137,11 @@ class Reporter:
         self._has_sent_inventory = True
         statuses = [self._reported_status(c) for c in components_of_daemon]
         components = (*statuses, *(self._stray_statuses(snapshot) if snapshot is not None else ()))
-        stages = tuple(self._stages(self.instance))
-        self.uplink.send_soon(Inventory(components, whole=snapshot is not None, stages=stages))
+        self.uplink.send_soon(Inventory(components, whole=snapshot is not None, stages=tuple(stages())))
         self._reported = None
         if snapshot is not None:
             self.report_cluster(snapshot)
-        if problem:
-            self.report_cluster(None, problem)
+        self._report_problem()
         for component, status in zip(components_of_daemon, statuses, strict=True):
             component.reported = status
             self.publish_output(component)
@@ -159,7 +153,8 @@ class Reporter:
         """Send a component's status if it changed. On its end, also start its collection and send its last output."""
         if component.ended:
             self.live.pop(component.name, None)
-            self._ended(component)
+            for on_ended in self.on_ended:
+                on_ended(component)
             self.publish_output(component)
         if not self._has_sent_inventory or component.instance != self.instance:
             return
@@ -211,14 +206,12 @@ class Reporter:
                 output.rewind()
                 self.publish_output(component)
 
-    def report_cluster(self, snapshot: LrmSnapshot | None, problem: str = "", *, even_unchanged: bool = False) -> None:
-        """Send node counts if they changed; without a snapshot the previous ones with the reason.
-
-        ``problem``: why nothing can be started, though the running jobs may be known.
-        """
+    def report_cluster(self, snapshot: LrmSnapshot | None, *, even_unchanged: bool = False) -> None:
+        """Send node counts if they changed, and why nothing can be started; without a snapshot the previous ones."""
         if not self._is_welcomed or (snapshot is not None and not self._has_sent_inventory):
             return
-        problem = "; ".join(filter(None, (problem, self.disk_shortage)))
+        problem = "; ".join(filter(None, (self._monitor.problem, self.disk_shortage)))
+        calls = self._monitor.summarize_calls()
         if snapshot is not None:
             prefix = lrm_name(self.instance, "")
             running = (job for job in self._jobs_of_daemon(snapshot, prefix) if job.state is LrmJobState.RUNNING)
@@ -230,10 +223,10 @@ class Reporter:
                 holding=frozenset(job.name.removeprefix(prefix) for job in running),
                 problem=problem,
                 notices=tuple(NOTICES.cut((*self.notices, *self.low_disks))),
-                lacks=frozenset(self._lacks()),
+                lacks=frozenset(missing_programs()),
                 disks=tuple(self.disks),
                 versions=self.versions,
-                calls=self._calls(),
+                calls=calls,
                 node_classes=snapshot.node_classes,
                 shares=snapshot.shares,
                 withheld=snapshot.withheld,
@@ -243,10 +236,8 @@ class Reporter:
             )
         else:
             previous = self._reported or EMPTY_REPORT
-            silent_for = self._silent_for()
-            report = replace(
-                previous, problem=problem, versions=self.versions, calls=self._calls(), silent_for=silent_for
-            )
+            silent_for = self._monitor.silent_for
+            report = replace(previous, problem=problem, versions=self.versions, calls=calls, silent_for=silent_for)
         if even_unchanged or report != self._reported:
             self._reported = report
             self.uplink.send_soon(report)
@@ -295,13 +286,14 @@ class Reporter:
                 yield job
 
 
+@dataclass(eq=False, slots=True)
 class DiskWatch:
-    """Checks the agent's disks. Calls ``changed`` when jobs may be started again, or no longer."""
+    """Checks the agent's disks. Calls ``_changed`` when jobs may be started again, or no longer."""
 
-    def __init__(
-        self, reporter: Reporter, folders: Mapping[str, Path], limits: DiskLimits, changed: Callable[[], None]
-    ) -> None:
-        self._reporter, self._folders, self._limits, self._changed = reporter, folders, limits, changed
+    _reporter: Reporter
+    _folders: Mapping[str, Path]
+    _limits: DiskLimits
+    _changed: Callable[[], None]
 
     async def watch_disks(self) -> None:
         """Check the disks every ``CHECK_INTERVAL`` seconds until cancelled."""

@@ -202,13 +202,6 @@ class AgentSettings(SiteSettings):
     """Sockets for users of this host. The agent listens on the first that it may create."""
     trust: Trust = field(default_factory=Trust)
     """How the daemon's certificate is verified, if it uses TLS."""
-    encrypt_transfers: bool = True
-    encrypted_links: Mapping[str, bool] = field(default_factory=dict)
-    """Exceptions from ``encrypt_transfers`` by the other cluster."""
-
-    def requires_encryption(self, cluster: str) -> bool:
-        """Return whether transfers between this cluster and another must be encrypted."""
-        return self.encrypted_links.get(cluster, self.encrypt_transfers)
 
     @property
     def stages(self) -> Path:

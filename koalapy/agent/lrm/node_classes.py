@@ -6,11 +6,12 @@ cores, GPUs and partitions, and about the same memory.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from koalapy.agent.lrm.port import LrmJob, LrmSnapshot
 from koalapy.model.errors import SiteFault, SiteRejected
 from koalapy.model.node_requirement import (
     MAX_CORES,
@@ -89,38 +90,40 @@ class NodeClassSettings:
         )
 
 
-class KnownNode(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class KnownNode:
     """A node as its resource manager describes it."""
 
     name: str
     memory: int | None = None
-    """Bytes."""
+    """Bytes; None: unknown."""
     features: frozenset[str] = frozenset()
     weight: int = 0
     """Nodes of lower weight are allocated first."""
     cores: int | None = None
+    """None: unknown."""
     gpus: tuple[Gpus, ...] = ()
     partitions: frozenset[str] = frozenset()
+    """The cluster's partitions or queues that have the node."""
 
     @property
     def short_name(self) -> str:
         return self.name.partition(".")[0]
 
+    @property
+    def order(self) -> tuple[object, ...]:
+        """A sort key by properties, so that classes get the same names after each restart of the agent."""
+        gpus = [(gpus.type, gpus.count) for gpus in self.gpus]
+        return sorted(self.features), self.memory or 0, self.cores or 0, gpus, sorted(self.partitions)
+
 
 @dataclass(frozen=True, slots=True)
-class NodeGroup:
-    """The nodes of one class."""
+class NodeGroup(NodeClassReport):
+    """The nodes of one class, with the report of them without idle ones."""
 
-    name: str
-    nodes: frozenset[str]
-    power: float | None = None
-    memory: int | None = None
+    nodes: frozenset[str] = frozenset()
     feature: str = ""
     """The feature that exactly these nodes have, if the class is configured by it."""
-    cores: int | None = None
-    gpus: tuple[Gpus, ...] = ()
-    features: tuple[str, ...] = ()
-    partitions: tuple[str, ...] = ()
 
     @property
     def is_part(self) -> bool:
@@ -180,18 +183,12 @@ class NodeGroups:
 
         ``used``: what jobs use of each node that others may share.
         """
+        names = [field.name for field in fields(NodeClassReport)]
         return tuple(
-            NodeClassReport(
-                group.name,
-                len(group.nodes),
-                count_idle(group.nodes),
-                group.power,
-                group.memory,
-                group.cores,
-                group.gpus,
-                group.features,
-                group.partitions,
-                group.report_parts(used) if used else (),
+            replace(
+                NodeClassReport(**{name: getattr(group, name) for name in names}),
+                idle=count_idle(group.nodes),
+                parts=group.report_parts(used) if used else (),
             )
             for group in self.groups
         )
@@ -201,6 +198,26 @@ class NodeGroups:
         classes = {node: group.name for group in self.groups for node in group.nodes}
         return tuple(
             ListedNode(name, state, classes.get(name, ""), reasons.get(name, "")) for name, state in states.items()
+        )
+
+    def make_snapshot(
+        self,
+        states: Mapping[str, ListedState],
+        reasons: Mapping[str, str],
+        jobs: tuple[LrmJob, ...],
+        used: Mapping[str, NodePart] = NO_PARTS,
+    ) -> LrmSnapshot:
+        """Return a snapshot of a cluster that gives all idle nodes to one job; see ``report`` and ``list_nodes``."""
+        counts = Counter(states.values())
+        return LrmSnapshot(
+            len(states),
+            counts["idle"],
+            counts["local"],
+            counts["down"],
+            jobs,
+            notices=self.notices,
+            node_classes=self.report(lambda names: sum(states.get(name) == "idle" for name in names), used),
+            nodes=self.list_nodes(states, reasons),
         )
 
     def select_class(self, name: str, size: int) -> NodeGroup:
@@ -234,7 +251,7 @@ class NodeGroups:
             return None
         admitted = self.select_class(node_class, size).nodes if node_class else frozenset(nodes)
         if (of_nodes := requirement.of_nodes) is not None:
-            groups = self.groups or (NodeGroup("", admitted),)
+            groups = self.groups or (NodeGroup("", len(admitted), 0, nodes=admitted),)
             matching = [group.nodes for group in groups if of_nodes.is_met_by(group)]
             admitted &= frozenset().union(*matching)
         try:
@@ -258,65 +275,54 @@ class NodeGroups:
         return admitted
 
 
+NO_GROUPS = NodeGroups()
+
+
 def group_nodes(nodes: Sequence[KnownNode], configured: Mapping[str, NodeClassSettings]) -> NodeGroups:
     """Return the nodes by class; no groups if all nodes are equal and nothing is known of them."""
     groups, remaining, notices = list[tuple[int, NodeGroup]](), list(nodes), list[str]()
     for name, settings in configured.items():
         members = settings.select_nodes(remaining)
         if members:
-            names = _names(members)
+            names = {node.name for node in members}
             remaining = [node for node in remaining if node.name not in names]
             is_exact = names == {node.name for node in nodes if settings.feature in node.features}
             group = settings.apply_to(_make_group(name, members, settings.feature if is_exact else ""))
-            groups.append((_min_weight(members), group))
+            groups.append((min(node.weight for node in members), group))
         if not members or (settings.nodes is not None and len(members) < settings.nodes):
             notices.append(f"of the class {name} it has {len(members)} nodes: see the cluster's node_classes")
-    by_properties: dict[_Properties, list[KnownNode]] = {}
+    by_properties: dict[KnownNode, list[KnownNode]] = {}
     for node in remaining:
         rounded = None
         if node.memory is not None:
             # Round down to an eighth: firmware reserves different amounts on equal nodes.
             step = 1 << max(0, node.memory.bit_length() - 3)
             rounded = node.memory // step * step
-        key = _Properties(node.features, rounded, node.cores, node.gpus, node.partitions)
+        key = KnownNode("", rounded, node.features, 0, node.cores, node.gpus, node.partitions)
         by_properties.setdefault(key, []).append(node)
     if len(by_properties) > MAX_CLASSES:
-        by_properties = {_Properties(): remaining}
+        by_properties = {KnownNode(""): remaining}
     used_names = {group.name for _, group in groups}
     for key, members in sorted(by_properties.items(), key=lambda item: item[0].order):
         if len(by_properties) == 1 and not groups:
             group = _make_group("", members)
-            is_known = group != NodeGroup("", group.nodes)
+            is_known = group != NodeGroup("", group.total, 0, nodes=group.nodes)
             return NodeGroups((group,) if is_known else (), tuple(notices))
         group = _make_group("", members)
         name = _make_name(key.features, group, used_names)
         used_names.add(name)
-        groups.append((_min_weight(members), replace(group, name=name)))
+        groups.append((min(node.weight for node in members), replace(group, name=name)))
     return NodeGroups(tuple(group for _, group in sorted(groups, key=lambda item: item[0])), tuple(notices))
-
-
-class _Properties(NamedTuple):
-    """The properties in which the nodes of an unconfigured class are equal."""
-
-    features: frozenset[str] = frozenset()
-    memory: int | None = None
-    cores: int | None = None
-    gpus: tuple[Gpus, ...] = ()
-    partitions: frozenset[str] = frozenset()
-
-    @property
-    def order(self) -> tuple[object, ...]:
-        """Return a sort key, so that classes get the same names after each restart of the agent."""
-        gpus = [(gpus.type, gpus.count) for gpus in self.gpus]
-        return sorted(self.features), self.memory or 0, self.cores or 0, gpus, sorted(self.partitions)
 
 
 def _make_group(name: str, members: Sequence[KnownNode], feature: str = "") -> NodeGroup:
     """Return a class with the properties that all members have."""
     return NodeGroup(
         name,
-        _names(members),
-        memory=_min_memory(members),
+        len(members),
+        0,
+        nodes=frozenset(node.name for node in members),
+        memory=min((node.memory for node in members if node.memory is not None), default=None),
         feature=feature,
         cores=min((node.cores for node in members if node.cores is not None), default=None),
         gpus=_shared_gpus([node.gpus for node in members]),
@@ -337,18 +343,6 @@ def _shared_gpus(gpus: Sequence[tuple[Gpus, ...]]) -> tuple[Gpus, ...]:
     types = set(counts[0]).intersection(*counts[1:])
     least = [Gpus(min(count[gpu_type] for count in counts), gpu_type) for gpu_type in sorted(types)]
     return tuple(entry for entry in least if entry.count > 0)[:MAX_FEATURES]
-
-
-def _names(nodes: Iterable[KnownNode]) -> frozenset[str]:
-    return frozenset(node.name for node in nodes)
-
-
-def _min_memory(nodes: Iterable[KnownNode]) -> int | None:
-    return min((node.memory for node in nodes if node.memory is not None), default=None)
-
-
-def _min_weight(nodes: Iterable[KnownNode]) -> int:
-    return min(node.weight for node in nodes)
 
 
 def _make_name(features: frozenset[str], group: NodeGroup, used_names: set[str]) -> str:

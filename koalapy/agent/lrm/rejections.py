@@ -218,6 +218,22 @@ def reject_charges(requirement: NodeRequirement, allowed: Mapping[str, Sequence[
             )
 
 
+def reject_fields(requirement: NodeRequirement, fields: Sequence[str], problem: str) -> None:
+    """Raise ``SiteRejected`` for a field of a requirement that a resource manager does not have.
+
+    ``problem``: a template with ``{field}`` and ``{value}``.
+    """
+    for field in fields:
+        if value := getattr(requirement, field):
+            raise SiteRejected(
+                problem.format(field=field, value=value),
+                field=field,
+                value=str(value),
+                hint=f"leave {field} out, or exclude the cluster",
+                fault=SiteFault.UNSUITABLE,
+            )
+
+
 def reject_size(
     nodes: int, limit: str, hint: str, fault: SiteFault = SiteFault.LIMIT, sizes: Literal["few", "many"] = "many"
 ) -> NoReturn:

@@ -1,11 +1,15 @@
-"""The daemon's file routes for agents: bundles of the users' files, and the results of jobs. Blocking, for threads."""
+"""The daemon's file routes for agents: bundles of the users' files, and the results of jobs. Blocking, for threads.
 
+``retry_transfer`` repeats their calls.
+"""
+
+import asyncio
 import http.client
 import io
 import json
 import tarfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -13,9 +17,14 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import quote, urlsplit
 
+import structlog
+
+from koalapy.agent.core.settings import AgentTimeouts
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 from koalapy.system.files import open_owner_only
 from koalapy.system.tls import SYSTEM_TRUST, Trust, explain_tls_error
+
+log = structlog.get_logger()
 
 IO_TIMEOUT = 60.0
 """Seconds for the daemon to send or accept the next bytes."""
@@ -23,6 +32,8 @@ SCAN_TIMEOUT = 900.0
 """Seconds for the daemon to find results in its archives."""
 CHUNK_SIZE = 1024 * 1024
 MAX_ERROR_LENGTH = 2000
+BUSY_TIMEOUT = 60.0
+"""Seconds of retries while the daemon answers and cannot serve; an unreachable daemon is awaited without limit."""
 
 
 class DaemonBusy(SiteUnavailable):
@@ -42,13 +53,19 @@ class DaemonFiles:
     token: str
     trust: Trust = SYSTEM_TRUST
 
-    def fetch_bundle(self, bundle: str, path: Path, stop: threading.Event, progress: Callable[[int], None]) -> None:
-        """Download a bundle, or the rest of it if the file exists; call ``progress`` with the size so far."""
-        with open(path, "ab", opener=open_owner_only) as file, closing(self._connection()) as connection:
+    def fetch_archive(
+        self, resource: str, ident: str, path: Path, stop: threading.Event, progress: Callable[[int], None]
+    ) -> None:
+        """Download a bundle (``bundles``), or results of other jobs (``inputs``), or the rest if the file exists.
+
+        Call ``progress`` with the size so far.
+        """
+        timeout = SCAN_TIMEOUT if resource == "inputs" else IO_TIMEOUT
+        with open(path, "ab", opener=open_owner_only) as file, closing(self._connection(timeout)) as connection:
             received = file.tell()
             headers = {"Range": f"bytes={received}-"} if received else {}
             with _errors("cannot be reached", connection):
-                connection.request("GET", self._path("bundles", bundle), headers=self._headers(headers))
+                connection.request("GET", self._path(resource, ident), headers=self._headers(headers))
             answer = _answer(connection)
             if answer.status == 416:
                 return
@@ -56,15 +73,6 @@ class DaemonFiles:
             if answer.status != 206 and received:
                 file.truncate(0)
                 file.seek(0)
-            _copy_body(answer, connection, file, stop, progress)
-
-    def fetch_results(self, token: str, path: Path, stop: threading.Event, progress: Callable[[int], None]) -> None:
-        """Download the results of other jobs that a stage needs; call ``progress`` with the size so far."""
-        with open(path, "wb", opener=open_owner_only) as file, closing(self._connection(SCAN_TIMEOUT)) as connection:
-            with _errors("cannot be reached", connection):
-                connection.request("GET", self._path("inputs", token), headers=self._headers({}))
-            answer = _answer(connection)
-            _check(answer)
             _copy_body(answer, connection, file, stop, progress)
 
     def put_results(self, token: str, write: Callable[[tarfile.TarFile], None], stop: threading.Event) -> None:
@@ -188,3 +196,29 @@ def _error_text(answer: http.client.HTTPResponse) -> str:
         return str(problem.get("detail") or "")
     except (OSError, ValueError, AttributeError, http.client.HTTPException):
         return ""
+
+
+async def retry_transfer(
+    transfer: Callable[[], Awaitable[None]],
+    timeouts: AgentTimeouts,
+    token: str,
+    *,
+    is_counted: Callable[[SiteUnavailable], bool],
+    max_wait_s: Callable[[], float],
+) -> None:
+    """Repeat a transfer of a component's files, with growing pauses, until it succeeds.
+
+    Raise its ``SiteUnavailable`` after ``max_wait_s`` seconds of pauses that ``is_counted``, and other errors at once.
+    """
+    pause, waited = timeouts.transfer_retry_s, 0.0
+    while True:
+        try:
+            return await transfer()
+        except SiteUnavailable as error:
+            if is_counted(error):
+                if waited >= max_wait_s():
+                    raise
+                waited += pause
+            log.info("transfer cut", action="transfer-cut", token=token, reason=error.message)
+        await asyncio.sleep(pause)
+        pause = min(timeouts.max_transfer_retry_s, 2 * pause)

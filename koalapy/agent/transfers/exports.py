@@ -1,6 +1,6 @@
 """Serves replicas to other sites by rsync daemons, one per connection, limited to the ticket's files.
 
-The certificate and the tunnels of encrypted transfers are here as well; ``tunnel.py`` is the tunnel's program.
+Every transfer is encrypted, by a tunnel at each side: ``tunnel.py`` is its program.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -28,15 +28,13 @@ from koalapy.agent.core.settings import DEFAULT_TIMEOUTS, AgentSettings, AgentTi
 from koalapy.agent.runners.uplink import ASKER
 from koalapy.agent.transfers.replicas import ReplicaRequest, Replicas, Seals
 from koalapy.agent.transfers.roots import Roots
-from koalapy.agent.transfers.tunnel import CERTIFICATE, HOST, PORT
+from koalapy.agent.transfers.tunnel import CERTIFICATE, HOST, LIFELINE, PORT
 from koalapy.model.errors import SiteFault, SiteRejected
 from koalapy.runner.folders import replace_file
 from koalapy.system.event_loop import TLS_FIRST_BYTE, BackgroundTasks, peek_first_byte
 
 log = structlog.get_logger()
 
-RequiresEncryption = Callable[[str], bool]
-"""Returns whether transfers between this cluster and another must be encrypted."""
 TUNNEL = str(Path(__file__).with_name("tunnel.py"))
 _PYTHON = [sys.executable, "-I", "-S"]
 """Without site packages, since their import would take most of the time of a short transfer."""
@@ -46,9 +44,9 @@ RSYNC = "rsync"
 USER = "koala"
 TICKET_LIFETIME = 24 * 3600.0
 """Seconds until a ticket expires; the puller usually returns it before."""
-MAX_TICKETS, MAX_SITE_TICKETS = 256, 64
-"""Maximum tickets of all sites, and of each; the oldest one of that site, or of the site with most tickets, is revoked.
-A running transfer does not need its ticket."""
+MAX_TICKETS = 256
+"""Maximum tickets; beyond it the oldest one of the site with most tickets is revoked. A running transfer does not need
+its ticket."""
 MAX_CONNECTIONS = 64
 LOG = "rsync.log"
 MAX_LOG_SIZE = 10_000_000
@@ -57,8 +55,7 @@ IO_TIMEOUT = 60
 """Seconds without a byte after which a connection is closed."""
 MAX_CERTIFICATE_LENGTH = 4096
 """Maximum characters."""
-CONFIGURATIONS = {False: "rsyncd.conf", True: "rsyncd-encrypted.conf"}
-"""Configurations for plain and for TLS connections: a ticket is valid for one of them."""
+CONFIGURATION = "rsyncd.conf"
 HEADER = """\
 use chroot = no
 munge symlinks = no
@@ -81,10 +78,6 @@ ONLY = """\
 include = /{pattern}
 exclude = *
 """
-
-
-def always_required(cluster: str) -> bool:
-    return True
 
 
 class TransferIdentity:
@@ -130,10 +123,12 @@ class TransferIdentity:
         )
 
 
-def tunnel_environment(host: str, port: int, certificate: str) -> dict[str, str]:
-    """Return variables that make rsync connect to a source through a tunnel."""
+def tunnel_environment(host: str, port: int, certificate: str, lifeline: int) -> dict[str, str]:
+    """Return variables that make rsync connect to a source through a tunnel, which ends when the other end of the pipe
+    ``lifeline`` is closed."""
     command = shlex.join([*_PYTHON, TUNNEL, "connect"]).replace("%", "%%")
-    return {"RSYNC_CONNECT_PROG": command, HOST: host, PORT: str(port), CERTIFICATE: certificate}
+    address = {HOST: host, PORT: str(port), CERTIFICATE: certificate}
+    return {"RSYNC_CONNECT_PROG": command, **address, LIFELINE: str(lifeline)}
 
 
 def missing_programs() -> list[str]:
@@ -150,8 +145,8 @@ class Route(BaseModel):
     user: str = Field(pattern=r"^[a-z]+$")
     password: str = Field(pattern=r"^[0-9A-Za-z]*$", max_length=200)
     kind: Literal["file", "folder"]
-    certificate: str = Field(default="", max_length=MAX_CERTIFICATE_LENGTH, pattern=r"^[\t\n\r -~]*$")
-    """Certificate to expect, in PEM; empty without TLS."""
+    certificate: str = Field(max_length=MAX_CERTIFICATE_LENGTH, pattern=r"^[\t\n\r -~]+$")
+    """Certificate to expect, in PEM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +160,6 @@ class Ticket:
     folder: int
     """Descriptor of the folder, which remains valid if its path changes."""
     entry: str | None
-    encrypted: bool
     alarm: asyncio.TimerHandle
 
 
@@ -178,19 +172,14 @@ class Exports:
         directory: Path,
         address: str,
         port: int | None,
-        encrypts: RequiresEncryption = always_required,
         timeouts: AgentTimeouts = DEFAULT_TIMEOUTS,
         *,
         max_tickets: int = MAX_TICKETS,
-        max_site_tickets: int = MAX_SITE_TICKETS,
         max_log_size: int = MAX_LOG_SIZE,
     ) -> None:
-        """Set up. ``directory`` holds rsync's configuration; ``address`` is where other sites reach this one.
-
-        ``encrypts`` returns whether transfers to a cluster must be encrypted.
-        """
-        self._encrypts, self._login_s = encrypts, timeouts.transfer_login_s
-        self._max_tickets, self._max_site_tickets, self._max_log_size = max_tickets, max_site_tickets, max_log_size
+        """Set up. ``directory`` holds rsync's configuration; ``address`` is where other sites reach this one."""
+        self._login_s = timeouts.transfer_login_s
+        self._max_tickets, self._max_log_size = max_tickets, max_log_size
         self._identity: TransferIdentity | None = None
         self.replicas, self._directory = replicas, directory
         self._address, self._port = address, port or 0
@@ -207,18 +196,12 @@ class Exports:
         replicas = Replicas(
             Roots(settings.cluster, settings.replica_directories), Seals(settings.directory / "seals.json")
         )
-        directory, address, port = settings.directory / "exports", settings.transfer_address, settings.transfer_port
-        return cls(replicas, directory, address, port, settings.requires_encryption, timeouts)
+        directory = settings.directory / "exports"
+        return cls(replicas, directory, settings.transfer_address, settings.transfer_port, timeouts)
 
     async def export_replica(self, payload: Mapping[str, Any]) -> dict[str, object]:
         """Check a replica and issue a ticket; return the route. Raise ``SiteError``."""
         request, asker = ReplicaRequest.model_validate(payload), str(payload.get(ASKER, ""))
-        if not request.encrypted and self._encrypts(asker):
-            raise SiteRejected(
-                f"the agent of {asker or 'a cluster'} requests an unencrypted transfer, which is not allowed here",
-                hint="update that agent, or allow it on both sides with encrypt_transfers or encrypted of the link",
-                fault=SiteFault.IN_CLEAR,
-            )
         if shutil.which(RSYNC) is None:
             raise SiteRejected("rsync is missing on its head node: install it there", fault=SiteFault.NO_RSYNC)
         path = await asyncio.to_thread(self.replicas.check_replica, request)
@@ -228,13 +211,13 @@ class Exports:
         except SiteRejected:
             os.close(folder)
             raise
-        self._make_room(asker)
+        self._make_room()
         module = secrets.token_hex(8)
         alarm = asyncio.get_running_loop().call_later(TICKET_LIFETIME, self._revoke, module)
-        ticket = Ticket(module, asker, secrets.token_hex(16), folder, entry, request.encrypted, alarm)
+        ticket = Ticket(module, asker, secrets.token_hex(16), folder, entry, alarm)
         self._tickets[module] = ticket
         try:
-            if request.encrypted and self._identity is None:
+            if self._identity is None:
                 self._identity = await asyncio.to_thread(TransferIdentity)
             self._write()
         except OSError:
@@ -248,7 +231,7 @@ class Exports:
             user=USER,
             password=ticket.password,
             kind="folder" if ticket.entry is None else "file",
-            certificate=self._identity.certificate if request.encrypted and self._identity else "",
+            certificate=self._identity.certificate,
         ).model_dump()
 
     async def revoke_ticket(self, payload: Mapping[str, Any]) -> dict[str, object]:
@@ -283,15 +266,11 @@ class Exports:
             only = None if opened.is_folder else opened.name
             return os.dup(opened.parent if only else opened.descriptor), only
 
-    def _make_room(self, site: str) -> None:
-        """Revoke the oldest ticket of a site with too many of them, or of the site with most tickets if all have too
-        many. Raise ``OSError``."""
-        counts = Counter(ticket.site for ticket in self._tickets.values())
-        if counts[site] < self._max_site_tickets:
-            if len(self._tickets) < self._max_tickets:
-                return
-            site = counts.most_common(1)[0][0]
-        self._revoke(next(module for module, ticket in self._tickets.items() if ticket.site == site))
+    def _make_room(self) -> None:
+        """Revoke the oldest ticket of the site with most tickets if there are too many. Raise ``OSError``."""
+        if len(self._tickets) >= self._max_tickets:
+            ((site, _),) = Counter(ticket.site for ticket in self._tickets.values()).most_common(1)
+            self._revoke(next(module for module, ticket in self._tickets.items() if ticket.site == site))
 
     def _revoke(self, module: str) -> None:
         """End a ticket and remove it from rsync's configuration. Ignore an unknown one. Raise ``OSError``."""
@@ -327,18 +306,17 @@ class Exports:
         if os.geteuid() == 0:
             # By default rsync changes to another user, which cannot read all replicas.
             header += "uid = 0\ngid = 0\n"
-        texts = dict.fromkeys(CONFIGURATIONS, header)
+        text = header
         for ticket in self._tickets.values():
             secret = self._secrets(ticket.module)
             if not secret.exists():
                 secret.touch(mode=0o600)
                 secret.write_text(f"{USER}:{ticket.password}\n")
             path = f"/proc/self/fd/{ticket.folder}"  # of rsync itself, which inherits the descriptor
-            texts[ticket.encrypted] += MODULE.format(module=ticket.module, path=path, user=USER, secrets=secret)
+            text += MODULE.format(module=ticket.module, path=path, user=USER, secrets=secret)
             if ticket.entry is not None:
-                texts[ticket.encrypted] += ONLY.format(pattern=filter_pattern(ticket.entry))
-        for encrypted, text in texts.items():
-            replace_file(self._directory / CONFIGURATIONS[encrypted], text.encode(), sync=False)
+                text += ONLY.format(pattern=filter_pattern(ticket.entry))
+        replace_file(self._directory / CONFIGURATION, text.encode(), sync=False)
 
     # Connections
 
@@ -379,35 +357,28 @@ class Exports:
                 async with asyncio.timeout(self._login_s):
                     first = await peek_first_byte(connection)
                 connection.setblocking(True)
-                if first == TLS_FIRST_BYTE and self._identity is not None:
-                    rsync_end, tunnel_end = socket.socketpair()
-                    ours.enter_context(tunnel_end)
-                    process = await self._start_rsync(rsync_end, ours, encrypted=True)
-                    processes = [process, await self._identity.start_tunnel(connection, tunnel_end, self._login_s)]
-                elif first and first != TLS_FIRST_BYTE:
-                    processes = [await self._start_rsync(connection, ours, encrypted=False)]
-                else:
+                if first != TLS_FIRST_BYTE or self._identity is None:
                     return
+                rsync_end, tunnel_end = map(ours.enter_context, socket.socketpair())
+                rsync = await self._start_rsync(rsync_end)
+                tunnel = await self._identity.start_tunnel(connection, tunnel_end, self._login_s)
             except TimeoutError:
                 return
             except OSError as error:
                 log.warning("cannot run rsync", action="rsync-failed", reason=str(error))
                 return
-        for process in processes:
+        for process in (rsync, tunnel):
             await self._await_end(process)
 
-    async def _start_rsync(
-        self, connection: socket.socket, ours: contextlib.ExitStack, *, encrypted: bool
-    ) -> asyncio.subprocess.Process:
-        """Start an rsync daemon on a socket, which is closed here by ``ours``. Raise ``OSError``."""
-        ours.enter_context(connection)
+    async def _start_rsync(self, connection: socket.socket) -> asyncio.subprocess.Process:
+        """Start an rsync daemon on a socket. Raise ``OSError``."""
         process = await asyncio.create_subprocess_exec(
-            *drop_capabilities(RSYNC, "--daemon", f"--config={self._directory / CONFIGURATIONS[encrypted]}"),
+            *drop_capabilities(RSYNC, "--daemon", f"--config={self._directory / CONFIGURATION}"),
             cwd="/",
             stdin=connection.fileno(),
             stdout=connection.fileno(),
             stderr=asyncio.subprocess.DEVNULL,
-            pass_fds=[ticket.folder for ticket in self._tickets.values() if ticket.encrypted is encrypted],
+            pass_fds=[ticket.folder for ticket in self._tickets.values()],
             start_new_session=True,
             env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
         )

@@ -1,17 +1,15 @@
 """Pull one input from another site by rsync, resume after every cut, and verify the result.
 
-Stages share the pulls of a site: they take turns, and those with the same input wait for one pull.
+Stages share the pulls of a site: few run at once, and stages with the same input wait for one pull.
 """
 
 import asyncio
 import contextlib
 import errno
-import itertools
 import os
 import re
 import shutil
 import signal
-from bisect import insort
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -27,7 +25,7 @@ from koalapy.agent.core.settings import DEFAULT_TIMEOUTS, AgentTimeouts
 from koalapy.agent.core.spool import DiskSync
 from koalapy.agent.runners.uplink import Questions
 from koalapy.agent.transfers.daemon_files import DaemonFiles
-from koalapy.agent.transfers.exports import RSYNC, RequiresEncryption, Route, always_required, tunnel_environment
+from koalapy.agent.transfers.exports import RSYNC, Route, tunnel_environment
 from koalapy.agent.transfers.replicas import Replicas
 from koalapy.agent.transfers.roots import Content, GrowingDigest, measure_content
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
@@ -58,53 +56,6 @@ def site_error(cluster: str, error: OSError) -> StageError:
     """Return the error for a local file that could not be created or written."""
     problem = "the disk is full" if error.errno in FULL else "a file cannot be written"
     return StageError(f"{problem} on {cluster}: {error.strerror or error}", "site")
-
-
-class Turns:
-    """Grants turns in the order of arrival; an interrupted pull keeps its position."""
-
-    def __init__(self, limit: int) -> None:
-        self._free = limit
-        self._places = itertools.count()
-        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
-
-    def next_position(self) -> int:
-        """Return a position, valid for any number of turns."""
-        return next(self._places)
-
-    @asynccontextmanager
-    async def wait_turn(self, place: int) -> AsyncIterator[None]:
-        """Wait for a turn and hold it until the end of the block. ``place``: a position from ``next_position``."""
-        await self._wait(place)
-        try:
-            yield
-        finally:
-            self._pass_on()
-
-    async def _wait(self, place: int) -> None:
-        """Take a turn, or wait for one; the lowest ``place``, the position in the order of arrival, is next."""
-        if self._free:
-            self._free -= 1
-            return
-        turn = asyncio.get_running_loop().create_future()
-        insort(self._waiting, (place, turn))
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.cancelled():
-                self._waiting.remove((place, turn))
-            else:
-                self._pass_on()  # It was granted while the waiter was being cancelled.
-            raise
-
-    def _pass_on(self) -> None:
-        """Grant the turn to the first waiter that is not cancelled."""
-        for index, (_, turn) in enumerate(self._waiting):
-            if not turn.done():
-                del self._waiting[index]
-                turn.set_result(None)
-                return
-        self._free += 1
 
 
 def content_key(file: StageFile) -> ContentKey:
@@ -163,14 +114,7 @@ MAX_TRIES = 6
 """Attempts without progress before a pull fails, after pauses of about 30 s in all."""
 FILE_FAULTS = (SiteFault.MISSING, SiteFault.CHANGED, SiteFault.UNREADABLE, SiteFault.IRREGULAR, SiteFault.OUTSIDE)
 """Faults with which a source reports that its replica differs from the catalogue."""
-FINAL_FAULTS = (
-    SiteFault.UNCONFIGURED,
-    SiteFault.NO_RSYNC,
-    SiteFault.ADDRESS,
-    SiteFault.UNKNOWN,
-    SiteFault.INVALID,
-    SiteFault.IN_CLEAR,
-)
+FINAL_FAULTS = (SiteFault.UNCONFIGURED, SiteFault.NO_RSYNC, SiteFault.ADDRESS, SiteFault.UNKNOWN, SiteFault.INVALID)
 SHARE = 10
 """A folder is measured for at most one part in so many of the time."""
 MAX_DIGESTS = 16
@@ -229,23 +173,28 @@ async def run_rsync(
 ) -> RsyncOutcome:
     """Run rsync to its end; call ``tick``, which returns whether bytes have arrived, all the while.
 
-    Raise ``RsyncMissing``. Kill rsync if cancelled.
+    Raise ``RsyncMissing``. Kill rsync if cancelled. If this process is killed, the kernel closes the writing end of
+    ``lifeline``: the tunnel, which holds the other end, exits then, and rsync with it.
     """
+    lifeline, writing_end = os.pipe()
     environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "RSYNC_PASSWORD": route.password}
-    if route.certificate:
-        environment |= tunnel_environment(route.host, route.port, route.certificate)
+    environment |= tunnel_environment(route.host, route.port, route.certificate, lifeline)
     try:
         process = await asyncio.create_subprocess_exec(
             *drop_capabilities(*rsync_command(route, folder, program)),
             env=environment,
             cwd="/",
             start_new_session=True,
+            pass_fds=(lifeline,),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
         )
     except OSError as error:
+        os.close(writing_end)
         raise RsyncMissing(error.strerror) from error
+    finally:
+        os.close(lifeline)
     talking = asyncio.create_task(_talk(process, f"./{name}\0".encode()))
     try:
         pause = FIRST_TICK
@@ -260,6 +209,7 @@ async def run_rsync(
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+        os.close(writing_end)
         await asyncio.gather(talking, return_exceptions=True)
 
 
@@ -276,37 +226,6 @@ async def _talk(process: asyncio.subprocess.Process, names: bytes) -> bytes:
             errors = errors[-MAX_ERROR_LENGTH:].partition(b"\n")[2]
     await process.wait()
     return errors
-
-
-def kill_orphans(folder: Path) -> list[int]:
-    """Kill rsync processes that an earlier agent left pulling into a folder; return their ids.
-
-    Two writers at once would damage the file.
-    """
-    target, killed = os.fsencode(f"{folder}/"), []
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
-        try:
-            with open(f"/proc/{entry}/cmdline", "rb") as file:
-                arguments = file.read().split(b"\0")
-            if os.path.basename(arguments[0]) == RSYNC.encode() and any(
-                argument.startswith(target) for argument in arguments[1:]
-            ):
-                os.kill(int(entry), signal.SIGKILL)
-                killed.append(int(entry))
-        except (OSError, ProcessLookupError):
-            continue
-    return killed
-
-
-def is_process_alive(pid: int) -> bool:
-    """Return whether a process exists and is no zombie."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] != b"Z"
-    except OSError:
-        return False
 
 
 class TransferCut(Exception):
@@ -327,14 +246,13 @@ class TransferTools:
     daemon_files: DaemonFiles
     pulls: int
     disk_sync: DiskSync | None = None
-    encrypts: RequiresEncryption = always_required
     timeouts: AgentTimeouts = DEFAULT_TIMEOUTS
     clock: Clock = SYSTEM_CLOCK
     rsync_program: str = RSYNC
     shared_tasks: SharedTasks = field(default_factory=SharedTasks)
 
     def __post_init__(self) -> None:
-        self.turns = Turns(self.pulls)
+        self.running_pulls = asyncio.Semaphore(self.pulls)
         # A hanging daemon, or the reading of a replica, must not block all threads of the agent.
         self.digest_threads = ThreadPoolExecutor(MAX_DIGESTS + self.pulls, "digest")
         self.bundle_threads = ThreadPoolExecutor(MAX_BUNDLES, "bundle")
@@ -348,14 +266,10 @@ class TransferTools:
 class Pull:
     """Brings a file or folder of another cluster into the private ``folder``, which survives restarts of the agent."""
 
-    def __init__(
-        self, file: StageFile, folder: Path, place: int, progress: Callable[[], object], means: TransferTools
-    ) -> None:
-        """Set up. ``place`` in the order of pulls; ``progress`` is called regularly."""
-        self._file, self._folder, self._place, self._progress = file, folder, place, progress
-        self._questions, self._timeouts, self._clock = means.questions, means.timeouts, means.clock
-        self._means, self._cluster = means, means.cluster
-        self._encrypted = means.encrypts(file.source)
+    def __init__(self, file: StageFile, folder: Path, progress: Callable[[], object], means: TransferTools) -> None:
+        """Set up. ``progress`` is called regularly."""
+        self._file, self._folder, self._progress = file, folder, progress
+        self._means, self._clock = means, means.clock
         self._name = file.part if file.part is not None else Path(file.path).name
         self._kind = ""
         self._digest: GrowingDigest | None = None
@@ -367,7 +281,7 @@ class Pull:
         self.moved_bytes = 0
         """Bytes that arrived during this agent's run."""
         self.seconds = 0.0
-        """Duration of the transfers, without waiting for a turn."""
+        """Duration of the transfers, without waiting for other pulls."""
         self.flowed, self.flowing = 0, 0.0
         """Bytes and seconds without start-up and without the time to notice a cut."""
         self._first: tuple[float, int] | None = None
@@ -389,19 +303,19 @@ class Pull:
                 await asyncio.to_thread(_empty, self._folder)
                 self.arrived_bytes = 0
         except OSError as error:
-            raise site_error(self._cluster, error) from error
+            raise site_error(self._means.cluster, error) from error
         finally:
             self._stop_digest()
         raise await self._diagnose_mismatch()
 
     async def _pull_with_retries(self) -> None:
         """Pull until all bytes have arrived; keep partial files over all attempts."""
-        failures, pause = 0, self._timeouts.transfer_retry_s
+        failures, pause = 0, self._means.timeouts.transfer_retry_s
         while True:
             arrived_before = self.arrived_bytes
             try:
-                # Wait for the turn before asking for a ticket, since a source has few.
-                async with self._means.turns.wait_turn(self._place):
+                # Wait before asking for a ticket, since a source has few.
+                async with self._means.running_pulls:
                     await self._pull_once()
                 return
             except TooManyBytes:
@@ -418,10 +332,10 @@ class Pull:
                 ) from error
             except (SiteError, TransferCut) as error:
                 problem = str(error)
-                if isinstance(error, SiteUnavailable) and self._questions.is_recently_connected:
+                if isinstance(error, SiteUnavailable) and self._means.questions.is_recently_connected:
                     failures = 0  # the source's agent may have to reconnect as well
             if self.arrived_bytes > arrived_before:
-                failures, pause = 0, self._timeouts.transfer_retry_s
+                failures, pause = 0, self._means.timeouts.transfer_retry_s
             failures += 1
             log.info(
                 "transfer cut", action="transfer-cut", file=self._file.name, source=self._file.source, reason=problem
@@ -429,7 +343,7 @@ class Pull:
             if failures > MAX_TRIES:
                 raise self._error(f"gave up after {failures} tries: {problem}", "source")
             await asyncio.sleep(pause)
-            pause = min(self._timeouts.max_transfer_retry_s, 2 * pause)
+            pause = min(self._means.timeouts.max_transfer_retry_s, 2 * pause)
 
     async def _pull_once(self) -> None:
         """Request a route from the source and run rsync once. Raise ``TransferCut`` if rsync fails.
@@ -437,12 +351,9 @@ class Pull:
         Raise ``StageError`` if another try cannot help.
         """
         file = self._file
-        request = {"path": file.path, "part": file.part, "size": file.size, "encrypted": self._encrypted}
-        route = Route.model_validate(await self._questions.ask_cluster(file.source, "export", request))
-        if self._encrypted and not route.certificate:
-            self._return_ticket(file.source, route)
-            reason = f"{self._cluster} allows only encrypted transfers, which that agent lacks: update it"
-            raise self._error(reason, "source")
+        # Agents of earlier versions must be asked to encrypt.
+        request = {"path": file.path, "part": file.part, "size": file.size, "encrypted": True}
+        route = Route.model_validate(await self._means.questions.ask_cluster(file.source, "export", request))
         self._kind = route.kind
         await self._measure_now()
         if self.arrived_bytes > file.size:
@@ -459,7 +370,7 @@ class Pull:
             outcome = await run_rsync(route, self._name, self._folder, self._tick, self._means.rsync_program)
         except RsyncMissing as error:
             words = "rsync is missing on its head node: install it there"
-            raise StageError(f"{self._cluster} cannot pull files: {words}", "site") from error
+            raise StageError(f"{self._means.cluster} cannot pull files: {words}", "site") from error
         finally:
             ended = self._clock.monotonic()
             self.seconds += ended - began
@@ -472,13 +383,13 @@ class Pull:
                 self.flowed += max(0, self.arrived_bytes - first[1])
             self._return_ticket(file.source, route)
         if outcome.local_error:
-            raise StageError(f"the disk of {self._cluster} is full: {outcome.local_error}", "site")
+            raise StageError(f"the disk of {self._means.cluster} is full: {outcome.local_error}", "site")
         if outcome.code:
             raise TransferCut(outcome.reason)
 
     def _return_ticket(self, source: str, route: Route) -> None:
         """Return a ticket without waiting for that; tickets also expire."""
-        task = asyncio.ensure_future(self._questions.ask_cluster(source, "unexport", {"module": route.module}))
+        task = asyncio.ensure_future(self._means.questions.ask_cluster(source, "unexport", {"module": route.module}))
         task.add_done_callback(_forget)
 
     # How far it is
@@ -542,12 +453,16 @@ class Pull:
         file = self._file
         path = file.path if file.part is None else f"{file.path}/{file.part}"
         try:
-            content = await self._questions.ask_cluster(file.source, "stat", {"path": path, "checksum": True}, 600.0)
+            content = await self._means.questions.ask_cluster(
+                file.source, "stat", {"path": path, "checksum": True}, 600.0
+            )
         except SiteError as error:
             return self._error(f"its checksum is wrong, and {file.source} cannot check its replica: {error}", "source")
         if content.get("checksum") != file.checksum:
             return self._error("its checksum differs from the catalogue's: it was changed", "file")
-        return self._error(f"it arrives on {self._cluster} with a wrong checksum, though its own is right", "site")
+        return self._error(
+            f"it arrives on {self._means.cluster} with a wrong checksum, though its own is right", "site"
+        )
 
     def _error(self, reason: str, fault: StageFault) -> StageError:
         """Return the error of this transfer; ``fault`` is the responsible side."""

@@ -192,8 +192,6 @@ class ReplicaRequest(BaseModel):
     path: str
     part: str | None = None
     size: int = Field(ge=0)
-    encrypted: bool = False
-    """Whether the puller requests an encrypted transfer."""
 
     def path_on_disk(self) -> Path:
         """Return the path of the replica, or of its entry ``part``. Raise ``SiteRejected`` if ``part`` is not a plain

@@ -5,7 +5,6 @@ import contextlib
 import os
 import shutil
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from functools import partial
@@ -17,16 +16,8 @@ import structlog
 
 from koalapy.agent.components.job_folders import JobFolders
 from koalapy.agent.core.spool import JournalFolder
-from koalapy.agent.transfers.daemon_files import DaemonBusy
-from koalapy.agent.transfers.pull import (
-    Pull,
-    StageError,
-    TransferTools,
-    content_key,
-    is_process_alive,
-    kill_orphans,
-    site_error,
-)
+from koalapy.agent.transfers.daemon_files import BUSY_TIMEOUT, DaemonBusy, retry_transfer
+from koalapy.agent.transfers.pull import Pull, StageError, TransferTools, content_key, site_error
 from koalapy.agent.transfers.replicas import ReplicaRequest, make_read_only
 from koalapy.agent.transfers.roots import (
     CONTENT,
@@ -46,11 +37,6 @@ log = structlog.get_logger()
 
 Made = TypeVar("Made")
 
-ORPHANS_TIMEOUT = 30.0
-"""Seconds for a killed rsync to end; a hanging file system may block it."""
-BUSY_TIMEOUT = 60.0
-"""Seconds of retries while the daemon answers without a bundle; an unreachable daemon is awaited without limit."""
-
 RESULTS = "its inputs from other jobs"
 
 USERS_FAULTS = (SiteFault.JOB, SiteFault.UNSUITABLE, SiteFault.UNKNOWN)
@@ -59,54 +45,34 @@ MAX_COPY_TRIES = 2
 """Stages from which a copy is tried, the newest first: programs may have changed all of them."""
 
 
-class AccountStage:
-    """A stage in a folder of another account. All methods raise ``SiteError``."""
-
-    def __init__(self, folders: JobFolders, user: str, instance: str, token: str) -> None:
-        self._folders, self._user, self._instance, self._token = folders, user, instance, token
-
-    async def copy_in(self, folder: Path) -> None:
-        """Copy a folder of the agent into the account's folder."""
-        self._folders.run_as.accounts.admit(self._user)
-        await self._folders.copy_to_account(self._user, folder, self._place)
-
-    async def remove_folder(self) -> None:
-        await self._folders.remove_folder(self._user, self._place)
-
-    @property
-    def _place(self) -> Path:
-        return self._folders.stage_path(self._user, self._instance, self._token)
-
-
 class StageRun:
     """A stage that is being prepared, or is ready."""
 
     def __init__(
         self,
+        instance: str,
         order: Stage,
         folder: Path,
         work_folder: Path,
         means: TransferTools,
+        accounts: JobFolders,
         changed: Callable[["StageRun"], object],
         copies: Callable[[StageFile], Sequence[Path]],
-        owner: AccountStage | None = None,
     ) -> None:
         """Set up. ``work_folder`` holds the journal and partial files, ``folder`` is the component's.
 
         ``copies`` returns paths with the same content in other stages, the newest last.
         """
-        self.owner, self._find_copies = owner, copies
-        self.token = order.token
+        self._accounts, self._find_copies = accounts, copies
+        self._user = accounts.run_as.accounts.account_for(order.local_user)
+        self.instance, self.token = instance, order.token
         self.folder = folder
         self._work_folder, self._journal = work_folder, JournalFolder(work_folder, means.disk_sync)
-        self._files, self._bundle, self._result_names = order.files, order.bundle, order.result_names
-        self._means, self._changed = means, changed
-        self._place = means.turns.next_position()
+        self._order, self._means, self._changed = order, means, changed
         self._state: StageState = "running"
         self._failure: StageError | None = None
         self._ready: set[int] = set()
         self._moving: int | None = None
-        self._recalled = False
         self._unpacked = False
         self._results: Literal["", "unpacking", "ready"] = ""
         """State of the results of other jobs."""
@@ -124,7 +90,6 @@ class StageRun:
 
     def load_journal(self) -> None:
         """Restore what an earlier agent had prepared, from the journal in the work folder."""
-        self._recalled = True
         entries = self._journal.load_entries()
         self._unpacked, self._results = entries.get("unpacked", False), entries.get("results", "")
         self._ready, self._moving = set(entries.get("ready", [])), entries.get("moving")
@@ -147,12 +112,16 @@ class StageRun:
 
     def find_copies(self, file: StageFile) -> list[Path]:
         """Return paths of an input's content that was pulled here. Programs may have changed it since."""
-        same = [self._files[index] for index in self._ready if content_key(self._files[index]) == content_key(file)]
+        same = [
+            self._order.files[index]
+            for index in self._ready
+            if content_key(self._order.files[index]) == content_key(file)
+        ]
         return [self.folder / file.target for file in same]
 
     @property
     def input_names(self) -> frozenset[str]:
-        return frozenset((*(file.target for file in self._files), *self._result_names))
+        return frozenset((*(file.target for file in self._order.files), *self._order.result_names))
 
     async def stop_task(self) -> None:
         """Stop the preparation; keep partial files."""
@@ -168,18 +137,33 @@ class StageRun:
         making = self._making = asyncio.get_running_loop().run_in_executor(threads, partial(work, *args))
         return await asyncio.shield(making)
 
-    def remove_files(self) -> None:
-        """Remove the stage's folders after ending processes that write to them. Block."""
-        with contextlib.suppress(StageError):
-            self._end_orphans()
+    async def remove_files(self) -> None:
+        """Stop the preparation, and remove the stage's folders, including the one of its account."""
+        await self.stop_task()
+        if self._has_account:
+            try:
+                await self._accounts.remove_folder(self._user, self._account_folder)
+            except SiteError as error:
+                log.warning(
+                    "cannot remove a stage folder", action="folder-not-removed", token=self.token, reason=error.message
+                )
         for path in (self.folder, self._work_folder):
-            remove_tree(path)
+            await asyncio.to_thread(remove_tree, path)
+
+    @property
+    def _has_account(self) -> bool:
+        """Whether the stage is copied into a folder of another account."""
+        return bool(self._user) or self._accounts.is_mapped
+
+    @property
+    def _account_folder(self) -> Path:
+        return self._accounts.stage_path(self._user, self.instance, self.token)
 
     def current_status(self) -> StageStatus:
         """Return the state, progress and failure of the stage, as the agent reports them to the daemon."""
         failure = self._failure or StageError("", "site")
-        bundle = (self._bundle.size if self._bundle else 0) + self._result_bytes
-        sizes = {i: file.size for i, file in enumerate(self._files) if file.source != self._means.cluster}
+        bundle = (self._order.bundle.size if self._order.bundle else 0) + self._result_bytes
+        sizes = {i: file.size for i, file in enumerate(self._order.files) if file.source != self._means.cluster}
         staged = sum(size for index, size in sizes.items() if index in self._ready)
         staged += bundle if self._unpacked else self._fetched + self._result_bytes
         is_done = self._state == "done"
@@ -201,17 +185,17 @@ class StageRun:
         """Fetch the bundle and all inputs that are not ready, then report the stage as done or failed."""
         try:
             self._check()
-            await self._run_in_thread(self._end_orphans)
             await self._run_in_thread(_make_private_folder, self.folder)
-            if self._bundle is not None and not self._unpacked:
-                await self._place_bundle(self._bundle)
-            if self._result_names and self._results != "ready":
+            if self._order.bundle is not None and not self._unpacked:
+                await self._place_bundle(self._order.bundle)
+            if self._order.result_names and self._results != "ready":
                 await self._place_results()
-            for index, file in enumerate(self._files):
+            for index, file in enumerate(self._order.files):
                 if index not in self._ready:
                     await self._place_input(index, file)
-            if self.owner is not None:
-                await self.owner.copy_in(self.folder)
+            if self._has_account:
+                self._accounts.run_as.accounts.admit(self._user)
+                await self._accounts.copy_to_account(self._user, self.folder, self._account_folder)
             self._journal.write_entry(done=True)
             self._state = "done"
         except SiteError as error:
@@ -241,7 +225,7 @@ class StageRun:
     def _check(self) -> None:
         """Reject names that lead outside the folder, before any file is created."""
         targets: set[str] = set()
-        for file in self._files:
+        for file in self._order.files:
             if not is_plain_name(file.target):
                 raise StageError(f"{file.name}: {file.target!r} is not a plain file name", "file", file=file.name)
             if file.target in targets:
@@ -251,19 +235,10 @@ class StageRun:
             if not is_plain_name(Path(file.path).name) or not file.checksum:
                 raise _bad(file, f"the catalogue has no such replica on {file.source}")
             targets.add(file.target)
-        for name in self._result_names:
+        for name in self._order.result_names:
             if not is_plain_name(name) or name in targets:
                 raise StageError(f"a result of another job cannot be named {name!r}", "job")
             targets.add(name)
-
-    def _end_orphans(self) -> None:
-        """End rsync processes that an earlier agent left. Block. Raise ``StageError`` if one does not end."""
-        orphans = kill_orphans(self._work_folder) if self._recalled else []
-        end = time.monotonic() + ORPHANS_TIMEOUT
-        while any(is_process_alive(pid) for pid in orphans):
-            if time.monotonic() > end:
-                raise StageError(f"an rsync on {self._means.cluster} cannot be ended: {orphans[0]}", "site")
-            time.sleep(0.01)
 
     # Inputs
 
@@ -286,7 +261,7 @@ class StageRun:
                 copies = [place for place in self._find_copies(file) if place not in tried]
                 if not copies or len(tried) == MAX_COPY_TRIES:
                     pulled = self._work_folder / f"input-{index}"
-                    pull = self._pull = Pull(file, pulled, self._place, lambda: self._changed(self), self._means)
+                    pull = self._pull = Pull(file, pulled, lambda: self._changed(self), self._means)
                     await self._take(index, file, await pull.fetch_input())
                     flow = pull.flowed, pull.flowing
                     self._moved.append(TransferMeasurement(file.source, pull.moved_bytes, pull.seconds, *flow))
@@ -375,37 +350,42 @@ class StageRun:
         def note_progress(size: int) -> None:
             self._fetched = size
 
-        fetch = partial(self._means.daemon_files.fetch_bundle, bundle.id, path, self._given_up, note_progress)
         digest = GrowingDigest(path)
         digesting = asyncio.get_running_loop().run_in_executor(self._means.digest_threads, digest.compute_content)
         try:
-            await self._download(fetch, "the submitter's own files", "source")
+            await self._download("bundles", bundle.id, path, note_progress, "the submitter's own files", "source")
             digest.mark_complete()
             return (await asyncio.shield(digesting)).checksum == bundle.id
         finally:
             digest.cancel()
             digesting.add_done_callback(lambda done: done.cancelled() or done.exception())  # it is not awaited
 
-    async def _download(self, fetch: Callable[[], object], files: str, absence_fault: StageFault) -> None:
-        """Download files from the daemon with retries.
+    async def _download(
+        self,
+        resource: str,
+        ident: str,
+        path: Path,
+        note_progress: Callable[[int], None],
+        files: str,
+        absence_fault: StageFault,
+    ) -> None:
+        """Download an archive from the daemon with retries.
 
-        ``files`` names them in errors; ``absence_fault``: the responsible side if the daemon does not have them.
+        ``files`` names its content in errors; ``absence_fault``: the responsible side if the daemon does not have it.
         """
-        pause, waited = self._means.timeouts.transfer_retry_s, 0.0
-        while True:
-            try:
-                await asyncio.get_running_loop().run_in_executor(self._means.bundle_threads, fetch)
-                return
-            except SiteRejected as error:
-                fault = absence_fault if error.value == HTTPStatus.NOT_FOUND else "source"
-                raise StageError(f"{files}: {error.message}", fault) from error
-            except SiteUnavailable as error:
-                if isinstance(error, DaemonBusy) and waited >= BUSY_TIMEOUT:
-                    raise StageError(f"{files}: {error.message}", "source") from error
-                log.info("download cut", action="transfer-cut", token=self.token, reason=error.message)
-            await asyncio.sleep(pause)
-            waited += pause
-            pause = min(self._means.timeouts.max_transfer_retry_s, 2 * pause)
+        means, loop = self._means, asyncio.get_running_loop()
+        fetch = partial(means.daemon_files.fetch_archive, resource, ident, path, self._given_up, note_progress)
+        try:
+            await retry_transfer(
+                lambda: loop.run_in_executor(means.bundle_threads, fetch),
+                means.timeouts,
+                self.token,
+                is_counted=lambda error: isinstance(error, DaemonBusy),
+                max_wait_s=lambda: BUSY_TIMEOUT,
+            )
+        except SiteError as error:
+            is_missing = isinstance(error, SiteRejected) and error.value == HTTPStatus.NOT_FOUND
+            raise StageError(f"{files}: {error.message}", absence_fault if is_missing else "source") from error
 
     # Results of other jobs
 
@@ -416,8 +396,7 @@ class StageRun:
         def note_progress(size: int) -> None:
             self._result_bytes = size
 
-        fetch = partial(self._means.daemon_files.fetch_results, self.token, path, self._given_up, note_progress)
-        await self._download(fetch, RESULTS, "job")
+        await self._download("inputs", self.token, path, note_progress, RESULTS, "job")
         try:
             await self._run_in_thread(self._unpack_results, path)
         except BadBundle as error:
@@ -426,7 +405,7 @@ class StageRun:
 
     def _unpack_results(self, path: Path) -> None:
         """Unpack results into the stage folder, in place of what an interrupted agent has unpacked of them."""
-        for name in self._result_names:
+        for name in self._order.result_names:
             target = self.folder / name
             if self._results == "unpacking":
                 remove_tree(target)

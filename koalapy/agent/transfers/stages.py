@@ -25,12 +25,12 @@ from koalapy.agent.core.reporter import Reporter
 from koalapy.agent.core.settings import DEFAULT_TIMEOUTS, AgentSettings, AgentTimeouts
 from koalapy.agent.core.spool import DamagedJournal, DiskSync, JournalFolder
 from koalapy.agent.runners.uplink import Questions
-from koalapy.agent.transfers.daemon_files import DaemonFiles
+from koalapy.agent.transfers.daemon_files import BUSY_TIMEOUT, DaemonFiles, retry_transfer
 from koalapy.agent.transfers.exports import Exports
 from koalapy.agent.transfers.pull import TransferTools
 from koalapy.agent.transfers.roots import printable
-from koalapy.agent.transfers.stage import AccountStage, StageRun
-from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
+from koalapy.agent.transfers.stage import StageRun
+from koalapy.model.errors import SiteError, SiteUnavailable
 from koalapy.model.replica import StageFile
 from koalapy.model.reports import StageStatus
 from koalapy.protocol.messages import Stage
@@ -91,8 +91,7 @@ class Stages:
                 records.append((path.parent, JournalFolder(path.parent).load_entries()))
             except (OSError, DamagedJournal) as error:  # the daemon orders the stages that it needs again
                 log.warning("unreadable record", action="record-unreadable", folder=str(path.parent), error=str(error))
-        # First the discarded ones: another stage may have the same token.
-        # The others in their original order, since they wait for turns again.
+        # First the discarded ones: another stage may have the same token. The others in their original order.
         records.sort(key=lambda record: (not record[1].get("unwanted"), record[1].get("since", 0.0)))
         for work_folder, entries in records:
             try:
@@ -119,7 +118,7 @@ class Stages:
             run.note_entry(instance=instance, order=order.model_dump(), since=time.time())
             run.start_task()
         run.published = None
-        self._publish(instance, run)
+        self._publish(run)
         return ""
 
     def discard_stage(self, instance: str, token: str) -> None:
@@ -135,7 +134,7 @@ class Stages:
         key = instance, token
         if key in self._unwanted and not self._in_use(instance, token):
             self._unwanted.discard(key)
-            self._tasks.spawn(self._remove(self._stages.pop(key)))
+            self._tasks.spawn(self._stages.pop(key).remove_files())
 
     def known_instances(self) -> set[str]:
         return {instance for instance, _ in self._stages}
@@ -167,43 +166,26 @@ class Stages:
     def _add(self, instance: str, order: Stage, name: str) -> StageRun:
         """Create the run of a stage order, and remove an earlier stage of the same token."""
         folder, work_folder = self._directory / name, self._directory / f".{name}"
-        user = self._folders.run_as.accounts.account_for(order.local_user)
-        has_owner = bool(user) or self._folders.is_mapped
-        owner = AccountStage(self._folders, user, instance, order.token) if has_owner else None
-        run = StageRun(order, folder, work_folder, self._means, partial(self._publish, instance), self._copies, owner)
+        run = StageRun(instance, order, folder, work_folder, self._means, self._folders, self._publish, self._copies)
         earlier = self._stages.get((instance, order.token))
         if earlier is not None:
             # A token is reused only if its component never started a program: the folder is unused.
             self._unwanted.discard((instance, order.token))
-            self._tasks.spawn(self._remove(earlier))
+            self._tasks.spawn(earlier.remove_files())
         self._stages[instance, order.token] = run
         return run
 
-    def _publish(self, instance: str, run: StageRun) -> None:
+    def _publish(self, run: StageRun) -> None:
         """Send a changed status: final ones at once, progress at most every ``STATUS_INTERVAL``."""
         now = asyncio.get_running_loop().time()
         status = run.current_status()
         early = status.state == "running" and run.published is not None and now - run.published_at < STATUS_INTERVAL
-        if status != run.published and not early and self._publish_status(instance, status):
+        if status != run.published and not early and self._publish_status(run.instance, status):
             run.published, run.published_at = status, now
-
-    async def _remove(self, run: StageRun) -> None:
-        """Stop a stage and remove its folders, including the one of its owner."""
-        await run.stop_task()
-        if run.owner is not None:
-            try:
-                await run.owner.remove_folder()
-            except SiteError as error:
-                log.warning(
-                    "cannot remove a stage folder", action="folder-not-removed", token=run.token, reason=error.message
-                )
-        await asyncio.to_thread(run.remove_files)
 
 
 STOPPED_BUSY_TIMEOUT = 20.0
 """Seconds for which a stopped component waits for a busy daemon."""
-BUSY_TIMEOUT = 60.0
-"""The same for other components; a daemon that cannot be reached is awaited without limit."""
 MAX_SENDERS = 16
 """Components that send results at once, so that a hanging daemon does not block all threads."""
 
@@ -276,32 +258,35 @@ class Collector:
 
     async def _send_with_retries(self, component: Component, folder: Path, inputs: Collection[str]) -> str:
         """Send results with retries. Return why they are lost; empty on success."""
-        pause, waited = self._timeouts.transfer_retry_s, 0.0
-        while True:
-            if not self._in_reach(component.instance):
+
+        def max_wait_s() -> float:
+            return BUSY_TIMEOUT if component.stop is None else STOPPED_BUSY_TIMEOUT
+
+        async def transfer() -> None:
+            while not self._in_reach(component.instance):  # noqa: ASYNC110
                 await asyncio.sleep(self._timeouts.transfer_retry_s)
-                continue
-            try:
-                send = partial(self._send, component, folder, inputs)
-                if component.user:
-                    await self._folders.run_in_turn(component.user, self._threads, send)
-                else:
-                    await asyncio.get_running_loop().run_in_executor(self._threads, send)
-                return ""
-            except SiteUnavailable as error:
-                if waited >= (BUSY_TIMEOUT if component.stop is None else STOPPED_BUSY_TIMEOUT):
-                    return error.message
-                log.info("results delayed", action="results-delayed", token=component.token, reason=error.message)
-            except SiteRejected as error:
-                return error.message
-            except FoldersTooDeep as error:
-                return str(error)
-            except OSError as error:
-                name = f"{printable(os.fsdecode(error.filename))}: " if isinstance(error.filename, str | bytes) else ""
-                return f"{name}{error.strerror or error}"
-            await asyncio.sleep(pause)
-            waited += pause if self._in_reach(component.instance) else 0.0
-            pause = min(self._timeouts.max_transfer_retry_s, 2 * pause)
+            send = partial(self._send, component, folder, inputs)
+            if component.user:
+                await self._folders.run_in_turn(component.user, self._threads, send)
+            else:
+                await asyncio.get_running_loop().run_in_executor(self._threads, send)
+
+        try:
+            await retry_transfer(
+                transfer,
+                self._timeouts,
+                component.token,
+                is_counted=lambda _: self._in_reach(component.instance),
+                max_wait_s=max_wait_s,
+            )
+            return ""
+        except SiteError as error:
+            return error.message
+        except FoldersTooDeep as error:
+            return str(error)
+        except OSError as error:
+            name = f"{printable(os.fsdecode(error.filename))}: " if isinstance(error.filename, str | bytes) else ""
+            return f"{name}{error.strerror or error}"
 
     def _send(self, component: Component, folder: Path, inputs: Collection[str]) -> None:
         """Write the results of a component as an archive to the daemon, read as the owner if jobs run as accounts."""
@@ -331,6 +316,7 @@ class FileService:
         timeouts: AgentTimeouts = DEFAULT_TIMEOUTS,
     ) -> None:
         self._exports, self._reporter = exports, reporter
+        reporter.on_ended.append(self.on_component_ended)
         daemon_files = DaemonFiles(settings.url, settings.cluster, settings.token, settings.trust)
         means = TransferTools(
             cluster=settings.cluster,
@@ -339,7 +325,6 @@ class FileService:
             daemon_files=daemon_files,
             pulls=settings.transfer_limit,
             disk_sync=disk_sync,
-            encrypts=settings.requires_encryption,
             timeouts=timeouts,
         )
         self.stages = Stages(settings.stages, means, reporter.publish_stage, self._is_in_use, folders)

@@ -1,7 +1,8 @@
 """The encrypted tunnel of one transfer between two rsync processes; a separate program.
 
-``tunnel.py connect`` is run by a puller's rsync in place of a connection. Its environment holds the address and the
-only certificate to accept. ``tunnel.py serve SOCKET KEY SECONDS`` is the source's side: standard input is an accepted
+``tunnel.py connect`` is run by a puller's rsync in place of a connection. Its environment holds the address, the only
+certificate to accept, and the descriptor of a pipe from the agent: when that agent dies, the tunnel exits, and so rsync
+writes nothing more. ``tunnel.py serve SOCKET KEY SECONDS`` is the source's side: standard input is an accepted
 connection, which must use TLS within so many seconds. The numbers are descriptors of the socket of an rsync daemon, and
 of a file with certificate and key. Uses the standard library only; an error is one line on standard error.
 """
@@ -19,6 +20,7 @@ sys.path.append(__file__.rsplit("/", 4)[0])
 from koalapy.system.tls import harden_context, pinned_context
 
 HOST, PORT, CERTIFICATE = "KOALA_TUNNEL_HOST", "KOALA_TUNNEL_PORT", "KOALA_TUNNEL_CERTIFICATE"
+LIFELINE = "KOALA_TUNNEL_LIFELINE"
 CONNECT_TIMEOUT = 10
 """Seconds to connect and to complete the TLS handshake."""
 LAST_WORDS_TIMEOUT = 10
@@ -30,7 +32,8 @@ CHUNK_SIZE = 256 * 1024
 def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGALRM, _too_late)
     if arguments[0] == "connect":
-        return _connect(os.environ[HOST], int(os.environ[PORT]), os.environ[CERTIFICATE])
+        address = os.environ[HOST], int(os.environ[PORT])
+        return _connect(*address, os.environ[CERTIFICATE], int(os.environ[LIFELINE]))
     return _serve(int(arguments[1]), int(arguments[2]), float(arguments[3]))
 
 
@@ -38,7 +41,7 @@ def _too_late(_signal: int, _frame: object) -> None:
     raise TimeoutError("no answer in time")
 
 
-def _connect(host: str, port: int, certificate: str) -> int:
+def _connect(host: str, port: int, certificate: str, lifeline: int) -> int:
     """Connect to a source by TLS with its pinned certificate, and relay data to rsync; return the exit code."""
     plain = socket.socket(fileno=0)
     try:
@@ -53,7 +56,7 @@ def _connect(host: str, port: int, certificate: str) -> int:
         print(f"cannot reach {host}:{port} by TLS: {error.strerror or error}", file=sys.stderr)
         return 1
     os.close(1)
-    return pump(secured, plain)
+    return pump(secured, plain, lifeline)
 
 
 def _serve(rsync: int, key: int, seconds: float) -> int:
@@ -78,17 +81,17 @@ def wrap_connection(context: ssl.SSLContext, connection: socket.socket, *, is_se
     return context.wrap_socket(connection, server_side=is_server, suppress_ragged_eofs=False)
 
 
-def pump(secured: ssl.SSLSocket, plain: socket.socket) -> int:
+def pump(secured: ssl.SSLSocket, plain: socket.socket, lifeline: int | None = None) -> int:
     """Copy in both directions until one side ends, then deliver the remaining bytes.
 
-    Return the exit code: 1 if a connection was cut.
+    Return the exit code: 1 if a connection was cut. Exit at once when the other end of the pipe ``lifeline`` is closed.
     """
     secured.setblocking(False)
     plain.setblocking(False)
     inward, outward = bytearray(), bytearray()
     exit_code = 0
     try:
-        while _step(secured, plain, inward, outward):
+        while _step(secured, plain, inward, outward, lifeline):
             pass
     except OSError:
         exit_code = 1
@@ -103,13 +106,19 @@ def pump(secured: ssl.SSLSocket, plain: socket.socket) -> int:
     return exit_code
 
 
-def _step(secured: ssl.SSLSocket, plain: socket.socket, inward: bytearray, outward: bytearray) -> bool:
+def _step(
+    secured: ssl.SSLSocket, plain: socket.socket, inward: bytearray, outward: bytearray, lifeline: int | None = None
+) -> bool:
     """Wait for data and copy it. Return False when one side has ended. Raise ``OSError``."""
     waiting = select.poll()
     # Read only what the other side can accept. Bytes that TLS has buffered are invisible to poll.
     waiting.register(secured, (0 if inward else select.POLLIN) | (select.POLLOUT if outward else 0))
     waiting.register(plain, (0 if outward else select.POLLIN) | (select.POLLOUT if inward else 0))
-    waiting.poll(0 if secured.pending() and not inward else None)
+    if lifeline is not None:
+        waiting.register(lifeline, 0)  # poll reports a closed end in any case
+    events = waiting.poll(0 if secured.pending() and not inward else None)
+    if lifeline is not None and any(descriptor == lifeline for descriptor, _ in events):
+        raise SystemExit(1)
     there_goes_on = bool(inward) or _take(secured, inward)
     here_goes_on = bool(outward) or _take(plain, outward)
     _give(plain, inward)

@@ -20,7 +20,6 @@ from koalapy.daemon.observability.audit import REFUSED, Audit
 from koalapy.model.job import Component, Job, is_same_attempt
 from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory, StageStatus
 from koalapy.model.request import ClusterName
-from koalapy.ports import OutputPiece
 from koalapy.protocol.messages import (
     Ack,
     Answer,
@@ -40,6 +39,7 @@ from koalapy.protocol.messages import (
     Vouched,
 )
 from koalapy.scheduler.events import ClusterConfirmed, Event, InventoryReceived, Reported
+from koalapy.store.records import OutputPiece
 from koalapy.system.event_loop import BackgroundTasks
 
 log = structlog.get_logger()

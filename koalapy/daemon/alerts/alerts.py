@@ -31,8 +31,8 @@ from koalapy.model.alert import Alert, AlertKey, AlertKind, AlertMark, AlertRule
 from koalapy.model.errors import NotFoundError
 from koalapy.model.identity import Identity
 from koalapy.model.wording import format_list
-from koalapy.ports import AlertMarkStore
 from koalapy.scheduler.queries import Queries
+from koalapy.store.service_tables import AlertMarkStore
 
 log = structlog.get_logger()
 

@@ -26,7 +26,7 @@ from koalapy.model.errors import BusyError, ConflictError, LeaseLost, StoreUnava
 from koalapy.model.job import Job, JobState
 from koalapy.model.notification import Channel, MailType, Notification
 from koalapy.model.throttle import Throttle
-from koalapy.ports import NotificationStore
+from koalapy.store.service_tables import NotificationStore
 from koalapy.system.event_loop import iterate_in_slices
 from koalapy.system.tls import Trust
 

@@ -24,7 +24,8 @@ from koalapy.model.errors import (
 from koalapy.model.identity import Identity, Role, Verified, highest_role, is_provider_token
 from koalapy.model.request import ClusterName
 from koalapy.model.users import Users
-from koalapy.ports import StoredToken, TokenStore
+from koalapy.store.records import StoredToken
+from koalapy.store.service_tables import TokenStore
 
 if TYPE_CHECKING:
     from koalapy.daemon.auth.oidc import Oidc

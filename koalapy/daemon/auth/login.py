@@ -19,8 +19,8 @@ from koalapy.model.identity import Identity, Role
 from koalapy.model.request import ClusterName
 from koalapy.model.throttle import Throttle
 from koalapy.model.users import Domain, Users
-from koalapy.ports import StoredToken
 from koalapy.protocol.messages import Vouch, Vouched
+from koalapy.store.records import StoredToken
 
 log = structlog.get_logger()
 

@@ -18,8 +18,8 @@ from apscheduler.triggers.base import BaseTrigger
 
 from koalapy.daemon.engine.engine import RETRY_INTERVAL_S, Engine, WorkItem
 from koalapy.model.errors import LeaseLost, StoreUnavailable
-from koalapy.ports import Store
 from koalapy.scheduler.events import PeriodicScan
+from koalapy.store.sql import JobStore
 
 log = structlog.get_logger()
 
@@ -80,7 +80,7 @@ class Duties:
     """The periodic duties of one daemon."""
 
     def __init__(
-        self, engine: Engine, store: Store, on_lease_lost: Callable[[], None], other_duties: Sequence[Duty] = ()
+        self, engine: Engine, store: JobStore, on_lease_lost: Callable[[], None], other_duties: Sequence[Duty] = ()
     ) -> None:
         self._other_duties = other_duties
         self._engine = engine

@@ -29,11 +29,12 @@ from koalapy.model.notification import Notification
 from koalapy.model.replica import Catalogue
 from koalapy.model.reports import ClusterReport
 from koalapy.model.request import ClusterName
-from koalapy.ports import Batch, ClusterRecord, OutboxEntry, Store, Submitted
 from koalapy.record.recorder import RecordedScheduler
 from koalapy.scheduler.effects import MAX_STRAYS, Command, Effects, ForgetComponent, StopComponent, UnstageComponent
 from koalapy.scheduler.events import Event, Reported
 from koalapy.scheduler.scheduler import Scheduler
+from koalapy.store.records import Batch, ClusterRecord, OutboxEntry, Submitted
+from koalapy.store.sql import JobStore
 
 log = structlog.get_logger()
 
@@ -136,7 +137,7 @@ class Engine:
     def __init__(
         self,
         scheduler: Scheduler | RecordedScheduler,
-        store: Store,
+        store: JobStore,
         outbox: Outbox,
         *,
         epoch: int,

@@ -3,26 +3,19 @@
 import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from koalapy.daemon.engine.database import run_in_database
-from koalapy.daemon.files.archives import (
-    ARCHIVE_HINT,
-    check_archive,
-    check_size,
-    converted_errors,
-    incoming_file,
-    receive_archive,
-    remove_unregistered,
-)
-from koalapy.daemon.jobs.quota import Excess, Quota, StorageLimits, StorageUse
-from koalapy.model.errors import FullError, NotFoundError, ProblemCode, UsageError
+from koalapy.daemon.files.archives import ARCHIVE_HINT, check_archive, check_size, converted_errors
+from koalapy.daemon.files.stored_archives import Removal, StoredArchives
+from koalapy.daemon.jobs.quota import StorageLimits
+from koalapy.model.errors import NotFoundError, ProblemCode, UsageError
 from koalapy.model.identity import Identity, Role
 from koalapy.model.limits import Limits, Scope
 from koalapy.model.wording import escape_surrogates, is_utf8
-from koalapy.ports import FileStore, StoredBundle
+from koalapy.store.records import StoredBundle
+from koalapy.store.service_tables import FileStore
 
 RETENTION = 86400.0
 """Seconds for which a bundle is kept after its last use, if no unfinished job needs it."""
@@ -30,37 +23,31 @@ MIN_RETENTION = 3600.0
 """The same when the quota is exceeded; it leaves time to submit the job that the bundle was uploaded for."""
 
 
-class Bundles:
-    """The stored bundles, with their owners and quotas; unneeded ones are removed."""
+class Bundles(StoredArchives[str]):
+    """The stored bundles with their owners, by SHA-256."""
+
+    QUOTA, LIMIT, MIN_RETENTION = "bundles_quota", "bundle_bytes", MIN_RETENTION
+    REJECTION = "all it has is needed by unfinished jobs, or was wanted within the last hour"
 
     def __init__(
         self,
         store: FileStore,
         directory: Path,
-        limits: StorageLimits,
+        storage: StorageLimits,
         clock: Callable[[], float],
         needed: Callable[[], Collection[str]],
         owners: Limits | None = None,
     ) -> None:
-        self._owners = owners or Limits()
-        self._store = store
-        self._directory = directory
-        self._limit = limits.archive
-        self._clock = clock
-        self._needed = needed
-        """Returns the bundles of unfinished jobs."""
+        """``needed`` returns the bundles of unfinished jobs; ``owners``: the limits of users and groups."""
+        self._store, self._needed = store, needed
         # A time of use in the future means that the clock was set back.
         bundles = (replace(bundle, used_at=min(bundle.used_at, clock())) for bundle in store.bundles())
         self._bundles = {bundle.id: bundle for bundle in bundles}
         self._touched: set[str] = set()
         """Bundles with a time of use that is newer in memory than in the store."""
         self._top_names: dict[str, frozenset[str]] = {}
-        self._changing = asyncio.Lock()
-        """Held while a bundle is added or removed."""
         used = sum(bundle.size for bundle in self._bundles.values())
-        rejection_reason = "all it has is needed by unfinished jobs, or was wanted within the last hour"
-        self._quota = Quota("bundles_quota", limits.quota, used, self._free_space, rejection_reason)
-        remove_unregistered(directory, self._bundles)
+        super().__init__(directory, storage, used, clock, owners, self._bundles)
 
     async def add_bundle(
         self, content: AsyncIterator[bytes], announced: int = 0, owner: str = ""
@@ -74,8 +61,7 @@ class Bundles:
         # Check limits first, so that no bundle is removed for an archive that is rejected in the end.
         check_size(announced, self._limit)
         self._owners.check(owner, "bundle_bytes", announced)
-        with incoming_file(self._directory) as path, self._quota.hold_space() as hold:
-            archive = await receive_archive(content, path, self._limit, hold)
+        async with self._receive(content) as (archive, path, hold):
             if not archive.files:
                 raise UsageError("there is no file in the archive", field="body", hint=ARCHIVE_HINT)
             if invalid_name := next(
@@ -88,7 +74,7 @@ class Bundles:
             async with self._changing:
                 if self._is_stored(archive.digest):
                     return await self._add_owner(owner, archive.digest)
-                await self._free_owner_space(owner, archive.size)
+                await self._require_owner_space(owner, archive.size)
                 bundle = StoredBundle(archive.digest, archive.size, archive.files, self._clock(), (owner,))
                 with converted_errors():
                     path.rename(self._directory / bundle.id)
@@ -105,15 +91,16 @@ class Bundles:
         stored = self.touch_bundle(bundle)
         if owner in stored.owners:
             return stored, False
-        await self._free_owner_space(owner, stored.size)
+        await self._require_owner_space(owner, stored.size)
         stored = replace(stored, owners=(*stored.owners, owner))
         await run_in_database(self._store.save_bundles, [stored])
         self._bundles[bundle] = stored
         return stored, True
 
-    @property
-    def storage_use(self) -> StorageUse:
-        return self._quota.use
+    async def _require_owner_space(self, owner: str, size: int) -> None:
+        """Raise ``LimitReached`` or ``NeverAllowed`` if the owner's bundles leave less than ``size`` bytes."""
+        if excess := await self._free_owner_space(owner, size):
+            excess.raise_error()
 
     def visible_to(self, caller: Identity) -> Sequence[StoredBundle]:
         """Return the bundles that a caller may see, the last used first; users see no other owners."""
@@ -124,33 +111,11 @@ class Bundles:
             bundles = [replace(bundle, owners=(caller.user,)) for bundle in owned]
         return sorted(bundles, key=lambda bundle: -bundle.used_at)
 
-    def size_of(self, scope: Scope) -> int:
-        """Return the bytes stored for a user, or for the members of a group."""
-        return sum(bundle.size for bundle in self._bundles.values() if self._counts_for(scope, any, bundle))
+    async def size_of(self, scope: Scope) -> int:
+        return sum(bundle.size for bundle in self._bundles.values() if self._belongs_to(scope, any, bundle))
 
-    def _counts_for(self, scope: Scope, combine: Callable[[Iterable[bool]], bool], bundle: StoredBundle) -> bool:
+    def _belongs_to(self, scope: Scope, combine: Callable[[Iterable[bool]], bool], bundle: StoredBundle) -> bool:
         return combine(self._owners.applies_to(scope, owner) for owner in bundle.owners)
-
-    async def _free_owner_space(self, owner: str, size: int) -> None:
-        """Remove unneeded bundles of an owner until ``size`` more bytes are within the owner's limits.
-
-        Bundles with owners outside of a limit's scope stay. Raise ``LimitReached`` or ``NeverAllowed`` if removing is
-        not enough.
-        """
-        for scope in self._owners.scopes(owner):
-            if scope.limits.bundle_bytes is None:
-                continue
-            used, horizon, needed = self.size_of(scope), self._clock() - MIN_RETENTION, self._needed()
-            for bundle in sorted(self._bundles.values(), key=lambda bundle: bundle.used_at):
-                if used + size <= scope.limits.bundle_bytes:
-                    break
-                is_removable = bool(bundle.owners) and self._counts_for(scope, all, bundle)
-                if is_removable and bundle.id not in needed and self._is_old(bundle.id, horizon):
-                    with suppress(OSError):
-                        await self._remove_bundle(bundle.id)
-                        used -= bundle.size
-            if excess := self._owners.find_excess(scope, "bundle_bytes", used, size):
-                excess.raise_error()
 
     def touch_visible(self, caller: Identity, bundle: str) -> StoredBundle:
         """Touch a bundle for a caller that is its owner or an operator, and return it.
@@ -197,42 +162,33 @@ class Bundles:
         for ident in self._needed():
             if self._is_stored(ident):
                 self.touch_bundle(ident)
-        horizon = self._clock() - RETENTION
-        removed: list[str] = []
+        try:
+            return await self._remove_expired(self._clock() - RETENTION)
+        finally:
+            touched = self._touched & self._bundles.keys()
+            await run_in_database(self._store.save_bundles, [self._bundles[ident] for ident in touched])
+            self._touched -= touched
+
+    async def _remove_until(
+        self, horizon: float, enough: int | None = None, scope: Scope | None = None
+    ) -> Removal[str]:
+        needed = self._needed()
+        removed: dict[str, int] = {}
         failure: OSError | None = None
-        for ident in [bundle.id for bundle in self._bundles.values() if bundle.used_at < horizon]:
-            async with self._changing:
-                if not self._is_old(ident, horizon):
-                    continue
-                try:
-                    await self._remove_bundle(ident)
-                except OSError as error:
-                    failure = error
-                    continue
-                removed.append(ident)
-        with suppress(FullError):
-            await self._quota.free_space()
-        touched = self._touched & self._bundles.keys()
-        await run_in_database(self._store.save_bundles, [self._bundles[ident] for ident in touched])
-        self._touched -= touched
-        if failure is not None:
-            raise failure
-        return removed
-
-    async def _free_space(self, excess: Excess) -> None:
-        """Remove unneeded bundles, the least recently used first, until the quota is no longer exceeded."""
-        async with self._changing:
-            needed, horizon = self._needed(), self._clock() - MIN_RETENTION
-            for bundle in sorted(self._bundles.values(), key=lambda bundle: bundle.used_at):
-                if excess() <= 0:
-                    return
-                if bundle.id not in needed and self._is_old(bundle.id, horizon):
-                    with suppress(OSError):  # a bundle that cannot be removed must not keep the others
-                        await self._remove_bundle(bundle.id)
-
-    def _is_old(self, bundle: str, horizon: float) -> bool:
-        """Check whether a bundle still exists and was last used before a time; both may change between removals."""
-        return bundle in self._bundles and self._bundles[bundle].used_at < horizon
+        for bundle in sorted(self._bundles.values(), key=lambda bundle: bundle.used_at):
+            if enough is not None and sum(removed.values()) >= enough:
+                break
+            is_own = scope is None or (bool(bundle.owners) and self._belongs_to(scope, all, bundle))
+            current = self._bundles.get(bundle.id)  # it may be used or removed between two removals
+            if current is None or current.used_at >= horizon or bundle.id in needed or not is_own:
+                continue
+            try:
+                await self._remove_bundle(bundle.id)
+            except OSError as error:
+                failure = error  # it must not keep the others
+            else:
+                removed[bundle.id] = bundle.size
+        return removed, failure
 
     async def _remove_bundle(self, bundle: str) -> None:
         """Remove a bundle. Raise ``OSError`` if its file cannot be removed; the bundle then stays and still counts."""

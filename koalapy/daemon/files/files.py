@@ -30,9 +30,9 @@ from koalapy.model.job_spec import JobSpec
 from koalapy.model.replica import Part, Replica, ReplicaState
 from koalapy.model.request import Bundle, ClusterName, InputFile
 from koalapy.model.wording import format_list, suggest_names
-from koalapy.ports import FileStore
 from koalapy.protocol.messages import Message
 from koalapy.scheduler.events import Event, ReplicasChanged
+from koalapy.store.service_tables import FileStore
 from koalapy.validation.inputs import ADD, name_problem, near_names, resolve_inputs
 
 log = structlog.get_logger()

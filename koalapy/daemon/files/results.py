@@ -10,17 +10,10 @@ from itertools import islice
 from pathlib import Path
 
 from koalapy.daemon.engine.database import query, run_in_database
-from koalapy.daemon.files.archives import (
-    ArchivePart,
-    converted_errors,
-    incoming_file,
-    join_archives,
-    list_names,
-    receive_archive,
-    remove_unregistered,
-)
+from koalapy.daemon.files.archives import ArchivePart, converted_errors, join_archives, list_names
+from koalapy.daemon.files.stored_archives import Removal, StoredArchives
 from koalapy.daemon.jobs.job_records import JobRecord, array_error
-from koalapy.daemon.jobs.quota import Excess, Quota, StorageLimits, StorageUse
+from koalapy.daemon.jobs.quota import StorageLimits
 from koalapy.daemon.jobs.submissions import NO_JOB_HINT
 from koalapy.model.dependency import ResultInput, with_dependencies
 from koalapy.model.errors import ConflictError, FullError, NotFoundError, ProblemCode, reject
@@ -30,8 +23,9 @@ from koalapy.model.job_spec import JobSpec
 from koalapy.model.limits import Limits, Scope
 from koalapy.model.request import ClusterName
 from koalapy.model.wording import format_list
-from koalapy.ports import FileStore, StoredResult
 from koalapy.runner.result_archive import Patterns
+from koalapy.store.records import StoredResult
+from koalapy.store.service_tables import FileStore
 from koalapy.validation.inputs import check_result_inputs
 from koalapy.validation.permissions import may_see_all_of
 
@@ -43,14 +37,17 @@ Attempts = Callable[[JobId], Awaitable[tuple[JobRecord, Sequence[Attempt]]]]
 """Returns a job and all its attempts; raises ``NotFoundError`` if there is no such job."""
 
 
-class Results:
-    """The stored results of components, with quotas and limits; they are served as one archive for each job."""
+class Results(StoredArchives[JobId]):
+    """The stored results of components by job; they are served as one archive for each job."""
+
+    QUOTA, LIMIT, MIN_RETENTION = "results_quota", "result_bytes", MIN_RETENTION
+    REJECTION = "all it has is of jobs that are not over, or ended within the last day"
 
     def __init__(
         self,
         store: FileStore,
         directory: Path,
-        limits: StorageLimits,
+        storage: StorageLimits,
         clock: Callable[[], float],
         attempts: Attempts,
         owners: Limits | None = None,
@@ -60,20 +57,8 @@ class Results:
 
         ``needed`` returns the jobs with results that other jobs still need.
         """
-        self._needed = needed
-        self._owners = owners or Limits()
-        self._store = store
-        self._directory = directory
-        self._limit = limits.archive
-        self._clock = clock
-        self._attempts = attempts
-        self._changing = asyncio.Lock()
-        """Held while a result is added or removed."""
-        rejection_reason = "all it has is of jobs that are not over, or ended within the last day"
-        self._quota = Quota(
-            "results_quota", limits.quota, sum(store.results_sizes().values()), self._free_space, rejection_reason
-        )
-        remove_unregistered(directory, ())
+        self._store, self._attempts, self._needed = store, attempts, needed
+        super().__init__(directory, storage, sum(store.results_sizes().values()), clock, owners)
 
     async def store_result(self, cluster: ClusterName, token: str, content: AsyncIterator[bytes]) -> StoredResult:
         """Store the result archive of a component, replacing an earlier one.
@@ -84,50 +69,23 @@ class Results:
         job, spec = record.job.id, record.job.spec
         if not spec.collect:
             raise ConflictError(f"nothing is collected of job {job}", field="token", value=token)
-        with incoming_file(self._directory) as path, self._quota.hold_space() as hold:
-            archive = await receive_archive(content, path, self._limit, hold)
+        async with self._receive(content) as (archive, path, hold):
             result = StoredResult(job, generation, rank, cluster, archive.size, archive.files, self._clock())
             async with self._changing:
-                await self._free_owner_space(spec.owner, archive.size)
+                if excess := await self._free_owner_space(spec.owner, archive.size):
+                    raise FullError(excess.text, field="limits.result_bytes", value=excess.value, hint=excess.hint)
                 # Store the entry first: a file without an entry would never be removed.
                 hold.keep_bytes(replaced_size=await run_in_database(self._store.save_result, result))
                 await asyncio.to_thread(_move_archive, path, self._path_of(result), generation)
         return result
-
-    @property
-    def storage_use(self) -> StorageUse:
-        return self._quota.use
 
     async def sizes_by_owner(self) -> dict[str, int]:
         """Return the bytes stored for each user."""
         return await query(self._store.results_sizes)
 
     async def size_of(self, scope: Scope) -> int:
-        """Return the bytes stored for a user, or for the members of a group."""
         sizes = await self.sizes_by_owner()
         return sum(size for owner, size in sizes.items() if self._owners.applies_to(scope, owner))
-
-    async def _free_owner_space(self, owner: str, size: int) -> None:
-        """Remove results of an owner, of the oldest jobs first, until ``size`` more bytes are within the limits.
-
-        Raise ``FullError`` if that is not enough.
-        """
-        for scope in self._owners.scopes(owner):
-            limit = scope.limits.result_bytes
-            if limit is None:
-                continue
-            sizes = await run_in_database(self._store.results_sizes)
-            member_sizes = {
-                member: size_of_owner
-                for member, size_of_owner in sizes.items()
-                if self._owners.applies_to(scope, member)
-            }
-            excess_bytes = sum(member_sizes.values()) + size - limit
-            if excess_bytes > 0:
-                removed, _ = await self._remove_until(self._clock() - MIN_RETENTION, excess_bytes, list(member_sizes))
-                excess_bytes -= sum(removed.values())
-            if excess := self._owners.find_excess(scope, "result_bytes", limit + excess_bytes - size, size):
-                raise FullError(excess.text, field="limits.result_bytes", value=excess.value, hint=excess.hint)
 
     async def find_component(self, cluster: ClusterName, token: str) -> tuple[JobRecord, int, int]:
         """Return a component's job, attempt number and number in the attempt, by the token of its folder.
@@ -137,22 +95,12 @@ class Results:
         try:
             job, generation, rank, nonce = parse_token(token)
         except ValueError:
-            raise NotFoundError(
-                f"{token[:60]!r} is not the token of a component",
-                field="token",
-                value=token,
-                code=ProblemCode.COMPONENT_NOT_FOUND,
-            ) from None
+            raise _no_component(f"{token[:60]!r} is not the token of a component", token) from None
         record, attempts = await self._attempts(job)
         attempt = next((a for a in attempts if (a.generation, a.nonce) == (generation, nonce)), None)
         gang = attempt.gang if attempt else ()
         if not any((component.rank, component.cluster) == (rank, cluster) for component in gang):
-            raise NotFoundError(
-                f"{token} is not a component on {cluster}",
-                field="token",
-                value=token,
-                code=ProblemCode.COMPONENT_NOT_FOUND,
-            )
+            raise _no_component(f"{token} is not a component on {cluster}", token)
         return record, generation, rank
 
     async def open_archive(self, job: JobId, offset: int = 0, version: str = "") -> tuple[str, Iterator[bytes]]:
@@ -186,15 +134,9 @@ class Results:
         if readable and state not in (JobState.QUEUED, JobState.HELD):
             return readable
         if not spec.collect:
+            problem = f"nothing is collected of job {job}"
             hint = "name the files at submission: koala submit --collect PATTERN"
-            raise NotFoundError(
-                f"nothing is collected of job {job}",
-                field="job",
-                value=job,
-                hint=hint,
-                code=ProblemCode.RESULTS_NOT_FOUND,
-            )
-        if not state.is_final:
+        elif not state.is_final:
             problem, hint = f"job {job} is {state}: its files come when it ends", f"wait for it: koala wait {job}"
         elif results:
             problem = f"the files of job {job} are not kept any more"
@@ -211,16 +153,7 @@ class Results:
 
         Return the jobs removed because of ``horizon``. Raise ``OSError`` at the end if files could not be removed.
         """
-        removed: dict[JobId, int] = {}
-        failure: OSError | None = None
-        if horizon is not None:
-            async with self._changing:
-                removed, failure = await self._remove_until(horizon)
-        with suppress(FullError):
-            await self._quota.free_space()
-        if failure is not None:
-            raise failure
-        return list(removed)
+        return await self._remove_expired(horizon)
 
     async def remove_results(self, jobs: Sequence[JobId]) -> None:
         """Remove the results of forgotten jobs. Raise ``OSError`` if files cannot be removed; the entries then stay."""
@@ -229,19 +162,12 @@ class Results:
                 await asyncio.to_thread(self._remove_files, job)
             self._quota.used -= await run_in_database(self._store.forget_results, jobs)
 
-    async def _free_space(self, excess: Excess) -> None:
-        """Remove results of the jobs that ended first, until the quota is no longer exceeded."""
-        async with self._changing:
-            if (enough := excess()) > 0:
-                await self._remove_until(self._clock() - MIN_RETENTION, enough)
-
     async def _remove_until(
-        self, horizon: float, enough: int | None = None, owners: Collection[str] | None = None
-    ) -> tuple[dict[JobId, int], OSError | None]:
-        """Remove results of jobs that ended before ``horizon``, until ``enough`` bytes are removed (None for all).
-
-        Return the bytes removed by job, and the error of files that could not be removed.
-        """
+        self, horizon: float, enough: int | None = None, scope: Scope | None = None
+    ) -> Removal[JobId]:
+        owners = None
+        if scope is not None:
+            owners = [owner for owner in await self.sizes_by_owner() if self._owners.applies_to(scope, owner)]
         sizes = await run_in_database(self._store.old_results, horizon, owners)
         needed = self._needed()
         old = {job: size for job, size in sizes.items() if job not in needed}
@@ -250,7 +176,7 @@ class Results:
         self._quota.used -= await run_in_database(self._store.clear_results, removed)
         return removed, failure
 
-    def _remove_oldest(self, old: Mapping[JobId, int], enough: int | None) -> tuple[dict[JobId, int], OSError | None]:
+    def _remove_oldest(self, old: Mapping[JobId, int], enough: int | None) -> Removal[JobId]:
         """Remove files until ``enough`` bytes are removed; skip jobs with files that cannot be removed."""
         removed: dict[JobId, int] = {}
         failures: list[OSError] = []
@@ -269,6 +195,10 @@ class Results:
     def _remove_files(self, job: JobId) -> None:
         with suppress(FileNotFoundError):
             shutil.rmtree(self._directory / str(job))
+
+
+def _no_component(problem: str, token: str) -> NotFoundError:
+    return NotFoundError(problem, field="token", value=token, code=ProblemCode.COMPONENT_NOT_FOUND)
 
 
 def _move_archive(path: Path, target: Path, generation: int) -> None:

@@ -24,9 +24,9 @@ from koalapy.model.prediction import (
     judge_prediction,
 )
 from koalapy.policies.knowledge import HOPELESS, PAYS_UP_TO, SURE, ClusterSet, LogNormal, Slowdowns
-from koalapy.ports import AdviceStore, PredictionStore
 from koalapy.scheduler.advisor.experience import Experience, RunSummary
 from koalapy.simulation.twin import Expected, Forecast, Interval
+from koalapy.store.advice import AdviceStore, PredictionStore
 
 log = structlog.get_logger()
 

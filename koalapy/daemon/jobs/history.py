@@ -35,7 +35,7 @@ from koalapy.model.job import Job, JobState
 from koalapy.model.job_spec import Priority
 from koalapy.model.request import ClusterName
 from koalapy.model.times import parse_moment
-from koalapy.ports import HistoryStore
+from koalapy.store.history import HistoryStore
 
 MAX_LINES = 5000
 """Lines of one table."""

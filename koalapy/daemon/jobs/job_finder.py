@@ -10,8 +10,8 @@ from koalapy.model.errors import ForbiddenError
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import FINAL_STATES, Job, JobId
 from koalapy.model.job_search import JobSearch
-from koalapy.ports import JobFilter
 from koalapy.scheduler.queries import Queries
+from koalapy.store.records import JobFilter
 from koalapy.system.event_loop import iterate_in_slices
 from koalapy.validation.permissions import may_see_all_of
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from koalapy.model.array import format_task
 from koalapy.model.errors import ConflictError, KoalaError, NotFoundError, ProblemCode
 from koalapy.model.job import Job, JobId, JobState, TimelineEntry
-from koalapy.ports import ClusterRecord, Usage
 from koalapy.scheduler.queries import Queries
+from koalapy.store.records import ClusterRecord, Usage
 
 ExpectedStates = Mapping[JobId, JobState]
 """The states of jobs that the user saw when choosing an action."""

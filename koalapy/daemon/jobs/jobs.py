@@ -1,7 +1,7 @@
 """Submit jobs, act on jobs and clusters, and read their state."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -20,12 +20,11 @@ from koalapy.daemon.jobs.job_records import (
     unstarted_task_error,
 )
 from koalapy.daemon.jobs.output import OutputEnd, Outputs, OutputTail, OutputText
-from koalapy.daemon.jobs.submissions import Dependencies, EndedMeanwhile, RelatedJobs, Submissions, number_jobs
+from koalapy.daemon.jobs.submissions import ChangedMeanwhile, RelatedJobs, ResolveFiles, Submissions, list_related
 from koalapy.daemon.observability.audit import describe_request
-from koalapy.model.application import printable_application_of, summarize_job
+from koalapy.model.application import summarize_job
 from koalapy.model.array import TaskIndices
-from koalapy.model.dependency import Clause
-from koalapy.model.errors import ConflictError, KoalaError, NotFoundError, StoreUnavailable
+from koalapy.model.errors import ConflictError, NotFoundError, StoreUnavailable
 from koalapy.model.history import DAY
 from koalapy.model.identity import Identity
 from koalapy.model.job import Attempt, Job, JobId, JobState, TimelineEntry
@@ -34,8 +33,6 @@ from koalapy.model.job_spec import JobSpec, OutputStream, Priority, describe_cha
 from koalapy.model.notification import AllowedRecipients
 from koalapy.model.placement import Explanation
 from koalapy.model.request import ClusterName
-from koalapy.policies.registry import DEFAULTS
-from koalapy.ports import ClusterRecord, JobFilter, Store
 from koalapy.scheduler.events import (
     ClusterCleared,
     ClusterDrained,
@@ -49,18 +46,10 @@ from koalapy.scheduler.events import (
 )
 from koalapy.scheduler.explain.explain import explain, explain_submission
 from koalapy.scheduler.queries import Queries
+from koalapy.store.records import ClusterRecord, JobFilter
+from koalapy.store.sql import JobStore
 from koalapy.system.event_loop import iterate_in_slices
-from koalapy.validation.limits import Limits
-from koalapy.validation.permissions import (
-    SubmissionRules,
-    check_job_access,
-    check_notifications,
-    check_reason,
-    missing_reason,
-    with_home_site,
-)
-from koalapy.validation.request import check_size, check_times, with_all_indices
-from koalapy.validation.submission import SubmissionChecks
+from koalapy.validation.permissions import SubmissionRules, check_job_access, check_reason, missing_reason
 
 log = structlog.get_logger()
 
@@ -73,15 +62,8 @@ KEEPALIVE_INTERVAL_S = 15.0
 """Pause after which a client that follows a silent output is shown that the daemon is there."""
 MAX_LINE_NUMBER = 2**31
 MAX_IDS_PER_QUERY = 500
-MAX_JOBS_AHEAD = 10**6
-"""The most by which all agents together may raise the number of the next job during one daemon run. A larger jump is an
-operator's decision (``first_job_number``)."""
 MAX_EXACT_SPAN_S = 2 * DAY
 """Spans up to this long are measured to the second; longer ones by the daily sums of whole days."""
-
-
-class _ChangedMeanwhile(KoalaError):
-    """A job was changed after another change of it was checked; check that one again."""
 
 
 class Jobs:
@@ -91,28 +73,22 @@ class Jobs:
         self,
         engine: Engine,
         queries: Queries,
-        store: Store,
+        store: JobStore,
         outputs: Outputs,
         next_number: JobId,
         describe: Callable[[str], ClusterRecord],
-        resolve: Callable[[JobSpec, Identity], Awaitable[JobSpec]] | None = None,
+        resolve_files: ResolveFiles | None = None,
         rules: SubmissionRules | None = None,
-        reachable: AllowedRecipients | None = None,
+        recipients: AllowedRecipients | None = None,
     ) -> None:
-        """``rules``: what callers may submit; ``reachable``: the channels by which users can be notified."""
-        self._engine, self._queries = engine, queries
-        self._resolve = resolve
-        self.rules = rules or SubmissionRules()
-        self.bulk = BulkActions(queries, self.rules, self.commit_item, self.make_record, self.get_many)
-        self._reachable = reachable or AllowedRecipients()
-        self._store = store
-        self._outputs = outputs
-        self._next_number = next_number
-        self._max_jump = MAX_JOBS_AHEAD
+        """See ``Submissions`` for the last parameters."""
+        self._engine, self._queries, self._store, self._outputs = engine, queries, store, outputs
         self._describe = describe
-        self._checks = SubmissionChecks()
-        self.dependencies = Dependencies(queries, self.get_many)
-        self.submissions = Submissions(self, engine, queries, store)
+        self.submissions = Submissions(
+            engine, queries, store, next_number, self.get_many, resolve_files, rules, recipients
+        )
+        self.rules = self.submissions.rules
+        self.bulk = BulkActions(queries, self.rules, self.commit_item, self.make_record, self.get_many)
 
     # Submitting and acting
 
@@ -127,42 +103,9 @@ class Jobs:
         (number,), is_new = await self.submissions.submit([spec], caller, idempotency_key, is_batch=False)
         return (await self.get(number) if is_new else await self.get_owned(number, caller)), is_new
 
-    def take_numbers(self, specs: Sequence[JobSpec]) -> list[JobId]:
-        """Return the numbers of new jobs, which no other job gets."""
-        numbers, self._next_number = number_jobs(self._next_number, specs)
-        return numbers
-
-    def raise_next_number(self, job: JobId) -> bool:
-        """Number new jobs above ``job``, which an agent knows from a lost database. Return False if it is too far."""
-        jump = job + 1 - self._next_number
-        if jump > self._max_jump:
-            return False
-        if jump > 0:
-            self._max_jump -= jump
-            log.warning("new jobs get numbers above those that agents know", action="job-numbers-raised", job=job)
-            self._next_number = job + 1
-        return True
-
     async def commit_item(self, item: WorkItem) -> None:
         """Pass a work item to the engine and wait until it is written."""
         await self._engine.database.await_outcome(self._engine.commit(item))
-
-    async def complete_and_check(self, spec: JobSpec, caller: Identity, limits: Limits) -> JobSpec:
-        """Return the spec with its policy, application, home site and the catalogued inputs.
-
-        Raise ``UsageError`` if it can never run. ``limits``: those of the scheduler now.
-        """
-        spec = with_all_indices(spec)
-        if spec.all_inputs or spec.result_inputs or spec.bundle is not None:
-            check_size(spec, limits)  # before files are looked up
-        check_notifications(spec, self._reachable)
-        if self._resolve is not None:
-            spec = await self._resolve(spec, caller)
-        spec = with_home_site(spec, caller, self._queries.accounts)
-        self._checks.check(spec, limits)
-        check_times(spec, self._engine.clock())
-        policy = spec.policy or DEFAULTS[spec.request.type]
-        return spec.with_fields(policy=policy, application=printable_application_of(spec))
 
     async def cancel(
         self, job: JobId, caller: Identity, reason: str, *, warn: bool = False, tasks: TaskIndices | None = None
@@ -190,7 +133,7 @@ class Jobs:
         def make_events() -> tuple[Event, ...]:
             # In the engine's loop, so that the job is neither placed nor changed in between.
             if find_waiting_job(self._queries, record.job).spec != record.job.spec:
-                raise _ChangedMeanwhile(f"job {job} was changed by another request")
+                raise ChangedMeanwhile(f"job {job} was changed by another request")
             self._queries.admit_change(spec)
             return (JobChanged(job, spec, reason, caller.user),)
 
@@ -198,7 +141,7 @@ class Jobs:
             record = await self.get_owned(job, caller)
             spec = self._check_change(record.job, caller, apply_change, reason)
             describe_request(f"job {job}", ": ".join(filter(None, (describe_changes(record.job.spec, spec), reason))))
-            with suppress(_ChangedMeanwhile):
+            with suppress(ChangedMeanwhile):
                 await self.commit_item(WorkItem(prepare=make_events))
                 return await self.get(job)
 
@@ -209,7 +152,7 @@ class Jobs:
         is_larger = spec.request.total_size > job.spec.request.total_size
         if spec.priority is not job.spec.priority or is_larger:
             self.rules.check_priority(spec.priority, caller, "leave size and priority, or give it low priority")
-        self._checks.check(spec, self._queries.limits())
+        self.submissions.check_spec(spec, self._queries.limits())
         return spec
 
     async def explain_change(self, job: JobId, caller: Identity, apply_change: ApplyChange, reason: str) -> Explanation:
@@ -300,8 +243,8 @@ class Jobs:
     async def list_related(self, job: Job) -> RelatedJobs:
         """Return the jobs that a job depends on, and the unfinished ones that depend on it."""
         named = [dependency.job for clause in job.spec.after for dependency in clause]
-        known = await self.get_many([*named, *self._queries.dependents_of(job.id)])
-        return self.dependencies.list_related(job, known)
+        dependents = self._queries.dependents_of(job.id)
+        return list_related(job, dependents, await self.get_many([*named, *dependents]))
 
     async def get_owned(self, job: JobId, caller: Identity) -> JobRecord:
         """Return a job. Raise ``ForbiddenError`` if the caller may not see and change all of it."""
@@ -381,27 +324,10 @@ class Jobs:
 
     async def explain_submission(self, spec: JobSpec, caller: Identity) -> Explanation:
         """Return what would happen to a submission now. It is checked like a real one; nothing is stored."""
-        spec, allowed = await self.complete_spec(spec, caller), self.rules.high_priority.is_allowed_to(caller)
-        awaits = await self.find_unmet_dependencies(spec, caller)
+        spec = await self.submissions.complete_spec(spec, caller)
+        awaits = await self.submissions.find_unmet_dependencies(spec, caller)
+        allowed = self.rules.high_priority.is_allowed_to(caller)
         return explain_submission(self._queries, spec, self._engine.clock(), awaits, high_priority_allowed=allowed)
-
-    async def find_unmet_dependencies(self, spec: JobSpec, caller: Identity) -> tuple[Clause, ...]:
-        """Return the clauses of a submission's dependencies that do not hold now.
-
-        Raise ``UsageError`` as a submission does.
-        """
-        while True:
-            final_states = await self.dependencies.read_final_states([spec], caller)
-            try:
-                return self.dependencies.find_unmet(spec, final_states)
-            except EndedMeanwhile:
-                await self.commit_item(WorkItem())
-
-    async def complete_spec(self, spec: JobSpec, caller: Identity) -> JobSpec:
-        """Return the spec of the job that a submission would become. Check it like a real one; store nothing."""
-        spec = await self.complete_and_check(self.rules.with_owner(spec, caller), caller, self._queries.limits())
-        self._queries.admit(spec)
-        return spec
 
     async def measure_use(self, since: float) -> Metrics:
         """Return the metrics of the last ``since`` seconds; from the start of a day (UTC) if over two days."""

@@ -14,10 +14,12 @@ from koalapy.daemon.engine.engine import Engine
 from koalapy.model.job import Component, Job, JobId, JobState, Token, parse_token
 from koalapy.model.job_spec import OutputStream
 from koalapy.model.request import ClusterName
-from koalapy.ports import OutputPiece, OutputStore, Store
 from koalapy.runner.output_streams import StreamSplitter, mark_stream, split_lines
 from koalapy.scheduler.grid import GridStatus
 from koalapy.scheduler.queries import Queries
+from koalapy.store.output import OutputStore
+from koalapy.store.records import OutputPiece
+from koalapy.store.sql import JobStore
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -75,7 +77,7 @@ class OutputEnd:
 class Outputs:
     """The stored output of all jobs."""
 
-    def __init__(self, engine: Engine, queries: Queries, store: Store, output_store: OutputStore) -> None:
+    def __init__(self, engine: Engine, queries: Queries, store: JobStore, output_store: OutputStore) -> None:
         self._engine, self._queries, self._store, self._output_store = engine, queries, store, output_store
         self._remembered: dict[tuple[ClusterName, Token], None] = {}
         self._readings: WeakSet[Reading] = WeakSet()

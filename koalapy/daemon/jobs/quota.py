@@ -9,9 +9,6 @@ from koalapy.model.limits import NAMES, Limits, Scope
 from koalapy.model.wording import format_bytes
 from koalapy.scheduler.owner_use import OwnerUse
 
-Excess = Callable[[], int]
-"""Returns the number of bytes over the quota."""
-
 
 @dataclass(frozen=True, slots=True)
 class StorageLimits:
@@ -37,10 +34,13 @@ class Quota:
         setting: str,
         limit: int,
         used: int,
-        remove_files: Callable[[Excess], Awaitable[None]],
+        remove_files: Callable[[Callable[[], int]], Awaitable[None]],
         rejection_reason: str,
     ) -> None:
-        """Call ``remove_files`` when the quota would be exceeded; ``rejection_reason`` says why files remain."""
+        """Call ``remove_files`` with a function that counts the bytes over the quota, when there would be some.
+
+        ``rejection_reason`` says why files remain.
+        """
         self._setting = setting
         self._limit = limit
         self.used = used
@@ -120,7 +120,7 @@ class LimitsInUse:
     """Reports the limits that apply to a user, with their use."""
 
     owner_use: OwnerUse
-    bundle_bytes: Callable[[Scope], int]
+    bundle_bytes: Callable[[Scope], Awaitable[int]]
     result_bytes: Callable[[Scope], Awaitable[int]]
     clock: Callable[[], float]
 
@@ -133,7 +133,7 @@ class LimitsInUse:
         scopes = []
         for scope in self.limits.scopes(user):
             used: dict[str, float] = {**self.owner_use.current_use(scope, self.clock())}
-            used["bundle_bytes"] = self.bundle_bytes(scope)
+            used["bundle_bytes"] = await self.bundle_bytes(scope)
             if scope.limits.result_bytes is not None:
                 used["result_bytes"] = await self.result_bytes(scope)
             limits = ((name, getattr(scope.limits, name)) for name in NAMES)

@@ -14,7 +14,7 @@ from koalapy.daemon.files.results import Results
 from koalapy.daemon.jobs.output import Outputs
 from koalapy.model.errors import LeaseLost, StoreUnavailable
 from koalapy.model.job import JobId
-from koalapy.ports import HistoryStore
+from koalapy.store.history import HistoryStore
 
 T = TypeVar("T")
 

@@ -2,14 +2,16 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence, Sized
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
+
+import structlog
 
 from koalapy.daemon.engine.database import find_by_key
 from koalapy.daemon.engine.engine import Engine, WorkItem
 from koalapy.daemon.observability.audit import describe_request
+from koalapy.model.application import printable_application_of
 from koalapy.model.dependency import (
     MAX_BATCH_DEPENDENCIES,
     Clause,
@@ -23,23 +25,32 @@ from koalapy.model.errors import ConflictError, KoalaError, ProblemCode, naming_
 from koalapy.model.identity import Identity
 from koalapy.model.job import END_TEXTS, Job, JobId, JobState, new_job
 from koalapy.model.job_spec import JobSpec
-from koalapy.ports import Store, Submitted
+from koalapy.model.notification import AllowedRecipients
+from koalapy.policies.registry import DEFAULTS
 from koalapy.scheduler.events import Event, JobSubmitted
 from koalapy.scheduler.queries import Queries
-from koalapy.validation.permissions import may_see_all_of
-from koalapy.validation.request import with_all_indices
-from koalapy.validation.submission import hash_batch, hash_key, hash_spec
+from koalapy.store.records import Submitted
+from koalapy.store.sql import JobStore
+from koalapy.validation.limits import Limits
+from koalapy.validation.permissions import SubmissionRules, check_notifications, may_see_all_of, with_home_site
+from koalapy.validation.request import check_size, check_times, with_all_indices
+from koalapy.validation.submission import SubmissionChecks, hash_batch, hash_key, hash_spec
 
-if TYPE_CHECKING:
-    from koalapy.daemon.jobs.jobs import Jobs
+log = structlog.get_logger()
 
 NO_JOB_HINT = "name a job that koala queue or koala history shows; jobs are removed some time after their end"
 FinalStates = dict[JobId, JobState]
 """The final states of ended jobs, as stored."""
 
 
-class EndedMeanwhile(KoalaError):
-    """A job that a submission names has ended since its state was read; read the states again."""
+GetJobs = Callable[[Sequence[JobId]], Awaitable[Mapping[JobId, Job]]]
+"""Returns those of the jobs that exist."""
+ResolveFiles = Callable[[JobSpec, Identity], Awaitable[JobSpec]]
+"""Returns a submission with the files that it names. Raises ``UsageError`` for those that do not exist."""
+
+
+class ChangedMeanwhile(KoalaError):
+    """A job has changed since it was read for a check; read and check it again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,91 +70,23 @@ RelatedJobs = tuple[Sequence[RelatedJob], Sequence[RelatedJob]]
 """The jobs that a job depends on, and the unfinished ones that depend on it."""
 
 
-class Dependencies:
-    """The dependencies of submissions on stored and unfinished jobs."""
-
-    def __init__(self, queries: Queries, get_many: Callable[[Sequence[JobId]], Awaitable[Mapping[JobId, Job]]]) -> None:
-        """``get_many`` returns those of the jobs that exist."""
-        self._queries, self._get_many = queries, get_many
-
-    async def read_final_states(
-        self, specs: Sequence[JobSpec], caller: Identity, *, is_batch: bool = False
-    ) -> FinalStates:
-        """Return the final states of the ended jobs that submissions name.
-
-        Raise ``UsageError`` for jobs that do not exist or that the caller may not see, and for too many jobs.
-        """
-        fields = find_fields(specs, is_batch=is_batch)
-        jobs = await self._get_many(list(fields)) if fields else {}
-        states: FinalStates = {}
-        for ident, name in fields.items():
-            job = jobs.get(ident)
-            if job is None:
-                reject(name, ident, f"names job {ident}, which does not exist", NO_JOB_HINT)
-            if not may_see_all_of(caller, job):
-                reject(name, ident, f"names job {ident}, which is not yours", "name your own jobs only")
-            if job.array_job is not None:
-                hint = f"name the array, {job.array_job}"
-                reject(name, ident, f"names task {job.display_name} of an array", hint)
-            if job.state.is_final:
-                states[ident] = job.state
-        return states
-
-    async def commit(
-        self,
-        engine: Engine,
-        make_item: Callable[[FinalStates], WorkItem],
-        read_states: Callable[[], Awaitable[FinalStates]],
-        final_states: FinalStates,
-    ) -> None:
-        """Commit submissions. Read the final states again if a job that they name has ended in between."""
-        while True:
-            try:
-                await engine.commit(make_item(final_states))
-                return
-            except EndedMeanwhile:
-                await engine.commit(WorkItem())  # wait until the end of that job is written
-            final_states = await read_states()
-
-    def find_unmet(self, spec: JobSpec, final_states: FinalStates, batch: Container[JobId] = ()) -> tuple[Clause, ...]:
-        """Return the clauses of a submission that do not hold yet. To be called in the engine's loop.
-
-        ``batch``: the other jobs of its batch.
-
-        Raise ``UsageError`` if one can never hold, and ``EndedMeanwhile`` if a job is neither unfinished nor among the
-        final states.
-        """
-        ends: dict[JobId, End] = {}
-        for ident in _jobs_of(spec.after):
-            if ident in batch or self._queries.job(ident) is not None:
-                continue
-            if ident not in final_states:
-                raise EndedMeanwhile(f"job {ident} has just ended")
-            state = final_states[ident]
-            ends[ident] = End(END_TEXTS[state], state is JobState.SUCCEEDED)
-        resolution = resolve_ends(spec.after, ends)
-        if resolution.failure:
-            problem = f"can never hold: {resolution.failure}"
-            reject("after", resolution.failed_job, problem, "name another job, or JOB:any")
-        return resolution.remaining
-
-    def list_related(self, job: Job, known: Mapping[JobId, Job]) -> RelatedJobs:
-        """Return the jobs that a job depends on, and those that depend on it. ``known``: those of them that exist."""
-        dependencies = [
-            RelatedJob(dependency.job, dependency.condition, index, other.state if other is not None else None)
-            for index, clause in enumerate(job.spec.after)
-            for dependency in clause
-            for other in (known.get(dependency.job),)
-        ]
-        dependents = [
-            RelatedJob(dependent.id, dependency.condition, index, dependent.state)
-            for ident in self._queries.dependents_of(job.id)
-            if (dependent := known.get(ident)) is not None
-            for index, clause in enumerate(dependent.spec.after)
-            for dependency in clause
-            if dependency.job == job.id
-        ]
-        return dependencies, dependents
+def list_related(job: Job, dependent_ids: Iterable[JobId], known: Mapping[JobId, Job]) -> RelatedJobs:
+    """Return the jobs that a job depends on, and those that depend on it. ``known``: those of them that exist."""
+    dependencies = [
+        RelatedJob(dependency.job, dependency.condition, index, other.state if other is not None else None)
+        for index, clause in enumerate(job.spec.after)
+        for dependency in clause
+        for other in (known.get(dependency.job),)
+    ]
+    dependents = [
+        RelatedJob(dependent.id, dependency.condition, index, dependent.state)
+        for ident in dependent_ids
+        if (dependent := known.get(ident)) is not None
+        for index, clause in enumerate(dependent.spec.after)
+        for dependency in clause
+        if dependency.job == job.id
+    ]
+    return dependencies, dependents
 
 
 def find_fields(specs: Sequence[JobSpec], *, is_batch: bool) -> dict[JobId, str]:
@@ -185,7 +128,7 @@ def _jobs_of(clauses: Iterable[Clause]) -> list[JobId]:
 class IdempotencyKeys:
     """The submissions of idempotency keys. One query runs at a time; the next looks up all keys requested meanwhile."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: JobStore) -> None:
         self._store = store
         self._turn = asyncio.Lock()
         self._next: tuple[set[str], asyncio.Task[Mapping[str, Submitted]]] | None = None
@@ -214,6 +157,9 @@ class IdempotencyKeys:
             return await find_by_key(self._store.submitted, keys)
 
 
+MAX_JOBS_AHEAD = 10**6
+"""The most by which all agents together may raise the number of the next job during one daemon run. A larger jump is an
+operator's decision (``first_job_number``)."""
 JOBS_PER_TURN = 50
 """Jobs that are checked before other tasks run."""
 HINT_UNKNOWN_OUTCOME = "look with koala queue --all before you submit again"
@@ -226,9 +172,111 @@ class Submissions:
     An error in a batch names the job, such as ``jobs[3].command``.
     """
 
-    def __init__(self, jobs: "Jobs", engine: Engine, queries: Queries, store: Store) -> None:
-        self._jobs, self._engine, self._queries, self._keys = jobs, engine, queries, IdempotencyKeys(store)
+    def __init__(
+        self,
+        engine: Engine,
+        queries: Queries,
+        store: JobStore,
+        next_number: JobId,
+        get_jobs: GetJobs,
+        resolve_files: ResolveFiles | None = None,
+        rules: SubmissionRules | None = None,
+        recipients: AllowedRecipients | None = None,
+    ) -> None:
+        """``rules``: what callers may submit; ``recipients``: those that users may notify."""
+        self._engine, self._queries, self._keys = engine, queries, IdempotencyKeys(store)
+        self._next_number, self._max_jump = next_number, MAX_JOBS_AHEAD
+        self._get_jobs, self._resolve_files = get_jobs, resolve_files
+        self.rules, self._recipients = rules or SubmissionRules(), recipients or AllowedRecipients()
+        self._checks = SubmissionChecks()
         self._submitting: set[asyncio.Task[tuple[Sequence[JobId], bool]]] = set()
+
+    # Check
+
+    def check_spec(self, spec: JobSpec, limits: Limits) -> None:
+        """Raise ``UsageError`` for a job that can never run. ``limits``: those of the scheduler now."""
+        self._checks.check(spec, limits)
+
+    async def complete_spec(self, spec: JobSpec, caller: Identity) -> JobSpec:
+        """Return the spec of the job that a submission would become. Check it like a real one; store nothing."""
+        spec = await self._complete_spec(self.rules.with_owner(spec, caller), caller, self._queries.limits())
+        self._queries.admit(spec)
+        return spec
+
+    async def _complete_spec(self, spec: JobSpec, caller: Identity, limits: Limits) -> JobSpec:
+        """Return the spec with its policy, application, home site and the catalogued inputs.
+
+        Raise ``UsageError`` if it can never run. ``limits``: those of the scheduler now.
+        """
+        spec = with_all_indices(spec)
+        if spec.all_inputs or spec.result_inputs or spec.bundle is not None:
+            check_size(spec, limits)  # before files are looked up
+        check_notifications(spec, self._recipients)
+        if self._resolve_files is not None:
+            spec = await self._resolve_files(spec, caller)
+        spec = with_home_site(spec, caller, self._queries.accounts)
+        self.check_spec(spec, limits)
+        check_times(spec, self._engine.clock())
+        policy = spec.policy or DEFAULTS[spec.request.type]
+        return spec.with_fields(policy=policy, application=printable_application_of(spec))
+
+    async def find_unmet_dependencies(self, spec: JobSpec, caller: Identity) -> tuple[Clause, ...]:
+        """Return the clauses of a submission's dependencies that do not hold now.
+
+        Raise ``UsageError`` as a submission does.
+        """
+        while True:
+            final_states = await self.read_final_states([spec], caller)
+            with suppress(ChangedMeanwhile):
+                return self.find_unmet(spec, final_states)
+            await self._engine.commit(WorkItem())  # wait until the end of that job is written
+
+    async def read_final_states(
+        self, specs: Sequence[JobSpec], caller: Identity, *, is_batch: bool = False
+    ) -> FinalStates:
+        """Return the final states of the ended jobs that submissions name.
+
+        Raise ``UsageError`` for jobs that do not exist or that the caller may not see, and for too many jobs.
+        """
+        fields = find_fields(specs, is_batch=is_batch)
+        jobs = await self._get_jobs(list(fields)) if fields else {}
+        states: FinalStates = {}
+        for ident, name in fields.items():
+            job = jobs.get(ident)
+            if job is None:
+                reject(name, ident, f"names job {ident}, which does not exist", NO_JOB_HINT)
+            if not may_see_all_of(caller, job):
+                reject(name, ident, f"names job {ident}, which is not yours", "name your own jobs only")
+            if job.array_job is not None:
+                hint = f"name the array, {job.array_job}"
+                reject(name, ident, f"names task {job.display_name} of an array", hint)
+            if job.state.is_final:
+                states[ident] = job.state
+        return states
+
+    def find_unmet(self, spec: JobSpec, final_states: FinalStates, batch: Container[JobId] = ()) -> tuple[Clause, ...]:
+        """Return the clauses of a submission that do not hold yet. To be called in the engine's loop.
+
+        ``batch``: the other jobs of its batch.
+
+        Raise ``UsageError`` if one can never hold, and ``ChangedMeanwhile`` if a job is neither unfinished nor among
+        the final states.
+        """
+        ends: dict[JobId, End] = {}
+        for ident in _jobs_of(spec.after):
+            if ident in batch or self._queries.job(ident) is not None:
+                continue
+            if ident not in final_states:
+                raise ChangedMeanwhile(f"job {ident} has just ended")
+            state = final_states[ident]
+            ends[ident] = End(END_TEXTS[state], state is JobState.SUCCEEDED)
+        resolution = resolve_ends(spec.after, ends)
+        if resolution.failure:
+            problem = f"can never hold: {resolution.failure}"
+            reject("after", resolution.failed_job, problem, "name another job, or JOB:any")
+        return resolution.remaining
+
+    # Store
 
     async def submit(
         self, specs: Sequence[JobSpec], caller: Identity, idempotency_key: str | None = None, *, is_batch: bool = True
@@ -241,7 +289,7 @@ class Submissions:
         owned: list[JobSpec] = []
         with _naming(is_batch, owned):
             for spec in specs:
-                owned.append(self._jobs.rules.with_owner(spec, caller))
+                owned.append(self.rules.with_owner(spec, caller))
         if idempotency_key is None:
             storing = self._store_new(owned, caller, None, is_batch)
             return await self._engine.database.await_outcome(storing, HINT_UNKNOWN_OUTCOME), True
@@ -280,7 +328,6 @@ class Submissions:
         ``key``: hash of the key, and of the specifications.
         """
         engine, queries = self._engine, self._queries
-        dependencies = self._jobs.dependencies
         find_fields(specs, is_batch=is_batch)  # rejects too many dependencies before anything is read
         complete: list[JobSpec] = []
         with _naming(is_batch, complete):
@@ -288,37 +335,48 @@ class Submissions:
                 if index % JOBS_PER_TURN == 0:
                     await asyncio.sleep(0)
                     limits = queries.limits()
-                complete.append(await self._jobs.complete_and_check(spec, caller, limits))
+                complete.append(await self._complete_spec(spec, caller, limits))
 
-        async def read_states() -> FinalStates:
-            return await dependencies.read_final_states(complete, caller, is_batch=is_batch)
-
-        final_states = await read_states()
-        numbers = self._jobs.take_numbers(complete)
+        final_states = await self.read_final_states(complete, caller, is_batch=is_batch)
+        numbers, self._next_number = number_jobs(self._next_number, complete)
         numbered = [
             spec.with_fields(after=with_numbers(spec.after, numbers)) if spec.after else spec for spec in complete
         ]
         batch = frozenset(numbers)
 
-        def make_item(final_states: FinalStates) -> WorkItem:
-            def make_events() -> tuple[Event, ...]:
-                if is_batch:
-                    queries.admit_batch(complete)
-                else:
-                    queries.admit(complete[0])
-                now = engine.cycle_time
-                events: list[Event] = []
-                with _naming(is_batch, events):
-                    for number, spec in zip(numbers, numbered, strict=True):
-                        awaits = dependencies.find_unmet(spec, final_states, batch) if spec.after else ()
-                        events.append(JobSubmitted(new_job(number, spec, now, awaits), caller.user))
-                return tuple(events)
-
-            return WorkItem(prepare=make_events, submitted=Submitted(key[0], numbers[0], key[1]) if key else None)
+        def make_events() -> tuple[Event, ...]:
+            if is_batch:
+                queries.admit_batch(complete)
+            else:
+                queries.admit(complete[0])
+            now = engine.cycle_time
+            events: list[Event] = []
+            with _naming(is_batch, events):
+                for number, spec in zip(numbers, numbered, strict=True):
+                    awaits = self.find_unmet(spec, final_states, batch) if spec.after else ()
+                    events.append(JobSubmitted(new_job(number, spec, now, awaits), caller.user))
+            return tuple(events)
 
         describe_request(_format_numbers(numbers))
-        await dependencies.commit(engine, make_item, read_states, final_states)
-        return numbers
+        submitted = Submitted(key[0], numbers[0], key[1]) if key else None
+        while True:
+            try:
+                await engine.commit(WorkItem(prepare=make_events, submitted=submitted))
+                return numbers
+            except ChangedMeanwhile:
+                await engine.commit(WorkItem())  # wait until the end of that job is written
+            final_states = await self.read_final_states(complete, caller, is_batch=is_batch)
+
+    def raise_next_number(self, job: JobId) -> bool:
+        """Number new jobs above ``job``, which an agent knows from a lost database. Return False if it is too far."""
+        jump = job + 1 - self._next_number
+        if jump > self._max_jump:
+            return False
+        if jump > 0:
+            self._max_jump -= jump
+            log.warning("new jobs get numbers above those that agents know", action="job-numbers-raised", job=job)
+            self._next_number = job + 1
+        return True
 
 
 def _naming(is_batch: bool, done: Sized) -> AbstractContextManager[None]:

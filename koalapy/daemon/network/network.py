@@ -30,9 +30,9 @@ from koalapy.model.job import Job, JobId, JobState
 from koalapy.model.job_spec import JobSpec, Launcher, Priority
 from koalapy.model.measurement import Measurement, MeasurementKind, MeasurementSettings
 from koalapy.model.request import ClusterName, ComponentRequest, FixedRequest
-from koalapy.ports import MeasurementStore
 from koalapy.runner.preflight import CANNOT_REACH
 from koalapy.scheduler.events import LinkMeasured
+from koalapy.store.service_tables import MeasurementStore
 from koalapy.system.event_loop import BackgroundTasks
 
 log = structlog.get_logger()

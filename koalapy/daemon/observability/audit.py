@@ -18,7 +18,7 @@ from koalapy.model.audit import AuditCheck, AuditEntry, AuditFilter, AuditHead
 from koalapy.model.errors import KoalaError, StoreUnavailable
 from koalapy.model.identity import Identity
 from koalapy.model.times import parse_moment
-from koalapy.ports import AuditStore
+from koalapy.store.audit import AuditStore
 
 log = structlog.get_logger()
 

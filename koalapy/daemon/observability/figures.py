@@ -15,7 +15,7 @@ from koalapy.model.history import LOAD_SLOT_S, LoadPeriod, LocalLoad, Sample
 from koalapy.model.job import Job, JobState
 from koalapy.model.job_spec import Priority
 from koalapy.model.request import ClusterName
-from koalapy.ports import SampleStore
+from koalapy.store.service_tables import SampleStore
 from koalapy.system.event_loop import iterate_in_slices
 
 

@@ -27,7 +27,7 @@ from koalapy.dashboard.tables import (
     write_position,
 )
 from koalapy.model.identity import Role
-from koalapy.ports import StoredBundle
+from koalapy.store.records import StoredBundle
 
 MAX_BUNDLES = 200
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import signal
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -11,8 +13,9 @@ from typing import Any
 import pytest
 
 from koalapy.agent.lrm.local.cluster import LocalCluster, LocalConnection
-from koalapy.agent.lrm.local.processes import LOCK_FILE, belongs_to_cluster, kill_cluster
+from koalapy.agent.lrm.local.processes import LOCK_FILE, SOCKET_NAME, read_mark
 from koalapy.model.errors import SiteUnavailable
+from koalapy.runner.folders import short_socket_path
 from tests.signals import until
 from tests.virtual_time import VirtualTimeLoop
 
@@ -38,12 +41,27 @@ def is_alive(pid: int) -> bool:
 
 def processes_of(directory: Path) -> list[int]:
     """Return the living processes of a directory's locald and of its jobs."""
-    pids = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
-    return [pid for pid in pids if belongs_to_cluster(pid, str(directory.resolve())) and is_alive(pid)]
+    path, found = directory.resolve(), []
+    for pid in (int(entry) for entry in os.listdir("/proc") if entry.isdigit()):
+        with suppress(OSError):
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            if read_mark(pid).endswith(f"@{path}") or f"\0--dir\0{path}\0".encode() in command:
+                found.append(pid)
+    return [pid for pid in found if is_alive(pid)]
 
 
 def pid_of_locald(cluster: LocalCluster) -> int:
     return int((cluster.directory / LOCK_FILE).read_text())
+
+
+def stop_locald(cluster: LocalCluster) -> None:
+    """End the locald of a cluster with all its jobs, and wait until it is gone."""
+    with suppress(OSError), socket.socket(socket.AF_UNIX) as client:
+        with short_socket_path(cluster.directory / SOCKET_NAME) as path:
+            client.connect(path)
+        os.kill(pid_of_locald(cluster), signal.SIGTERM)
+        while client.recv(1 << 16):
+            pass
 
 
 def numbers_in(path: Path) -> list[int]:
@@ -118,12 +136,13 @@ def make_cluster(tmp_path: Path) -> Iterator[Callable[..., LocalCluster]]:
 
     yield make
     for cluster in clusters:
-        cluster.stop()
+        stop_locald(cluster)
     for cluster in clusters:
         try:
             eventually(lambda directory=cluster.directory: not processes_of(directory))
         finally:
-            kill_cluster(str(cluster.directory.resolve()), timeout_s=5)
+            for pid in processes_of(cluster.directory):
+                os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture

@@ -7,8 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.agent.lrm.commands import CommandResult, Commands
-from koalapy.agent.lrm.port import LrmJobState
-from koalapy.agent.lrm.sge.adapter import TrackedJobs
 from koalapy.agent.lrm.sge.answers import read_accounting, read_hosts, read_listing
 from koalapy.agent.lrm.slurm.answers import read_columns, read_nodes
 from koalapy.agent.lrm.slurm.commands import _HINTS, _TRANSIENT, read_uses
@@ -100,17 +98,6 @@ HOSTS = """<?xml version='1.0'?>
 
 def read_hosts_of_text(text: str) -> object:
     return read_hosts(text.encode())
-
-
-def test_job_missing_in_unreadable_listing_has_not_ended() -> None:
-    jobs = TrackedJobs("koala-", "koala")
-    jobs.add_submitted("7", "koala-x-1.1.0")
-    text = read_answer("sge", "idle.xml")
-    broken = read_listing(text.replace("<queue_info>", "<queue_info>\n<JB_job_number>7 <\n", 1).encode())
-    assert broken.unreadable == 1
-    assert jobs.update(broken, float("inf")) == []
-    assert [job.id for job in jobs.update(read_listing(text.encode()), float("inf"))] == ["7"]
-    assert jobs.unresolved_jobs()[0].state is LrmJobState.RUNNING
 
 
 def limit_line(account: str, user: str, group: str, parent: str = "", per_job: str = "") -> str:

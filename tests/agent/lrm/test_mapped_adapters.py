@@ -5,6 +5,7 @@ Commands are answered in this process. Real processes of this account work in th
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from koalapy.agent.lrm.sge.adapter import SgeLrm
 from koalapy.agent.lrm.sge.commands import QsubControl, SgeCommands
 from koalapy.agent.lrm.slurm.adapter import SlurmLrm
 from koalapy.model.errors import SiteRejected, SiteUnavailable
+from koalapy.model.node_requirement import NodeRequirement
 
 from .sge.conftest import FakeGridEngine
 from .sge.conftest import engine as engine
@@ -120,8 +122,11 @@ async def test_slurm_submits_job_as_its_account(
     slurm: FakeSlurm, sudo: FakeSudo, mapped: SlurmLrm, tmp_path: Path
 ) -> None:
     work = tmp_path / "jobs" / "ann" / "work-koala-x-9.1.0"
-    assert await mapped.submit_job(make_submission(mapped._folders, "ann")) == "171"
+    requirement = NodeRequirement(account="climate")  # Slurm decides whether ann may charge it
+    submission = replace(make_submission(mapped._folders, "ann"), requirement=requirement)
+    assert await mapped.submit_job(submission) == "171"
     (call,) = sudo.list_calls("sbatch")
+    assert " --account=climate " in call
     assert call.startswith(f"ann: {tmp_path}/bin/sbatch --parsable --job-name=koala-x-9.1.0 --chdir={work} ")
     assert sorted(path.name for path in work.iterdir()) == ["launch", "secret.0"]
     assert [path.stat().st_mode & 0o777 for path in sorted(work.iterdir())] == [0o700, 0o600]

@@ -23,6 +23,7 @@ from koalapy.agent.lrm.local.adapter import LocalLrm
 from koalapy.agent.runners.runners import lrm_name
 from koalapy.system.process import ServiceManager
 from tests.agent.conftest import FakeDaemon, Site
+from tests.agent.lrm.conftest import stop_locald
 
 ALICE = Account("alice", 64_101, 64_101, (64_101,), "/nonexistent/alice", "/bin/sh")
 BOB = Account("bob", 64_102, 64_102, (64_102,), "/nonexistent/bob", "/bin/sh")
@@ -111,4 +112,4 @@ async def mapped(
     await site.start()
     yield site
     await site.stop()
-    await asyncio.to_thread(site.cluster.stop)
+    await asyncio.to_thread(stop_locald, site.cluster)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from koalapy.agent.core.settings import AgentTimeouts
@@ -96,8 +97,6 @@ class FileSite:
         self.daemon_files = daemon_files or DaemonFiles("http://127.0.0.1:1", name, "s3cret")
         self.statuses: list[StageStatus] = []
         self.pulls = 4
-        self.encrypts = True
-        """Whether unencrypted transfers from and to this site are rejected."""
         self.stages_in_use: set[str] = set()
         """Tokens of stages that components use."""
         self.timeouts = AgentTimeouts(
@@ -125,9 +124,7 @@ class FileSite:
         replicas = Replicas(
             Roots(self.name, [self.replicas]), Seals(self.directory / "seals.json", self.clock), self.clock
         )
-        self.exports = Exports(
-            replicas, self.directory / "exports", "127.0.0.1", None, lambda _: self.encrypts, self.timeouts, **limits
-        )
+        self.exports = Exports(replicas, self.directory / "exports", "127.0.0.1", None, self.timeouts, **limits)
         self.handlers: dict[str, Handler] = {
             "stat": replicas.stat_replica,
             "export": self.exports.export_replica,
@@ -140,7 +137,6 @@ class FileSite:
             questions=self.questions,
             daemon_files=self.daemon_files,
             pulls=self.pulls,
-            encrypts=lambda _: self.encrypts,
             timeouts=self.timeouts,
             clock=self.clock,
             rsync_program=rsync_program,
@@ -194,6 +190,17 @@ class FileSite:
 
     def last_status(self, token: str = T) -> StageStatus | None:
         return next((status for status in reversed(self.statuses) if status.token == token), None)
+
+
+def find_rsyncs(argument: str | Path) -> list[psutil.Process]:
+    """Return the running rsync processes with an argument that contains this text."""
+    processes = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            has_argument = any(str(argument) in one for one in process.cmdline())
+            if process.name() == "rsync" and has_argument and process.status() != psutil.STATUS_ZOMBIE:
+                processes.append(process)
+    return processes
 
 
 class Gate:

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from koalapy.agent.transfers import pull
 from tests.agent.conftest import FakeDaemon, Site
+from tests.agent.lrm.conftest import stop_locald
 from tests.agent.test_agent import AGENT_PROGRAM
-from tests.agent.transfers.conftest import Gate, measure_path, needs_rsync
+from tests.agent.transfers.conftest import Gate, find_rsyncs, measure_path, needs_rsync
 from tests.agent.transfers.fake_daemon_files import FakeDaemonFiles
 
 pytestmark = pytest.mark.processes
@@ -176,19 +176,19 @@ async def test_killed_agent_resumes_transfers(tmp_path: Path, other_site: Site, 
     killed.kill()
     await killed.wait()
     daemon.messages.clear()
-    # The pull of the killed agent still runs and waits at the gate.
+    # The connection of the killed agent's pull still waits at the gate.
     gate.limit, gate.passed = sys.maxsize, 0
     try:
         await site.start()
         assert (await daemon.wait_for_stage(S))["moved"][0]["size"] < len(BIG)
         assert (site.settings.stages / f"test-{S}" / "big").read_bytes() == BIG
         assert 0 < gate.passed < 0.9 * len(BIG)
-        assert pull.kill_orphans(site.settings.stages / f".test-{S}") == []
+        assert find_rsyncs(site.settings.stages) == []
     finally:
         gate.open.set()
         gate.close()
         await site.stop()
-        site.cluster.stop()
+        stop_locald(site.cluster)
 
 
 @needs_rsync

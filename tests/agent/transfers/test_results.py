@@ -113,7 +113,7 @@ def test_put_results_raises_errors_of_daemon() -> None:
     with pytest.raises(SiteUnavailable):
         daemon_files.put_results("7.1.0", lambda archive: None, stop)
     with pytest.raises(SiteUnavailable):
-        daemon_files.fetch_bundle("0" * 64, Path(os.devnull), threading.Event(), lambda there: None)
+        daemon_files.fetch_archive("bundles", "0" * 64, Path(os.devnull), threading.Event(), lambda there: None)
 
 
 @pytest.mark.parametrize(
@@ -125,8 +125,8 @@ def test_not_found_of_a_proxy_is_tried_again(tmp_path: Path, detail: str, error:
     fake.missing = detail
     try:
         with pytest.raises(error, match=detail or "404 Not Found"):
-            DaemonFiles(fake.url, "north", "s3cret").fetch_results(
-                "7.1.0", tmp_path / "results", threading.Event(), lambda size: None
+            DaemonFiles(fake.url, "north", "s3cret").fetch_archive(
+                "inputs", "7.1.0", tmp_path / "results", threading.Event(), lambda size: None
             )
     finally:
         fake.close()

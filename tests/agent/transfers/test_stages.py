@@ -18,7 +18,6 @@ from koalapy.agent.transfers import stage
 from koalapy.agent.transfers.daemon_files import DaemonFiles
 from koalapy.agent.transfers.pull import MAX_BUNDLES
 from koalapy.agent.transfers.roots import BadBundle, remove_tree, unpack_bundle
-from koalapy.agent.transfers.stage import StageRun
 from koalapy.model.errors import SiteRejected
 from koalapy.protocol.messages import Stage, StageBundle
 from tests.agent.transfers.conftest import INSTANCE, FileSite, T
@@ -357,14 +356,17 @@ async def test_folder_is_removed_after_unpacking_has_ended(
         asyncio.run_coroutine_threadsafe(let_others_run(), loop).result(30)
         events.append("unpacked")
 
-    remove_files = StageRun.remove_files
+    def removing(path: Path) -> None:
+        events.append("removed")
+        remove_tree(path)
+
     monkeypatch.setattr(stage, "unpack_bundle", unpacking)
-    monkeypatch.setattr(StageRun, "remove_files", lambda run: (events.append("removed"), remove_files(run)))
+    monkeypatch.setattr(stage, "remove_tree", removing)
     north.start_stage(bundle=add_bundle(daemon_files, make_archive(make_member("a"))))
     assert await asyncio.to_thread(entered.wait, 30)
     north.stages.discard_stage(INSTANCE, T)
-    await north.wait_until(lambda: len(events) == 2)
-    assert events == ["unpacked", "removed"]
+    await north.wait_until(lambda: len(events) == 3)
+    assert events == ["unpacked", "removed", "removed"]
     await north.wait_until(lambda: not os.listdir(north.directory / "stages"))
 
 
@@ -398,10 +400,10 @@ async def test_bundle_with_names_of_any_bytes_is_unpacked(north: FileSite, daemo
     assert os.listdir(os.fsencode(folder)) == [b"caf\xe9"]
 
 
-@pytest.mark.parametrize("path", ["/", "/data/.."])
-async def test_replica_without_name_fails_stage(north: FileSite, path: str) -> None:
+@pytest.mark.parametrize("wrong", [{"path": "/"}, {"path": "/data/.."}, {"path": ""}, {"checksum": ""}])
+async def test_replica_without_name_or_checksum_fails_stage(north: FileSite, wrong: dict[str, str]) -> None:
     file = north.make_input(north.make_replica("data"))
-    north.start_stage(replace(file, source="south", path=path))
+    north.start_stage(replace(file, source="south", **wrong))
     assert "the catalogue has no such replica" in (await north.wait_for_state("failed")).error
 
 
@@ -414,7 +416,7 @@ async def test_hanging_daemon_delays_no_stage_without_bundle(north: FileSite, mo
         proceed.wait(30)
         raise SiteRejected("no")
 
-    monkeypatch.setattr(DaemonFiles, "fetch_bundle", hanging)
+    monkeypatch.setattr(DaemonFiles, "fetch_archive", hanging)
     try:
         for number in range(MAX_BUNDLES + 4):
             north.start_stage(token=f"8.1.{number}", bundle=StageBundle(id="0" * 64, size=1))

@@ -11,9 +11,10 @@ import os
 import signal
 import sys
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -340,44 +341,56 @@ MAX_ACCOUNTS = 64
 reports how its jobs end."""
 IDLE_TIMEOUT_S = 300.0
 """Time after which the worker of an account without jobs is closed."""
-_MAX_RETAINED_ENDINGS = 1000
+_MAX_RETAINED_ENDINGS = 10_000
 _DEFAULT_LIBRARIES = ("/usr/lib/gridengine-drmaa/lib/libdrmaa.so.1.0", "/usr/lib/slurm-drmaa/lib/libdrmaa.so.1")
 
 
-def drmaa_control(library: str | None, run_as: RunAs) -> "DrmaaControl | DrmaaAccounts":
+def drmaa_control(library: str | None, run_as: RunAs) -> "DrmaaControl":
     """Return a control for a library. Raise ``SiteRejected`` if it cannot be used for several accounts."""
-    if not run_as.accounts.is_mapped:
-        return DrmaaControl(library)
-    if run_as.switch_method is SwitchMethod.SUDO:
+    if run_as.accounts.is_mapped and run_as.switch_method is SwitchMethod.SUDO:
         raise SiteRejected(
             "jobs of other accounts that are submitted by sudo cannot use a DRMAA library",
             field="library",
             hint="remove the cluster's setting library, so that commands are used; see docs/clusters.md, Job accounts",
             fault=SiteFault.SITE,
         )
-    return DrmaaAccounts(library, run_as)
+    return DrmaaControl(library, run_as)
 
 
 class DrmaaControl(JobControl):
-    """Submits and cancels jobs in the DRMAA session of one account."""
+    """Submits and cancels jobs in DRMAA sessions: one of the agent's own account, and one of each account of jobs."""
 
     def __init__(
         self,
         library: str | None,
+        run_as: RunAs | None = None,
         *,
         contact: str = "",
         environment: Mapping[str, str] = {},
         timeouts: DrmaaTimeouts = DEFAULT_TIMEOUTS,
-        become: Become | None = None,
+        max_accounts: int = MAX_ACCOUNTS,
+        make_process: Callable[..., DrmaaProcess] = DrmaaProcess,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        """``run_as`` is needed for jobs of other accounts; ``make_process`` has the parameters of ``DrmaaProcess``."""
         self.library = (
             library or os.environ.get("DRMAA_LIBRARY_PATH") or next(filter(os.path.exists, _DEFAULT_LIBRARIES), None)
         )
-        self._process = DrmaaProcess(self.library, contact, environment, self._record_ending, timeouts, become)
+        self._run_as, self._max_accounts, self._clock = run_as, max_accounts, clock
+
+        def make(user: str, become: Become | None = None) -> DrmaaProcess:
+            record_ending = partial(self._record_ending, user)
+            return make_process(self.library, contact, environment, record_ending, timeouts, become)
+
+        self._make_process, self._own = make, make("")
+        self._processes: dict[str, DrmaaProcess] = {}
+        """Workers by account, the least recently used first."""
+        self._used_at: dict[str, float] = {}
+        self._active_jobs: defaultdict[str, set[str]] = defaultdict(set)
+        """Jobs that are not known to have ended, by account."""
         self._start_wait_s = timeouts.start_wait_s
         self._listeners: list[Callable[[], None]] = []
         self._endings: dict[str, DrmaaEnding] = {}
-        self._order: deque[str] = deque()
         self._error = ""
         self._retry_at = 0.0
         self._starting: asyncio.Task[None] | None = None
@@ -385,10 +398,11 @@ class DrmaaControl(JobControl):
     async def close(self) -> None:
         if self._starting is not None:
             self._starting.cancel()
-        await self._process.close()
+        for process in (self._own, *self._processes.values()):
+            await process.close()
 
     async def submit_job(self, script: Path, submission: LrmSubmission, native: Sequence[str]) -> str:
-        job: str = await self._process.request(
+        job: str = await (await self._process_of(submission.user)).request(
             "submit",
             script=str(script),
             name=submission.name,
@@ -399,18 +413,19 @@ class DrmaaControl(JobControl):
                 f'"{word}"' if any(char.isspace() for char in word) or not word else word for word in native
             ),
         )
+        self._active_jobs[submission.user].add(job)
         return job
 
     async def cancel_job(self, job: str, user: str = "") -> None:
         try:
-            await self._process.request("cancel", job=job)
+            await (await self._process_of(user)).request("cancel", job=job)
         except SiteRejected as error:
             if error.value != NO_SUCH_JOB:
                 raise
 
     async def read_states(self, jobs: Sequence[str], user: str = "") -> Mapping[str, str]:
         """Return the DRMAA state of each job, or the name of the error of its query. Raise ``SiteError``."""
-        states: dict[str, str] = await self._process.request("status", jobs=list(jobs))
+        states: dict[str, str] = await (await self._process_of(user)).request("status", jobs=list(jobs))
         return states
 
     def on_ended(self, listener: Callable[[], None]) -> None:
@@ -420,7 +435,11 @@ class DrmaaControl(JobControl):
         return self._endings.get(job)
 
     async def submit_error(self) -> str:
-        """Return why no session can be started. A slow library is reported by a later call."""
+        """Return why the agent's own account has no session, and close workers that are not needed.
+
+        A slow library is reported by a later call.
+        """
+        await self._close_unused(self._max_accounts)
         if self._starting is None and time.monotonic() >= self._retry_at:
             self._starting = asyncio.create_task(self._start_session())
         if self._starting is not None:
@@ -431,7 +450,7 @@ class DrmaaControl(JobControl):
     async def _start_session(self) -> None:
         """Start a session and record the error, if any; retry a rejected start after a pause."""
         try:
-            await self._process.read_about()
+            await self._own.read_about()
             self._error = ""
         except SiteError as error:
             self._error = f"{error.message}; {error.hint}" if error.hint else error.message
@@ -440,117 +459,49 @@ class DrmaaControl(JobControl):
 
     async def read_version(self) -> str:
         """Return the resource manager and the DRMAA version, as the library reports them. Raise ``SiteError``."""
-        about = await self._process.read_about()
+        about = await self._own.read_about()
         return f"{about['system']}, DRMAA {about['version']}"
 
     async def check_setup(self, nodes: int = 1) -> Sequence[Finding]:
         try:
-            about = await self._process.read_about()
+            about = await self._own.read_about()
         except SiteError as error:
             hint = error.hint or "see that the resource manager runs and that this host may submit jobs"
             return [Finding("DRMAA library", False, error.message, hint)]
         result = f"{about['implementation']}, DRMAA {about['version']}, {self.library or 'libdrmaa'}"
         return [Finding("DRMAA library", True, result)]
 
-    def _record_ending(self, ending: DrmaaEnding) -> None:
+    def _record_ending(self, user: str, ending: DrmaaEnding) -> None:
         """Store the reported end of a job, and call the listeners. Forget the oldest end above the limit."""
         self._endings[ending.job] = ending
-        self._order.append(ending.job)
-        if len(self._order) > _MAX_RETAINED_ENDINGS:
-            self._endings.pop(self._order.popleft(), None)
+        self._active_jobs[user].discard(ending.job)
+        if len(self._endings) > _MAX_RETAINED_ENDINGS:
+            del self._endings[next(iter(self._endings))]
         for listener in self._listeners:
             listener()
 
-
-class DrmaaAccounts(JobControl):
-    """Submits and cancels jobs as several accounts, with a ``DrmaaControl`` for each."""
-
-    def __init__(
-        self,
-        library: str | None,
-        run_as: RunAs,
-        *,
-        max_accounts: int = MAX_ACCOUNTS,
-        make_control: Callable[..., DrmaaControl] = DrmaaControl,
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> None:
-        """``make_control`` has the parameters of ``DrmaaControl``."""
-        self.library, self._run_as, self._max_accounts = library, run_as, max_accounts
-        self._make_control, self._clock = make_control, clock
-        self._own = make_control(library)
-        self._controls: dict[str, DrmaaControl] = {}
-        """Controls by account, the least recently used first."""
-        self._used_at: dict[str, float] = {}
-        self._active_jobs: dict[str, set[str]] = {}
-        """Jobs that are not known to have ended, by account."""
-        self._listeners: list[Callable[[], None]] = []
-
-    async def close(self) -> None:
-        for control in (self._own, *self._controls.values()):
-            await control.close()
-
-    async def submit_job(self, script: Path, submission: LrmSubmission, native: Sequence[str]) -> str:
-        control = await self._control_of(submission.user)
-        job = await control.submit_job(script, submission, native)
-        self._active_jobs.setdefault(submission.user, set()).add(job)
-        return job
-
-    async def cancel_job(self, job: str, user: str = "") -> None:
-        await (await self._control_of(user)).cancel_job(job)
-
-    async def read_states(self, jobs: Sequence[str], user: str = "") -> Mapping[str, str]:
-        return await (await self._control_of(user)).read_states(jobs)
-
-    def on_ended(self, listener: Callable[[], None]) -> None:
-        """Call a function whenever the end of a job of any account is reported."""
-        self._listeners.append(listener)
-        self._own.on_ended(listener)
-        for control in self._controls.values():
-            control.on_ended(listener)
-
-    def reported_ending(self, job: str) -> DrmaaEnding | None:
-        endings = (control.reported_ending(job) for control in (self._own, *self._controls.values()))
-        return next((ending for ending in endings if ending is not None), None)
-
-    async def read_version(self) -> str:
-        return await self._own.read_version()
-
-    async def submit_error(self) -> str:
-        """Return the error of the agent's own account, and close workers that are not needed."""
-        await self._close_unused(self._max_accounts)
-        return await self._own.submit_error()
-
-    async def check_setup(self, nodes: int = 1) -> Sequence[Finding]:
-        return await self._own.check_setup()
-
-    async def _control_of(self, user: str) -> DrmaaControl:
-        """Return the control of an account, started on demand; close the least recently used one above the limit."""
+    async def _process_of(self, user: str) -> DrmaaProcess:
+        """Return the worker of an account, made on demand; close the least recently used one above the limit."""
         if not user:
             return self._own
-        account = await self._run_as.accounts.find_account(user)  # each time, since it may be gone or closed
-        control = self._controls.pop(user, None)
-        if control is None:
+        assert self._run_as is not None
+        run_as = self._run_as
+        account = await run_as.accounts.find_account(user)  # each time, since it may be gone or closed
+        if user not in self._processes:
             await self._close_unused(self._max_accounts - 1)
 
-            def become(command: Sequence[str], environment: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-                return self._run_as.build_command(account, command), account_environment(account, environment)
+        def become(command: Sequence[str], environment: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+            return run_as.build_command(account, command), account_environment(account, environment)
 
-            control = self._controls.get(user) or self._make_control(self.library, become=become)
-            self._controls.pop(user, None)
-            for listener in self._listeners:
-                control.on_ended(listener)
-        self._controls[user], self._used_at[user] = control, self._clock.monotonic()
-        return control
+        process = self._processes.pop(user, None) or self._make_process(user, become)
+        self._processes[user], self._used_at[user] = process, self._clock.monotonic()
+        return process
 
-    async def _close_unused(self, max_controls: int) -> None:
-        """Close controls of accounts without jobs, and the least recently used ones beyond a number."""
+    async def _close_unused(self, most: int) -> None:
+        """Close the workers of accounts without jobs, and the least recently used ones beyond a number."""
         now = self._clock.monotonic()
-        unused = set(list(self._controls)[: max(0, len(self._controls) - max_controls)])
-        for user, control in self._controls.items():
-            jobs = self._active_jobs.get(user, set())
-            jobs -= {job for job in jobs if control.reported_ending(job) is not None}
-            if not jobs and now > self._used_at[user] + IDLE_TIMEOUT_S:
-                unused.add(user)
-        for user in unused:
-            self._active_jobs.pop(user, None)
-            await self._controls.pop(user).close()
+        surplus = list(self._processes)[: max(0, len(self._processes) - most)]
+        for user in list(self._processes):
+            if user in surplus or (not self._active_jobs[user] and now > self._used_at[user] + IDLE_TIMEOUT_S):
+                self._active_jobs.pop(user, None)
+                await self._processes.pop(user).close()

@@ -8,7 +8,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from koalapy.agent.lrm.local.jobs import WALLTIME_EXCEEDED, Part
 from koalapy.agent.lrm.local.processes import SOCKET_NAME
 from koalapy.agent.lrm.node_classes import NO_PARTS, KnownNode, NodeClassSettings, NodePart, group_nodes
 from koalapy.agent.lrm.port import JOB_PREFIX, Finding, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
+from koalapy.agent.lrm.rejections import reject_fields
 from koalapy.agent.runners.runners import secret_files, write_secrets
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
 from koalapy.model.node_requirement import Gpus, NodeRequirement, count_gpus
@@ -52,19 +53,6 @@ def make_lrm(settings: AgentSettings) -> "LocalLrm":
         settings.node_classes,
         share=settings.share,
     )
-
-
-def _reject_charges(requirement: NodeRequirement) -> None:
-    """Raise ``SiteRejected`` for an account or quality of service, which an embedded cluster does not have."""
-    for field in ("account", "qos"):
-        if value := getattr(requirement, field):
-            raise SiteRejected(
-                f"an embedded cluster has no {field} {value}",
-                field=field,
-                value=value,
-                hint=f"leave {field} out, or exclude the cluster",
-                fault=SiteFault.UNSUITABLE,
-            )
 
 
 class LocalLrm:
@@ -126,7 +114,7 @@ class LocalLrm:
                     fault=SiteFault.SITE,
                 )
         link = await self._connect()
-        _reject_charges(submission.requirement)
+        reject_fields(submission.requirement, ("account", "qos"), "an embedded cluster has no {field} {value}")
         addresses = self.cluster.addresses
         names = {address: f"{self.cluster.name}-{number}" for number, address in enumerate(addresses, 1)}
         eligible = self._classes.admitted_nodes(
@@ -242,20 +230,9 @@ class LocalLrm:
                 jobs.append(_job_from_record(record))
         now = time.monotonic()
         self._ended = {id: entry for id, entry in self._ended.items() if entry[1] > now}
-        return LrmSnapshot(
-            total=reply["total"],
-            idle=reply["idle"],
-            background=sum(state == "local" for state in states.values()),
-            down=0,
-            notices=self._classes.notices,
-            node_classes=self._classes.report(
-                lambda names: sum(states[name] == "idle" for name in names),
-                self._used_parts(reply["jobs"]) if self._share else NO_PARTS,
-            ),
-            shares=self._share,
-            jobs=(*jobs, *(job for job, _ in self._ended.values())),
-            nodes=self._classes.list_nodes(states, {}),
-        )
+        used = self._used_parts(reply["jobs"]) if self._share else NO_PARTS
+        all_jobs = (*jobs, *(job for job, _ in self._ended.values()))
+        return replace(self._classes.make_snapshot(states, {}, all_jobs, used), shares=self._share)
 
     async def watch_changes(self) -> AsyncIterator[None]:
         """Yield when the first snapshot is possible, then whenever locald reports a change or was lost."""
@@ -317,7 +294,7 @@ class LocalLrm:
                 await link.request("watch")
                 on_failure.pop_all()
                 return link
-            if (await link.request("shutdown", if_idle=True, if_alone=True))["shutdown"]:
+            if (await link.request("shutdown"))["shutdown"]:
                 raise SiteUnavailable(
                     f"cluster {self.cluster.name}: a locald with earlier "
                     "settings is still ending; try again in some seconds"

@@ -14,13 +14,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, BinaryIO, NoReturn
 
-from koalapy.agent.lrm.local.processes import CANNOT_RUN, HELD_BY_ANOTHER, LOCK_FILE, MARK, SOCKET_NAME
+from koalapy.agent.lrm.local.processes import CANNOT_RUN, HELD_BY_ANOTHER, LOCK_FILE, SOCKET_NAME
 from koalapy.model.errors import SiteFault, SiteRejected, SiteUnavailable
 from koalapy.runner.folders import short_socket_path
 
@@ -74,14 +73,12 @@ class LocalCluster:
 
         One that holds the directory may still be starting or ending: try to connect, and call this again.
         """
-        # A locald that starts waits until no other process of its directory is left. Starting one more and one more
-        # while it does would keep it waiting.
         if self._is_held():
             return
         # Imported here: koala local-run starts no locald.
         from koalapy.agent.core.settings import OPEN_MPI_PREFIXES, inherited_environment
 
-        environment = inherited_environment(prefixes=OPEN_MPI_PREFIXES) | {MARK: f"@{self.directory.resolve()}"}
+        environment = inherited_environment(prefixes=OPEN_MPI_PREFIXES)
         try:
             locald = subprocess.run(
                 self.start_command,
@@ -132,16 +129,11 @@ class LocalCluster:
                     raise SiteUnavailable(text, hint=hint) from error
             time.sleep(CONNECT_INTERVAL_S)
 
-    def stop(self, *, if_idle: bool = False) -> bool:
-        """Shut locald down with all its jobs and wait until it is gone; return False if it is busy and ``if_idle``."""
-        try:
-            with LocalConnection(self.directory) as connection:
-                if not connection.request("shutdown", if_idle=if_idle)["shutdown"]:
-                    return False
-                connection.wait_for_end()
-        except (SiteUnavailable, OSError):  # it does not run, or has just ended
-            pass
-        return True
+    def stop_if_unused(self) -> None:
+        """Shut locald down and wait until it is gone, unless it has jobs or other clients."""
+        with contextlib.suppress(SiteUnavailable, OSError), LocalConnection(self.directory) as connection:
+            if connection.request("shutdown")["shutdown"]:
+                connection.receive()  # raises ``SiteUnavailable`` at the end
 
 
 class LocalConnection:
@@ -199,12 +191,6 @@ class LocalConnection:
             raise_error(reply)
         return reply
 
-    def wait_for_end(self) -> None:
-        """Wait until locald closes the connection."""
-        with contextlib.suppress(OSError):
-            while self._lines.readline():
-                pass
-
 
 def raise_error(reply: dict[str, Any]) -> NoReturn:
     """Raise the ``SiteError`` that a reply of locald describes."""
@@ -214,10 +200,6 @@ def raise_error(reply: dict[str, Any]) -> NoReturn:
     raise SiteRejected(message, value=kind, fault=SiteFault.LIMIT if kind == "limit" else SiteFault.UNKNOWN)
 
 
-class _Interrupted(BaseException):
-    """SIGINT or SIGTERM has arrived."""
-
-
 def run_as_local_user(
     cluster: LocalCluster, nodes: int, argv: Sequence[str], user: str, env: Mapping[str, str], cwd: Path
 ) -> int:
@@ -225,17 +207,18 @@ def run_as_local_user(
 
     Return its exit code, or 130 after SIGINT or SIGTERM. The command ends with this process.
     """
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, signal.default_int_handler)
     with cluster.connect() as connection:
         folder = cluster.directory.resolve() / "local-run"
         folder.mkdir(exist_ok=True)
         output_path = folder / f"{os.getpid()}.out"
         output_path.touch()
-        name = f"{Path(argv[0]).name}-{os.getpid()}"
         try:
-            with output_path.open("rb") as output, _raise_on_signals():
+            with output_path.open("rb") as output:
                 job = connection.request(
                     "submit",
-                    name=name,
+                    name=f"{Path(argv[0]).name}-{os.getpid()}",
                     user=user,
                     nodes=nodes,
                     argv=list(argv),
@@ -245,44 +228,19 @@ def run_as_local_user(
                     attached=True,
                 )["job"]
                 connection.send("wait", job=job)
-                record: dict[str, Any] = {}
-                try:
-                    while not select.select([connection], [], [], OUTPUT_INTERVAL_S)[0]:
-                        _copy_output(output)
-                    record = connection.receive()
+                while not select.select([connection], [], [], OUTPUT_INTERVAL_S)[0]:
                     _copy_output(output)
-                except _Interrupted:
-                    with LocalConnection(cluster.directory) as other:
-                        other.request("cancel", job=job, name=name)
-                    if not record:
-                        connection.receive()
-                    _copy_output(output)
-                    return INTERRUPTED_EXIT_CODE
-        except _Interrupted:  # before the submission was answered, or again while the job is cancelled
+                record = connection.receive()
+                _copy_output(output)
+        except KeyboardInterrupt:  # the job ends with the connection
             return INTERRUPTED_EXIT_CODE
         finally:
             output_path.unlink(missing_ok=True)
-    if record.get("lost"):
+    if record["lost"]:
         print(f"lost: {record['reason']}", file=sys.stderr)
-    code = record.get("exit_code")
-    return 1 if code is None else int(code)
+    return 1 if record["exit_code"] is None else int(record["exit_code"])
 
 
 def _copy_output(output: BinaryIO) -> None:
     shutil.copyfileobj(output, sys.stdout.buffer)
     sys.stdout.buffer.flush()
-
-
-@contextlib.contextmanager
-def _raise_on_signals() -> Iterator[None]:
-    """Raise ``_Interrupted`` on SIGINT or SIGTERM while the block runs."""
-
-    def interrupt(_signum: int, _frame: FrameType | None) -> None:
-        raise _Interrupted
-
-    handlers = {signum: signal.signal(signum, interrupt) for signum in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for signum, handler in handlers.items():
-            signal.signal(signum, handler)

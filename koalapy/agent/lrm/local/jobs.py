@@ -1,24 +1,14 @@
-"""The nodes, jobs and queue of an embedded cluster, and the journal that keeps jobs over restarts.
+"""The nodes, jobs and queue of an embedded cluster. Nothing here knows processes or sockets."""
 
-Nothing here knows processes or sockets.
-"""
-
-import json
 import math
 import os
-import sys
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
-
-from koalapy.runner.folders import replace_file
 
 WALLTIME_EXCEEDED = "walltime exceeded"
 MAX_RETAINED_JOBS = 10_000
-_MAX_JOURNAL_LINES = 6 * MAX_RETAINED_JOBS
-
 
 Part = dict[str, tuple[int, int | None]]
 """By resource: how much a job uses of a node, and how much of it all jobs on the node may use together.
@@ -114,7 +104,8 @@ class JobTable:
     the lowest numbers.
     """
 
-    def __init__(self, nodes: list[LocalNode], ended_jobs: Iterable[LocalJob] = ()) -> None:
+    def __init__(self, nodes: list[LocalNode], first_id: int = 1) -> None:
+        """``first_id``: the id of the first job, larger than those of earlier tables."""
         self.nodes = nodes
         self.seq = 0
         """Rises with every change that a client can see."""
@@ -123,25 +114,17 @@ class JobTable:
         self._ended: deque[LocalJob] = deque()
         self._by_id: dict[int, LocalJob] = {}
         self._newest_by_name: dict[str, LocalJob] = {}
-        for job in ended_jobs:
-            self._add(job)
-            self._add_ended(job)
-        self._next_id = max(self._by_id, default=0) + 1
+        self._next_id = first_id
 
     @property
     def active_jobs(self) -> list[LocalJob]:
         return [*self.running.values(), *self.queue]
 
-    @property
-    def all_jobs(self) -> list[LocalJob]:
-        """All retained jobs, in order of submission."""
-        return list(self._by_id.values())
-
     def submit_job(self, request: dict[str, Any]) -> LocalJob:
         """Queue the job that a request describes. Raise ``RequestRejected``, which names the wrong field."""
         job = parse_submission(request, self._next_id, frozenset(node.address for node in self.nodes))
         self._next_id += 1
-        self._add(job)
+        self._by_id[job.id] = self._newest_by_name[job.name] = job
         self.queue.append(job)
         self.seq += 1
         return job
@@ -166,12 +149,20 @@ class JobTable:
         return job
 
     def end_job(self, job: LocalJob) -> None:
-        """Free the job's nodes, or take it out of the queue."""
+        """Free a job's nodes, or take it out of the queue. Forget the oldest ended job above the limit."""
         if self.running.pop(job.id, None) is None:
             self.queue.remove(job)
         for node in job.nodes:
             node.jobs.remove(job)
-        self._add_ended(job)
+        self.seq += 1
+        job.state, job.ended_seq = "ended", self.seq
+        job.argv, job.env, job.secrets, job.account, job.parts = [], {}, [], None, {}
+        self._ended.append(job)
+        if len(self._ended) > MAX_RETAINED_JOBS:
+            oldest = self._ended.popleft()
+            del self._by_id[oldest.id]
+            if self._newest_by_name.get(oldest.name) is oldest:
+                del self._newest_by_name[oldest.name]
 
     def mark_lost(self, job: LocalJob, reason: str) -> None:
         """Record that the cluster failed the job, which may still run on other nodes. The first reason is kept."""
@@ -198,203 +189,69 @@ class JobTable:
             jobs.append(job)
         return jobs
 
-    def _add(self, job: LocalJob) -> None:
-        self._by_id[job.id] = self._newest_by_name[job.name] = job
 
-    def _add_ended(self, job: LocalJob) -> None:
-        """Mark a job as ended, drop its command, parts and secrets, and forget the oldest ended job above the limit."""
-        self.seq += 1
-        job.state = "ended"
-        job.ended_seq = self.seq
-        job.argv, job.env, job.secrets, job.account, job.parts = [], {}, [], None, {}
-        self._ended.append(job)
-        if len(self._ended) > MAX_RETAINED_JOBS:
-            oldest = self._ended.popleft()
-            del self._by_id[oldest.id]
-            if self._newest_by_name.get(oldest.name) is oldest:
-                del self._newest_by_name[oldest.name]
+_DEFAULTS: Mapping[str, Any] = {
+    "name": "",
+    "user": "grid",
+    "nodes": 0,
+    "argv": [],
+    "env": {},
+    "secrets": [],
+    "cwd": "/",
+    "output": os.devnull,
+    "eligible": [],
+    "parts": {},
+}
+"""The fields of a submission that always have a value of the same type, and their defaults."""
 
 
 def parse_submission(request: dict[str, Any], id: int, addresses: frozenset[str]) -> LocalJob:
-    """Return the job that a request describes. Raise ``RequestRejected``, which names the wrong field."""
-    size = request.get("nodes")
-    if type(size) is not int or size < 1:
-        raise RequestRejected(f"nodes: must be a whole number of at least 1, not {size!r}")
-    if size > len(addresses):
-        raise RequestRejected(f"nodes: {size} requested, and the cluster has {len(addresses)}", "limit")
-    eligible = request.get("eligible", [])
-    if not isinstance(eligible, list) or not all(isinstance(node, str) and node in addresses for node in eligible):
+    """Return the job that a request describes. Raise ``RequestRejected``, which names the wrong field.
+
+    Accounts and parts, which only agents send, may raise other errors.
+    """
+    values = {name: request.get(name, default) for name, default in _DEFAULTS.items()}
+    size, argv, env, eligible = values["nodes"], values["argv"], values["env"], values["eligible"]
+    for name, value in values.items():
+        if type(value) is not type(_DEFAULTS[name]):
+            raise RequestRejected(f"{name}: must be a {type(_DEFAULTS[name]).__name__}, not {value!r}")
+        texts = [*env, *env.values()] if name == "env" else [value] if isinstance(value, str) else value
+        for text in texts if not isinstance(texts, int | dict) else ():
+            if not _is_text(text):
+                raise RequestRejected(f"{name}: {text!r} is no text, or contains characters that no text may have")
+    for name, directory in (("cwd", values["cwd"]), ("output", os.path.dirname(values["output"]))):
+        if not os.path.isabs(directory) or not os.path.isdir(directory):
+            raise RequestRejected(f"{name}: must be an absolute path in a directory that exists, not {values[name]!r}")
+    walltime, account = request.get("walltime"), request.get("account")
+    if size < 1:
+        raise RequestRejected(f"nodes: must be at least 1, not {size}")
+    if size > (most := len(set(eligible) or addresses)):
+        problem = f"{most} are eligible" if eligible else f"the cluster has {most}"
+        raise RequestRejected(f"nodes: {size} requested, and {problem}", "limit")
+    if not addresses.issuperset(eligible):
         raise RequestRejected("eligible: must be a list of addresses of nodes")
-    if eligible and size > len(set(eligible)):
-        raise RequestRejected(f"nodes: {size} requested, and {len(set(eligible))} are eligible", "limit")
-    argv = request.get("argv")
-    if not isinstance(argv, list) or not argv:
-        raise RequestRejected("argv: must be a list of at least one string")
-    env = request.get("env", {})
-    if not isinstance(env, dict):
-        raise RequestRejected("env: must be an object of strings")
+    if not values["name"] or not argv or not argv[0]:
+        raise RequestRejected(f"{'argv' if values['name'] else 'name'}: must not be empty")
     if any(not key or "=" in key for key in env):
         raise RequestRejected("env: a name is empty or contains '='")
-    secrets = request.get("secrets", [])
-    if not isinstance(secrets, list) or len(secrets) not in (0, size):
+    if len(values["secrets"]) not in (0, size):
         raise RequestRejected("secrets: must be a list of one string for each node, or an empty list")
-    output = _parse_text("output", request.get("output", os.devnull))
-    _parse_directory("output", os.path.dirname(output))
-    walltime = request.get("walltime")
-    if walltime is not None and (
-        isinstance(walltime, bool)
-        or not isinstance(walltime, int | float)
-        or not (math.isfinite(walltime) and walltime > 0)
-    ):
+    if walltime is not None and (type(walltime) not in (int, float) or not 0 < walltime < math.inf):
         raise RequestRejected(f"walltime: must be a positive number of seconds, not {walltime!r}")
-    return LocalJob(
-        id=id,
-        name=_parse_text("name", request.get("name")),
-        user=_parse_text("user", request.get("user", "grid")),
-        size=size,
-        argv=[_parse_text("argv", argument, may_be_empty=index > 0) for index, argument in enumerate(argv)],
-        env={_parse_text("env", key): _parse_text("env", value, may_be_empty=True) for key, value in env.items()},
-        secrets=[_parse_text("secrets", secret) for secret in secrets],
-        cwd=_parse_directory("cwd", request.get("cwd", "/")),
-        output=output,
-        account=_parse_account(request.get("account")),
-        walltime=None if walltime is None else float(walltime),
-        eligible=frozenset(eligible),
-        parts=_parse_parts(request.get("parts", {}), addresses),
-    )
+    if account is not None and min(account["uid"], account["gid"]) < 1:
+        raise RequestRejected("account: uid and gid must be at least 1")
+    del values["nodes"]
+    values["eligible"] = frozenset(eligible)
+    values["parts"] = {
+        address: {key: (int(amount), capacity and int(capacity)) for key, (amount, capacity) in part.items()}
+        for address, part in values["parts"].items()
+    }
+    return LocalJob(id, size=size, walltime=walltime, account=account, **values)
 
 
-def _parse_parts(value: object, addresses: frozenset[str]) -> dict[str, Part]:
-    """Return the parts of nodes in a request. Raise ``RequestRejected`` if they are malformed."""
-    parts: dict[str, Part] = {}
+def _is_text(value: object) -> bool:
+    """Return whether a value can be an argument or a variable of a process."""
     try:
-        for address, part in value.items():  # type: ignore[attr-defined]
-            parts[address] = {str(name): (amount, capacity) for name, (amount, capacity) in part.items()}
-    except (AttributeError, TypeError, ValueError):
-        raise RequestRejected("parts: must have an amount and a capacity of each resource, by address") from None
-    for amount, capacity in (entry for part in parts.values() for entry in part.values()):
-        is_whole = type(amount) is int and (capacity is None or type(capacity) is int)
-        if not is_whole or amount < 0 or (capacity is not None and amount > capacity):
-            raise RequestRejected(f"parts: {amount!r} of {capacity!r} is no part of a node")
-    if not addresses.issuperset(parts):
-        raise RequestRejected("parts: must have addresses of nodes")
-    return parts
-
-
-def _parse_text(name: str, value: object, *, may_be_empty: bool = False) -> str:
-    """Return a text of a request. Raise ``RequestRejected`` if it is no text or contains a NUL."""
-    if not isinstance(value, str) or not (value or may_be_empty):
-        raise RequestRejected(f"{name}: must be a string, not {value!r}")
-    try:
-        encoded = os.fsencode(value)
-    except UnicodeEncodeError as error:
-        raise RequestRejected(f"{name}: {error}") from error
-    if b"\0" in encoded:
-        raise RequestRejected(f"{name}: contains a NUL character")
-    return value
-
-
-def _parse_directory(name: str, value: object) -> str:
-    """Return the absolute path of a directory in a request. Raise ``RequestRejected`` for anything else."""
-    path = _parse_text(name, value)
-    if not os.path.isabs(path) or not os.path.isdir(path):
-        raise RequestRejected(f"{name}: must be the absolute path of a directory, not {path!r}")
-    return path
-
-
-def _parse_account(value: object) -> dict[str, Any] | None:
-    """Return the account of a request, or None; raise ``RequestRejected`` if it is malformed or root."""
-    if value is None:
-        return None
-    types = {"uid": int, "gid": int, "groups": list, "name": str, "home": str, "shell": str}
-    if not isinstance(value, dict) or any(type(value.get(name)) is not kind for name, kind in types.items()):
-        raise RequestRejected(f"account: must be an object with {', '.join(types)}")
-    if min(value["uid"], value["gid"]) < 1 or any(type(group) is not int for group in value["groups"]):
-        raise RequestRejected("account: uid and gid must be at least 1, and groups must be numbers")
-    return value
-
-
-class Journal:
-    """An append-only file of submitted and ended jobs, one JSON line each, rewritten when it is long.
-
-    It is not synced: it survives a restart of locald, and not a crash of the machine.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file = -1
-        self._line_count = 0
-
-    def load(self) -> list[LocalJob]:
-        """Return the jobs of the last locald; those that had not ended are lost."""
-        jobs: dict[int, LocalJob] = {}
-        try:
-            lines = self._path.read_text(errors="replace").splitlines()
-        except FileNotFoundError:
-            return []
-        for line in lines:
-            try:
-                entry = json.loads(line)
-            except ValueError:  # cut off when the machine or the process died
-                continue
-            match entry:
-                case ["submitted", int(id), str(name), str(user), int(size)]:
-                    jobs[id] = LocalJob(id, name, user, size)
-                case ["ended", int(id), int() | None as exit_code, bool(lost), str(reason)] if id in jobs:
-                    job = jobs[id]
-                    job.state, job.exit_code, job.lost, job.reason = "ended", exit_code, lost, reason
-        for job in jobs.values():
-            if job.state != "ended":
-                job.lost, job.reason = True, "the cluster's resource manager was killed"
-        return list(jobs.values())[-MAX_RETAINED_JOBS:]
-
-    def add_submitted(self, job: LocalJob) -> None:
-        """Append a job. Raise ``OSError``."""
-        self._append(_submitted_line(job))
-
-    def add_ended(self, job: LocalJob) -> None:
-        """Append how a job ended; an error is only printed."""
-        try:
-            self._append(_ended_line(job))
-        except OSError as error:
-            print(f"locald: {self._path}: {error}", file=sys.stderr)
-
-    @property
-    def exists(self) -> bool:
-        """Whether the file is still there: its directory may have been removed."""
-        return self._path.exists()
-
-    @property
-    def is_long(self) -> bool:
-        return self._line_count > _MAX_JOURNAL_LINES
-
-    def rewrite(self, jobs: Iterable[LocalJob]) -> None:
-        """Replace the file by these jobs. Raise ``OSError``."""
-        lines = []
-        for job in jobs:
-            lines += [_submitted_line(job), _ended_line(job)] if job.state == "ended" else [_submitted_line(job)]
-        replace_file(self._path, b"".join(lines))
-        self.close()
-        self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND)
-        self._line_count = len(lines)
-
-    def close(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-
-    def _append(self, line: bytes) -> None:
-        os.write(self._file, line)
-        self._line_count += 1
-
-
-def _submitted_line(job: LocalJob) -> bytes:
-    return _encode_line(["submitted", job.id, job.name, job.user, job.size])
-
-
-def _ended_line(job: LocalJob) -> bytes:
-    return _encode_line(["ended", job.id, job.exit_code, job.lost, job.reason])
-
-
-def _encode_line(entry: list[object]) -> bytes:
-    return b"\n" + json.dumps(entry).encode() + b"\n"  # a newline first ends a line that was cut off
+        return isinstance(value, str) and b"\0" not in os.fsencode(value)
+    except UnicodeEncodeError:
+        return False

@@ -1,7 +1,7 @@
 """locald: the resource manager of one embedded cluster, a process that outlives its clients.
 
-``python -I -S locald.py --dir DIR --cluster NAME --nodes N --network 127.0.1`` locks the directory, ends the processes
-of an earlier locald, detaches itself and returns when it answers. Exit codes: 0 answers, 2 cannot run as asked, 3
+``python -I -S locald.py --dir DIR --cluster NAME --nodes N --network 127.0.1`` locks the directory, detaches itself and
+returns when it answers. Exit codes: 0 answers, 2 cannot run as asked, 3
 another one holds the directory. Nodes are ``NAME-1`` to ``NAME-N`` at ``127.0.1.1`` and so on.
 
 Its parent is a keeper process: when locald is killed, the keeper ends every process that locald and its runners leave,
@@ -15,7 +15,6 @@ import gc
 import json
 import os
 import re
-import selectors
 import signal
 import socket
 import stat
@@ -30,27 +29,25 @@ from typing import Any
 if __name__ == "__main__":  # -I leaves out the directory of our own package
     sys.path.append(str(Path(__file__).resolve().parents[4]))
 
-from koalapy.agent.lrm.local.jobs import JobTable, Journal, LocalJob, LocalNode, RequestRejected
+from koalapy.agent.lrm.local.jobs import JobTable, LocalJob, LocalNode, RequestRejected
 from koalapy.agent.lrm.local.processes import (
     CANNOT_RUN,
     HELD_BY_ANOTHER,
     LOCK_FILE,
-    MARK,
     SOCKET_NAME,
     adopt_orphans,
     end_children,
     is_below,
-    kill_cluster,
     redirect_streams,
 )
-from koalapy.agent.lrm.local.runs import Runs, Timers
-from koalapy.agent.lrm.local.spawn import Preloaded, PreloadError, Spawner
+from koalapy.agent.lrm.local.runs import Runs
+from koalapy.agent.lrm.local.spawn import Preloaded, Spawner
+from koalapy.runner.connections import LineConnection, Loop, Side
 from koalapy.runner.folders import short_socket_path
 from koalapy.system.process import forbid_dumps, get_peer
 
-KILL_TIMEOUT_S = 5.0
 RUNNER_GRACE_S = 3.0
-"""Seconds that runners of an earlier locald have to end their programs and themselves before they are killed."""
+"""Seconds that runners of a killed locald have to end their programs and themselves before they are killed."""
 MAX_NODES = 254
 """Addresses of the last octet."""
 _MAX_LINE_BYTES = 4 << 20
@@ -67,50 +64,35 @@ _ACCEPT_RETRY_S = 0.5
 _NOTICE_INTERVAL_S = 0.01
 
 
-class ClientConnection:
-    """A connection of a client, with its buffers."""
+class Client(LineConnection):
+    """A connection of a client. It is a program of a job if it descends from locald, as all their processes do."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    is_watching = False
+    notified_seq = 0
+    """The ``seq`` of the job table in the last notice to this client."""
+
+    def __init__(self, connection: socket.socket, server: "Server") -> None:
         connection.setblocking(False)
-        self.connection = connection
         self.is_from_job = is_below(get_peer(connection).pid, os.getpid())
-        """Whether the client is a program of a job: all their processes stay descendants of locald."""
         self.attached_jobs: list[LocalJob] = []
         """Jobs that end when the client disconnects."""
-        self.received = bytearray()
-        self.unsent = bytearray()
-        self.is_watching = False
-        self.notified_seq = 0
-        """The ``seq`` of the job table in the last notice to this client."""
+        super().__init__(
+            server.loop,
+            Side(connection),
+            server.buffer,
+            lambda _, line: server.answer(self, line),
+            lambda _, __: server.drop_client(self),
+            _MAX_LINE_BYTES,
+            _MAX_UNSENT_BYTES,
+        )
 
-    def receive_lines(self) -> list[bytes] | None:
-        """Return complete lines that have arrived; None if the client is gone or its line is too long."""
-        try:
-            data = self.connection.recv(1 << 16)
-        except BlockingIOError:
-            return []
-        except OSError:
-            return None
-        self.received += data
-        if not data or len(self.received) > _MAX_LINE_BYTES:
-            return None
-        *lines, self.received = self.received.split(b"\n")
-        return [bytes(line) for line in lines if line.strip()]
+    @property
+    def is_behind(self) -> bool:
+        """Whether the client has not read so much yet that notices of change wait."""
+        return len(self._outgoing) > _MAX_PENDING_BYTES
 
-    def send(self, message: dict[str, Any]) -> None:
-        """Queue a message for ``flush``."""
-        self.unsent += json.dumps(message, separators=(",", ":")).encode() + b"\n"
-
-    def flush(self) -> bool:
-        """Send as much as the socket takes; return False if the client is gone or has stopped reading."""
-        try:
-            while self.unsent:
-                del self.unsent[: self.connection.send(self.unsent)]
-        except BlockingIOError:
-            return len(self.unsent) <= _MAX_UNSENT_BYTES
-        except OSError:
-            return False
-        return True
+    def send_message(self, message: dict[str, Any]) -> None:
+        self.send(json.dumps(message, separators=(",", ":")).encode() + b"\n")
 
 
 class Server:
@@ -120,30 +102,27 @@ class Server:
         self,
         jobs: JobTable,
         runs: Runs,
-        timers: Timers,
-        journal: Journal,
+        loop: Loop,
         listener: socket.socket,
+        directory: Path,
         *,
         settings: dict[str, Any],
         linger_s: float,
     ) -> None:
         """``settings``: the reply to ``hello``; ``linger_s``: seconds without clients and jobs until it ends."""
-        self._jobs = jobs
-        self._runs = runs
-        self._timers = timers
-        self._journal = journal
-        self._listener = listener
-        self._settings = settings
-        self._linger_s = linger_s
-        self._clients: set[ClientConnection] = set()
-        self._waiting: defaultdict[LocalJob, list[tuple[ClientConnection, Any]]] = defaultdict(list)
+        self._jobs, self._runs, self.loop, self._listener = jobs, runs, loop, listener
+        self._directory, self._settings, self._linger_s = directory, settings, linger_s
+        self.buffer = memoryview(bytearray(1 << 16))
+        self._clients: set[Client] = set()
+        self._waiting: defaultdict[LocalJob, list[tuple[Client, Any]]] = defaultdict(list)
         """Clients that wait for a job's end, with the ids of their requests."""
-        self._journalled_seq = jobs.seq
+        self._processed_seq = 0
+        """The ``seq`` of the job table up to which ended jobs were processed."""
         self._key = ""
         self._key_needed_until = 0.0
         """When to forget the key: until then an agent needs it to accept results that runners could not deliver."""
         self._is_stopping = self._is_done = self._is_terminated = False
-        self._operations: dict[str, Callable[[ClientConnection, dict[str, Any]], dict[str, Any] | None]] = {
+        self._operations: dict[str, Callable[[Client, dict[str, Any]], dict[str, Any] | None]] = {
             "hello": lambda _, __: self._settings,
             "submit": self._submit_job,
             "cancel": self._cancel_job,
@@ -154,7 +133,6 @@ class Server:
             "shutdown": self._shut_down,
             "keep": self._keep_key,
         }
-        self._selector = selectors.DefaultSelector()
         self._signal_reader, self._signal_writer = socket.socketpair()
         for end in (self._signal_reader, self._signal_writer, listener):
             end.setblocking(False)
@@ -170,26 +148,22 @@ class Server:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, terminate)
         self.listen()
-        self._selector.register(self._signal_reader, selectors.EVENT_READ, self._handle_signals)
-        while True:
+        self.loop.watch(self._signal_reader.fileno(), self._handle_signals)
+        self._advance()
+        while not self._is_done:
+            self.loop.turn()
             self._advance()
-            if self._is_done:
-                break
-            for key, _ in self._selector.select(self._timers.seconds_left()):
-                key.data()
-            self._timers.run_due()
 
     def release(self) -> None:
         """Close everything in this process only: a forked one must not change what epoll watches for the other."""
         signal.set_wakeup_fd(-1)
-        self._selector.close()
+        self.loop.close()
         for client in self._clients:
-            client.connection.close()
+            client.side.close()
         for end in (self._listener, self._signal_reader, self._signal_writer):
             end.close()
-        self._journal.close()
 
-    def _handle_signals(self) -> None:
+    def _handle_signals(self, _: int) -> None:
         """Collect ended processes after a signal. After SIGTERM, stop all jobs, so that the server ends."""
         with suppress(BlockingIOError):
             while self._signal_reader.recv(4096):
@@ -200,44 +174,31 @@ class Server:
 
     def listen(self) -> None:
         """Accept clients from now on."""
-        self._selector.register(self._listener, selectors.EVENT_READ, self.accept_client)
+        self.loop.watch(self._listener.fileno(), self.accept_client)
 
-    def accept_client(self) -> None:
+    def accept_client(self, _: int) -> None:
         """Accept a waiting client. If no file descriptor is left, stop listening for a while."""
         try:
             connection, _ = self._listener.accept()
         except OSError as error:  # gone again, or no resources left
             if error.errno in _NO_RESOURCES:  # the selector would report the listener all the time
-                self._selector.unregister(self._listener)
-                self._timers.set("listen", _ACCEPT_RETRY_S, self.listen)
+                self.loop.forget(self._listener.fileno())
+                self.loop.set_alarm("listen", _ACCEPT_RETRY_S, self.listen)
             return
-        client = ClientConnection(connection)
-        self._clients.add(client)
-        self._selector.register(connection, selectors.EVENT_READ, lambda: self._read_requests(client))
+        self._clients.add(Client(connection, self))
 
-    def _read_requests(self, client: ClientConnection) -> None:
-        """Read and answer the request lines of a client, or drop a client that has disconnected."""
-        lines = client.receive_lines()
-        if lines is None:
-            self._drop_client(client)
-            return
-        for line in lines:
-            self._answer(client, line)
-
-    def _drop_client(self, client: ClientConnection) -> None:
-        """Close a client's connection and end the jobs that are attached to it."""
+    def drop_client(self, client: Client) -> None:
+        """End the jobs that are attached to a client that has disconnected."""
         self._clients.discard(client)
-        self._selector.unregister(client.connection)
-        client.connection.close()
 
         def end_attached() -> None:
             for job in client.attached_jobs:
                 self._end_job(job, "its client disconnected")
 
         if client.attached_jobs:
-            self._timers.set(client, 0.0, end_attached)
+            self.loop.set_alarm(f"client {id(client)}", 0.0, end_attached)
 
-    def _answer(self, client: ClientConnection, line: bytes) -> None:
+    def answer(self, client: Client, line: bytes) -> None:
         """Execute a request line and send the reply, or the error if the request is rejected."""
         reply: dict[str, Any] | None
         request: Any = None
@@ -250,36 +211,31 @@ class Server:
             reply = self._operations[request["op"]](client, request)
         except RequestRejected as error:
             reply = {"error": str(error), "kind": error.kind}
-        except (ValueError, RecursionError) as error:
-            reply = {"error": f"not JSON: {error}", "kind": "rejected"}
+        except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
+            reply = {"error": f"not understood: {error}", "kind": "rejected"}
         if reply is not None:
             id = request.get("id") if isinstance(request, dict) else None
-            client.send(reply if id is None else {"id": id, **reply})
+            client.send_message(reply if id is None else {"id": id, **reply})
 
-    def _keep_key(self, _: ClientConnection, request: dict[str, Any]) -> dict[str, Any]:
+    def _keep_key(self, _: Client, request: dict[str, Any]) -> dict[str, Any]:
         """Return the key of the cluster's agents: the first one that an agent offered to this process."""
         if not isinstance(key := request.get("key"), str) or not key:
             raise RequestRejected("key: must be a string")
         self._key = self._key or key
         return {"key": self._key}
 
-    def _submit_job(self, client: ClientConnection, request: dict[str, Any]) -> dict[str, Any]:
+    def _submit_job(self, client: Client, request: dict[str, Any]) -> dict[str, Any]:
         """Queue a job; an ``attached`` one ends when its client disconnects."""
         if self._is_stopping:
             raise RequestRejected("the cluster is shutting down", "unavailable")
         if type(attached := request.get("attached", False)) is not bool:
             raise RequestRejected(f"attached: must be true or false, not {attached!r}")
         job = self._jobs.submit_job(request)
-        try:
-            self._journal.add_submitted(job)
-        except OSError as error:
-            self._jobs.end_job(job)
-            raise RequestRejected(f"the journal cannot be written: {error}", "unavailable") from error
         if attached:
             client.attached_jobs.append(job)
         return {"job": str(job.id)}
 
-    def _cancel_job(self, _: ClientConnection, request: dict[str, Any]) -> dict[str, Any]:
+    def _cancel_job(self, _: Client, request: dict[str, Any]) -> dict[str, Any]:
         """Cancel a job if its number and name agree; raise ``RequestRejected`` otherwise."""
         job = self._jobs.find_job(request.get("job"))
         if job is None:
@@ -299,13 +255,13 @@ class Server:
         elif job.state == "running":
             self._runs.stop_job(job, reason)
 
-    def _find_job(self, _: ClientConnection, request: dict[str, Any]) -> dict[str, Any]:
+    def _find_job(self, _: Client, request: dict[str, Any]) -> dict[str, Any]:
         """Return the record of a name's newest job, or of the job with an id; ``{"job": None}`` without one."""
         name = request.get("name")
         job = self._jobs.newest_job(name) if isinstance(name, str) else self._jobs.find_job(request.get("job"))
         return {"job": None} if job is None else job.as_record()
 
-    def _wait_for_job(self, client: ClientConnection, request: dict[str, Any]) -> dict[str, Any] | None:
+    def _wait_for_job(self, client: Client, request: dict[str, Any]) -> dict[str, Any] | None:
         """Return the job's record, or None to answer when it ends."""
         job = self._jobs.find_job(request.get("job"))
         if job is None or job.state == "ended":
@@ -313,7 +269,7 @@ class Server:
         self._waiting[job].append((client, request.get("id")))
         return None
 
-    def _list_jobs(self, _: ClientConnection, request: dict[str, Any]) -> dict[str, Any]:
+    def _list_jobs(self, _: Client, request: dict[str, Any]) -> dict[str, Any]:
         """Return all active jobs, and those with a prefix in their name that ended after ``ended_since``."""
         since, prefix = request.get("ended_since", 0), request.get("ended_prefix", "")
         if type(since) is not int or not isinstance(prefix, str):
@@ -328,20 +284,18 @@ class Server:
             "jobs": [job.as_record() for job in (*self._jobs.active_jobs, *ended)],
         }
 
-    def _watch(self, client: ClientConnection, _: dict[str, Any]) -> dict[str, Any]:
+    def _watch(self, client: Client, _: dict[str, Any]) -> dict[str, Any]:
         """Notify a client of changes of the job table from now on; return the number of the last change."""
         client.is_watching = True
         client.notified_seq = self._jobs.seq
         return {"seq": client.notified_seq}
 
-    def _shut_down(self, _: ClientConnection, request: dict[str, Any]) -> dict[str, Any]:
-        """Stop all jobs and end the server, unless it has jobs or other clients and the request excludes that."""
-        active = len(self._jobs.active_jobs)
-        is_shared = bool(request.get("if_alone")) and len(self._clients) > 1
-        if (request.get("if_idle") and active) or is_shared:
-            return {"shutdown": False, "jobs": active}
-        self._stop_all_jobs()
-        return {"shutdown": True, "jobs": active}
+    def _shut_down(self, _: Client, __: dict[str, Any]) -> dict[str, Any]:
+        """End the server, unless it has jobs or other clients."""
+        is_used = bool(self._jobs.active_jobs) or len(self._clients) > 1
+        if not is_used:
+            self._stop_all_jobs()
+        return {"shutdown": not is_used}
 
     def _stop_all_jobs(self) -> None:
         """Stop all jobs and accept no others; the server ends when they have ended."""
@@ -353,66 +307,48 @@ class Server:
         """Start queued jobs, record ended ones, send replies and notices, and decide whether the server may end."""
         while not self._is_stopping and (job := self._jobs.start_next_job()):
             self._runs.start_job(job)
-        self._record_ended_jobs()
+        self._report_ended_jobs()
         self._notify_watchers()
-        for client in list(self._clients):
-            if not client.flush():
-                self._drop_client(client)
-                continue
-            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.unsent else 0)
-            key = self._selector.get_key(client.connection)
-            if key.events != events:
-                self._selector.modify(client.connection, events, key.data)
         self._is_done = self._is_done or (self._is_stopping and not self._jobs.active_jobs)
         if self._clients or self._jobs.active_jobs:
-            self._timers.cancel("linger")
-        elif "linger" not in self._timers:
-            self._timers.set("linger", self._linger_s, self._end_if_unused)
+            self.loop.cancel_alarm("linger")
+        elif not self.loop.has_alarm("linger"):
+            self.loop.set_alarm("linger", self._linger_s, self._end_if_unused)
 
     def _end_if_unused(self) -> None:
         """End the server, or wait longer if an agent may still need the key for undelivered results."""
-        if time.monotonic() < self._key_needed_until and self._journal.exists:
-            self._timers.set("linger", self._linger_s, self._end_if_unused)
+        if time.monotonic() < self._key_needed_until and self._directory.exists():
+            self.loop.set_alarm("linger", self._linger_s, self._end_if_unused)
         else:
             self._is_done = True
 
-    def _record_ended_jobs(self) -> None:
-        """Write newly ended jobs to the journal, and reply to clients that wait for them."""
-        for job in reversed(self._jobs.jobs_ended_since(self._journalled_seq)):
-            self._journal.add_ended(job)
+    def _report_ended_jobs(self) -> None:
+        """Reply to clients that wait for jobs that have ended."""
+        for job in reversed(self._jobs.jobs_ended_since(self._processed_seq)):
             if self._key and job.exit_code == _RESULT_UNDELIVERED:
                 self._key_needed_until = time.monotonic() + _KEY_RETENTION_S
             for client, id in self._waiting.pop(job, ()):
-                client.send({"id": id, **job.as_record()})
-        self._journalled_seq = self._jobs.seq
-        if self._journal.is_long:
-            with suppress(OSError):  # it stays long
-                self._journal.rewrite(self._jobs.all_jobs)
+                client.send_message({"id": id, **job.as_record()})
+        self._processed_seq = self._jobs.seq
 
     def _notify_watchers(self) -> None:
         """Notify watching clients of changes of the job table, at most once per interval."""
-        if "notice" in self._timers:
+        if self.loop.has_alarm("notice"):
             return
         seq = self._jobs.seq
         unaware = [client for client in self._clients if client.is_watching and client.notified_seq != seq]
         for client in unaware:
-            if len(client.unsent) < _MAX_PENDING_BYTES:
+            if not client.is_behind:
                 client.notified_seq = seq
-                client.send({"changed": seq})
+                client.send_message({"changed": seq})
         if unaware:
-            self._timers.set("notice", _NOTICE_INTERVAL_S, lambda: None)
+            self.loop.set_alarm("notice", _NOTICE_INTERVAL_S, lambda: None)
 
 
 def main() -> int:
     """Start locald; return its exit code in this process, and in the detached ones when they end."""
     options = _parse_options()
     directory = options.dir.resolve()
-    mark_ending = f"@{directory}"
-    if os.environ.get(MARK) != mark_ending:  # exec again, so that processes forked without exec carry the mark too
-        flags = ["-I", "-S"] if sys.flags.isolated else []
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("LOCALD_")}
-        command = [sys.executable, *flags, os.path.abspath(__file__), *sys.argv[1:]]
-        os.execve(sys.executable, command, {**environment, MARK: mark_ending})
     forbid_dumps()
     os.umask(0o077)
     directory.mkdir(parents=True, exist_ok=True)
@@ -422,9 +358,8 @@ def main() -> int:
     except BlockingIOError:
         return HELD_BY_ANOTHER
     try:
-        kill_cluster(str(directory), KILL_TIMEOUT_S, grace_s=RUNNER_GRACE_S)
-        return _start(options, directory, mark_ending, lock)
-    except (PreloadError, OSError) as error:
+        return _start(options, directory, lock)
+    except (ImportError, OSError) as error:
         print(f"locald: {error}", file=sys.stderr)
         return CANNOT_RUN
 
@@ -447,12 +382,9 @@ def _parse_options() -> argparse.Namespace:
     return options
 
 
-def _start(options: argparse.Namespace, directory: Path, mark_ending: str, lock: int) -> int:
+def _start(options: argparse.Namespace, directory: Path, lock: int) -> int:
     """Load everything that may fail, fork the keeper and locald, and return when locald answers. Raise ``OSError``."""
-    journal = Journal(directory / "locald.jobs")
     nodes = [LocalNode(f"{options.cluster}-{k}", f"{options.network}.{k}") for k in range(1, options.nodes + 1)]
-    jobs = JobTable(nodes, journal.load())
-    journal.rewrite(jobs.all_jobs)
     listener = _bind_socket(directory)
     preloaded = Preloaded(options.preload) if options.preload else None
     reader, writer = os.pipe()
@@ -470,24 +402,19 @@ def _start(options: argparse.Namespace, directory: Path, mark_ending: str, lock:
     adopt_orphans()
     if pid := os.fork():
         listener.close()
-        journal.close()
         os.write(writer, str(pid).encode())
         os.close(writer)
         return _run_keeper(pid)
     os.close(reader)
     os.close(writer)
     adopt_orphans()  # a fork does not inherit that
-    timers = Timers()
-
-    def release() -> None:
-        server.release()
-        os.close(lock)
-
+    # Forks of the preloaded program keep the lock, so that the next locald starts after their end.
+    spawner = Spawner(preloaded, lambda: server.release())
     base_env = {key: value for key, value in os.environ.items() if not key.startswith("LOCALD_")}
-    spawner = Spawner(preloaded, release)
-    runs = Runs(jobs, spawner, timers, mark_ending=mark_ending, base_env=base_env, kill_grace_s=options.kill_grace)
+    jobs, loop = JobTable(nodes, first_id=int(time.time() * 100)), Loop()
+    runs = Runs(jobs, spawner, loop, str(directory), base_env, options.kill_grace)
     settings = {"cluster": options.cluster, "nodes": options.nodes, "network": options.network}
-    server = Server(jobs, runs, timers, journal, listener, settings=settings, linger_s=options.linger)
+    server = Server(jobs, runs, loop, listener, directory, settings=settings, linger_s=options.linger)
 
     gc.freeze()
     try:

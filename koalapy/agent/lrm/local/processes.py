@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import select
 import signal
 import time
 from collections.abc import Container, Iterable
@@ -139,58 +138,6 @@ def read_environment(pid: int) -> bytes:
             break
         time.sleep(pause)
     return environment
-
-
-def belongs_to_cluster(pid: int, directory: str) -> bool:
-    """Return whether a process is locald of a cluster's directory, or was started by it.
-
-    Only root can read the mark of locald and of its forks: their command line has the directory instead.
-    """
-    command = f"\0--dir\0{directory}\0".encode(errors="surrogateescape")
-    return read_mark(pid).endswith(f"@{directory}") or command in _read(pid, "cmdline")
-
-
-def kill_cluster(directory: str, timeout_s: float, grace_s: float = 0.0) -> int:
-    """Kill an earlier locald of a directory and all processes that it left, and wait until they are gone.
-
-    In the first ``grace_s`` they may end by themselves: a runner finds more of its program's processes than locald.
-    Return the number of killed processes. Raise ``TimeoutError`` if some are left ``timeout_s`` after that.
-    """
-    grace_end = time.monotonic() + grace_s
-    deadline = grace_end + timeout_s
-    killed = 0
-    while pids := [pid for pid in _all_pids() if pid != os.getpid() and belongs_to_cluster(pid, directory)]:
-        if time.monotonic() < grace_end:
-            time.sleep(_POLL_INTERVAL_S)
-            continue
-        for pid in pids:
-            killed += _kill_and_wait(pid, directory, deadline)
-        if time.monotonic() >= deadline:
-            raise TimeoutError(f"processes of {directory} cannot be killed: {pids}")
-    return killed
-
-
-def _kill_and_wait(pid: int, directory: str, deadline: float) -> int:
-    """Kill a process of a cluster and wait for its end until ``deadline`` (monotonic). Return 0 if it was gone."""
-    try:
-        handle = os.pidfd_open(pid)
-    except OSError:
-        return 0
-    try:
-        if not belongs_to_cluster(pid, directory):  # the id may belong to another process by now
-            return 0
-        with suppress(ProcessLookupError, PermissionError):
-            signal.pidfd_send_signal(handle, signal.SIGKILL)
-        poll = select.poll()
-        poll.register(handle, select.POLLIN)
-        poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
-        return 1
-    finally:
-        os.close(handle)
-
-
-def _all_pids() -> list[int]:
-    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
 
 
 def _children_of(pid: int) -> list[int]:

@@ -2,102 +2,60 @@
 
 import os
 import signal
-import time
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 from koalapy.agent.lrm.local.jobs import WALLTIME_EXCEEDED, JobTable, LocalJob, LocalNode
 from koalapy.agent.lrm.local.processes import MARK, find_orphans, process_trees, read_mark, send_signal
-from koalapy.agent.lrm.local.spawn import ProcessSettings, Spawner
+from koalapy.agent.lrm.local.spawn import Spawner
+from koalapy.runner.connections import Loop
 
 
-class Timers:
-    """Functions to call later, one for each key."""
-
-    def __init__(self) -> None:
-        self._entries: dict[Hashable, tuple[float, Callable[[], None]]] = {}
-
-    def __contains__(self, key: Hashable) -> bool:
-        return key in self._entries
-
-    def set(self, key: Hashable, seconds: float, action: Callable[[], None]) -> None:
-        """Call a function after so many seconds, in place of an earlier one with the same key."""
-        self._entries[key] = (time.monotonic() + seconds, action)
-
-    def cancel(self, key: Hashable) -> None:
-        self._entries.pop(key, None)
-
-    def seconds_left(self) -> float | None:
-        """Return the seconds until the next call; None if there is none."""
-        if not self._entries:
-            return None
-        return max(0.0, min(due for due, _ in self._entries.values()) - time.monotonic())
-
-    def run_due(self) -> None:
-        """Call all due functions, except those that an earlier call cancels or sets again."""
-        now = time.monotonic()
-        for key, entry in list(self._entries.items()):
-            due, action = entry
-            if due <= now and self._entries.get(key) is entry:
-                del self._entries[key]
-                action()
-
-
+@dataclass(eq=False, slots=True)
 class NodeRun:
     """The processes of a job on one node."""
 
-    __slots__ = ("is_alive", "job", "mark", "node", "pid", "sent_signal", "signalled_pids")
-
-    def __init__(self, job: LocalJob, node: LocalNode, mark: str) -> None:
-        self.job = job
-        self.node = node
-        self.mark = mark
-        self.pid = 0
-        """The main process."""
-        self.is_alive = False
-        """Whether the main process runs this job."""
-        self.sent_signal = 0
-        """The last signal that locald has sent: 0, SIGTERM or SIGKILL."""
-        self.signalled_pids: set[int] = set()
+    job: LocalJob
+    node: LocalNode
+    mark: str
+    pid: int = 0
+    """The main process."""
+    is_alive: bool = False
+    """Whether the main process runs this job."""
+    sent_signal: int = 0
+    """The last signal that locald has sent: 0, SIGTERM or SIGKILL."""
+    signalled_pids: set[int] = field(default_factory=set)
 
 
+@dataclass(slots=True)
 class Runs:
     """The runs of all running jobs. A job ends when none of its processes is left on any node."""
 
-    def __init__(
-        self,
-        jobs: JobTable,
-        spawner: Spawner,
-        timers: Timers,
-        *,
-        mark_ending: str,
-        base_env: Mapping[str, str],
-        kill_grace_s: float = 1.0,
-    ) -> None:
-        """``kill_grace_s``: seconds between SIGTERM and SIGKILL."""
-        self._jobs = jobs
-        self._spawner = spawner
-        self._timers = timers
-        self._mark_ending = mark_ending
-        self._base_env = base_env
-        self._kill_grace_s = kill_grace_s
-        self._runs: dict[tuple[LocalJob, LocalNode], NodeRun] = {}
-        self._by_pid: dict[int, NodeRun] = {}
-        """Runs with a living main process."""
-        self._orphan_runs: dict[int, NodeRun] = {}
-        """The runs of orphans, by process id."""
+    jobs: JobTable
+    spawner: Spawner
+    loop: Loop
+    directory: str
+    base_env: Mapping[str, str]
+    kill_grace_s: float = 1.0
+    """Seconds between SIGTERM and SIGKILL."""
+    _runs: dict[tuple[LocalJob, LocalNode], NodeRun] = field(default_factory=dict)
+    _by_pid: dict[int, NodeRun] = field(default_factory=dict)
+    """Runs with a living main process."""
+    _orphan_runs: dict[int, NodeRun] = field(default_factory=dict)
+    """The runs of orphans, by process id."""
 
     def start_job(self, job: LocalJob) -> None:
         """Start the job's program on all of its nodes."""
         addresses = ",".join(node.address for node in job.nodes)
-        base_env = dict(self._base_env)
+        base_env = dict(self.base_env)
         if job.account is not None:
             base_env.pop("TMPDIR", None)
             base_env |= {"HOME": job.account["home"], "USER": job.account["name"], "LOGNAME": job.account["name"]}
             base_env["SHELL"] = job.account["shell"] or "/bin/sh"
         for index, node in enumerate(job.nodes):
-            run = NodeRun(job, node, f"{job.id}.{index}{self._mark_ending}")
+            run = NodeRun(job, node, f"{job.id}.{index}@{self.directory}")
             env = {
                 **base_env,
                 **job.env,
@@ -110,23 +68,21 @@ class Runs:
             }
             self._runs[job, node] = run
             try:
-                secret = job.secrets[index] if job.secrets else ""
-                settings = ProcessSettings(env, job.cwd, job.output, secret)
-                run.pid = self._spawner.spawn(job.argv, settings, job.account)
+                run.pid = self.spawner.spawn(job, env, job.secrets[index] if job.secrets else "")
             except OSError as error:
                 self._end_main_process(run, 126, f"node {node.name}: cannot start: {error}")
             else:
                 run.is_alive = True
                 self._by_pid[run.pid] = run
         if job.walltime is not None:
-            self._timers.set(job, job.walltime, lambda: self.stop_job(job, WALLTIME_EXCEEDED))
+            self.loop.set_alarm(f"{job.id}", job.walltime, lambda: self.stop_job(job, WALLTIME_EXCEEDED))
         self._sweep()
 
     def stop_job(self, job: LocalJob, reason: str) -> None:
         """End all processes of a running job: SIGTERM, and SIGKILL after the grace time."""
         if not job.reason:
             job.reason = reason
-        self._timers.cancel(job)
+        self.loop.cancel_alarm(f"{job.id}")
         for node in job.nodes:
             run = self._runs.get((job, node))
             if run is not None and not run.sent_signal:
@@ -156,7 +112,7 @@ class Runs:
         if not run.job.exit_code:
             run.job.exit_code = code
         if lost_reason:
-            self._jobs.mark_lost(run.job, lost_reason)
+            self.jobs.mark_lost(run.job, lost_reason)
 
     def _signal_run(self, run: NodeRun, signum: signal.Signals) -> None:
         """Send a signal to all processes of a run; after SIGTERM, schedule SIGKILL."""
@@ -168,7 +124,7 @@ class Runs:
                 self._signal_run(run, signal.SIGKILL)
                 self._sweep()
 
-            self._timers.set(run, self._kill_grace_s, kill)
+            self.loop.set_alarm(run.mark, self.kill_grace_s, kill)
         if run.is_alive:
             tree = process_trees([run.pid])
             try:
@@ -195,11 +151,11 @@ class Runs:
                     run.signalled_pids.update(new_pids)
                     send_signal(process_trees(new_pids), run.sent_signal)
             elif not run.is_alive:
-                self._timers.cancel(run)
+                self.loop.cancel_alarm(run.mark)
                 del self._runs[run.job, run.node]
                 if not any((run.job, node) in self._runs for node in run.job.nodes):
-                    self._timers.cancel(run.job)
-                    self._jobs.end_job(run.job)
+                    self.loop.cancel_alarm(f"{run.job.id}")
+                    self.jobs.end_job(run.job)
 
     def _find_run(self, pid: int, ending: list[NodeRun]) -> NodeRun | None:
         """Return the run to which an orphaned process belongs, by its mark or else its session.

@@ -10,15 +10,15 @@ import math
 import os
 import pwd
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import structlog
 
 from koalapy.agent.components.job_folders import JobFolders
 from koalapy.agent.core.settings import AgentSettings, SiteSettings
 from koalapy.agent.lrm.drmaa.control import drmaa_control
-from koalapy.agent.lrm.node_classes import KnownNode, NodeGroups, group_nodes
+from koalapy.agent.lrm.node_classes import NO_GROUPS, KnownNode, NodeGroups, group_nodes
 from koalapy.agent.lrm.port import (
     JOB_PREFIX,
     SUSPENDED_TEXT,
@@ -34,6 +34,7 @@ from koalapy.agent.lrm.port import (
 from koalapy.agent.lrm.rejections import (
     blame_requirement,
     reject_charges,
+    reject_fields,
     reject_other_job,
     reject_qsub_options,
     reject_size,
@@ -46,7 +47,6 @@ from koalapy.agent.lrm.sge.answers import (
     SUSPENDED,
     UNREACHABLE,
     AccountingRecord,
-    HostProperties,
     Listing,
     NodeState,
     QueueInstance,
@@ -63,7 +63,7 @@ from koalapy.agent.lrm.sge.answers import (
     use_of,
 )
 from koalapy.agent.lrm.sge.commands import Layout, QsubControl, SgeCommands, check_grid_engine, read_layout
-from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
+from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 from koalapy.model.job_sizes import JobSizes
 from koalapy.model.node_requirement import Gpus
 from koalapy.model.reports import ListedState
@@ -79,7 +79,6 @@ WAITING_QUERY_INTERVAL_S = 3.0
 """Time between two queries of the reason why a job waits, and before the first."""
 MAX_WAITING_QUERIES = 3
 """Such queries in one snapshot."""
-NO_GROUPS = NodeGroups()
 SETTLING_TIME_S = 10.0
 
 
@@ -116,13 +115,13 @@ class SgeLrm(PolledLrm):
         environment_hint = "leave it out, and set the cluster's parallel_environment"
         reject_qsub_options(self._native_options, q=queue_hint, masterq=queue_hint, pe=environment_hint)
         self._commands = SgeCommands(self._folders.run_as)
-        self._jobs = TrackedJobs(prefix, pwd.getpwuid(os.geteuid()).pw_name, self._folders.list_accounts, clock)
+        accounts = self._folders.list_accounts
+        self._jobs = TrackedJobs(self._commands, control, self.poll_soon, prefix, accounts, clock)
         self._users = "*" if self._folders.is_mapped else self._jobs.owner
-        self._resolver = EndResolver(self._commands, self._jobs, control, self.poll_soon, clock)
         self._layout: Layout | None = None
         self._groups = NO_GROUPS
         self._layout_read_at = 0.0
-        self._gpus: dict[str, int] = {}
+        self._gpus: dict[str, tuple[Gpus, ...]] = {}
         """The most free GPUs of each host so far."""
         self._has_listed = False
 
@@ -131,7 +130,7 @@ class SgeLrm(PolledLrm):
 
     async def close(self) -> None:
         await super().close()
-        await self._resolver.close()
+        await self._jobs.close()
         await self._control.close()
 
     async def submit_job(self, submission: LrmSubmission) -> str:
@@ -168,14 +167,7 @@ class SgeLrm(PolledLrm):
         requirement = submission.requirement
         allowed = {"account": self._settings.allowed_account}
         reject_charges(requirement, allowed, is_mapped=self._folders.is_mapped)
-        if requirement.qos:
-            raise SiteRejected(
-                f"Grid Engine has no quality of service {requirement.qos}",
-                field="qos",
-                value=requirement.qos,
-                hint="leave qos out, or exclude the cluster",
-                fault=SiteFault.UNSUITABLE,
-            )
+        reject_fields(requirement, ("qos",), "Grid Engine has no quality of service {value}")
         options = ["-P", requirement.account] if requirement.account else []
         hosts = self._groups.admitted_nodes(submission.node_class, requirement, submission.nodes, layout.hosts)
         if hosts is not None and (submission.node_class or len(hosts) < len(layout.hosts)):
@@ -219,8 +211,8 @@ class SgeLrm(PolledLrm):
         listing = read_listing((await self._commands.run_checked("qstat", *options)).output)
         ended = self._jobs.update(listing, began)
         self._has_listed = True
-        await self._resolver.resolve(ended)
-        unreachable = unreachable_hosts(listing)
+        await self._jobs.resolve(ended)
+        unreachable = [instance.host for instance in listing.instances if UNREACHABLE in instance.states]
         active_jobs, asked = [], 0
         for job in self._jobs.active_jobs(listing):
             tracked = self._jobs.by_id[job.id]
@@ -252,28 +244,20 @@ class SgeLrm(PolledLrm):
             settings = self._settings
             self._layout = await read_layout(self._commands, settings.parallel_environment, settings.queue)
             self._layout_read_at = now
-            hosts: dict[str, HostProperties] = {}
+            hosts: dict[str, KnownNode] = {}
             with contextlib.suppress(SiteError):  # then they are unknown
                 hosts = read_hosts((await self._commands.run_checked("qhost", "-F", "-xml")).output)
-            nodes = [
-                self._known_node(host, hosts.get(short_name(host), HostProperties()))
-                for host in sorted(self._layout.hosts)
-            ]
+            nodes = []
+            for host in sorted(self._layout.hosts):
+                known = hosts.get(short_name(host), KnownNode(host))
+                # Grid Engine reports those GPUs that are free: the most seen so far count.
+                self._gpus[host] = max(
+                    self._gpus.get(host, ()), known.gpus, key=lambda gpus: sum(e.count for e in gpus)
+                )
+                queues = frozenset(queue for queue, other in self._layout.instances if other == host)
+                nodes.append(replace(known, name=host, gpus=self._gpus[host], partitions=queues))
             self._groups = group_nodes(nodes, settings.node_classes)
         return self._layout
-
-    def _known_node(self, host: str, properties: HostProperties) -> KnownNode:
-        """Return what a host has. Of its GPUs, Grid Engine reports those that are free: the most seen so far count."""
-        assert self._layout is not None
-        self._gpus[host] = max(properties.gpus, self._gpus.get(host, 0))
-        return KnownNode(
-            host,
-            properties.memory,
-            properties.features,
-            cores=properties.cores,
-            gpus=(Gpus(self._gpus[host]),) if self._gpus[host] else (),
-            partitions=frozenset(queue for queue, other in self._layout.instances if other == host),
-        )
 
     async def _list_jobs(self, states: str) -> Sequence[SgeJob]:
         answer = await self._commands.run_checked("qstat", "-s", states, "-u", self._users, "-xml")
@@ -299,39 +283,22 @@ def make_snapshot(
             usable.setdefault(instance.host, []).append(instance)
         if instance.used or instance.reserved:
             used.add(instance.host)
-    hosts: dict[NodeState, set[str]] = {"idle": set(), "busy": set(), "down": set()}
-    for host, instances in usable.items():
-        if host not in held:
-            # Grid Engine takes the slots of a job from one queue of a host, or from several together.
-            slots: Counter[NodeState] = Counter()
-            for instance in instances:
-                slots[queue_state(instance.states)] += instance.total
-            state: NodeState = "down"
-            if slots["idle"] >= layout.slots:
-                state = "busy" if host in used else "idle"
-            elif slots["idle"] + slots["busy"] >= layout.slots:
-                state = "busy"
-            hosts[state].add(host)
+    states: dict[str, ListedState] = {}
+    for host, instances in sorted(usable.items()):
+        # Grid Engine takes the slots of a job from one queue of a host, or from several together.
+        slots: Counter[NodeState] = Counter()
+        for instance in instances:
+            slots[queue_state(instance.states)] += instance.total
+        if host in held:
+            states[host] = "held"
+        elif slots["idle"] >= layout.slots and host not in used:
+            states[host] = "idle"
+        else:
+            states[host] = "local" if slots["idle"] + slots["busy"] >= layout.slots else "down"
     problems = {host: "".join(sorted({*"".join(one.states for one in usable[host])})) for host in usable}
-    states: dict[str, ListedState] = dict.fromkeys(sorted(usable), "held")
-    for state, listed in _LISTED_STATES.items():
-        states.update(dict.fromkeys(hosts[state], listed))
-    return LrmSnapshot(
-        len(usable),
-        len(hosts["idle"]),
-        len(hosts["busy"]),
-        len(hosts["down"]),
-        jobs,
-        notices=groups.notices,
-        job_sizes=(JobSizes(most=max(1, layout.most)),) if layout.most < len(usable) else (),
-        node_classes=groups.report(lambda names: len(names & hosts["idle"])),
-        nodes=groups.list_nodes(
-            states, {host: f"queue state {letters}" for host, letters in problems.items() if letters}
-        ),
-    )
-
-
-_LISTED_STATES: Mapping[NodeState, ListedState] = {"idle": "idle", "busy": "local", "down": "down"}
+    reasons = {host: f"queue state {letters}" for host, letters in problems.items() if letters}
+    sizes = (JobSizes(most=max(1, layout.most)),) if layout.most < len(usable) else ()
+    return replace(groups.make_snapshot(states, reasons, jobs), job_sizes=sizes)
 
 
 ENDED_RETENTION_S = 60.0
@@ -376,19 +343,33 @@ class TrackedJob:
         return self.state is LrmJobState.QUEUED and now - since >= WAITING_QUERY_INTERVAL_S
 
 
-@dataclass(slots=True)
 class TrackedJobs:
-    """Grid jobs: those of the agent's account or other accounts that it uses, with names that begin with ``prefix``."""
+    """Follows grid jobs from listing to listing, and finds out how they ended: by the control or the accounting.
 
-    prefix: str
-    owner: str
-    other_accounts: Callable[[], Collection[str]] = frozenset
-    clock: Clock = SYSTEM_CLOCK
-    by_id: dict[str, TrackedJob] = field(default_factory=dict)
-    _ended: dict[str, tuple[LrmJob, float]] = field(default_factory=dict)
+    They are those of the agent's account or other accounts that it uses, with names that begin with ``prefix``.
+    """
+
+    def __init__(
+        self,
+        commands: SgeCommands,
+        control: JobControl,
+        poll_soon: Callable[[float], None],
+        prefix: str,
+        other_accounts: Callable[[], Collection[str]],
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """``poll_soon`` is called when an end is known, or with the seconds after which it may be."""
+        self._commands, self._control, self._poll_soon = commands, control, poll_soon
+        self.prefix, self._other_accounts, self._clock = prefix, other_accounts, clock
+        self.owner = pwd.getpwuid(os.geteuid()).pw_name
+        self.by_id: dict[str, TrackedJob] = {}
+        self._ended: dict[str, tuple[LrmJob, float]] = {}
+        """Ended jobs by id, with the time until which snapshots show them."""
+        self._slots = asyncio.Semaphore(MAX_CONCURRENT_QACCT)
+        self._queries: dict[str, asyncio.Task[None]] = {}
 
     def add_submitted(self, id: str, name: str, user: str = "") -> None:
-        self.by_id[id] = TrackedJob(id, name, self.clock.monotonic(), user=user)
+        self.by_id[id] = TrackedJob(id, name, self._clock.monotonic(), user=user)
 
     def user_of(self, job: SgeJob) -> str:
         return "" if job.owner == self.owner else job.owner
@@ -421,18 +402,18 @@ class TrackedJobs:
 
     def _select(self, listing: Listing) -> list[SgeJob]:
         """Return the grid jobs in a listing, by their accounts and the prefix of their names."""
-        owners = {self.owner, *self.other_accounts()}
+        owners = {self.owner, *self._other_accounts()}
         return [job for job in listing.jobs if job.owner in owners and job.name.startswith(self.prefix)]
 
     def record_end(self, tracked: TrackedJob, end: JobEnd) -> None:
         """Record how a job ended; snapshots show it for ``ENDED_RETENTION_S`` seconds."""
         self.by_id.pop(tracked.id, None)
         job = end.apply_to(LrmJob(tracked.id, tracked.name, LrmJobState.ENDED, tracked.nodes, user=tracked.user))
-        self._ended[tracked.id] = (job, self.clock.monotonic() + ENDED_RETENTION_S)
+        self._ended[tracked.id] = (job, self._clock.monotonic() + ENDED_RETENTION_S)
 
     def ended_jobs(self) -> list[LrmJob]:
         """Return the jobs that ended less than ``ENDED_RETENTION_S`` seconds ago."""
-        now = self.clock.monotonic()
+        now = self._clock.monotonic()
         self._ended = {id: entry for id, entry in self._ended.items() if entry[1] > now}
         return [job for job, _ in self._ended.values()]
 
@@ -449,6 +430,78 @@ class TrackedJobs:
             for job in self.by_id.values()
             if job.gone_since is not None
         ]
+
+    async def resolve(self, jobs: Iterable[TrackedJob]) -> None:
+        """Record the ends of jobs that are known now, and query the accounting about others."""
+        now = self._clock.monotonic()
+        unresolved = []
+        for job in jobs:
+            ending = self._control.reported_ending(job.id)
+            if job.cancelled and not job.nodes:  # it never ran
+                self.record_end(job, JobEnd(None, reason="cancelled"))
+            elif ending is None or ending.exit_code is None or ending.signal_number is not None or job.cancelled:
+                # Of a killed job the library reports "aborted" at best; the accounting has the cause.
+                unresolved.append(job)
+            else:
+                self.record_end(job, JobEnd(ending.exit_code, use=ending.use))
+        due = [
+            job for job in unresolved if job.id not in self._queries and now >= job.queried_at + ACCOUNTING_INTERVAL_S
+        ]
+        for job in due:
+            job.unanswered_since = now if job.unanswered_since is None else job.unanswered_since
+            self._queries[job.id] = asyncio.create_task(self._query_accounting(job))
+        if due:
+            await asyncio.wait([self._queries[job.id] for job in due], timeout=ACCOUNTING_WAIT_S)
+        for job in unresolved:
+            if job.id in self.by_id:
+                self._give_up_late(job, self._clock.monotonic())
+
+    async def close(self) -> None:
+        """Cancel all queries."""
+        tasks = list(self._queries.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _query_accounting(self, job: TrackedJob) -> None:
+        """Query the accounting for the end of a job, and record it if there is a record."""
+        records: Sequence[AccountingRecord] = ()
+        try:
+            async with self._slots:
+                if job.id in self.by_id:
+                    records = await self._commands.read_job_accounting(job.user or self.owner, job.id)
+        except SiteError as error:
+            log.warning("accounting does not answer", action="accounting-silent", lrm_job=job.id, reason=error.message)
+            return
+        finally:
+            job.queried_at = self._clock.monotonic()
+            self._queries.pop(job.id, None)
+        job.unanswered_since = None
+        # Processes on further hosts have separate records; the job's is that of the host where it was started.
+        of_job = [record for record in records if record.name == job.name]
+        records = [record for record in of_job if not job.nodes or record.host == job.nodes[0]]
+        if records and job.id in self.by_id:
+            end = end_of(records[-1], cancelled=job.cancelled)
+            self.record_end(job, replace(end, use=use_of(of_job)))
+            self._poll_soon(0.0)
+
+    def _give_up_late(self, job: TrackedJob, now: float) -> None:
+        """Record an end without exit code if the accounting has no record in time; else request a later poll."""
+        is_asked = job.unanswered_since is not None
+        since, timeout = (
+            (job.unanswered_since, ACCOUNTING_TIMEOUT_S) if is_asked else (job.gone_since, ACCOUNTING_DELAY_S)
+        )
+        if since is not None and now - since < timeout:
+            self._poll_soon(ACCOUNTING_INTERVAL_S)
+            return
+        ending = self._control.reported_ending(job.id)
+        if job.cancelled:
+            self.record_end(job, JobEnd(None, reason="cancelled"))
+        elif ending is not None and (ending.aborted or ending.signal):
+            self.record_end(job, JobEnd(None, lost=True, reason=f"Grid Engine ended it {ending.signal}".strip()))
+        else:
+            detail = f": its accounting has not answered for {ACCOUNTING_TIMEOUT_S:g} s" if is_asked else ""
+            self.record_end(job, JobEnd(None, reason=f"Grid Engine does not say how it ended{detail}"))
 
 
 def convert_job(job: SgeJob, tracked: TrackedJob, unreachable: Iterable[str]) -> LrmJob:
@@ -471,97 +524,3 @@ def convert_job(job: SgeJob, tracked: TrackedJob, unreachable: Iterable[str]) ->
     elif state is LrmJobState.QUEUED and tracked.waiting:
         reason = f"Grid Engine says {tracked.waiting}"
     return LrmJob(job.id, job.name, state, job.hosts, None, lost, reason, user=tracked.user)
-
-
-def unreachable_hosts(listing: Listing) -> Sequence[str]:
-    return [instance.host for instance in listing.instances if UNREACHABLE in instance.states]
-
-
-class EndResolver:
-    """Finds out how jobs ended, from the control's reports or the accounting."""
-
-    def __init__(
-        self,
-        commands: SgeCommands,
-        jobs: TrackedJobs,
-        control: JobControl,
-        poll_soon: Callable[[float], None],
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> None:
-        """``poll_soon`` is called when an end is known, or with the seconds after which it may be."""
-        self._commands, self._jobs, self._control, self._poll_soon = commands, jobs, control, poll_soon
-        self._clock = clock
-        self._slots = asyncio.Semaphore(MAX_CONCURRENT_QACCT)
-        self._queries: dict[str, asyncio.Task[None]] = {}
-
-    async def resolve(self, jobs: Iterable[TrackedJob]) -> None:
-        """Record the ends of jobs that are known now, and query the accounting about others."""
-        now = self._clock.monotonic()
-        unresolved = []
-        for job in jobs:
-            ending = self._control.reported_ending(job.id)
-            if job.cancelled and not job.nodes:  # it never ran
-                self._jobs.record_end(job, JobEnd(None, reason="cancelled"))
-            elif ending is None or ending.exit_code is None or ending.signal_number is not None or job.cancelled:
-                # Of a killed job the library reports "aborted" at best; the accounting has the cause.
-                unresolved.append(job)
-            else:
-                self._jobs.record_end(job, JobEnd(ending.exit_code, use=ending.use))
-        due = [
-            job for job in unresolved if job.id not in self._queries and now >= job.queried_at + ACCOUNTING_INTERVAL_S
-        ]
-        for job in due:
-            job.unanswered_since = now if job.unanswered_since is None else job.unanswered_since
-            self._queries[job.id] = asyncio.create_task(self._query_accounting(job))
-        if due:
-            await asyncio.wait([self._queries[job.id] for job in due], timeout=ACCOUNTING_WAIT_S)
-        for job in unresolved:
-            if job.id in self._jobs.by_id:
-                self._give_up_late(job, self._clock.monotonic())
-
-    async def close(self) -> None:
-        """Cancel all queries."""
-        tasks = list(self._queries.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _query_accounting(self, job: TrackedJob) -> None:
-        """Query the accounting for the end of a job, and record it if there is a record."""
-        records: Sequence[AccountingRecord] = ()
-        try:
-            async with self._slots:
-                if job.id in self._jobs.by_id:
-                    records = await self._commands.read_job_accounting(job.user or self._jobs.owner, job.id)
-        except SiteError as error:
-            log.warning("accounting does not answer", action="accounting-silent", lrm_job=job.id, reason=error.message)
-            return
-        finally:
-            job.queried_at = self._clock.monotonic()
-            self._queries.pop(job.id, None)
-        job.unanswered_since = None
-        # Processes on further hosts have separate records; the job's is that of the host where it was started.
-        of_job = [record for record in records if record.name == job.name]
-        records = [record for record in of_job if not job.nodes or record.host == job.nodes[0]]
-        if records and job.id in self._jobs.by_id:
-            end = end_of(records[-1], cancelled=job.cancelled)
-            self._jobs.record_end(job, replace(end, use=use_of(of_job)))
-            self._poll_soon(0.0)
-
-    def _give_up_late(self, job: TrackedJob, now: float) -> None:
-        """Record an end without exit code if the accounting has no record in time; else request a later poll."""
-        is_asked = job.unanswered_since is not None
-        since, timeout = (
-            (job.unanswered_since, ACCOUNTING_TIMEOUT_S) if is_asked else (job.gone_since, ACCOUNTING_DELAY_S)
-        )
-        if since is not None and now - since < timeout:
-            self._poll_soon(ACCOUNTING_INTERVAL_S)
-            return
-        ending = self._control.reported_ending(job.id)
-        if job.cancelled:
-            self._jobs.record_end(job, JobEnd(None, reason="cancelled"))
-        elif ending is not None and (ending.aborted or ending.signal):
-            self._jobs.record_end(job, JobEnd(None, lost=True, reason=f"Grid Engine ended it {ending.signal}".strip()))
-        else:
-            detail = f": its accounting has not answered for {ACCOUNTING_TIMEOUT_S:g} s" if is_asked else ""
-            self._jobs.record_end(job, JobEnd(None, reason=f"Grid Engine does not say how it ended{detail}"))

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Literal
 from xml.etree import ElementTree as Xml
 
+from koalapy.agent.lrm.node_classes import KnownNode
 from koalapy.agent.lrm.port import JOB_PREFIX, JobEnd, JobUse, LrmJobState
 from koalapy.model.errors import SiteUnavailable
-from koalapy.model.node_requirement import WORD
+from koalapy.model.node_requirement import WORD, Gpus
 
 _INVALID_CHARACTER = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _REFERENCE = re.compile("&#(?:([0-9]+)|x([0-9a-fA-F]+));")
@@ -248,21 +249,12 @@ FIXED_ON_HOST = "hf"
 TRUE_VALUES = frozenset({"TRUE", "1", "1.000000"})
 
 
-@dataclass(frozen=True, slots=True)
-class HostProperties:
-    """What a host has; None and empty where Grid Engine does not report it."""
+def read_hosts(text: bytes) -> dict[str, KnownNode]:
+    """Return the hosts in an answer of ``qhost -F -xml`` by short name; empty for other text.
 
-    memory: int | None = None
-    """Bytes."""
-    cores: int | None = None
-    gpus: int = 0
-    """GPUs that no job uses now."""
-    features: frozenset[str] = frozenset()
-    """Configured boolean complexes that are true, and the architecture."""
-
-
-def read_hosts(text: bytes) -> dict[str, HostProperties]:
-    """Return the properties of hosts in an answer of ``qhost -F -xml`` by short name; empty for other text."""
+    Their GPUs are those that no job uses now. Features are the architecture, and configured boolean complexes that are
+    true.
+    """
     try:
         root, _ = _read_xml(text)
     except Xml.ParseError:
@@ -277,11 +269,14 @@ def read_hosts(text: bytes) -> dict[str, HostProperties]:
         processors = values.get("num_proc", "")
         features = {name for name, kind, value in resources if kind == FIXED_ON_HOST and value in TRUE_VALUES}
         features |= {values["arch_string"]} if values.get("arch_string", "-") != "-" else set()
-        hosts[short_name(host.get("name", ""))] = HostProperties(
+        gpus = max((_read_count(value) for name, _, value in resources if name in GPU_COMPLEXES), default=0)
+        name = short_name(host.get("name", ""))
+        hosts[name] = KnownNode(
+            name,
             _read_size(values.get("mem_total", "")) or None,
-            int(processors) if re.fullmatch(r"[1-9][0-9]{0,4}", processors, re.ASCII) else None,
-            max((_read_count(value) for name, _, value in resources if name in GPU_COMPLEXES), default=0),
             frozenset(feature for feature in features if WORD.fullmatch(feature)),
+            cores=int(processors) if re.fullmatch(r"[1-9][0-9]{0,4}", processors, re.ASCII) else None,
+            gpus=(Gpus(gpus),) if gpus else (),
         )
     return hosts
 

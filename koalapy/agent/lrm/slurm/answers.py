@@ -13,14 +13,12 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, NoReturn
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn
 
 from typing_extensions import TypeIs
 
-from koalapy.agent.lrm.node_classes import NodePart
-from koalapy.agent.lrm.port import LrmJobState
-from koalapy.agent.lrm.slurm.states import job_state
+from koalapy.agent.lrm.node_classes import KnownNode, NodePart
 from koalapy.model.errors import SiteUnavailable
 from koalapy.model.node_requirement import MAX_CORES, MAX_GPUS, WORD, Gpus, expand_host_list
 
@@ -52,26 +50,17 @@ _MEMORY_UNSET = 1
 
 
 @dataclass(frozen=True, slots=True)
-class SlurmNode:
-    """A node of the cluster's partitions; ``words`` are all words of its state, in capitals."""
+class SlurmNode(KnownNode):
+    """A node of the cluster's partitions. Nodes with the same properties are equal in all states."""
 
-    name: str
-    words: frozenset[str]
-    reason: str = ""
+    words: frozenset[str] = field(default=frozenset(), compare=False)
+    """All words of its state, in capitals."""
+    reason: str = field(default="", compare=False)
     """Why it is down, as an operator wrote."""
-    partitions: frozenset[str] = frozenset()
-    """The cluster's partitions that have the node."""
-    features: frozenset[str] | None = None
-    """Features for constraints of jobs; None if Slurm does not report them."""
-    memory: int | None = None
-    """Bytes; None if it is not configured in Slurm."""
-    weight: int = 0
-    """Nodes of lower weight are allocated first."""
-    cores: int | None = None
-    """CPUs, as Slurm counts them; None if Slurm does not report them."""
-    gpus: tuple[Gpus, ...] = ()
-    used: NodePart | None = None
+    used: NodePart | None = field(default=None, compare=False)
     """What jobs use of it; None if Slurm does not report that of each node."""
+    has_features: bool = True
+    """Whether Slurm reports its features."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +170,8 @@ def _read_node(entry: Mapping[str, Any], partitions: frozenset[str]) -> list[Slu
     used = None
     if _is_count(cpus := entry.get("alloc_cpus")) and _is_count(megabytes := entry.get("alloc_memory")):
         used = NodePart(cpus, megabytes << 20, read_gres(entry.get("gres_used")))
-    return [SlurmNode(name, words, _reason(entry.get("reason")), partitions, **_properties(entry), used=used)]
+    reason = _reason(entry.get("reason"))
+    return [SlurmNode(name, words=words, reason=reason, partitions=partitions, used=used, **_properties(entry))]
 
 
 def _read_group(entry: Mapping[str, Any], partitions: frozenset[str]) -> list[SlurmNode]:
@@ -199,7 +189,9 @@ def _read_group(entry: Mapping[str, Any], partitions: frozenset[str]) -> list[Sl
     words = _state_words(state, f"node {hosts[0]}", "sinfo") if hosts else frozenset()
     reason, properties = _reason(entry.get("reason")), _properties(entry)
     used = _used_by_group(entry) if len(hosts) == 1 else None
-    return [SlurmNode(host, words, reason, partitions, **properties, used=used) for host in hosts]
+    return [
+        SlurmNode(host, words=words, reason=reason, partitions=partitions, used=used, **properties) for host in hosts
+    ]
 
 
 def _used_by_group(entry: Mapping[str, Any]) -> NodePart | None:
@@ -222,8 +214,10 @@ def _properties(entry: Mapping[str, Any]) -> dict[str, Any]:
     megabytes, weight, cpus = (_minimum(entry.get(name)) for name in ("real_memory", "weight", "cpus"))
     if "real_memory" not in entry:
         megabytes = _minimum(entry.get("memory"))
+    features = _features(entry)
     return {
-        "features": _features(entry),
+        "features": features or frozenset(),
+        "has_features": features is not None,
         "memory": megabytes << 20 if megabytes > _MEMORY_UNSET else None,
         "weight": weight,
         "cores": cpus if 0 < cpus <= MAX_CORES else None,
@@ -365,20 +359,11 @@ def read_count(text: str) -> int | None:
     return int(match[1]) * unit if match[1].isdecimal() else int(float(match[1]) * unit)
 
 
-class JobLine(NamedTuple):
-    """A job in a line of squeue or sacct."""
-
-    job: str
-    state: LrmJobState
-    uid: int
-    name: str
-
-
-def read_lines(output: bytes) -> list[JobLine]:
-    """Read lines of job, state, uid and name."""
+def read_lines(output: bytes) -> list[SlurmJob]:
+    """Read lines of job, state, uid and name, of squeue or sacct."""
     lines = []
     for line in output.decode(errors="replace").splitlines():
         job, state, uid_text, name = [*line.strip().split("|", 3), "", "", ""][:4]
         if job.isdecimal() and (uid := read_uid(uid_text)) is not None:
-            lines.append(JobLine(job, job_state(words_in([state])), uid, name))
+            lines.append(SlurmJob(job, name, uid, words_in([state])))
     return lines

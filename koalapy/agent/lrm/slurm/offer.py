@@ -82,7 +82,7 @@ class Offer:
 
     def select_nodes(self, nodes: Sequence[SlurmNode]) -> list[SlurmNode]:
         """Return those that grid jobs may get."""
-        nodes = [node for node in nodes if node.features is None or may_match(node.features, self.constraint)]
+        nodes = [node for node in nodes if not node.has_features or may_match(node.features, self.constraint)]
         nodes = [node for node in nodes if node.name not in self.excluded]
         if not self.reservations or any(reservation.flexible for reservation in self.reservations):
             return nodes

@@ -201,12 +201,18 @@ async def test_cancel_of_other_name_is_rejected(lrm: DrmaaLrm, session: FakeSess
     assert (ended.lost, ended.reason) == (False, "cancelled")
 
 
-async def test_unanswered_submission_is_not_repeated(lrm: DrmaaLrm, session: FakeSession, tmp_path: Path) -> None:
+async def test_unanswered_submission_is_not_repeated(
+    lrm: DrmaaLrm, make_lrm: MakeLrm, session: FakeSession, tmp_path: Path
+) -> None:
     session.rejection = Unanswered("the library died")
     with pytest.raises(SiteUnavailable):
         await lrm.submit_job(make_submission(tmp_path, walltime=1.0))
-    with pytest.raises(SiteRejected, match="is not known"):
-        await lrm.find_job("koala-a")
+    again = make_lrm()
+    await again.open()
+    for adapter in (lrm, again):
+        with pytest.raises(SiteRejected, match="is not known"):
+            await adapter.find_job("koala-a")
+    await again.close()
 
 
 async def test_rejected_submission_may_be_repeated(lrm: DrmaaLrm, session: FakeSession, tmp_path: Path) -> None:

@@ -16,7 +16,16 @@ import pytest
 from koalapy.agent.lrm.local.cluster import LocalCluster, LocalConnection
 from koalapy.agent.lrm.local.processes import HELD_BY_ANOTHER, SOCKET_NAME
 from koalapy.model.errors import SiteRejected
-from tests.agent.lrm.conftest import Site, connect, eventually, is_alive, numbers_in, pid_of_locald, processes_of
+from tests.agent.lrm.conftest import (
+    Site,
+    connect,
+    eventually,
+    is_alive,
+    numbers_in,
+    pid_of_locald,
+    processes_of,
+    stop_locald,
+)
 
 pytestmark = pytest.mark.processes
 
@@ -130,7 +139,7 @@ def test_killed_locald_leaves_no_processes_to_the_next(site: Site) -> None:
     with connect(site.cluster) as connection:
         assert not is_alive(orphan)
         assert connection.request("list")["idle"] == 4
-        assert connection.request("find", name="job")["lost"]
+        assert connection.request("find", name="job") == {"job": None}
 
 
 def test_attached_jobs_end_with_their_client(site: Site) -> None:
@@ -147,25 +156,16 @@ def test_attached_jobs_end_with_their_client(site: Site) -> None:
     assert site.find(stays)["state"] == "running"
 
 
-def test_shutdown_if_idle_waits_for_jobs_and_leaves_nothing(site: Site) -> None:
+def test_shutdown_is_rejected_while_used_and_sigterm_leaves_nothing(site: Site) -> None:
     site.submit(DAEMON + "; exec sleep 60", nodes=2)
     pids = wait_for_pids(site, 2)
     site.submit("true", nodes=4, name="waits")
-    assert site.cluster.stop(if_idle=True) is False
+    assert site.connection.request("shutdown") == {"shutdown": False}
     assert all(map(is_alive, pids))
-    assert site.cluster.stop() is True
+    stop_locald(site.cluster)
     eventually(lambda: not processes_of(site.cluster.directory))
     assert not any(map(is_alive, pids))
     assert not list(site.cluster.directory.glob("locald.s*")) + list(site.cluster.directory.glob("*.json"))
-
-
-def test_sigterm_shuts_locald_down(site: Site) -> None:
-    site.submit(DAEMON + "; exec sleep 60")
-    (pid,) = wait_for_pids(site, 1)
-    locald = pid_of_locald(site.cluster)
-    os.kill(locald, signal.SIGTERM)
-    eventually(lambda: not is_alive(locald))
-    assert not is_alive(pid)
 
 
 def test_unused_locald_ends(make_site: Callable[..., Site]) -> None:
@@ -204,7 +204,6 @@ def test_secret_of_runner_is_only_in_its_pipe(make_site: Callable[..., Site]) ->
     job = site.submit(script, nodes=1, secrets=["aaaa"])
     assert site.wait(job)["exit_code"] == 0
     assert site.output().read_text() == "aaaa0\n"
-    assert "aaaa" not in (site.cluster.directory / "locald.jobs").read_text()
     assert "aaaa" not in json.dumps(site.list())
 
 
@@ -227,6 +226,8 @@ def test_secret_of_runner_is_only_in_its_pipe(make_site: Callable[..., Site]) ->
         ("output", "/no/such/folder/file"),
         ("name", ""),
         ("user", None),
+        ("secrets", ["aa", "bb"]),
+        ("eligible", ["10.0.0.1"]),
         ("name", "\ud800"),
         ("walltime", -1),
         ("walltime", float("nan")),
@@ -269,7 +270,7 @@ def test_cluster_with_long_directory_and_temporary_directory_runs_jobs(
     monkeypatch.setenv("TMPDIR", str(directory.parent))  # as a test runner's or a batch job's may be
     site = make_site(directory=directory)
     assert site.wait(site.submit("true"))["exit_code"] == 0
-    site.cluster.stop()
+    stop_locald(site.cluster)
     assert not (directory / SOCKET_NAME).exists()
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from koalapy.agent.lrm.local.adapter import LocalLrm
 from koalapy.agent.lrm.local.cluster import LocalCluster
-from koalapy.agent.lrm.local.jobs import JobTable, LocalJob, LocalNode, RequestRejected
+from koalapy.agent.lrm.local.jobs import JobTable, LocalJob, LocalNode
 from koalapy.agent.lrm.node_classes import NodeClassSettings
 from koalapy.model.node_requirement import ANY_NODE, Gpus, NodeFilter, NodeRequirement
 from koalapy.model.reports import ClusterReport, NodePartReport
@@ -182,12 +182,3 @@ def test_memory_of_a_part_is_that_of_its_cores_by_default(
             assert cluster.place(5, next_job)
             assert cluster.deliver().state == "running", "and what is given"
             cluster.end(1)
-
-
-@pytest.mark.parametrize(
-    "parts", [[], {"127.0.1.1": 1}, {"127.0.1.1": {"cores": 1}}, {"127.0.1.1": {"cores": [2, 1]}}, {"10.0.0.1": {}}]
-)
-def test_malformed_parts_are_rejected(parts: object) -> None:
-    request = {"name": "x", "nodes": 1, "argv": ["true"], "parts": parts}
-    with pytest.raises(RequestRejected, match="parts: "):
-        JobTable([LocalNode("north-1", "127.0.1.1")]).submit_job(request)

@@ -140,6 +140,30 @@ async def test_ended_job_has_its_exit_code(lrm: SgeLrm, engine: FakeGridEngine) 
     assert len(engine.list_calls(f"qacct -o {OWNER} -j {running_job.id}")) == 1
 
 
+async def test_job_missing_in_unreadable_listing_has_not_ended(lrm: SgeLrm, engine: FakeGridEngine) -> None:
+    engine.show_recording("busy.xml")
+    job = get_job(await lrm.take_snapshot(), "koala-m")
+    engine.show_recording("idle.xml", **{"<queue_info>": "<queue_info>\n<JB_job_number>7 <\n"})
+    await lrm.take_snapshot()
+    assert engine.list_calls("qacct") == []
+    engine.show_recording("idle.xml")
+    assert get_job(await lrm.take_snapshot(), "koala-m").state is LrmJobState.RUNNING
+    assert len(engine.list_calls(f"qacct -o {OWNER} -j {job.id}")) == 1
+
+
+async def test_job_submitted_during_a_listing_has_not_ended(
+    lrm: SgeLrm, engine: FakeGridEngine, tmp_path: Path
+) -> None:
+    await lrm.take_snapshot()
+    release = engine.block_command("qstat")
+    snapshot = asyncio.create_task(lrm.take_snapshot())
+    await asyncio.sleep(0)
+    await lrm.submit_job(make_submission(tmp_path))
+    release()
+    assert (await snapshot).jobs == ()
+    assert engine.list_calls("qacct") == []
+
+
 async def test_ended_job_leaves_the_snapshots_after_its_retention(
     lrm: SgeLrm, engine: FakeGridEngine, virtual_loop: VirtualTimeLoop
 ) -> None:

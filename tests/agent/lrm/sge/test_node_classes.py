@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.agent.lrm.node_classes import NodeClassSettings
+from koalapy.agent.lrm.node_classes import KnownNode, NodeClassSettings
 from koalapy.agent.lrm.port import LrmSubmission
 from koalapy.agent.lrm.sge.adapter import LAYOUT_MAX_AGE_S
-from koalapy.agent.lrm.sge.answers import HostProperties, read_hosts
+from koalapy.agent.lrm.sge.answers import read_hosts
 from koalapy.model.errors import SiteRejected
 from koalapy.model.node_requirement import Gpus, NodeRequirement
 from tests.virtual_time import VirtualClock, VirtualTimeLoop
@@ -116,8 +116,8 @@ def test_read_hosts_returns_configured_properties() -> None:
     answer = add_resources(make_qhost(h2_1="31.2G", h2_2="31.2G"), "h2-1", 2)
     hosts = read_hosts(answer.encode())
     memory = int(31.2 * 2**30)
-    assert hosts["h2-1"] == HostProperties(memory, 8, 2, frozenset({"ib", "scratch_ssd"}))
-    assert hosts["h2-2"] == HostProperties(memory, 8)
+    assert hosts["h2-1"] == KnownNode("h2-1", memory, frozenset({"ib", "scratch_ssd"}), cores=8, gpus=(Gpus(2),))
+    assert hosts["h2-2"] == KnownNode("h2-2", memory, cores=8)
 
 
 async def test_classes_keep_gpus_while_jobs_use_them(

@@ -329,7 +329,9 @@ def test_option_value_without_option_is_none(text: list[str]) -> None:
 def test_idle_nodes_never_exceed_one_job(
     states: list[tuple[str, set[str]]], limits: tuple[bool, int | None, int], requested: int
 ) -> None:
-    nodes = [SlurmNode(f"n{i}", frozenset(w.split()), partitions=frozenset(p)) for i, (w, p) in enumerate(states) if p]
+    nodes = [
+        SlurmNode(f"n{i}", words=frozenset(w.split()), partitions=frozenset(p)) for i, (w, p) in enumerate(states) if p
+    ]
     up, maximum, minimum = limits
     first = Partition("a", "UP" if up else "DOWN", max_nodes=maximum, min_nodes=minimum)
     snapshot = make_snapshot(

@@ -168,7 +168,7 @@ def test_snapshot_counts_each_node_once(
     node_flags: tuple[set[str], ...], held_jobs: list[tuple[LrmJobState, list[int]]], requested: int
 ) -> None:
     nodes = [
-        SlurmNode(f"n{index}", frozenset(entry), partitions=frozenset({"main"}))
+        SlurmNode(f"n{index}", words=frozenset(entry), partitions=frozenset({"main"}))
         for index, entry in enumerate(node_flags)
     ]
     jobs = [LrmJob(str(i), "koala-a", state, tuple(f"n{n}" for n in on)) for i, (state, on) in enumerate(held_jobs)]
