@@ -27,8 +27,10 @@ from koalapy.client.http import Json
 from koalapy.model.array import TaskIndices
 from koalapy.runner.foreign_scripts import AT_SUBMISSION, COMMANDS, GRID_ENGINE, SLURM, TRANSLATED, settable_variables
 
-SBATCH, QSUB, PBS = "#SBATCH", "#$", "#PBS"
-NO_PBS = "koalapy translates no lines of PBS; write #KOALA lines instead"
+SBATCH, QSUB = "#SBATCH", "#$"
+UNTRANSLATED = {"#PBS": "PBS", "#BSUB": "LSF", "#OAR": "OAR", "#FLUX:": "Flux", "#COBALT": "Cobalt"}
+"""Systems without a translation, by prefix of their lines."""
+NO_LINES = "koalapy translates no lines of {system}; write #KOALA lines instead"
 OPTIONS: Mapping[str, Mapping[str, ForeignOption]] = {
     prefix: {name: option for option in FOREIGN_OPTIONS["koala submit"][system] for name in option.names}
     for prefix, system in ((SBATCH, "Slurm"), (QSUB, "Grid Engine"))
@@ -81,6 +83,7 @@ def translate_lines(script: Script, refused: frozenset[str]) -> tuple[ScriptOpti
     directives = [entry for number, text in script.head for entry in _read_line(number, text, script.name)]
     _translate_task_counts({entry.name: entry for entry in directives if entry.prefix == SBATCH})
     _combine_grid_engine([entry for entry in directives if entry.prefix == QSUB])
+    _check_interpreter(script, directives)
     options = ScriptOptions()
     print_note(f"{script.name} is translated:")
     for entry in directives:
@@ -108,6 +111,14 @@ def translate_lines(script: Script, refused: frozenset[str]) -> tuple[ScriptOpti
             subject, hint = f"lines {', '.join(map(str, unclear))} are", "change them, or write #KOALA lines instead"
         raise CliError(f"{script.name}: {subject} not understood", Exit.USAGE, hint)
     return options, systems
+
+
+def _check_interpreter(script: Script, directives: Iterable[Directive]) -> None:
+    """Reject an interpreter of Grid Engine that is not that of the script's first line."""
+    first = script.text.partition("\n")[0].removeprefix("#!").strip()
+    for entry in directives:
+        if (entry.prefix, entry.name) == (QSUB, "-S") and entry.value != first:
+            entry.reject(f"the script's first line names {first}: write #!{entry.value} there, or leave out -S")
 
 
 def _translate_task_counts(directives: Mapping[str, Directive]) -> None:
@@ -176,7 +187,9 @@ def _combine_grid_engine(entries: Iterable[Directive]) -> None:
 def note_foreign_lines(script: Script) -> None:
     """Print a hint if a script has lines of other systems, which have no effect without ``--translate``."""
     use = "add --translate to use them"
-    for prefix, system, hint in ((SBATCH, "Slurm", use), (QSUB, "Grid Engine", use), (PBS, "PBS", NO_PBS)):
+    systems = {SBATCH: ("Slurm", use), QSUB: ("Grid Engine", use)}
+    systems |= {prefix: (system, NO_LINES.format(system=system)) for prefix, system in UNTRANSLATED.items()}
+    for prefix, (system, hint) in systems.items():
         if count := len([line for _, line in script.head if line.startswith(f"{prefix} ")]):
             what = f"{prefix} for {system}"
             lines = f"1 line {what}, which has" if count == 1 else f"{count} lines {what}, which have"
@@ -186,8 +199,11 @@ def note_foreign_lines(script: Script) -> None:
 def _read_line(number: int, text: str, name: str) -> list[Directive]:
     """Return the options of a line of Slurm or Grid Engine; nothing for a line of no system."""
     prefix = text.split(None, 1)[0] if text else ""
-    if prefix == PBS:
-        return [Directive(number, prefix, text.removeprefix(PBS).strip(), "", remark=NO_PBS, is_understood=False)]
+    if text.startswith(f"{QSUB}-"):  # Grid Engine needs no blank
+        prefix = QSUB
+    if prefix in UNTRANSLATED:
+        reason = NO_LINES.format(system=UNTRANSLATED[prefix])
+        return [Directive(number, prefix, text.removeprefix(prefix).strip(), "", remark=reason, is_understood=False)]
     if prefix not in OPTIONS:
         return []
     words = split_words(text[len(prefix) :], f"{name}:{number}")
