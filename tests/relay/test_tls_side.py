@@ -136,6 +136,7 @@ def test_pairs_with_any_pieces_pass_each_byte_once_and_both_ends(
     assert chain.errors == [None, None]
     assert all(pair.is_closed for pair in chain.pairs)
     chain.close()
+    assert chain.pool.open_pipes == 0
 
 
 @pytest.fixture(params=[True, False], ids=["tls", "plain"])
