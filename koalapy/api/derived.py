@@ -1,11 +1,9 @@
 """Derivation of request and response bodies from the dataclasses of ``model``, so that fields are described once."""
 
 import re
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import MISSING, dataclass, is_dataclass
-from functools import cache
-from operator import methodcaller
-from types import GenericAlias, UnionType
+from collections.abc import Collection, Mapping
+from dataclasses import MISSING, dataclass
+from types import GenericAlias
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 from pydantic import AfterValidator, BeforeValidator, Field, create_model
@@ -29,13 +27,9 @@ class WireFormat:
     """The JSON format of a Python type, if it differs from the default."""
 
     body: Any
-    """Type in requests."""
+    """Type in requests, whose values are those of the model."""
     view: Any = None
     """Type in responses; None: as derived from the Python type."""
-    to_model: Callable[[Any], Any] = tuple
-    """Converts a value of a request to the model's type."""
-    has_none: bool = False
-    """Whether the format has a special value for None."""
 
 
 class Body(Input):
@@ -49,73 +43,42 @@ class Body(Input):
 
     def field_values(self, *without: str) -> dict[str, Any]:
         """Return the values of the fields that the request has, as the dataclass has them, ``without`` some fields."""
-        converters, given = _field_converters(type(self)), {}
-        for name in (self.model_fields_set & converters.keys()).difference(
-            without
-        ):  # the others have the defaults of the dataclass
-            value, convert = getattr(self, name), converters[name]
-            given[name] = value if value is None or convert is None else convert(value)
-        return given
+        names = (self.model_fields_set & describe_fields(self.kind).keys()).difference(without)
+        return {name: _to_model(getattr(self, name)) for name in names}  # the others have the defaults of the dataclass
 
 
-@cache
-def _field_converters(body: type[Body]) -> dict[str, Callable[[Any], Any] | None]:
-    described = describe_fields(body.kind)
-    return {name: _converter(described[name].type) for name in body.model_fields if name in described}
-
-
-def _converter(kind: Any) -> Callable[[Any], Any] | None:
-    """Return the function that converts a body value of this type to the value of the model; None if they are equal."""
-    if kind in WIRE_FORMATS:
-        return WIRE_FORMATS[kind].to_model
-    base, _ = split_annotation(kind)
-    if get_origin(base) is tuple:
-        convert = _converter(get_args(base)[0])
-        return tuple if convert is None else lambda values: tuple(map(convert, values))
-    return methodcaller("to_model") if is_dataclass(base) or get_origin(base) is UnionType else None
-
-
-def _sort_pairs(values: dict[str, str]) -> Environment:
-    return tuple(sorted(values.items()))
+def _to_model(value: Any) -> Any:
+    """Return a value of a body as the dataclass has it: lists as tuples, and nested bodies as dataclasses."""
+    if isinstance(value, list):
+        return tuple(map(_to_model, value)) if value and isinstance(value[0], Body | list) else tuple(value)
+    return value.to_model() if isinstance(value, Body) else value
 
 
 _PairsView = Annotated[dict[str, str], BeforeValidator(dict)]
+_TextView = Annotated[str, BeforeValidator(str)]
 WIRE_FORMATS = {
     Command: WireFormat(fields.Command),
     OwnCommand: WireFormat(fields.OwnCommand),
-    Environment: WireFormat(fields.Environment, _PairsView, _sort_pairs),
-    PolicyOptions: WireFormat(fields.Options, _PairsView, _sort_pairs),
+    Environment: WireFormat(fields.Environment, _PairsView),
+    PolicyOptions: WireFormat(fields.Options, _PairsView),
     Coallocation: WireFormat(
-        fields.Coallocation,
-        Annotated[
-            Literal["allowed", "never"] | int,
-            BeforeValidator(lambda maximum: {None: "allowed", 1: "never"}.get(maximum, maximum)),
-        ],
-        lambda maximum: maximum,
-        has_none=True,
+        fields.Coallocation, Annotated[Literal["allowed", "never"] | int, BeforeValidator(fields.format_coallocation)]
     ),
-    Duration: WireFormat(fields.Seconds, None, float),
-    Lease: WireFormat(fields.Lease, Annotated[Literal["none"] | float, BeforeValidator(fields.format_lease)], float),
-    PointInTime: WireFormat(fields.PointInTime, fields.Timestamp, float),
+    Duration: WireFormat(fields.Seconds),
+    Lease: WireFormat(fields.Lease, Annotated[Literal["none"] | float, BeforeValidator(fields.format_lease)]),
+    PointInTime: WireFormat(fields.PointInTime, fields.Timestamp),
     Dependencies: WireFormat(
         Annotated[list[fields.Clause], Field(max_length=MAX_DEPENDENCIES)],
         list[Annotated[str, BeforeValidator(format_clause)]],
     ),
-    ResultInputs: WireFormat(
-        Annotated[list[fields.ResultInputText], Field(max_length=MAX_ENTRIES)],
-        list[Annotated[str, BeforeValidator(str)]],
-    ),
-    NodeMemory: WireFormat(fields.Memory, None, int),
-    Gpus: WireFormat(fields.GpusText, Annotated[str, BeforeValidator(str)], lambda gpus: gpus),
-    PerNodeBandwidth: WireFormat(fields.Bandwidth, None, float),
-    Pattern: WireFormat(fields.Pattern, None, str),
-    TaskIndices: WireFormat(fields.ArrayText, Annotated[str, BeforeValidator(str)], fields.parse_indices),
-    StopWarning: WireFormat(fields.StopWarningText, Annotated[str, BeforeValidator(str)], fields.parse_warning),
-    Bundle: WireFormat(
-        fields.Name,
-        Annotated[str, BeforeValidator(lambda bundle: bundle.id if isinstance(bundle, Bundle) else bundle)],
-        lambda ident: Bundle(ident, 0, 0),
-    ),
+    ResultInputs: WireFormat(Annotated[list[fields.ResultInputText], Field(max_length=MAX_ENTRIES)], list[_TextView]),
+    NodeMemory: WireFormat(fields.Memory),
+    Gpus: WireFormat(fields.Gpus, _TextView),
+    PerNodeBandwidth: WireFormat(fields.Bandwidth),
+    Pattern: WireFormat(fields.Pattern),
+    TaskIndices: WireFormat(fields.Indices, _TextView),
+    StopWarning: WireFormat(fields.Warning, _TextView),
+    Bundle: WireFormat(fields.Bundle, Annotated[str, BeforeValidator(lambda bundle: getattr(bundle, "id", bundle))]),
 }
 
 
@@ -188,8 +151,10 @@ def view_model(
 
 def _field_with_default(default: Any, alias: str | None) -> Any:
     """Return the field of a body. Pydantic would copy an empty list or object deeply for each request."""
-    if default == [] or default == {}:
-        return Field(default_factory=type(default), alias=alias, json_schema_extra={"default": default})
+    if default == {}:  # its value is a tuple of pairs
+        return Field((), alias=alias, json_schema_extra={"default": default})
+    if default == []:
+        return Field(default_factory=list, alias=alias, json_schema_extra={"default": default})
     return Field(default, alias=alias)
 
 
@@ -201,8 +166,7 @@ def _json_default(field: FieldDescription) -> Any:
 
 
 def _allow_none(field: FieldDescription, kind: Any) -> Any:
-    has_none = field.type in WIRE_FORMATS and WIRE_FORMATS[field.type].has_none
-    return kind | None if field.is_optional and not has_none else kind
+    return kind | None if field.is_optional and field.type != Coallocation else kind  # which has a text for None
 
 
 def _body_type(kind: Any, element: Any | None = None) -> Any:

@@ -137,32 +137,23 @@ class WhatIf(Input):
     horizon: Horizon = HORIZON
     """How far ahead to simulate."""
 
-
-def parse_change(
-    policy: str,
-    rules: list[str],
-    drain: list[str],
-    resume: list[str],
-    add: list[str],
-    first: int | None,
-    walltimes: list[str],
-) -> Change:
-    """Parse the changes of a what-if question; raise ``UsageError`` for invalid or contradicting ones."""
-    if both := sorted(set(drain) & set(resume)):
-        hint = "leave it out of drain or resume"
-        raise UsageError(f"{both[0]} cannot be both drained and resumed", field="resume", value=both[0], hint=hint)
-    return Change(
-        policy,
-        {name: _parse_rule(name, text) for name, text in _split_pairs("rules", rules)},
-        tuple(drain),
-        tuple(resume),
-        {name: _parse_number("add", text, MAX_NODES) for name, text in _split_pairs("add", add)},
-        first,
-        {
-            _parse_number("walltimes", job, MAX_ID): _parse_walltime(text)
-            for job, text in _split_pairs("walltimes", walltimes)
-        },
-    )
+    def to_change(self) -> Change:
+        """Return the changes; raise ``UsageError`` for invalid or contradicting ones."""
+        if both := sorted(set(self.drain) & set(self.resume)):
+            hint = "leave it out of drain or resume"
+            raise UsageError(f"{both[0]} cannot be both drained and resumed", field="resume", value=both[0], hint=hint)
+        return Change(
+            self.policy,
+            {name: _parse_rule(name, text) for name, text in _split_pairs("rules", self.rules)},
+            tuple(self.drain),
+            tuple(self.resume),
+            {name: _parse_number("add", text, MAX_NODES) for name, text in _split_pairs("add", self.add)},
+            self.first,
+            {
+                _parse_number("walltimes", job, MAX_ID): _parse_walltime(text)
+                for job, text in _split_pairs("walltimes", self.walltimes)
+            },
+        )
 
 
 def _split_pairs(field: str, texts: list[str]) -> list[tuple[str, str]]:
@@ -212,7 +203,7 @@ def _parse_walltime(text: str) -> float:
         hint = f"give {number}s or {number}m"
         raise UsageError(f"{text!r} may mean seconds or minutes", field="walltimes", value=text, hint=hint)
     try:
-        walltime = float(str(parse_duration(text)))
+        walltime = parse_duration(text)
     except ValueError:
         walltime = 0.0
     if not 0 < walltime <= MAX_DURATION:
@@ -263,13 +254,10 @@ class IfSubmittedView(Output):
 
 def _if_submitted_view(forecast: IfSubmitted) -> dict[str, Any]:
     """Return the fields of the answer for a job that would start at once, later, or not within the horizon."""
-    expected = forecast.expected
-    if expected is None:
-        starts = Interval(0.0, 0.0, 0.0) if forecast.at_once else None
-        view = {"at_once": forecast.at_once, "why": forecast.reason}
-        return {**view, "starts": starts, "ends": None, "not_run": None, "basis": ""}
-    fields = {name: getattr(expected, name) for name in ("starts", "ends", "not_run", "basis")}
-    return {"at_once": False, "why": forecast.reason, **fields}
+    starts = Interval(0.0, 0.0, 0.0) if forecast.at_once else None
+    nothing = {"starts": starts, "ends": None, "not_run": None, "basis": ""}
+    fields = {name: getattr(forecast.expected, name, value) for name, value in nothing.items()}
+    return fields | {"at_once": forecast.at_once and forecast.expected is None, "why": forecast.reason}
 
 
 def forecasts_router(service: Forecasts, jobs: Jobs) -> APIRouter:
@@ -280,8 +268,7 @@ def forecasts_router(service: Forecasts, jobs: Jobs) -> APIRouter:
     async def ask_what_if(question: WhatIf, request: Request) -> Any:
         """Simulate when waiting jobs would start and end, in the current state and with hypothetical changes. Each
         simulation draws other run times. This takes some seconds and changes nothing."""
-        change = parse_change(**question.model_dump(exclude={"horizon"}))
-        return await cancel_on_disconnect(request, service.what_if(change, question.horizon))
+        return await cancel_on_disconnect(request, service.what_if(question.to_change(), question.horizon))
 
     @router.get("/clusters/{name}/drain", response_model=DrainPreviewView)
     async def preview_drain(name: ClusterPath, request: Request, simulate: Simulate = True) -> Any:
@@ -334,22 +321,18 @@ class RunsView(Output):
     """Bounds of the slowdown, with a probability of 80 %; null for runs on one cluster."""
 
 
-class ApplicationView(Output):
-    """What the advisor has learned of an application, and its decision for the application's jobs."""
+LEARNED = {"application", "runs_on_several", "killed_on_several", "verdict"}
+_Application = view_model("_Application", ApplicationRecord, "", only=LEARNED, elements={"verdict": str})
 
-    application: str
+
+class ApplicationView(_Application):  # type: ignore[misc, valid-type]
+    """What the advisor has learned of an application, and its decision for the application's jobs: the ``verdict``."""
+
     clusters: int
     """Number of clusters that ``slowdown`` and ``verdict`` apply to: the most frequent combination, else any 2."""
     slowdown: float
     slowdown_between: list[float]
     """Bounds of the slowdown, with a probability of 80 %."""
-    runs_on_several: int
-    """Co-allocated runs that the slowdown was learned from."""
-    killed_on_several: int
-    """Co-allocated runs that were stopped at their walltime."""
-    verdict: str
-    """The decision for a job that several clusters can start now and one cluster later: co-allocated, by the wait, one
-    cluster, or not known yet."""
     runs: list[RunsView]
 
 
@@ -427,14 +410,12 @@ def _application_view(record: ApplicationRecord) -> dict[str, Any]:
         }
         for group in record.runs
     ]
+    slowdown, *between = _slowdown_and_bounds(record.slowdown)
     return {
-        "application": record.application,
+        **{name: getattr(record, name) for name in LEARNED},
         "clusters": len(record.clusters) or 2,
-        "slowdown": _slowdown_and_bounds(record.slowdown)[0],
-        "slowdown_between": _slowdown_and_bounds(record.slowdown)[1:],
-        "runs_on_several": record.runs_on_several,
-        "killed_on_several": record.killed_on_several,
-        "verdict": record.verdict,
+        "slowdown": slowdown,
+        "slowdown_between": between,
         "runs": runs,
     }
 

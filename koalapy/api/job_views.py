@@ -5,7 +5,7 @@ from dataclasses import fields as fields_of
 from dataclasses import is_dataclass, replace
 from functools import cache
 from operator import attrgetter
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
@@ -14,13 +14,14 @@ from koalapy.api.fields import Output, Timestamp
 from koalapy.daemon.jobs.job_records import JobRecord
 from koalapy.daemon.jobs.submissions import RelatedJob, RelatedJobs
 from koalapy.model.application import summarize_job
-from koalapy.model.array import ArrayTasks
 from koalapy.model.dependency import format_clause
 from koalapy.model.identity import Identity
 from koalapy.model.job import Attempt, Component, Job, JobState, TimelineEntry
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, InputFile, NonFixedRequest
 from koalapy.validation.permissions import may_see_all_of
+
+V = TypeVar("V", bound=Output)
 
 PUBLIC_FIELDS: Mapping[type[Any], frozenset[str]] = {
     Job: frozenset({"id", "spec", "state", "attempt", "submitted_at", "placed_at", "started_at", "ended_at"}),
@@ -164,32 +165,29 @@ class TasksView(Output):
     size: int
     waiting: int
     """Tasks that were never started."""
-    running: int
+    running: int = Field(validation_alias="live")
     """Tasks that were started and have not ended."""
     succeeded: int
     failed: int
     cancelled: int
 
 
-class _Standing(_Spans):
-    """The progress of a job; times are ISO 8601 in UTC, durations are in seconds."""
-
-    submitted_at: Timestamp
-    placed_at: Timestamp | None
-    started_at: Timestamp | None
-    ended_at: Timestamp | None
-    generation: int
-    restarts: int
-    retry_at: Timestamp | None
-    """The time at which a job is retried after repeated failures; null while it is in its placement queue."""
-    placement_tries: int
-    claiming_tries: int
-    tasks: TasksView | None
-    """The tasks of an array; null for any other job."""
-    array_job: int | None
-    """The array that the job is a task of; null for any other job."""
-    array_index: int | None
-    """The task's index."""
+STANDING = {
+    "submitted_at",
+    "placed_at",
+    "started_at",
+    "ended_at",
+    "generation",
+    "restarts",
+    "retry_at",
+    "placement_tries",
+    "claiming_tries",
+    "tasks",
+    "array_job",
+    "array_index",
+}
+"""Fields of a job that show its progress."""
+_Standing = view_model("_Standing", Job, "", only=STANDING, elements={"tasks": TasksView}, base=_Spans)
 
 
 class JobView(_Standing, _Spec):  # type: ignore[misc, valid-type]
@@ -255,25 +253,33 @@ class AttemptList(Output):
 
 def job_view(record: JobRecord) -> JobView:
     """Return all of a job, for its owner and operators."""
-    view: JobView = JobView.model_validate(_view_fields(record))
-    return view
+    return show_job(JobView, record)
+
+
+def show_job(view: type[V], record: JobRecord, *, may_see_all: bool = True, **others: Any) -> V:
+    """Return a job in one of its views, with only the public fields unless ``may_see_all``."""
+    visible = record if may_see_all else redact_job(record)
+    job, attempt = visible.job, visible.job.attempt
+    return view.model_validate(
+        _attributes(view, job.spec)
+        | _attributes(view, job)
+        | {"redacted": not may_see_all, "reason": visible.reason, "components": attempt.gang if attempt else ()}
+        | _spans(job, job.placed_at, job.started_at, job.ended_at, attempt)
+        | others
+    )
 
 
 def view_for(caller: Identity, record: JobRecord) -> JobView:
     """Return a job as the caller may see it."""
-    fields = _view_fields(record) if may_see_all_of(caller, record.job) else _redacted_fields(record)
-    view: JobView = JobView.model_validate(fields)
-    return view
+    return show_job(JobView, record, may_see_all=may_see_all_of(caller, record.job))
 
 
 def job_with_timeline(
     record: JobRecord, timeline: Sequence[TimelineEntry] | None, related: RelatedJobs = ((), ())
 ) -> JobWithTimeline:
     """Return a job with its timeline and related jobs; without a timeline, the job as other users may see it."""
-    fields = _redacted_fields(record) if timeline is None else _view_fields(record)
-    fields |= {"timeline": timeline or (), "dependencies": related[0], "dependents": related[1]}
-    view: JobWithTimeline = JobWithTimeline.model_validate(fields)
-    return view
+    others = {"timeline": timeline or (), "dependencies": related[0], "dependents": related[1]}
+    return show_job(JobWithTimeline, record, may_see_all=timeline is not None, **others)
 
 
 def summary_for(caller: Identity, record: JobRecord) -> ListedJobView:
@@ -281,43 +287,8 @@ def summary_for(caller: Identity, record: JobRecord) -> ListedJobView:
     may_see_all = may_see_all_of(caller, record.job)
     visible = record if may_see_all else redact_job(record)
     job = summarize_job(visible.job)
-    fields = _view_fields(JobRecord(job, visible.reason), ListedJobView)
-    view: ListedJobView = ListedJobView.model_validate(
-        fields | {"redacted": not may_see_all, "program": job.spec.command[0]}
-    )
-    return view
-
-
-def _redacted_fields(record: JobRecord) -> dict[str, Any]:
-    """Return the fields of a view that other users may see."""
-    return _view_fields(redact_job(record)) | {"redacted": True}
-
-
-def _view_fields(record: JobRecord, view: type[Output] = JobView) -> dict[str, Any]:
-    """Return the fields of a job view: those of the spec and the job, the components and the durations."""
-    job, attempt = record.job, record.job.attempt
-    return (
-        _attributes(view, job.spec)
-        | _attributes(view, job)
-        | {
-            "redacted": False,
-            "reason": record.reason,
-            "components": attempt.gang if attempt else (),
-            "tasks": job.tasks and _tasks_view(job.tasks),
-            **_spans(job, job.placed_at, job.started_at, job.ended_at, attempt),
-        }
-    )
-
-
-def _tasks_view(tasks: ArrayTasks) -> TasksView:
-    return TasksView(
-        size=tasks.size,
-        waiting=tasks.waiting,
-        running=tasks.live,
-        succeeded=tasks.succeeded,
-        failed=tasks.failed,
-        cancelled=tasks.cancelled,
-    )
+    program = job.spec.command[0]
+    return show_job(ListedJobView, JobRecord(job, visible.reason), redacted=not may_see_all, program=program)
 
 
 def attempt_view(job: Job, attempt: Attempt) -> AttemptView:

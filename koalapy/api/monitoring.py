@@ -127,26 +127,6 @@ MAX_MARK_S = 30 * 86400.0
 """Maximum duration of an acknowledgement or silence."""
 
 
-async def mark_alerts(
-    alerts: Alerts,
-    caller: Identity,
-    kind: AlertKind,
-    targets: Sequence[str],
-    action: MarkAction,
-    reason: str,
-    duration: float,
-) -> Sequence[Alert]:
-    """Acknowledge or silence current alerts for a user, with an audit entry; return them."""
-    describe_request(format_list(targets) or kind, f"{action} {kind} for {format_duration(duration)}: {reason}")
-    return await alerts.mark(alerts.select(kind, targets), action, caller.user, reason, duration)
-
-
-async def unmark_alerts(alerts: Alerts, kind: AlertKind, targets: Sequence[str]) -> Sequence[Alert]:
-    """Remove the acknowledgements and silences of current alerts, with an audit entry; return the alerts."""
-    describe_request(format_list(targets) or kind, f"unmark {kind}")
-    return await alerts.unmark(alerts.select(kind, targets))
-
-
 AlertMarkView = view_model("AlertMarkView", AlertMark, elements={"until": Timestamp})
 AlertView = view_model("AlertView", Alert, elements={"mark": AlertMarkView})
 
@@ -173,6 +153,20 @@ class MarkOrder(AlertSelection):
     reason: Reason = ""
     duration: Annotated[Seconds, Field(gt=0, le=MAX_MARK_S)] = DEFAULT_MARK_S
     """Seconds until the mark expires."""
+
+
+async def mark_alerts(alerts: Alerts, caller: Identity, order: MarkOrder) -> Sequence[Alert]:
+    """Acknowledge or silence current alerts for a user, with an audit entry; return them."""
+    what = f"{order.action} {order.kind} for {format_duration(order.duration)}: {order.reason}"
+    describe_request(format_list(order.targets) or order.kind, what)
+    selected = alerts.select(order.kind, order.targets)
+    return await alerts.mark(selected, order.action, caller.user, order.reason, order.duration)
+
+
+async def unmark_alerts(alerts: Alerts, selection: AlertSelection) -> Sequence[Alert]:
+    """Remove the acknowledgements and silences of current alerts, with an audit entry; return the alerts."""
+    describe_request(format_list(selection.targets) or selection.kind, f"unmark {selection.kind}")
+    return await alerts.unmark(alerts.select(selection.kind, selection.targets))
 
 
 class NotificationTest(Input):
@@ -207,15 +201,12 @@ def alerts_router(alerts: Alerts, notifications: Notifications) -> APIRouter:
     async def mark_alert(caller: Caller, order: MarkOrder) -> Any:
         """Acknowledge or silence current alerts. A silenced alert sends no notifications; an acknowledgement ends with
         its alert."""
-        marked = await mark_alerts(
-            alerts, caller, order.kind, order.targets, order.action, order.reason, order.duration
-        )
-        return {"alerts": marked, "looked_at": alerts.looked_at}
+        return {"alerts": await mark_alerts(alerts, caller, order), "looked_at": alerts.looked_at}
 
     @router.post("/unmark", response_model=AlertList, responses=problem_responses(404))
     async def unmark_alert(selection: AlertSelection) -> Any:
         """Remove the acknowledgements and silences of current alerts."""
-        return {"alerts": await unmark_alerts(alerts, selection.kind, selection.targets), "looked_at": alerts.looked_at}
+        return {"alerts": await unmark_alerts(alerts, selection), "looked_at": alerts.looked_at}
 
     @router.post("/test", response_model=NotificationTestResults, responses=problem_responses(409))
     async def test_notification(caller: Caller, order: NotificationTest) -> Any:

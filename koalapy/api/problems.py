@@ -27,7 +27,6 @@ from koalapy.api.job_views import (
 )
 from koalapy.daemon.observability.audit import describe_request
 from koalapy.model.errors import BusyError, KoalaError, ProblemCode, UsageError, explain_error
-from koalapy.model.request import WarningSignal
 from koalapy.model.wording import escape_surrogates, suggest_names
 
 log = structlog.get_logger()
@@ -206,37 +205,9 @@ _REQUESTS: dict[str, type[BaseModel]] = {"fixed": Fixed, "nonfixed": NonFixed, "
 _COMPONENTS: dict[str, type[BaseModel]] = {"fixed": FixedComponent, "nonfixed": NonFixedComponent}
 _KINDS = "fixed, nonfixed or flexible"
 _CORRECTIONS = {
-    "one_line": ("with control characters", "leave them out"),
     "string_pattern_mismatch": ("with characters that are not allowed", "leave them out"),
     "nul": ("with a NUL character", "leave it out"),
-    "gpus": ("not a number of GPUs", "give a number, or TYPE:NUMBER: 2, a100:2"),
-    "coallocation": ("not a valid number of clusters", "use allowed, never, or the maximum number of clusters"),
-    "duration": ("not a duration", "give each number a unit: 90s, 90m, 1h30m, or as 1:30:00"),
-    "time": (
-        "not a point in time",
-        "give 2026-12-01T16:00 (UTC, or with an offset), 16:00, tomorrow, noon, or now+90m",
-    ),
-    "far_time": ("not between 1970 and 2242", "give a time in the next years"),
-    "bare_time": (
-        "a number alone, which is no point in time",
-        'give now+90m or now+90s for a time from now, or a text as "16:00" or "2026-12-01T16:00"',
-    ),
-    "dependency": ("not a dependency", "give JOB, JOB:ok, JOB:failed or JOB:any; alternatives as 7?8:any"),
-    "result_input": (
-        "not a result of a job",
-        "give JOB:FILE, JOB[INDEX]:FILE for a task of an array, or JOB.RANK:FILE for one component",
-    ),
-    "lease": ("not a lease", "give more than 0 seconds, 40m, 1h30m, or none"),
-    "bandwidth": ("not a bandwidth", "give bytes per second, or a number with a unit: 1Gbit, 100MB"),
-    "warning_scope": ("with a colon", "leave out the prefix: all processes of the program get the signal"),
-    "warning_signal": (
-        "with no signal that a program can catch",
-        f"use {', '.join(WarningSignal)}, for example TERM@30",
-    ),
-    "warning_grace": ("with no duration after its @", "give seconds or a duration, for example TERM@30 or USR1@2m"),
 }
-_DURATIONS = ("walltime", "lease", "horizon", "expires")
-"""Fields with a duration, which may be a number with a unit."""
 
 
 def usage_error(errors: Sequence[Mapping[str, Any]], model: type[BaseModel]) -> UsageError:
@@ -249,7 +220,7 @@ def usage_error(errors: Sequence[Mapping[str, Any]], model: type[BaseModel]) -> 
         kind = "nul"  # the likely cause of the mismatch
     if location[-1] == "[key]":
         field, name = _field_at(location[:-2]), error.get("input")
-        wrong, hint = _CORRECTIONS.get(kind) or explain_error(kind, error.get("ctx"))
+        wrong, hint = _explain(kind, error)
         detail = f"{field} has the name {_shorten_repr(name)}, {wrong or 'which is not a name'}"
         return _error(detail, field, name, hint or "use another")
     field, value = _field_at(location), error.get("input")
@@ -265,16 +236,7 @@ def usage_error(errors: Sequence[Mapping[str, Any]], model: type[BaseModel]) -> 
     if kind == "model_attributes_type":
         hint = "send JSON with Content-Type: application/json" if field == "body" else "give fields and values"
         return _error(f"{field} is not an object", field, value, hint)
-    if location[-1] in _DURATIONS and kind == "float_parsing":
-        kind = "duration"
-    wrong, hint = _CORRECTIONS.get(kind) or explain_error(kind, error.get("ctx"))
-    if kind == "bare_duration":
-        number = f"{float(str(value)):.15g}"
-        wrong, hint = "which may mean seconds or minutes", f"give {number}s or {number}m"
-        if float(str(value)) == 0:
-            wrong, hint = "", "give more than 0 seconds, with a unit: 90s, 90m"
-    if kind == "memory":
-        wrong, hint = error["ctx"]["problem"], error["ctx"]["hint"]
+    wrong, hint = _explain(kind, error)
     if kind in ("string_too_long", "string_too_short", "too_long") and isinstance(value, list | dict):
         return _error(f"{field} has {len(value)} entries", field, len(value), hint)
     if kind == "array":
@@ -284,6 +246,13 @@ def usage_error(errors: Sequence[Mapping[str, Any]], model: type[BaseModel]) -> 
         message = str(error["msg"])
         return _error(f"{field} is {_shorten_repr(value)}: {message[:1].lower()}{message[1:]}", field, value)
     return _error(f"{field} is {_shorten_repr(value)}{', ' if wrong else ''}{wrong}", field, value, hint)
+
+
+def _explain(kind: str, error: Mapping[str, Any]) -> tuple[str, str]:
+    """Return what is wrong with a value and what to do; both empty if pydantic's message is used."""
+    if kind == "correction":
+        return error["ctx"]["problem"], error["ctx"]["hint"]
+    return _CORRECTIONS.get(kind) or explain_error(kind, error.get("ctx"))
 
 
 def _error(detail: str, field: str, value: object = None, hint: str = "") -> UsageError:

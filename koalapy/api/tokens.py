@@ -9,7 +9,7 @@ from pydantic import Field
 from koalapy.api import fields
 from koalapy.api.access import Caller
 from koalapy.api.derived import view_model
-from koalapy.api.fields import Input, Output, Timestamp
+from koalapy.api.fields import Input, Output, as_json
 from koalapy.api.problems import problem_responses
 from koalapy.api.routes import api_router
 from koalapy.daemon.auth.identities import DEFAULT_SPAN, Identities, TokenOrder
@@ -47,34 +47,16 @@ class RevokeOrder(Input):
     all: bool = False
 
 
-class TokenView(Output):
-    id: int
-    user: str
-    role: str
-    how: str
-    """How its user was authenticated when a login created it; empty for tokens of `POST /api/v1/tokens`."""
-    note: str
-    created_at: Timestamp
-    created_by: str
-    expires_at: Timestamp | None
-    last_used_at: Timestamp | None
-    """To the minute."""
-    revoked_at: Timestamp | None
-    made_by: int | None
-    """Id of the token that created it; both are revoked together."""
+TokenView = view_model("TokenView", StoredToken, "An issued token, without its secret.", without={"digest"})
 
 
-class CreatedToken(TokenView):
+class CreatedToken(TokenView):  # type: ignore[misc, valid-type]
     token: str
     """The token itself, which is never shown again."""
 
 
 class TokenList(Output):
-    tokens: list[TokenView]
-
-
-def _view(token: StoredToken) -> dict[str, Any]:
-    return {name: getattr(token, name) for name in TokenView.model_fields}
+    tokens: list[TokenView]  # type: ignore[valid-type]
 
 
 def tokens_router(identities: Identities) -> APIRouter:
@@ -89,27 +71,27 @@ def tokens_router(identities: Identities) -> APIRouter:
         role = order.role or (caller.role if user == caller.user else Role.USER)
         token, secret = await identities.create_token(TokenOrder(user, role, order.expires, order.note), caller)
         describe_request(f"token {token.id} of {token.user}, {token.role}")
-        return _view(token) | {"token": secret}
+        return as_json(TokenView.model_validate(token)) | {"token": secret}
 
     @router.get("", response_model=TokenList)
     async def list_tokens(caller: Caller, user: TokenOwner = None, include_invalid: IncludeInvalid = False) -> Any:
         """List valid tokens without their secrets: administrators see all tokens, other users their own."""
-        return {"tokens": [_view(token) for token in identities.list_tokens(caller, user, every=include_invalid)]}
+        return {"tokens": identities.list_tokens(caller, user, every=include_invalid)}
 
     @router.post("/revoke", response_model=TokenList, responses=problem_responses(404))
     async def revoke_tokens(caller: Caller, order: RevokeOrder) -> Any:
         """Revoke tokens at once, close their open streams, and return all that were revoked."""
         describe_request("all tokens" if order.all else f"tokens {', '.join(map(str, order.tokens))}")
         if not order.all:
-            return {"tokens": [_view(token) for token in await identities.revoke_tokens(order.tokens, caller)]}
+            return {"tokens": await identities.revoke_tokens(order.tokens, caller)}
         if not caller.has_role(Role.ADMIN):
             raise ForbiddenError("only administrators may revoke all tokens", field="all", hint="list your own tokens")
-        return {"tokens": [_view(token) for token in await identities.revoke_all()]}
+        return {"tokens": await identities.revoke_all()}
 
     @router.post("/{token}/revoke", response_model=TokenList)
     async def revoke_token(caller: Caller, token: Id) -> Any:
         """Revoke one token and those that it created."""
-        return {"tokens": [_view(revoked) for revoked in await identities.revoke_tokens([token], caller)]}
+        return {"tokens": await identities.revoke_tokens([token], caller)}
 
     return router
 

@@ -20,8 +20,8 @@ class ClientTimeouts:
     """Time for which a daemon may show its previous certificate after the certificate file was replaced."""
     completion_s: float = 3.0
     """Limit for the completions of a shell."""
-    daemon_start_s: float = 30.0
-    """Limit for a daemon of this account to become ready."""
+    daemon_start_s: float = 120.0
+    """Limit for a daemon of this account to become ready; a start that fails ends the wait at once."""
     start_notice_s: float = 1.0
     """Time for a daemon that was started together with the command to register its start."""
     min_look_pause_s: float = 2.0

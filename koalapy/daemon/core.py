@@ -139,7 +139,6 @@ def collect_beginning(
         now,
         settings.relay.streams if settings.relay.control is not None else 0,
         tuple((first, second, use) for (first, second), use in settings.link_uses().items()),
-        0.0 if saved.stopped_at is None else max(0.0, now - saved.stopped_at),
     )
 
 

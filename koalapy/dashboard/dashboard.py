@@ -11,17 +11,17 @@ from functools import partial, wraps
 from hashlib import sha256
 from hmac import compare_digest
 from inspect import signature
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 from urllib.parse import parse_qsl
 
 from fastapi import APIRouter, Depends, Header, Request, Response
 from fastapi.encoders import jsonable_encoder
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, StreamingResponse
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from koalapy.api.access import Caller, identity_of, session_of
-from koalapy.api.fields import Reason
-from koalapy.api.problems import describe_error
+from koalapy.api.jobs import ActionReason
+from koalapy.api.problems import describe_error, usage_error
 from koalapy.api.routes import cancel_on_disconnect, reject_unknown_parameters
 from koalapy.daemon.engine.engine import Engine
 from koalapy.daemon.jobs.changes import MIN_INTERVAL
@@ -48,7 +48,7 @@ FormAnswer = str | tuple[Any, int]
 Answer = Callable[..., Awaitable[FormAnswer]]
 MAX_FIELDS = 2000
 """Maximum number of fields in a form."""
-_REASON: TypeAdapter[str] = TypeAdapter(Reason)
+M = TypeVar("M", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,18 @@ class Link:
     title: str
     key: str
     role: Role = Role.USER
+
+
+def parse_body(model: type[M], body: Mapping[str, Any]) -> M:
+    """Return the fields of a form as the body of the REST API that they stand for.
+
+    Raise ``UsageError`` about the first invalid field.
+    """
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        errors = error.errors(include_url=False)
+        raise usage_error([{**each, "loc": ("body", *each["loc"])} for each in errors], model) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +86,7 @@ class Form:
     @property
     def reason(self) -> str:
         """Return the reason for an action, in one line. Raise ``UsageError`` if it is invalid."""
-        reason = self.get("reason")
-        try:
-            return _REASON.validate_python(reason)
-        except ValidationError as error:
-            problem = error.errors(include_url=False, include_input=False)[0]["msg"]
-            hint = "give one line of at most 1000 characters"
-            raise UsageError(f"the reason is not valid: {problem}", field="reason", hint=hint) from error
+        return parse_body(ActionReason, {"reason": self.get("reason")}).reason
 
 
 class Dashboard:

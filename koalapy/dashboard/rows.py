@@ -209,21 +209,6 @@ class Survey:
 
 
 @dataclass(frozen=True, slots=True)
-class CallStatistics:
-    """Calls of one operation of a resource manager since its agent started; times in seconds."""
-
-    operation: str
-    count: int
-    failures: int
-    mean: float | None
-    largest: float
-    """Longest call of the last minutes."""
-    last_error: str
-    failed_at: float | None
-    """Time of the last failure."""
-
-
-@dataclass(frozen=True, slots=True)
 class ClusterRow:
     """A cluster in a table."""
 
@@ -246,7 +231,7 @@ class ClusterRow:
     """The reason why its agent is not connected."""
     problem: str
     """The reason why its resource manager starts no jobs, as reported by its agent."""
-    answers: CallStatistics | None
+    answers: LrmCalls | None
     """Calls that read the state of the resource manager; None if its agent does not report them."""
     waiting: int
     """Waiting jobs that could run on the cluster."""
@@ -270,27 +255,9 @@ def node_counts(cluster: ClusterStatus, survey: Survey) -> NodeCounts:
     )
 
 
-def call_statistics(calls: LrmCalls, reported_at: float | None) -> CallStatistics:
-    """Return the table row for one kind of call of a resource manager, such as reading its state.
-
-    ``reported_at`` is the time of the agent's report.
-    """
-    ago = calls.failed_ago
-    return CallStatistics(
-        operation=calls.operation,
-        count=calls.count,
-        failures=calls.failures,
-        mean=calls.seconds / calls.count if calls.count else None,
-        largest=calls.largest,
-        last_error=calls.last_error,
-        failed_at=None if ago is None or reported_at is None else reported_at - ago,
-    )
-
-
 def cluster_row(cluster: ClusterStatus, record: ClusterRecord, survey: Survey, now: float) -> ClusterRow:
     """Return a cluster's row from its status and its record."""
     known_at = cluster.known_at(now)
-    snapshots = [calls for calls in cluster.last_report.calls if calls.operation == LrmOperation.SNAPSHOT]
     return ClusterRow(
         cluster=cluster.name,
         kind=record.kind,
@@ -304,7 +271,7 @@ def cluster_row(cluster: ClusterStatus, record: ClusterRecord, survey: Survey, n
         heard_at=None if cluster.has_agent else cluster.contact.last_heard,
         absence_reason=cluster.absence,
         problem=shorten(cluster.last_report.problem, MAX_REASON_LENGTH),
-        answers=call_statistics(snapshots[0], cluster.reported_at) if snapshots else None,
+        answers=next((c for c in cluster.last_report.calls if c.operation == LrmOperation.SNAPSHOT), None),
         waiting=survey.count_waiting_for(cluster.name),
         drained=cluster.drained is not None,
         given_up=cluster.health.unusable,

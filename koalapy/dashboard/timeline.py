@@ -62,20 +62,12 @@ class Phase:
         return self.end - self.start
 
 
-@dataclass(frozen=True, slots=True)
-class JobLane:
-    """The phases of a job in the queue (attempt 0) or of a component of an attempt."""
-
-    label: str
-    attempt: int
-    phases: Sequence[Phase]
-    error: str = ""
-
-
-def build_lanes(job: Job, attempts: Sequence[Attempt], timeline: Sequence[TimelineEntry], now: float) -> list[JobLane]:
+def build_lanes(
+    job: Job, attempts: Sequence[Attempt], timeline: Sequence[TimelineEntry], now: float
+) -> "list[TimelineLane]":
     """Return the phases of a job and its components until ``now``, or until the end of the job."""
     end = job.ended_at if job.ended_at is not None else now
-    lanes = [JobLane("queue", 0, list(_queue_phases(job, timeline, end)))]
+    lanes = [_make_lane(job.id, "queue", 0, list(_queue_phases(job, timeline, end)))]
     for attempt in attempts:
         is_last = attempt is attempts[-1]
         attempt_end = end if is_last and job.ended_at is None else attempt.ended_at
@@ -84,8 +76,13 @@ def build_lanes(job: Job, attempts: Sequence[Attempt], timeline: Sequence[Timeli
             if len(attempts) > 1 or attempt.generation > 1:
                 label = f"{attempt.generation}: {label}"
             phases = list(_component_phases(component, attempt, attempt_end))
-            lanes.append(JobLane(label, attempt.generation, phases, component.error))
+            lanes.append(_make_lane(job.id, label, attempt.generation, phases, component.error))
     return lanes
+
+
+def _make_lane(job: JobId, label: str, attempt: int, phases: Sequence[Phase], error: str = "") -> "TimelineLane":
+    """Return a lane with the phases of a job in the queue (attempt 0) or of a component of an attempt."""
+    return TimelineLane(label, 1, [TimelineBar(job, 1, phases, attempt, error=error)] if phases else [])
 
 
 def _queue_phases(job: Job, timeline: Sequence[TimelineEntry], end: float) -> Iterator[Phase]:
@@ -214,18 +211,12 @@ def component_phases(component: PastComponent, now: float) -> list[Phase]:
     return phases
 
 
-def job_timeline(lanes: Sequence[JobLane], job: JobId, now: float, expected: Sequence[ExpectedStart] = ()) -> Timeline:
+def job_timeline(lanes: Sequence[TimelineLane], now: float, expected: Sequence[ExpectedStart] = ()) -> Timeline:
     """Return the timeline of one job, with the expected start of a waiting job."""
-    phases = [phase for lane in lanes for phase in lane.phases]
-    start = min((phase.start for phase in phases), default=now)
-    end = max([phase.end for phase in phases] + [one.high for one in expected], default=now)
-    rows = [
-        TimelineLane(
-            lane.label, 1, [TimelineBar(job, 1, lane.phases, lane.attempt, error=lane.error)] if lane.phases else []
-        )
-        for lane in lanes
-    ]
-    return Timeline(start, end, now, rows, expected, is_of_job=True)
+    bars = [bar for lane in lanes for bar in lane.bars]
+    start = min((bar.start for bar in bars), default=now)
+    end = max([bar.end for bar in bars] + [one.high for one in expected], default=now)
+    return Timeline(start, end, now, lanes, expected, is_of_job=True)
 
 
 def draw_timeline(content: Timeline) -> Markup:

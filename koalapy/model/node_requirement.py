@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
+from operator import attrgetter
 from typing import Annotated, NamedTuple, Protocol
 
 from annotated_types import Interval, MaxLen, Predicate
@@ -202,6 +203,9 @@ class RequirementSource(Protocol):
     def qos(self) -> str: ...
 
 
+_REQUIRED = attrgetter("cores", "memory", "gpus", "features", "partition", "exclude", "account", "qos")
+
+
 def describe_requirements(job: RequirementSource, components: Iterable[RequirementSource]) -> str:
     """Return what a job and its components require of their nodes as text; empty without any requirement."""
     whole, texts = combine_requirements(job, None), list[str]()
@@ -218,7 +222,7 @@ def combine_requirements(job: RequirementSource, component: RequirementSource | 
 
     The component's values replace those of the job; features and excluded names are added.
     """
-    values = (job.cores, job.memory, job.gpus, job.features, job.partition, job.exclude, job.account, job.qos)
+    values = _REQUIRED(job)
     if component is not None and (job.features or job.exclude or has_requirement(component)):
         values = (
             component.cores or job.cores,
@@ -234,16 +238,7 @@ def combine_requirements(job: RequirementSource, component: RequirementSource | 
 
 
 def has_requirement(source: RequirementSource) -> bool:
-    return bool(
-        source.cores
-        or source.memory
-        or source.gpus
-        or source.features
-        or source.partition
-        or source.exclude
-        or source.account
-        or source.qos
-    )
+    return any(_REQUIRED(source))
 
 
 def count_gpus(gpus: Sequence[Gpus], gpu_type: str) -> int:

@@ -204,6 +204,11 @@ class LrmCalls:
     failed_ago: Seconds | None = None
     """Seconds between the last failure and the report."""
 
+    @property
+    def mean(self) -> float | None:
+        """Return the mean duration in seconds; None without calls."""
+        return self.seconds / self.count if self.count else None
+
 
 @dataclass(frozen=True, slots=True)
 class Versions:

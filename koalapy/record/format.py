@@ -203,8 +203,6 @@ class Beginning:
     """Maximum number of streams over the hub of the relays; 0: there is no hub."""
     link_uses: tuple[tuple[ClusterName, ClusterName, LinkUse], ...] = ()
     """The configured paths of MPI messages between clusters."""
-    downtime: float = 0.0
-    """Seconds since the end of the daemon run that stored the jobs."""
 
     def make_scheduler(
         self, policies: Registry, nonces: Nonces, clock: Clock | None, *, keeps_effects: bool = True
@@ -223,7 +221,7 @@ class Beginning:
         )
         state.grid.set_replicas(self.replicas)
         scheduler = Scheduler(state, nonces, clock, keeps_effects=keeps_effects)
-        scheduler.restore(self.jobs, self.now, self.scans, self.downtime)
+        scheduler.restore(self.jobs, self.now, self.scans)
         return scheduler
 
 

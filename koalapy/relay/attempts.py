@@ -123,17 +123,14 @@ class Attempt:
         """Return the counter of bytes from one cluster to another."""
         return self.bytes_moved.setdefault((source, target), [0])
 
-    def check_limits(self, now: float) -> None:
-        """Raise ``Refused`` if the attempt may not open another stream now."""
+    def admit(self, source: int, stream: int, now: float) -> None:
+        """Record a stream of a node. Raise ``Refused`` if its number was used before, or the attempt is at a limit."""
+        if not self._used.setdefault(source, UsedNumbers()).use(stream):
+            raise Refused("replayed", f"stream {stream} of node {source} in attempt {self.token} was opened before")
         if self.stream_count >= self.max_streams:
             raise Refused("attempt-streams", f"attempt {self.token} has {self.stream_count} streams, its limit")
         if not self._bucket.take(now):
             raise Refused("rate", f"attempt {self.token} opens streams too fast")
-
-    def use_number(self, source: int, stream: int) -> None:
-        """Record a stream number of a node. Raise ``Refused`` if it was used before."""
-        if not self._used.setdefault(source, UsedNumbers()).use(stream):
-            raise Refused("replayed", f"stream {stream} of node {source} in attempt {self.token} was opened before")
 
 
 def _parse_peer(peer: dict[str, Any]) -> Peer:

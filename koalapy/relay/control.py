@@ -21,9 +21,8 @@ from prometheus_client.exposition import generate_latest
 
 from koalapy.relay.attempts import files_needed
 from koalapy.relay.relay import Relay
-from koalapy.runner.connections import LineConnection, Refused, Side, encode, parse_line
+from koalapy.runner.connections import LineConnection, Loop, Refused, Side, encode, parse_line
 from koalapy.runner.folders import short_socket_path
-from koalapy.runner.link import Loop
 from koalapy.runner.relay_streams import Listener
 from koalapy.system.process import count_open_files, get_peer
 

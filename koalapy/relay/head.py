@@ -17,6 +17,7 @@ from koalapy.relay.tls_side import TlsSide, connect_head, connect_tls
 from koalapy.runner.connections import (
     Credentials,
     LineConnection,
+    Loop,
     ParentLink,
     Refused,
     Side,
@@ -25,7 +26,6 @@ from koalapy.runner.connections import (
     get_text,
     parse_line,
 )
-from koalapy.runner.link import Loop
 from koalapy.runner.relay_protocol import (
     MAX_NODES,
     check_seal,
@@ -301,7 +301,9 @@ class Head(Relay):
         except (Refused, OSError) as error:
             reason = error if isinstance(error, Refused) else Refused("files", f"cannot connect a stream: {error}")
             self.refuse(reason)
-            self._refuse_offer(message, str(reason))
+            if self.hub is not None:
+                name = {key: message.get(key) for key in ("attempt", "from", "stream")}
+                self.hub.send({"t": "refused", **name, "why": str(reason)[:MAX_REASON_LENGTH]})
 
     def _find_peer(self, attempt: Attempt, cluster: str) -> Peer:
         """Return the head of another cluster. Raise ``Refused`` if this head needs TLS and cannot verify it."""
@@ -309,11 +311,6 @@ class Head(Relay):
         if peer.context is None and self._peer_context is not None:
             raise Refused("no-certificate", f"the certificate of the head of {cluster} is not known")
         return peer
-
-    def _refuse_offer(self, message: dict[str, Any], reason: str) -> None:
-        if self.hub is not None:
-            name = {key: message.get(key) for key in ("attempt", "from", "stream")}
-            self.hub.send({"t": "refused", **name, "why": reason[:MAX_REASON_LENGTH]})
 
     def _open_from_peer(self, connection: LineConnection, line: bytes, offered: Offer | None = None) -> None:
         """Act on the first line of a stream that another head opens, directly or by the hub. Raise ``Refused``."""

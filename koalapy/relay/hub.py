@@ -9,8 +9,7 @@ from koalapy.relay.attempts import Limits
 from koalapy.relay.relay import Child, Relay, Stream, Via
 from koalapy.relay.server import Server
 from koalapy.relay.tls_side import DetectedSide
-from koalapy.runner.connections import Credentials, LineConnection, Refused, Side, get_text, is_sealed
-from koalapy.runner.link import Loop
+from koalapy.runner.connections import Credentials, LineConnection, Loop, Refused, Side, get_text, is_sealed
 from koalapy.runner.relay_protocol import check_seal, check_ticket, get_stream, get_target
 
 

@@ -19,7 +19,7 @@ from koalapy.relay.attempts import Limits, files_needed
 from koalapy.relay.control import ControlServer
 from koalapy.relay.head import Head, HubAddress
 from koalapy.relay.hub import Hub
-from koalapy.runner.link import Loop
+from koalapy.runner.connections import Loop
 from koalapy.system.certificate_files import load_certificate, read_stamps
 from koalapy.system.process import ServiceManager, drop_own_variables, forbid_dumps, raise_file_limit
 from koalapy.system.tls import Trust

@@ -16,13 +16,13 @@ from koalapy.runner.connections import (
     ControlChannel,
     Credentials,
     LineConnection,
+    Loop,
     Refused,
     Side,
     challenge_child,
     get_text,
     parse_line,
 )
-from koalapy.runner.link import Loop
 from koalapy.runner.relay_protocol import get_stream
 from koalapy.runner.relay_streams import Pair, PipePool
 
@@ -76,6 +76,9 @@ def describe_child(via: Via) -> str:
 class Relay:
     """The streams and children of a hub or head."""
 
+    server: Server
+    """Accepts the connections of children."""
+
     def __init__(self, loop: Loop, limits: Limits) -> None:
         self.loop, self.limits = loop, limits
         self._alarm = f"relay-check-{id(self)}"
@@ -85,8 +88,6 @@ class Relay:
         """The live attempts, by token."""
         self.children: dict[Via, Child] = {}
         self.streams: dict[StreamId, Stream] = {}
-        self._challenged: dict[LineConnection, float] = {}
-        """Deadline of each connection that must answer a challenge."""
         self.total_streams = 0
         self.refusals: Counter[str] = Counter()
         self._logged_refusals = 0
@@ -180,52 +181,39 @@ class Relay:
         session, stream_key, challenge = challenge_child(credentials, hello)
         channel = ControlChannel(session, connection.send, self.loop.time, self.limits.heartbeat, self.limits.silence)
         child = Child(via, connection, channel, stream_key)
-        if len(self._challenged) >= self.limits.strangers:
-            raise Refused("strangers", f"{len(self._challenged)} children have not answered their challenge")
-        self._challenged[connection] = self.loop.time() + self.limits.first_line_timeout
 
         def end(_connection: LineConnection, error: OSError | None) -> None:
-            self._challenged.pop(connection, None)
             if self.children.get(via) is child:
                 self.lose_child(via, "its connection ended" if error is None else error.strerror or str(error))
 
         def admit(_connection: LineConnection, answer: bytes) -> None:
-            self._challenged.pop(connection, None)
-            try:
-                channel.receive(answer)
-                self.find_credentials(hello)  # its attempt may have ended in the meantime
-            except Refused as error:
-                connection.close(reset=True)
-                self.refuse(error)
-                return
+            channel.receive(answer)
+            self.find_credentials(hello)  # its attempt may have ended in the meantime
             if via in self.children:
                 self.lose_child(via, "it has connected again")
             self.children[via] = child
-            connection.on_line = lambda _, line: self._receive_line(child, line)
+            connection.on_line, connection.on_end = lambda _, line: self._receive_line(child, line), end
+            connection.max_line = MAX_CONTROL_LINE
             channel.send({"t": "welcome"})
 
-        connection.on_line, connection.on_end, connection.max_line = admit, end, MAX_CONTROL_LINE
+        self.server.expect_another(connection, admit)
         connection.send(challenge)
 
     def _receive_line(self, child: Child, line: bytes) -> None:
         try:
             message = child.channel.receive(line)
-            if message["t"] == "refused":
-                self._handle_refusal(child, message)
+            if message["t"] == "refused":  # its taker cannot take a stream
+                reason = get_text(message, "why", MAX_CONTROL_LINE)
+                self.refuse(Refused("taker", f"{' '.join(child.via)}: {reason[:MAX_LOGGED_LENGTH]}"))
+                stream = self.streams.get(get_stream(message))
+                if stream is not None and stream.taker == child.via:
+                    self.end_stream(stream, reason)
             elif message["t"] == "bye":
                 self._close_child(child.via)
                 self._end_streams(child.via, "its node has ended")
         except Refused as error:
             self.refuse(error)
             self.lose_child(child.via, str(error))
-
-    def _handle_refusal(self, child: Child, message: dict[str, Any]) -> None:
-        """End a stream that its taker cannot take."""
-        reason = get_text(message, "why", MAX_CONTROL_LINE)
-        self.refuse(Refused("taker", f"{' '.join(child.via)}: {reason[:MAX_LOGGED_LENGTH]}"))
-        stream = self.streams.get(get_stream(message))
-        if stream is not None and stream.taker == child.via:
-            self.end_stream(stream, reason)
 
     def lose_child(self, via: Via, reason: str) -> None:
         """End the streams of a child whose control connection has ended."""
@@ -267,10 +255,9 @@ class Relay:
 
     def admit_stream(self, stream_id: StreamId, attempt: Attempt) -> None:
         """Raise ``Refused`` unless the limits and the number of a stream allow it. Record its number."""
-        attempt.use_number(stream_id[1], stream_id[2])
+        attempt.admit(*stream_id[1:], self.loop.time())
         if len(self.streams) >= self.limits.streams:
             raise Refused("streams", f"this relay has {len(self.streams)} streams, its limit")
-        attempt.check_limits(self.loop.time())
 
     def check_port(self, attempt: Attempt, target: int, port: int) -> AttemptNode:
         """Return the target node of a stream. Raise ``Refused`` if it has no such port."""
@@ -367,10 +354,6 @@ class Relay:
         for server in self.servers:
             server.close_slow_strangers()
         now = self.loop.time()
-        for connection in [c for c, deadline in self._challenged.items() if deadline <= now]:
-            del self._challenged[connection]
-            connection.close(reset=True)
-            self.refuse(Refused("slow", "a child did not answer its challenge in time"))
         for stream in list(self.streams.values()):
             if stream.taker and stream.pair is None and stream.expires_at <= now:
                 reason = f"{' '.join(stream.taker)} has not taken a stream in time"
@@ -386,6 +369,4 @@ class Relay:
             self.end_stream(stream, "the relay ends")
         for via in list(self.children):
             self._close_child(via)
-        for connection in self._challenged:
-            connection.close(reset=True)
         self.pool.close()

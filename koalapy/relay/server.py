@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from koalapy.relay.attempts import Limits
-from koalapy.runner.connections import MAX_FIRST_LINE, LineConnection, LineTooLong, Refused, Side, reset_socket
-from koalapy.runner.link import Loop
+from koalapy.runner.connections import MAX_FIRST_LINE, LineConnection, LineTooLong, Loop, Refused, Side, reset_socket
 from koalapy.runner.relay_streams import Listener, PipePool, open_listener
 
 BACKLOG = 4096
@@ -16,7 +15,7 @@ BACKLOG = 4096
 
 @dataclass(frozen=True, slots=True)
 class Stranger:
-    """A connection that has not sent its first line."""
+    """A connection whose next line is not known: its first, or a child's answer to a challenge."""
 
     address: str
     since: float
@@ -66,11 +65,14 @@ class Server:
         until = self._loop.time() - self._limits.first_line_timeout
         for connection, stranger in list(self._strangers.items()):
             if stranger.since <= until:
-                self._drop(connection, Refused("slow", f"{stranger.address} has sent no first line in time"))
+                self._drop(connection, Refused("slow", f"{stranger.address} has sent no line in time"))
 
     def _accept(self, connection: socket.socket, peer: tuple[str, int]) -> None:
         if len(self._strangers) >= self._limits.strangers:
-            self._drop_oldest()
+            addresses = Counter(stranger.address for stranger in self._strangers.values())
+            address = addresses.most_common(1)[0][0]
+            oldest = next(c for c, stranger in self._strangers.items() if stranger.address == address)
+            self._drop(oldest, Refused("strangers", f"{address} has most of {len(self._strangers)} new connections"))
         try:
             lines = self._expect_line(self._make_side(connection))
         except OSError as error:
@@ -87,15 +89,14 @@ class Server:
         if line:
             connection.send(line)
 
+    def expect_another(self, connection: LineConnection, handle: Callable[[LineConnection, bytes], None]) -> None:
+        """Expect another line of a connection, whose first is being handled, in as much time as for that one."""
+        address = self._strangers.pop(connection).address
+        self._strangers[connection] = Stranger(address, self._loop.time(), handle)
+
     def _expect_line(self, side: Side) -> LineConnection:
         buffer = self._pool.small if side.is_plain else self._pool.large
         return LineConnection(self._loop, side, buffer, self._receive_first_line, self._end, MAX_FIRST_LINE)
-
-    def _drop_oldest(self) -> None:
-        counts = Counter(stranger.address for stranger in self._strangers.values())
-        address = counts.most_common(1)[0][0]
-        oldest = next(c for c, stranger in self._strangers.items() if stranger.address == address)
-        self._drop(oldest, Refused("strangers", f"{address} has most of {len(self._strangers)} new connections"))
 
     def _drop(self, connection: LineConnection, reason: Refused) -> None:
         self._strangers.pop(connection, None)
@@ -103,13 +104,15 @@ class Server:
         self._refuse(reason)
 
     def _receive_first_line(self, connection: LineConnection, line: bytes) -> None:
-        stranger = self._strangers.pop(connection, None)
+        stranger = self._strangers.get(connection)
         if stranger is None:
             return
         try:
             stranger.handle(connection, line)
         except Refused as error:
             self._drop(connection, error)
+        if self._strangers.get(connection) is stranger:
+            del self._strangers[connection]
 
     def _end(self, connection: LineConnection, error: OSError | None) -> None:
         self._strangers.pop(connection, None)

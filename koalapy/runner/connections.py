@@ -1,4 +1,4 @@
-"""Exchange lines over connections that do not block, and authenticate both sides of a connection.
+"""Run an event loop, exchange lines over connections that do not block, and authenticate both of their sides.
 
 A runner connects to its agent, the relay of a node to its head, and a head to the hub. The process that connects is the
 child, the other one its parent. Both have a key that is never sent, and prove it in a handshake: the child's ``hello``
@@ -15,6 +15,7 @@ import os
 import selectors
 import socket
 import struct
+import time
 
 from koalapy.runner.session import TAG_LENGTH, Line, Session, derive_key, make_nonce
 
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from koalapy.runner.link import Loop
-
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 KEEPALIVE_IDLE_S = 60
+MAX_LAG = 1.0
+"""Seconds: if a step of the loop takes longer than planned by more than this, the process was stopped."""
 RESET = struct.pack("ii", 1, 0)
 """Linger for no time: closing the socket resets the connection."""
 IP_BIND_ADDRESS_NO_PORT = 24
@@ -37,6 +38,72 @@ HEARTBEAT_INTERVAL_S = 5.0
 SILENCE_LIMIT_S = 15.0
 """Time without a line of the peer, after which a control connection counts as dead."""
 encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
+class Loop:
+    """An event loop of one thread: callbacks for readable files and for alarms.
+
+    Its time stands still while this process is stopped. Files are handled before alarms.
+    """
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._alarms: dict[str, tuple[float, Callable[[], None]]] = {}
+        self._slept = 0.0
+        self._awake_at = time.monotonic()
+
+    def time(self) -> float:
+        """Return a monotonic time in seconds, without the time for which this process was stopped."""
+        return time.monotonic() - self._slept
+
+    def watch(self, file: int, callback: Callable[[int], object], events: int = READ) -> None:
+        if file in self._selector.get_map():
+            self._selector.modify(file, events, callback)
+        else:
+            self._selector.register(file, events, callback)
+
+    def forget(self, file: int) -> None:
+        if file >= 0 and file in self._selector.get_map():  # negative: the socket is closed
+            self._selector.unregister(file)
+
+    def close(self) -> None:
+        self._selector.close()
+
+    def awake(self, at_most: float = float("inf")) -> None:
+        """Record that this process runs. Of the time since the last call, count ``at_most`` seconds as running."""
+        excess = self.time() - self._awake_at - at_most
+        if excess > 0:
+            self._slept += excess
+        self._awake_at = self.time()
+
+    def set_alarm(self, name: str, seconds: float, callback: Callable[[], None]) -> None:
+        """Call ``callback`` once, after some seconds. An alarm of the same name is replaced."""
+        self._alarms[name] = (self.time() + seconds, callback)
+
+    def has_alarm(self, name: str) -> bool:
+        return name in self._alarms
+
+    def cancel_alarm(self, name: str) -> None:
+        self._alarms.pop(name, None)
+
+    def turn(self) -> None:
+        """Wait until a file is ready or an alarm is due, and call the callbacks."""
+        self.awake(MAX_LAG)
+        now = self.time()
+        timeout = max(0.0, min((due for due, _ in self._alarms.values()), default=now + 60) - now)
+        files = self._selector.get_map()
+        ready = self._selector.select(timeout)
+        self.awake(timeout + MAX_LAG)
+        for key, events in ready:
+            if files.get(key.fd) is key:  # an earlier callback may have closed it
+                key.data(events)
+        self.awake(MAX_LAG)
+        now = self.time()
+        for name, alarm in list(self._alarms.items()):
+            due, callback = alarm
+            if due <= now and self._alarms.get(name) is alarm:  # an earlier callback may have moved it
+                del self._alarms[name]
+                callback()
 
 
 class Refused(Exception):

@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from koalapy.runner.link import Loop
+    from koalapy.runner.connections import Loop
     from koalapy.runner.settings import Settings
 
 MAX_PENDING_QUERIES = 100

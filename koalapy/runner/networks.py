@@ -1,22 +1,13 @@
-"""List the IPv4 addresses and networks of this node, compare them, and choose routes between the nodes of a job."""
+"""List the IPv4 addresses and networks of this node, and compare them."""
 
 from __future__ import annotations
 
 import socket
-from itertools import islice, product
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from koalapy.runner.plan import Plan
 
 SIOCGIFCONF = 0x8912
 SIOCGIFNETMASK = 0x891B
 _IFREQ_SIZE = 40
 """Bytes of a ``struct ifreq`` on 64-bit Linux: 16 of the interface's name, then its address."""
-MAX_ROUTES = 6
-"""Routes to try if nodes do not reach each other; each takes seconds to fail."""
 
 
 def own_addresses() -> list[tuple[str, str]]:
@@ -88,42 +79,3 @@ def is_ipv4(text: str) -> bool:
 
 def _as_number(address: str) -> int:
     return int.from_bytes(socket.inet_aton(address), "big")
-
-
-def own_choices(plan: Plan, environment: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return (network, address) of all addresses that this node may use for the job.
-
-    There is no choice if the cluster configures an interface, in a job of one cluster, and on loopback.
-    """
-    host = plan.me["host"]
-    if environment.get("KOALA_MPI_INTERFACE") or host.startswith("127.") or not plan.spans_clusters:
-        return []
-    return own_networks()
-
-
-def other_routes(plan: Plan, choices: Mapping[int, Sequence[Sequence[str]]]) -> list[tuple[list[str], list[str]]]:
-    """Return routes other than the plan's, as (networks, addresses of all nodes), at most ``MAX_ROUTES``.
-
-    All nodes of a cluster use one network. ``choices``: (network, address) pairs of each node. Routes by a network that
-    all clusters have come first.
-    """
-    clusters: dict[str, list[int]] = {}
-    for index, node in enumerate(plan.nodes):
-        clusters.setdefault(node["cluster"], []).append(index)
-    by_node = {index: {pair[0]: pair[1] for pair in pairs} for index, pairs in choices.items()}
-    common = {
-        cluster: [n for n in by_node[nodes[0]] if all(n in by_node[index] for index in nodes)] or [""]
-        for cluster, nodes in clusters.items()
-    }
-    routes = sorted(product(*common.values()), key=lambda networks: len({*networks}))
-    candidates = (_route(plan, dict(zip(clusters, networks)), by_node) for networks in routes)
-    current = [node["host"] for node in plan.nodes]
-    return list(islice((route for route in candidates if route[1] != current), MAX_ROUTES))
-
-
-def _route(
-    plan: Plan, networks: Mapping[str, str], by_node: Mapping[int, Mapping[str, str]]
-) -> tuple[list[str], list[str]]:
-    """Return the networks of a route and its hosts: nodes of clusters without a choice keep their addresses."""
-    hosts = [by_node[index].get(networks[node["cluster"]], node["host"]) for index, node in enumerate(plan.nodes)]
-    return sorted({*networks.values()} - {""}), hosts

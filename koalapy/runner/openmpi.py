@@ -8,9 +8,9 @@ import signal
 import socket
 from collections.abc import Callable
 
+from koalapy.runner.connections import Loop
 from koalapy.runner.containers import SeriesCheck, find_container
 from koalapy.runner.exec_guard import SCRIPT_VARIABLE, ExecGuard
-from koalapy.runner.link import Loop
 from koalapy.runner.networks import own_networks
 from koalapy.runner.output_streams import OutputFilter, TagReader
 from koalapy.runner.parameters import (
@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
     from typing import Any
 
-    from koalapy.runner.output_streams import RankedBytes
-    from koalapy.runner.plan import Node
+    from koalapy.runner.plan import Node, RankedBytes
 
 LAUNCH_SHELL, LAUNCH_SCRIPT = "/bin/sh", "koala-launch"
 LAUNCH_AGENT = """\
@@ -47,11 +46,6 @@ host=$1; shift; folder=${0%/*}
 [ "$code" = 0 ] || echo "$message" >&2
 exit "$code"
 """
-
-
-def is_launch_agent(command: list[str]) -> bool:
-    """Return whether a command line is that of our launch agent, of any job."""
-    return command[:1] == [LAUNCH_SHELL] and command[1:2] != [] and command[1].endswith(f"/{LAUNCH_SCRIPT}")
 
 
 class LaunchRequests:
@@ -158,9 +152,10 @@ def make_guard(
 
 
 def is_open_mpis(pid: int) -> bool:
-    """Return whether a process belongs to Open MPI: mpirun, an MPI daemon or a launch agent."""
+    """Return whether a process belongs to Open MPI: mpirun, an MPI daemon or our launch agent, of any job."""
     name, *arguments = command_of(pid) or [""]
-    return name in STARTER_NAMES or is_launch_agent(arguments)
+    is_agent = arguments[:1] == [LAUNCH_SHELL] and "".join(arguments[1:2]).endswith(f"/{LAUNCH_SCRIPT}")
+    return name in STARTER_NAMES or is_agent
 
 
 def describe_end(code: int) -> str:

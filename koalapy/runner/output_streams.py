@@ -12,12 +12,7 @@ from collections.abc import Callable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Optional
-
-    from koalapy.runner.plan import Node, Plan
-
-    RankedBytes = tuple[Optional[int], bytes]
-    """Output of one rank; None: of koalapy or mpirun itself."""
+    from koalapy.runner.plan import Node, Plan, RankedBytes
 
 ERROR_BEGINS, ERROR_ENDS, ESCAPE = b"\x0e", b"\x0f", b"\x10"
 """Shift out, shift in and data link escape, which text does not have."""

@@ -287,30 +287,20 @@ MAX_STEPS = 16
 """Programs of one script that run at the same time; further ones wait."""
 
 
-def control_ports(first: int, last: int) -> int:
-    """Return how many ports of a cluster's range the control channel gets. The others are for ranks, since mpirun opens
-    every port that it gets."""
-    return max(1, min(CONTROL_PORTS, (last - first + 1) // 4))
-
-
-def port_lanes(ports: int) -> int:
-    """Return how many programs can run at once with so many ports of the control channel, two for each on a node."""
-    return max(1, min(MAX_STEPS, ports // 2))
-
-
 def lane_ports(first: int, last: int, lane: int) -> tuple[int, int]:
     """Return the first and last port of the control channel for one of several programs that run at once.
 
     Raise ``Failure`` if there are not enough for this program.
     """
-    lanes = port_lanes(last - first + 1)
+    count = last - first + 1
+    lanes = max(1, min(MAX_STEPS, count // 2))  # each program needs two on a node
     if lane >= lanes:
         raise Failure(
             f"this node has ports for {lanes} programs of a script at once: start fewer, or have more ports set in "
             "clusters.NAME.mpi.ports unless the job has relayed links",
             1,
         )
-    width = (last - first + 1) // lanes
+    width = count // lanes
     return first + lane * width, first + (lane + 1) * width - 1
 
 
@@ -319,7 +309,8 @@ def rank_ports(environment: dict[str, str]) -> tuple[int, int] | None:
     if not (ports := environment.get("KOALA_MPI_PORTS")):
         return None
     first, last = map(int, ports.split("-"))
-    return first + control_ports(first, last), last
+    # The first ones are for the control channel, and not many: mpirun opens every port that it gets.
+    return first + max(1, min(CONTROL_PORTS, (last - first + 1) // 4)), last
 
 
 def prepare(environment: dict[str, str], installation: Installation, plan: Plan) -> None:

@@ -7,25 +7,62 @@ import re
 
 from koalapy.runner.exec_guard import LAUNCHER
 from koalapy.runner.networks import is_ipv4
-from koalapy.runner.program_output import has_file_per_rank
-from koalapy.runner.settings import Failure, Settings
+from koalapy.runner.settings import Failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any, Union
+    from collections.abc import Callable, Collection, Mapping
+    from typing import Any, Optional, Protocol
 
-    from koalapy.runner.output_streams import RankedBytes
+    from koalapy.runner.connections import Loop
+    from koalapy.runner.exec_guard import ExecGuard
+    from koalapy.runner.processes import Processes
     from koalapy.runner.relay_links import Pair, RelayedLinks, RelayOffer
-    from koalapy.runner.runner import Runner
-    from koalapy.runner.steps import Step
+    from koalapy.runner.settings import Settings
 
-    Node = Union[Runner, Step]
-    """What a role needs of its node: the runner, or a program of a script on it."""
+    RankedBytes = tuple[Optional[int], bytes]
+    """Output of one rank; None: of koalapy or mpirun itself."""
+
+    class Node(Protocol):
+        """What a role needs of its node: the runner, or a program of a script on it."""
+
+        settings: Settings
+        processes: Processes
+        loop: Loop
+        environment: dict[str, str]
+
+        @property
+        def relayed_before(self) -> tuple[set[Pair], int]: ...
+        def spawn(
+            self,
+            command: list[str],
+            environment: dict[str, str] | None = None,
+            guard: ExecGuard | None = None,
+            *,
+            is_program: bool = False,
+            outputs: tuple[int, int] | None = None,
+        ) -> int: ...
+        def make_input(self, path: str = "") -> None: ...
+        def make_folder(self) -> str: ...
+        def report_running(self) -> None: ...
+        def relay(self, token: str, node: int, payload: dict[str, Any]) -> None: ...
+        def start_relay(self, plan: Plan, on_start: Callable[[bool, str], None]) -> None: ...
+        def report_relayed(self, pairs: Collection[Pair], layout: int) -> None: ...
+        def show(self, output: bytes, rank: int | None = None) -> None: ...
+        def say(self, line: str) -> None: ...
+        def conclude(self, code: int | None, error: str = "", *, infrastructure: bool = False) -> None: ...
 
 
 PLAIN = re.compile(r"[A-Za-z0-9_:][A-Za-z0-9_.:%-]{0,254}", re.ASCII)
 """Pattern of an address: those that other nodes send are used in file names and on mpirun's command line."""
+
+
+FILE_PATTERN = re.compile("%([r%])")
+"""What stands for the rank or a percent sign in the name of an output file."""
+
+
+def has_file_per_rank(name: str) -> bool:
+    return "r" in FILE_PATTERN.findall(name)
 
 
 def folder_fault(node: Node) -> int | None:

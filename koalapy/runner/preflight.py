@@ -7,17 +7,17 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Callable
+from itertools import islice, product
 
-from koalapy.runner.connections import LineConnection, LineTooLong, connect_side, describe_error
-from koalapy.runner.link import Loop
-from koalapy.runner.networks import is_ipv4, other_routes, own_choices, own_networks
+from koalapy.runner.connections import LineConnection, LineTooLong, Loop, connect_side, describe_error
+from koalapy.runner.networks import is_ipv4, own_networks
 from koalapy.runner.parameters import rank_ports
 from koalapy.runner.plan import PLAIN, Plan
 from koalapy.runner.settings import Failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from typing import Any
 
     from koalapy.runner.plan import Node
@@ -29,18 +29,14 @@ RETRY_INTERVAL, RETRY_TIME = 0.3, 10.0
 """Seconds between two probes through relays, and in which head and hub must know the job."""
 REPLY_TIMEOUT = 15.0
 """Seconds to wait for the reply of a node that was reached, which may be busy or stopped for a while."""
+MAX_ROUTES = 6
+"""Routes to try if nodes do not reach each other; each takes seconds to fail."""
 MAX_CONCURRENT_PROBES = 128
 """Connections to try at the same time; each needs an open file."""
 MAX_REPLY_SIZE = 128
 OTHER_PROGRAM = "another program answers there"
 MAX_PEERS = 256
 """Connections of one listener. A node that probes closes its own after the reply, so the oldest is closed first."""
-
-
-def socket_for(host: str) -> socket.socket:
-    connection = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    connection.setblocking(False)
-    return connection
 
 
 class ProbeListener:
@@ -51,7 +47,8 @@ class ProbeListener:
     ) -> None:
         """Listen on the first free port; ``ports``: the first and last to try. Raise ``Failure``."""
         self._loop, self._max_peers = loop, max_peers
-        self._listener = socket_for(host)
+        self._listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+        self._listener.setblocking(False)
         self._peers: dict[int, socket.socket] = {}
         self.nonce = os.urandom(8).hex()
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -322,6 +319,45 @@ class Prober:
         self._send(self._result)
 
 
+def own_choices(plan: Plan, environment: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return (network, address) of all addresses that this node may use for the job.
+
+    There is no choice if the cluster configures an interface, in a job of one cluster, and on loopback.
+    """
+    host = plan.me["host"]
+    if environment.get("KOALA_MPI_INTERFACE") or host.startswith("127.") or not plan.spans_clusters:
+        return []
+    return own_networks()
+
+
+def other_routes(plan: Plan, choices: Mapping[int, Sequence[Sequence[str]]]) -> list[tuple[list[str], list[str]]]:
+    """Return routes other than the plan's, as (networks, addresses of all nodes), at most ``MAX_ROUTES``.
+
+    All nodes of a cluster use one network. ``choices``: (network, address) pairs of each node. Routes by a network that
+    all clusters have come first.
+    """
+    clusters: dict[str, list[int]] = {}
+    for index, node in enumerate(plan.nodes):
+        clusters.setdefault(node["cluster"], []).append(index)
+    by_node = {index: {pair[0]: pair[1] for pair in pairs} for index, pairs in choices.items()}
+    common = {
+        cluster: [n for n in by_node[nodes[0]] if all(n in by_node[index] for index in nodes)] or [""]
+        for cluster, nodes in clusters.items()
+    }
+    routes = sorted(product(*common.values()), key=lambda networks: len({*networks}))
+    candidates = (_route(plan, dict(zip(clusters, networks)), by_node) for networks in routes)
+    current = [node["host"] for node in plan.nodes]
+    return list(islice((route for route in candidates if route[1] != current), MAX_ROUTES))
+
+
+def _route(
+    plan: Plan, networks: Mapping[str, str], by_node: Mapping[int, Mapping[str, str]]
+) -> tuple[list[str], list[str]]:
+    """Return the networks of a route and its hosts: nodes of clusters without a choice keep their addresses."""
+    hosts = [by_node[index].get(networks[node["cluster"]], node["host"]) for index, node in enumerate(plan.nodes)]
+    return sorted({*networks.values()} - {""}), hosts
+
+
 class Preflight:
     """The head node's part: it sends all ports to all nodes, and collects which nodes cannot reach each other.
 
@@ -518,7 +554,9 @@ class Preflight:
 
     def _record_first_failure(self, failed: list[tuple[int, int, str]]) -> None:
         """Set the error message and the node that reports it, from the first route, whose addresses users know."""
-        faulty_cluster = self._find_faulty_cluster([(i, j) for i, j, _ in failed])
+        # That with most failed pairs; in a tie not the head node's, which has most nodes.
+        counts = Counter(self._cluster_of(index) for source, target, _ in failed for index in (source, target))
+        faulty_cluster = max(counts, key=lambda c: (counts[c], c != self._plan.head["cluster"]))
         faulty = {i for i, n in enumerate(self._plan.nodes) if n["cluster"] == faulty_cluster}
         source, target, reason = min(failed, key=lambda f: (f[1] not in faulty, f[0] not in faulty))
         node, port, links = self._plan.nodes[target], self._ready[target]["port"], self._plan.relayed
@@ -556,13 +594,6 @@ class Preflight:
         for index, node in enumerate(self._plan.nodes):
             if index not in self._ready and index != self._plan.index:
                 self._runner.relay(node["token"], node["node"], move)
-
-    def _find_faulty_cluster(self, pairs: list[tuple[int, int]]) -> str:
-        """Return the cluster with most failed pairs; in a tie not the head node's, which has most nodes."""
-        counts: Counter[str] = Counter()
-        for pair in pairs:
-            counts.update(self._cluster_of(i) for i in pair)
-        return max(counts, key=lambda c: (counts[c], c != self._plan.head["cluster"]))
 
     def _report_error(self, index: int, error: str) -> None:
         """Let a node of the faulty cluster report the error, since errors count against the reporting cluster."""

@@ -19,8 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from koalapy.runner.output_streams import RankedBytes
-    from koalapy.runner.plan import Node
+    from koalapy.runner.plan import Node, RankedBytes
 
 ASK_INTERVAL = 2.0
 PORT_TIMEOUT = 600.0

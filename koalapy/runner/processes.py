@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from typing import Any
 
+    from koalapy.runner.connections import Loop
     from koalapy.runner.exec_guard import ExecGuard
-    from koalapy.runner.link import Loop
 
 try:
     import ctypes

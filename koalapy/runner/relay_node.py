@@ -26,6 +26,7 @@ if not __package__:
 from koalapy.runner.connections import (
     HEARTBEAT_INTERVAL_S,
     Credentials,
+    Loop,
     ParentLink,
     Side,
     connect_side,
@@ -33,7 +34,6 @@ from koalapy.runner.connections import (
     encode,
     reset_socket,
 )
-from koalapy.runner.link import Loop
 from koalapy.runner.processes import forbid_dumps
 from koalapy.runner.relay_protocol import MAX_NODES, Ranges, TokenBucket, get_number, get_stream, seal_line
 from koalapy.runner.relay_streams import Listener, Pair, PipePool, open_listener, resolve_host

@@ -18,8 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from koalapy.runner.connections import Side
-    from koalapy.runner.link import Loop
+    from koalapy.runner.connections import Loop, Side
 
 COPY_SIZE = 16 * 1024
 """Bytes up to which copying is faster than a pipe."""

@@ -17,10 +17,10 @@ from traceback import print_exc
 if not __package__:
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
-from koalapy.runner.connections import encode
+from koalapy.runner.connections import MAX_LAG, Loop, encode
 from koalapy.runner.folders import make_folder, remove_stale_folders, remove_tree, replace_file
 from koalapy.runner.lease import RunnerLease, boot_time
-from koalapy.runner.link import MAX_LAG, Link, Loop
+from koalapy.runner.link import Link
 from koalapy.runner.openmpi import Follower
 from koalapy.runner.plan import Plan, Role, enter_workdir, folder_fault
 from koalapy.runner.process_launcher import make_role
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from koalapy.runner.exec_guard import ExecGuard
-    from koalapy.runner.relay_links import Pair, RelayChild
+    from koalapy.runner.relay_child import RelayChild
+    from koalapy.runner.relay_links import Pair
 
 PROGRAM_GRACE = 1.0
 STOP_GRACE = 2.0
@@ -200,7 +201,7 @@ class Runner:
 
         Raise ``Failure`` if it cannot be used.
         """
-        from koalapy.runner.relay_links import RelayChild  # few jobs need it
+        from koalapy.runner.relay_child import RelayChild  # few jobs need it
 
         if self._relay is None or not self._relay.serves(plan):
             if self._relay is not None and self._relay.is_ready and plan.lane is not None:
@@ -406,20 +407,16 @@ class Runner:
         elif kind == "refused" and self._phase == "waiting":
             self._status = 1  # another runner serves this node: do not touch its files
         elif kind == "refused":
-            self._stop_rejected()
+            self._delivery_timeout = 0.0
+            self._stop_now()
+            if self._phase == "ended":
+                self._give_up()
         elif kind == "relay_lost":
             self._lose_relay(str(message["why"]))
         elif kind == "stop":
             self._stop_program(message)
         elif kind == "exit_ack" and self._phase == "ended":
             self._status = 0
-
-    def _stop_rejected(self) -> None:
-        """End the program without waiting for delivery, since the agent rejects this runner."""
-        self._delivery_timeout = 0.0
-        self._stop_now()
-        if self._phase == "ended":
-            self._give_up()
 
     def _release_output(self, offset: int) -> None:
         """Discard output before ``offset``, which the agent has stored, then read and send more."""

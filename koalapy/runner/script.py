@@ -24,8 +24,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from koalapy.runner.output_streams import RankedBytes
-    from koalapy.runner.plan import Node
+    from koalapy.runner.plan import Node, RankedBytes
 
 MAX_NAME_BYTES = 200
 """Bytes of the name of a script's file; longer names become ``script``."""

@@ -12,8 +12,8 @@ import struct
 from collections.abc import Callable
 from traceback import print_exc
 
+from koalapy.runner.connections import Loop
 from koalapy.runner.folders import remove_tree, short_socket_path
-from koalapy.runner.link import Loop
 from koalapy.runner.openmpi import RESEND_INTERVAL, Follower, Head
 from koalapy.runner.parameters import MAX_STEPS
 from koalapy.runner.plan import Plan, Role
@@ -147,7 +147,7 @@ class Calls:
         connection.setblocking(False)
         call = Call(self._loop, connection, self)
         self.open.add(call)
-        if not is_descendant(peer_of(connection)):
+        if not is_called_from_below(connection):
             call.say("koala: mpirun was called by a process that is not of this job")
             call.finish(1)
         elif len(self.open) > MAX_CALLS:
@@ -155,15 +155,10 @@ class Calls:
             call.finish(1)
 
 
-def peer_of(connection: socket.socket) -> int:
-    """Return the process id of the other side of a connection, as the kernel knows it; 0 if it is not visible here."""
+def is_called_from_below(connection: socket.socket) -> bool:
+    """Return whether the other side of a connection, as the kernel knows it, is a process below this one."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid: int = struct.unpack("3i", credentials)[0]
-    return pid
-
-
-def is_descendant(pid: int) -> bool:
-    """Return whether a process is below this one."""
     while pid > 1 and pid != os.getpid():
         pid = parent_of(pid)
     return pid == os.getpid()

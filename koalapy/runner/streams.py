@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from koalapy.runner.link import Loop
+    from koalapy.runner.connections import Loop
 
 STREAM_WINDOW = 256 * 1024
 """Bytes of a stream that may be under way in one direction."""
@@ -265,14 +265,9 @@ class Streams:
         self._loop, self._processes, self._send_message, self._node = loop, processes, send, node
         self._grace = grace
         self._terminals: dict[str, Terminal] = {}
-        self._shells: dict[int, Terminal] = {}
+        self.shells: dict[int, Terminal] = {}
         """Terminals by the process id of their shell, until that has ended."""
         self.input: ProgramInput | None = None
-
-    @property
-    def shells(self) -> frozenset[int]:
-        """Return the process ids of all shells."""
-        return frozenset(self._shells)
 
     def make_input(self, path: str) -> None:
         """Create the pipe of the program's standard input, with a name if a path is given. Raise ``OSError``."""
@@ -282,12 +277,19 @@ class Streams:
         """Act on a message of a client. ``environment``: that of the program, None while it does not run."""
         name, kind = str(message["stream"]), message["type"]
         try:
+            is_input = self.input is not None and self.input.stream == name
+            target = self.input if is_input else self._terminals.get(name)
             if kind == "stream_open":
                 self._open(name, message, environment)
-            elif self.input is not None and self.input.stream == name:
-                self._receive_input(self.input, kind, message)
-            elif (terminal := self._terminals.get(name)) is not None:
-                self._receive_for_terminal(terminal, kind, message)
+            elif target is not None and kind == "stream_data":
+                data = base64.b64decode(message["data"])
+                target.receive(message["offset"], data, is_last=message["is_last"])
+            elif target is not None and kind == "stream_end":
+                self._end(name)  # a program goes on: the client of its input may come back
+            elif isinstance(target, Terminal) and kind == "stream_credit":
+                target.grant(message["offset"])
+            elif isinstance(target, Terminal) and kind == "stream_resize":
+                target.resize(message["rows"], message["columns"])
         except Failure as failure:
             self._end(name, failure.message)
         except (OSError, ValueError, LookupError, TypeError, binascii.Error) as error:
@@ -296,7 +298,7 @@ class Streams:
 
     def child_ended(self, pid: int, code: int) -> bool:
         """Handle the end of a shell; return False for another process."""
-        terminal = self._shells.pop(pid, None)
+        terminal = self.shells.pop(pid, None)
         if terminal is None:
             return False
         self._loop.cancel_alarm(f"hangup-{pid}")
@@ -328,7 +330,7 @@ class Streams:
                 raise Failure("the program reads no input of clients: submit it with koala run")
             self.input.attach(name, self._node)
             return
-        if len(self._shells) >= MAX_NODE_STREAMS:
+        if len(self.shells) >= MAX_NODE_STREAMS:
             raise Failure(f"{self._node} has {MAX_NODE_STREAMS} terminals already: end one of them")
         command = list(order["command"]) or [login_shell(environment)]
         command[0] = require_program(command[0], environment)
@@ -336,25 +338,8 @@ class Streams:
         self._terminals[name] = terminal
         term = order["term"] or "dumb"
         terminal.start(self._processes, command, {**environment, "TERM": term})
-        self._shells[terminal.pid] = terminal
+        self.shells[terminal.pid] = terminal
         self._send(name, "stream_opened", node=self._node, used=0)
-
-    def _receive_for_terminal(self, terminal: Terminal, kind: str, message: dict[str, Any]) -> None:
-        if kind == "stream_data":
-            terminal.receive(message["offset"], base64.b64decode(message["data"]), is_last=message["is_last"])
-        elif kind == "stream_credit":
-            terminal.grant(message["offset"])
-        elif kind == "stream_resize":
-            terminal.resize(message["rows"], message["columns"])
-        elif kind == "stream_end":
-            self._end(terminal.name)
-
-    def _receive_input(self, program_input: ProgramInput, kind: str, message: dict[str, Any]) -> None:
-        if kind == "stream_data":
-            data = base64.b64decode(message["data"])
-            program_input.receive(message["offset"], data, is_last=message["is_last"])
-        elif kind == "stream_end":
-            program_input.stream = ""  # the program goes on: its client may come back
 
     def _end(self, name: str, reason: str = "") -> None:
         """End a stream for a reason, empty if its client has ended it. Kill its shell later if it ignores that."""
@@ -366,13 +351,10 @@ class Streams:
         if terminal is None:
             return
         terminal.close()
-        if (pid := terminal.pid) in self._shells:
+        if (pid := terminal.pid) in self.shells:
             signal_and_continue(pid, signal.SIGHUP)
-            self._loop.set_alarm(f"hangup-{pid}", self._grace, lambda: self._kill_shell(pid))
-
-    def _kill_shell(self, pid: int) -> None:
-        if pid in self._shells:
-            signal_and_continue(pid, signal.SIGKILL)
+            # Cancelled when the shell ends.
+            self._loop.set_alarm(f"hangup-{pid}", self._grace, lambda: signal_and_continue(pid, signal.SIGKILL))
 
     def _send(self, stream: str, kind: str, **fields: Any) -> None:
         if kind == "stream_end" and (terminal := self._terminals.get(stream)) and terminal.is_closed:

@@ -17,7 +17,7 @@ from koalapy.scheduler.event_handler import EventHandler
 from koalapy.scheduler.events import Event
 from koalapy.scheduler.queue.candidates import Budget, Candidate, Candidates, Offers, WaitingReasons
 from koalapy.scheduler.queue.placement_queues import PlacementQueues
-from koalapy.scheduler.queue.policy_calls import PolicyEvaluator
+from koalapy.scheduler.queue.questions import PolicyQuestions
 from koalapy.scheduler.queue.queue import Group
 from koalapy.scheduler.queue.start_conditions import StartConditions
 from koalapy.scheduler.state import SchedulerState
@@ -35,7 +35,7 @@ class Cycle:
         queues: PlacementQueues,
         candidates: Candidates,
         offers: Offers,
-        policies: PolicyEvaluator,
+        questions: PolicyQuestions,
         knowledge: KnowledgeBuilder,
         reasons: WaitingReasons,
         claiming: Claiming,
@@ -49,7 +49,7 @@ class Cycle:
         self._state, self._ledger = state, state.ledger
         self._contact, self._events, self._deadlines = contact, events, deadlines
         self._queues, self._candidates, self._offers = queues, candidates, offers
-        self._policies, self._knowledge, self._reasons = policies, knowledge, reasons
+        self._questions, self._knowledge, self._reasons = questions, knowledge, reasons
         self._claiming, self._attempts, self._budget = claiming, attempts, budget
         self._arrays, self._conditions = arrays, conditions
         self._ends = state.ledger.ended_tasks, conditions.ended
@@ -126,19 +126,19 @@ class Cycle:
         job = self._ledger.jobs[candidate.job]
         if (excess := self._state.owner_use.find_excess(job.spec, self._state.now)) is not None:
             return Refusal(excess.waiting_reason, RefusalKind.LIMIT)
-        answer = self._evaluate(job, candidate, now)
+        answer = self._ask_on_offer(job, candidate, now)
         while isinstance(answer, Placement) and self._place_home_job(job, answer, now):
-            answer = self._evaluate(job, candidate, now)
+            answer = self._ask_on_offer(job, candidate, now)
         return answer
 
-    def _evaluate(self, job: Job, candidate: Candidate, now: float) -> Placement | Refusal:
+    def _ask_on_offer(self, job: Job, candidate: Candidate, now: float) -> Placement | Refusal:
         """Evaluate the policy on the offered nodes, then with preemption, then with nodes the home site may reclaim."""
         barred, offer = job.barred_sizes(now), candidate.offer
-        answer = self._policies.evaluate(job.spec, offer.view, barred)
+        answer = self._questions.ask(job.spec, offer.view, barred)
         if isinstance(answer, Refusal) and (widest := offer.with_preemption(job.spec)) is not None:
-            answer = self._policies.evaluate(job.spec, widest, barred)
+            answer = self._questions.ask(job.spec, widest, barred)
         if isinstance(answer, Refusal) and (home := offer.at_home(job.spec)) is not None:
-            taken_back = self._policies.evaluate(job.spec, home, barred)
+            taken_back = self._questions.ask(job.spec, home, barred)
             answer = taken_back if isinstance(taken_back, Placement) else answer
         return answer
 
@@ -168,7 +168,7 @@ class Cycle:
                     if not may_be_tried or job_id in self._being_placed or group in self._refused_owners:
                         continue
                     owner, candidate = self._ledger.jobs[job_id], Candidate(job_id, offer)
-                    owner_answer = self._evaluate(owner, candidate, now) if offer.idle_test()(group.needs) else None
+                    owner_answer = self._ask_on_offer(owner, candidate, now) if offer.idle_test()(group.needs) else None
                     if not isinstance(owner_answer, Placement):
                         self._refused_owners.add(group)
                     elif all(
@@ -190,11 +190,11 @@ class Cycle:
         """Return whether a job could be placed only on reclaimed nodes once a guest has been placed."""
         barred, offer = owner.barred_sizes(now), candidate.offer
         home = offer.at_home(owner.spec)
-        if home is None or isinstance(self._policies.evaluate(owner.spec, home, barred), Refusal):
+        if home is None or isinstance(self._questions.ask(owner.spec, home, barred), Refusal):
             return False
         changed = [cluster for cluster in offer.view if guest.nodes_on(cluster.name)]
         remaining = offer.view.with_clusters([c.with_idle(max(0, c.idle - guest.nodes_on(c.name))) for c in changed])
-        return isinstance(self._policies.evaluate(owner.spec, remaining, barred), Refusal)
+        return isinstance(self._questions.ask(owner.spec, remaining, barred), Refusal)
 
     # Act on their answers
 

@@ -5,13 +5,10 @@ made in a copy (docs/adr/0022-copy-on-write-jobs.md).
 """
 
 from collections.abc import Callable, Iterable
-from typing import TypedDict, TypeVar, Unpack
+from typing import Any, TypeVar
 
 from koalapy.model.advice import AdvisedPlacement
-from koalapy.model.array import ArrayTasks
-from koalapy.model.cluster import ClusterPair
 from koalapy.model.construction import make_copier
-from koalapy.model.dependency import Dependencies
 from koalapy.model.errors import ConflictError
 from koalapy.model.job import (
     ACTIVE_STATES,
@@ -19,16 +16,14 @@ from koalapy.model.job import (
     FINAL_STATES,
     TRANSITIONS,
     Attempt,
-    ClusterRefusal,
     Component,
-    ComponentState,
     Job,
     JobId,
     JobState,
     TimelineEntry,
     Token,
 )
-from koalapy.model.job_spec import JobSpec, Priority
+from koalapy.model.job_spec import Priority
 from koalapy.model.placement import RefusalKind
 from koalapy.model.request import ClusterName, Request
 from koalapy.scheduler.effects import AttemptFailure, ClaimFailure, Command, Effects, OpenBarrier, SubmitComponent
@@ -37,87 +32,11 @@ from koalapy.scheduler.owner_use import OwnerUse
 STARTS = (SubmitComponent, OpenBarrier)
 
 
-class MoveChanges(TypedDict, total=False):
-    """The fields of a job that may change together with its state."""
-
-    spec: JobSpec
-    generation: int
-    queue_seq: int
-    placement_tries: int
-    claiming_tries: int
-    restarts: int
-    counted_scan: int
-    claim_factor: float | None
-    first_start_estimate: float | None
-    placed_at: float | None
-    started_at: float | None
-    ended_at: float | None
-    retry_at: float | None
-    ending: JobState | None
-    exit_code: int | None
-    refusals: tuple[ClusterRefusal, ...]
-    awaits: Dependencies
-    eligible_at: float | None
-    attempt: Attempt | None
-    tasks: ArrayTasks
-
-
-class JobChanges(MoveChanges, total=False):
-    """The fields of a job that change."""
-
-    state: JobState
-    reason: str
-
-
-class AttemptChanges(TypedDict, total=False):
-    """The fields of an attempt that change."""
-
-    components: tuple[Component, ...]
-    start_estimate: float | None
-    claim_at: float | None
-    barrier_at: float | None
-    launched_at: float | None
-    ended_at: float | None
-    end_reason: str
-    exit_code: int | None
-    streams: int
-    relayed: tuple[ClusterPair, ...]
-
-
-class ComponentChanges(TypedDict, total=False):
-    """The fields of a component that change."""
-
-    cluster: ClusterName
-    node_class: str
-    state: ComponentState
-    superseded: bool
-    hosts: tuple[str, ...]
-    lrm_job: str | None
-    lease: float | None
-    exit_code: int | None
-    error: str
-    infrastructure: bool
-    sources: tuple[ClusterName, ...]
-    transfer_time: float
-    stage_size: int
-    staged: int
-    staging_since: float | None
-    staged_at: float | None
-    submitted_at: float | None
-    claimed_at: float | None
-    warned_at: float | None
-    ended_at: float | None
-    unknown_since: float | None
-    lost_at: float | None
-    measured_nodes: int
-    accounted_nodes: int
-    cpu_time: float | None
-    cpu_available: float | None
-    peak_memory: int | None
-
-
 class Ledger:
-    """The unfinished jobs, and the effects collected since they were last taken."""
+    """The unfinished jobs, and the effects collected since they were last taken.
+
+    ``changes`` are new values of fields by name; a name that is no field raises ``AttributeError``.
+    """
 
     def __init__(self, use: OwnerUse, touch: Callable[[ClusterName], None]) -> None:
         """``use`` counts the limited use of owners; ``touch`` is called for each cluster that has changed."""
@@ -203,7 +122,7 @@ class Ledger:
         self._own.pop(job.id, None)
         return self._changed(job, previous.state if previous is not None else None)
 
-    def change_job(self, job: Job, **changes: Unpack[JobChanges]) -> Job:
+    def change_job(self, job: Job, **changes: Any) -> Job:
         """Change fields of a job; a new ``attempt`` ends the previous one."""
         was = job.state if job.id in self.jobs else None
         job = self._owned(job)
@@ -225,15 +144,7 @@ class Ledger:
         _set(job.spec, "request", request)
 
     def change_state(
-        self,
-        job: Job,
-        state: JobState,
-        now: float,
-        event: str,
-        reason: str = "",
-        *,
-        by: str = "",
-        **changes: Unpack[MoveChanges],
+        self, job: Job, state: JobState, now: float, event: str, reason: str = "", *, by: str = "", **changes: Any
     ) -> Job:
         """Change a job's state with a timeline entry. Raise ``ConflictError`` if the state machine forbids it."""
         if state not in (TRANSITIONS if job.tasks is None else ARRAY_TRANSITIONS)[job.state]:
@@ -242,7 +153,7 @@ class Ledger:
         self.record_event(job, now, event, reason, by=by)
         return job
 
-    def change_attempt(self, job: Job, **changes: Unpack[AttemptChanges]) -> Job:
+    def change_attempt(self, job: Job, **changes: Any) -> Job:
         """Change fields of the live attempt. Its number of components never decreases."""
         job = self._owned(job)
         attempt = live(job)
@@ -255,7 +166,7 @@ class Ledger:
         self._effects.jobs[job.id] = job
         return job
 
-    def update_component(self, job: Job, index: int, **changes: Unpack[ComponentChanges]) -> Job:
+    def update_component(self, job: Job, index: int, **changes: Any) -> Job:
         """Change fields of one component of the live attempt."""
         job = self._owned(job)
         attempt, owned = live(job), self._own[job.id]

@@ -8,17 +8,16 @@ from koalapy.model.array import TaskIndices
 from koalapy.model.cluster import ClusterPair, GridView, LinkPath, RelayedSince
 from koalapy.model.errors import BusyError, NotFoundError, ProblemCode, naming_item
 from koalapy.model.job import Component, Job, JobId, Token
-from koalapy.model.job_sizes import NOTHING_BARRED, Barred
 from koalapy.model.job_spec import JobSpec, Priority
 from koalapy.model.limits import Excess, ScopeKey
-from koalapy.model.placement import PlacedComponent, Placement, Refusal
+from koalapy.model.placement import PlacedComponent, Placement
 from koalapy.model.request import ClusterName
 from koalapy.scheduler.arrays import Arrays
 from koalapy.scheduler.ledger import live
 from koalapy.scheduler.queue.candidates import Offers, WaitingReasons
 from koalapy.scheduler.queue.eligibility import count_streams, may_fall_back
 from koalapy.scheduler.queue.placement_queues import PlacementQueues
-from koalapy.scheduler.queue.policy_calls import PolicyEvaluator
+from koalapy.scheduler.queue.questions import PolicyQuestions
 from koalapy.scheduler.queue.reservation import is_promised
 from koalapy.scheduler.queue.start_conditions import StartConditions
 from koalapy.scheduler.state import SchedulerState
@@ -33,20 +32,15 @@ class Queries:
         state: SchedulerState,
         queues: PlacementQueues,
         offers: Offers,
-        policy_calls: PolicyEvaluator,
+        questions: PolicyQuestions,
         reasons: WaitingReasons,
         arrays: Arrays,
         conditions: StartConditions,
     ) -> None:
-        self.rules, self.policies, self.grid, self.experience = (
-            state.rules,
-            state.policies,
-            state.grid,
-            state.experience,
-        )
+        self.rules, self.policies, self.grid = state.rules, state.policies, state.grid
         self.accounts, self.sharing, self.owner_use = state.accounts, state.sharing, state.owner_use
         self.experience, self.lrm_waits = state.experience, state.lrm_waits
-        self.queues, self.policy_calls, self._offers, self._reasons = queues, policy_calls, offers, reasons
+        self.queues, self.questions, self._offers, self._reasons = queues, questions, offers, reasons
         self._state, self._ledger, self._arrays, self._conditions = state, state.ledger, arrays, conditions
         self._limits: Limits | None = None
         self._empty_grid: GridView | None = None
@@ -231,7 +225,7 @@ class Queries:
             )
             for c in self.grid.clusters()
         ]
-        empty_grid = self.policy_calls.empty_grid()
+        empty_grid = self.questions.empty_grid()
         if self._limits is None or empty_grid is not self._empty_grid or clusters != self._limits.clusters:
             rules, self._empty_grid = self.rules, empty_grid
             self._limits = Limits(
@@ -243,7 +237,7 @@ class Queries:
                 self.sharing,
                 rules.max_array_size,
                 rules.max_bytes_per_job,
-                self.policy_calls.refusal_on_empty_grid,
+                self.questions.refusal_on_empty_grid,
             )
         return self._limits
 
@@ -266,11 +260,3 @@ class Queries:
     def view_with_preemption(self) -> GridView:
         """Return the grid as it would be if jobs of low priority were preempted."""
         return self._offers.view_with_preemption()
-
-    def evaluate(self, spec: JobSpec, view: GridView, barred: Barred = NOTHING_BARRED) -> Placement | Refusal:
-        """Return the answer of a job's policy on a view, without the sizes that clusters rejected."""
-        return self.policy_calls.evaluate(spec, view, barred)
-
-    def barred(self, job: Job) -> Barred:
-        """Return the sizes with which a job is not placed now, since clusters rejected them."""
-        return job.barred_sizes(self.now)

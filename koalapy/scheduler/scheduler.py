@@ -5,7 +5,8 @@ sends their commands. It calls ``step`` again at ``next_wakeup`` at the latest.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
 from koalapy.model.job import Attempt, Component, ComponentState, Job
 from koalapy.model.job_spec import Priority
@@ -29,9 +30,8 @@ from koalapy.scheduler.ledger import live
 from koalapy.scheduler.queries import Queries
 from koalapy.scheduler.queue.candidates import Budget, Candidates, Clock, Offers, WaitingReasons
 from koalapy.scheduler.queue.eligibility import Eligibility
-from koalapy.scheduler.queue.node_matching import NodeMatching
 from koalapy.scheduler.queue.placement_queues import PlacementQueues
-from koalapy.scheduler.queue.policy_calls import PolicyEvaluator
+from koalapy.scheduler.queue.questions import PolicyQuestions
 from koalapy.scheduler.queue.start_conditions import StartConditions
 from koalapy.scheduler.state import SchedulerState
 
@@ -53,14 +53,14 @@ class Scheduler:
         eligibility = Eligibility(profiles, state.accounts, state.sharing)
         self._queues = queues = PlacementQueues(state, eligibility)
         knowledge = KnowledgeBuilder(state, queues)
-        policies = PolicyEvaluator(state, NodeMatching(eligibility), queues, knowledge)
+        questions = PolicyQuestions(state, eligibility, queues, knowledge)
         self._health = health = ClusterHealth(state)
         self._link_paths = link_paths = LinkPaths(state)
         self._attempts = attempts = Attempts(state, health, queues)
         self._arrays = arrays = Arrays(state, attempts, queues)
         self._conditions = conditions = StartConditions(state, queues, arrays.give_up)
-        self._claiming = claiming = Claiming(state, attempts, queues, eligibility, policies, nonces)
-        self._failures = failures = Failures(state, attempts, claiming, health, queues, policies, arrays, link_paths)
+        self._claiming = claiming = Claiming(state, attempts, queues, eligibility, questions, nonces)
+        self._failures = failures = Failures(state, attempts, claiming, health, queues, questions, arrays, link_paths)
         transfers = Transfers(state, attempts, claiming, failures)
         components = Components(state, attempts, failures, health, link_paths)
         confirmations = Confirmations(state)
@@ -68,9 +68,9 @@ class Scheduler:
         deadlines = Deadlines(
             state, confirmations, contact, attempts, claiming, failures, health, conditions, link_paths
         )
-        offers, reasons = Offers(state, queues.reservation), WaitingReasons(state, queues, policies)
+        offers, reasons = Offers(state, queues.reservation), WaitingReasons(state, queues, questions)
         budget = Budget(state.rules.step_budget, clock)
-        self._candidates = candidates = Candidates(state, queues, offers, policies, reasons, budget, arrays.give_up)
+        self._candidates = candidates = Candidates(state, queues, offers, questions, reasons, budget, arrays.give_up)
         events = EventHandler(
             state,
             queues,
@@ -94,7 +94,7 @@ class Scheduler:
             queues,
             candidates,
             offers,
-            policies,
+            questions,
             knowledge,
             reasons,
             claiming,
@@ -104,7 +104,7 @@ class Scheduler:
             budget,
             keeps_effects=keeps_effects,
         )
-        self.queries = Queries(state, queues, offers, policies, reasons, arrays, conditions)
+        self.queries = Queries(state, queues, offers, questions, reasons, arrays, conditions)
 
     def step(self, events: Sequence[Event], now: float) -> Effects:
         """Run a scheduling cycle: apply events, place jobs, and return the changes and the commands to send."""
@@ -129,13 +129,8 @@ class Scheduler:
 
     # Jobs of an earlier daemon run
 
-    def restore(
-        self, jobs: Iterable[Job], now: float, scans: Mapping[Priority, int] | None = None, downtime: float = 0.0
-    ) -> None:
-        """Load the jobs and scan counts of an earlier daemon run. All clusters start out of reach.
-
-        ``downtime``: seconds since the end of that run.
-        """
+    def restore(self, jobs: Iterable[Job], now: float, scans: Mapping[Priority, int] | None = None) -> None:
+        """Load the jobs and scan counts of an earlier daemon run. All clusters start out of reach."""
         for job in sorted(jobs, key=lambda job: job.queue_seq):
             self._ledger.restore(job)
             if (correction := corrected(job, now, self._state.rules.restart_pause_max)) != job:
@@ -149,7 +144,7 @@ class Scheduler:
             self._failures.restore_timers(job)
             self._conditions.restore(job)
             if job.is_placed:
-                self._restore_attempt(job, now, downtime)
+                self._restore_attempt(job, now)
             elif job.retry_at is not None:
                 self._attempts.pause_job(job, job.retry_at)
         self._restore_nodes(now)
@@ -177,68 +172,41 @@ class Scheduler:
             if component.warned_at is not None:
                 self._attempts.expect_release_after_grace(job, component)
 
-    def _restore_attempt(self, job: Job, now: float, downtime: float) -> None:
+    def _restore_attempt(self, job: Job, now: float) -> None:
         """Set the deadlines of an attempt from an earlier daemon run, as far as that attempt had got."""
+        earliest = self._contact.return_by(now)
         if job.ending is None:
             self._attempts.set_end_at_deadline(job)
         if job.ending is None and live(job).barrier_at is None:
-            self._claiming.restore(job, now, downtime)
+            self._claiming.restore(job, now, earliest)
         else:
-            self._attempts.set_phase_deadline(job, now, downtime)
+            self._attempts.set_phase_deadline(job, now, earliest)
 
 
 def corrected(job: Job, now: float, longest_pause: float) -> Job:
     """Return a job without timestamps in the future, and with planned times no farther ahead than they were."""
-    attempt = job.attempt and _cap_times_of_attempt(job.attempt, now)
+    longest = max(longest_pause, MAX_REFUSAL_PAUSE) if job.refusals else longest_pause
+    until = now + MAX_REFUSAL_PAUSE
     return replace(
         job,
-        attempt=attempt,
-        submitted_at=min(job.submitted_at, now),
+        attempt=job.attempt and _corrected_attempt(job.attempt, now),
         tasks=job.tasks and replace(job.tasks, waits_since=min(job.tasks.waits_since, now)),
-        placed_at=_past(job.placed_at, now),
-        started_at=_past(job.started_at, now),
-        ended_at=_past(job.ended_at, now),
-        retry_at=_past(job.retry_at, now + (max(longest_pause, MAX_REFUSAL_PAUSE) if job.refusals else longest_pause)),
-        eligible_at=_past(job.eligible_at, now),
-        refusals=tuple(
-            replace(refusal, until=_past(refusal.until, now + MAX_REFUSAL_PAUSE)) for refusal in job.refusals
-        ),
+        refusals=tuple(replace(r, until=r.until and min(r.until, until)) for r in job.refusals),
+        **{**_past_times(job, now), "retry_at": job.retry_at and min(job.retry_at, now + longest)},
     )
 
 
-def _cap_times_of_attempt(attempt: Attempt, now: float) -> Attempt:
+def _corrected_attempt(attempt: Attempt, now: float) -> Attempt:
     """Return an attempt with no timestamp after ``now``; its planned times move back as far as its placement."""
     ahead = max(0.0, attempt.placed_at - now)
-    return replace(
-        attempt,
-        components=tuple(_cap_times_of_component(c, now) for c in attempt.components),
-        placed_at=min(attempt.placed_at, now),
-        barrier_at=_past(attempt.barrier_at, now),
-        launched_at=_past(attempt.launched_at, now),
-        ended_at=_past(attempt.ended_at, now),
-        start_estimate=_earlier(attempt.start_estimate, ahead),
-        claim_at=_earlier(attempt.claim_at, ahead),
-    )
+    planned = {"start_estimate": attempt.start_estimate, "claim_at": attempt.claim_at}
+    moved = {name: time if time is None else time - ahead for name, time in planned.items()}
+    # The time of a loss is recomputed, since this daemon run has received no message yet.
+    components = tuple(replace(c, **{**_past_times(c, now), "lost_at": None}) for c in attempt.components)
+    return replace(attempt, components=components, **{**_past_times(attempt, now), **moved})
 
 
-def _cap_times_of_component(component: Component, now: float) -> Component:
-    """Return a component with no timestamp after ``now``."""
-    return replace(
-        component,
-        unknown_since=_past(component.unknown_since, now),
-        lost_at=None,  # recomputed, since this daemon run has received no message yet
-        submitted_at=_past(component.submitted_at, now),
-        claimed_at=_past(component.claimed_at, now),
-        warned_at=_past(component.warned_at, now),
-        ended_at=_past(component.ended_at, now),
-        staging_since=_past(component.staging_since, now),
-        staged_at=_past(component.staged_at, now),
-    )
-
-
-def _past(time: float | None, latest: float) -> float | None:
-    return None if time is None else min(time, latest)
-
-
-def _earlier(time: float | None, seconds: float) -> float | None:
-    return None if time is None else time - seconds
+def _past_times(value: Job | Attempt | Component, now: float) -> dict[str, Any]:
+    """Return the timestamps of a job, attempt or component, by name, each of them ``now`` at the latest."""
+    names = [field.name for field in fields(value) if field.name.endswith(("_at", "_since"))]
+    return {name: time if time is None else min(time, now) for name in names for time in [getattr(value, name)]}

@@ -107,8 +107,6 @@ class Lease:
         self._write_lock = FairLock() if engine.dialect.name == "sqlite" else None
         self.last_commit = 0, 0
         """Epoch and number of the last transaction of the previous holder."""
-        self.vacant_since: float | None = None
-        """Time at which the previous holder released or last renewed the lease; None if there was none."""
         self._batch = 0
         """Number of the last batch that is known to be stored."""
         self._rising = 0
@@ -140,7 +138,6 @@ class Lease:
                 return None
             expiry: float = row["expires_at"]
             self.last_commit = row["epoch"], row["batch"]
-            self.vacant_since = -expiry if expiry < 0 else expiry - LEASE_SECONDS if expiry else None
             if expiry > now and expiry != dead and _may_live(row["holder"]):
                 if expiry > now + LEASE_SECONDS and dead is None:
                     return expiry
@@ -233,10 +230,9 @@ class Lease:
             connection.execute(update(lease).values(expires_at=now + LEASE_SECONDS))
 
     def release(self) -> None:
-        """Set the lease to expired, so that the next daemon starts at once. A negative expiry is the time of it."""
-        now = self._clock()
+        """Set the lease to expired, so that the next daemon starts at once."""
         with self._checked_transaction() as connection:
-            connection.execute(update(lease).where(lease.c.epoch == self.epoch).values(expires_at=-now))
+            connection.execute(update(lease).where(lease.c.epoch == self.epoch).values(expires_at=0.0))
 
 
 def current_holder(engine: Engine, now: float) -> str:

@@ -163,8 +163,6 @@ class Saved:
     next_job: JobId
     scans: dict[Priority, int] = field(default_factory=dict)
     """Number of scans so far of each placement queue."""
-    stopped_at: float | None = None
-    """Time at which the previous daemon ended or gave its last sign; None if it is unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -276,7 +276,6 @@ class JobStore:
                 tuple(cluster_from_row(row) for row in clusters),
                 (last if self._job_numbers is None else self._job_numbers.last_given(last)) + 1,
                 {Priority(row["priority"]): row["scans"] for row in queues},
-                self._lease.vacant_since,
             )
 
     def submitted(self, keys: Collection[str]) -> dict[str, Submitted]:

@@ -146,11 +146,10 @@ def register_start(port: int) -> Iterator[None]:
     Do nothing if another daemon starts there, or if the register cannot be written: then commands do not wait.
     """
     with ExitStack() as stack:
-        directory, name = register_directory(), _starting_name(port)
+        name = _starting_name(port)
         with suppress(OSError, ValueError):
-            if directory is not None and not is_start_registered(port):
-                folder = open_own_folder(directory, make=True)
-                stack.callback(os.close, folder)
+            if not is_start_registered(port):
+                folder = stack.enter_context(_open_register(make=True))
                 lock = write_private_file(name, folder, _machine_id(), prepare=_lock)
                 stack.callback(os.close, lock)
                 stack.callback(_remove_entry, name, folder, lock)
@@ -159,22 +158,40 @@ def register_start(port: int) -> Iterator[None]:
 
 def is_start_registered(port: int) -> bool:
     """Return whether a daemon of this account starts at a port of this machine, and is not ready yet."""
-    if (directory := register_directory()) is None:
-        return False
     try:
-        folder = open_own_folder(directory)
+        with _open_register() as folder:
+            machine, is_running = _read_file(_starting_name(port), folder)
+            return is_running and machine == _machine_id()
     except (OSError, ValueError):
         return False
+
+
+@contextmanager
+def _open_register(*, make: bool = False) -> Iterator[int]:
+    """Open the register. Raise ``OSError``, or ``ValueError`` if other accounts could write to it."""
+    directory = register_directory()
+    if directory is None:
+        raise OSError("the account has no home")
+    folder = open_own_folder(directory, make=make)
     try:
-        descriptor, machine = read_private_file(_starting_name(port), folder)
-        try:
-            return machine == _machine_id() and _is_locked(descriptor)
-        finally:
-            os.close(descriptor)
-    except (OSError, ValueError):
-        return False
+        yield folder
     finally:
         os.close(folder)
+
+
+def _read_file(name: str, folder: int) -> tuple[str, bool]:
+    """Return the text of a file in the register, and whether the daemon that wrote it runs.
+
+    The kernel drops a daemon's lock however it ends. Raise ``OSError``, or ``ValueError`` for an unsuited file.
+    """
+    descriptor, text = read_private_file(name, folder)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return text, False
+    except BlockingIOError:
+        return text, True
+    finally:
+        os.close(descriptor)
 
 
 def _lock(descriptor: int) -> None:
@@ -197,25 +214,22 @@ class TokenSearch:
 
 def find_token(host: str, port: int) -> TokenSearch:
     """Look up the token of this account's daemon that serves at this address of this machine."""
-    directory = register_directory()
+    directory, name = register_directory(), format_address(host, port)
     if directory is None:
         return TokenSearch(reason="this account has no home with a register of its daemons")
     try:
-        folder = open_own_folder(directory)
+        with _open_register() as folder:
+            return _read_entry(name, folder)
     except FileNotFoundError:
-        return TokenSearch(reason=f"no daemon of this account serves at {format_address(host, port)}")
+        return TokenSearch(reason=f"no daemon of this account serves at {name}")
     except (OSError, ValueError) as error:
         return TokenSearch(reason=f"{directory} {error.strerror if isinstance(error, OSError) else error}")
-    try:
-        return _read_entry(format_address(host, port), folder)
-    finally:
-        os.close(folder)
 
 
 def _read_entry(name: str, folder: int) -> TokenSearch:
     """Return the token in an entry of the open register, or the reason why this client cannot use it."""
     try:
-        descriptor, text = read_private_file(name, folder)
+        text, is_running = _read_file(name, folder)
     except FileNotFoundError:
         entries = [entry for entry in os.listdir(folder) if not entry.startswith(".")]
         running = sorted(entry for entry in entries if _is_entry_of_running_daemon(entry, folder))
@@ -225,7 +239,7 @@ def _read_entry(name: str, folder: int) -> TokenSearch:
         return TokenSearch(reason=f"the register's entry of {name} cannot be used: {error}")
     try:
         entry = json.loads(text)
-        if not _is_locked(descriptor):
+        if not is_running:
             return TokenSearch(reason=f"the daemon of this account that served at {name} has ended")
         if entry["machine"] != _machine_id():
             return TokenSearch(reason=f"the daemon of this account that serves at {name} is on another machine")
@@ -233,8 +247,6 @@ def _read_entry(name: str, folder: int) -> TokenSearch:
         return TokenSearch(str(entry["token"]), certificate=None if path is None else Path(path))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return TokenSearch(reason=f"the register's entry of {name} is damaged")
-    finally:
-        os.close(descriptor)
 
 
 def format_address(host: str, port: int) -> str:
@@ -249,23 +261,9 @@ def format_address(host: str, port: int) -> str:
 def _is_entry_of_running_daemon(name: str, folder: int) -> bool:
     """Return whether the daemon that wrote an entry runs; False for an entry that cannot be read."""
     try:
-        descriptor, _ = read_private_file(name, folder)
+        return _read_file(name, folder)[1]
     except (OSError, ValueError):
         return False
-    try:
-        return _is_locked(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _is_locked(descriptor: int) -> bool:
-    """Return whether the daemon that wrote this file runs: the kernel drops its lock however it ends."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    fcntl.flock(descriptor, fcntl.LOCK_UN)
-    return False
 
 
 def _machine_id() -> str:

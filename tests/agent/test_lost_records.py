@@ -130,19 +130,17 @@ async def test_unrecorded_job_is_cancelled(daemon: FakeDaemon, tmp_path: Path) -
         await daemon.wait_for_state(T, "ended")
 
 
-async def test_runner_of_unrecorded_component_is_rejected(daemon: FakeDaemon, tmp_path: Path) -> None:
-    async with running_agent(MemoryLrm(), daemon, tmp_path):
-        await daemon.wait_until(lambda: bool(daemon.inventories))
-        stranger = await FakeRunner.connect(tmp_path)
-        await stranger.authenticate(NAME, runner_secret(NAME))
-        stranger.session = None
-        stranger.send(t="here", life="1", host="a", name="a", phase="running")
-        await stranger.wait_for_disconnect()
-        assert not daemon.report().get("lost_records")
-        runner = await FakeRunner.connect(tmp_path)
-        await runner.introduce(NAME, runner_secret(NAME), phase="running")
-        assert (await runner.read())["t"] == "refused"
-        await daemon.wait_until(lambda: daemon.report().get("lost_records") == [T])
+async def test_runner_of_unrecorded_component_is_rejected(daemon: FakeDaemon, agent: Path) -> None:
+    stranger = await FakeRunner.connect(agent)
+    await stranger.authenticate(NAME, runner_secret(NAME))
+    stranger.session = None
+    stranger.send(t="here", life="1", host="a", name="a", phase="running")
+    await stranger.wait_for_disconnect()
+    assert not daemon.report().get("lost_records")
+    runner = await FakeRunner.connect(agent)
+    await runner.introduce(NAME, runner_secret(NAME), phase="running")
+    assert (await runner.read())["t"] == "refused"
+    await daemon.wait_until(lambda: daemon.report().get("lost_records") == [T])
 
 
 async def test_damaged_record_does_not_affect_other_components(daemon: FakeDaemon, tmp_path: Path) -> None:
@@ -201,7 +199,7 @@ def start_runners(tmp_path: Path) -> Callable[[int], list[Output]]:
 
     def start_runners(nodes: int) -> list[Output]:
         JournalFolder(tmp_path).write_entry(submit={"size": nodes, "lease": None}, lrm="1", open=PLAN)
-        return [Output(str(tmp_path / f"output.{node}"), b"old", block=8) for node in range(nodes)]
+        return [Output(str(tmp_path / f"output.{node}"), b"old", file_size=8) for node in range(nodes)]
 
     return start_runners
 
@@ -257,13 +255,13 @@ def test_result_without_complete_output_names_missing_bytes(
     for line in range(3):
         output.append(f"line {line}\n".encode())
     leave_result(tmp_path, 0, output, b"old")
-    (tmp_path / "output.0.14").unlink()
+    (tmp_path / "output.0.16").unlink()
     first = recall_component(tmp_path, b"old")
     assert first.output.missing == "", "its runner may still reconnect"
     component = recall_component(tmp_path, b"new")
     component.on_job_ended(None)
     assert component.exit_code == 0
-    assert component.output.missing.startswith("7 bytes of node 0")
+    assert component.output.missing.startswith("5 bytes of node 0")
 
 
 @pytest.mark.parametrize("lost", [0, 8, 16])
@@ -271,7 +269,7 @@ def test_reconnected_runner_resends_output_not_copied(tmp_path: Path, lost: int)
     """A missing file is still in the memory of the runner."""
     spool = tmp_path / "spool"
     spool.mkdir()
-    output = Output(str(spool / "output.0"), b"old", block=8)
+    output = Output(str(spool / "output.0"), b"old", file_size=8)
     for line in range(3):
         output.append(f"line {line}\n"[:8].ljust(8).encode())
     output.save()
@@ -286,22 +284,21 @@ def test_reconnected_runner_resends_output_not_copied(tmp_path: Path, lost: int)
     assert log.missing == ""
 
 
-async def test_saved_output_of_lost_runner_is_sent(daemon: FakeDaemon, tmp_path: Path) -> None:
+async def test_saved_output_of_lost_runner_is_sent(daemon: FakeDaemon, agent: Path) -> None:
     """The daemon receives success and complete output before the resource manager ends the job."""
-    async with running_agent(MemoryLrm(), daemon, tmp_path):
-        runner = await claim_component(daemon, tmp_path)
-        await daemon.open_barrier(["true"], T)
-        await runner.receive("open")
-        await runner.send_output(0, b"first\n")
-        name = lrm_name(daemon.instance, T)
-        spool = tmp_path / daemon.instance / T
-        output = Output(str(spool / "output.0"), runner_secret(name))
-        output.append(b"first\nlast\n")
-        leave_result(spool, 0, output, runner_secret(name))
-        runner.writer.transport.abort()
-        await daemon.wait_until(lambda: daemon.output.get(T) == b"first\nlast\n")
-        assert daemon.status(T)["state"] == "claimed"
-        await daemon.wait_until(lambda: daemon.status(T).get("program_exit") == 0)
+    runner = await claim_component(daemon, agent)
+    await daemon.open_barrier(["true"], T)
+    await runner.receive("open")
+    await runner.send_output(0, b"first\n")
+    name = lrm_name(daemon.instance, T)
+    spool = agent / daemon.instance / T
+    output = Output(str(spool / "output.0"), runner_secret(name))
+    output.append(b"first\nlast\n")
+    leave_result(spool, 0, output, runner_secret(name))
+    runner.writer.transport.abort()
+    await daemon.wait_until(lambda: daemon.output.get(T) == b"first\nlast\n")
+    assert daemon.status(T)["state"] == "claimed"
+    await daemon.wait_until(lambda: daemon.status(T).get("program_exit") == 0)
 
 
 RESULT = {"code": 3, "error": "", "infrastructure": False, "stopped": False, "output": 0, "host": "h", "name": "n"}

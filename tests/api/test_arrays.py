@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import pytest
-
 from koalapy.model.array import MAX_PENDING_RANGES
 from tests.serving import Open
 
@@ -42,52 +40,6 @@ async def test_waiting_tasks_are_cancelled_by_index_and_by_number(open_api: Open
     assert (held.status_code, held.json()["detail"]) == (409, "task 1[15] was not started")
     assert (await api.post("/api/v1/jobs/1/cancel")).json()["state"] == "cancelled"
     assert (await api.post("/api/v1/jobs/1/cancel")).status_code == 409
-
-
-@pytest.mark.parametrize(
-    ("fields", "status", "detail", "hint"),
-    [
-        ({"array": "5-1"}, 422, "array has the range 5-1, which ends before it begins", "give indices"),
-        ({"array": "1-9,3"}, 422, "array has 1-9 and 3, which overlap", "each index once"),
-        ({"array": ""}, 422, "array is empty", "give indices"),
-        ({"array": "%4"}, 422, "array is %4, without indices", "give indices"),
-        ({"array": "0-999999999"}, 422, "array is 0-999999999, with 1000000000 tasks, more than max", "fewer indices"),
-        ({"array": "9999999999"}, 422, "array has the index 9999999999, and the highest", "give indices"),
-        ({"array": 7}, 422, "array is 7, not a text", "in quotes"),
-        ({"array_fail": "stop"}, 422, "array_fail is stop, but the job is no array", "add array"),
-        ({"array": "0-2", "each_line": ["a", "b"]}, 422, "array is 0-2, but each_line has the lines 1 to 2", "lines"),
-        ({"array": "1-3", "each_line": ["a", "b"]}, 422, "array is 1-3, but each_line has the lines 1 to 2", "lines"),
-        ({"each_line": ["a" * 300_000]}, 422, "each_line", "characters"),
-        ({"array": "1", "environment": {"KOALA_ARRAY_INDEX": "9"}}, 422, "is set by koalapy", "another name"),
-    ],
-)
-async def test_wrong_arrays_are_refused(
-    open_api: Open, body: Body, fields: Body, status: int, detail: str, hint: str
-) -> None:
-    api = await open_api()
-    answer = await api.post("/api/v1/jobs", json=body | fields)
-    assert answer.status_code == status
-    assert detail in answer.json()["detail"]
-    assert hint in answer.json()["hint"]
-    assert (await api.get("/api/v1/jobs")).json()["jobs"] == []
-
-
-@pytest.mark.parametrize(
-    ("tasks", "status", "detail"),
-    [
-        ("0", 422, "array 1 has no task 0; its indices are 1-5"),
-        ("x", 422, "tasks has the part 'x'"),
-        ("1-5:0", 422, "with the step 0"),
-    ],
-)
-async def test_cancelling_wrong_indices_is_refused(
-    open_api: Open, body: Body, tasks: str, status: int, detail: str
-) -> None:
-    api = await open_api()
-    await api.post("/api/v1/jobs", json=body | {"array": "1-5"})
-    answer = await api.post("/api/v1/jobs/1/cancel", json={"tasks": tasks})
-    assert answer.status_code == status
-    assert detail in answer.json()["detail"]
 
 
 async def test_each_line_makes_a_task_and_selects_lines(open_api: Open, body: Body) -> None:

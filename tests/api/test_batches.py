@@ -2,13 +2,11 @@
 
 import asyncio
 import json
-import re
 from typing import Any
 
 import pytest
 
 from koalapy.model.limits import UserLimits
-from tests.api.test_jobs import INVALID_VALUES, WRONG_FORMS
 from tests.api.test_limits import make_limits
 from tests.serving import Open
 
@@ -35,19 +33,6 @@ async def test_batch_is_stored_in_order_after_single_jobs(open_api: Open, body: 
     assert [entry["event"] for entry in timeline] == ["submitted"]
     (entry,) = (await api.get("/api/v1/audit", params={"action": "submit_jobs"})).json()["entries"]
     assert (entry["target"], entry["outcome"]) == ("jobs 2 to 4", "done")
-
-
-async def test_batch_with_wrong_field_names_its_job_and_stores_nothing(open_api: Open, body: Body) -> None:
-    api = await open_api()
-    for change, field, text in WRONG_FORMS + INVALID_VALUES:
-        answer = await api.post(BATCH, json={"jobs": [body, body | change, body]})
-        problem = answer.json()
-        assert (answer.status_code, problem["field"]) == (422, f"jobs[1].{field}"), (change, problem)
-        assert text in problem["detail"], change
-        single = (await api.post("/api/v1/jobs", json=body | change)).json()
-        assert problem["hint"] == single["hint"], change
-        assert re.sub(r"jobs\[1\](\.|: )", "", problem["detail"]) == single["detail"]
-    assert await list_ids(api) == []
 
 
 @pytest.mark.parametrize("jobs", [[], None, {}, "x", [1], [None]])

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import pytest
-
 from tests.serving import Open
 
 Json = dict[str, Any]
@@ -39,37 +37,12 @@ async def test_explain_finished_job_returns_its_end(open_api: Open, body: Json) 
     assert [(entry["event"], entry["reason"]) for entry in explanation["reasons"]] == [("cancelled", "enough")]
 
 
-async def test_explain_unknown_job_returns_404(open_api: Open) -> None:
-    answer = await (await open_api()).get("/api/v1/jobs/7/explain")
-    assert (answer.status_code, answer.json()["field"]) == (404, "job")
-
-
 async def test_explain_submission_creates_no_job(open_api: Open, body: Json) -> None:
     api = await open_api()
     explanation = (await api.post("/api/v1/explain", json=body)).json()
     assert (explanation["job"], explanation["state"], explanation["position"]) == (None, "queued", 1)
     assert (await api.get("/api/v1/jobs")).json()["jobs"] == []
     assert (await api.post("/api/v1/jobs", json=body)).json()["id"] == 1
-
-
-@pytest.mark.parametrize(
-    ("change", "field"),
-    [
-        ({"request": {"type": "flexible", "total_size": 9}}, "request.total_size"),
-        ({"policy": "worst-fit"}, "policy"),
-        ({"commando": []}, "commando"),
-        ({"command": []}, "command"),
-    ],
-)
-async def test_explain_invalid_submission_fails_like_submit(
-    open_api: Open, body: Json, change: Json, field: str
-) -> None:
-    api = await open_api()
-    explained = await api.post("/api/v1/explain", json=body | change)
-    submitted = await api.post("/api/v1/jobs", json=body | change)
-    assert explained.status_code == submitted.status_code == 422
-    assert explained.json() == submitted.json()
-    assert explained.json()["field"] == field
 
 
 async def test_explain_with_full_queue_returns_429(open_api: Open, body: Json) -> None:

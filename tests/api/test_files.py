@@ -8,7 +8,6 @@ import httpx2
 import pytest
 
 from koalapy.api.job_views import JobSubmission
-from koalapy.model.errors import SiteFault, SiteRejected
 from tests.daemon.archives import GOOD, archive_of, yield_pieces
 from tests.daemon.sites import Sites, sha256_hex
 from tests.serving import BUNDLE_LIMIT, Open
@@ -110,49 +109,6 @@ async def test_replica_pages_tolerate_changes_between_requests(open_api: Open, s
     assert [r["name"] for r in (await api.get(second["next"])).json()["replicas"]] == ["g"]
 
 
-@pytest.mark.parametrize(
-    ("order", "status", "field"),
-    [
-        ({"name": "m", "cluster": "north"}, 422, "path"),
-        ({"name": "m", "cluster": "north", "path": "/m", "size": 4}, 422, "size"),
-        ({"nmae": "m", "cluster": "north", "path": "/m"}, 422, "nmae"),
-        ({"name": "..", "cluster": "north", "path": "/m"}, 422, "name"),
-        ({"name": "a/.", "cluster": "north", "path": "/m"}, 422, "name"),
-        ({"name": "a\nb", "cluster": "north", "path": "/m"}, 422, "name"),
-        ({"name": "a\0", "cluster": "north", "path": "/m"}, 422, "name"),
-        ({"name": "\x1b[31m", "cluster": "north", "path": "/m"}, 422, "name"),
-        ({"name": "x" * 1001, "cluster": "north", "path": "/m"}, 422, "name"),
-        ({"name": "", "cluster": "north", "path": "/m"}, 422, "name"),
-        ({"name": "/", "cluster": "north", "path": "/m"}, 422, "name"),
-        ({"name": " m", "cluster": "north", "path": "/m"}, 422, "name"),
-        ({"name": "m/" + "x" * 256, "cluster": "north", "path": "/m"}, 422, "name"),
-        ({"name": "m", "cluster": "north", "path": ""}, 422, "path"),
-        ({"name": "m", "cluster": "nroth", "path": "/m"}, 422, "cluster"),
-        ({"name": "m", "cluster": "north", "path": "m"}, 422, "path"),
-        ({"name": "m", "cluster": "north", "path": "/m\0"}, 422, "path"),
-        ({"name": "m", "cluster": "north", "path": "/nothing"}, 422, "path"),
-        ({"name": "m", "cluster": "north", "path": "/etc/shadow"}, 422, "path"),
-        ({"name": "m", "cluster": "south", "path": "/other"}, 409, "path"),
-        ([], 422, "body"),
-    ],
-)
-async def test_replica_request_with_invalid_field_is_rejected(
-    open_api: Open, sites: Sites, order: Json, status: int, field: str
-) -> None:
-    sites.content |= {
-        ("north", "/etc/shadow"): SiteRejected("/etc/shadow is not below a replica directory", fault=SiteFault.OUTSIDE),
-        ("south", "/other"): b"other",
-        ("north", "m"): b"mesh",
-    }
-    api = await open_api(sites=sites)
-    await add_replica(api, "m", "north", "/m")
-    answer = await api.post("/api/v1/replicas", json=order)
-    assert (answer.status_code, answer.json()["field"]) == (status, field), answer.text
-    assert answer.headers["content-type"] == "application/problem+json"
-    assert answer.json()["hint"]
-    assert len((await api.get("/api/v1/replicas")).json()["replicas"]) == 1
-
-
 async def test_add_replica_on_unreachable_cluster_returns_503(open_api: Open, sites: Sites) -> None:
     sites.away = {"north"}
     answer = await add_replica(await open_api(sites=sites), "m", "north", "/m")
@@ -163,45 +119,6 @@ async def test_add_replica_on_unreachable_cluster_returns_503(open_api: Open, si
 
 PAIR = {"type": "nonfixed", "components": [{"size": 1}, {"size": 1}]}
 SIX = {"type": "flexible", "total_size": 6}
-OWN = {"type": "nonfixed", "components": [{"size": 1, "inputs": [{"flie": "m"}]}]}
-
-
-@pytest.mark.parametrize(
-    ("change", "field", "hint"),
-    [
-        ({"inputs": [{"file": "mash"}]}, "inputs[0].file", "did you mean mesh? known: f, m, mesh; add it with koala"),
-        ({"inputs": [{"file": "m", "as_": "x"}]}, "inputs[0].as_", "did you mean as?"),
-        ({"inputs": [{"file": "f", "part": "a"}]}, "inputs[0].part", "known: as, distribution, file"),
-        ({"inputs": [{"file": "f", "distribution": "half"}]}, "inputs[0].distribution", "'whole' or 'partitioned'"),
-        ({"inputs": [{"file": ""}]}, "inputs[0].file", "at least 1 characters"),
-        ({"inputs": ["m"]}, "inputs[0]", "give fields and values"),
-        ({"request": OWN}, "request.components[0].inputs[0].flie", "did you mean file?"),
-        ({"bundle": "a" * 64}, "bundle", "koala submit --stage"),
-        ({"bundle": "../../etc/passwd"}, "bundle", "koala submit --stage"),
-        ({"collect": ["/etc/*"]}, "collect[0]", "below the folder"),
-        ({"collect": ["ok", "a/../../b"]}, "collect[1]", "below the folder"),
-        ({"collect": [""]}, "collect[0]", "below the folder"),
-        ({"collect": "out"}, "collect", "give a list"),
-        ({"communication": 1.5}, "communication", "from 0 to 1"),
-        ({"communication": -0.1}, "communication", "from 0 to 1"),
-        ({"communication": "much"}, "communication", "give a number"),
-        ({"application": "x" * 201}, "application", "at most 200 characters"),
-        ({"application": "a\nb"}, "application", "leave them out"),
-    ],
-)
-async def test_submission_with_invalid_file_field_is_rejected(
-    open_api: Open, sites: Sites, change: Json, field: str, hint: str
-) -> None:
-    api = await open_api(sites=sites)
-    await add_replica(api, "m", "north", "/m")
-    await add_replica(api, "f", "north", "/f")
-    await add_replica(api, "mesh", "north", "/m")
-    body = {"request": PAIR, "command": ["true"]} | change
-    for path in ("jobs", "explain"):
-        answer = await api.post(f"/api/v1/{path}", json=body)
-        assert (answer.status_code, answer.json()["field"]) == (422, field), answer.text
-        assert hint in answer.json()["hint"]
-    assert (await api.get("/api/v1/jobs")).json()["jobs"] == []
 
 
 @pytest.mark.parametrize("request_", [PAIR, SIX])

@@ -149,21 +149,6 @@ async def test_cancel_jobs_reports_result_per_job(open_api: Open, body: Body) ->
     assert reasons == ["no more", "cancelled by ada", "no more"]
 
 
-async def test_cancel_jobs_with_invalid_list_returns_422(open_api: Open) -> None:
-    api = await open_api()
-    wrong: dict[str, list[Any]] = {
-        "jobs": [[], list(range(1001)), None, "1"],
-        "jobs[1]": [[1, "2"], [1, 2**53 + 1], [1, True]],
-        "reson": [[1]],
-    }
-    for field, values in wrong.items():
-        for value in values:
-            extra = {"reson": "x"} if field == "reson" else {}
-            answer = await api.post("/api/v1/jobs/cancel", json={"jobs": value} | extra)
-            assert (answer.status_code, answer.json()["field"]) == (422, field), value
-    assert answer.json()["hint"] == "did you mean reason? known: jobs, reason, warn"
-
-
 async def test_waiting_request_ends_with_job(open_api: Open, body: Body) -> None:
     api = await open_api()
     await api.post("/api/v1/jobs", json=body)
@@ -198,61 +183,6 @@ async def test_list_jobs_returns_filtered_pages(open_api: Open, body: Body) -> N
         assert pages == expected
     nothing = {"jobs": [], "next": None, "count": None, "count_is_whole": True}
     assert (await api.get("/api/v1/jobs", params={"state": "running"})).json() == nothing
-
-
-def fixed_request(**component: object) -> Body:
-    return {"request": {"type": "fixed", "components": [component]}}
-
-
-WRONG_FORMS: list[tuple[Body, str, str]] = [
-    ({"siez": 1}, "siez", "unknown field"),
-    ({"request": {"type": "flexible", "total_size": 6, "total": 1}}, "request.total", "unknown field"),
-    ({"request": {"type": "flexible"}}, "request.total_size", "required"),
-    ({"request": {"type": "big"}}, "request.type", "big"),
-    ({"request": {"total_size": 6}}, "request.type", ""),
-    (fixed_request(size="x", cluster="north"), "request.components[0].size", "integer"),
-    ({"policy": "worst-fitt"}, "policy", "worst-fitt"),
-    ({"policy": "worst-fit"}, "policy", "flexible"),
-    ({"walltime": "soon"}, "walltime", ""),
-    ({"priority": "urgent"}, "priority", ""),
-    ({"coallocation": "sometimes"}, "coallocation", "sometimes"),
-    ({"coallocation": True}, "coallocation", "True"),
-    ({"coallocation": 1.5}, "coallocation", "1.5"),
-    ({"memory": "16G"}, "memory", "not an amount of memory"),
-    ({"memory": True}, "memory", "not an amount of memory"),
-    ({"memory": "64"}, "memory", "memory is '64', which has no unit"),
-    ({"memory": 64}, "memory", "memory is 64, which has no unit"),
-    (fixed_request(size=1, cluster="north", memory=64), "request.components[0].memory", "which has no unit"),
-    ({"memory": 2**54}, "memory", "18014398509481984"),
-    ({"per_node_bandwidth": "fast"}, "per_node_bandwidth", "not a bandwidth"),
-    ({"per_node_bandwidth": -1}, "per_node_bandwidth", "-1"),
-    ({"per_node_bandwidth": 1e16}, "per_node_bandwidth", "1e+16"),
-    ({"claiming": "eager"}, "claiming", "eager"),
-    ({"claim_threshold": True}, "claim_threshold", "True"),
-    ({"speed_ratio_min": "x"}, "speed_ratio_min", "x"),
-    ({"retry_on_exit": ["x"]}, "retry_on_exit[0]", "x"),
-    ({"policy_options": {"metric": 1}}, "policy_options.metric", "1"),
-    ({"policy_options": {"colour": "red"}}, "policy_options.colour", "options"),
-    ({"policy_options": ["metric"]}, "policy_options", ""),
-]
-"""Changes that make a job invalid in form, with the field of the problem and a part of its detail."""
-INVALID_VALUES: list[tuple[Body, str, str]] = [
-    ({"request": {"type": "flexible", "total_size": 9}}, "request.total_size", "8 nodes"),
-    (fixed_request(size=1, cluster="nroth"), "request.components[0].cluster", "nroth"),
-    ({"retry_on_exit": [75, 0]}, "retry_on_exit[1]", "0"),
-]
-"""Changes that `koalapy.validation` rejects; tests/validation has more."""
-
-
-async def test_submit_with_wrong_field_returns_422_naming_it(open_api: Open, body: Body) -> None:
-    api = await open_api()
-    for change, field, text in WRONG_FORMS + INVALID_VALUES:
-        answer = await api.post("/api/v1/jobs", json=body | change)
-        problem = answer.json()
-        assert (answer.status_code, problem["field"]) == (422, field), (change, problem)
-        assert answer.headers["content-type"] == "application/problem+json"
-        assert text in problem["detail"], change
-    assert (await api.get("/api/v1/jobs")).json()["jobs"] == []
 
 
 async def test_full_queue_rejects_jobs_until_one_ends(open_api: Open, body: Body) -> None:

@@ -1,9 +1,5 @@
 """REST routes of the network."""
 
-from typing import Any
-
-import pytest
-
 from tests.serving import Open
 
 
@@ -67,27 +63,3 @@ async def test_measure_unreachable_clusters_reports_reason(open_api: Open) -> No
         "other": "south",
         "measurements": [],
     }
-
-
-@pytest.mark.parametrize(
-    ("order", "field", "hint"),
-    [
-        ({"clusters": ["nroth"]}, "clusters[0]", "did you mean north?"),
-        ({"pairs": [["north", "suoth"]]}, "pairs[0][1]", "did you mean south?"),
-        ({"pairs": [["north"]]}, "pairs[0]", "give two names"),
-        ({"pairs": [["a"] * 3]}, "pairs[0]", "give two names"),
-        ({"pairs": ["north"]}, "pairs[0]", "give a list"),
-        ({"pairs": [[1, 2]]}, "pairs[0][0]", "write it as a text"),
-        ({"pairs": []}, "pairs", "leave it out"),
-        ({"clusters": []}, "clusters", "leave it out"),
-        ({"clusters": ["north"], "pairs": [["north", "north"]]}, "pairs", "give only one of them"),
-        ({"clusters": "north"}, "clusters", "give a list"),
-        ({"clutsers": ["north"]}, "clutsers", "did you mean clusters?"),
-        ({"clusters": [""]}, "clusters[0]", "known: north"),
-        ([], "body", "send JSON"),
-    ],
-)
-async def test_measure_with_invalid_order_returns_422(open_api: Open, order: Any, field: str, hint: str) -> None:
-    answer = await (await open_api()).post("/api/v1/network/measure", json=order)
-    assert (answer.status_code, answer.json()["field"]) == (422, field), answer.text
-    assert answer.json()["hint"].startswith(hint)

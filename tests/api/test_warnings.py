@@ -6,8 +6,6 @@ import pytest
 
 from tests.serving import Open
 
-SIGNALS = "TERM, INT, HUP, QUIT, USR1, USR2, ALRM, XCPU, CONT, URG, WINCH"
-
 
 @pytest.mark.parametrize(
     ("written", "expected"),
@@ -28,38 +26,6 @@ async def test_warning_is_returned_in_normal_form(
     answer = await api.post("/api/v1/jobs", json=body | {"warning": written})
     assert (answer.status_code, answer.json()["warning"]) == (201, expected)
     assert (await api.get(f"/api/v1/jobs/{answer.json()['id']}")).json()["warning"] == expected
-
-
-@pytest.mark.parametrize(
-    ("written", "field", "detail", "hint"),
-    [
-        ("KILL@30", "warning", "warning is 'KILL@30', with no signal that a program can catch", SIGNALS),
-        ("STOP@30", "warning", "with no signal that a program can catch", SIGNALS),
-        ("9@30", "warning", "with no signal that a program can catch", SIGNALS),
-        ("0@30", "warning", "with no signal that a program can catch", SIGNALS),
-        ("999999999999999999999@30", "warning", "with no signal that a program can catch", SIGNALS),
-        ("", "warning", "with no signal that a program can catch", SIGNALS),
-        ("@30", "warning", "with no signal that a program can catch", SIGNALS),
-        ("B:TERM@30", "warning", "with a colon", "leave out the prefix: all processes"),
-        ("TERM@", "warning", "with no duration after its @", "TERM@30"),
-        ("TERM@soon", "warning", "with no duration after its @", "TERM@30"),
-        ("TERM@30@40", "warning", "with no duration after its @", "TERM@30"),
-        ("TERM@0", "warning.grace", "warning.grace is 0", "give more than 0"),
-        ("TERM@-3", "warning.grace", "warning.grace is -3", "give more than 0"),
-        ("TERM@nan", "warning", "with no duration after its @", "TERM@30"),
-        ("TERM@inf", "warning", "with no duration after its @", "TERM@30"),
-        ("TERM@601", "warning", "no job may have more than 600 s between its warning and its stop", "at most TERM@600"),
-        (30, "warning", "not a text", "in quotes"),
-    ],
-)
-async def test_submit_with_invalid_warning_returns_field_and_hint(
-    open_api: Open, body: dict[str, Any], written: object, field: str, detail: str, hint: str
-) -> None:
-    answer = await (await open_api()).post("/api/v1/jobs", json=body | {"warning": written})
-    problem = answer.json()
-    assert (answer.status_code, problem["field"]) == (422, field), problem
-    assert detail in problem["detail"]
-    assert hint in problem["hint"]
 
 
 @pytest.mark.parametrize(("walltime", "status"), [(29, 422), (30, 422), (31, 201)])

@@ -88,7 +88,7 @@ def test_cluster_pages_of_user_hide_actions_and_reasons(
             headers = {"Authorization": f"Bearer {token}"}
             now = client.get("/now.json", headers=headers).json()
             components = client.get("/clusters/north.json", headers=headers).json()["components"]
-            assert now["oldest"]["job"] == waiting_job
+            assert now["oldest"]["id"] == waiting_job
             assert bool(now["oldest"]["reason"]) is bool(components[0]["owner"]) is is_operator
             nodes = client.get("/clusters/north/nodes.json?sort=node", headers=headers).json()["nodes"]
             assert [(node["name"].startswith("127."), node["state"], node["job"]) for node in nodes] == [

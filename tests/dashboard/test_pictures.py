@@ -1,13 +1,14 @@
 """Pictures are well-formed, ordered SVG without styles."""
 
 from dataclasses import replace
+from itertools import pairwise
 from xml.etree import ElementTree
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.dashboard.pages.job import decode_output
-from koalapy.dashboard.timeline import MEANINGS, build_lanes, draw_timeline, job_timeline
+from koalapy.dashboard.timeline import MEANINGS, Phase, TimelineLane, build_lanes, draw_timeline, job_timeline
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState, TimelineEntry
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import FlexibleRequest
@@ -42,6 +43,10 @@ def draw_attempt(draw: st.DrawFn, generation: int = 1) -> Attempt:
 state_changes = st.lists(st.tuples(st.floats(0, 1000), st.sampled_from(JobState)), max_size=5).map(sorted)
 
 
+def phases_of(lane: TimelineLane) -> list[Phase]:
+    return [phase for bar in lane.bars for phase in bar.phases]
+
+
 @given(st.lists(draw_attempt(), max_size=3), state_changes, timestamps, st.floats(0, 2000))
 def test_job_timeline_is_ordered_and_well_formed(
     job_attempts: list[Attempt], states: list[tuple[float, JobState]], ended: float | None, now: float
@@ -50,18 +55,19 @@ def test_job_timeline_is_ordered_and_well_formed(
     timeline = [TimelineEntry(1, timestamp, "x", state, "", 1) for timestamp, state in states]
     lanes = build_lanes(job, job_attempts, timeline, now)
     assert len(lanes) == 1 + sum(len(attempt.components) for attempt in job_attempts)
-    for lane in lanes:
-        for phase in lane.phases:
+    all_phases = [phases_of(lane) for lane in lanes]
+    for phases in all_phases:
+        for phase in phases:
             assert phase.what in MEANINGS
             assert phase.start <= phase.end
-        assert all(one.end <= next_phase.start for one, next_phase in zip(lane.phases, lane.phases[1:], strict=False))
-    picture = str(draw_timeline(job_timeline(lanes, job.id, now)))
+        assert all(one.end <= following.start for one, following in pairwise(phases))
+    picture = str(draw_timeline(job_timeline(lanes, now)))
     if not picture:
         return
     root = ElementTree.fromstring(picture)
     assert "style" not in picture
     bars = [element for element in root.iter("rect") if element.get("class") != "lane-back"]
-    assert len(bars) == sum(len(lane.phases) for lane in lanes)
+    assert len(bars) == sum(map(len, all_phases))
     assert all(float(bar.get("width", "-1").rstrip("%")) > 0 for bar in bars)
 
 
@@ -72,8 +78,8 @@ def test_build_lanes_shows_phases_of_job() -> None:
     timeline = [TimelineEntry(1, 0.0, "submitted", JobState.QUEUED, "", 0)]
     timeline += [TimelineEntry(1, 1.0, "placed", JobState.PLACED, "", 1)]
     queue, north = build_lanes(job, [attempt], timeline, 99.0)
-    assert [(phase.what, phase.start, phase.end) for phase in queue.phases] == [("queued", 0.0, 1.0)]
-    phases = [(phase.what, phase.end) for phase in north.phases]
+    assert [(phase.what, phase.start, phase.end) for phase in phases_of(queue)] == [("queued", 0.0, 1.0)]
+    phases = [(phase.what, phase.end) for phase in phases_of(north)]
     assert phases == [
         ("files", 2.0),
         ("placed", 3.0),
@@ -85,7 +91,7 @@ def test_build_lanes_shows_phases_of_job() -> None:
     ]
     held_entry = replace(timeline[1], state=JobState.HELD, event="held")
     queue_lane, *_ = build_lanes(replace(job, ended_at=None), [], [timeline[0], held_entry], 9.0)
-    assert [(phase.what, phase.end) for phase in queue_lane.phases] == [("queued", 1.0), ("held", 9.0)]
+    assert [(phase.what, phase.end) for phase in phases_of(queue_lane)] == [("queued", 1.0), ("held", 9.0)]
 
 
 @given(st.binary(max_size=300), st.booleans())

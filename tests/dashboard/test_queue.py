@@ -177,8 +177,8 @@ def test_queue_form_with_other_jobs_is_rejected(
     result = alice.get_json(response.headers["location"] + ".json")
     assert not result["done"]
     assert [outcome["job"] for outcome in result["rejected"]] == [jobs["bob"], jobs["alice"], 999]
-    assert "is not yours" in result["rejected"][0]["problem"]
-    assert "is queued now, and was held when you chose it" in result["rejected"][1]["problem"]
+    assert "is not yours" in result["rejected"][0]["problem"]["detail"]
+    assert "is queued now, and was held when you chose it" in result["rejected"][1]["problem"]["detail"]
     for wrong in (
         "",
         "x",

@@ -8,7 +8,8 @@ import pytest
 
 from koalapy.api.clusters import record_for
 from koalapy.daemon.observability.instruments import Instruments
-from koalapy.dashboard.pages.clusters import failures_of, visible_calls
+from koalapy.dashboard.pages.clusters import visible_calls
+from koalapy.dashboard.pages.scheduler import failures_of
 from koalapy.dashboard.rows import SiteUse, Survey
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState

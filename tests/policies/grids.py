@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from koalapy.model.cluster import ClusterState, ClusterView, GridView, Link
 from koalapy.model.placement import Placement, Refusal
-from koalapy.model.request import ComponentRequest, FixedRequest, NonFixedRequest
+from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, InputFile, NonFixedRequest
 from koalapy.policies.policy import Policy
 
 NAMES = ("east", "north", "south", "west")
@@ -133,3 +133,25 @@ def can_be_assigned(sizes: list[int], idle: list[int]) -> bool:
         room >= sizes[0] and can_be_assigned(sizes[1:], [*idle[:place], room - sizes[0], *idle[place + 1 :]])
         for place, room in enumerate(idle)
     )
+
+
+@st.composite
+def flexible_requests(draw: st.DrawFn, largest: int = 16) -> FlexibleRequest:
+    total = draw(st.integers(1, largest))
+    return FlexibleRequest(total, draw(st.integers(1, min(total, 5))), draw(st.none() | st.integers(1, 5)))
+
+
+def make_split(*options: tuple[int, ...]) -> FlexibleRequest:
+    return FlexibleRequest(sum(options[0]), split_options=options)
+
+
+split_requests = st.lists(
+    st.sampled_from([(6,), (5, 1), (1, 5), (4, 2), (3, 3), (2, 2, 2), (3, 2, 1)]), min_size=1, max_size=4
+).map(lambda options: make_split(*options))
+one_file = st.builds(
+    InputFile, st.just("data"), st.integers(0, 3), st.lists(st.sampled_from(NAMES), unique=True, max_size=2).map(tuple)
+)
+files = st.lists(one_file, max_size=2).map(tuple)
+requests_with_inputs = st.lists(
+    st.builds(ComponentRequest, st.integers(1, 4), inputs=files), min_size=1, max_size=4
+).map(lambda drawn: NonFixedRequest(tuple(drawn)))

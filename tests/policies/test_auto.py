@@ -26,7 +26,7 @@ from koalapy.policies.knowledge import (
     assume_slowdown,
 )
 from koalapy.policies.registry import builtin_policies
-from koalapy.scheduler.queue.policy_calls import call_policy
+from koalapy.scheduler.queue.policy_answers import call_policy
 from tests.policies.grids import (
     NAMES,
     fewest_missing,

@@ -10,16 +10,14 @@ from koalapy.model.placement import PlacedComponent, Placement, Refusal
 from koalapy.model.request import ComponentRequest, FixedRequest, InputFile, NonFixedRequest
 from koalapy.policies.close_to_files import CloseToFiles, closest_site
 from koalapy.policies.network import Transfer, estimate_transfer
-from koalapy.policies.worst_fit import WorstFit
 from tests.policies.grids import (
-    NAMES,
     explained,
-    fewest_missing,
+    files,
     grid,
     grids,
     linked,
     nonfixed,
-    sites,
+    requests_with_inputs,
     summary,
     with_links,
     with_state,
@@ -28,13 +26,6 @@ from tests.policies.grids import (
 policy = CloseToFiles()
 DATA = InputFile("data", 600, ("north",))
 LINKS = {"north south": Link(bandwidth=100.0), "north west": Link(bandwidth=50.0)}
-
-one_file = st.builds(
-    InputFile, st.just("data"), st.integers(0, 3), st.lists(st.sampled_from(NAMES), unique=True, max_size=2).map(tuple)
-)
-files = st.lists(one_file, max_size=2).map(tuple)
-components = st.builds(ComponentRequest, st.integers(1, 4), inputs=files)
-requests = st.lists(components, min_size=1, max_size=4).map(lambda drawn: NonFixedRequest(tuple(drawn)))
 
 
 def with_input(*drawn: tuple[int, InputFile | None]) -> NonFixedRequest:
@@ -63,7 +54,7 @@ def expected_placement(request: NonFixedRequest, view: GridView) -> list[tuple[s
     return [placed[index] for index in range(len(request.components))]
 
 
-@given(requests, linked(grids()))
+@given(requests_with_inputs, linked(grids()))
 def test_close_to_files_places_at_the_shortest_transfer(request: NonFixedRequest, view: GridView) -> None:
     answer, expected = policy.place(request, view), expected_placement(request, view)
     if expected is None:
@@ -76,20 +67,6 @@ def test_close_to_files_places_at_the_shortest_transfer(request: NonFixedRequest
         for index, (component, (name, transfer)) in enumerate(zip(request.components, expected, strict=True))
     )
     assert policy.explain(request, view) == ()
-
-
-@given(requests, linked(grids()))
-def test_close_to_files_explains_missing_nodes_exactly(request: NonFixedRequest, view: GridView) -> None:
-    for reason in policy.explain(request, view):
-        assert reason.missing == fewest_missing(policy, request, view, reason.cluster)
-
-
-@given(st.lists(st.integers(1, 4), min_size=1, max_size=4), grids())
-def test_close_to_files_without_inputs_equals_worst_fit(sizes: list[int], view: GridView) -> None:
-    answer, worst = policy.place(nonfixed(*sizes), view), WorstFit().place(nonfixed(*sizes), view)
-    assert type(answer) is type(worst)
-    if isinstance(answer, Placement):
-        assert sites(answer) == sites(worst)
 
 
 @given(st.integers(1, 6), files, linked(grids()), st.none() | st.sampled_from([0.0, 0.5, 1.0, 3.0]))

@@ -15,8 +15,7 @@ from koalapy.policies.communication_aware import CommunicationAware
 from koalapy.policies.flexible import ClusterMinimization, whole_on_first
 from koalapy.policies.registry import builtin_policies
 from koalapy.policies.splitting import fill_in_turn
-from tests.policies.grids import explained, fewest_missing, grid, grids, linked, shuffled, sites, summary, with_links
-from tests.policies.test_cluster_minimization import requests
+from tests.policies.grids import explained, flexible_requests, grid, grids, linked, shuffled, sites, summary, with_links
 
 by_latency = CommunicationAware()
 by_bandwidth = by_latency.configured({"metric": "bandwidth"})
@@ -50,7 +49,7 @@ def internal_cost(policy: CommunicationAware, view: GridView, name: str) -> floa
 
 
 @pytest.mark.parametrize("name", NAMED)
-@given(request=requests(), views=shuffled(linked(grids())))
+@given(request=flexible_requests(), views=shuffled(linked(grids())))
 def test_communication_aware_combines_only_allowed_clusters(
     name: str, request: FlexibleRequest, views: tuple[GridView, GridView]
 ) -> None:
@@ -77,7 +76,7 @@ def test_communication_aware_combines_only_allowed_clusters(
 
 
 @pytest.mark.parametrize("name", ["latency", "bandwidth"])
-@given(request=requests(), view=linked(grids()))
+@given(request=flexible_requests(), view=linked(grids()))
 def test_communication_aware_refuses_only_unreachable_splits(
     name: str, request: FlexibleRequest, view: GridView
 ) -> None:
@@ -137,7 +136,11 @@ def test_communication_aware_single_cluster_has_best_network(name: str, total: i
 
 
 @pytest.mark.parametrize("metric", ["latency", "bandwidth"])
-@given(request=requests(), view=grids(), values=st.lists(st.sampled_from([1.0, 2.0, 3.0]), min_size=10, max_size=10))
+@given(
+    request=flexible_requests(),
+    view=grids(),
+    values=st.lists(st.sampled_from([1.0, 2.0, 3.0]), min_size=10, max_size=10),
+)
 def test_communication_aware_fills_clusters_by_average_cost(
     metric: str, request: FlexibleRequest, view: GridView, values: list[float]
 ) -> None:
@@ -155,18 +158,6 @@ def test_communication_aware_fills_clusters_by_average_cost(
     assert names == [name for name in order if name in names]
     if request.max_components is None and request.min_component_size == 1:
         assert names == order[: len(names)]
-
-
-@pytest.mark.parametrize("name", NAMED)
-@given(request=requests(), view=linked(grids()))
-def test_communication_aware_explains_missing_nodes_exactly(
-    name: str, request: FlexibleRequest, view: GridView
-) -> None:
-    policy = NAMED[name]
-    reasons = policy.explain(request, view)
-    assert isinstance(policy.place(request, view), Placement) == (reasons == ()) or not view.clusters
-    for reason in reasons:
-        assert reason.missing == fewest_missing(policy, request, view, reason.cluster), reason
 
 
 # Examples

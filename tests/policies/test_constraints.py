@@ -17,7 +17,7 @@ from koalapy.model.users import Accounts
 from koalapy.policies.policy import Policy
 from koalapy.policies.registry import builtin_policies
 from koalapy.scheduler.queue.eligibility import Eligibility
-from koalapy.scheduler.queue.policy_calls import PolicyCalls
+from koalapy.scheduler.queue.policy_question import PolicyQuestion
 from koalapy.validation.limits import ClusterLimits, Limits
 from koalapy.validation.submission import check_submission
 from tests.policies.grids import (
@@ -80,11 +80,11 @@ def policy_of(job: JobSpec) -> Policy:
 
 
 def place_spec(job: JobSpec, view: GridView) -> Placement | Refusal:
-    return PolicyCalls(eligibility).evaluate(policy_of(job), job, view)
+    return PolicyQuestion(policy_of(job), job, eligibility).place(view)
 
 
 def explain_spec(job: JobSpec, view: GridView) -> list[tuple[str, str, int | None]]:
-    return [(r.cluster, r.reason, r.missing) for r in PolicyCalls(eligibility).explain(policy_of(job), job, view)]
+    return [(r.cluster, r.reason, r.missing) for r in PolicyQuestion(policy_of(job), job, eligibility).explain(view)]
 
 
 def keeps_constraints(names: set[str], view: GridView, at_most: int | None, ratio: float | None) -> bool:
@@ -168,7 +168,7 @@ def test_explanation_of_worst_fit_names_sufficient_nodes(
 
 
 def check_missing(job: JobSpec, view: GridView) -> None:
-    reasons = PolicyCalls(eligibility).explain(policy_of(job), job, view)
+    reasons = PolicyQuestion(policy_of(job), job, eligibility).explain(view)
     placed = isinstance(place_spec(job, view), Placement)
     assert [reason.cluster for reason in reasons] == ([] if placed else sorted(c.name for c in view))
     for reason in reasons:

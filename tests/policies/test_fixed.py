@@ -8,18 +8,7 @@ from hypothesis import strategies as st
 from koalapy.model.cluster import ClusterState, GridView
 from koalapy.model.placement import Placement
 from koalapy.policies.fixed import Fixed
-from tests.policies.grids import (
-    NAMES,
-    explained,
-    fewest_missing,
-    fixed,
-    grid,
-    grids,
-    shuffled,
-    sites,
-    summary,
-    with_state,
-)
+from tests.policies.grids import NAMES, explained, fixed, grid, grids, shuffled, sites, summary, with_state
 
 policy = Fixed()
 components_drawn = st.lists(st.tuples(st.integers(1, 4), st.sampled_from(NAMES)), min_size=1, max_size=4)
@@ -41,15 +30,6 @@ def test_fixed_places_if_every_cluster_has_enough_nodes(
     if isinstance(answer, Placement):
         assert sites(answer) == components
         assert [c.request_index for c in answer.components] == list(range(len(components)))
-
-
-@given(components_drawn, grids(largest=10))
-def test_fixed_explains_clusters_with_missing_nodes(components: list[tuple[int, str]], view: GridView) -> None:
-    request = fixed(*components)
-    reasons = policy.explain(request, view)
-    assert (reasons == ()) == isinstance(policy.place(request, view), Placement)
-    for reason in reasons:
-        assert reason.missing == fewest_missing(policy, request, view, reason.cluster), reason
 
 
 def test_fixed_components_may_share_a_cluster() -> None:

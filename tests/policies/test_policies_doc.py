@@ -17,7 +17,7 @@ from koalapy.policies.communication_aware import OPTIONS
 from koalapy.policies.matching import Mode
 from koalapy.policies.registry import DEFAULTS, builtin_policies
 from koalapy.scheduler.queue.eligibility import Eligibility
-from koalapy.scheduler.queue.policy_calls import PolicyCalls
+from koalapy.scheduler.queue.policy_question import PolicyQuestion
 from koalapy.validation.limits import ClusterLimits, Limits
 from koalapy.validation.submission import check_submission
 
@@ -78,7 +78,7 @@ def test_policies_page_example_is_placed_as_written(command: str, expected: str)
     check_submission(spec, Limits([ClusterLimits(c.name, c.total, speed=c.speed) for c in view], builtin_policies()))
     eligibility = Eligibility({cluster.name: ClusterProfile() for cluster in view}, Accounts())
     policy = builtin_policies().resolve(spec.policy, spec.request, spec.policy_options)
-    answer = PolicyCalls(eligibility).evaluate(policy, spec, view)
+    answer = PolicyQuestion(policy, spec, eligibility).place(view)
     if expected == "waits":
         assert not isinstance(answer, Placement)
         return

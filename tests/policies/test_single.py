@@ -18,7 +18,6 @@ from koalapy.policies.worst_fit import WorstFit
 from tests.policies.grids import (
     NAMES,
     explained,
-    fewest_missing,
     fixed,
     grid,
     grids,
@@ -53,15 +52,6 @@ def test_fastest_one_takes_fastest_sufficient_cluster(size: int, kind: type, vie
     answer = FastestOne().place(kind(size), view)
     able = sorted((-c.speed, c.name) for c in view if c.usable_idle >= size)
     assert isinstance(answer, Refusal) if not able else sites(answer) == [(size, able[0][1])]
-
-
-@pytest.mark.parametrize("policy", [*SINGLE, Adaptive()], ids=by_name)
-@given(size=one_size, kind=kinds, view=views)
-def test_single_policies_explain_missing_nodes_exactly(policy: Policy, size: int, kind: type, view: GridView) -> None:
-    reasons = policy.explain(kind(size), view)
-    assert isinstance(policy.place(kind(size), view), Placement) == (reasons == ()) or not view.clusters
-    for reason in reasons:
-        assert reason.missing == fewest_missing(policy, kind(size), view, reason.cluster)
 
 
 def test_single_policies_examples_have_expected_placement() -> None:

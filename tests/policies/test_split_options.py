@@ -1,31 +1,36 @@
 """Options of flexible requests that restrict their splits."""
 
 from hypothesis import given
-from hypothesis import strategies as st
 
 from koalapy.model.cluster import ClusterState, GridView
 from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import FlexibleRequest
 from koalapy.policies.flexible import ClusterMinimization
 from koalapy.policies.worst_fit import WorstFit
-from tests.policies.grids import explained, fewest_missing, grid, grids, nonfixed, shuffled, sites, summary, with_state
+from tests.policies.grids import (
+    explained,
+    grid,
+    grids,
+    make_split,
+    nonfixed,
+    shuffled,
+    sites,
+    split_requests,
+    summary,
+    with_state,
+)
 
 policy = ClusterMinimization()
-options_drawn = st.sampled_from([(6,), (5, 1), (1, 5), (4, 2), (3, 3), (2, 2, 2), (3, 2, 1)])
 
 
-def make_split(*options: tuple[int, ...]) -> FlexibleRequest:
-    return FlexibleRequest(sum(options[0]), split_options=options)
-
-
-@given(st.lists(options_drawn, min_size=1, max_size=4), shuffled(grids()))
+@given(split_requests, shuffled(grids()))
 def test_split_options_first_that_worst_fit_places_is_taken(
-    options: list[tuple[int, ...]], views: tuple[GridView, GridView]
+    request: FlexibleRequest, views: tuple[GridView, GridView]
 ) -> None:
     view, other_order = views
-    answer = policy.place(make_split(*options), view)
-    assert answer == policy.place(make_split(*options), other_order)
-    answers = (WorstFit().place(nonfixed(*option), view) for option in options)
+    answer = policy.place(request, view)
+    assert answer == policy.place(request, other_order)
+    answers = (WorstFit().place(nonfixed(*option), view) for option in request.split_options)
     first = next((placed for placed in answers if isinstance(placed, Placement)), None)
     if first is None:
         assert isinstance(answer, Refusal)
@@ -33,15 +38,6 @@ def test_split_options_first_that_worst_fit_places_is_taken(
     assert sites(answer) == sites(first)
     assert isinstance(answer, Placement)
     assert all(component.request_index is None for component in answer.components)
-
-
-@given(st.lists(options_drawn, min_size=1, max_size=3), grids(largest=9))
-def test_split_options_explain_missing_nodes_exactly(options: list[tuple[int, ...]], view: GridView) -> None:
-    request = make_split(*options)
-    reasons = policy.explain(request, view)
-    assert (reasons == ()) == isinstance(policy.place(request, view), Placement) or not view.clusters
-    for reason in reasons:
-        assert reason.missing == fewest_missing(policy, request, view, reason.cluster), reason
 
 
 def test_split_options_reason_names_the_option() -> None:

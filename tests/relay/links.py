@@ -11,8 +11,7 @@ from koalapy.relay.attempts import AttemptPlan, Limits, add_node_keys
 from koalapy.relay.head import Head, HubAddress
 from koalapy.relay.hub import Hub
 from koalapy.relay.tls_side import connect_tls
-from koalapy.runner.connections import ControlChannel, Credentials, ParentLink, connect_side
-from koalapy.runner.link import Loop
+from koalapy.runner.connections import ControlChannel, Credentials, Loop, ParentLink, connect_side
 from koalapy.runner.relay_node import NodeRelay, NodeSettings
 from koalapy.runner.relay_protocol import seal_line
 from koalapy.system.certificate_files import load_certificate

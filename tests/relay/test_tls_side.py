@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.relay.tls_side import TlsSide
-from koalapy.runner.connections import Side, tune_stream
-from koalapy.runner.link import Loop
+from koalapy.runner.connections import Loop, Side, tune_stream
 from koalapy.runner.relay_streams import Pair, PipePool
 from koalapy.system.certificate_files import load_certificate
 from koalapy.system.tls import Trust
@@ -186,4 +185,12 @@ def test_pipes_of_ended_streams_are_not_reused_with_bytes_in_them() -> None:
     assert chain.pool.open_pipes <= 1
     for made in (chain, further):
         made.close()
+    assert chain.pool.open_pipes == 0
+
+
+def test_stream_with_pauses_leaves_no_pipe_open() -> None:
+    chain = Chain(None)
+    for _ in range(4):
+        assert len(chain.pass_bytes(chain.client, chain.server, [bytes(1 << 20)], 1 << 20)) == 1 << 20
+    chain.close()
     assert chain.pool.open_pipes == 0

@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from koalapy.runner import preflight
-from koalapy.runner.link import Loop
+from koalapy.runner.connections import Loop
 
 
 def test_probe_listener_with_too_many_peers_disconnects_the_oldest() -> None:

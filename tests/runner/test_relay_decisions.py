@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from koalapy.runner.link import Loop
+from koalapy.runner.connections import Loop
 from koalapy.runner.plan import Plan
 from koalapy.runner.preflight import Preflight, Prober
 from koalapy.runner.settings import Failure

@@ -10,7 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from koalapy.runner.link import KEEPALIVE, Link, Loop
+from koalapy.runner.connections import Loop
+from koalapy.runner.link import KEEPALIVE, Link
 from koalapy.runner.settings import Settings
 from tests.runner.conftest import FakeAgent, FakeNode, make_plan
 

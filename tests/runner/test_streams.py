@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from koalapy.runner.connections import Loop
 from koalapy.runner.exec_guard import INPUT_NAME, LAUNCHER, write_rank_script
-from koalapy.runner.link import Loop
 from koalapy.runner.streams import STREAM_WINDOW, Inlet, ProgramInput, Terminal
 
 

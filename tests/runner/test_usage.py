@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from koalapy.runner.connections import Loop
 from koalapy.runner.exec_guard import ExecGuard
-from koalapy.runner.link import Loop
 from koalapy.runner.processes import (
     COST_FACTOR,
     FIRST_INTERVAL_S,

@@ -519,7 +519,7 @@ def check_waiting(world: "World") -> None:
             ]
             views.append(home)
         for view in views:
-            answer = queries.evaluate(job.spec, view, queries.barred(job))
+            answer = queries.questions.ask(job.spec, view, job.barred_sizes(queries.now))
             assert isinstance(answer, Refusal), f"job {job.id} waits, and would be placed: {answer}"
         rejected_shapes.add((high, has_reservation, _shape(job)))
 
@@ -563,7 +563,7 @@ def _jobs_at_turn(world: "World") -> Iterator[Job]:
         queue = job.spec.priority, section_of(world, job)
         if world.rules.queue == "scan" or queue not in passed_heads or job.id == world.queries.reservation:
             yield job
-        never_fits = world.rules.queue != "scan" and world.queries.policy_calls.refusal_on_empty_grid(
+        never_fits = world.rules.queue != "scan" and world.queries.questions.refusal_on_empty_grid(
             job.spec, assume_links=False
         )
         if not never_fits:
@@ -609,7 +609,7 @@ def check_no_job_passed(world: "World", effects: Effects) -> None:
             if not was_passed or job.id in changed_jobs or (priority, _shape(job)) in rejected_shapes:
                 continue
             if not queries.policies.capabilities(job.spec.policy).learns and queries.over_limit(job.spec) is None:
-                answer = queries.evaluate(job.spec, view, queries.barred(job))
+                answer = queries.questions.ask(job.spec, view, job.barred_sizes(queries.now))
                 assert isinstance(answer, Refusal), f"job {job.id} was passed, and would be placed: {answer}"
                 rejected_shapes.add((priority, _shape(job)))
 
@@ -652,7 +652,7 @@ def check_reservation(world: "World") -> None:
                 return  # predictions have changed since the scan
             if queries.over_limit(job.spec) is not None:
                 continue  # its limit prevents it from using reserved nodes
-            if isinstance(queries.evaluate(job.spec, empty, queries.barred(job)), Placement):
+            if isinstance(queries.questions.ask(job.spec, empty, job.barred_sizes(queries.now)), Placement):
                 if queries.reservation == job.id:
                     assert is_oldest or job.id in world.reserved_jobs
                     return

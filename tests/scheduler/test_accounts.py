@@ -17,7 +17,7 @@ from koalapy.model.users import Accounts, Domain, User, Users
 from koalapy.policies.registry import builtin_policies
 from koalapy.scheduler.explain.explain import explain, explain_submission
 from koalapy.scheduler.queue.eligibility import Demands, Eligibility
-from koalapy.scheduler.queue.policy_calls import PolicyCalls
+from koalapy.scheduler.queue.policy_question import PolicyQuestion
 from tests.policies.grids import NAMES, grid, grids, summary
 from tests.scheduler.requests import fixed, flexible, nonfixed
 from tests.scheduler.world import World
@@ -34,7 +34,7 @@ ELIGIBILITY = Eligibility(dict.fromkeys(NAMES, ClusterProfile()), ACCOUNTS)
 
 def evaluate_request(request: Request, view: GridView, owner: str) -> Placement | Refusal:
     job = JobSpec(request, ("true",), owner=owner)
-    return PolicyCalls(ELIGIBILITY).evaluate(builtin_policies().resolve("", request), job, view)
+    return PolicyQuestion(builtin_policies().resolve("", request), job, ELIGIBILITY).place(view)
 
 
 def test_placement_uses_clusters_with_owner_account() -> None:
@@ -74,7 +74,7 @@ def test_placement_avoids_clusters_without_owner_account(request: Request, view:
     if isinstance(answer, Placement):
         assert closed.isdisjoint(component.cluster for component in answer.components)
         assert ELIGIBILITY.may_run_on(job, frozenset(c.cluster for c in answer.components), view)
-    reasons = PolicyCalls(ELIGIBILITY).explain(builtin_policies().resolve("", request), job, view)
+    reasons = PolicyQuestion(builtin_policies().resolve("", request), job, ELIGIBILITY).explain(view)
     assert isinstance(answer, Refusal) or not reasons
     for name in closed & {reason.cluster for reason in reasons}:
         (reason,) = (reason for reason in reasons if reason.cluster == name)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from koalapy.model.cluster import GridView, Link
 from koalapy.model.job import JobState
 from koalapy.model.job_spec import JobSpec, Launcher, Priority
 from koalapy.model.limits import Limits, LimitSettings, UserLimits
-from koalapy.model.placement import Placement
+from koalapy.model.placement import Placement, Refusal
 from koalapy.model.profile import ClusterProfile, Mpi, MpiSeries
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, NonFixedRequest, Request
 from koalapy.scheduler.explain.capacity import (
@@ -91,7 +92,7 @@ def largest_placeable(world: World, base: JobSpec, policy: str, view: GridView, 
     """Return the largest placeable size by evaluating each size."""
 
     def is_placeable(request: Request) -> bool:
-        answer = world.queries.evaluate(replace(base, policy=policy, request=request), view)
+        answer = world.queries.questions.ask(replace(base, policy=policy, request=request), view)
         return isinstance(answer, Placement)
 
     requests_by_size = (
@@ -219,21 +220,20 @@ def test_capacity_of_single_cluster_policies_has_no_total() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 5])
-def test_capacity_evaluations_are_bounded(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_capacity_questions_are_bounded(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World({f"c{n}": 1000 for n in range(count)})
     for number in range(20):
         world.submit(flexible(10), run_time=1000, walltime=1000.0 + number)
-    evaluation_count = 0
-    evaluate = type(world.queries).evaluate
+    questions, ask = 0, world.queries.questions.ask
 
-    def count_evaluation(queries: object, *arguments: object) -> object:
-        nonlocal evaluation_count
-        evaluation_count += 1
-        return evaluate(world.queries, *arguments)  # type: ignore[arg-type]
+    def count_question(*arguments: Any) -> Placement | Refusal:
+        nonlocal questions
+        questions += 1
+        return ask(*arguments)
 
-    monkeypatch.setattr(type(world.queries), "evaluate", count_evaluation)
+    monkeypatch.setattr(world.queries.questions, "ask", count_question)
     estimates = capacities(world)
-    assert evaluation_count < 150 * len(estimates)
+    assert questions < 150 * len(estimates)
 
 
 def test_capacity_skips_component_policies_for_many_components() -> None:

@@ -59,7 +59,7 @@ def test_claim_follows_placement_for_all_requirements(counts: Any, components: A
     """A job on an idle grid is placed once and starts, if it can be placed at all."""
     world = make_world(*((total, tuple(features)) for total, features in counts), rules=Rules(claiming=claiming))
     spec = JobSpec(competing(*((size, tuple(features)) for size, features in components)), ("program",))
-    if world.queries.policy_calls.refusal_on_empty_grid(spec):
+    if world.queries.questions.refusal_on_empty_grid(spec):
         return
     (job,) = world.submit_together([spec])
     world.advance(5)

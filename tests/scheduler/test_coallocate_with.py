@@ -17,7 +17,7 @@ from koalapy.model.request import FixedRequest, Request
 from koalapy.model.users import Accounts
 from koalapy.policies.registry import builtin_policies
 from koalapy.scheduler.queue.eligibility import Eligibility
-from koalapy.scheduler.queue.policy_calls import PolicyCalls
+from koalapy.scheduler.queue.policy_question import PolicyQuestion
 from koalapy.validation.limits import ClusterLimits, Limits
 from koalapy.validation.submission import check_submission
 from tests.policies.grids import NAMES, grid, grids
@@ -27,12 +27,13 @@ allowed = st.none() | st.sets(st.sampled_from(NAMES)).map(lambda names: tuple(so
 drawn_profiles = st.fixed_dictionaries(
     {
         name: st.builds(
-            lambda names, series, scripts: ClusterProfile(
-                mpi=Mpi(series), coallocate_with=names, accepts_scripts=scripts
+            lambda names, series, scripts, scratch: ClusterProfile(
+                mpi=Mpi(series), coallocate_with=names, accepts_scripts=scripts, scratch=scratch
             ),
             allowed,
             st.sampled_from(MpiSeries),
             st.sampled_from([None, True, False]),
+            st.sampled_from([None, "/s"]),
         )
         for name in NAMES
     }
@@ -46,6 +47,7 @@ Profiles = dict[str, ClusterProfile]
 
 
 scripts = st.sampled_from(["", "#!/bin/sh"])
+commands = st.sampled_from([("true",), ("{scratch}",)])
 
 
 def allows_pairwise(names: frozenset[str], profiles: Profiles, launcher: Launcher, script: str = "") -> bool:
@@ -71,19 +73,26 @@ def policies_for(request: Request) -> list[str]:
 
 
 @pytest.mark.evidence("P7")
-@given(drawn_requests, grids(), drawn_profiles, st.sampled_from(Launcher), scripts, st.data())
-def test_placement_has_only_clusters_that_allow_each_other(
-    request: Request, view: GridView, profiles: Profiles, launcher: Launcher, script: str, data: st.DataObject
+@given(drawn_requests, grids(), drawn_profiles, st.sampled_from(Launcher), scripts, commands, st.data())
+def test_placement_has_only_eligible_clusters_that_allow_each_other(
+    request: Request,
+    view: GridView,
+    profiles: Profiles,
+    launcher: Launcher,
+    script: str,
+    command: tuple[str],
+    data: st.DataObject,
 ) -> None:
     policy_name = data.draw(st.sampled_from(["", *policies_for(request)]))
-    spec = JobSpec(request, ("true",), launcher=launcher, policy=policy_name, script=script)
-    eligibility = Eligibility(profiles, Accounts())
-    policy = builtin_policies().resolve(spec.policy, request)
-    answer = PolicyCalls(eligibility).evaluate(policy, spec, view)
+    spec = JobSpec(request, command, launcher=launcher, policy=policy_name, script=script)
+    question = PolicyQuestion(builtin_policies().resolve(spec.policy, request), spec, Eligibility(profiles, Accounts()))
+    answer = question.place(view)
     if isinstance(answer, Placement):
-        assert allows_pairwise(frozenset(c.cluster for c in answer.components), profiles, launcher, script)
+        names = frozenset(c.cluster for c in answer.components)
+        assert allows_pairwise(names, profiles, launcher, script)
+        assert command == ("true",) or all(profiles[name].scratch for name in names)
     else:
-        assert PolicyCalls(eligibility).explain(policy, spec, view) or not list(view)
+        assert question.explain(view) or not list(view)
 
 
 @given(st.sets(st.sampled_from(NAMES), min_size=1), grids(), drawn_profiles, st.sampled_from(Launcher), scripts)
@@ -96,16 +105,16 @@ def test_eligibility_equals_pairwise_permission(
     assert Eligibility(profiles, Accounts()).may_run_on(spec, frozenset(names), view) == expected
 
 
-@given(drawn_requests, grids(), drawn_profiles, st.sampled_from(Launcher), scripts)
+@given(drawn_requests, grids(), drawn_profiles, st.sampled_from(Launcher), scripts, commands)
 def test_submission_placeable_request_is_accepted(
-    request: Request, view: GridView, profiles: Profiles, launcher: Launcher, script: str
+    request: Request, view: GridView, profiles: Profiles, launcher: Launcher, script: str, command: tuple[str]
 ) -> None:
     launcher = Launcher.OPENMPI if script else launcher
     empty = grid(**{cluster.name: cluster.total for cluster in view})
     limits = Limits([ClusterLimits(c.name, c.total, profiles[c.name]) for c in empty], builtin_policies())
     spec = JobSpec(request, ("true",), launcher=launcher, script=script)
-    answer = PolicyCalls(Eligibility(profiles, Accounts())).evaluate(
-        builtin_policies().resolve("", request), spec, empty
+    answer = PolicyQuestion(builtin_policies().resolve("", request), spec, Eligibility(profiles, Accounts())).place(
+        empty
     )
     if isinstance(answer, Placement):
         check_submission(spec, limits)
@@ -165,10 +174,10 @@ def test_explanation_names_clusters_that_may_share_job() -> None:
     }
     spec, view = JobSpec(flexible(5), ("true",)), grid(east=4, north=1, south=2)
     eligibility, policy = Eligibility(profiles, Accounts()), builtin_policies().resolve("", flexible(5))
-    answer = PolicyCalls(eligibility).evaluate(policy, spec, view)
+    answer = PolicyQuestion(policy, spec, eligibility).place(view)
     assert isinstance(answer, Refusal)
     assert "coallocate_with keeps east and north, east and south apart" in answer.summary
-    reasons = {reason.cluster: reason.reason for reason in PolicyCalls(eligibility).explain(policy, spec, view)}
+    reasons = {reason.cluster: reason.reason for reason in PolicyQuestion(policy, spec, eligibility).explain(view)}
     assert reasons["east"].endswith("; no cluster may share a job with it")
     assert reasons["north"].endswith("; only south may share a job with it")
 

@@ -18,8 +18,9 @@ from koalapy.model.request import ComponentRequest, FixedRequest, NonFixedReques
 from koalapy.model.users import Accounts
 from koalapy.policies.registry import builtin_policies
 from koalapy.policies.worst_fit import WorstFit
-from koalapy.scheduler.queue.eligibility import Demands, Eligibility
-from koalapy.scheduler.queue.node_matching import ComponentSearch, NodeMatching, single_components
+from koalapy.scheduler.queue.component_search import ComponentSearch, component_groups
+from koalapy.scheduler.queue.eligibility import Eligibility
+from koalapy.scheduler.queue.policy_question import PolicyQuestion
 from koalapy.validation.submission import check_submission
 from tests.scheduler.requests import nonfixed
 from tests.scheduler.test_node_requirements import NodesWorld
@@ -65,9 +66,9 @@ def find_assignments(idle: Any, components: Any, at_most: int | None = None) -> 
 
 
 def place(view: GridView, spec: JobSpec) -> Placement | Refusal:
-    matching = NodeMatching(Eligibility({cluster.name: ClusterProfile() for cluster in view}, Accounts()))
-    policies = builtin_policies()
-    return matching.evaluate(policies.resolve(spec.policy, spec.request, spec.policy_options), spec, view)
+    eligibility = Eligibility({cluster.name: ClusterProfile() for cluster in view}, Accounts())
+    policy = builtin_policies().resolve(spec.policy, spec.request, spec.policy_options)
+    return PolicyQuestion(policy, spec, eligibility).place(view)
 
 
 @pytest.mark.parametrize("policy", ["worst-fit", "close-to-files"])
@@ -127,7 +128,7 @@ def test_search_ends_after_its_maximum_of_states(max_states: int, is_found: bool
     view = make_view(((0, 0, 2), (0, 2, 2), (3, 3, 0)))
     components = (ComponentRequest(2, cores=64), ComponentRequest(2, cores=8), ComponentRequest(2))
     spec = JobSpec(NonFixedRequest(components), ("true",))
-    parts = single_components(spec, Demands(nodes=spec.node_requirements), view)
+    parts = component_groups(spec, spec.node_requirements, view, single=True)
     search = ComponentSearch(
         parts, view, lambda part, matching: WorstFit().place(part.spec.request, matching), bool, max_states=max_states
     )

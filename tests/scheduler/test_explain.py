@@ -363,15 +363,6 @@ def test_smallest_change_starts_job(name: str) -> None:
     assert world.state(changed) is JobState.RUNNING
 
 
-def test_sufficient_nodes_start_job() -> None:
-    world, job = CASES["the_named_cluster_is_busy"].build()
-    assert explain_job(world, job).suffices == ("2 more idle nodes in south",)
-    world.sites["south"].remove_local_user("user-1")
-    assert world.sites["south"].add_local_user(2)
-    world.settle()
-    assert world.state(job).is_active
-
-
 def test_smallest_change_offers_all_available_nodes() -> None:
     world = create_busy_grid(dict.fromkeys("abcdef", 4), **dict.fromkeys("abcdef", 3))
     explanation = explain_job(world, world.submit(FlexibleRequest(8, min_component_size=2)))
@@ -416,7 +407,7 @@ def test_sufficient_changes_beside_reservation_are_minimal(
     explanation, queries = explain_job(world, job), world.queries
 
     def is_placeable() -> bool:
-        return isinstance(queries.evaluate(world.job(job).spec, queries.view(Priority.LOW)), Placement)
+        return isinstance(queries.questions.ask(world.job(job).spec, queries.view(Priority.LOW)), Placement)
 
     def is_placeable_with(name: str, count: int) -> bool:
         """Answer for a report with more idle nodes."""
@@ -603,24 +594,24 @@ def test_dry_run_in_fcfs_names_job_ahead() -> None:
         (FlexibleRequest(4000, 50, 49), {"coallocation": 49, "speed_ratio_min": 0.99, "policy": "larger-first"}),
     ],
 )
-def test_dry_run_evaluations_are_bounded(request_: Request, options: dict[str, Any]) -> None:
+def test_dry_run_questions_are_bounded(request_: Request, options: dict[str, Any]) -> None:
     names = [f"c{n:02}" for n in range(50)]
     world = create_busy_grid(
         dict.fromkeys(names, 100),
         world={"speeds": {name: 1.0 + n for n, name in enumerate(names)}},
         **dict.fromkeys(names, 99),
     )
-    evaluations = []
-    evaluate = world.queries.evaluate
+    questions = []
+    ask = world.queries.questions.ask
 
-    def record_evaluation(*arguments: Any) -> Any:
-        evaluations.append(arguments)
-        return evaluate(*arguments)
+    def record_question(*arguments: Any) -> Any:
+        questions.append(arguments)
+        return ask(*arguments)
 
-    world.queries.evaluate = record_evaluation  # type: ignore[method-assign]
+    world.queries.questions.ask = record_question  # type: ignore[method-assign]
     dry_run = explain_submission(world.queries, JobSpec(request_, ("program",), **options), world.now)
     assert dry_run.state is JobState.QUEUED
-    assert len(evaluations) <= MAX_QUESTIONS + 20
+    assert len(questions) <= MAX_QUESTIONS + 20
     assert dry_run.smallest_change is not None
 
 

@@ -1,7 +1,10 @@
 """Jobs change in place, invisibly to callers that hold earlier values."""
 
+from collections.abc import Iterator
 from functools import partial
 from random import Random
+from types import UnionType
+from typing import get_args, get_origin, get_type_hints
 
 import pytest
 
@@ -17,6 +20,7 @@ from tests.scheduler.world import World
 
 SIZES = {"north": 8, "south": 6, "west": 4}
 JOBS = 60
+HINTS = {kind: get_type_hints(kind) for kind in (Job, Attempt, Component)}
 
 
 class Watched(World):
@@ -74,11 +78,26 @@ def play_history(world: World, seed: int) -> None:
     world.advance(2000)
 
 
+def find_wrong_types(value: Job | Attempt | Component) -> Iterator[str]:
+    """Yield the fields that hold a value of another type than they declare; the ledger sets them by name."""
+    for name, hint in HINTS[type(value)].items():
+        allowed = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+        field = getattr(value, name)
+        if not isinstance(field, tuple(get_origin(kind) or kind for kind in allowed)):
+            yield f"{type(value).__name__}.{name}: {field!r} is no {hint}"
+    if isinstance(value, Job) and value.attempt is not None:
+        yield from find_wrong_types(value.attempt)
+    if isinstance(value, Attempt):
+        for component in value.components:
+            yield from find_wrong_types(component)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_ledger_returned_jobs_never_change(seed: int) -> None:
     world = Watched(keeps_effects=True)
     play_history(world, seed)
     assert len(world.seen) > 5 * JOBS
+    assert not {text for job, _ in world.seen for text in find_wrong_types(job)}
     assert [(job.id, repr(job)) for job, _ in world.seen] == [(job.id, snapshot) for job, snapshot in world.seen]
 
 

@@ -116,7 +116,7 @@ class Grid(Users, Nodes, Operations):
                 continue
             is_waiting, queries = job.state.is_waiting, world.queries
             needs_relays = bool(world.relays) or job.spec.links is LinkUse.RELAYED
-            is_impossible = needs_relays and queries.policy_calls.refusal_on_empty_grid(job.spec) != ""
+            is_impossible = needs_relays and queries.questions.refusal_on_empty_grid(job.spec) != ""
             if self.is_extreme or (is_waiting and (is_impossible or queries.over_limit(job.spec) is not None)):
                 world.cancel(job.id)
             elif job.state is JobState.HELD:
@@ -153,7 +153,7 @@ class Grid(Users, Nodes, Operations):
                 assert world.queries.waiting_reason(job)
                 if world.rules.queue == "scan" and job.tasks is None and world.queries.over_limit(job.spec) is None:
                     view = world.queries.view(job.spec.priority)
-                    answer = world.queries.evaluate(job.spec, view, world.queries.barred(job))
+                    answer = world.queries.questions.ask(job.spec, view, job.barred_sizes(world.queries.now))
                     assert isinstance(answer, Refusal), "a job waits though it would be placed"
 
     def check_nothing_is_kept(self) -> None:

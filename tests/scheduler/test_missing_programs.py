@@ -74,7 +74,7 @@ def test_waiting_reason_names_missing_rsync() -> None:
     assert reason in world.queries.waiting_reason(world.job(job))
     assert {
         r.cluster: r.reason
-        for r in world.queries.policy_calls.reasons(world.job(job).spec, world.queries.view(Priority.LOW))
+        for r in world.queries.questions.explain(world.job(job).spec, world.queries.view(Priority.LOW))
     }["north"] == reason  # type: ignore[arg-type]
     assert "has no rsync" in world.queries.grid["north"].status_text
     set_rsync(world.sites["north"], is_missing=False)

@@ -19,10 +19,9 @@ from koalapy.policies.policy import Policy
 from koalapy.policies.registry import builtin_policies
 from koalapy.scheduler.events import PeriodicScan, Reported
 from koalapy.scheduler.queue.eligibility import Eligibility
-from koalapy.scheduler.queue.policy_calls import BrokenPolicy, PolicyCalls
+from koalapy.scheduler.queue.policy_answers import BrokenPolicy
+from koalapy.scheduler.queue.policy_question import PolicyQuestion
 from koalapy.scheduler.rules import Rules
-from koalapy.validation.limits import ClusterLimits, Limits
-from koalapy.validation.submission import check_submission
 from tests.policies.grids import NAMES, grid, grids, summary, with_state
 from tests.scheduler.requests import fixed, flexible, nonfixed
 from tests.scheduler.world import World
@@ -41,9 +40,8 @@ def evaluate_request(
     policy: Policy | None = None,
 ) -> Placement | Refusal:
     spec = JobSpec(request, command or ("true",), launcher=launcher)
-    return PolicyCalls(Eligibility(profiles, Accounts())).evaluate(
-        policy or builtin_policies().resolve("", request), spec, view
-    )
+    policy = policy or builtin_policies().resolve("", request)
+    return PolicyQuestion(policy, spec, Eligibility(profiles, Accounts())).place(view)
 
 
 def clusters_of(answer: Placement | Refusal) -> set[str]:
@@ -172,32 +170,6 @@ drawn_requests = st.one_of(
     st.dictionaries(st.sampled_from(NAMES), st.integers(1, 3), min_size=1).map(lambda sizes: fixed(**sizes)),
 )
 drawn_commands = st.sampled_from([("true",), ("{scratch}",)])
-
-
-@given(drawn_requests, grids(), drawn_profiles, drawn_commands, st.sampled_from(Launcher))
-def test_placement_runs_only_where_eligible(
-    request: Request, view: GridView, profiles: dict[str, ClusterProfile], command: tuple[str], launcher: Launcher
-) -> None:
-    answer = evaluate_request(request, view, profiles, *command, launcher=launcher)
-    if isinstance(answer, Refusal):
-        return
-    used_profiles = [profiles[component.cluster] for component in answer.components]
-    if launcher is Launcher.OPENMPI:
-        assert len({profile.mpi.series for profile in used_profiles}) == 1
-    if command == ("{scratch}",):
-        assert all(profile.scratch for profile in used_profiles)
-
-
-@given(drawn_requests, grids(), drawn_profiles, drawn_commands, st.sampled_from(Launcher))
-def test_submission_accepts_placeable_request(
-    request: Request, view: GridView, profiles: dict[str, ClusterProfile], command: tuple[str], launcher: Launcher
-) -> None:
-    """The grid has all nodes idle and all clusters usable."""
-    empty = grid(**{cluster.name: cluster.total for cluster in view})
-    limits = [ClusterLimits(cluster.name, cluster.total, profiles[cluster.name]) for cluster in empty]
-    answer = evaluate_request(request, empty, profiles, *command, launcher=launcher)
-    if isinstance(answer, Placement):
-        check_submission(JobSpec(request, command, launcher=launcher), Limits(limits, builtin_policies()))
 
 
 # Policies of others
@@ -360,11 +332,8 @@ def explain_clusters(
     request: Request, view: GridView, profiles: dict[str, ClusterProfile], *command: str, policy: Policy | None = None
 ) -> list[tuple[str, str, int | None]]:
     spec = JobSpec(request, command or ("true",))
-    calls, used_policy = (
-        PolicyCalls(Eligibility(profiles, Accounts())),
-        policy or builtin_policies().resolve("", request),
-    )
-    reasons = calls.explain(used_policy, spec, view)
+    policy = policy or builtin_policies().resolve("", request)
+    reasons = PolicyQuestion(policy, spec, Eligibility(profiles, Accounts())).explain(view)
     return [(reason.cluster, reason.reason, reason.missing) for reason in reasons]
 
 
@@ -419,12 +388,11 @@ def test_explanation_of_silent_or_broken_policy_is_replaced() -> None:
     default_reason = [("north", "1 of 4 nodes idle, policy answering does not say why not", None)]
     assert explain_clusters(flexible(1), view, profiles, policy=refusing_policy) == default_reason
     refusing_policy.explain = lambda request, grid: [None]  # type: ignore[method-assign,assignment,return-value]
-    error_reason = "policy answering is broken: it explained with [None], which are no reasons"
-    assert explain_clusters(flexible(1), view, profiles, policy=refusing_policy) == [("north", error_reason, None)]
+    with pytest.raises(BrokenPolicy, match=r"it explained with \[None\], which are no reasons"):
+        explain_clusters(flexible(1), view, profiles, policy=refusing_policy)
     raising_policy = FixedAnswerPolicy(lambda: 1 // 0)
-    assert explain_clusters(flexible(1), view, profiles, policy=raising_policy)[0][1].startswith(
-        "policy answering is broken: it rai"
-    )
+    with pytest.raises(BrokenPolicy, match="policy answering is broken: it rai"):
+        explain_clusters(flexible(1), view, profiles, policy=raising_policy)
 
 
 # Failing resource managers

@@ -9,7 +9,7 @@ from koalapy.model.job import JobState
 from koalapy.model.job_spec import Priority
 from koalapy.scheduler.attempts.health import LIMIT_PAUSE, MAX_LIMIT_PAUSE
 from koalapy.scheduler.events import ClusterCleared
-from koalapy.scheduler.explain.explain import current_state
+from koalapy.scheduler.explain.explain import explain
 from tests.scheduler.invariants import check_nothing_remains
 from tests.scheduler.requests import fixed, flexible
 from tests.scheduler.world import World
@@ -124,9 +124,7 @@ def test_explanation_of_claim_names_resource_manager_problem() -> None:
     world.run_commands("north")
     site.send_report(replace(site.current_report(), problem="not answering since 10:00:00"))
     world.deliver("north")
-    explanation = current_state(
-        world.job(job), world.timeline, world.queries.grid, world.queries.lrm_waits, world.rules, world.now
-    )
+    explanation = explain(world.queries, world.job(job), world.timeline, world.now)
     assert explanation.headline.endswith("; north: not answering since 10:00:00")
 
 

@@ -206,7 +206,7 @@ def test_measured_pair_falls_back_on_relays_and_returns_to_direct_links_after_mi
     close_firewall(world, is_closed=False)
     assert path_of_next_job(world) is LinkPath.RELAYED
     blocked = world.submit(fixed(north=1, south=1), launcher=Launcher.OPENMPI, links=LinkUse.DIRECT, run_time=1.0)
-    assert not world.queries.policy_calls.refusal_on_empty_grid(world.job(blocked).spec), "it is accepted, and waits"
+    assert not world.queries.questions.refusal_on_empty_grid(world.job(blocked).spec), "it is accepted, and waits"
     world.advance(since.retry_at - 1 - world.now)
     assert world.state(blocked) is JobState.QUEUED
     assert "koala network says when that is tried again" in world.queries.waiting_reason(world.job(blocked))

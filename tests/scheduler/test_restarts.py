@@ -194,15 +194,15 @@ def test_restart_of_daemon_at_any_time_changes_no_time_of_the_end(
     assert len(ends) == 1
 
 
-@pytest.mark.parametrize(("downtime", "launch_ends"), [(0.0, 131.0), (50.0, 181.0), (1e6, 260.0)])
-def test_restart_of_daemon_extends_time_to_launch_by_its_downtime(downtime: float, launch_ends: float) -> None:
+def test_restarts_in_a_row_leave_agents_time_to_report_that_the_program_is_launched() -> None:
     rules = Rules(barrier_timeout=130.0)
-    scheduler = World({"north": 4}, rules).scheduler
     component = Component(0, "north", 2, ComponentState.CLAIMED, hosts=("a", "b"), submitted_at=0.0, claimed_at=1.0)
     attempt = Attempt(1, (component,), 0.0, claim_at=0.0, barrier_at=1.0)
-    spec = JobSpec(fixed(north=2), ("program",))
-    scheduler.restore([Job(1, spec, 0.0, JobState.STARTING, generation=1, attempt=attempt)], 130.0, downtime=downtime)
-    assert [timer.at for timer in scheduler._state.timers._heap if timer.kind is Deadline.LAUNCH] == [launch_ends]
+    job = Job(1, JobSpec(fixed(north=2), ("program",)), 0.0, JobState.STARTING, generation=1, attempt=attempt)
+    for restart_at, launch_ends in ((50.0, 131.0), (3_600.0, 3_615.0), (3_602.0, 3_617.0)):
+        scheduler = World({"north": 4}, rules).scheduler
+        scheduler.restore([job], restart_at)
+        assert [timer.at for timer in scheduler._state.timers._heap if timer.kind is Deadline.LAUNCH] == [launch_ends]
 
 
 def test_restart_of_daemon_awaits_output_of_agent_that_connects_late() -> None:

@@ -106,7 +106,7 @@ def test_jobs_that_share_are_placed_on_partly_used_nodes() -> None:
     assert [world.state(job) for job in (whole, wide)] == [JobState.QUEUED] * 2
     spec = JobSpec(flexible(1), ("true",), cores=1, share=True)
     assert explain_submission(world.queries, spec, world.now).placement is not None
-    assert isinstance(world.queries.evaluate(spec, world.queries.view(Priority.LOW)), Placement)
+    assert isinstance(world.queries.questions.ask(spec, world.queries.view(Priority.LOW)), Placement)
     text = explain_submission(world.queries, replace(spec, cores=3), world.now).clusters[0].reason
     assert "1 partly used node can be shared" in text
     world.advance(300)

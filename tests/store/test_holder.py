@@ -106,16 +106,3 @@ def test_sqlite_commits_are_synchronous(tmp_path: Path) -> None:
     engine = make_engine(f"sqlite:///{tmp_path / 'koala.db'}")
     with engine.connect() as connection:
         assert connection.exec_driver_sql("pragma synchronous").scalar() == 2, "FULL"
-
-
-def test_start_after_release_or_crash_knows_the_end_of_the_last_daemon(store: JobStore, url: str) -> None:
-    store.renew_lease(1010.0)
-    with store.database.engine.begin() as connection:
-        connection.exec_driver_sql("update lease set holder = 'elsewhere:1:1'")
-    crashed, _ = start_watching_daemon(url, now=1100.0)
-    assert crashed is not None
-    assert crashed.load().stopped_at == 1010.0
-    crashed.release_lease()
-    released, _ = start_watching_daemon(url, now=1200.0)
-    assert released is not None
-    assert released.load().stopped_at == 1100.0

@@ -14,34 +14,23 @@ from koalapy.daemon.agents.questions import KnownNodes, NodeRow, list_visible_no
 from koalapy.daemon.forecast.forecasts import DrainPreview
 from koalapy.daemon.jobs.history import History
 from koalapy.daemon.observability.audit import Audit
-from koalapy.daemon.observability.instruments import Instruments
 from koalapy.daemon.services import Services
 from koalapy.dashboard.attention import AlertGroup, group_alerts
 from koalapy.dashboard.cluster_table import CLUSTERS, NODES, cluster_path, group_nodes, show_nodes
 from koalapy.dashboard.dashboard import Dashboard, SentForm, Simulate
 from koalapy.dashboard.pages.audit import Before, Changes, read_changes
+from koalapy.dashboard.pages.scheduler import Failures, failures_of
 from koalapy.dashboard.pages.timeline import active_components, make_bars
 from koalapy.dashboard.pictures import NodeCounts, Point
-from koalapy.dashboard.rows import (
-    AlertRow,
-    CallStatistics,
-    ClusterRow,
-    SiteUse,
-    Survey,
-    alert_row,
-    call_statistics,
-    cluster_row,
-    natural_key,
-    severity,
-)
+from koalapy.dashboard.rows import AlertRow, ClusterRow, SiteUse, Survey, alert_row, cluster_row, natural_key, severity
 from koalapy.dashboard.tables import TableParameters, TableQuery, TableView, Value, Words, matches_text, show_rows
 from koalapy.dashboard.timeline import Timeline, TimelineLane
 from koalapy.model.cluster import Drain, NodeClass, Uplink
 from koalapy.model.disk import Disk
-from koalapy.model.history import Kind, Step
+from koalapy.model.history import Kind, PastComponent, Step
 from koalapy.model.identity import Identity, Role
 from koalapy.model.profile import ClusterProfile
-from koalapy.model.reports import Versions
+from koalapy.model.reports import LrmCalls, Versions
 from koalapy.model.request import ClusterName
 from koalapy.scheduler.cluster_conditions import HealthStatus
 from koalapy.scheduler.clusters import ClusterStatus
@@ -96,27 +85,6 @@ class NodesPage:
 
 
 @dataclass(frozen=True, slots=True)
-class PastError:
-    """A component that ended early on the cluster."""
-
-    job: int
-    at: float
-    error: str
-    """Only operators see it, since it may contain a user's data."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failures:
-    """Claims and failed attempts on a cluster since the daemon started. A claim obtains nodes for a component."""
-
-    claims: int
-    """Components for which all nodes have reported."""
-    claims_failed: Mapping[str, int]
-    attempts_failed: Mapping[str, int]
-    """Attempts that failed for other reasons than the program."""
-
-
-@dataclass(frozen=True, slots=True)
 class ClusterPage:
     """All details of one cluster."""
 
@@ -139,7 +107,7 @@ class ClusterPage:
     """Messages of its agent for users."""
     missing_programs: Sequence[str]
     versions: Versions | None
-    calls: Sequence[CallStatistics]
+    calls: Sequence[LrmCalls]
     reported_at: float | None
     """Time of the agent's last report of calls."""
     disks: Sequence[Disk]
@@ -154,8 +122,8 @@ class ClusterPage:
     """The last hours."""
     use: Sequence[Point]
     """The part of its nodes that jobs had, in percent, by day."""
-    errors: Sequence[PastError]
-    """The last components that ended early, the newest first."""
+    errors: Sequence[PastComponent]
+    """The last components that ended early, the newest first; only operators see why, which may be a user's data."""
     profile: ClusterProfile
     speed: float
     node_classes: Sequence[NodeClass]
@@ -168,19 +136,6 @@ class ClusterPage:
     """The fingerprint and the expiry of the daemon's certificate, for operators; None without TLS."""
     changes: Changes | None
     """Recorded actions on it; None unless an operator asks."""
-
-
-def failures_of(instruments: Instruments, cluster: ClusterName) -> Failures:
-    """Return a cluster's successful claims since the daemon started, and its failed claims and attempts by cause.
-
-    A claim obtains nodes for a component.
-    """
-    claims, attempts = instruments.claims_failed.most_common(), instruments.attempts_failed.most_common()
-    return Failures(
-        instruments.claims[cluster],
-        {str(cause): count for (failed_cluster, cause), count in claims if failed_cluster == cluster},
-        {str(cause): count for (failed_cluster, cause), count in attempts if failed_cluster == cluster},
-    )
 
 
 def shown_health(health: HealthStatus, *, is_operator: bool) -> HealthStatus:
@@ -196,10 +151,12 @@ def shown_health(health: HealthStatus, *, is_operator: bool) -> HealthStatus:
     )
 
 
-def visible_calls(cluster: ClusterStatus, caller: Identity) -> list[CallStatistics]:
+def visible_calls(cluster: ClusterStatus, caller: Identity) -> list[LrmCalls]:
     """Return the calls of the resource manager; only operators see errors about jobs, which may be of any user."""
-    statistics = [call_statistics(calls, cluster.reported_at) for calls in cluster.last_report.calls]
-    return [calls if may_see_errors(caller, calls.operation) else replace(calls, last_error="") for calls in statistics]
+    return [
+        calls if may_see_errors(caller, calls.operation) else replace(calls, last_error="")
+        for calls in cluster.last_report.calls
+    ]
 
 
 def components_on(cluster: ClusterStatus, queries: Queries, caller: Identity) -> Iterator[ClusterComponent]:
@@ -331,11 +288,7 @@ def _add_cluster(dashboard: Dashboard, services: Services, survey: Survey, audit
             known_nodes=replace(known, nodes=()),
             timeline=timeline,
             use=use,
-            errors=[
-                PastError(one.job, one.ended_at, one.error if is_operator else "")
-                for one in failed
-                if one.ended_at is not None
-            ],
+            errors=[one if is_operator else replace(one, error="") for one in failed],
             profile=status.profile,
             speed=status.speed,
             node_classes=(*status.nodes.node_classes, *status.nodes.parts),

@@ -23,7 +23,7 @@ from koalapy.dashboard.dashboard import Dashboard
 from koalapy.dashboard.pages.audit import Before, Changes, read_changes
 from koalapy.dashboard.pages.timeline import expected_start
 from koalapy.dashboard.rows import JobRow, job_row
-from koalapy.dashboard.timeline import ExpectedStart, JobLane, Timeline, build_lanes, job_timeline
+from koalapy.dashboard.timeline import ExpectedStart, Timeline, build_lanes, job_timeline
 from koalapy.model.job import Job, JobState
 from koalapy.model.job_spec import Priority
 from koalapy.model.node_requirement import describe_requirements
@@ -79,7 +79,6 @@ class JobPageView:
     actions: Sequence[str]
     """Actions that are possible now."""
     is_over: bool
-    lanes: Sequence[JobLane]
     attempts: Sequence[AttemptView]
     more_attempts: int
     """Number of earlier attempts, which are not shown."""
@@ -123,7 +122,7 @@ def add_job(dashboard: Dashboard, services: Services, audit_log: Audit) -> None:
         position = engine.queries.position(job) if may_see_all else None
         view, row = view_for(caller, record), job_row(record, caller, position, whole_reason=True)
         if not may_see_all:
-            return JobPageView(view, row, "", "", (), current.state.is_final, (), (), 0, None, (), False, (), 0)
+            return JobPageView(view, row, "", "", (), current.state.is_final, (), 0, None, (), False, (), 0)
         timeline = await jobs.read_timeline(job)
         lanes = build_lanes(current, last_attempts, timeline, now)
         return JobPageView(
@@ -133,8 +132,7 @@ def add_job(dashboard: Dashboard, services: Services, audit_log: Audit) -> None:
             nodes=describe_requirements(current.spec, getattr(current.spec.request, "components", ())),
             actions=_possible_actions(current, high_priority_allowed=jobs.rules.high_priority.is_allowed_to(caller)),
             is_over=current.state.is_final,
-            lanes=lanes,
-            picture=job_timeline(lanes, job, now, expected_starts_of(current, now)),
+            picture=job_timeline(lanes, now, expected_starts_of(current, now)),
             attempts=[attempt_view(current, attempt) for attempt in last_attempts],
             more_attempts=last_attempts[0].generation - 1 if last_attempts else 0,
             explanation=ExplanationView.model_validate(jobs.explain_read_job(current, timeline, caller)),

@@ -8,15 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from fastapi import Query
-from pydantic import ValidationError
 
 from koalapy.api import fields
 from koalapy.api.access import Caller
 from koalapy.api.job_changes import submission_of
 from koalapy.api.job_views import JobSubmission
-from koalapy.api.problems import usage_error
 from koalapy.daemon.services import Services
-from koalapy.dashboard.dashboard import Dashboard, Form, FormAnswer, SentForm
+from koalapy.dashboard.dashboard import Dashboard, Form, FormAnswer, SentForm, parse_body
 from koalapy.model.command_line import command_for
 from koalapy.model.errors import KoalaError, UsageError
 from koalapy.model.identity import Identity
@@ -147,7 +145,7 @@ def add_new_job(dashboard: Dashboard, services: Services) -> None:
         job_fields = read_fields(form)
         try:
             body = body_of(job_fields)
-            result = await check_submission(parse_body(body), body, caller)
+            result = await check_submission(parse_body(JobSubmission, body).to_model(), body, caller)
         except KoalaError as error:
             result = SubmissionCheck(error.message, error.field, error.hint)
         return make_view(job_fields, caller, result, form.get("key")), 200
@@ -159,7 +157,8 @@ def add_new_job(dashboard: Dashboard, services: Services) -> None:
         try:
             if not key or len(key) > 100 or not key.isprintable():
                 raise UsageError("the form is incomplete", field="key", hint="reload the page")
-            record, _ = await jobs.submit(parse_body(body_of(job_fields)), caller, key)
+            spec = parse_body(JobSubmission, body_of(job_fields)).to_model()
+            record, _ = await jobs.submit(spec, caller, key)
         except KoalaError as error:
             # A rejected form is another submission when it is corrected.
             view = make_view(job_fields, caller, SubmissionCheck(error.message, error.field, error.hint))
@@ -265,16 +264,6 @@ def parse_nodes(kind: str, text: str) -> dict[str, Any]:
         return {"type": kind, "components": [{"size": size} for size in numbers]}
     components = [{"cluster": name, "size": size} for name, size in zip(names, numbers, strict=True)]
     return {"type": kind, "components": components}
-
-
-def parse_body(body: Mapping[str, Any]) -> JobSpec:
-    """Return the specification of a submission. Raise ``UsageError`` about its first invalid field."""
-    try:
-        spec: JobSpec = JobSubmission.model_validate(body).to_model()
-    except ValidationError as error:
-        errors = error.errors(include_url=False)
-        raise usage_error([{**each, "loc": ("body", *each["loc"])} for each in errors], JobSubmission) from error
-    return spec
 
 
 def _describe(explanation: Explanation, body: dict[str, Any]) -> SubmissionCheck:

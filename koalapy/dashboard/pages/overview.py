@@ -3,23 +3,39 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeVar
 
 from koalapy.api.access import Caller
-from koalapy.api.monitoring import DEFAULT_MARK_S, MAX_MARK_S, mark_alerts, send_test, unmark_alerts
+from koalapy.api.monitoring import (
+    DEFAULT_MARK_S,
+    AlertSelection,
+    MarkOrder,
+    NotificationTest,
+    mark_alerts,
+    send_test,
+    unmark_alerts,
+)
 from koalapy.daemon.observability.figures import SHOWN_S
 from koalapy.daemon.services import Services
 from koalapy.dashboard.attention import AlertGroup, group_alerts
 from koalapy.dashboard.charts import Slot, make_slots
-from koalapy.dashboard.dashboard import Dashboard, Form, FormAnswer, SentForm
-from koalapy.dashboard.rows import AlertRow, ClusterRow, Survey, alert_row, cluster_row, natural_key, severity
-from koalapy.model.alert import AlertKind, MarkAction
+from koalapy.dashboard.dashboard import Dashboard, Form, FormAnswer, SentForm, parse_body
+from koalapy.dashboard.rows import (
+    AlertRow,
+    ClusterRow,
+    JobRow,
+    Survey,
+    alert_row,
+    cluster_row,
+    job_row,
+    natural_key,
+    severity,
+)
 from koalapy.model.errors import UsageError
-from koalapy.model.identity import Identity, Role
-from koalapy.model.job import Job
-from koalapy.model.notification import CHANNELS, Channel
-from koalapy.scheduler.queries import Queries
-from koalapy.validation.permissions import may_see_all_of
+from koalapy.model.identity import Role
+from koalapy.model.notification import Channel
 
+S = TypeVar("S", bound=AlertSelection)
 RATE_SLOTS = 3
 """Number of the last slots over which the shown rates and start-up times are means."""
 MAX_DETAILED = 120
@@ -35,17 +51,6 @@ class TileSort(StrEnum):
     LOAD = "load"
     """Largest share of used nodes first."""
     NAME = "name"
-
-
-@dataclass(frozen=True, slots=True)
-class OldestJob:
-    """The oldest waiting job; owner and reason are empty if the caller may not see them."""
-
-    job: int
-    since: float
-    nodes: int
-    owner: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +73,8 @@ class Overview:
     """Nodes of the clusters' local users."""
     stale: int
     """Number of clusters without a current state."""
-    oldest: OldestJob | None
+    oldest: JobRow | None
+    """The user's job that has waited longest."""
     slots: Sequence[Slot]
     """The last hours, oldest first."""
     hours: Sequence[Slot]
@@ -82,24 +88,6 @@ class Overview:
     tiles: Sequence[ClusterRow]
     detailed: bool
     """Whether all tiles show numbers."""
-
-
-def oldest_job(job: Job | None, queries: Queries, caller: Identity) -> OldestJob | None:
-    """Return a waiting job for display; None if there is none or it has ended.
-
-    Owner and reason are empty for callers that may not see them.
-    """
-    job = None if job is None else queries.job(job.id)
-    if job is None:
-        return None
-    may_see_all = may_see_all_of(caller, job)
-    return OldestJob(
-        job.id,
-        job.submitted_at,
-        job.spec.request.total_size,
-        job.spec.owner if may_see_all else "",
-        queries.waiting_reason(job) if may_see_all else "",
-    )
 
 
 def load_of(row: ClusterRow) -> float:
@@ -120,7 +108,7 @@ def sort_tiles(rows: Sequence[ClusterRow], order: TileSort) -> list[ClusterRow]:
 
 def _last_mean(slots: Sequence[Slot], name: str) -> float | None:
     """Return the mean of a value over the last slots that have one; None if none of them has."""
-    values = [value for slot in slots[-RATE_SLOTS - 1 :] if (value := getattr(slot, name)) is not None]
+    values = [value for slot in slots[-RATE_SLOTS - 1 :] if (value := slot.means.get(name)) is not None]
     return sum(values) / len(values) if values else None
 
 
@@ -137,6 +125,7 @@ def add_overview(dashboard: Dashboard, services: Services, survey: Survey) -> No
         rows = [cluster_row(queries.grid[record.name], record, survey, now) for record in records]
         groups, silenced = group_alerts([alert_row(alert, queries.grid) for alert in alerts.visible_to(caller)])
         slots = make_slots(samples, now, SHOWN_S)
+        oldest = None if survey.oldest is None else queries.job(survey.oldest.id)
         return Overview(
             groups=groups,
             notified=services.notifications.count_recipients() if caller.has_role(Role.OPERATOR) else {},
@@ -148,7 +137,7 @@ def add_overview(dashboard: Dashboard, services: Services, survey: Survey) -> No
             ours=sum(row.nodes.running + row.nodes.claimed for row in rows),
             local=sum(row.nodes.local for row in rows),
             stale=sum(row.stale for row in rows),
-            oldest=oldest_job(survey.oldest, queries, caller),
+            oldest=None if oldest is None else job_row(services.jobs.make_record(oldest), caller),
             slots=slots,
             hours=make_slots(samples, now, SHOWN_S, TABLE_ROWS)[::-1],
             start_rate=_last_mean(slots, "started"),
@@ -159,36 +148,25 @@ def add_overview(dashboard: Dashboard, services: Services, survey: Survey) -> No
             detailed=len(rows) <= MAX_DETAILED,
         )
 
-    def selection(form: Form) -> tuple[AlertKind, list[str]]:
-        """Return the kind and targets of a form; raise ``UsageError`` for an unknown kind, or without a target."""
-        try:
-            kind, targets = AlertKind(form.get("kind")), form.get("targets").splitlines()
-        except ValueError as error:
-            raise UsageError("there is no such kind of alert", field="kind", value=form.get("kind")) from error
-        if not targets:
+    def parse_selection(model: type[S], form: Form, **others: str) -> S:
+        """Return the alerts that a form selects; raise ``UsageError`` for an unknown kind, or without a target."""
+        if not (targets := form.get("targets").splitlines()):
             raise UsageError("the form names no alert", field="targets")
-        return kind, targets
+        return parse_body(model, {"kind": form.get("kind"), "targets": targets, **others})
 
     @dashboard.action("/alerts/mark", operation="mark_alert")
     async def mark(caller: Caller, form: SentForm) -> str:
-        kind, targets = selection(form)
-        try:
-            action, hours = MarkAction(form.get("mark")), float(form.get("hours") or DEFAULT_MARK_S / 3600)
-        except ValueError as error:
-            raise UsageError("the action or the number of hours is not valid", field="hours") from error
-        if not 0 < hours * 3600 <= MAX_MARK_S:
-            raise UsageError(f"give from 0 to {MAX_MARK_S / 3600:g} hours", field="hours", value=hours)
-        await mark_alerts(alerts, caller, kind, targets, action, form.reason, hours * 3600)
+        duration = f"{form.get('hours')}h" if form.get("hours") else f"{DEFAULT_MARK_S:.0f}s"
+        order = parse_selection(MarkOrder, form, action=form.get("mark"), reason=form.reason, duration=duration)
+        await mark_alerts(alerts, caller, order)
         return "/"
 
     @dashboard.form("/alerts/test", "tested.html", operation="test_notification", title="Test of notifications")
     async def test(caller: Caller, form: SentForm) -> FormAnswer:
-        channel = next((channel for channel in CHANNELS if channel == form.get("channel")), None)
-        if channel is None:
-            raise UsageError("there is no such channel", field="channel", hint="give mail or webhook")
+        channel = parse_body(NotificationTest, {"channel": form.get("channel")}).channel
         return await send_test(services.notifications, caller, channel), 200
 
     @dashboard.action("/alerts/unmark", operation="unmark_alert")
     async def unmark(form: SentForm) -> str:
-        await unmark_alerts(alerts, *selection(form))
+        await unmark_alerts(alerts, parse_selection(AlertSelection, form))
         return "/"

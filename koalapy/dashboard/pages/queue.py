@@ -12,12 +12,13 @@ from pydantic import Field
 
 from koalapy.api import fields
 from koalapy.api.access import Caller
+from koalapy.api.jobs import ChangedJob, PriorityOrder, changed_job
 from koalapy.daemon.jobs.bulk_actions import BulkActions
 from koalapy.daemon.jobs.job_finder import JobFinder
 from koalapy.daemon.jobs.job_records import ActionResult
 from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.daemon.services import Services
-from koalapy.dashboard.dashboard import Dashboard, Form, SentForm
+from koalapy.dashboard.dashboard import Dashboard, Form, SentForm, parse_body
 from koalapy.dashboard.job_table import JOBS, job_sort_key
 from koalapy.dashboard.rows import JobRow, build_rows
 from koalapy.dashboard.tables import (
@@ -123,23 +124,12 @@ class ConfirmView:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """The state of a job after an action, or the problem for which the job was not changed."""
-
-    job: JobId
-    state: str
-    priority: str
-    problem: str
-    hint: str
-
-
-@dataclass(frozen=True, slots=True)
 class OutcomeView:
     """The jobs that an action changed, and those that it did not."""
 
     effect: str
-    done: Sequence[Outcome]
-    rejected: Sequence[Outcome]
+    done: Sequence[ChangedJob]
+    rejected: Sequence[ChangedJob]
     q: str
 
 
@@ -287,7 +277,7 @@ def _add_actions(dashboard: Dashboard, bulk: BulkActions) -> None:
 
     def store_outcome(form: Form, caller: Identity, action: Action, results: Sequence[ActionResult]) -> str:
         """Store the results of an action, and return the path of the page that shows them."""
-        all_outcomes = [_outcome_of(result) for result in results]
+        all_outcomes = [changed_job(result) for result in results]
         changed, rejected = [o for o in all_outcomes if not o.problem], [o for o in all_outcomes if o.problem]
         view = OutcomeView(WORDS[action][0], changed, rejected, form.get("q")[:MAX_LENGTH])
         return f"/queue/done/{outcomes.add(caller.user, view)}"
@@ -314,16 +304,10 @@ def _add_actions(dashboard: Dashboard, bulk: BulkActions) -> None:
     @dashboard.action("/queue/priority", operation="set_priority")
     async def priority(caller: Caller, form: SentForm) -> str:
         """Set the priority of the selected jobs; raise ``UsageError`` for an unknown priority."""
-        states, value = _parse_shown_states(form), form.get("priority")
-        if value not in ("high", "low"):
-            raise UsageError(
-                f"priority is {value!r}, which is not a priority",
-                field="priority",
-                value=value,
-                hint="give high or low",
-            )
-        results = await bulk.set_priority(list(states), Priority(value), caller, form.reason, states)
-        return store_outcome(form, caller, "high" if value == "high" else "low", results)
+        states = _parse_shown_states(form)
+        value = parse_body(PriorityOrder, {"jobs": list(states), "priority": form.get("priority")}).priority
+        results = await bulk.set_priority(list(states), value, caller, form.reason, states)
+        return store_outcome(form, caller, "high" if value is Priority.HIGH else "low", results)
 
 
 def _list_examples(caller: Identity) -> Sequence[Example]:
@@ -387,12 +371,3 @@ def _parse_shown_states(form: Form) -> dict[JobId, JobState]:
             hint=f"select 1 to {MAX_SELECTED}",
         )
     return states
-
-
-def _outcome_of(result: ActionResult) -> Outcome:
-    """Return the result of an action on one job as a row."""
-    if result.record is None:
-        error = result.error
-        return Outcome(result.job, "", "", error.message if error else "", error.hint if error else "")
-    job = result.record.job
-    return Outcome(result.job, str(job.state), str(job.spec.priority), "", "")

@@ -1,7 +1,7 @@
 """The page Scheduler: durations of engine cycles, decisions, failed placement tries, and the rules."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from itertools import pairwise
 
@@ -14,6 +14,7 @@ from koalapy.dashboard.rendering import format_quantity, format_seconds
 from koalapy.model.job import FINAL_STATES
 from koalapy.model.job_spec import Priority
 from koalapy.model.placement import RefusalKind
+from koalapy.model.request import ClusterName
 from koalapy.scheduler.effects import AttemptFailure, ClaimFailure
 from koalapy.scheduler.rules import Rules
 
@@ -65,15 +66,20 @@ class PlacementCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class Claims:
-    """Claims and failed attempts on one cluster. A claim obtains nodes for a component."""
+class Failures:
+    """Claims and failed attempts on a cluster since the daemon started. A claim obtains nodes for a component."""
 
-    cluster: str
-    held: int
-    lost: int
-    lost_by: Sequence[Counted]
-    failed: int
-    failed_by: Sequence[Counted]
+    cluster: ClusterName
+    claims: int
+    """Components for which all nodes have reported."""
+    claims_failed: Mapping[str, int]
+    """By cause, the most frequent first."""
+    attempts_failed: Mapping[str, int]
+    """Attempts that failed for other reasons than the program, by cause."""
+
+    @property
+    def failed_claims(self) -> int:
+        return sum(self.claims_failed.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +115,7 @@ class SchedulerView:
     reclaims: int
     placements: Sequence[PlacementCounts]
     refusals: Sequence[Counted]
-    claims: Sequence[Claims]
+    claims: Sequence[Failures]
     database_problem: str
     database_size: int | None
     epoch: int
@@ -161,22 +167,13 @@ def _format_value(value: object) -> str:
     return "none" if value is None else format_quantity(value) if isinstance(value, int | float) else str(value)
 
 
-def _count_claims(instruments: Instruments, cluster: str) -> Claims:
-    """Count a cluster's successful and failed claims and its failed attempts, by cause.
-
-    A claim obtains nodes for a component.
-    """
-    claims_failed, attempts_failed = instruments.claims_failed, instruments.attempts_failed
-    lost = [Counted(cause, count) for cause in ClaimFailure if (count := claims_failed[cluster, cause])]
-    failed = [Counted(cause, count) for cause in AttemptFailure if (count := attempts_failed[cluster, cause])]
-    return Claims(
-        cluster=cluster,
-        held=instruments.claims[cluster],
-        lost=sum(cause.count for cause in lost),
-        lost_by=lost,
-        failed=sum(cause.count for cause in failed),
-        failed_by=failed,
-    )
+def failures_of(instruments: Instruments, cluster: ClusterName) -> Failures:
+    """Return a cluster's successful claims, and its failed claims and attempts by cause."""
+    claims, attempts = instruments.claims_failed, instruments.attempts_failed
+    claims_failed = {str(cause): count for cause in ClaimFailure if (count := claims[cluster, cause])}
+    attempts_failed = {str(cause): count for cause in AttemptFailure if (count := attempts[cluster, cause])}
+    by_count = [dict(sorted(counts.items(), key=lambda item: -item[1])) for counts in (claims_failed, attempts_failed)]
+    return Failures(cluster, instruments.claims[cluster], *by_count)
 
 
 def scheduler_view(engine: Engine) -> SchedulerView:
@@ -209,7 +206,7 @@ def scheduler_view(engine: Engine) -> SchedulerView:
             for policy in sorted({policy for policy, _ in instruments.placements})
         ],
         refusals=[Counted(kind, instruments.refusals[kind], meaning) for kind, meaning in REASONS.items()],
-        claims=[_count_claims(instruments, cluster.name) for cluster in queries.grid.clusters()],
+        claims=[failures_of(instruments, cluster.name) for cluster in queries.grid.clusters()],
         database_problem=engine.database.problem,
         database_size=instruments.database_size,
         epoch=engine.epoch,

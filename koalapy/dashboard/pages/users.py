@@ -1,8 +1,7 @@
 """The page Users: current use, limits and tokens; users see their own."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import Annotated
 
 from fastapi import Query
@@ -29,7 +28,7 @@ from koalapy.dashboard.tables import (
     show_rows,
 )
 from koalapy.model.identity import Identity, Role
-from koalapy.model.job import JobState
+from koalapy.model.job import Job, JobState
 from koalapy.model.job_search import format_term
 from koalapy.system.event_loop import iterate_in_slices
 
@@ -39,19 +38,32 @@ MAX_TOKENS = 500
 IncludeInvalid = Annotated[bool, Query(alias="all", description="include expired and revoked tokens")]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class UserUse:
     """Unfinished jobs of a user and their nodes; ``oldest``: submission time of the oldest queued job."""
 
     user: str
-    queued: int
-    held: int
-    active: int
-    nodes: int
+    queued: int = 0
+    held: int = 0
+    active: int = 0
+    nodes: int = 0
     """Nodes that active jobs have or are claiming."""
-    requested_nodes: int
+    requested_nodes: int = 0
     """Nodes that queued jobs request."""
-    oldest: float | None
+    oldest: float | None = None
+
+    def count(self, job: Job) -> None:
+        """Count an unfinished job."""
+        if job.state is JobState.QUEUED:
+            self.queued += 1
+            self.requested_nodes += job.spec.request.total_size
+            if self.oldest is None or job.submitted_at < self.oldest:
+                self.oldest = job.submitted_at
+        elif job.state is JobState.HELD:
+            self.held += 1
+        else:
+            self.active += 1
+            self.nodes += 0 if job.tasks is not None else job.spec.request.total_size  # an array itself has no nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,36 +78,11 @@ class UsersView:
     scopes: Sequence[ScopeInUse]
     contact: str
     """The contact for requests of higher limits."""
-    tokens: Sequence[TokenView]
+    tokens: Sequence[TokenView]  # type: ignore[valid-type]
     more_tokens: int
     include_invalid: bool
     changes: Changes | None
     """Recorded actions of the user; None unless an operator asks."""
-
-
-@dataclass(slots=True)
-class _Counts:
-    """The unfinished jobs of one user in one state, and their nodes."""
-
-    jobs: int = 0
-    nodes: int = 0
-    oldest: float = inf
-    """Time of the earliest submission."""
-
-
-def _use_of(user: str, states: Mapping[JobState, _Counts]) -> UserUse:
-    """Return a user's counts by state as a table row."""
-    active = [counts for state, counts in states.items() if state.is_active]
-    queued, held = (states.get(state, _Counts()) for state in (JobState.QUEUED, JobState.HELD))
-    return UserUse(
-        user,
-        queued.jobs,
-        held.jobs,
-        sum(counts.jobs for counts in active),
-        sum(counts.nodes for counts in active),
-        queued.nodes,
-        queued.oldest if queued.jobs else None,
-    )
 
 
 def _jobs_cell(use: UserUse, count: int, state: str) -> str:
@@ -165,21 +152,14 @@ def add_users(dashboard: Dashboard, services: Services, identities: Identities, 
 
         Callers that are not operators see only themselves.
         """
-        users: dict[str, dict[JobState, _Counts]] = {caller.user: {}}
-        sees_all, caller_name = caller.has_role(Role.OPERATOR), caller.user
+        users = {caller.user: UserUse(caller.user)}
+        sees_all = caller.has_role(Role.OPERATOR)
         async for jobs in iterate_in_slices(engine.queries.jobs(), JOBS_PER_SLICE):
             for job in jobs:
-                spec = job.spec
-                if spec.internal or not (sees_all or spec.owner == caller_name):
-                    continue
-                states = users.setdefault(spec.owner, {})
-                counts = states.get(job.state) or states.setdefault(job.state, _Counts())
-                counts.jobs += 1
-                # The controller of an array has no nodes.
-                counts.nodes += 0 if job.tasks is not None and job.state.is_active else spec.request.total_size
-                if job.submitted_at < counts.oldest:
-                    counts.oldest = job.submitted_at
-        return [_use_of(user, states) for user, states in users.items()]
+                owner = job.spec.owner
+                if not job.spec.internal and (sees_all or owner == caller.user):
+                    (users.get(owner) or users.setdefault(owner, UserUse(owner))).count(job)
+        return list(users.values())
 
     @dashboard.page("/users", "users.html", operation="show_limits", title="Users", key="u", table=USERS)
     async def users(

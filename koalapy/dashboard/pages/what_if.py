@@ -1,60 +1,41 @@
 """The page What if: simulated starts of waiting jobs, in the current state and with hypothetical changes."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from fastapi import Depends, Query
+from pydantic import Field
 
 from koalapy.api.fields import MAX_ID, Name, Text
-from koalapy.api.forecasts import MAX_CHANGES, Horizon, parse_change
+from koalapy.api.forecasts import MAX_CHANGES, Horizon, WhatIf
 from koalapy.daemon.forecast.forecasts import Forecasts
-from koalapy.dashboard.dashboard import Dashboard, Simulate
+from koalapy.dashboard.dashboard import Dashboard, Simulate, parse_body
 from koalapy.dashboard.rendering import with_query
 from koalapy.model.identity import Role
 from koalapy.model.job import JobId, JobState
 from koalapy.model.request import ClusterName
-from koalapy.simulation.twin import HORIZON, Answer, Interval, Report, ignore_progress
+from koalapy.simulation.twin import HORIZON, Answer, Forecast, Interval, Report, ignore_progress
 
 MAX_LINES = 200
 """Maximum number of displayed jobs; the REST API returns all."""
 Names = Annotated[list[Name], Query(max_length=MAX_CHANGES)]
 HORIZONS_S = 3600.0, 86_400.0, 7 * 86_400.0, HORIZON
 """Horizons that the form offers; a link may contain any other."""
-Pairs = Annotated[Text, Query(max_length=10_000, description="NAME=VALUE, separated by blanks")]
-
-
-@dataclass(frozen=True, slots=True)
-class FormValues:
-    """The values of the form."""
-
-    policy: str
-    rules: str
-    drain: Sequence[ClusterName]
-    resume: Sequence[ClusterName]
-    add: str
-    first: str
-    walltimes: str
-    horizon: float
-
-
-EMPTY_FORM = FormValues("", "", [], [], "", "", "", HORIZON)
+Pairs = Annotated[
+    list[Annotated[Text, Field(max_length=10_000)]],
+    Query(max_length=MAX_CHANGES, description="NAME=VALUE, separated by blanks"),
+]
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedOutcome:
-    """The simulated outcome for all jobs; seconds from now."""
+    """The simulated outcome for all jobs, without the single jobs."""
 
     name: str
-    mean_wait: Interval | None
-    mean_response: Interval | None
-    utilisation: float
-    draws: int
+    forecast: Forecast
     never: int
     """Waiting jobs that start in no simulation before the horizon."""
-    horizon: float
-    note: str
-    """Why simulations ended early; empty if none did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +67,7 @@ class SimulationResult:
 class WhatIfView:
     """The form, and the results of the simulations."""
 
-    asked: FormValues
+    asked: WhatIf
     policies: Sequence[str]
     horizons: Sequence[float]
     drained: Sequence[ClusterName]
@@ -105,9 +86,7 @@ def outcomes_of(answer: Answer) -> list[SimulatedOutcome]:
     for name, forecast in (("current", answer.as_it_is), ("changed", answer.changed)):
         if forecast is not None:
             never = sum(job.state is JobState.QUEUED and job.starts is None for job in forecast.jobs)
-            means, use = (forecast.mean_wait, forecast.mean_response), forecast.utilisation
-            note = forecast.note
-            outcomes.append(SimulatedOutcome(name, *means, use, forecast.draws, never, forecast.horizon, note))
+            outcomes.append(SimulatedOutcome(name, replace(forecast, jobs=()), never))
     return outcomes
 
 
@@ -131,21 +110,25 @@ def result_of(answer: Answer) -> SimulationResult:
     return SimulationResult(outcomes_of(answer), lines[:MAX_LINES], max(0, len(lines) - MAX_LINES), most)
 
 
-async def read_form_values(
+async def read_form(
     policy: Name = "",
-    rules: Pairs = "",
-    drain: Names = [],  # noqa: B006 -- FastAPI copies it
+    rules: Pairs = [],  # noqa: B006 -- FastAPI copies it
+    drain: Names = [],  # noqa: B006
     resume: Names = [],  # noqa: B006
-    add: Pairs = "",
+    add: Pairs = [],  # noqa: B006
     first: Annotated[str, Query(max_length=len(str(MAX_ID)), pattern="^[0-9]*$")] = "",
-    walltimes: Pairs = "",
+    walltimes: Pairs = [],  # noqa: B006
     horizon: Horizon = HORIZON,
-) -> FormValues:
-    """Return the hypothetical changes in the query of a request."""
-    return FormValues(policy, rules, drain, resume, add, first, walltimes, horizon)
+) -> WhatIf:
+    """Return the hypothetical changes in the query of a request, in which a field has pairs separated by blanks."""
+    pairs = {
+        name: " ".join(texts).split() for name, texts in (("rules", rules), ("add", add), ("walltimes", walltimes))
+    }
+    values = {"policy": policy, "drain": drain, "resume": resume, "first": int(first) if first else None, **pairs}
+    return parse_body(WhatIf, values | {"horizon": horizon})
 
 
-Asked = Annotated[FormValues, Depends(read_form_values)]
+Asked = Annotated[WhatIf, Depends(read_form)]
 
 
 def add_what_if(dashboard: Dashboard, forecasts: Forecasts) -> None:
@@ -155,9 +138,7 @@ def add_what_if(dashboard: Dashboard, forecasts: Forecasts) -> None:
     @dashboard.simulation("/what-if/result", "what_if_result.html", operation="ask_what_if")
     async def prepare(asked: Asked) -> Simulate:
         """Return the simulation of the changes. Raise ``UsageError`` or ``NotFoundError`` if they are invalid."""
-        first_job = int(asked.first) if asked.first else None
-        rules, add, walltimes = asked.rules.split(), asked.add.split(), asked.walltimes.split()
-        change = parse_change(asked.policy, rules, list(asked.drain), list(asked.resume), add, first_job, walltimes)
+        change = asked.to_change()
         forecasts.check_change(change)
 
         async def simulate(report: Report) -> SimulationResult:
@@ -173,9 +154,9 @@ def add_what_if(dashboard: Dashboard, forecasts: Forecasts) -> None:
 
         ``complete``: wait for the results, for browsers without scripts.
         """
-        is_asked = ask or replace(asked, horizon=HORIZON) != EMPTY_FORM
+        is_asked = ask or asked.model_copy(update={"horizon": HORIZON}) != WhatIf()
         simulate = await prepare(asked) if is_asked else None
-        values = asdict(asked) | {"horizon": f"{asked.horizon:.15g}s"}
+        values = asked.model_dump() | {"horizon": f"{asked.horizon:.15g}s"}
         clusters = engine.queries.grid.clusters()
         return WhatIfView(
             asked=asked,

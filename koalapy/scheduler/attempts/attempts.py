@@ -1,6 +1,7 @@
 """Move an attempt from the submission of its first component to its end, and its job to the next state."""
 
 from dataclasses import replace
+from math import inf
 
 from koalapy.model.bounds import MAX_NODES
 from koalapy.model.job import (
@@ -92,12 +93,12 @@ class Attempts:
         """Set the time after which a component fails if it still waits for its nodes (``claim_grace``)."""
         self.set_deadline(job, Deadline.CLAIM_GRACE, now + self._rules.claim_grace, component.index)
 
-    def set_phase_deadline(self, job: Job, now: float, downtime: float = 0.0) -> None:
+    def set_phase_deadline(self, job: Job, now: float, earliest: float = -inf) -> None:
         """Set the deadline of the phase that an attempt is in, when the phase begins and after a restart of the daemon.
 
         All nodes must have reported ``barrier_timeout`` after the claiming time, and the program must be launched so
-        long after the barrier. Components that are added later make the first of these void. ``downtime``: seconds in
-        which no daemon ran, so that these events had to wait.
+        long after the barrier. Components that are added later make the first of these void. ``earliest``: the first
+        time at which one of these two may be missed; agents that cannot connect before must report these events first.
         """
         attempt, patience = live(job), self._rules.barrier_timeout
         if job.ending is not None:
@@ -110,8 +111,8 @@ class Attempts:
             began, kind, count = attempt.barrier_at, Deadline.LAUNCH, 0
             if began is None:
                 began, kind, count = attempt.claim_at, Deadline.BARRIER, len(attempt.components)
-            due_at = now if began is None else min(began + downtime, now)
-            self.set_deadline(job, kind, due_at + patience, count)
+            due_at = (now if began is None else min(began, now)) + patience
+            self.set_deadline(job, kind, max(due_at, earliest), count)
 
     def mark_claimed(self, job: Job, component: Component, now: float) -> Job:
         """Mark a component of which all nodes have reported."""

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator
+from typing import Any
 
 from koalapy.model.cluster import pair_of, relayed_text
 from koalapy.model.job import Component, ComponentState, Job, JobState, Token
@@ -22,7 +23,7 @@ from koalapy.scheduler.attempts.health import ClusterHealth
 from koalapy.scheduler.attempts.link_paths import LinkPaths
 from koalapy.scheduler.effects import MAX_STRAYS, AttemptFailure, ForgetComponent, StopComponent
 from koalapy.scheduler.events import InventoryReceived
-from koalapy.scheduler.ledger import ComponentChanges, live
+from koalapy.scheduler.ledger import live
 from koalapy.scheduler.state import SchedulerState
 
 BEFORE_BARRIER = (ComponentState.SUBMITTED, ComponentState.WAITING)
@@ -161,7 +162,7 @@ class Components:
 
     def _record_details(self, job: Job, component: Component, status: ComponentStatus, now: float) -> Job:
         """Store the details of a report other than the state: hosts, LRM job, exit code, error."""
-        changes: ComponentChanges = {}
+        changes: dict[str, Any] = {}
         if len(status.hosts) == component.size and status.hosts != component.hosts:
             changes["hosts"] = status.hosts
         if status.lrm_job is not None and status.lrm_job != component.lrm_job:

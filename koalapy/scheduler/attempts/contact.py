@@ -148,10 +148,14 @@ class Contact:
         self._confirmations.resume_requests(cluster, now)
 
     def await_return(self, cluster: ClusterStatus, now: float) -> None:
-        """Mark a cluster as disconnected at the start of the daemon. Its agent has ``RETURN_TIME`` to connect."""
-        cluster.contact.silence_ignored_until = now + max(RETURN_TIME, self._rules.unreachable_after)
+        """Mark a cluster as disconnected at the start of the daemon. Its agent may connect until ``return_by``."""
+        cluster.contact.silence_ignored_until = self.return_by(now)
         self.mark_disconnected(cluster, now, now)
         self._check_at(cluster, cluster.contact.silence_ignored_until)
+
+    def return_by(self, now: float) -> float:
+        """Return until when agents may connect with a daemon that starts now, before they count as out of reach."""
+        return now + max(RETURN_TIME, self._rules.unreachable_after)
 
     def mark_disconnected(self, cluster: ClusterStatus, heard: float, now: float) -> None:
         """Mark a cluster as disconnected since ``heard``: nothing is placed there, and its components become unknown

@@ -25,7 +25,7 @@ from koalapy.scheduler.effects import AttemptFailure, ClaimFailure
 from koalapy.scheduler.ledger import live
 from koalapy.scheduler.queue.candidates import refusal_text
 from koalapy.scheduler.queue.placement_queues import PlacementQueues
-from koalapy.scheduler.queue.policy_calls import PolicyEvaluator
+from koalapy.scheduler.queue.questions import PolicyQuestions
 from koalapy.scheduler.state import Deadline, SchedulerState, backoff_pause
 
 REFUSED = "refused"
@@ -55,14 +55,14 @@ class Failures:
         claiming: Claiming,
         health: ClusterHealth,
         queues: PlacementQueues,
-        evaluator: PolicyEvaluator,
+        questions: PolicyQuestions,
         arrays: Arrays,
         link_paths: LinkPaths,
     ) -> None:
         self._rules, self._ledger, self._grid, self._lrm_waits = state.rules, state.ledger, state.grid, state.lrm_waits
         self._timers, self._accounts = state.timers, state.accounts
         self._attempts, self._claiming, self._health = attempts, claiming, health
-        self._queues, self._evaluator, self._arrays, self._link_paths = queues, evaluator, arrays, link_paths
+        self._queues, self._questions, self._arrays, self._link_paths = queues, questions, arrays, link_paths
         state.ledger.on_job_removed.append(lambda job: self._timers.cancel(job.id, 0, Deadline.REFUSAL))
 
     def handle_infrastructure_failure(
@@ -201,7 +201,7 @@ class Failures:
         number = job.restarts + 1
         pause = backoff_pause(rules.restart_pause, number - 2, rules.restart_pause_max) if number > 1 else 0.0
         barred = job.barred_sizes(now)
-        if barred and not self._evaluator.may_be_placed(job.spec, barred):
+        if barred and self._questions.refusal_on_empty_grid(job.spec, barred):
             ends = [refusal.until for refusal in job.refusals if refusal.until is not None and refusal.until > now]
             pause = max(pause, min(ends, default=now) - now)
         plan = f"restart {number}" if limit is None else f"restart {number} of {limit}"
@@ -229,13 +229,13 @@ class Failures:
         refusals = [entry for entry in job.refusals if entry.cause is RefusalCause.REJECTED or entry.bars(now)]
         reason = f"{REFUSED}: {refusal_text(refusal, now)}"
         barred = frozenset(entry.sizes for entry in refusals)
-        if self._evaluator.may_be_placed(job.spec, barred):
+        if not self._questions.refusal_on_empty_grid(job.spec, barred):
             return self._attempts.end_attempt(job, JobState.QUEUED, reason, now)
         unknown = [entry for entry in refusals if entry.until is not None]
         # Failures, failed claims and limits of an account pass: a cluster that only they bar could still take the job.
         rejections = [e for e in refusals if e.cause is RefusalCause.REJECTED and (e.until is None or e.times)]
         rejected = frozenset(entry.sizes for entry in rejections)
-        is_rejected = not self._evaluator.may_be_placed(job.spec, rejected)
+        is_rejected = bool(self._questions.refusal_on_empty_grid(job.spec, rejected))
         times = sum(entry.times for entry in rejections if entry.until is not None)
         if not unknown or (is_rejected and not is_error_of_cluster and times >= MAX_REFUSALS):
             messages = "; ".join(f"{entry.cluster}: {entry.words}" for entry in refusals)

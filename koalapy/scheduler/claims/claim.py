@@ -33,7 +33,7 @@ from koalapy.scheduler.queue.eligibility import (
     tries_used_up,
 )
 from koalapy.scheduler.queue.placement_queues import PlacementQueues
-from koalapy.scheduler.queue.policy_calls import PolicyEvaluator
+from koalapy.scheduler.queue.questions import PolicyQuestions
 from koalapy.scheduler.state import Deadline, SchedulerState
 
 CLAIM_FAILED = "claim-failed"
@@ -51,12 +51,12 @@ class Claiming:
         attempts: Attempts,
         queues: PlacementQueues,
         eligibility: Eligibility,
-        evaluator: PolicyEvaluator,
+        questions: PolicyQuestions,
         nonces: Nonces,
     ) -> None:
         self._state, self._rules, self._ledger = state, state.rules, state.ledger
         self._attempts, self._reservation = attempts, queues.reservation
-        self._eligibility, self._evaluator, self._nonces = eligibility, evaluator, nonces
+        self._eligibility, self._questions, self._nonces = eligibility, questions, nonces
         self._preemption = Preemption(state)
         sites = [cluster.name for cluster in state.grid.clusters()] if state.sharing.reclaims else []
         self._reclaiming = {site: Reclaiming(state, site, queues.move_to_front) for site in sites}
@@ -119,8 +119,8 @@ class Claiming:
             staging_since=now if job.spec.has_stage(placed.request_index) else None,
         )
 
-    def restore(self, job: Job, now: float, downtime: float) -> None:
-        """Restore an attempt of an earlier daemon run if it still waits for nodes or files."""
+    def restore(self, job: Job, now: float, earliest: float) -> None:
+        """Restore an attempt of an earlier daemon run that waits for nodes or files; see ``set_phase_deadline``."""
         attempt = live(job)
         for component in attempt.gang:
             if component.state is ComponentState.WAITING:
@@ -129,7 +129,7 @@ class Claiming:
             # Clusters have no capacity before their first report after a restart.
             self._claim_at(job, max(now + self._rules.unreachable_after, attempt.claim_at or now))
         else:
-            self._attempts.set_phase_deadline(job, now, downtime)
+            self._attempts.set_phase_deadline(job, now, earliest)
 
     def handle_due_claim(self, job: Job, claim_at: float, now: float) -> Job:
         """Claim the nodes of a job at its claiming time (JCT), or postpone that if transfers are late.
@@ -390,7 +390,7 @@ class Claiming:
             words = f"lacked {nodes} when they were claimed"
             job, _ = self._attempts.bar_cluster(job, component.cluster, words, now, cause=RefusalCause.CLAIM)
         barred = job.barred_sizes(now)
-        if not self._evaluator.may_be_placed(job.spec, barred):
+        if self._questions.refusal_on_empty_grid(job.spec, barred):
             again = min(entry.until for entry in job.refusals if entry.until is not None and entry.bars(now))
             job = self._ledger.change_job(job, retry_at=again)
         return job

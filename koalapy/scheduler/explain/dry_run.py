@@ -44,7 +44,7 @@ class DryRun:
         self._all_limits = queries.limits()
         self._limits = replace(self._all_limits, refusal_on_empty_grid=lambda _: "")
         """The limits without policy calls: few of many candidates are placed."""
-        self._barred = queries.barred(job) if job is not None else NOTHING_BARRED
+        self._barred = job.barred_sizes(queries.now) if job is not None else NOTHING_BARRED
         """The sizes that clusters rejected; they may also reject a changed job."""
         self._answers: dict[JobSpec, Placement | Refusal] = {}
         self._views: dict[Priority, GridView] = {}
@@ -78,14 +78,14 @@ class DryRun:
     def ask(self, spec: JobSpec, view: GridView) -> Placement | Refusal:
         """Return the answer of the job's policy on a view."""
         self.asks += 1
-        return self.queries.evaluate(spec, view, self._barred)
+        return self.queries.questions.ask(spec, view, self._barred)
 
     def reasons(self, spec: JobSpec, view: GridView) -> tuple[ClusterReason, ...]:
         """Return for each cluster why the job is not placed on a view."""
         if not self._barred:
-            return self.queries.policy_calls.reasons(spec, view)
+            return self.queries.questions.explain(spec, view)
         offered, now = exclude_barred(view, self._barred), self.queries.now
-        reasons = {reason.cluster: reason for reason in self.queries.policy_calls.reasons(spec, offered)}
+        reasons = {reason.cluster: reason for reason in self.queries.questions.explain(spec, offered)}
         for refusal in self.job.refusals if self.job is not None else ():
             if refusal.bars(now) and offered.get(refusal.cluster) is None:
                 reasons[refusal.cluster] = ClusterReason(refusal.cluster, refusal_text(refusal, now))

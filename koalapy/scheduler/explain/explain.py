@@ -1,11 +1,11 @@
 """Explain the state of a job: why it waits, which nodes would suffice, and the smallest change that places it."""
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
-from koalapy.model.cluster import ClusterState, GridView
+from koalapy.model.cluster import ClusterState
 from koalapy.model.dependency import Clause
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobId, JobState, TimelineEntry
 from koalapy.model.job_spec import JobSpec
@@ -18,7 +18,7 @@ from koalapy.model.placement import (
     Placement,
     Refusal,
 )
-from koalapy.model.request import ClusterName, FixedRequest, Request
+from koalapy.model.request import ClusterName, FixedRequest
 from koalapy.model.wording import format_bytes, format_list, format_nodes, format_time
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.explain.dry_run import DryRun, NodeSource
@@ -27,15 +27,6 @@ from koalapy.scheduler.grid import GridStatus
 from koalapy.scheduler.queries import Queries
 from koalapy.scheduler.queue.start_conditions import describe_deferral
 from koalapy.scheduler.rules import Rules
-from koalapy.scheduler.state import LrmWaits
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """Nodes that are not offered to a job, by cluster, and the job they are reserved for, if there is one."""
-
-    by: JobId | None
-    nodes: Mapping[ClusterName, int]
 
 
 class Lack(NamedTuple):
@@ -67,48 +58,6 @@ def finding_of(
     )
 
 
-def cluster_findings(
-    request: Request,
-    clusters: Sequence[ClusterStatus],
-    view: GridView,
-    placement: Placement | None,
-    refused: Sequence[ClusterReason],
-    reserved: Kept,
-    lacking: Mapping[ClusterName, Lack],
-    now: float,
-) -> Iterator[ClusterFinding]:
-    """Yield a finding for every cluster that concerns the request; ``reserved``: nodes reserved for another job."""
-    reasons = {reason.cluster: reason for reason in refused}
-    requested_clusters = {c.cluster for c in request.components} if isinstance(request, FixedRequest) else None
-    for cluster in clusters:
-        if requested_clusters is not None and cluster.name not in requested_clusters:
-            continue
-        offered = view.get(cluster.name)
-        idle = offered.idle if offered is not None else 0
-        gives = placement.nodes_on(cluster.name) if placement is not None else 0
-        refusal = reasons.get(cluster.name)
-        reason = (
-            not_usable(cluster, now) or (refusal.reason if refusal is not None else "") or _part_of(placement, gives)
-        )
-        if cluster.is_open and (holders := _holders(cluster, idle, reserved.by)):
-            reason = f"{reason or f'{idle} of {cluster.last_report.total} nodes idle'} ({holders})"
-        missing = lacking[cluster.name].nodes if cluster.name in lacking else None
-        yield finding_of(cluster, idle, gives=gives, reason=reason, missing=missing)
-
-
-def lacking_by(
-    source: NodeSource, refused: Sequence[ClusterReason], clusters: Iterable[ClusterStatus]
-) -> Iterator[tuple[ClusterName, Lack]]:
-    """Yield each cluster with the nodes that it lacks, by the reasons of the policy for one source of nodes."""
-    missing = {reason.cluster: reason.missing for reason in refused if reason.missing is not None}
-    for cluster in clusters:
-        offered = source.view.get(cluster.name)
-        if cluster.is_open and cluster.name in missing and offered is not None:
-            lacking_nodes = _more_idle(cluster, source, offered.idle + missing[cluster.name])
-            if lacking_nodes is not None:
-                yield cluster.name, Lack(lacking_nodes, source.beside if source.others(cluster) else "")
-
-
 def _more_idle(cluster: ClusterStatus, source: NodeSource, required: int) -> int | None:
     """Return how many more idle nodes offer ``required`` nodes; None if that many cannot become idle."""
     counts = range(cluster.last_report.total - cluster.nodes.idle - source.others(cluster) + 1)
@@ -131,13 +80,6 @@ def not_usable(cluster: ClusterStatus, now: float) -> str:
         again = "" if probation_at is None else f"; to be tried again at {format_time(probation_at, now)}"
         return f"{cluster.state_reason}{again}"
     return cluster.state_reason
-
-
-def _part_of(placement: Placement | None, gives: int) -> str:
-    """Return what a placement takes on a cluster, as text; empty without a placement."""
-    if placement is None:
-        return ""
-    return f"{format_nodes(gives)} would be taken here" if gives else "not needed"
 
 
 def _holders(cluster: ClusterStatus, idle: int, kept_for: JobId | None) -> str:
@@ -181,19 +123,16 @@ def listed_where(placement: Placement) -> str:
     return format_list([f"{name} ({format_nodes(placement.nodes_on(name))})" for name in names])
 
 
-def current_state(
-    job: Job, timeline: Sequence[TimelineEntry], grid: GridStatus, waits: LrmWaits, rules: Rules, now: float
-) -> Explanation:
+def current_state(job: Job, timeline: Sequence[TimelineEntry], queries: Queries, now: float) -> Explanation:
     """Explain an active, held or finished job; its history is added by the caller."""
-    attempt = job.attempt
-    headline = _make_headline(job, attempt, grid, waits, rules, now)
+    attempt, headline = job.attempt, _make_headline(job, queries, now)
     if attempt is None or job.state is JobState.HELD:
         return Explanation(job.id, job.state, headline)
     return Explanation(
         job.id,
         job.state,
         headline,
-        clusters=tuple(_findings(attempt, grid, now)) if job.state.is_active else (),
+        clusters=tuple(_findings(attempt, queries.grid, now)) if job.state.is_active else (),
         placement=_placement(attempt, timeline),
     )
 
@@ -207,10 +146,9 @@ def _placement(attempt: Attempt, timeline: Sequence[TimelineEntry]) -> Placement
     return Placement(components, reasons[-1] if reasons else "")
 
 
-def _make_headline(
-    job: Job, attempt: Attempt | None, grid: GridStatus, waits: LrmWaits, rules: Rules, now: float
-) -> str:
+def _make_headline(job: Job, queries: Queries, now: float) -> str:
     """Return the summary of a job's present state that heads its explanation."""
+    attempt, waits, grid = job.attempt, queries.lrm_waits, queries.grid
     if job.state is JobState.HELD:
         return "held" if job.reason in ("", "held") else f"held: {job.reason}"
     if job.state.is_final:
@@ -238,7 +176,7 @@ def _make_headline(
         headline = f"the nodes of {_components(starting)} on {_names(starting)} are being started, "
         headline += f"which takes until {format_time(boot_end, now, exact=True)} at most"
     else:
-        headline = _claiming(attempt, rules, now)
+        headline = _claiming(attempt, queries.rules, now)
     lrm_reasons = f"; {reasons}" if (reasons := waits.describe(job)) else ""
     awaited = sorted({c.cluster for c in attempt.gang if c.state is not ComponentState.CLAIMED})
     problems = [
@@ -394,7 +332,7 @@ def explain(
         dry_run = DryRun(queries, job, high_priority_allowed=high_priority_allowed)
         explanation = _queued_job(dry_run, job, timeline, now)
     else:
-        explanation = current_state(job, timeline, queries.grid, queries.lrm_waits, queries.rules, now)
+        explanation = current_state(job, timeline, queries, now)
         if job.state is JobState.HELD:
             explanation = _held(job, job.spec, explanation, queries)
     if is_unfinished and job.state.is_waiting and (dependents := queries.dependents_of(job.id)):
@@ -425,7 +363,7 @@ def explain_submission(
     """
     ident = None if job is None else job.id
     if job is not None and job.state is JobState.HELD:
-        return _held(job, spec, current_state(job, (), queries.grid, queries.lrm_waits, queries.rules, now), queries)
+        return _held(job, spec, current_state(job, (), queries, now), queries)
     if awaits or (spec.begin is not None and now < spec.begin):
         return _deferred(queries, ident, spec, awaits, now)
     dry_run = DryRun(queries, job, high_priority_allowed=high_priority_allowed)
@@ -532,11 +470,23 @@ def _clusters(
     lacking: Mapping[ClusterName, Lack],
     now: float,
 ) -> tuple[tuple[ClusterFinding, ...], tuple[str, ...]]:
-    """Return the findings by cluster, and the reasons that belong to none."""
-    view = dry_run.view(spec.priority)
-    clusters = dry_run.queries.grid.clusters()
-    reserved = Kept(dry_run.keeper, {c.name: dry_run.reserved_nodes(c.name, spec.priority) for c in clusters})
-    findings = cluster_findings(spec.request, clusters, view, placement, refused, reserved, lacking, now)
+    """Return a finding for every cluster that concerns the request, and the reasons that belong to no cluster."""
+    request, view, clusters = spec.request, dry_run.view(spec.priority), dry_run.queries.grid.clusters()
+    requested_clusters = {c.cluster for c in request.components} if isinstance(request, FixedRequest) else None
+    reasons, findings = {reason.cluster: reason.reason for reason in refused}, []
+    for cluster in clusters:
+        if requested_clusters is not None and cluster.name not in requested_clusters:
+            continue
+        offered = view.get(cluster.name)
+        idle = offered.idle if offered is not None else 0
+        gives = placement.nodes_on(cluster.name) if placement is not None else 0
+        reason = not_usable(cluster, now) or reasons.get(cluster.name) or ""
+        if not reason and placement is not None:
+            reason = f"{format_nodes(gives)} would be taken here" if gives else "not needed"
+        if cluster.is_open and (holders := _holders(cluster, idle, dry_run.keeper)):
+            reason = f"{reason or f'{idle} of {cluster.last_report.total} nodes idle'} ({holders})"
+        missing = lacking[cluster.name].nodes if cluster.name in lacking else None
+        findings.append(finding_of(cluster, idle, gives=gives, reason=reason, missing=missing))
     names = {cluster.name for cluster in clusters}
     return tuple(findings), tuple(reason.reason for reason in refused if reason.cluster not in names)
 
@@ -547,8 +497,14 @@ def _lacking(
     """Return the fewest additional idle nodes on each cluster that would suffice, over all sources of nodes."""
     lacking: dict[ClusterName, Lack] = {}
     for source, reasons in zip(node_sources, refused, strict=True):
-        for name, lack in lacking_by(source, reasons, clusters):
-            lacking[name] = min(lack, lacking.get(name, lack))
+        missing = {reason.cluster: reason.missing for reason in reasons if reason.missing is not None}
+        for cluster in clusters:
+            name, offered = cluster.name, source.view.get(cluster.name)
+            if cluster.is_open and name in missing and offered is not None:
+                nodes = _more_idle(cluster, source, offered.idle + missing[name])
+                if nodes is not None:
+                    lack = Lack(nodes, source.beside if source.others(cluster) else "")
+                    lacking[name] = min(lack, lacking.get(name, lack))
     return lacking
 
 

@@ -21,7 +21,7 @@ from koalapy.scheduler.claims.preemption import capacity_with_preemption, capaci
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.queue.eligibility import placement_limit, scan_tries_all
 from koalapy.scheduler.queue.placement_queues import PRIORITIES, PlacementQueues
-from koalapy.scheduler.queue.policy_calls import PolicyEvaluator
+from koalapy.scheduler.queue.questions import PolicyQuestions
 from koalapy.scheduler.queue.queue import LIMITS, Change, Group, IdleSummary, Needs, Shape, Wakeup, at_home, nodes_of
 from koalapy.scheduler.queue.reservation import Reservation
 from koalapy.scheduler.queue.start_conditions import describe_deferral
@@ -45,9 +45,9 @@ def refusal_text(refusal: ClusterRefusal, now: float) -> str:
 class WaitingReasons:
     """The reasons why jobs wait, cached per job group until the next event."""
 
-    def __init__(self, state: SchedulerState, queues: PlacementQueues, evaluator: PolicyEvaluator) -> None:
+    def __init__(self, state: SchedulerState, queues: PlacementQueues, questions: PolicyQuestions) -> None:
         self._state, self._rules, self._grid = state, state.rules, state.grid
-        self._queues, self._evaluator = queues, evaluator
+        self._queues, self._questions = queues, questions
         self._idle = state.grid.cached_view(lambda cluster: cluster.nodes.idle)
         self._refusals: dict[Shape, str] = {}
         """Why jobs of a shape are rejected; empty if they would be placed."""
@@ -98,13 +98,13 @@ class WaitingReasons:
 
     def _policy_refusal(self, job: Job, barred: Barred) -> str:
         """Return why the job's policy does not place it; empty if it would."""
-        answer = self._evaluator.evaluate(job.spec, self._grid.view(), barred)
+        answer = self._questions.ask(job.spec, self._grid.view(), barred)
         if isinstance(answer, Placement):
             return ""
         capacity_restriction = [
             cluster for cluster in self._grid.clusters() if cluster.nodes.available < cluster.nodes.idle
         ]
-        beside = self._evaluator.evaluate(job.spec, self._idle.view(), barred) if capacity_restriction else answer
+        beside = self._questions.ask(job.spec, self._idle.view(), barred) if capacity_restriction else answer
         if isinstance(beside, Refusal):
             return answer.summary
         used = [cluster for cluster in capacity_restriction if beside.nodes_on(cluster.name) > cluster.nodes.available]
@@ -241,7 +241,7 @@ class Candidates:
         state: SchedulerState,
         queues: PlacementQueues,
         offers: Offers,
-        evaluator: PolicyEvaluator,
+        questions: PolicyQuestions,
         reasons: WaitingReasons,
         budget: Budget,
         give_up_array: Callable[[Job, str, float], None],
@@ -249,7 +249,7 @@ class Candidates:
         """``give_up_array``: fails the waiting tasks of an array for a reason, at a time."""
         self._give_up_array = give_up_array
         self._state, self._rules, self._ledger, self._grid = state, state.rules, state.ledger, state.grid
-        self._queues, self._offers, self._evaluator = queues, offers, evaluator
+        self._queues, self._offers, self._questions = queues, offers, questions
         self._reasons, self._budget = reasons, budget
         self.is_unfinished = False
         """Whether jobs are left to be tried by the next cycle."""
@@ -267,9 +267,9 @@ class Candidates:
     def _never_fits(self, job_id: JobId) -> bool:
         job = self._ledger.jobs[job_id]
         barred = job.barred_sizes(self._state.now)
-        if barred and not self._evaluator.may_be_placed(job.spec, barred):
+        if barred and self._questions.refusal_on_empty_grid(job.spec, barred):
             return True
-        return bool(self._evaluator.refusal_on_empty_grid(job.spec, assume_links=False))  # by the known links
+        return bool(self._questions.refusal_on_empty_grid(job.spec, assume_links=False))  # by the known links
 
     def begin_cycle(self) -> None:
         """Wake the jobs that may be placed after the latest changes, and start the time budget."""
@@ -316,7 +316,7 @@ class Candidates:
         """Select the queued jobs to try again, since clusters have changed or an owner's use has decreased."""
         if self._rules.queue != "scan":
             for priority in Priority:
-                self._queues[priority].empty_grid = self._evaluator.empty_grid()
+                self._queues[priority].empty_grid = self._questions.empty_grid()
         if self._grid.version != self._woken_at:
             self._woken_at = self._grid.version
             self._wake_by_grid()
@@ -343,7 +343,7 @@ class Candidates:
 
     def update_reservation(self) -> None:
         """Choose again which job has the reservation if that may have changed, and wake jobs that gain by it."""
-        if self._queues.reservation.update(self._evaluator.evaluate):
+        if self._queues.reservation.update(self._questions.ask):
             self._queues.wake_all()
 
     # The next one

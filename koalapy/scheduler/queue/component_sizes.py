@@ -1,6 +1,5 @@
 """Keep components within the sizes that resource managers accept. Policies may be unaware of these."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
 
@@ -11,6 +10,8 @@ from koalapy.model.node_requirement import NO_REQUIREMENT, NodeRequirement
 from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import ClusterName, FlexibleRequest, Request
 from koalapy.model.wording import MAX_LISTED
+from koalapy.policies.policy import Policy
+from koalapy.scheduler.queue.policy_answers import call_policy
 
 Requirements = tuple[NodeRequirement | None, ...]
 """What the nodes of each component must have; one entry for all components, or none if any node serves."""
@@ -52,22 +53,18 @@ def exclude_reserved(view: GridView, walltime: float | None, now: float) -> tupl
     return view.with_clusters(changed), "".join(texts[:MAX_LISTED])
 
 
-def exclude_by_size(requirements: Requirements, spec: JobSpec, view: GridView, *, combines: bool) -> Requirements:
+def exclude_by_size(requirements: Requirements, spec: JobSpec, view: GridView) -> Requirements:
     """Return the requirements with the clusters excluded that do not accept the size of a component.
 
-    ``combines``: the policy may split a flexible request, so that the sizes of its components are not known.
+    Return them as they are for a flexible request: the sizes of its components are not known.
     """
-    request = spec.request
-    if not isinstance(request, FlexibleRequest):
-        components = [(component.size, component.cluster) for component in request.components]
-    elif combines or request.split_options:
+    if isinstance(spec.request, FlexibleRequest):
         return requirements
-    else:
-        components = [(request.total_size, None)]
     limited = [cluster for cluster in view if cluster.job_sizes]
     extended: dict[tuple[int, ClusterName | None, NodeRequirement | None], NodeRequirement | None] = {}
     result = []
-    for index, (size, named) in enumerate(components):
+    for index, component in enumerate(spec.request.components):
+        size, named = component.size, component.cluster
         requirement = requirements[index % len(requirements)] if requirements else None
         key = size, named, requirement
         if key not in extended:
@@ -94,23 +91,22 @@ def describe_excluded(cluster: ClusterView, requirement: NodeRequirement, spec: 
     return describe_sizes(cluster.name, select_partition(cluster.job_sizes, requirement.partition))
 
 
-def place_within_sizes(
-    place: Callable[[Request, GridView], Placement | Refusal], request: Request, view: GridView
-) -> Placement | Refusal:
-    """Return a policy's answer without components that their clusters do not accept.
+def place_within_sizes(policy: Policy, request: Request, view: GridView) -> Placement | Refusal:
+    """Return a policy's answer without components that their clusters do not accept. Raise ``BrokenPolicy``.
 
     If an answer has some, try larger components of a flexible request, then fewer clusters.
     """
-    answer = place(request, view)
+    answer = call_policy(policy, request, view)
     if isinstance(answer, Placement) and (rejecting := _rejecting(answer, view)):
         if isinstance(request, FlexibleRequest) and not request.split_options:
-            least = max(min(each.least for each in cluster.job_sizes) for cluster in rejecting)
-            larger = place(replace(request, min_component_size=max(least, request.min_component_size)), view)
+            least = max(min(sizes.least for sizes in cluster.job_sizes) for cluster in rejecting)
+            larger_request = replace(request, min_component_size=max(least, request.min_component_size))
+            larger = call_policy(policy, larger_request, view)
             if isinstance(larger, Placement) and not _rejecting(larger, view):
                 return larger
         names = {cluster.name for cluster in rejecting}
         others = view.select_clusters(frozenset(cluster.name for cluster in view if cluster.name not in names))
-        answer = place_within_sizes(place, request, others)
+        answer = place_within_sizes(policy, request, others)
         if isinstance(answer, Refusal):
             texts = [describe_sizes(cluster.name, cluster.job_sizes) for cluster in rejecting]
             return Refusal("; ".join([answer.summary, *texts]), answer.kind)

@@ -8,7 +8,7 @@ Relays carry MPI messages between clusters with nodes that do not reach each oth
 refused stream ends its program.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, islice
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from koalapy.model.cluster import ClusterPair, GridView, LinkPath, LinkUse
 from koalapy.model.job import Job
 from koalapy.model.job_spec import JobSpec, Launcher
 from koalapy.model.node_requirement import NodeRequirement
-from koalapy.model.placement import ClusterReason, Placement, Refusal, RefusalKind
+from koalapy.model.placement import Placement, Refusal, RefusalKind
 from koalapy.model.profile import (
     MAX_SETS,
     ClusterProfile,
@@ -28,10 +28,11 @@ from koalapy.model.profile import (
     job_folders,
     partners,
 )
-from koalapy.model.request import ClusterName, Environment, FixedRequest
+from koalapy.model.request import ClusterName, Environment, FixedRequest, InputFile
 from koalapy.model.users import NOWHERE, Accounts, Sharing, owner_rejection_reason
 from koalapy.model.wording import format_list
 from koalapy.policies.constraints import Constraints
+from koalapy.policies.network import immovable_reason
 from koalapy.scheduler.rules import Rules
 
 Sets = tuple[frozenset[ClusterName], ...]
@@ -158,8 +159,16 @@ def streams_refusal(spec: JobSpec, placement: Placement, view: GridView) -> Refu
     return Refusal(f"needs up to {needed} streams over relays between {names}, and {text}", RefusalKind.RELAYS)
 
 
-Reasons = dict[ClusterName, ClusterReason]
-"""The reasons why clusters cannot serve a job, by cluster name."""
+class Exclusion(NamedTuple):
+    """Clusters where a job may not run, independently of idle nodes, and why."""
+
+    clusters: Sequence[ClusterName]
+    summary: str
+    """The reason as a part of a refusal."""
+    reason: Callable[[ClusterName], str]
+    """Returns the reason of one of the clusters."""
+    kind: RefusalKind | None = RefusalKind.ELIGIBILITY
+    """The kind of a refusal by a policy that got only the other clusters; None: its own."""
 
 
 class Demands(NamedTuple):
@@ -174,7 +183,7 @@ class Demands(NamedTuple):
     """Clusters that its owner may not use."""
     away: frozenset[ClusterName] = NOWHERE
     """Clusters closed to jobs of its home site."""
-    sets: tuple[frozenset[ClusterName], ...] = ()
+    sets: Sets = ()
     """The largest sets of clusters that may share it; empty: all may."""
     links: LinkUse = LinkUse.ANY
     """The paths that its messages may take between clusters."""
@@ -230,20 +239,42 @@ class Eligibility:
             return Demands(one_series, folders, at_most, ratio, options, closed, away, sets, links, is_script, nodes)
         return ()
 
-    def barred_reasons(self, spec: JobSpec, names: Iterable[ClusterName]) -> Reasons:
-        """Return for each cluster why the job's owner or home site may not use it."""
-        reasons = {name: self._accounts.rejection_reason(spec.owner, name) for name in names}
-        return {
-            name: ClusterReason(name, reason or self._sharing.rejection_reason(spec.home_site, name))
-            for name, reason in reasons.items()
-        }
-
-    def barred_texts(self, demands: Demands, barred: Collection[ClusterName]) -> Iterator[str]:
-        """Yield why a job may not run on these clusters."""
-        if closed := demands.closed.intersection(barred):
-            yield owner_rejection_reason(closed)
-        if away := demands.away.intersection(barred) - demands.closed:
-            yield self._sharing.home_rejection_reason(away)
+    def exclusions(self, spec: JobSpec, demands: Demands, view: GridView) -> Iterator[Exclusion]:
+        """Yield the clusters where a job may not run; of a fixed request, those that it names."""
+        request = spec.request
+        components: dict[ClusterName, list[int | None]] = {cluster.name: [None] for cluster in view}
+        if isinstance(request, FixedRequest):
+            components = {component.cluster or "": [] for component in request.components}
+            for index, component in enumerate(request.components):
+                components[component.cluster or ""].append(index)
+        if closed := sorted(demands.closed & components.keys()):
+            summary = owner_rejection_reason(closed)
+            yield Exclusion(closed, summary, lambda name: self._accounts.rejection_reason(spec.owner, name))
+        if away := sorted((demands.away & components.keys()) - demands.closed):
+            summary = self._sharing.home_rejection_reason(away)
+            yield Exclusion(away, summary, lambda name: self._sharing.rejection_reason(spec.home_site, name))
+        if demands.folders:
+            missing = {
+                name: folders
+                for name, indices in components.items()
+                if name in self._profiles and (folders := _folders_for(spec, indices) - self._profiles[name].folders)
+            }
+            if missing:
+                summary = describe_missing_folders(sorted(missing), frozenset().union(*missing.values()))
+                yield Exclusion([*missing], summary, lambda name: describe_missing_folders([name], missing[name]))
+        if isinstance(request, FixedRequest) and demands.sets:
+            clusters = components.keys() & self._profiles.keys()
+            if not any(clusters <= together for together in demands.sets):
+                summary = self.conflict_text(clusters, demands, view)
+                yield Exclusion(sorted(clusters), summary, lambda _: summary)
+        if view.cut_off and spec.all_inputs:
+            reasons = {
+                name: next(filter(None, (immovable_reason(name, _inputs_for(spec, i), view) for i in indices)), "")
+                for name, indices in components.items()
+            }
+            if unmoved := {name: reason for name, reason in reasons.items() if reason}:
+                summary = "; ".join(dict.fromkeys(unmoved.values()))
+                yield Exclusion([*unmoved], summary, unmoved.__getitem__, RefusalKind.FILES)
 
     def may_run_on(self, spec: JobSpec, names: frozenset[ClusterName], view: GridView) -> bool:
         """Return whether the job may run on these clusters together, independently of idle nodes."""
@@ -263,24 +294,20 @@ class Eligibility:
             return False
         return demands.constraints.are_speeds_similar([cluster for cluster in view if cluster.name in names])
 
-    def with_folders(self, folders: frozenset[str], view: GridView) -> tuple[GridView, list[ClusterName]]:
-        """Return the view of the clusters that have all of these folders, and the names of the others."""
-        if not folders:
-            return view, []
-        lacking = [cluster.name for cluster in view if not folders <= self._profiles[cluster.name].folders]
-        if not lacking:
-            return view, []
-        return view.select_clusters(frozenset(cluster.name for cluster in view) - set(lacking)), lacking
+    def sharing_groups(self, view: GridView, sets: Sets) -> list[GridView]:
+        """Return the usable clusters in groups, each of which may run one job together, the most idle nodes first.
 
-    def sharing_groups(self, view: GridView, sets: tuple[frozenset[ClusterName], ...]) -> list[GridView]:
-        """Return the usable clusters in groups, each of which may run one job together, the most idle nodes first."""
+        Return the whole view if there is only one group.
+        """
+        if not sets:
+            return [view]
         if self._grouped is None or self._grouped[0] is not view or self._grouped[1] is not sets:
             usable = {cluster.name for cluster in view.by_idle}
             inside = {together & usable: together for together in sets}
             largest = [names for names in inside if names and not any(names < candidate for candidate in inside)]
             groups = [view.select_clusters(inside[names]) for names in largest]
             groups.sort(key=lambda group: (-group.usable_idle, sorted(cluster.name for cluster in group)))
-            self._grouped = (view, sets, groups)
+            self._grouped = view, sets, groups if len(groups) > 1 else [view]
         return self._grouped[2]
 
     def demands_on(self, spec: JobSpec, view: GridView) -> Demands | tuple[()]:
@@ -290,21 +317,6 @@ class Eligibility:
             return demands
         sets = linked_sets(demands.sets if demands else (), spec.links, view)
         return (demands or Demands())._replace(sets=sets)
-
-    def fixed_request_refusal(
-        self, spec: JobSpec, request: FixedRequest, demands: Demands, view: GridView
-    ) -> Refusal | None:
-        """Return why a fixed request's clusters can never serve it; None if they can."""
-        if barred := demands.barred & {component.cluster for component in request.components}:
-            return Refusal("; ".join(self.barred_texts(demands, barred)), RefusalKind.ELIGIBILITY)
-        for index, component in enumerate(request.components):
-            name = component.cluster or ""
-            if name in self._profiles and (missing := component_folders(spec, index) - self._profiles[name].folders):
-                return Refusal(describe_missing_folders([name], missing), RefusalKind.ELIGIBILITY)
-        clusters = {component.cluster or "" for component in request.components} & self._profiles.keys()
-        if demands.sets and not any(clusters <= together for together in demands.sets):
-            return Refusal(self.conflict_text(clusters, demands, view), RefusalKind.ELIGIBILITY)
-        return None
 
     def conflict_text(self, clusters: Iterable[ClusterName], demands: Demands, view: GridView) -> str:
         """Return why clusters cannot run one job together, such as ``north has Open MPI 5, south 4``."""
@@ -324,11 +336,14 @@ class Eligibility:
         )
 
 
-def without_barred(barred: frozenset[ClusterName], view: GridView) -> tuple[GridView, list[ClusterName]]:
-    """Return the view without the barred clusters, and their names."""
-    if not barred or not (barred_here := [cluster.name for cluster in view if cluster.name in barred]):
-        return view, []
-    return view.select_clusters(frozenset(cluster.name for cluster in view) - barred), barred_here
+def _folders_for(spec: JobSpec, indices: Iterable[int | None]) -> frozenset[str]:
+    """Return the folders that a cluster needs for some components, or, for the index None, for any component."""
+    return frozenset().union(*(job_folders(spec) if i is None else component_folders(spec, i) for i in indices))
+
+
+def _inputs_for(spec: JobSpec, index: int | None) -> tuple[InputFile, ...]:
+    """Return the inputs of a component, or, for the index None, of all components."""
+    return spec.all_inputs if index is None else spec.inputs_of(index)
 
 
 def scan_tries_all(rules: Rules) -> bool:

@@ -5,6 +5,7 @@ from hypothesis.stateful import precondition, rule
 
 from koalapy.model.cluster import Link
 from koalapy.model.job import JobId
+from koalapy.scheduler.attempts.contact import RETURN_TIME
 from koalapy.scheduler.events import (
     AgentFailed,
     ClusterCleared,
@@ -150,14 +151,20 @@ class Operations(Machine):
 
     @rule()
     def restart(self) -> None:
-        """Restart the daemon from its stored state; queue positions and tries stay."""
+        """Restart the daemon from its stored state; queue positions and tries stay.
+
+        A barrier or a launch is not missed before the agents had time to connect.
+        """
         self.old_reports.clear()
         positions, deadlines, now = self.queue_positions(), self.attempt_deadlines(), self.world.now
         self.world.restart()
         assert self.queue_positions() == positions
+        connected_by = now + max(RETURN_TIME, self.world.rules.unreachable_after)
         for key, due_at in self.attempt_deadlines().items():
             # A deadline that is missing was due, and waits for its cluster's confirmation.
-            assert due_at <= deadlines.get(key, now), f"the restart has postponed {key}"
+            awaits_agents = key[2] in (Deadline.BARRIER, Deadline.LAUNCH)
+            latest = max(deadlines.get(key, now), connected_by if awaits_agents else now)
+            assert due_at <= latest, f"the restart has postponed {key}"
 
     def attempt_deadlines(self) -> dict[tuple[JobId, int, str, int], float]:
         """Return the first deadline of each kind of the live attempts, without those set by each contact."""

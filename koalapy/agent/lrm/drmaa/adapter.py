@@ -3,22 +3,13 @@
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from koalapy.agent.components.job_folders import JobFolders
 from koalapy.agent.core.settings import AgentSettings, SiteSettings
 from koalapy.agent.lrm.drmaa.control import NO_SUCH_JOB, DrmaaControl, Unanswered, drmaa_control
-from koalapy.agent.lrm.port import (
-    DrmaaEnding,
-    Finding,
-    JobUse,
-    LrmJob,
-    LrmJobState,
-    LrmSnapshot,
-    LrmSubmission,
-    PolledLrm,
-)
+from koalapy.agent.lrm.port import DrmaaEnding, Finding, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission, PolledLrm
 from koalapy.agent.lrm.rejections import (
     reject_fields,
     reject_other_job,
@@ -75,11 +66,6 @@ class SubmittedJob:
     reason: str = ""
     user: str = ""
 
-    def as_ended_job(self) -> LrmJob:
-        """Return the job as an ended one for a snapshot, with the stored exit code and reason."""
-        code, lost = self.exit_code, self.lost
-        return LrmJob(self.job or "", self.name, LrmJobState.ENDED, (), code, lost, self.reason, user=self.user)
-
 
 class SubmittedJobs:
     """The table of submitted jobs in a file. Each change is written before its method returns.
@@ -107,25 +93,13 @@ class SubmittedJobs:
                 ),
             ) from error
 
-    def add_intended(self, name: str, nodes: int, user: str = "") -> None:
-        """Save a job before it is submitted, so that an unanswered submission is known after a restart."""
-        self.entries[name] = SubmittedJob(name, nodes, user=user)
-        self._write()
-
-    def record_submitted(self, name: str, job: str) -> None:
-        self.entries[name].job = job
+    def store(self, *entries: SubmittedJob) -> None:
+        """Add or replace jobs; they are known after a restart."""
+        self.entries |= {entry.name: entry for entry in entries}
         self._write()
 
     def remove(self, name: str) -> None:
         self.entries.pop(name, None)
-        self._write()
-
-    def record_ended(self, jobs: Sequence[LrmJob]) -> None:
-        """Save how and when jobs ended, so that snapshots still show them for a while."""
-        now = self._clock.now()
-        for job in jobs:
-            entry = self.entries[job.name]
-            entry.ended, entry.exit_code, entry.lost, entry.reason = now, job.exit_code, job.lost, job.reason
         self._write()
 
     def _write(self) -> None:
@@ -184,7 +158,8 @@ class DrmaaLrm(PolledLrm):
         native = self._native_options(submission)
         script = await place_script(submission, self._fanout, self._folders)
         # Recorded first: after a crash in between, it must not be submitted a second time.
-        await asyncio.to_thread(self._table.add_intended, submission.name, submission.nodes, submission.user)
+        entry = SubmittedJob(submission.name, submission.nodes, user=submission.user)
+        await asyncio.to_thread(self._table.store, entry)
         try:
             job = await self._control.submit_job(script, submission, native)
         except Unanswered:
@@ -192,7 +167,8 @@ class DrmaaLrm(PolledLrm):
         except SiteError:
             await asyncio.to_thread(self._table.remove, submission.name)
             raise
-        await asyncio.to_thread(self._table.record_submitted, submission.name, job)
+        entry.job = job
+        await asyncio.to_thread(self._table.store, entry)
         self.poll_soon()
         return job
 
@@ -235,12 +211,18 @@ class DrmaaLrm(PolledLrm):
         held = sum(
             entry.nodes for entry, job in zip(active.values(), jobs, strict=True) if job.state in _STATES_WITH_NODES
         )
-        ended = [job for job in jobs if job.state is LrmJobState.ENDED]
-        if ended:
-            await asyncio.to_thread(self._table.record_ended, ended)
+        ended = []
+        for job in jobs:
+            if job.state is LrmJobState.ENDED:
+                entry = active[job.id]
+                entry.ended = self._clock.now()
+                entry.exit_code, entry.lost, entry.reason = job.exit_code, job.lost, job.reason
+                ended.append(entry)
+        if ended:  # so that snapshots still show them for a while, also after a restart
+            await asyncio.to_thread(self._table.store, *ended)
         limit = self._clock.now() - ENDED_RETENTION_S
         ended_before = [
-            replace(entry.as_ended_job(), use=use_of(self._control.reported_ending(entry.job or "")))
+            _ended_job(entry, entry.exit_code, entry.lost, entry.reason, self._control.reported_ending(entry.job or ""))
             for entry in self._table.entries.values()
             if entry.ended > limit
         ]
@@ -309,10 +291,11 @@ def _convert_ended_job(entry: SubmittedJob, drmaa_state: str, ending: DrmaaEndin
         reason = "failed; the DRMAA library gives no reason"
     else:
         lost, reason = False, "the resource manager no longer knows how it ended"
-    job = LrmJob(entry.job, entry.name, LrmJobState.ENDED, exit_code=code, lost=lost, reason=reason, user=entry.user)
-    return replace(job, use=use_of(ending))
+    return _ended_job(entry, code, lost, reason, ending)
 
 
-def use_of(ending: DrmaaEnding | None) -> JobUse | None:
-    """Return the use of processors that a library reported with the end of a job; None without such a report."""
-    return ending.use if ending is not None else None
+def _ended_job(
+    entry: SubmittedJob, exit_code: int | None, lost: bool, reason: str, ending: DrmaaEnding | None
+) -> LrmJob:
+    state, use = LrmJobState.ENDED, ending.use if ending else None
+    return LrmJob(entry.job or "", entry.name, state, (), exit_code, lost, reason, user=entry.user, use=use)

@@ -8,7 +8,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -230,20 +230,9 @@ class LocalLrm:
                 jobs.append(_job_from_record(record))
         now = time.monotonic()
         self._ended = {id: entry for id, entry in self._ended.items() if entry[1] > now}
-        return LrmSnapshot(
-            total=reply["total"],
-            idle=reply["idle"],
-            background=sum(state == "local" for state in states.values()),
-            down=0,
-            notices=self._classes.notices,
-            node_classes=self._classes.report(
-                lambda names: sum(states[name] == "idle" for name in names),
-                self._used_parts(reply["jobs"]) if self._share else NO_PARTS,
-            ),
-            shares=self._share,
-            jobs=(*jobs, *(job for job, _ in self._ended.values())),
-            nodes=self._classes.list_nodes(states, {}),
-        )
+        used = self._used_parts(reply["jobs"]) if self._share else NO_PARTS
+        all_jobs = (*jobs, *(job for job, _ in self._ended.values()))
+        return replace(self._classes.make_snapshot(states, {}, all_jobs, used), shares=self._share)
 
     async def watch_changes(self) -> AsyncIterator[None]:
         """Yield when the first snapshot is possible, then whenever locald reports a change or was lost."""

@@ -14,10 +14,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, BinaryIO, NoReturn
 
 from koalapy.agent.lrm.local.processes import CANNOT_RUN, HELD_BY_ANOTHER, LOCK_FILE, SOCKET_NAME
@@ -201,10 +200,6 @@ def raise_error(reply: dict[str, Any]) -> NoReturn:
     raise SiteRejected(message, value=kind, fault=SiteFault.LIMIT if kind == "limit" else SiteFault.UNKNOWN)
 
 
-class _Interrupted(BaseException):
-    """SIGINT or SIGTERM has arrived."""
-
-
 def run_as_local_user(
     cluster: LocalCluster, nodes: int, argv: Sequence[str], user: str, env: Mapping[str, str], cwd: Path
 ) -> int:
@@ -212,13 +207,15 @@ def run_as_local_user(
 
     Return its exit code, or 130 after SIGINT or SIGTERM. The command ends with this process.
     """
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, signal.default_int_handler)
     with cluster.connect() as connection:
         folder = cluster.directory.resolve() / "local-run"
         folder.mkdir(exist_ok=True)
         output_path = folder / f"{os.getpid()}.out"
         output_path.touch()
         try:
-            with output_path.open("rb") as output, _raise_on_signals():
+            with output_path.open("rb") as output:
                 job = connection.request(
                     "submit",
                     name=f"{Path(argv[0]).name}-{os.getpid()}",
@@ -235,7 +232,7 @@ def run_as_local_user(
                     _copy_output(output)
                 record = connection.receive()
                 _copy_output(output)
-        except _Interrupted:  # the job ends with the connection
+        except KeyboardInterrupt:  # the job ends with the connection
             return INTERRUPTED_EXIT_CODE
         finally:
             output_path.unlink(missing_ok=True)
@@ -247,18 +244,3 @@ def run_as_local_user(
 def _copy_output(output: BinaryIO) -> None:
     shutil.copyfileobj(output, sys.stdout.buffer)
     sys.stdout.buffer.flush()
-
-
-@contextlib.contextmanager
-def _raise_on_signals() -> Iterator[None]:
-    """Raise ``_Interrupted`` on SIGINT or SIGTERM while the block runs."""
-
-    def interrupt(_signum: int, _frame: FrameType | None) -> None:
-        raise _Interrupted
-
-    handlers = {signum: signal.signal(signum, interrupt) for signum in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for signum, handler in handlers.items():
-            signal.signal(signum, handler)

@@ -15,7 +15,6 @@ import gc
 import json
 import os
 import re
-import selectors
 import signal
 import socket
 import stat
@@ -24,7 +23,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +40,9 @@ from koalapy.agent.lrm.local.processes import (
     is_below,
     redirect_streams,
 )
-from koalapy.agent.lrm.local.runs import Runs
-from koalapy.agent.lrm.local.spawn import Preloaded, Spawner
+from koalapy.agent.lrm.local.runs import Preloaded, Runs, Spawner
+from koalapy.runner.connections import LineConnection, Loop, Side
 from koalapy.runner.folders import short_socket_path
-from koalapy.runner.link import Loop
 from koalapy.system.process import forbid_dumps, get_peer
 
 RUNNER_GRACE_S = 3.0
@@ -66,52 +63,35 @@ _ACCEPT_RETRY_S = 0.5
 _NOTICE_INTERVAL_S = 0.01
 
 
-class ClientConnection:
-    """A connection of a client, with its buffers."""
+class Client(LineConnection):
+    """A connection of a client. It is a program of a job if it descends from locald, as all their processes do."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    is_watching = False
+    notified_seq = 0
+    """The ``seq`` of the job table in the last notice to this client."""
+
+    def __init__(self, connection: socket.socket, server: "Server") -> None:
         connection.setblocking(False)
-        self.connection = connection
         self.is_from_job = is_below(get_peer(connection).pid, os.getpid())
-        """Whether the client is a program of a job: all their processes stay descendants of locald."""
         self.attached_jobs: list[LocalJob] = []
         """Jobs that end when the client disconnects."""
-        self.received = bytearray()
-        self.unsent = bytearray()
-        self.is_blocked = False
-        """Whether the client has to read before more can be sent."""
-        self.is_watching = False
-        self.notified_seq = 0
-        """The ``seq`` of the job table in the last notice to this client."""
+        super().__init__(
+            server.loop,
+            Side(connection),
+            server.buffer,
+            lambda _, line: server.answer(self, line),
+            lambda _, __: server.drop_client(self),
+            _MAX_LINE_BYTES,
+            _MAX_UNSENT_BYTES,
+        )
 
-    def receive_lines(self) -> list[bytes] | None:
-        """Return complete lines that have arrived; None if the client is gone or its line is too long."""
-        try:
-            data = self.connection.recv(1 << 16)
-        except BlockingIOError:
-            return []
-        except OSError:
-            return None
-        self.received += data
-        if not data or len(self.received) > _MAX_LINE_BYTES:
-            return None
-        *lines, self.received = self.received.split(b"\n")
-        return [bytes(line) for line in lines if line.strip()]
+    @property
+    def is_behind(self) -> bool:
+        """Whether the client has not read so much yet that notices of change wait."""
+        return len(self._outgoing) > _MAX_PENDING_BYTES
 
-    def send(self, message: dict[str, Any]) -> None:
-        """Queue a message for ``flush``."""
-        self.unsent += json.dumps(message, separators=(",", ":")).encode() + b"\n"
-
-    def flush(self) -> bool:
-        """Send as much as the socket takes; return False if the client is gone or has stopped reading."""
-        try:
-            while self.unsent:
-                del self.unsent[: self.connection.send(self.unsent)]
-        except BlockingIOError:
-            return len(self.unsent) <= _MAX_UNSENT_BYTES
-        except OSError:
-            return False
-        return True
+    def send_message(self, message: dict[str, Any]) -> None:
+        self.send(json.dumps(message, separators=(",", ":")).encode() + b"\n")
 
 
 class Server:
@@ -129,10 +109,11 @@ class Server:
         linger_s: float,
     ) -> None:
         """``settings``: the reply to ``hello``; ``linger_s``: seconds without clients and jobs until it ends."""
-        self._jobs, self._runs, self._loop, self._listener = jobs, runs, loop, listener
+        self._jobs, self._runs, self.loop, self._listener = jobs, runs, loop, listener
         self._directory, self._settings, self._linger_s = directory, settings, linger_s
-        self._clients: set[ClientConnection] = set()
-        self._waiting: defaultdict[LocalJob, list[tuple[ClientConnection, Any]]] = defaultdict(list)
+        self.buffer = memoryview(bytearray(1 << 16))
+        self._clients: set[Client] = set()
+        self._waiting: defaultdict[LocalJob, list[tuple[Client, Any]]] = defaultdict(list)
         """Clients that wait for a job's end, with the ids of their requests."""
         self._processed_seq = 0
         """The ``seq`` of the job table up to which ended jobs were processed."""
@@ -140,7 +121,7 @@ class Server:
         self._key_needed_until = 0.0
         """When to forget the key: until then an agent needs it to accept results that runners could not deliver."""
         self._is_stopping = self._is_done = self._is_terminated = False
-        self._operations: dict[str, Callable[[ClientConnection, dict[str, Any]], dict[str, Any] | None]] = {
+        self._operations: dict[str, Callable[[Client, dict[str, Any]], dict[str, Any] | None]] = {
             "hello": lambda _, __: self._settings,
             "submit": self._submit_job,
             "cancel": self._cancel_job,
@@ -166,18 +147,18 @@ class Server:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, terminate)
         self.listen()
-        self._loop.watch(self._signal_reader.fileno(), self._handle_signals)
+        self.loop.watch(self._signal_reader.fileno(), self._handle_signals)
         self._advance()
         while not self._is_done:
-            self._loop.turn()
+            self.loop.turn()
             self._advance()
 
     def release(self) -> None:
         """Close everything in this process only: a forked one must not change what epoll watches for the other."""
         signal.set_wakeup_fd(-1)
-        self._loop.close()
+        self.loop.close()
         for client in self._clients:
-            client.connection.close()
+            client.side.close()
         for end in (self._listener, self._signal_reader, self._signal_writer):
             end.close()
 
@@ -192,7 +173,7 @@ class Server:
 
     def listen(self) -> None:
         """Accept clients from now on."""
-        self._loop.watch(self._listener.fileno(), self.accept_client)
+        self.loop.watch(self._listener.fileno(), self.accept_client)
 
     def accept_client(self, _: int) -> None:
         """Accept a waiting client. If no file descriptor is left, stop listening for a while."""
@@ -200,36 +181,23 @@ class Server:
             connection, _ = self._listener.accept()
         except OSError as error:  # gone again, or no resources left
             if error.errno in _NO_RESOURCES:  # the selector would report the listener all the time
-                self._loop.forget(self._listener.fileno())
-                self._loop.set_alarm("listen", _ACCEPT_RETRY_S, self.listen)
+                self.loop.forget(self._listener.fileno())
+                self.loop.set_alarm("listen", _ACCEPT_RETRY_S, self.listen)
             return
-        client = ClientConnection(connection)
-        self._clients.add(client)
-        self._loop.watch(connection.fileno(), partial(self._read_requests, client))
+        self._clients.add(Client(connection, self))
 
-    def _read_requests(self, client: ClientConnection, _: int) -> None:
-        """Read and answer the request lines of a client, or drop a client that has disconnected."""
-        lines = client.receive_lines()
-        if lines is None:
-            self._drop_client(client)
-            return
-        for line in lines:
-            self._answer(client, line)
-
-    def _drop_client(self, client: ClientConnection) -> None:
-        """Close a client's connection and end the jobs that are attached to it."""
+    def drop_client(self, client: Client) -> None:
+        """End the jobs that are attached to a client that has disconnected."""
         self._clients.discard(client)
-        self._loop.forget(client.connection.fileno())
-        client.connection.close()
 
         def end_attached() -> None:
             for job in client.attached_jobs:
                 self._end_job(job, "its client disconnected")
 
         if client.attached_jobs:
-            self._loop.set_alarm(f"client {id(client)}", 0.0, end_attached)
+            self.loop.set_alarm(f"client {id(client)}", 0.0, end_attached)
 
-    def _answer(self, client: ClientConnection, line: bytes) -> None:
+    def answer(self, client: Client, line: bytes) -> None:
         """Execute a request line and send the reply, or the error if the request is rejected."""
         reply: dict[str, Any] | None
         request: Any = None
@@ -246,16 +214,16 @@ class Server:
             reply = {"error": f"not understood: {error}", "kind": "rejected"}
         if reply is not None:
             id = request.get("id") if isinstance(request, dict) else None
-            client.send(reply if id is None else {"id": id, **reply})
+            client.send_message(reply if id is None else {"id": id, **reply})
 
-    def _keep_key(self, _: ClientConnection, request: dict[str, Any]) -> dict[str, Any]:
+    def _keep_key(self, _: Client, request: dict[str, Any]) -> dict[str, Any]:
         """Return the key of the cluster's agents: the first one that an agent offered to this process."""
         if not isinstance(key := request.get("key"), str) or not key:
             raise RequestRejected("key: must be a string")
         self._key = self._key or key
         return {"key": self._key}
 
-    def _submit_job(self, client: ClientConnection, request: dict[str, Any]) -> dict[str, Any]:
+    def _submit_job(self, client: Client, request: dict[str, Any]) -> dict[str, Any]:
         """Queue a job; an ``attached`` one ends when its client disconnects."""
         if self._is_stopping:
             raise RequestRejected("the cluster is shutting down", "unavailable")
@@ -266,7 +234,7 @@ class Server:
             client.attached_jobs.append(job)
         return {"job": str(job.id)}
 
-    def _cancel_job(self, _: ClientConnection, request: dict[str, Any]) -> dict[str, Any]:
+    def _cancel_job(self, _: Client, request: dict[str, Any]) -> dict[str, Any]:
         """Cancel a job if its number and name agree; raise ``RequestRejected`` otherwise."""
         job = self._jobs.find_job(request.get("job"))
         if job is None:
@@ -286,13 +254,13 @@ class Server:
         elif job.state == "running":
             self._runs.stop_job(job, reason)
 
-    def _find_job(self, _: ClientConnection, request: dict[str, Any]) -> dict[str, Any]:
+    def _find_job(self, _: Client, request: dict[str, Any]) -> dict[str, Any]:
         """Return the record of a name's newest job, or of the job with an id; ``{"job": None}`` without one."""
         name = request.get("name")
         job = self._jobs.newest_job(name) if isinstance(name, str) else self._jobs.find_job(request.get("job"))
         return {"job": None} if job is None else job.as_record()
 
-    def _wait_for_job(self, client: ClientConnection, request: dict[str, Any]) -> dict[str, Any] | None:
+    def _wait_for_job(self, client: Client, request: dict[str, Any]) -> dict[str, Any] | None:
         """Return the job's record, or None to answer when it ends."""
         job = self._jobs.find_job(request.get("job"))
         if job is None or job.state == "ended":
@@ -300,7 +268,7 @@ class Server:
         self._waiting[job].append((client, request.get("id")))
         return None
 
-    def _list_jobs(self, _: ClientConnection, request: dict[str, Any]) -> dict[str, Any]:
+    def _list_jobs(self, _: Client, request: dict[str, Any]) -> dict[str, Any]:
         """Return all active jobs, and those with a prefix in their name that ended after ``ended_since``."""
         since, prefix = request.get("ended_since", 0), request.get("ended_prefix", "")
         if type(since) is not int or not isinstance(prefix, str):
@@ -315,13 +283,13 @@ class Server:
             "jobs": [job.as_record() for job in (*self._jobs.active_jobs, *ended)],
         }
 
-    def _watch(self, client: ClientConnection, _: dict[str, Any]) -> dict[str, Any]:
+    def _watch(self, client: Client, _: dict[str, Any]) -> dict[str, Any]:
         """Notify a client of changes of the job table from now on; return the number of the last change."""
         client.is_watching = True
         client.notified_seq = self._jobs.seq
         return {"seq": client.notified_seq}
 
-    def _shut_down(self, _: ClientConnection, __: dict[str, Any]) -> dict[str, Any]:
+    def _shut_down(self, _: Client, __: dict[str, Any]) -> dict[str, Any]:
         """End the server, unless it has jobs or other clients."""
         is_used = bool(self._jobs.active_jobs) or len(self._clients) > 1
         if not is_used:
@@ -340,23 +308,16 @@ class Server:
             self._runs.start_job(job)
         self._report_ended_jobs()
         self._notify_watchers()
-        for client in list(self._clients):
-            if not client.flush():
-                self._drop_client(client)
-            elif client.is_blocked != bool(client.unsent):
-                client.is_blocked = not client.is_blocked
-                events = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.is_blocked else 0)
-                self._loop.watch(client.connection.fileno(), partial(self._read_requests, client), events)
         self._is_done = self._is_done or (self._is_stopping and not self._jobs.active_jobs)
         if self._clients or self._jobs.active_jobs:
-            self._loop.cancel_alarm("linger")
-        elif not self._loop.has_alarm("linger"):
-            self._loop.set_alarm("linger", self._linger_s, self._end_if_unused)
+            self.loop.cancel_alarm("linger")
+        elif not self.loop.has_alarm("linger"):
+            self.loop.set_alarm("linger", self._linger_s, self._end_if_unused)
 
     def _end_if_unused(self) -> None:
         """End the server, or wait longer if an agent may still need the key for undelivered results."""
         if time.monotonic() < self._key_needed_until and self._directory.exists():
-            self._loop.set_alarm("linger", self._linger_s, self._end_if_unused)
+            self.loop.set_alarm("linger", self._linger_s, self._end_if_unused)
         else:
             self._is_done = True
 
@@ -366,21 +327,21 @@ class Server:
             if self._key and job.exit_code == _RESULT_UNDELIVERED:
                 self._key_needed_until = time.monotonic() + _KEY_RETENTION_S
             for client, id in self._waiting.pop(job, ()):
-                client.send({"id": id, **job.as_record()})
+                client.send_message({"id": id, **job.as_record()})
         self._processed_seq = self._jobs.seq
 
     def _notify_watchers(self) -> None:
         """Notify watching clients of changes of the job table, at most once per interval."""
-        if self._loop.has_alarm("notice"):
+        if self.loop.has_alarm("notice"):
             return
         seq = self._jobs.seq
         unaware = [client for client in self._clients if client.is_watching and client.notified_seq != seq]
         for client in unaware:
-            if len(client.unsent) < _MAX_PENDING_BYTES:
+            if not client.is_behind:
                 client.notified_seq = seq
-                client.send({"changed": seq})
+                client.send_message({"changed": seq})
         if unaware:
-            self._loop.set_alarm("notice", _NOTICE_INTERVAL_S, lambda: None)
+            self.loop.set_alarm("notice", _NOTICE_INTERVAL_S, lambda: None)
 
 
 def main() -> int:
@@ -449,7 +410,7 @@ def _start(options: argparse.Namespace, directory: Path, lock: int) -> int:
     # Forks of the preloaded program keep the lock, so that the next locald starts after their end.
     spawner = Spawner(preloaded, lambda: server.release())
     base_env = {key: value for key, value in os.environ.items() if not key.startswith("LOCALD_")}
-    jobs, loop = JobTable(nodes, first_id=int(time.time())), Loop()
+    jobs, loop = JobTable(nodes, first_id=int(time.time() * 100)), Loop()
     runs = Runs(jobs, spawner, loop, str(directory), base_env, options.kill_grace)
     settings = {"cluster": options.cluster, "nodes": options.nodes, "network": options.network}
     server = Server(jobs, runs, loop, listener, directory, settings=settings, linger_s=options.linger)

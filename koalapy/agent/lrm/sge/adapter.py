@@ -10,7 +10,7 @@ import math
 import os
 import pwd
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import structlog
@@ -18,7 +18,7 @@ import structlog
 from koalapy.agent.components.job_folders import JobFolders
 from koalapy.agent.core.settings import AgentSettings, SiteSettings
 from koalapy.agent.lrm.drmaa.control import drmaa_control
-from koalapy.agent.lrm.node_classes import KnownNode, NodeGroups, group_nodes
+from koalapy.agent.lrm.node_classes import NO_GROUPS, KnownNode, NodeGroups, group_nodes
 from koalapy.agent.lrm.port import (
     JOB_PREFIX,
     SUSPENDED_TEXT,
@@ -79,7 +79,6 @@ WAITING_QUERY_INTERVAL_S = 3.0
 """Time between two queries of the reason why a job waits, and before the first."""
 MAX_WAITING_QUERIES = 3
 """Such queries in one snapshot."""
-NO_GROUPS = NodeGroups()
 SETTLING_TIME_S = 10.0
 
 
@@ -213,7 +212,7 @@ class SgeLrm(PolledLrm):
         ended = self._jobs.update(listing, began)
         self._has_listed = True
         await self._jobs.resolve(ended)
-        unreachable = unreachable_hosts(listing)
+        unreachable = [instance.host for instance in listing.instances if UNREACHABLE in instance.states]
         active_jobs, asked = [], 0
         for job in self._jobs.active_jobs(listing):
             tracked = self._jobs.by_id[job.id]
@@ -284,39 +283,22 @@ def make_snapshot(
             usable.setdefault(instance.host, []).append(instance)
         if instance.used or instance.reserved:
             used.add(instance.host)
-    hosts: dict[NodeState, set[str]] = {"idle": set(), "busy": set(), "down": set()}
-    for host, instances in usable.items():
-        if host not in held:
-            # Grid Engine takes the slots of a job from one queue of a host, or from several together.
-            slots: Counter[NodeState] = Counter()
-            for instance in instances:
-                slots[queue_state(instance.states)] += instance.total
-            state: NodeState = "down"
-            if slots["idle"] >= layout.slots:
-                state = "busy" if host in used else "idle"
-            elif slots["idle"] + slots["busy"] >= layout.slots:
-                state = "busy"
-            hosts[state].add(host)
+    states: dict[str, ListedState] = {}
+    for host, instances in sorted(usable.items()):
+        # Grid Engine takes the slots of a job from one queue of a host, or from several together.
+        slots: Counter[NodeState] = Counter()
+        for instance in instances:
+            slots[queue_state(instance.states)] += instance.total
+        if host in held:
+            states[host] = "held"
+        elif slots["idle"] >= layout.slots and host not in used:
+            states[host] = "idle"
+        else:
+            states[host] = "local" if slots["idle"] + slots["busy"] >= layout.slots else "down"
     problems = {host: "".join(sorted({*"".join(one.states for one in usable[host])})) for host in usable}
-    states: dict[str, ListedState] = dict.fromkeys(sorted(usable), "held")
-    for state, listed in _LISTED_STATES.items():
-        states.update(dict.fromkeys(hosts[state], listed))
-    return LrmSnapshot(
-        len(usable),
-        len(hosts["idle"]),
-        len(hosts["busy"]),
-        len(hosts["down"]),
-        jobs,
-        notices=groups.notices,
-        job_sizes=(JobSizes(most=max(1, layout.most)),) if layout.most < len(usable) else (),
-        node_classes=groups.report(lambda names: len(names & hosts["idle"])),
-        nodes=groups.list_nodes(
-            states, {host: f"queue state {letters}" for host, letters in problems.items() if letters}
-        ),
-    )
-
-
-_LISTED_STATES: Mapping[NodeState, ListedState] = {"idle": "idle", "busy": "local", "down": "down"}
+    reasons = {host: f"queue state {letters}" for host, letters in problems.items() if letters}
+    sizes = (JobSizes(most=max(1, layout.most)),) if layout.most < len(usable) else ()
+    return replace(groups.make_snapshot(states, reasons, jobs), job_sizes=sizes)
 
 
 ENDED_RETENTION_S = 60.0
@@ -542,7 +524,3 @@ def convert_job(job: SgeJob, tracked: TrackedJob, unreachable: Iterable[str]) ->
     elif state is LrmJobState.QUEUED and tracked.waiting:
         reason = f"Grid Engine says {tracked.waiting}"
     return LrmJob(job.id, job.name, state, job.hosts, None, lost, reason, user=tracked.user)
-
-
-def unreachable_hosts(listing: Listing) -> Sequence[str]:
-    return [instance.host for instance in listing.instances if UNREACHABLE in instance.states]

@@ -8,7 +8,7 @@ from typing import cast
 from koalapy.agent.lrm.local.jobs import JobTable
 from koalapy.agent.lrm.local.locald import Server
 from koalapy.agent.lrm.local.runs import Runs
-from koalapy.runner.link import Loop
+from koalapy.runner.connections import Loop
 
 
 def test_turn_skips_alarms_that_earlier_calls_change() -> None:
