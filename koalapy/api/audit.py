@@ -19,7 +19,7 @@ from koalapy.daemon.observability import audit
 from koalapy.daemon.observability.audit import Audit, AuditedRequest
 from koalapy.model.audit import AuditCheck, AuditEntry, AuditFilter, AuditHead
 from koalapy.model.errors import UsageError
-from koalapy.model.times import MAX_PAST_TIME_LENGTH, PAST_TIME_EXAMPLES
+from koalapy.model.times import PAST_TIME_EXAMPLES
 
 STARTS = ("http.response.start", "websocket.http.response.start")
 METHODS = {"GET", "POST", "PUT", "PATCH", "DELETE", "other"}
@@ -29,11 +29,8 @@ AGENT_ACTIONS = {"login", "impersonate-runner", "relay-traffic"}
 MAX_TARGET_LENGTH = 200
 """Maximum length in characters of the recorded path of a request that matches no route."""
 
-Since = Annotated[
-    fields.Text,
-    Query(max_length=MAX_PAST_TIME_LENGTH, description=f"only entries at or after this time: {PAST_TIME_EXAMPLES}"),
-]
-Until = Annotated[fields.Text, Query(max_length=MAX_PAST_TIME_LENGTH, description="only entries before this time")]
+Since = Annotated[fields.PastTime, Query(description=f"only entries at or after this time: {PAST_TIME_EXAMPLES}")]
+Until = Annotated[fields.PastTime, Query(description="only entries before this time")]
 Actor = Annotated[fields.Name, Query(description="only actions of this user")]
 Action = Annotated[fields.Name, Query(description="only this operation")]
 Hash = Annotated[fields.Text, Query(max_length=64, description="the hash of the entry ``after``")]

@@ -64,33 +64,31 @@ class LossOrder(Input):
     reason: Reason = ""
 
 
-class ClusterUsage(Output):
+NODES_NOW = {"name", "total", "used", "background", "idle"}
+
+
+class ClusterUsage(view_model("_Usage", ClusterRecord, "", only=NODES_NOW)):  # type: ignore[misc]
     """The use of a cluster in a span of time, and its nodes now."""
 
-    name: str
-    total: int
-    used: int
-    background: int
-    idle: int
     node_seconds: float
     """Node-seconds used by this scheduler's components in the span."""
     utilisation: float | None
     """The same as a fraction of all nodes; null while the number of nodes is not known."""
 
 
-class Metrics(Output):
+SPAN = {"start": Timestamp, "end": Timestamp}
+_Metrics = view_model("_Metrics", job_records.Metrics, "", only={*SPAN, "queued", "active"}, elements=SPAN)
+
+
+class Metrics(_Metrics):  # type: ignore[misc, valid-type]
     """The grid over a span of time; ``queued``, ``active`` and the clusters' nodes are current values."""
 
-    start: Timestamp
-    end: Timestamp
     clusters: list[ClusterUsage]
     priorities: dict[Priority, MeanTimes]
     ended: dict[str, int]
     """Jobs that ended in the span, by state."""
     restarts: int
     """Attempts of these jobs that were repeated after failures of the infrastructure."""
-    queued: int
-    active: int
 
 
 ClusterView = view_model(
@@ -119,7 +117,7 @@ def _metrics_view(metrics: job_records.Metrics) -> dict[str, Any]:
         "start": metrics.start,
         "end": metrics.end,
         "clusters": [
-            {name: getattr(cluster, name) for name in ("name", "total", "used", "background", "idle")}
+            {name: getattr(cluster, name) for name in NODES_NOW}
             | {
                 "node_seconds": round(seconds := usage.node_seconds.get(cluster.name, 0.0), 3),
                 "utilisation": round(seconds / (cluster.total * span), 6) if cluster.total else None,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import isfinite
 from typing import Annotated, Any
+from urllib.parse import urlencode
 
 from annotated_types import GroupedMetadata
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
@@ -31,10 +32,11 @@ from koalapy.model.request import (
     StopWarning,
     WarningSignal,
 )
-from koalapy.model.times import MAX_TIME, parse_time
+from koalapy.model.times import MAX_PAST_TIME_LENGTH, MAX_TIME, format_exact_time, parse_moment, parse_time
 from koalapy.model.wording import MIN_MEMORY, is_bare_memory, parse_bandwidth, parse_memory
 
 MAX_ID = 2**63 - 1
+MAX_PAGE_SIZE = 1000
 MAX_EXACT_INTEGER = 2**53
 """JSON parsers that use floating-point numbers cannot represent larger integers exactly."""
 
@@ -506,6 +508,36 @@ Bundle = Annotated[
     PlainSerializer(lambda bundle: bundle.id, when_used="json-unless-none"),
 ]
 """The id of an uploaded bundle."""
+
+
+PastTime = Annotated[Text, Field(max_length=MAX_PAST_TIME_LENGTH)]
+"""A time of the past, such as ``7d``; empty: no bound."""
+
+
+class JobSelection(BaseModel):
+    """The part of a query that lists of unfinished and of ended jobs have in common."""
+
+    mine: bool = Field(False, description="only the caller's own jobs")
+    owner: Name = Field("", description="only jobs of this owner")
+    name: Name = Field("", description="only jobs of this name")
+    cluster: Text = Field("", max_length=100, description="only jobs last placed on this cluster")
+    limit: int = Field(100, ge=1, le=MAX_PAGE_SIZE)
+
+
+def parse_span(query: Any, now: float) -> tuple[float | None, float | None]:
+    """Return the bounds ``since`` and ``until`` of a query. Raise ``UsageError`` for an invalid time."""
+    since, until = (
+        parse_moment(text, now, name) if (text := getattr(query, name)) else None for name in ("since", "until")
+    )
+    return since, until
+
+
+def next_path(path: str, query: BaseModel, **changes: Any) -> str:
+    """Return the path of the next page: that of a query with changed values, in which times are exact."""
+    for name in ("since", "until"):
+        changes[name] = "" if changes.get(name) is None else format_exact_time(changes[name])
+    values = query.model_copy(update=changes).model_dump(mode="json", exclude_defaults=True)
+    return f"{path}?{urlencode(values, doseq=True)}"
 
 
 class Input(BaseModel):

@@ -14,8 +14,7 @@ from starlette.requests import ClientDisconnect
 from koalapy.api.access import Caller, Id
 from koalapy.api.agents import Tokens, check_agent_token
 from koalapy.api.derived import view_model
-from koalapy.api.fields import Cluster, FileName, Input, LogicalName, Output, Text
-from koalapy.api.jobs import MAX_PAGE_SIZE
+from koalapy.api.fields import MAX_PAGE_SIZE, Cluster, FileName, Input, LogicalName, Output, Text
 from koalapy.api.problems import problem, problem_responses
 from koalapy.api.routes import api_router
 from koalapy.daemon.auth.pace import AgentAttempts

@@ -321,22 +321,18 @@ class RunsView(Output):
     """Bounds of the slowdown, with a probability of 80 %; null for runs on one cluster."""
 
 
-class ApplicationView(Output):
-    """What the advisor has learned of an application, and its decision for the application's jobs."""
+LEARNED = {"application", "runs_on_several", "killed_on_several", "verdict"}
+_Application = view_model("_Application", ApplicationRecord, "", only=LEARNED, elements={"verdict": str})
 
-    application: str
+
+class ApplicationView(_Application):  # type: ignore[misc, valid-type]
+    """What the advisor has learned of an application, and its decision for the application's jobs: the ``verdict``."""
+
     clusters: int
     """Number of clusters that ``slowdown`` and ``verdict`` apply to: the most frequent combination, else any 2."""
     slowdown: float
     slowdown_between: list[float]
     """Bounds of the slowdown, with a probability of 80 %."""
-    runs_on_several: int
-    """Co-allocated runs that the slowdown was learned from."""
-    killed_on_several: int
-    """Co-allocated runs that were stopped at their walltime."""
-    verdict: str
-    """The decision for a job that several clusters can start now and one cluster later: co-allocated, by the wait, one
-    cluster, or not known yet."""
     runs: list[RunsView]
 
 
@@ -414,14 +410,12 @@ def _application_view(record: ApplicationRecord) -> dict[str, Any]:
         }
         for group in record.runs
     ]
+    slowdown, *between = _slowdown_and_bounds(record.slowdown)
     return {
-        "application": record.application,
+        **{name: getattr(record, name) for name in LEARNED},
         "clusters": len(record.clusters) or 2,
-        "slowdown": _slowdown_and_bounds(record.slowdown)[0],
-        "slowdown_between": _slowdown_and_bounds(record.slowdown)[1:],
-        "runs_on_several": record.runs_on_several,
-        "killed_on_several": record.killed_on_several,
-        "verdict": record.verdict,
+        "slowdown": slowdown,
+        "slowdown_between": between,
         "runs": runs,
     }
 

@@ -8,11 +8,10 @@ from dataclasses import asdict, fields, replace
 from datetime import date
 from enum import StrEnum
 from typing import Annotated, Any, Literal
-from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import StreamingResponse
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from koalapy.api import fields as of_api
 from koalapy.api.access import Caller
@@ -27,7 +26,7 @@ from koalapy.model.history import EndedJob, HistoryFilter, HistoryPosition, Hist
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import JobState
 from koalapy.model.job_spec import MAX_DURATION
-from koalapy.model.times import MAX_PAST_TIME_LENGTH, PAST_TIME_EXAMPLES, format_exact_time
+from koalapy.model.times import PAST_TIME_EXAMPLES
 from koalapy.model.wording import escape_formula
 
 
@@ -50,26 +49,20 @@ OutputFormat = Annotated[Format, Query(description="csv: the same lines; swf: th
 _LINE, _TABLE = TypeAdapter(UsageLine), TypeAdapter(UsageTable)
 
 
-MAX_PAGE_SIZE = 1000
-EndedSince = Annotated[
-    of_api.Text,
-    Query(max_length=MAX_PAST_TIME_LENGTH, description=f"jobs that ended at or after this time: {PAST_TIME_EXAMPLES}"),
-]
-EndedUntil = Annotated[
-    of_api.Text, Query(max_length=MAX_PAST_TIME_LENGTH, description="jobs that ended before this time")
-]
-Owner = Annotated[of_api.Name, Query(description="only jobs of this owner; users see their own jobs")]
-JobName = Annotated[of_api.Name, Query(description="only jobs of this name, in which * stands for any characters")]
-OnCluster = Annotated[of_api.Text, Query(max_length=100, description="only jobs last placed on this cluster")]
-EndStates = Annotated[
-    list[Literal["succeeded", "failed", "cancelled"]], Query(description="only jobs in one of these states")
-]
-Sort = Annotated[
-    HistorySort, Query(description="order: largest first, efficiency smallest first; ended: the last end first")
-]
-Before = Annotated[
-    of_api.Text, Query(pattern=r"^(\d{1,12}(\.\d{1,9})?:\d{1,18})?$", description="position of the page, from next")
-]
+class HistoryQuery(of_api.JobSelection):
+    """The ended jobs to list, and their order. In ``name``, * stands for any characters."""
+
+    since: of_api.PastTime = Field("7d", description=f"jobs that ended at or after this time: {PAST_TIME_EXAMPLES}")
+    until: of_api.PastTime = Field("now", description="jobs that ended before this time")
+    state: list[Literal["succeeded", "failed", "cancelled"]] = Field([], description="only jobs in one of these states")
+    sort: HistorySort = Field(
+        HistorySort.ENDED, description="order: largest first, efficiency smallest first; ended: the last end first"
+    )
+    before: str = Field(
+        "", pattern=r"^(\d{1,12}(\.\d{1,9})?:\d{1,18})?$", description="position of the page, from next"
+    )
+    sums: bool = Field(False, description="also return sums over the matching jobs")
+
 
 _EndedJobView = view_model("_EndedJobView", EndedJob)
 
@@ -140,53 +133,34 @@ def _add_ended_jobs(router: APIRouter, service: History) -> None:
     """Add the route that lists ended jobs."""
 
     @router.get("/history", response_model=HistoryView)
-    async def list_history(
-        caller: Caller,
-        since: EndedSince = "7d",
-        until: EndedUntil = "now",
-        mine: Annotated[bool, Query(description="only the caller's own jobs")] = False,
-        owner: Owner = "",
-        name: JobName = "",
-        cluster: OnCluster = "",
-        state: EndStates = [],  # noqa: B006
-        sort: Sort = HistorySort.ENDED,
-        before: Before = "",
-        limit: Annotated[int, Query(ge=1, le=MAX_PAGE_SIZE)] = 100,
-        sums: Annotated[bool, Query(description="also return sums over the matching jobs")] = False,
-    ) -> Any:
+    async def list_history(caller: Caller, query: Annotated[HistoryQuery, Query()]) -> Any:
         """List jobs that ended in a span, the last end first, with their times, node-seconds, processor time and
-        memory. Users see their own jobs.
+        memory. Users see their own jobs. In `name`, * stands for any characters.
 
         Another order, and the sums, cover the 10,000 jobs that ended last; `next` and `sums_next` continue with earlier
         ones.
         """
-        owner = visible_to(caller, Kind.USER, owner or (caller.user if mine else ""), "owner") or ""
-        start, end = service.parse_times(since, until)
-        states, position = tuple(map(JobState, state)), _parse_position(before)
-        which = HistoryFilter(start, end, owner, name, cluster, states, sort, position, limit, with_sums=sums)
+        name = query.owner or (caller.user if query.mine else "")
+        owner = visible_to(caller, Kind.USER, name, "owner") or ""
+        start, end = service.parse_times(query.since, query.until)
+        states, position = tuple(map(JobState, query.state)), _parse_position(query.before)
+        which = HistoryFilter(
+            start, end, owner, query.name, query.cluster, states, query.sort, position, query.limit, query.sums
+        )
         page = await service.list_ended(which)
-        query = {
-            "since": format_exact_time(start),
-            "until": format_exact_time(end),
-            "owner": owner,
-            "name": name,
-            "cluster": cluster,
-            "state": state,
-            "sort": str(sort),
-            "limit": limit,
-            "sums": "true" if sums else "",
-        }
 
         def path_of(position: HistoryPosition | None) -> str | None:
             """Return the path of the page that continues at a position."""
             if position is None:
                 return None
-            values = {**query, "before": f"{position.ended_at!r}:{position.job}"}
-            return f"/api/v1/history?{urlencode({name: value for name, value in values.items() if value}, doseq=True)}"
+            before = f"{position.ended_at!r}:{position.job}"
+            return of_api.next_path(
+                "/api/v1/history", query, owner=owner, mine=False, since=start, until=end, before=before
+            )
 
         texts = (EndedJobView.model_validate(job).model_dump_json(by_alias=True) for job in page.jobs)
         totals = None if page.sums is None else asdict(page.sums)
-        paths = {"next": path_of(page.next), "sums_next": path_of(page.sums_next) if sums else None}
+        paths = {"next": path_of(page.next), "sums_next": path_of(page.sums_next) if query.sums else None}
         return await render_json_list("jobs", texts, {"sums": totals, **paths})
 
 

@@ -4,7 +4,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Annotated, Any
-from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, Header, Query, Response
 from fastapi.responses import JSONResponse
@@ -39,45 +38,39 @@ from koalapy.model.identity import Identity, Role
 from koalapy.model.job import FINAL_STATES, JobState
 from koalapy.model.job_search import JobSort
 from koalapy.model.job_spec import Priority
-from koalapy.model.times import MAX_PAST_TIME_LENGTH, PAST_TIME_EXAMPLES, format_exact_time, parse_moment
+from koalapy.model.times import PAST_TIME_EXAMPLES
 from koalapy.store.records import JobFilter
 from koalapy.validation.permissions import may_see_all_of
 
 MAX_WAIT_S = 60.0
-MAX_PAGE_SIZE = 1000
 
 Key = Annotated[fields.Text | None, Header(alias="Idempotency-Key", max_length=200, min_length=1)]
 Wait = Annotated[float, Query(ge=0, le=MAX_WAIT_S, description="seconds to wait for the end of the job")]
-States = Annotated[list[JobState], Query(description="only jobs in one of these states")]
-Owner = Annotated[fields.Name, Query(description="only jobs of this owner")]
-Mine = Annotated[bool, Query(description="only the caller's own jobs")]
-JobName = Annotated[fields.Name, Query(description="only jobs of this name")]
-Home = Annotated[fields.Text, Query(max_length=100, description="only jobs of this home site")]
-PlacedOn = Annotated[fields.Text, Query(max_length=100, description="only jobs last placed on this cluster")]
-OfArray = Annotated[
-    int | None, Query(ge=1, le=fields.MAX_ID, description="only tasks of this array; other lists have no tasks")
-]
-Since = Annotated[
-    fields.Text,
-    Query(
-        max_length=MAX_PAST_TIME_LENGTH, description=f"only jobs submitted at or after this time: {PAST_TIME_EXAMPLES}"
-    ),
-]
-Until = Annotated[
-    fields.Text, Query(max_length=MAX_PAST_TIME_LENGTH, description="only jobs submitted before this time")
-]
-Sort = Annotated[JobSort, Query(description="order; queue: running jobs, then waiting jobs by their positions")]
-Offset = Annotated[
-    int, Query(ge=0, le=2**31, description="number of jobs to omit, for orders other than newest; see next")
-]
-Count = Annotated[bool, Query(description="also return the number of matching jobs")]
-Before = Annotated[int | None, Query(ge=1, le=fields.MAX_ID, description="only jobs with smaller ids")]
 Last = Annotated[int | None, Query(ge=1, lt=2**31, description="maximum number of attempts, newest first")]
 LOCATION = {"Location": {"description": "path of the job", "schema": {"type": "string"}}}
 
 
 MAX_JOBS = 1000
 """Maximum number of jobs in one batch or bulk action."""
+
+
+class JobQuery(fields.JobSelection):
+    """The jobs to list, and their order."""
+
+    state: list[JobState] = Field([], description="only jobs in one of these states")
+    active: bool = False
+    home_site: fields.Text = Field("", max_length=100, description="only jobs of this home site")
+    array: int | None = Field(
+        None, ge=1, le=fields.MAX_ID, description="only tasks of this array; other lists have no tasks"
+    )
+    since: fields.PastTime = Field("", description=f"only jobs submitted at or after this time: {PAST_TIME_EXAMPLES}")
+    until: fields.PastTime = Field("", description="only jobs submitted before this time")
+    sort: JobSort = Field(
+        JobSort.NEWEST, description="order; queue: running jobs, then waiting jobs by their positions"
+    )
+    before: int | None = Field(None, ge=1, le=fields.MAX_ID, description="only jobs with smaller ids")
+    offset: int = Field(0, ge=0, le=2**31, description="number of jobs to omit, for orders other than newest; see next")
+    count: bool = Field(False, description="also return the number of matching jobs")
 
 
 class JobBatch(Input):
@@ -141,73 +134,49 @@ def _add_list(router: APIRouter, service: Jobs, clock: Callable[[], float]) -> N
     """Add the route that lists jobs."""
 
     @router.get("", response_model=JobPage)
-    async def list_jobs(
-        caller: Caller,
-        state: States = [],  # noqa: B006
-        active: bool = False,
-        mine: Mine = False,
-        owner: Owner = "",
-        name: JobName = "",
-        cluster: PlacedOn = "",
-        home_site: Home = "",
-        array: OfArray = None,
-        since: Since = "",
-        until: Until = "",
-        sort: Sort = JobSort.NEWEST,
-        before: Before = None,
-        offset: Offset = 0,
-        limit: Annotated[int, Query(ge=1, le=MAX_PAGE_SIZE)] = 100,
-        count: Count = False,
-    ) -> Any:
+    async def list_jobs(caller: Caller, query: Annotated[JobQuery, Query()]) -> Any:
         """List jobs, newest first, without their commands. ``active`` selects all states that are not final.
 
         Other orders need ``active`` or states that are not final. Users see only size, clusters and times of other
         users' jobs (``redacted``). A filter by name finds only their own jobs. An array is one job here; ``array``
         lists its started tasks.
         """
-        owner = _visible_owner(caller, mine=mine, owner=owner, name=name)
-        states = {str(s) for s in state} | ({str(s) for s in JobState if s not in FINAL_STATES} if active else set())
-        now = clock()
-        start, end = (
-            parse_moment(text, now, field) if text else None for text, field in ((since, "since"), (until, "until"))
-        )
+        owner = _visible_owner(caller, mine=query.mine, owner=query.owner, name=query.name)
+        states = set(query.state) | (set(JobState) - FINAL_STATES if query.active else set())
+        since, until = fields.parse_span(query, clock())
         job_filter = JobFilter(
-            tuple(sorted(states)), owner, name, cluster, home_site, before, limit, array=array, since=start, until=end
+            tuple(sorted(map(str, states))),
+            owner,
+            query.name,
+            query.cluster,
+            query.home_site,
+            query.before,
+            query.limit,
+            array=query.array,
+            since=since,
+            until=until,
         )
         total: int | None = None
-        is_whole, position = True, {}
-        if sort is JobSort.NEWEST:
-            records, next_before = await service.list_page(job_filter)
-            position = {} if next_before is None else {"before": next_before}
-            if count:
+        is_whole, position = True, None
+        if query.sort is JobSort.NEWEST:
+            records, before = await service.list_page(job_filter)
+            position = before and {"before": before}
+            if query.count:
                 total, is_whole = await service.count(replace(job_filter, before=None))
         else:
-            _check_unfinished(states, sort)
-            records, total = await service.list_unfinished(job_filter, sort, offset)
-            position = {"offset": offset + limit} if offset + limit < total else {}
-        query: dict[str, Any] = {
-            **position,
-            "limit": limit,
-            "owner": owner,
-            "name": name,
-            "cluster": cluster,
-            "home_site": home_site,
-            "array": array,
-            "active": "true" if active else "",
-            "state": [str(s) for s in state],
-            "sort": str(sort),
-            "since": "" if start is None else format_exact_time(start),
-            "until": "" if end is None else format_exact_time(end),
-        }
-        query = {parameter: value for parameter, value in query.items() if value}
-        next_page = f"/api/v1/jobs?{urlencode(query, doseq=True)}" if position else None
+            _check_unfinished(states, query.sort)
+            records, total = await service.list_unfinished(job_filter, query.sort, query.offset)
+            position = {"offset": query.offset + query.limit} if query.offset + query.limit < total else None
+        next_page = position and fields.next_path(
+            "/api/v1/jobs", query, owner=owner, mine=False, count=False, since=since, until=until, **position
+        )
         texts = (summary_for(caller, record).model_dump_json(by_alias=True) for record in records)
         return await render_json_list("jobs", texts, {"next": next_page, "count": total, "count_is_whole": is_whole})
 
 
-def _check_unfinished(states: set[str], sort: JobSort) -> None:
+def _check_unfinished(states: set[JobState], sort: JobSort) -> None:
     """Raise ``UsageError`` if ended jobs are to be listed in an order that only unfinished jobs have."""
-    if not states or any(JobState(state).is_final for state in states):
+    if not states or any(state.is_final for state in states):
         raise UsageError(
             f"sort is {sort}, which is an order of unfinished jobs only",
             field="sort",

@@ -5,13 +5,14 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query
 from pydantic import AliasPath, ConfigDict, Field
 
+from koalapy.api.derived import view_model
 from koalapy.api.fields import Cluster, Input, Output, Text, Timestamp
 from koalapy.api.routes import api_router
 from koalapy.daemon.network.links import LinkState
 from koalapy.daemon.network.network import LinkRecord, Network
-from koalapy.model.cluster import pair_of
+from koalapy.model.cluster import Link, pair_of
 from koalapy.model.errors import UsageError
-from koalapy.model.measurement import MeasurementKind
+from koalapy.model.measurement import Measurement, MeasurementKind
 
 Name = Annotated[Cluster, Path(description="a cluster's name")]
 Limit = Annotated[int, Query(ge=1, le=1000, description="maximum number of measurements")]
@@ -41,16 +42,12 @@ class UnderWayView(Output):
     job: int | None
 
 
-class LinkView(Output):
+class LinkView(view_model("_Link", Link, "", only={"latency", "bandwidth"})):  # type: ignore[misc]
     """The network between two clusters, or within one (``one`` = ``other``), as policies use it."""
 
     one: str
     other: str
     state: LinkState
-    latency: float | None
-    """Seconds for 64 KB."""
-    bandwidth: float | None
-    """Bytes per second from ``one`` to ``other``."""
     bandwidth_back: float | None
     """Bytes per second from ``other`` to ``one``."""
     kind: MeasurementKind | None
@@ -98,20 +95,16 @@ class StartedMeasurements(Output):
     links: list[RequestedLinkView]
 
 
-class MeasurementView(Output):
+_Measurement = view_model("_Measurement", Measurement, "", without={"one", "other", "back"})
+
+
+class MeasurementView(_Measurement):  # type: ignore[misc, valid-type]
     """A measurement in a link's history; ``error`` of a ping-pong means that the nodes cannot reach each other."""
 
-    kind: MeasurementKind
-    at: Timestamp
     source: str = Field(validation_alias="one")
     """The source of a transfer, or the first cluster of a ping-pong."""
-    latency: float | None
-    bandwidth: float | None
-    """Bytes per second from ``source``."""
     bandwidth_back: float | None = Field(validation_alias="back")
-    """Bytes per second in the opposite direction, if it was measured separately."""
-    job: int | None
-    error: str
+    """Bytes per second from the other cluster to ``source``, if it was measured separately."""
 
 
 class LinkHistory(Output):

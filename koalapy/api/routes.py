@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
+from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 
 from koalapy.model.errors import UsageError
@@ -36,7 +37,10 @@ async def reject_unknown_parameters(request: Request) -> None:
 
 def _parameter_names(dependant: Dependant) -> Iterator[str]:
     """Yield the query parameters of a route and of all its dependencies."""
-    yield from (parameter.alias for parameter in dependant.query_params)
+    for parameter in dependant.query_params:
+        kind: Any = parameter.field_info.annotation
+        is_model = isinstance(kind, type) and issubclass(kind, BaseModel)
+        yield from kind.model_fields if is_model else [parameter.alias]
     for dependency in dependant.dependencies:
         yield from _parameter_names(dependency)
 

@@ -2,10 +2,10 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from koalapy.dashboard.rows import AlertRow
-from koalapy.model.alert import Alert, AlertKind, MarkAction, Severity
+from koalapy.model.alert import Alert, AlertKind, MarkAction
 
 MANY = {
     AlertKind.AGENT_AWAY: "{} clusters are unreachable: their agents are not connected",
@@ -30,20 +30,14 @@ MANY = {
 class AlertGroup:
     """Alerts with the same cause, most urgent first."""
 
-    kind: AlertKind
-    severity: Severity
-    summary: str
-    cause: str
-    remedy: str
-    """The remedy for one of them, with ``NAME`` in place of its cluster if there are several."""
-    since: float
-    """The earliest start."""
+    alert: Alert
+    """What they have in common: the first with the earliest start and, of several, a summary of all. Texts have
+    ``NAME`` in place of the cluster then."""
     alerts: Sequence[AlertRow]
-    is_acknowledged: bool
 
     @property
-    def targets(self) -> Sequence[str]:
-        return [row.alert.target for row in self.alerts]
+    def is_acknowledged(self) -> bool:
+        return _is_acknowledged(self.alert)
 
 
 def group_alerts(rows: Sequence[AlertRow]) -> tuple[list[AlertGroup], list[AlertRow]]:
@@ -67,12 +61,12 @@ def _is_acknowledged(alert: Alert) -> bool:
 
 def _make_group(rows: Sequence[AlertRow]) -> AlertGroup:
     first, count = rows[0].alert, len(rows)
-    cause, remedy, summary = first.cause, first.remedy, first.summary
-    if count > 1:
-        cause, remedy = _without_cluster(cause, first), _without_cluster(remedy, first)
-        summary = MANY.get(first.kind, "{} alerts: " + first.kind).format(count)
+    if count == 1:
+        return AlertGroup(first, rows)
     since = min(row.alert.since for row in rows)
-    return AlertGroup(first.kind, first.severity, summary, cause, remedy, since, rows, _is_acknowledged(first))
+    cause, remedy = _without_cluster(first.cause, first), _without_cluster(first.remedy, first)
+    summary = MANY.get(first.kind, "{} alerts: " + first.kind).format(count)
+    return AlertGroup(replace(first, summary=summary, cause=cause, remedy=remedy, since=since), rows)
 
 
 def _without_cluster(text: str, alert: Alert) -> str:

@@ -1,6 +1,6 @@
 """Small charts of the last hours, as SVG of pure functions; the page has the same values as a table."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -15,20 +15,12 @@ SLOTS = 72
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The means of the samples of a part of the period; None where there are none."""
+    """The means of the samples of a part of the period; empty without any."""
 
     start: float
     """Seconds since the epoch."""
-    ours: float | None = None
-    local: float | None = None
-    idle: float | None = None
-    queued: float | None = None
-    started: float | None = None
-    """Starts per minute."""
-    ended: float | None = None
-    """Ends per minute."""
-    startup: float | None = None
-    """Seconds; None also without starts."""
+    means: Mapping[str, float]
+    """By field of ``Sample``; ``started`` and ``ended`` are per minute, and ``startup`` is of the jobs that started."""
 
 
 _NAMES = ("ours", "local", "idle", "queued", "started", "ended")
@@ -44,27 +36,26 @@ def make_slots(samples: Sequence[Sample], until: float, period: float, count: in
             groups[index].append(sample)
     slots = []
     for index, group in enumerate(groups):
-        if not group:
-            slots.append(Slot(start + index * length))
-            continue
+        means = {
+            name: sum(values) / len(group) for name, *values in zip(_NAMES, *map(_VALUES, group), strict=True) if values
+        }
         starts = [sample for sample in group if sample.startup is not None]
-        weight = sum([sample.started for sample in starts])
-        startup = sum([(s.startup or 0.0) * s.started for s in starts]) / weight if weight else None
-        means = [sum(values) / len(group) for values in zip(*map(_VALUES, group), strict=True)]
-        slots.append(Slot(start + index * length, **dict(zip(_NAMES, means, strict=True)), startup=startup))
+        if weight := sum([sample.started for sample in starts]):
+            means["startup"] = sum([(s.startup or 0.0) * s.started for s in starts]) / weight
+        slots.append(Slot(start + index * length, means))
     return slots
 
 
 def stacked_chart(slots: Sequence[Slot], names: Sequence[str], label: str) -> Markup:
     """Return stacked areas of the named values, the first at the bottom; empty without a value."""
-    top = max((sum(getattr(slot, name) or 0.0 for name in names) for slot in slots), default=0.0)
+    top = max((sum(slot.means.get(name, 0.0) for name in names) for slot in slots), default=0.0)
     if top <= 0:
         return Markup()
     parts = []
     for run in _runs(slots, names[0]):
         base = [0.0] * len(run)
         for name in names:
-            heights = [low + (getattr(slot, name) or 0.0) for low, (_, slot) in zip(base, run, strict=True)]
+            heights = [low + (slot.means.get(name, 0.0)) for low, (_, slot) in zip(base, run, strict=True)]
             upper = [_point(index, value, top, len(slots)) for (index, _), value in zip(run, heights, strict=True)]
             lower = [_point(index, value, top, len(slots)) for (index, _), value in zip(run, base, strict=True)]
             width = WIDTH / len(slots)
@@ -78,13 +69,13 @@ def stacked_chart(slots: Sequence[Slot], names: Sequence[str], label: str) -> Ma
 
 def line_chart(slots: Sequence[Slot], names: Sequence[str], label: str) -> Markup:
     """Return a line for each of the named values, on one scale from 0; empty without a value."""
-    values = [value for slot in slots for name in names if (value := getattr(slot, name)) is not None]
+    values = [value for slot in slots for name in names if (value := slot.means.get(name)) is not None]
     if not values:
         return Markup()
     top, parts = max(values) or 1.0, []
     for name in names:
         for run in _runs(slots, name):
-            points = [_point(index, getattr(slot, name), top, len(slots)) for index, slot in run]
+            points = [_point(index, slot.means[name], top, len(slots)) for index, slot in run]
             points.append((points[-1][0] + WIDTH / len(slots), points[-1][1]))
             text = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
             parts.append(f'<polyline class="{name}" points="{text}"/>')
@@ -95,7 +86,7 @@ def _runs(slots: Sequence[Slot], name: str) -> list[list[tuple[int, Slot]]]:
     """Return the runs of successive slots with a value, each slot with its index."""
     runs: list[list[tuple[int, Slot]]] = [[]]
     for index, slot in enumerate(slots):
-        if getattr(slot, name) is not None:
+        if slot.means.get(name) is not None:
             runs[-1].append((index, slot))
         elif runs[-1]:
             runs.append([])
@@ -114,7 +105,7 @@ def _chart(parts: Sequence[str], label: str) -> Markup:
 
 def describe_range(slots: Sequence[Slot], name: str, format_value: Callable[[float], str]) -> str:
     """Return the smallest and largest mean of a value in the period, as text: ``3 to 40``; empty without a value."""
-    values = [value for slot in slots if (value := getattr(slot, name)) is not None]
+    values = [value for slot in slots if (value := slot.means.get(name)) is not None]
     if not values:
         return ""
     low, high = format_value(min(values)), format_value(max(values))

@@ -19,6 +19,7 @@ from koalapy.agent.lrm.local.cluster import LocalCluster
 from koalapy.agent.transfers import stages
 from koalapy.agent.transfers.daemon_files import DaemonFiles
 from tests.agent.lrm.conftest import stop_locald
+from tests.agent.memory_lrm import MemoryLrm
 from tests.agent.transfers.fake_daemon_files import FakeDaemonFiles
 from tests.signals import until
 from tests.virtual_time import VirtualTimeLoop
@@ -279,3 +280,18 @@ def daemon_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDaemonFiles]:
     monkeypatch.setattr(stages, "DaemonFiles", lambda url, cluster, token, trust: DaemonFiles(fake.url, cluster, token))
     yield fake
     fake.close()
+
+
+@pytest.fixture
+async def lrm() -> MemoryLrm:
+    return MemoryLrm()
+
+
+@pytest.fixture
+async def agent(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> AsyncIterator[Path]:
+    """Run an agent over the resource manager in memory, and yield its directory once the daemon has its report."""
+    from tests.agent.memory_agent import reported_counts, running_agent
+
+    async with running_agent(lrm, daemon, tmp_path):
+        await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))
+        yield tmp_path

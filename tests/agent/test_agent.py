@@ -279,7 +279,7 @@ async def test_killed_agent_loses_no_component(tmp_path: Path, daemon: FakeDaemo
     await daemon.submit_component(T, 2)
     await daemon.submit_component("8.1.0", 3)
     await daemon.wait_for_state(T, "claimed")
-    await daemon.wait_for_state("8.1.0", "waiting")
+    queued_job = (await daemon.wait_for_state("8.1.0", "waiting"))["lrm_job"]
     script = f"echo $KOALA_NODE one; [ $KOALA_NODE_INDEX = 1 ] || read line < {fifo}; echo $KOALA_NODE two"
     await daemon.open_barrier(["sh", "-c", script], T)
     await daemon.wait_until(lambda: daemon.output.get(T, b"").count(b"\n") == 3)
@@ -294,7 +294,7 @@ async def test_killed_agent_loses_no_component(tmp_path: Path, daemon: FakeDaemo
         assert (await daemon.wait_for_state(T, "ended"))["program_exit"] == 0
         lines = daemon.output[T].decode().splitlines()
         assert sorted(lines) == ["north-1 one", "north-1 two", "north-2 one", "north-2 two"]
-        assert (await daemon.wait_for_state("8.1.0", "claimed"))["lrm_job"] == "2"
+        assert (await daemon.wait_for_state("8.1.0", "claimed"))["lrm_job"] == queued_job
         await daemon.wait_until(lambda: daemon.report()["holding"] == ["8.1.0"])
     finally:
         await site.stop()

@@ -121,9 +121,61 @@ async def test_check_cluster_with_missing_package_reports_it(settings: AgentSett
 
 
 @processes
-async def test_open_mpi_is_found_on_the_path_of_programs(settings: AgentSettings, bin_folder: Path) -> None:
-    path = write_mpirun(bin_folder)
-    assert await check_subject(settings, "Open MPI") == Finding("Open MPI", True, f"4.1.4 ({path})")
+@pytest.mark.parametrize(
+    ("kind", "mpirun", "expected", "ok", "result", "hint"),
+    [
+        ("slurm", "mpirun (Open MPI) 4.1.4", Expected(4), True, "4.1.4 (BIN/mpirun)", ""),
+        (
+            "slurm",
+            "mpirun (Open MPI) 4.1.4",
+            Expected(5),
+            False,
+            "4.1.4 (BIN/mpirun), but clusters.north.mpi.series is 5",
+            "set clusters.north.mpi.series to 4, or clusters.north.mpi.prefix to the folder of series 5",
+        ),
+        (
+            "slurm",
+            "HYDRA build details:\n Version: 4.1",
+            Expected(4),
+            False,
+            "BIN/mpirun is not Open MPI",
+            "install it, load a module with it, or set clusters.north.mpi.prefix to its folder",
+        ),
+        *(
+            (
+                kind,
+                "mpirun (Open MPI) 4.1.4",
+                Expected(4, mpi_prefix="/nowhere"),
+                True,
+                "/nowhere/bin/mpirun was not found on this host, where it is not needed",
+                "see that the nodes have it; if not, install it, load a module with it, or set "
+                "clusters.north.mpi.prefix to its folder",
+            )
+            for kind in ("slurm", "sge", "drmaa")
+        ),
+        (
+            "local",
+            "mpirun (Open MPI) 4.1.4",
+            Expected(4, mpi_prefix="/nowhere"),
+            False,
+            "/nowhere/bin/mpirun was not found",
+            "install it, load a module with it, or set clusters.north.mpi.prefix to its folder",
+        ),
+    ],
+)
+async def test_open_mpi_of_programs_is_checked(
+    settings: AgentSettings,
+    bin_folder: Path,
+    kind: str,
+    mpirun: str,
+    expected: Expected,
+    ok: bool,
+    result: str,
+    hint: str,
+) -> None:
+    write_mpirun(bin_folder, mpirun)
+    finding = await check_subject(replace(settings, kind=kind), "Open MPI", expected)
+    assert finding == Finding("Open MPI", ok, result.replace("BIN", str(bin_folder)), hint)
 
 
 @processes
@@ -134,40 +186,6 @@ async def test_open_mpi_with_prefix_ignores_the_path(settings: AgentSettings, bi
     path = write_mpirun(prefix / "bin", "mpirun (Open MPI) 5.0.6rc1\n\nReport bugs")
     finding = await check_subject(settings, "Open MPI", Expected(5, mpi_prefix=str(prefix)))
     assert finding == Finding("Open MPI", True, f"5.0.6rc1 ({path})")
-
-
-@processes
-async def test_open_mpi_of_wrong_series_fails(settings: AgentSettings, bin_folder: Path) -> None:
-    path = write_mpirun(bin_folder)
-    assert await check_subject(settings, "Open MPI", Expected(5)) == Finding(
-        "Open MPI",
-        False,
-        f"4.1.4 ({path}), but clusters.north.mpi.series is 5",
-        "set clusters.north.mpi.series to 4, or clusters.north.mpi.prefix to the folder of series 5",
-    )
-
-
-@processes
-async def test_mpirun_of_another_vendor_fails(settings: AgentSettings, bin_folder: Path) -> None:
-    path = write_mpirun(bin_folder, "HYDRA build details:\n Version: 4.1")
-    finding = await check_subject(settings, "Open MPI")
-    assert (finding.ok, finding.result) == (False, f"{path} is not Open MPI")
-    assert "clusters.north.mpi.prefix" in finding.hint
-
-
-@processes
-@pytest.mark.parametrize("kind", ["slurm", "sge", "drmaa"])
-async def test_open_mpi_missing_on_head_node_passes(settings: AgentSettings, kind: str) -> None:
-    finding = await check_subject(replace(settings, kind=kind), "Open MPI", Expected(4, mpi_prefix="/nowhere"))
-    text = "/nowhere/bin/mpirun was not found on this host, where it is not needed"
-    assert (finding.ok, finding.result) == (True, text)
-    assert "see that the nodes have it" in finding.hint
-
-
-@processes
-async def test_open_mpi_missing_on_embedded_cluster_fails(settings: AgentSettings) -> None:
-    finding = await check_subject(replace(settings, kind="local"), "Open MPI", Expected(4, mpi_prefix="/nowhere"))
-    assert (finding.ok, finding.result) == (False, "/nowhere/bin/mpirun was not found")
 
 
 @processes

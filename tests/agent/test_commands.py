@@ -10,19 +10,18 @@ from tests.agent.memory_lrm import MemoryLrm
 T = "7.1.0"
 
 
-async def test_report_names_components_that_hold_nodes(daemon: FakeDaemon, tmp_path: Path) -> None:
-    async with running_agent(lrm := MemoryLrm(), daemon, tmp_path):
-        runner = await claim_component(daemon, tmp_path)
-        await daemon.wait_until(lambda: daemon.report()["holding"] == [T])
-        report = daemon.report()
-        assert (report["total"], report["idle"], report["background"], report["down"]) == (2, 1, 0, 0)
-        await daemon.send_command("stop", T, reason="test")
-        await runner.receive("stop")
-        runner.writer.close()
-        lrm.end_job("1")
-        lrm.changed.set()
-        await daemon.wait_for_state(T, "ended")
-        await daemon.wait_until(lambda: (daemon.report()["idle"], daemon.report()["holding"]) == (2, []))
+async def test_report_names_components_that_hold_nodes(daemon: FakeDaemon, agent: Path, lrm: MemoryLrm) -> None:
+    runner = await claim_component(daemon, agent)
+    await daemon.wait_until(lambda: daemon.report()["holding"] == [T])
+    report = daemon.report()
+    assert (report["total"], report["idle"], report["background"], report["down"]) == (2, 1, 0, 0)
+    await daemon.send_command("stop", T, reason="test")
+    await runner.receive("stop")
+    runner.writer.close()
+    lrm.end_job("1")
+    lrm.changed.set()
+    await daemon.wait_for_state(T, "ended")
+    await daemon.wait_until(lambda: (daemon.report()["idle"], daemon.report()["holding"]) == (2, []))
 
 
 async def test_repeated_submit_creates_one_job(daemon: FakeDaemon, tmp_path: Path) -> None:
@@ -78,21 +77,20 @@ async def test_daemon_older_than_known_one_is_rejected(daemon: FakeDaemon, tmp_p
 
 
 async def test_open_of_several_components_starts_each_and_is_acknowledged_for_each(
-    daemon: FakeDaemon, tmp_path: Path
+    daemon: FakeDaemon, agent: Path
 ) -> None:
     other, node = "7.1.1", {"host": "a", "cluster": "north", "node": 0, "slots": 1}
     nodes = [{**node, "token": token} for token in (T, other)]
     plan = {"job": 7, "generation": 1, "launcher": "processes", "head": other, "nodes": nodes, "contexts": []}
-    async with running_agent(MemoryLrm(), daemon, tmp_path):
-        runners = [await claim_component(daemon, tmp_path, token) for token in (T, other)]
-        assert daemon.received("hello")[0]["joins_opens"] is True
-        others = [{"id": 77, "token": other, "script": "#!/bin/sh"}, {"id": 78, "token": "8.1.0"}]
-        first = await daemon.send_command("open", T, is_script=True, others=others, **plan)
-        orders = [await runner.receive("open") for runner in runners]
-        assert [(order["token"], order.get("script", "")) for order in orders] == [(T, ""), (other, "#!/bin/sh")]
-        assert not any("others" in order for order in orders)
-        assert [await daemon.wait_for_ack(ident) for ident in (first, 77, 78)] == [
-            "",
-            "",
-            "this agent has no component 8.1.0",
-        ]
+    runners = [await claim_component(daemon, agent, token) for token in (T, other)]
+    assert daemon.received("hello")[0]["joins_opens"] is True
+    others = [{"id": 77, "token": other, "script": "#!/bin/sh"}, {"id": 78, "token": "8.1.0"}]
+    first = await daemon.send_command("open", T, is_script=True, others=others, **plan)
+    orders = [await runner.receive("open") for runner in runners]
+    assert [(order["token"], order.get("script", "")) for order in orders] == [(T, ""), (other, "#!/bin/sh")]
+    assert not any("others" in order for order in orders)
+    assert [await daemon.wait_for_ack(ident) for ident in (first, 77, 78)] == [
+        "",
+        "",
+        "this agent has no component 8.1.0",
+    ]

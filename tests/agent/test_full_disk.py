@@ -62,53 +62,48 @@ def is_acknowledged(daemon: FakeDaemon, ident: int) -> bool:
 
 
 async def test_ended_program_is_over_while_its_output_cannot_be_stored(
-    monkeypatch: pytest.MonkeyPatch, daemon: FakeDaemon, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, daemon: FakeDaemon, agent: Path
 ) -> None:
     """Else its walltime or a drain could end a program that has ended."""
-    async with running_agent(MemoryLrm(), daemon, tmp_path):
-        runner = await claim_component(daemon, tmp_path)
-        await daemon.open_barrier(["true"], T)
-        await runner.receive("open")
-        runner.send(t="running")
-        await daemon.wait_for_state(T, "running")
-        monkeypatch.setattr(OutputLog, "_store_lines", lambda *_, **__: False)
-        runner.send(t="exit", code=0, error="", infrastructure=False, stopped=False)
-        await daemon.wait_until(lambda: daemon.status(T)["over"])
+    runner = await claim_component(daemon, agent)
+    await daemon.open_barrier(["true"], T)
+    await runner.receive("open")
+    runner.send(t="running")
+    await daemon.wait_for_state(T, "running")
+    monkeypatch.setattr(OutputLog, "_store_lines", lambda *_, **__: False)
+    runner.send(t="exit", code=0, error="", infrastructure=False, stopped=False)
+    await daemon.wait_until(lambda: daemon.status(T)["over"])
 
 
-async def test_unrecorded_component_fails_naming_disk(disk: FullDisk, daemon: FakeDaemon, tmp_path: Path) -> None:
-    async with running_agent(MemoryLrm(), daemon, tmp_path):
-        await daemon.wait_until(lambda: bool(daemon.inventories))
-        disk.full = True
-        await daemon.submit_component(T)
-        status = await daemon.wait_for_state(T, "ended")
-        assert status["infrastructure"]
-        assert str(tmp_path) in status["error"]
-        assert "No space left on device (disk of /" in status["error"]
-        assert len(daemon.inventories) == 1, "the connection stays open"
-        disk.full = False
-        daemon.messages.clear()
-        await claim_component(daemon, tmp_path)
-        disk.full = True
-        await daemon.open_barrier(["true"], T)
-        await daemon.wait_until(lambda: "No space left" in daemon.status(T)["error"])
+async def test_unrecorded_component_fails_naming_disk(disk: FullDisk, daemon: FakeDaemon, agent: Path) -> None:
+    disk.full = True
+    await daemon.submit_component(T)
+    status = await daemon.wait_for_state(T, "ended")
+    assert status["infrastructure"]
+    assert str(agent) in status["error"]
+    assert "No space left on device (disk of /" in status["error"]
+    assert len(daemon.inventories) == 1, "the connection stays open"
+    disk.full = False
+    daemon.messages.clear()
+    await claim_component(daemon, agent)
+    disk.full = True
+    await daemon.open_barrier(["true"], T)
+    await daemon.wait_until(lambda: "No space left" in daemon.status(T)["error"])
 
 
-async def test_full_disk_is_cluster_problem_before_failure(disk: FullDisk, daemon: FakeDaemon, tmp_path: Path) -> None:
+async def test_full_disk_is_cluster_problem_before_failure(disk: FullDisk, daemon: FakeDaemon, agent: Path) -> None:
     """The daemon then sends no further component there, and jobs keep their restarts."""
-    async with running_agent(MemoryLrm(), daemon, tmp_path):
-        await daemon.wait_until(lambda: bool(daemon.inventories))
-        disk.full = True
-        await daemon.submit_component(T)
-        await daemon.wait_for_state(T, "ended")
-        messages = [message for message in daemon.messages if message["type"] in ("report", "status")]
-        failed = next(index for index, message in enumerate(messages) if message.get("error"))
-        problems = [message["problem"] for message in messages[:failed] if message["type"] == "report"]
-        assert "No space left on device" in problems[-1]
-        disk.full = False
-        daemon.messages.clear()
-        await claim_component(daemon, tmp_path)
-        await daemon.wait_until(lambda: not daemon.report().get("problem", "none yet"))
+    disk.full = True
+    await daemon.submit_component(T)
+    await daemon.wait_for_state(T, "ended")
+    messages = [message for message in daemon.messages if message["type"] in ("report", "status")]
+    failed = next(index for index, message in enumerate(messages) if message.get("error"))
+    problems = [message["problem"] for message in messages[:failed] if message["type"] == "report"]
+    assert "No space left on device" in problems[-1]
+    disk.full = False
+    daemon.messages.clear()
+    await claim_component(daemon, agent)
+    await daemon.wait_until(lambda: not daemon.report().get("problem", "none yet"))
 
 
 async def test_stop_is_acknowledged_once_written(disk: FullDisk, daemon: FakeDaemon, tmp_path: Path) -> None:

@@ -130,19 +130,17 @@ async def test_unrecorded_job_is_cancelled(daemon: FakeDaemon, tmp_path: Path) -
         await daemon.wait_for_state(T, "ended")
 
 
-async def test_runner_of_unrecorded_component_is_rejected(daemon: FakeDaemon, tmp_path: Path) -> None:
-    async with running_agent(MemoryLrm(), daemon, tmp_path):
-        await daemon.wait_until(lambda: bool(daemon.inventories))
-        stranger = await FakeRunner.connect(tmp_path)
-        await stranger.authenticate(NAME, runner_secret(NAME))
-        stranger.session = None
-        stranger.send(t="here", life="1", host="a", name="a", phase="running")
-        await stranger.wait_for_disconnect()
-        assert not daemon.report().get("lost_records")
-        runner = await FakeRunner.connect(tmp_path)
-        await runner.introduce(NAME, runner_secret(NAME), phase="running")
-        assert (await runner.read())["t"] == "refused"
-        await daemon.wait_until(lambda: daemon.report().get("lost_records") == [T])
+async def test_runner_of_unrecorded_component_is_rejected(daemon: FakeDaemon, agent: Path) -> None:
+    stranger = await FakeRunner.connect(agent)
+    await stranger.authenticate(NAME, runner_secret(NAME))
+    stranger.session = None
+    stranger.send(t="here", life="1", host="a", name="a", phase="running")
+    await stranger.wait_for_disconnect()
+    assert not daemon.report().get("lost_records")
+    runner = await FakeRunner.connect(agent)
+    await runner.introduce(NAME, runner_secret(NAME), phase="running")
+    assert (await runner.read())["t"] == "refused"
+    await daemon.wait_until(lambda: daemon.report().get("lost_records") == [T])
 
 
 async def test_damaged_record_does_not_affect_other_components(daemon: FakeDaemon, tmp_path: Path) -> None:
@@ -286,22 +284,21 @@ def test_reconnected_runner_resends_output_not_copied(tmp_path: Path, lost: int)
     assert log.missing == ""
 
 
-async def test_saved_output_of_lost_runner_is_sent(daemon: FakeDaemon, tmp_path: Path) -> None:
+async def test_saved_output_of_lost_runner_is_sent(daemon: FakeDaemon, agent: Path) -> None:
     """The daemon receives success and complete output before the resource manager ends the job."""
-    async with running_agent(MemoryLrm(), daemon, tmp_path):
-        runner = await claim_component(daemon, tmp_path)
-        await daemon.open_barrier(["true"], T)
-        await runner.receive("open")
-        await runner.send_output(0, b"first\n")
-        name = lrm_name(daemon.instance, T)
-        spool = tmp_path / daemon.instance / T
-        output = Output(str(spool / "output.0"), runner_secret(name))
-        output.append(b"first\nlast\n")
-        leave_result(spool, 0, output, runner_secret(name))
-        runner.writer.transport.abort()
-        await daemon.wait_until(lambda: daemon.output.get(T) == b"first\nlast\n")
-        assert daemon.status(T)["state"] == "claimed"
-        await daemon.wait_until(lambda: daemon.status(T).get("program_exit") == 0)
+    runner = await claim_component(daemon, agent)
+    await daemon.open_barrier(["true"], T)
+    await runner.receive("open")
+    await runner.send_output(0, b"first\n")
+    name = lrm_name(daemon.instance, T)
+    spool = agent / daemon.instance / T
+    output = Output(str(spool / "output.0"), runner_secret(name))
+    output.append(b"first\nlast\n")
+    leave_result(spool, 0, output, runner_secret(name))
+    runner.writer.transport.abort()
+    await daemon.wait_until(lambda: daemon.output.get(T) == b"first\nlast\n")
+    assert daemon.status(T)["state"] == "claimed"
+    await daemon.wait_until(lambda: daemon.status(T).get("program_exit") == 0)
 
 
 RESULT = {"code": 3, "error": "", "infrastructure": False, "stopped": False, "output": 0, "host": "h", "name": "n"}

@@ -38,11 +38,6 @@ NAME = "koala-test-7.1.0"
 SILENT = r"not answering since \d\d:\d\d:\d\d"
 
 
-@pytest.fixture
-def lrm() -> MemoryLrm:
-    return MemoryLrm()
-
-
 # Silence
 
 
@@ -137,40 +132,36 @@ def test_long_lrm_error_is_truncated() -> None:
         ("", (False, "unknown"), ""),
     ],
 )
+@pytest.mark.usefixtures("agent")
 async def test_rejection_has_fault_of_its_cause(
-    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, fault: str, expected: tuple[bool, str], problem: str
+    lrm: MemoryLrm, daemon: FakeDaemon, fault: str, expected: tuple[bool, str], problem: str
 ) -> None:
     lrm.submit_rejection = SiteRejected("no such account", hint="ask for one", fault=SiteFault(fault))
-    async with running_agent(lrm, daemon, tmp_path):
-        await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))
-        await daemon.submit_component(T)
-        ended = await daemon.wait_for_state(T, "ended")
-        assert (ended["infrastructure"], ended["refused"]) == expected
-        assert ended["error"] == "no such account; ask for one"
-        assert reported_counts(daemon) == (2, 2, problem)
-        if problem:
-            types = [message["type"] for message in daemon.messages]
-            first_problem = min(n for n, m in enumerate(daemon.messages) if m["type"] == "report" and m["problem"])
-            assert first_problem < len(types) - 1 - types[::-1].index("status"), (
-                "the problem is reported before the status, so that no other job is sent"
-            )
+    await daemon.submit_component(T)
+    ended = await daemon.wait_for_state(T, "ended")
+    assert (ended["infrastructure"], ended["refused"]) == expected
+    assert ended["error"] == "no such account; ask for one"
+    assert reported_counts(daemon) == (2, 2, problem)
+    if problem:
+        types = [message["type"] for message in daemon.messages]
+        first_problem = min(n for n, m in enumerate(daemon.messages) if m["type"] == "report" and m["problem"])
+        assert first_problem < len(types) - 1 - types[::-1].index("status"), (
+            "the problem is reported before the status, so that no other job is sent"
+        )
 
 
-async def test_rejection_by_site_fault_is_retried_after_pause(
-    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("agent")
+async def test_rejection_by_site_fault_is_retried_after_pause(lrm: MemoryLrm, daemon: FakeDaemon) -> None:
     lrm.submit_rejection = SiteRejected("no such account", fault=SiteFault.SITE)
-    async with running_agent(lrm, daemon, tmp_path):
-        await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))
-        await daemon.submit_component(T)
-        await daemon.wait_for_state(T, "ended")
-        assert any(report["problem"] == "no such account" for report in daemon.received("report"))
-        await pass_time(lrm_monitor.REFUSAL_PAUSE)
-        lrm.changed.set()
-        await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))
-        lrm.submit_rejection = None
-        await daemon.submit_component("8.1.0")
-        await daemon.wait_for_state("8.1.0", "waiting")
+    await daemon.submit_component(T)
+    await daemon.wait_for_state(T, "ended")
+    assert any(report["problem"] == "no such account" for report in daemon.received("report"))
+    await pass_time(lrm_monitor.REFUSAL_PAUSE)
+    lrm.changed.set()
+    await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))
+    lrm.submit_rejection = None
+    await daemon.submit_component("8.1.0")
+    await daemon.wait_for_state("8.1.0", "waiting")
 
 
 async def test_lrm_that_accepts_no_jobs_is_reported(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
@@ -183,18 +174,17 @@ async def test_lrm_that_accepts_no_jobs_is_reported(lrm: MemoryLrm, daemon: Fake
         await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))
 
 
-async def test_job_that_will_never_start_is_ended(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
-    async with running_agent(lrm, daemon, tmp_path):
-        await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))
-        await daemon.submit_component(T)
-        await daemon.wait_for_state(T, "waiting")
-        lrm.jobs["1"] = LrmJob(
-            "1", NAME, LrmJobState.QUEUED, reason="Slurm will not start it: PartitionTimeLimit", fault="job"
-        )
-        lrm.changed.set()
-        await daemon.wait_until(lambda: daemon.status(T).get("refused") == "job")
-        assert daemon.status(T)["error"] == "Slurm will not start it: PartitionTimeLimit"
-        await daemon.wait_until(lambda: lrm.cancelled == [("1", False)])
+@pytest.mark.usefixtures("agent")
+async def test_job_that_will_never_start_is_ended(lrm: MemoryLrm, daemon: FakeDaemon) -> None:
+    await daemon.submit_component(T)
+    await daemon.wait_for_state(T, "waiting")
+    lrm.jobs["1"] = LrmJob(
+        "1", NAME, LrmJobState.QUEUED, reason="Slurm will not start it: PartitionTimeLimit", fault="job"
+    )
+    lrm.changed.set()
+    await daemon.wait_until(lambda: daemon.status(T).get("refused") == "job")
+    assert daemon.status(T)["error"] == "Slurm will not start it: PartitionTimeLimit"
+    await daemon.wait_until(lambda: lrm.cancelled == [("1", False)])
 
 
 async def test_rejection_of_size_says_which_sizes_it_concerns(
@@ -210,25 +200,22 @@ async def test_rejection_of_size_says_which_sizes_it_concerns(
         assert (ended["refused"], ended["refused_sizes"]) == ("unsuitable", "few")
 
 
-async def test_job_missing_in_unreadable_snapshot_has_not_ended(
-    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
-) -> None:
-    async with running_agent(lrm, daemon, tmp_path):
-        await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))
-        await daemon.submit_component(T)
-        await daemon.wait_for_state(T, "waiting")
-        job, lrm.unreadable = lrm.jobs.pop("1"), 1
-        polls = lrm.polls
-        lrm.changed.set()
-        await daemon.wait_until(lambda: lrm.polls > polls + 1)
-        assert daemon.status(T)["state"] == "waiting"
-        lrm.jobs["1"], lrm.unreadable = replace(job, reason="suspended by Slurm"), 0
-        lrm.changed.set()
-        await daemon.wait_until(lambda: daemon.status(T)["pending"] == "suspended by Slurm")
-        del lrm.jobs["1"]
-        lrm.changed.set()
-        ended = await daemon.wait_for_state(T, "ended")
-        assert ended["error"] == "the local resource manager no longer knows it"
+@pytest.mark.usefixtures("agent")
+async def test_job_missing_in_unreadable_snapshot_has_not_ended(lrm: MemoryLrm, daemon: FakeDaemon) -> None:
+    await daemon.submit_component(T)
+    await daemon.wait_for_state(T, "waiting")
+    job, lrm.unreadable = lrm.jobs.pop("1"), 1
+    polls = lrm.polls
+    lrm.changed.set()
+    await daemon.wait_until(lambda: lrm.polls > polls + 1)
+    assert daemon.status(T)["state"] == "waiting"
+    lrm.jobs["1"], lrm.unreadable = replace(job, reason="suspended by Slurm"), 0
+    lrm.changed.set()
+    await daemon.wait_until(lambda: daemon.status(T)["pending"] == "suspended by Slurm")
+    del lrm.jobs["1"]
+    lrm.changed.set()
+    ended = await daemon.wait_for_state(T, "ended")
+    assert ended["error"] == "the local resource manager no longer knows it"
 
 
 # Limits
@@ -324,31 +311,28 @@ def test_deadline_of_job_is_result_of_program(tmp_path: Path) -> None:
 # Uncertain submissions
 
 
-async def test_late_submission_is_found_before_another(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("agent")
+async def test_late_submission_is_found_before_another(lrm: MemoryLrm, daemon: FakeDaemon) -> None:
     lrm.submit_rejection, lrm.accepts_late = SiteUnavailable("sbatch did not answer"), True
-    async with running_agent(lrm, daemon, tmp_path):
-        await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))
-        await daemon.submit_component(T)
-        # Both tries become jobs while their name is searched for; no third one is submitted.
-        await daemon.wait_for_state(T, "waiting")
-        lrm.changed.set()
-        await daemon.wait_until(lambda: ("2", False) in lrm.cancelled)
-        assert [job.name for job in lrm.jobs.values()] == [NAME, NAME]
-        assert daemon.status(T)["lrm_job"] == "1", "the oldest job stays"
-        assert ("1", False) not in lrm.cancelled
+    await daemon.submit_component(T)
+    # Both tries become jobs while their name is searched for; no third one is submitted.
+    await daemon.wait_for_state(T, "waiting")
+    lrm.changed.set()
+    await daemon.wait_until(lambda: ("2", False) in lrm.cancelled)
+    assert [job.name for job in lrm.jobs.values()] == [NAME, NAME]
+    assert daemon.status(T)["lrm_job"] == "1", "the oldest job stays"
+    assert ("1", False) not in lrm.cancelled
 
 
-async def test_job_accepted_after_give_up_is_ended(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
+async def test_job_accepted_after_give_up_is_ended(lrm: MemoryLrm, daemon: FakeDaemon, agent: Path) -> None:
     lrm.submit_rejection = SiteUnavailable("sbatch did not answer")
-    async with running_agent(lrm, daemon, tmp_path):
-        await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))
-        await daemon.submit_component(T)
-        ended = await daemon.wait_for_state(T, "ended")
-        assert (ended["infrastructure"], ended["error"]) == (True, "sbatch did not answer")
-        await daemon.wait_for_ack(await daemon.send_command("forget", T))
-        lrm.start_job(LrmSubmission(NAME, 1, ("true",), {}, tmp_path, tmp_path))
-        lrm.changed.set()
-        await daemon.wait_until(lambda: lrm.cancelled == [("1", False)])
+    await daemon.submit_component(T)
+    ended = await daemon.wait_for_state(T, "ended")
+    assert (ended["infrastructure"], ended["error"]) == (True, "sbatch did not answer")
+    await daemon.wait_for_ack(await daemon.send_command("forget", T))
+    lrm.start_job(LrmSubmission(NAME, 1, ("true",), {}, agent, agent))
+    lrm.changed.set()
+    await daemon.wait_until(lambda: lrm.cancelled == [("1", False)])
 
 
 def make_component(tmp_path: Path, lrm_job: str | None, *runners: str) -> Component:
@@ -389,33 +373,40 @@ def test_duplicate_jobs_are_ended_except_one(
 # Lingering jobs
 
 
-async def test_lingering_job_is_reported_and_killed(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
-    async with running_agent(lrm, daemon, tmp_path):
-        await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))
-        await daemon.submit_component(T)
-        await daemon.wait_for_state(T, "waiting")
-        lrm.jobs["1"] = replace(lrm.jobs["1"], state=LrmJobState.ENDED)
-        lrm.changed.set()
-        await daemon.wait_for_state(T, "ended")
-        await daemon.wait_for_ack(await daemon.send_command("forget", T))
-        lrm.jobs["1"] = LrmJob("1", NAME, LrmJobState.RUNNING, ("a", "b"), reason="node a does not answer")
-        lrm.changed.set()
-        await daemon.wait_until(lambda: bool(daemon.report()["notices"]))
-        (notice,) = daemon.report()["notices"]
-        job = r"the resource manager still holds job 1 \(koala-test-7\.1\.0, 2 nodes\)"
-        text = job + r", ordered to end at \d\d:\d\d:\d\d"
-        assert re.fullmatch(f"{text}: node a does not answer", notice)
-        lrm.force_error = SiteRejected(
-            "qdel -f: forcing a job deletion requires manager privileges", hint="ask a manager"
-        )
-        lrm.changed.set()
-        await daemon.wait_until(lambda: ("1", True) in lrm.cancelled)
-        assert lrm.cancelled[0] == ("1", False)
-        lrm.changed.set()
-        await daemon.wait_until(lambda: daemon.report()["notices"][0].endswith("manager privileges: ask a manager"))
-        lrm.end_job("1")
-        lrm.changed.set()
-        await daemon.wait_until(lambda: daemon.report()["notices"] == [])
+@pytest.mark.usefixtures("agent")
+async def test_lingering_job_is_reported_and_killed(lrm: MemoryLrm, daemon: FakeDaemon) -> None:
+    await daemon.submit_component(T)
+    await daemon.wait_for_state(T, "waiting")
+    lrm.jobs["1"] = replace(lrm.jobs["1"], state=LrmJobState.ENDED)
+    lrm.changed.set()
+    await daemon.wait_for_state(T, "ended")
+    await daemon.wait_for_ack(await daemon.send_command("forget", T))
+    lrm.jobs["1"] = LrmJob("1", NAME, LrmJobState.RUNNING, ("a", "b"), reason="node a does not answer")
+    lrm.changed.set()
+    await daemon.wait_until(lambda: bool(daemon.report()["notices"]))
+    (notice,) = daemon.report()["notices"]
+    job = r"the resource manager still holds job 1 \(koala-test-7\.1\.0, 2 nodes\)"
+    text = job + r", ordered to end at \d\d:\d\d:\d\d"
+    assert re.fullmatch(f"{text}: node a does not answer", notice)
+    lrm.force_error = SiteRejected("qdel -f: forcing a job deletion requires manager privileges", hint="ask a manager")
+    lrm.changed.set()
+    await daemon.wait_until(lambda: ("1", True) in lrm.cancelled)
+    assert lrm.cancelled[0] == ("1", False)
+    lrm.changed.set()
+    await daemon.wait_until(lambda: daemon.report()["notices"][0].endswith("manager privileges: ask a manager"))
+    lrm.end_job("1")
+    lrm.changed.set()
+    await daemon.wait_until(lambda: daemon.report()["notices"] == [])
+
+
+@pytest.mark.usefixtures("agent")
+async def test_second_job_of_component_is_cancelled(lrm: MemoryLrm, daemon: FakeDaemon) -> None:
+    await daemon.submit_component(T)
+    await daemon.wait_for_state(T, "waiting")
+    lrm.jobs["2"] = LrmJob("2", NAME, LrmJobState.QUEUED)
+    lrm.changed.set()
+    await daemon.wait_until(lambda: lrm.cancelled == [("2", False)])
+    assert daemon.status(T)["lrm_job"] == "1"
 
 
 def test_restarted_component_is_not_ended_as_leftover() -> None:

@@ -32,11 +32,6 @@ NO_QUEUE_TEXT = "there is no queue long.q; set clusters.north.queue"
 NO_ANSWER = SiteUnavailable("squeue did not answer")
 
 
-@pytest.fixture
-def lrm() -> MemoryLrm:
-    return MemoryLrm()
-
-
 @pytest.mark.parametrize("attribute", ["open_error", "error"])
 async def test_lrm_failing_from_start_is_reported(
     lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, attribute: str
@@ -66,21 +61,20 @@ async def test_returning_daemon_receives_lrm_problem_at_once(
         await daemon.wait_until(lambda: reported_counts(daemon) == (0, 0, NO_QUEUE_TEXT))
 
 
-async def test_lrm_problem_is_reported_with_last_counts(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
-    async with running_agent(lrm, daemon, tmp_path):
-        await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))
-        lrm.error = NO_ANSWER
-        lrm.changed.set()
-        await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, "squeue did not answer"))
-        await daemon.stop_listening()
-        daemon.messages.clear()
-        daemon.inventories.clear()
-        await daemon.listen()
-        await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, "squeue did not answer"))
-        assert daemon.inventories == [[]]
-        lrm.error = None
-        lrm.changed.set()
-        await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))
+@pytest.mark.usefixtures("agent")
+async def test_lrm_problem_is_reported_with_last_counts(lrm: MemoryLrm, daemon: FakeDaemon) -> None:
+    lrm.error = NO_ANSWER
+    lrm.changed.set()
+    await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, "squeue did not answer"))
+    await daemon.stop_listening()
+    daemon.messages.clear()
+    daemon.inventories.clear()
+    await daemon.listen()
+    await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, "squeue did not answer"))
+    assert daemon.inventories == [[]]
+    lrm.error = None
+    lrm.changed.set()
+    await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))
 
 
 async def test_unsure_submission_waits_for_open(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
@@ -215,18 +209,16 @@ async def test_agent_without_journals_waits_for_lrm(lrm: MemoryLrm, daemon: Fake
         assert daemon.inventories == []
 
 
-async def test_failed_start_of_runner_quotes_its_log(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
-    async with running_agent(lrm, daemon, tmp_path):
-        await daemon.wait_until(lambda: bool(daemon.inventories))
-        await daemon.submit_component("7.1.0", 1)
-        await daemon.wait_until(lambda: bool(daemon.status("7.1.0").get("lrm_job")))
-        folder = tmp_path / "test" / "7.1.0"
-        (folder / "runner.log").write_bytes(b"x" * 5000 + b"\n  File runner.py\nSyntaxError: invalid \xff\n\n")
-        lrm.end_job("1")
-        lrm.changed.set()
-        error = (await daemon.wait_for_state("7.1.0", "ended"))["error"]
-        assert "ended without a word (exit code 0): no reason given; " in error
-        assert error.endswith("the last line of its runner.log: SyntaxError: invalid \ufffd")
+async def test_failed_start_of_runner_quotes_its_log(lrm: MemoryLrm, daemon: FakeDaemon, agent: Path) -> None:
+    await daemon.submit_component("7.1.0", 1)
+    await daemon.wait_until(lambda: bool(daemon.status("7.1.0").get("lrm_job")))
+    folder = agent / "test" / "7.1.0"
+    (folder / "runner.log").write_bytes(b"x" * 5000 + b"\n  File runner.py\nSyntaxError: invalid \xff\n\n")
+    lrm.end_job("1")
+    lrm.changed.set()
+    error = (await daemon.wait_for_state("7.1.0", "ended"))["error"]
+    assert "ended without a word (exit code 0): no reason given; " in error
+    assert error.endswith("the last line of its runner.log: SyntaxError: invalid \ufffd")
 
 
 @pytest.mark.parametrize(
@@ -319,40 +311,37 @@ async def test_error_at_component_end_spares_other_components(
         assert "ended without a word" in (await daemon.wait_for_state("8.1.0", "ended"))["error"]
 
 
+@pytest.mark.usefixtures("agent")
 async def test_error_during_poll_is_reported_as_problem(
-    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lrm: MemoryLrm, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse() -> None:
         raise ZeroDivisionError("unexpected error")
 
-    async with running_agent(lrm, daemon, tmp_path):
-        await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))
-        with monkeypatch.context() as patch:
-            patch.setattr(lrm, "_check", refuse)
-            lrm.changed.set()
-            await daemon.wait_until(lambda: "unexpected error" in reported_counts(daemon)[2])
+    with monkeypatch.context() as patch:
+        patch.setattr(lrm, "_check", refuse)
         lrm.changed.set()
-        await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))
+        await daemon.wait_until(lambda: "unexpected error" in reported_counts(daemon)[2])
+    lrm.changed.set()
+    await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))
 
 
 # Silent runners
 
 
-async def test_runner_that_never_connects_is_fault_of_site(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
-    async with running_agent(lrm, daemon, tmp_path):
-        await daemon.wait_until(lambda: bool(daemon.inventories))
-        await daemon.submit_component("7.1.0", 2)
-        await daemon.wait_until(lambda: bool(daemon.status("7.1.0").get("lrm_job")))
-        lrm.changed.set()
-        await daemon.wait_until(lambda: bool(daemon.status("7.1.0").get("error")))
-        status, address = daemon.status("7.1.0"), json.loads((tmp_path / "agent.json").read_text())
-        runner_address = f"{address['host']}:{address['port']}"
-        assert status["error"] == f"the runner on a runs but did not connect to the agent at {runner_address}"
-        assert status["infrastructure"]
+async def test_runner_that_never_connects_is_fault_of_site(lrm: MemoryLrm, daemon: FakeDaemon, agent: Path) -> None:
+    await daemon.submit_component("7.1.0", 2)
+    await daemon.wait_until(lambda: bool(daemon.status("7.1.0").get("lrm_job")))
+    lrm.changed.set()
+    await daemon.wait_until(lambda: bool(daemon.status("7.1.0").get("error")))
+    status, address = daemon.status("7.1.0"), json.loads((agent / "agent.json").read_text())
+    runner_address = f"{address['host']}:{address['port']}"
+    assert status["error"] == f"the runner on a runs but did not connect to the agent at {runner_address}"
+    assert status["infrastructure"]
 
 
-async def test_booting_nodes_are_awaited_and_reported(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
-
+@pytest.mark.usefixtures("agent")
+async def test_booting_nodes_are_awaited_and_reported(lrm: MemoryLrm, daemon: FakeDaemon) -> None:
     def pending_status() -> tuple[str, float]:
         status = daemon.status("7.1.0")
         return status.get("pending", ""), status.get("starting", 0.0)
@@ -361,88 +350,82 @@ async def test_booting_nodes_are_awaited_and_reported(lrm: MemoryLrm, daemon: Fa
         lrm.jobs["1"] = replace(lrm.jobs["1"], **changes)  # type: ignore[arg-type]
         lrm.changed.set()
 
-    async with running_agent(lrm, daemon, tmp_path):
-        await daemon.wait_until(lambda: bool(daemon.inventories))
-        lrm.is_answering.clear()
-        await daemon.submit_component("7.1.0", 2)
-        await daemon.wait_until(lambda: bool(daemon.status("7.1.0").get("lrm_job")))
-        change_job(state=LrmJobState.QUEUED, reason="Slurm says Priority")
-        lrm.is_answering.set()
-        await daemon.wait_until(lambda: pending_status() == ("Slurm says Priority", 0.0))
-        change_job(reason="")  # not every poll gives the reason
-        looks = lrm.polls
-        await daemon.wait_until(lambda: lrm.polls > looks)
-        assert pending_status() == ("Slurm says Priority", 0.0)
-        change_job(state=LrmJobState.RUNNING, reason="its nodes boot", starting=300.0)
-        await daemon.wait_until(lambda: pending_status() == ("its nodes boot", 300.0))
-        assert "1" not in {job for job, _ in lrm.cancelled}
-        assert not daemon.status("7.1.0").get("error")
-        change_job(reason="", starting=0.0)
-        await daemon.wait_until(lambda: pending_status() == ("", 0.0))
-        await daemon.wait_until(lambda: "did not connect" in daemon.status("7.1.0").get("error", ""))
+    lrm.is_answering.clear()
+    await daemon.submit_component("7.1.0", 2)
+    await daemon.wait_until(lambda: bool(daemon.status("7.1.0").get("lrm_job")))
+    change_job(state=LrmJobState.QUEUED, reason="Slurm says Priority")
+    lrm.is_answering.set()
+    await daemon.wait_until(lambda: pending_status() == ("Slurm says Priority", 0.0))
+    change_job(reason="")  # not every poll gives the reason
+    looks = lrm.polls
+    await daemon.wait_until(lambda: lrm.polls > looks)
+    assert pending_status() == ("Slurm says Priority", 0.0)
+    change_job(state=LrmJobState.RUNNING, reason="its nodes boot", starting=300.0)
+    await daemon.wait_until(lambda: pending_status() == ("its nodes boot", 300.0))
+    assert "1" not in {job for job, _ in lrm.cancelled}
+    assert not daemon.status("7.1.0").get("error")
+    change_job(reason="", starting=0.0)
+    await daemon.wait_until(lambda: pending_status() == ("", 0.0))
+    await daemon.wait_until(lambda: "did not connect" in daemon.status("7.1.0").get("error", ""))
 
 
 @pytest.mark.parametrize("reports_exit", [False, True])
 async def test_lost_node_without_disconnect_ends_component(
-    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, reports_exit: bool
+    lrm: MemoryLrm, daemon: FakeDaemon, agent: Path, reports_exit: bool
 ) -> None:
     """The report of the resource manager counts after a grace in which the runners may still report."""
-    async with running_agent(lrm, daemon, tmp_path):
-        runner = await claim_component(daemon, tmp_path)
-        lrm.lose_job("1", "NODE_FAIL")
-        lrm.changed.set()
-        if reports_exit:
-            runner.send(t="exit", code=3, error="", infrastructure=False, stopped=False)
-        status = await daemon.wait_for_state("7.1.0", "ended")
-        assert status["infrastructure"]
-        assert "NODE_FAIL" in status["error"]
-        runner.writer.transport.abort()
+    runner = await claim_component(daemon, agent)
+    lrm.lose_job("1", "NODE_FAIL")
+    lrm.changed.set()
+    if reports_exit:
+        runner.send(t="exit", code=3, error="", infrastructure=False, stopped=False)
+    status = await daemon.wait_for_state("7.1.0", "ended")
+    assert status["infrastructure"]
+    assert "NODE_FAIL" in status["error"]
+    runner.writer.transport.abort()
 
 
-async def test_node_lost_after_success_is_no_failure(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
-    async with running_agent(lrm, daemon, tmp_path):
-        runner = await claim_component(daemon, tmp_path)
-        await daemon.open_barrier(["true"], "7.1.0")
-        await runner.receive("open")
-        runner.send(t="exit", code=0, error="", infrastructure=False, stopped=False)
-        await daemon.wait_until(lambda: daemon.status("7.1.0").get("program_exit") == 0)
-        lrm.lose_job("1", "NODE_FAIL")
-        lrm.changed.set()
-        await runner.receive("stop")  # the runner is still connected when its loss is noticed
-        runner.writer.transport.abort()
-        status = await daemon.wait_for_state("7.1.0", "ended")
-        assert (status["program_exit"], status["infrastructure"], status["error"]) == (0, False, "")
+async def test_node_lost_after_success_is_no_failure(lrm: MemoryLrm, daemon: FakeDaemon, agent: Path) -> None:
+    runner = await claim_component(daemon, agent)
+    await daemon.open_barrier(["true"], "7.1.0")
+    await runner.receive("open")
+    runner.send(t="exit", code=0, error="", infrastructure=False, stopped=False)
+    await daemon.wait_until(lambda: daemon.status("7.1.0").get("program_exit") == 0)
+    lrm.lose_job("1", "NODE_FAIL")
+    lrm.changed.set()
+    await runner.receive("stop")  # the runner is still connected when its loss is noticed
+    runner.writer.transport.abort()
+    status = await daemon.wait_for_state("7.1.0", "ended")
+    assert (status["program_exit"], status["infrastructure"], status["error"]) == (0, False, "")
 
 
-async def test_runner_of_ended_job_is_stopped(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
+async def test_runner_of_ended_job_is_stopped(lrm: MemoryLrm, daemon: FakeDaemon, agent: Path) -> None:
     """The nodes of the job are free for others, so a connected runner must end."""
-    async with running_agent(lrm, daemon, tmp_path):
-        runner = await claim_component(daemon, tmp_path)
-        lrm.end_job("1")
-        lrm.changed.set()
-        await runner.receive("stop")
-        runner.writer.transport.abort()
+    runner = await claim_component(daemon, agent)
+    lrm.end_job("1")
+    lrm.changed.set()
+    await runner.receive("stop")
+    runner.writer.transport.abort()
 
 
-async def test_probe_of_earlier_daemon_is_not_confirmed(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("agent")
+async def test_probe_of_earlier_daemon_is_not_confirmed(lrm: MemoryLrm, daemon: FakeDaemon) -> None:
     """Each daemon counts its probes from 1."""
-    async with running_agent(lrm, daemon, tmp_path):
-        await daemon.wait_until(lambda: bool(daemon.inventories))
-        lrm.is_answering.clear()
-        looks = lrm.polls
-        await daemon.send_messages("north", {"type": "probe", "sequence": 1, "look": True})
-        await daemon.wait_until(lambda: lrm.polls > looks)
-        await daemon.stop_listening()
-        await daemon.listen()
-        await daemon.wait_until(lambda: len(daemon.inventories) > 1)
-        await daemon.send_messages("north", {"type": "probe", "sequence": 1, "look": True})
-        await daemon.submit_component("7.1.0", 1)  # the agent has read the probe before this command
-        await daemon.wait_until(lambda: bool(daemon.received("status", "7.1.0")))
-        lrm.is_answering.set()
-        await daemon.wait_until(lambda: bool(daemon.received("confirmed")))
-        await daemon.send_messages("north", {"type": "probe", "sequence": 2, "look": True})
-        await daemon.wait_until(lambda: daemon.received("confirmed")[-1]["sequence"] == 2)
-        assert [m["sequence"] for m in daemon.received("confirmed")] == [1, 2]
+    lrm.is_answering.clear()
+    looks = lrm.polls
+    await daemon.send_messages("north", {"type": "probe", "sequence": 1, "look": True})
+    await daemon.wait_until(lambda: lrm.polls > looks)
+    await daemon.stop_listening()
+    await daemon.listen()
+    await daemon.wait_until(lambda: len(daemon.inventories) > 1)
+    await daemon.send_messages("north", {"type": "probe", "sequence": 1, "look": True})
+    await daemon.submit_component("7.1.0", 1)  # the agent has read the probe before this command
+    await daemon.wait_until(lambda: bool(daemon.received("status", "7.1.0")))
+    lrm.is_answering.set()
+    await daemon.wait_until(lambda: bool(daemon.received("confirmed")))
+    await daemon.send_messages("north", {"type": "probe", "sequence": 2, "look": True})
+    await daemon.wait_until(lambda: daemon.received("confirmed")[-1]["sequence"] == 2)
+    assert [m["sequence"] for m in daemon.received("confirmed")] == [1, 2]
 
 
 SNAPSHOT_S = 2.0
@@ -473,14 +456,13 @@ async def test_released_nodes_are_noticed_while_jobs_wait(lrm: MemoryLrm, daemon
         await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))  # by the following frequent polls
 
 
-async def test_lrm_without_foreign_jobs_is_not_polled_more(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
-    async with running_agent(lrm, daemon, tmp_path):
-        await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))
-        await send_probe(daemon, 1, look=True, awaited=True)
-        assert await count_polls(lrm) == 0
-        lrm.down = 1
-        await send_probe(daemon, 2, look=True, awaited=True)
-        assert await count_polls(lrm) > 5
+@pytest.mark.usefixtures("agent")
+async def test_lrm_without_foreign_jobs_is_not_polled_more(lrm: MemoryLrm, daemon: FakeDaemon) -> None:
+    await send_probe(daemon, 1, look=True, awaited=True)
+    assert await count_polls(lrm) == 0
+    lrm.down = 1
+    await send_probe(daemon, 2, look=True, awaited=True)
+    assert await count_polls(lrm) > 5
 
 
 @pytest.mark.parametrize("end", ["no waiting jobs", "no daemon"])

@@ -86,9 +86,3 @@ def test_advisor_record_shows_accuracy_by_kind_and_period(koala: Koala, server: 
         "start     1 d   2        2     50% (9% to 91%)  0%     50%   3:30          +3:30  1     1",
         "start     7 d   3        3     33% (6% to 79%)  33%    33%   1:20          +0:10  1     1",
     ]
-
-
-def test_advisor_record_with_limit_0_is_rejected(koala: Koala) -> None:
-    ended = koala("advisor", "record", "--limit", "0")
-    assert ended.code == 2
-    assert "--limit" in ended.err

@@ -4,7 +4,6 @@ import json
 import shlex
 from dataclasses import replace
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 
 from koalapy.api.job_changes import change_between
@@ -41,6 +40,13 @@ def test_change_of_bound_alone_keeps_size(koala: Koala, server: Server) -> None:
     assert server.service.records[1].spec.request == FlexibleRequest(6, max_components=2)
 
 
+def test_change_that_contradicts_split_options_of_job_is_rejected(koala: Koala) -> None:
+    submit(koala, "--split", "4,2")
+    result = koala("change", "1", "--flexible", "5")
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("koala: request.split_options[0] sums to 6")
+
+
 def test_change_dry_run_changes_nothing(koala: Koala, server: Server) -> None:
     submit(koala)
     before = server.service.records[1]
@@ -48,34 +54,6 @@ def test_change_dry_run_changes_nothing(koala: Koala, server: Server) -> None:
     assert (result.code, result.out) == (0, "would be placed at once on north (4 nodes)\n")
     assert json.loads(koala("change", "1", "--flexible", "2", "--dry-run", "--json").out)["job"] == 1
     assert server.service.records[1] is before
-
-
-@pytest.mark.parametrize(
-    ("options", "code", "text"),
-    [
-        (("--flexible", "20"), 2, "--flexible is 20"),
-        (("--flexible", "0"), 2, "--flexible is 0"),
-        (("--flexible", "2", "--fixed", "north:2"), 2, "cannot be given together"),
-        (("--fixed", "north:2", "--max-components", "2"), 2, "are for flexible requests"),
-        (("--reset", "walltime"), 2, "--reset is 'walltime'"),
-        (("--reset", "policy", "--policy", "best-fit"), 2, "cannot be given together"),
-        (("--reset", "max-components", "--max-components", "2"), 2, "cannot be given together"),
-        (("--policy", "other"), 2, "there is no policy other"),
-    ],
-)
-def test_change_with_invalid_options_is_rejected(
-    koala: Koala, server: Server, options: tuple[str, ...], code: int, text: str
-) -> None:
-    submit(koala)
-    before = server.service.records[1]
-    result = koala("change", "1", *options)
-    assert (result.code, result.out) == (code, "")
-    assert text in result.err
-    assert server.service.records[1] is before
-
-
-def test_change_of_unknown_job_exits_with_3(koala: Koala) -> None:
-    assert koala("change", "7", "--flexible", "2").code == 3
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=15)

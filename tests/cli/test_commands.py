@@ -283,25 +283,6 @@ def test_logs_of_missing_component_is_rejected(koala: Koala, follow: tuple[str, 
     assert koala("logs", "1", "--component", "9", *follow).code == 3
 
 
-@pytest.mark.parametrize(
-    ("arguments", "refused"),
-    [
-        (("submit", "--flexible", "1", "--timeout", "5", "x"), "--timeout needs --wait"),
-        (("submit", "--flexible", "1", "-q", "--json", "x"), "--quiet and --json cannot be given together"),
-        (("queue", "-q", "--json"), "--quiet and --json cannot be given together"),
-        (("queue", "-q", "-o", "json"), "--quiet and --json cannot be given together"),
-        (("queue", "-o", "wide", "--json"), "--output and --json cannot be given together"),
-        (("queue", "--all", "--user", "bob"), "--user and --all cannot be given together"),
-        (("show", "1", "-f", "--json"), "--follow and --json cannot be given together"),
-        (("token", "create", "-q", "--json"), "--quiet and --json cannot be given together"),
-    ],
-)
-def test_option_that_would_be_ignored_is_rejected(koala: Koala, arguments: tuple[str, ...], refused: str) -> None:
-    ended = koala(*arguments)
-    assert (ended.code, ended.out) == (2, "")
-    assert ended.err.startswith(f"koala: {refused}")
-
-
 def test_submit_with_relative_chdir_runs_below_current_directory(koala: Koala) -> None:
     def workdir(folder: str) -> str:
         return str(json.loads(koala(*FLEXIBLE, "--json", "--chdir", folder, "x").out)["workdir"])
@@ -507,68 +488,6 @@ def test_metrics_prints_use_and_wait_times(koala: Koala) -> None:
     assert koala("metrics").out == METRICS
     assert json.loads(koala("metrics", "--since", "1800", "--json").out)["clusters"][0]["utilisation"] == 1.0
     assert koala("metrics", "--since", "0").code == 2
-
-
-def test_local_run_on_unknown_cluster_exits_with_3(koala: Koala) -> None:
-    assert koala("local-run", "nroth", "1", "true").code == 3
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "says"),
-    [
-        (("submit", "--flexible", "20", "x"), 2, "koala: --flexible is 20, but the whole grid has 8 nodes"),
-        (("submit", "--flexible", "x", "x"), 2, "koala: Invalid value for '--flexible': 'x' is not a"),
-        (("submit", "--flexible", "6", "--split", "4,3", "x"), 2, "koala: --split 4,3 sums to 7"),
-        (("submit", "--flexible", "2", "--min-component", "3", "x"), 2, "koala: --min-component is 3"),
-        (("submit", "--fixed", "north:1,nroth:1", "x"), 2, "koala: --fixed: cluster of component 1 is nroth"),
-        (("submit", "--nonfixed", "1,5", "x"), 2, "koala: --nonfixed: size of component 1 is 5"),
-        (("submit", "--nonfixed", "4,4,4", "x"), 2, "koala: --nonfixed: the components need 12 nodes"),
-        (("submit", "--flexible", "6", "--ppn", "0", "x"), 2, "koala: --ppn is 0"),
-        (
-            ("submit", "--flexible", "6", "--walltime", "0", "x"),
-            2,
-            "koala: --walltime is '0'; give more than 0 seconds",
-        ),
-        (("submit", "--flexible", "6", "--walltime", "soon", "x"), 2, "koala: --walltime is 'soon', not a duration"),
-        (("submit", "--flexible", "6", "--policy-option", "metric", "x"), 2, "koala: --policy-option is 'metric'"),
-        (("submit", "--flexible", "6", "--coallocation", "no", "x"), 2, "koala: --coallocation is 'no'"),
-        (
-            ("submit", "--flexible", "6", "--coallocation", "0", "x"),
-            2,
-            "koala: --coallocation is 0, not a valid number",
-        ),
-        (
-            ("submit", "--flexible", "6", "--claiming", "x", "x"),
-            2,
-            "koala: Invalid value for '--claiming': 'x'; known: a",
-        ),
-        (("submit", "--flexible", "6", "--claim-threshold", "2", "x"), 2, "koala: --claim-threshold is 2"),
-        (("submit", "--flexible", "6", "--speed-ratio-min", "-1", "x"), 2, "koala: --speed-ratio-min is -1"),
-        (("submit", "--flexible", "6", "--max-claiming-tries", "0", "x"), 2, "koala: --max-claiming-tries is 0"),
-        (("submit", "--flexible", "6", "--retry-on-exit", "300", "x"), 2, "koala: --retry-on-exit is 300"),
-        (("submit", "--flexible", "6"), 2, "koala: command is empty"),
-        (("submit", "x"), 2, "koala: the request has no nodes"),
-        (("submit", "-f", "/nowhere.yaml"), 2, "koala: cannot read /nowhere.yaml"),
-        (("show", "9"), 3, "koala: there is no job 9"),
-        (
-            ("show", "nine"),
-            2,
-            "koala: Invalid value for 'JOB': 'nine' is not a job; give 7, or 7[3-9] for tasks of an array",
-        ),
-        (("logs", "9", "-f"), 3, "koala: there is no job 9"),
-        (("wait", "9"), 3, "koala: there is no job 9"),
-        (("queue", "--state", "runing"), 2, "koala: Invalid value for '--state': 'runing'; did you mean running? "),
-        (("nonsense",), 2, "koala: No such command 'nonsense'"),
-        (("show", "1", "--url", "localhost"), 2, "koala: localhost is not a URL"),
-        (("show", "1", "--url", "http://127.0.0.1:1"), 5, "koala: no daemon answers at http://127.0.0.1:1"),
-    ],
-)
-def test_error_is_one_line_with_hint(koala: Koala, arguments: tuple[str, ...], code: int, says: str) -> None:
-    result = koala(*arguments)
-    assert (result.code, result.out) == (code, ""), result.err
-    assert result.err.startswith(says), result.err
-    assert result.err.count("\n") == 1
-    assert ";" in result.err
 
 
 def test_error_in_job_file_names_its_field(koala: Koala, tmp_path: Path) -> None:

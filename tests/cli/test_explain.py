@@ -81,11 +81,6 @@ def test_explain_json_has_reasons_and_smallest_change(koala: Koala, server: Serv
     }
 
 
-def test_explain_unknown_job_exits_with_3(koala: Koala) -> None:
-    result = koala("explain", "7")
-    assert (result.code, result.out) == (3, "")
-
-
 def test_dry_run_shows_placement_and_submits_nothing(koala: Koala, server: Server) -> None:
     result = koala("submit", "--flexible", "4", "--dry-run", "--", "program")
     assert result.code == 0
@@ -129,20 +124,6 @@ def test_dry_run_of_waiting_job_offers_command(koala: Koala, server: Server) -> 
     assert result.out.startswith("would wait: needs 6 nodes on one cluster;")
     assert "\n  koala submit --flexible 6 --max-components 2 " in result.out
     assert "tries" not in result.out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("--flexible", "20", "--dry-run", "--", "program"), "--flexible is 20"),
-        (("--flexible", "2", "--dry-run"), "command is empty"),
-        (("--flexible", "2", "--dry-run", "--wait", "--", "program"), "--wait and --dry-run"),
-    ],
-)
-def test_dry_run_with_invalid_options_is_rejected(koala: Koala, arguments: tuple[str, ...], says: str) -> None:
-    result = koala("submit", *arguments)
-    assert (result.code, result.out) == (2, "")
-    assert says in result.err
 
 
 @pytest.mark.parametrize(

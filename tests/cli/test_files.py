@@ -56,12 +56,6 @@ def test_input_option_is_parsed(text: str, fields: dict[str, str]) -> None:
     assert inputs_of([text]) == [fields]
 
 
-@pytest.mark.parametrize("text", ["", ":partitioned", "f:as=a:as=b", "f:whole:partitioned"])
-def test_invalid_input_option_is_rejected(text: str) -> None:
-    with pytest.raises(CliError, match="--input"):
-        inputs_of([text])
-
-
 def test_submit_with_transferred_files_omits_workdir(koala: Koala, server: Server) -> None:
     for options in (("--input", "m:as=x"), ("--collect", "*.csv", "--collect", "out/**")):
         assert koala("submit", *SIX, *options, "--", "true").code == 0
@@ -91,23 +85,6 @@ def test_job_file_may_list_inputs_and_staged_files(koala: Koala, server: Server,
     assert unpack_archive(server.bundles.contents[spec.bundle.id]) == {"run.sh": b"echo hello"}
     (tmp_path / "job.yaml").write_text("request: {type: flexible, total_size: 1}\nstage: run.sh\n")
     assert "stage in the job file is not a list of paths" in koala("submit", "-f", str(tmp_path / "job.yaml")).err
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--collect", "/etc/*"), "koala: --collect is '/etc/*', which is not below the component's folder"),
-        (("--feature", "ib&gpu"), "koala: --feature is 'ib&gpu', which no resource manager accepts as a name"),
-        (("--gpus", "0"), "koala: --gpus count is 0; give at least 1"),
-        (("--memory", "16G"), "koala: --memory is '16G', not an amount of memory; give a number with a unit: 16GB"),
-        (("--memory", "64"), "koala: --memory is '64', which has no unit; give 64GB or 64MB"),
-        (("--communication", "2"), "koala: --communication is 2; give a fraction of the run time from 0 to 1"),
-    ],
-)
-def test_rejection_of_field_names_its_option(koala: Koala, options: tuple[str, ...], message: str) -> None:
-    ended = koala("submit", *SIX, *options, "--", "true")
-    assert ended.code == 2
-    assert ended.err.startswith(message)
 
 
 @pytest.fixture
@@ -322,6 +299,13 @@ def test_unpack_of_invalid_member_is_rejected(facts: dict[str, str], tmp_path: P
     with pytest.raises(CliError, match="the archive is invalid"):
         unpack_results(iter([make_archive((member, b""))]), tmp_path / "to", force=True)
     assert not [path for path in (tmp_path / "to").rglob("*") if path.is_file()]
+
+
+def test_unpack_of_file_that_exists_is_rejected_without_force(tmp_path: Path) -> None:
+    twice = make_archive(*[(tarfile.TarInfo("0-north/a"), text) for text in (b"first", b"again")])
+    with pytest.raises(CliError, match="exists already"):
+        unpack_results(iter([twice]), tmp_path, force=False)
+    assert (tmp_path / "0-north/a").read_bytes() == b"first"
 
 
 class BreakingStream(list[bytes]):

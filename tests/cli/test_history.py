@@ -14,6 +14,7 @@ from koalapy.daemon.jobs.history import History
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.request import FlexibleRequest
+from koalapy.store.history import HistoryStore
 from koalapy.store.opening import Stores
 from koalapy.store.records import Batch
 from tests.cli.conftest import Koala, Server
@@ -147,3 +148,14 @@ def test_history_rejects_unsuitable_options(koala: Koala, options: str, message:
 
 def test_usage_shows_days(koala: Koala) -> None:
     assert koala("usage", "--days", str(int(time.time() - NOW) // 86400 + 30), "--step", "all").code == 0
+
+
+def test_history_read_in_parts_equals_that_of_one_page(koala: Koala, stores: Stores) -> None:
+    parts = Server(history=History(HistoryStore(stores.jobs.database, max_examined=2), lambda: NOW, list))
+    parts.start()
+    try:
+        for options in ("--all --sort memory", "--all --sum"):
+            command = ("history", "--json", *options.split())
+            assert koala(*command, "--url", parts.url).out == koala(*command).out
+    finally:
+        parts.end()

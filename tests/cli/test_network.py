@@ -88,6 +88,12 @@ def test_network_marks_and_explains_link_states(koala: Koala, server: Server) ->
     assert json.loads(koala("network", "--json").out)["links"][1]["state"] == "unreachable"
 
 
+def test_network_shows_each_direction_of_a_link(koala: Koala, server: Server) -> None:
+    server.network.set_measurements(replace(make_pingpong(BOTH), back=100e6))
+    lines = koala("network").out.splitlines()
+    assert (lines[1].split(), lines[3].split()) == (["north", "–", "185"], ["south", "100", "–"])
+
+
 def test_network_marks_relayed_links(koala: Koala, server: Server) -> None:
     server.network.set_measurements(
         replace(make_pingpong(BOTH, ended_at=NOW - 50.0), kind=MeasurementKind.RELAYED, latency=3e-4, bandwidth=5e8)

@@ -76,34 +76,6 @@ def test_selection_by_user_acts_on_jobs_of_this_user_only(koala: Koala) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        ("cancel", "koala cancel is given no job; give ids, --last, or a selection such as"),
-        ("hold", "koala hold is given no job; give ids, --last, or a selection such as"),
-        ("priority high", "koala priority is given no job; give ids, --last, or a selection such as"),
-        ("cancel 1 --mine", "--mine and JOB cannot be given together; drop one"),
-        ("cancel -u bob --mine", "--user and --mine cannot be given together; drop one"),
-        ("cancel 1 -u bob", "--user and JOB cannot be given together; drop one"),
-        ("cancel --last -u bob", "--user and --last cannot be given together; drop one"),
-        ("cancel --last --name x", "--name and --last cannot be given together; drop one"),
-        ("wait 1 --state queued", "--state and JOB cannot be given together; drop one"),
-        ("cancel --state over", "--state is over, and koala cancel cannot change jobs in state 'over'; use claiming,"),
-        (
-            "release --state queued",
-            "--state is queued, and koala release cannot change jobs in state 'queued'; use held",
-        ),
-        ("cancel --state ,", "--state is ,, and koala cancel cannot change jobs in state ''; use claiming,"),
-    ],
-)
-def test_wrong_selection_changes_nothing(koala: Koala, arguments: str, error: str) -> None:
-    submit_named(koala, "a")
-    ended = koala(*arguments.split())
-    assert (ended.code, ended.out) == (Exit.USAGE, "")
-    assert ended.err.startswith(f"koala: {error}")
-    assert states(koala) == {"a": "queued"}
-
-
 class Terminal(io.StringIO):
     """Standard input at a terminal."""
 

@@ -13,7 +13,6 @@ from koalapy.cli.jobs.submission import (
     RequestOptions,
     body_of,
     clauses_of,
-    coallocation_of,
     environment_of,
     exported_variables,
     read_job_file,
@@ -70,38 +69,6 @@ def test_request_of_converts_each_kind() -> None:
         "components": [{"cluster": "north", "size": 2}, {"cluster": "south", "size": 4}],
     }
     assert make_request() is None
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"flexible": 6, "nonfixed": "2"}, "--flexible and --nonfixed cannot be given together"),
-        ({"nonfixed": "2,x"}, "--nonfixed is '2,x'"),
-        ({"fixed": "north"}, "--fixed is 'north'"),
-        ({"fixed": ":2"}, "--fixed is ':2'"),
-        ({"fixed": "north:--2"}, "--fixed is 'north:--2'"),
-        ({"fixed": "north:²"}, "--fixed is 'north:²'"),
-        ({"fixed": "north:" + "9" * 5000}, "--fixed is 'north:999"),
-        ({"nonfixed": "2,,1"}, "--nonfixed is '2,,1'"),
-        ({"nonfixed": "2", "max_components": 1}, "are for flexible requests"),
-        ({"flexible": 2, "split": ["1;1"]}, "--split is '1;1'"),
-    ],
-)
-def test_invalid_request_options_are_rejected_with_hint(options: dict[str, Any], says: str) -> None:
-    with pytest.raises(CliError, match=says) as refusal:
-        make_request(**options)
-    assert refusal.value.code is Exit.USAGE
-    assert refusal.value.hint
-
-
-@pytest.mark.parametrize("text", ["", "--2", "²", "some", "1.5"])
-def test_invalid_coallocation_is_rejected_with_hint(text: str) -> None:
-    with pytest.raises(CliError, match="--coallocation is") as refusal:
-        coallocation_of(text)
-    assert (refusal.value.code, refusal.value.hint) == (
-        Exit.USAGE,
-        "use never, allowed, or the maximum number of clusters",
-    )
 
 
 def test_options_override_job_file(tmp_path: Path) -> None:
@@ -194,13 +161,6 @@ def test_exported_variables_are_those_of_slurm(
     local = {"HOME": "/root", "KOALA_TOKEN": "secret", "SLURM_JOB_ID": "3", "BASH_FUNC_x%%": "() { :; }", "_": "koala"}
     monkeypatch.setattr(os, "environ", local | {"HERE": "yes", "PATH": "/bin"})
     assert exported_variables(text) == exported
-
-
-@pytest.mark.parametrize("text", ["NOT_HERE", "A=1,,B=2", "NONE,A=1", "A=1,NONE", "ALL,", "=1"])
-def test_export_of_missing_variable_is_rejected(text: str) -> None:
-    with pytest.raises(CliError, match="--export is") as rejected:
-        exported_variables(text)
-    assert rejected.value.hint
 
 
 def test_label_of_job_file_stays_without_option() -> None:
@@ -336,31 +296,6 @@ def test_times_are_sent_in_the_time_zone_of_the_user(text: str, sent: str) -> No
 
 def test_after_option_separates_entries_by_commas() -> None:
     assert clauses_of(["7, 8?9:any", "3:failed"]) == ["7", "8?9:any", "3:failed"]
-
-
-def test_submit_after_invalid_job_names_option_and_forms(koala: Koala) -> None:
-    ended = koala("submit", "--flexible", "1", "--after", "afterok:7", "--", "true")
-    assert (ended.code, ended.err.partition(";")[0]) == (Exit.USAGE, "koala: --after is 'afterok:7', not a dependency")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "stray_words"),
-    [
-        ("submit --fixed north:2 south:2 -- hostname", "south:2"),
-        ("submit --nonfixed 2 2 -- hostname", "2"),
-        ("submit --nonfixed 2 2 1 -- hostname -- x", "2 1"),
-        ("submit --flexible 2 --name a b --wait -- hostname", "b --wait"),
-        ("run --fixed north:2 south:2 -- hostname", "south:2"),
-        ("shell --fixed north:2 south:2 -- hostname", "south:2"),
-        ("shell --fixed north:2 south:2 --name x -- hostname -- y", "south:2"),
-        ("shell 7 8 -- hostname", "8"),
-    ],
-)
-def test_words_before_dashes_are_rejected(koala: Koala, arguments: str, stray_words: str) -> None:
-    ended = koala(*arguments.split())
-    assert (ended.code, ended.out) == (2, "")
-    assert ended.err.startswith(f"koala: '{stray_words}' before -- is no option; write the command after --, ")
-    assert koala("queue", "--all", "-q").out == ""
 
 
 @pytest.mark.parametrize("words", [["hostname", "x"], ["--", "env", "--", "x"], ["--", "hostname", "south:2", "--"]])

@@ -4,14 +4,18 @@ import json
 import os
 import signal
 import subprocess
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from koalapy.cli.clusters.grid import GridState, format_top
-from koalapy.cli.terminal.screen import ENTER, LEAVE, fit_lines
+from koalapy.cli.terminal.screen import ENTER, LEAVE, Feed, fit_lines
 from koalapy.client.client import JobListing
+from koalapy.client.errors import CliError, Exit
+from koalapy.client.timeouts import ClientTimeouts
 from tests.cli.conftest import TOKEN, Koala, Server
 from tests.cli.terminal import FAST_KOALA, Terminal
 from tests.cli.test_process import make_environment
@@ -190,15 +194,29 @@ def test_watch_without_daemon_exits_with_5(tmp_path: Path) -> None:
     assert (result.returncode, result.stdout) == (5, "")
 
 
-@pytest.mark.parametrize(
-    "arguments", [("queue", "--json"), ("queue", "-o", "json"), ("queue", "-q"), ("clusters", "--json")]
-)
-def test_watch_with_json_or_quiet_is_rejected(koala: Koala, arguments: tuple[str, ...]) -> None:
-    result = koala(*arguments, "--watch")
-    assert (result.code, result.out) == (2, "")
-    assert "and --watch cannot be given together" in result.err
-
-
 def test_fit_lines_counts_omitted_lines() -> None:
     assert fit_lines(["one", "two", "three"], 80, 2) == ["one", "and 2 more lines"]
     assert fit_lines(["one", "two"], 2, 9) == ["o~", "t~"]
+
+
+@pytest.mark.processes
+def test_feed_of_slow_daemon_leaves_it_nine_tenths_of_the_time() -> None:
+    class SlowClient:
+        timeouts = ClientTimeouts(min_look_pause_s=0.01, min_live_look_pause_s=0.01)
+        looks = 0
+
+        def clone_for_thread(self) -> "SlowClient":
+            return self
+
+        def grid_events(self, last: str, timeout: float) -> Iterator[bytes]:
+            raise CliError("there is no stream", Exit.NOT_FOUND)
+
+    def look(client: SlowClient) -> None:
+        client.looks += 1
+        time.sleep(0.2)
+
+    client = SlowClient()
+    feed = Feed(client, look, lambda: None)  # type: ignore[arg-type]
+    time.sleep(1.5)
+    feed.close()
+    assert client.looks <= 2

@@ -4,7 +4,6 @@ import gzip
 import json
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -113,38 +112,6 @@ def test_generate_from_trace_omits_zero_run_times(koala: Koala, tmp_path: Path) 
     assert (len(with_zero.out.splitlines()), "left out" in with_zero.err) == (1 + 3, False)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--preset", "x"), "known: m05, s10-vi, s10-vii"),
-        (("--sizes", "a"), "--sizes is 'a'"),
-        (("--sizes", "9", "--components", "1"), "could never run"),
-        (("--clusters", "north"), "--clusters is 'north'"),
-        (("--clusters", "north:0"), "--clusters is 'north:0'"),
-        (("--swf", "/nowhere"), "cannot read /nowhere: No such file"),
-        (("--swf", "x", "--rate", "1"), "--swf defines the arrivals"),
-        (("--applications", "x"), "--applications is 'x'"),
-        (("--applications", "wave:x"), "'x' is not a number"),
-        (("--arguments", "wave"), "--arguments is 'wave'"),
-        (("--arguments", "wave='a"), "quote as for a shell"),
-        (("--estimate", "wave=x"), "'x' is not a number"),
-        (("--run-times", "5-1"), "--run-times is '5-1'"),
-        (("--inputs", "a,,b"), "--inputs is"),
-        (("--field", "x"), "--field is 'x'"),
-        (("--field", "x={"), "in YAML or JSON"),
-        (("--request", "fixed"), "--request is 'fixed'"),
-        (("--rate", "0"), "--rate is 0"),
-        (("-o", "/nowhere/x"), "cannot write /nowhere/x"),
-    ],
-)
-def test_generate_with_invalid_option_is_rejected(koala: Koala, options: tuple[str, ...], message: str) -> None:
-    result = koala("workload", "generate", *GRID, *options)
-    assert result.code == 2, result.err
-    assert message in result.err
-    assert len(result.err.splitlines()) == 1
-    assert result.out == ""
-
-
 def test_generate_without_daemon_needs_clusters(koala: Koala) -> None:
     away = ("--url", "http://127.0.0.1:9")
     result = koala("workload", "generate", *away)
@@ -197,26 +164,6 @@ def test_run_with_rejected_background_submits_nothing(koala: Koala, server: Serv
     result = koala("workload", "run", write_workload(tmp_path / "w", ["echo", "a"]), "--background", "0.2")
     assert result.code in (3, 4)
     assert server.service.records == {}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("run", "/nowhere"), "cannot read /nowhere"),
-        (("run", "/dev/null"), "/dev/null is empty"),
-        (("run", "/dev/null", "--plots", "gif"), "Invalid value for '--plots': 'gif'; known: none, png, svg"),
-        (("run", "/dev/null", "--background", "2"), "--background"),
-        (("report", "/nowhere"), "cannot read /nowhere/report.json"),
-        (("report", "/nowhere", "--plots", "pdf"), "Invalid value for '--plots': 'pdf'"),
-    ],
-)
-def test_workload_with_invalid_arguments_prints_one_line(
-    koala: Koala, arguments: tuple[str, ...], message: str
-) -> None:
-    result = koala("workload", *arguments)
-    assert result.code == 2
-    assert message in result.err
-    assert len(result.err.splitlines()) == 1
 
 
 def test_report_shows_run_and_compares_several(koala: Koala, tmp_path: Path) -> None:

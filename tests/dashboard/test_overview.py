@@ -33,11 +33,11 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedDaemon]:
 
 def test_alerts_with_one_cause_are_one_group(scene: ServedDaemon) -> None:
     view = scene.http.get("/now.json").json()
-    (group,) = [group for group in view["groups"] if group["kind"] == "agent-away"]
-    assert group["summary"] == "6 clusters are unreachable: their agents are not connected"
+    (group,) = [group for group in view["groups"] if group["alert"]["kind"] == "agent-away"]
+    assert group["alert"]["summary"] == "6 clusters are unreachable: their agents are not connected"
     assert len(group["alerts"]) == 6
-    assert "koala-agent@NAME" in group["remedy"]
-    assert group["since"] == min(row["alert"]["since"] for row in group["alerts"])
+    assert "koala-agent@NAME" in group["alert"]["remedy"]
+    assert group["alert"]["since"] == min(row["alert"]["since"] for row in group["alerts"])
 
 
 def test_tiles_are_sorted_by_problem_load_or_name(scene: ServedDaemon) -> None:
@@ -70,7 +70,7 @@ def test_acknowledged_and_silenced_alerts_name_operator_and_are_audited(scene: S
     assert len(answer.json()["alerts"]) == 6
     view = scene.http.get("/now.json").json()
     assert len(view["silenced"]) == 6
-    assert "agent-away" not in {group["kind"] for group in view["groups"]}
+    assert "agent-away" not in {group["alert"]["kind"] for group in view["groups"]}
     assert scene.http.post("/api/v1/alerts/unmark", json={"kind": "agent-away"}).status_code == 200
     assert scene.http.get("/now.json").json()["silenced"] == []
     assert scene.http.post("/api/v1/alerts/unmark", json={"kind": "database"}).status_code == 404
@@ -117,12 +117,17 @@ def test_charts_average_samples_and_leave_gaps() -> None:
     samples = [Sample(at, 4, 2, 2, 10, 1, 3, 2.0) for at in (1.0, 5.0)]
     samples += [Sample(25.0, 8, 0, 0, 0, 3, 0, 4.0), Sample(26.0, 0, 8, 0, 0, 0, 0, None)]
     slots = make_slots(samples, until=40.0, period=40.0, count=4)
-    assert [(slot.ours, slot.startup) for slot in slots] == [(4.0, 2.0), (None, None), (4.0, 4.0), (None, None)]
+    assert [(slot.means.get("ours"), slot.means.get("startup")) for slot in slots] == [
+        (4.0, 2.0),
+        (None, None),
+        (4.0, 4.0),
+        (None, None),
+    ]
     assert line_chart(slots, ("queued",), "queue").count("<polyline") == 2
     assert stacked_chart(slots, ("ours", "local"), "<nodes>").count("<polygon") == 4
     assert "&lt;nodes&gt;" in stacked_chart(slots, ("ours",), "<nodes>")
     assert describe_range(slots, "queued", "{:.0f}".format) == "0 to 10"
-    assert not line_chart([Slot(0.0)], ("queued",), "queue")
+    assert not line_chart([Slot(0.0, {})], ("queued",), "queue")
     assert not stacked_chart([], ("ours",), "nodes")
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from experiments.experiment import Cell, Result, Row, group_results
 from experiments.huang_2007 import Table1
 from experiments.intervals import mean_interval, student_quantile
+from experiments.papers import PAPERS
 from experiments.registry import find_experiment, load_experiments
 from experiments.traces import Traces, default_folder
 from koalapy.model.errors import NotFoundError, UsageError
@@ -19,6 +20,7 @@ def test_experiments_have_paper_names_and_distinct_cells() -> None:
     for name, experiment in load_experiments().items():
         assert name == experiment.name
         assert name.startswith(experiment.paper + "-")
+        assert experiment.paper in PAPERS
         assert experiment.title
         keys = [cell.key for cell in experiment.list_cells(2)]
         assert len(set(keys)) == len(keys) > 0

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from experiments import pages, tables
 from experiments.experiment import Experiment, Row
 from experiments.papers import PAPERS
-from experiments.registry import load_experiments
 from experiments.runs import Outcome, RunOptions, run_experiments
 from experiments.traces import Traces
 from koalapy.model.errors import UsageError
@@ -57,10 +56,6 @@ def test_pages_with_unwritable_folder_name_it(tmp_path: Path, outcomes: list[Out
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"cannot write to .*/file/docs: Not a directory"):
         pages.write_pages(tmp_path / "file" / "docs", outcomes)
-
-
-def test_experiments_belong_to_known_papers() -> None:
-    assert {experiment.paper for experiment in load_experiments().values()} <= set(PAPERS)
 
 
 def test_json_has_all_rows_and_lists_missing_experiments(outcomes: list[Outcome]) -> None:

@@ -6,16 +6,13 @@ import pytest
 
 from koalapy.model.job_spec import ClaimingMode
 from tests.experiments.koala_m05 import run
-from tests.experiments.m05 import table
 
 pytestmark = [pytest.mark.processes, pytest.mark.nightly]
 
 
 @pytest.mark.parametrize("claiming", [ClaimingMode.ATOMIC, ClaimingMode.INCREMENTAL])
 def test_workload_with_failing_starts_succeeds(claiming: ClaimingMode, tmp_path: Path) -> None:
-    run_outcome = run(tmp_path / "grid", claiming, jobs=15, failures=0.3, every=0.3, scale=0.2, longest=100)
-    print(table([run_outcome]))
-    assert len(run_outcome.outcomes) == 15
-    assert all(outcome.succeeded for outcome in run_outcome.outcomes)
-    assert sum(outcome.restarts for outcome in run_outcome.outcomes) > 0
-    assert run_outcome.local > 0
+    report = run(tmp_path / "grid", claiming, jobs=15, failures=0.3, every=0.3, scale=0.2, longest=100)
+    assert report["summary"]["states"] == {"succeeded": 15}, report["run"]
+    assert report["summary"]["restarts"] > 0
+    assert report["utilisation"]["all"]["background"] > 0

@@ -73,25 +73,15 @@ async def test_client_with_rejected_request_raises(connected: Connected) -> None
         await connected.client.remove("wrong")
 
 
-async def test_client_of_a_hanging_relay_connects_anew(connected: Connected) -> None:
-    await connected.client.connected.wait()
-    connected.relay.is_answering = False
-    adding = asyncio.create_task(connected.client.add({"attempt": "7.1.k3"}))
-    await pass_time(HEARTBEAT_INTERVAL_S + ANSWER_TIMEOUT_S + 1)
-    assert adding.done()
-    assert not connected.client.connected.is_set()
-    connected.relay.is_answering = True
-    await until(connected.client.connected.is_set, 60.0)
-    kinds = [event["t"] for event in iter_queue(connected.events)]
-    assert kinds == ["state", "away", "state"]
-
-
-async def test_client_that_requests_nothing_of_a_hanging_relay_connects_anew(connected: Connected) -> None:
+@pytest.mark.parametrize("is_requesting", [False, True])
+async def test_client_of_a_hanging_relay_connects_anew(connected: Connected, is_requesting: bool) -> None:
     await connected.client.connected.wait()
     await pass_time(3 * (HEARTBEAT_INTERVAL_S + ANSWER_TIMEOUT_S))
     assert connected.client.connected.is_set(), "the relay answers"
     connected.relay.is_answering = False
+    adding = asyncio.create_task(connected.client.add({"attempt": "7.1.k3"})) if is_requesting else None
     await pass_time(HEARTBEAT_INTERVAL_S + ANSWER_TIMEOUT_S + 1)
+    assert adding is None or adding.done()
     assert not connected.client.connected.is_set()
     connected.relay.is_answering = True
     await until(connected.client.connected.is_set, 60.0)

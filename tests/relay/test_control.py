@@ -117,6 +117,7 @@ def test_invalid_request_is_answered_with_an_error(control: Control, line: bytes
     answer = control.send(line)
     assert answer["t"] == "error"
     assert reason in answer["why"]
+    assert ATTEMPT in control.links.hub.attempts
 
 
 def test_describe_needs_no_state_and_changes_nothing(control: Control) -> None:

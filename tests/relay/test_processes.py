@@ -166,30 +166,6 @@ def test_relay_frozen_for_seconds_resumes_and_ends_no_stream(relays: RelayProces
         assert not [event for event in control.events if event["t"] == "lost"]
 
 
-@pytest.mark.parametrize(
-    ("killed", "witness", "reason"),
-    [
-        ("hub", "head-north", "the hub at 127.0.0.1"),
-        ("head-south", "hub", "the relay of south is lost: "),
-        ("node-2", "head-south", "the relay of node 2 is lost"),
-    ],
-)
-def test_killed_relay_resets_streams_and_its_neighbour_reports_it(
-    relays: RelayProcesses, killed: str, witness: str, reason: str
-) -> None:
-    with echo_server(relays, 2), dial(relays, 0, 2) as stream:
-        assert exchange(stream, b"before") == b"before"
-        relays.processes[killed].kill()
-        with pytest.raises(ConnectionResetError):
-            exchange(stream, b"after")
-        event = relays.controls[witness].wait_for(lambda event: event["t"] == "lost")
-    assert event["attempt"] == relays.attempt
-    assert reason in event["why"]
-    if killed == "head-south":
-        for node in (2, 3):
-            assert relays.read_event(node)["t"] == "lost"
-
-
 def test_restarted_hub_takes_the_list_and_serves_new_streams(relays: RelayProcesses) -> None:
     for control in relays.controls.values():
         control.events.clear()

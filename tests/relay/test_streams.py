@@ -23,6 +23,7 @@ def test_stream_passes_bytes_in_both_directions(links: Links) -> None:
             assert links.read(server, 4) == b"ping"
             server.send(b"pong")
             assert links.read(client, 4) == b"pong"
+            assert len(links.hub.streams) == (links.heads["south"].peer_server is None)
 
 
 def test_stream_with_end_of_data_passes_the_answer(links: Links) -> None:

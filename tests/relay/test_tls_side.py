@@ -186,3 +186,11 @@ def test_pipes_of_ended_streams_are_not_reused_with_bytes_in_them() -> None:
     for made in (chain, further):
         made.close()
     assert chain.pool.open_pipes == 0
+
+
+def test_stream_with_pauses_leaves_no_pipe_open() -> None:
+    chain = Chain(None)
+    for _ in range(4):
+        assert len(chain.pass_bytes(chain.client, chain.server, [bytes(1 << 20)], 1 << 20)) == 1 << 20
+    chain.close()
+    assert chain.pool.open_pipes == 0

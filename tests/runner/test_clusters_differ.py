@@ -90,36 +90,6 @@ async def test_ranks_have_settings_of_their_node(agent: FakeAgent, series: int) 
     assert ours["KOALA_MPI_SETTINGS"] is theirs["KOALA_MPI_SETTINGS"] is None
 
 
-async def test_ranks_use_interface_name_of_their_node(agent: FakeAgent) -> None:
-    """The interface name of the head must not reach the other node: Open MPI ends if it has none of that name."""
-    nodes = await start_pair(
-        agent,
-        {"OMPI_MCA_btl_tcp_if_include": "127.0.0.0/8", "PRTE_MCA_prte_if_exclude": "of-north0"},
-        {"OMPI_MCA_btl_tcp_if_include": "lo", "PRTE_MCA_prte_if_exclude": "of-south0"},
-    )
-    code = "from mpi4py import MPI; c = MPI.COMM_WORLD; print('sum', c.allreduce(c.rank + 1), flush=True)"
-    await run_program(agent, nodes, [sys.executable, "-c", code])
-    assert (await nodes[0].expect("exit"))["code"] == 0
-    assert nodes[0].output == b"sum 3\nsum 3\n"
-
-
-async def test_program_arguments_are_passed_unchanged(agent: FakeAgent) -> None:
-    arguments = ["a b", "it's", '"$HOME"', "", "*", "x:y", ":", "line\nbreak", "--host", "ü"]
-    nodes = await start_gang(agent, north=1, south=1)
-    await run_program(agent, nodes, [sys.executable, "-c", "import sys; print(sys.argv[1:])", *arguments])
-    assert (await nodes[0].expect("exit"))["code"] == 0
-    assert nodes[0].output.decode() == f"{arguments}\n" * 2
-
-
-async def test_node_with_other_series_than_configured_fails(agent: FakeAgent) -> None:
-    nodes = await start_pair(agent, {}, {"KOALA_MPI_SERIES": "4"})
-    await run_program(agent, nodes, ["true"])
-    end = await nodes[1].expect("exit")
-    assert end["infrastructure"]
-    assert "node node-127.0.2.1 has Open MPI 5." in end["error"]
-    assert "but clusters.south.mpi.series is 4" in end["error"]
-
-
 async def test_nodes_with_different_series_are_rejected(agent: FakeAgent, tmp_path: Path) -> None:
     (tmp_path / "four" / "bin").mkdir(parents=True)
     for name in ("mpirun", "orterun"):

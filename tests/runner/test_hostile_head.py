@@ -152,13 +152,6 @@ async def test_launch_request_with_a_shell_command_runs_nothing(agent: FakeAgent
     assert not mark.exists()
 
 
-async def test_mpi_daemon_of_single_cluster_is_not_traced(agent: FakeAgent) -> None:
-    nodes = [await agent.start("7.1.0", i, f"127.0.1.{i + 1}", **MPI_ENVIRONMENT) for i in range(2)]
-    await run_program(agent, nodes, ["sh", "-c", "grep TracerPid /proc/$PPID/status; grep TracerPid /proc/$$/status"])
-    assert (await nodes[0].expect("exit"))["code"] == 0
-    assert [line.split()[1] for line in nodes[0].output.splitlines()] == [b"0"] * 4
-
-
 @pytest.mark.evidence("P3")
 @pytest.mark.parametrize("series", SERIES)
 async def test_spawn_request_of_other_site_runs_nothing(agent: FakeAgent, tmp_path: Path, series: int) -> None:
@@ -244,14 +237,15 @@ async def test_traced_mpi_daemon_is_halted_at_end_of_lease(agent: FakeAgent, tmp
         assert living_pids(b" ".join(pids)) == []
 
 
-async def test_mpi_daemons_of_several_clusters_are_traced_without_ranks(agent: FakeAgent) -> None:
-    nodes = await start_gang(agent, north=1, south=1)
+@pytest.mark.parametrize("sizes", [{"north": 2}, {"north": 1, "south": 1}], ids=str)
+async def test_only_mpi_daemons_of_several_clusters_are_traced(agent: FakeAgent, sizes: dict[str, int]) -> None:
+    nodes = await start_gang(agent, **sizes)
     show = "echo $KOALA_HOST $(sed -n s/TracerPid://p /proc/$PPID/status) $(sed -n s/TracerPid://p /proc/$$/status)"
     await run_program(agent, nodes, ["sh", "-c", show])
     assert (await nodes[0].expect("exit"))["code"] == 0
-    runners = [node.process.pid for node in nodes if node.process is not None]
-    traced = [f"127.0.1.1 {runners[0]} 0", f"127.0.2.1 {runners[1]} 0"]
-    assert sorted(nodes[0].output.decode().splitlines()) == traced
+    tracers = [node.process.pid if len(sizes) > 1 else 0 for node in nodes if node.process is not None]
+    expected = [f"{node.host} {tracer} 0" for node, tracer in zip(nodes, tracers, strict=True)]
+    assert sorted(nodes[0].output.decode().splitlines()) == expected
 
 
 async def test_mpi_daemon_after_suspension_continues(agent: FakeAgent, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.runner.networks import find_address, is_inside, own_addresses
+from koalapy.runner.networks import find_address, is_inside
 from koalapy.runner.plan import Plan
 from koalapy.runner.preflight import MAX_ROUTES, is_well_formed, other_routes
 from tests.needs import NAMESPACES
@@ -238,20 +238,6 @@ async def test_preflight_finds_common_network(agent: FakeAgent, machines: Machin
 
 
 @pytest.mark.processes
-@pytest.mark.mpi
-async def test_ranks_use_network_of_preflight(agent: FakeAgent, machines: Machines) -> None:
-    nodes = [
-        await start_node(agent, machines, "7.1.0", 0, (1, 11), (9, 11)),
-        await start_node(agent, machines, "7.1.1", 0, (2, 21), (9, 21)),
-    ]
-    await run_program(agent, nodes, ["python", "-m", "koalapy.apps.pingpong", "--json", "--repeats", "3"])
-    end = await nodes[0].expect("exit")
-    assert (end["code"], end["error"]) == (0, ""), nodes[0].output
-    report = json.loads(nodes[0].output)
-    assert (report["passed"], report["network"]) == (True, "eth1")
-
-
-@pytest.mark.processes
 async def test_preflight_without_network_names_addresses(agent: FakeAgent, machines: Machines) -> None:
     nodes = [
         await start_node(agent, machines, "7.1.0", 0, (1, 11), (9, 11)),
@@ -291,10 +277,6 @@ def test_address_in_network_is_found(network: str, found: str | None) -> None:
 def test_address_outside_network_is_not_found() -> None:
     assert is_inside("10.1.1.255", "10.1.0.0/23")
     assert not is_inside("10.1.2.0", "10.1.0.0/23")
-
-
-def test_own_networks_lists_addresses_of_node() -> None:
-    assert ("lo", "127.0.0.1") in own_addresses()
 
 
 @pytest.mark.processes

@@ -1,6 +1,5 @@
 """Every node reaches every other one before the program starts, or the error names the pair."""
 
-import asyncio
 import socket
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -66,20 +65,6 @@ async def test_preflight_error_within_head_cluster_is_its_own(agent: FakeAgent, 
     nodes = await start_gang(agent, north=2)
     change_ready_message(agent, "127.0.1.2", port=closed_port)
     assert "node node-127.0.1.1 cannot reach node node-127.0.1.2" in await run_to_failure(agent, nodes, 0)
-
-
-@pytest.mark.evidence("N5")
-async def test_preflight_rejects_other_program_at_port(agent: FakeAgent) -> None:
-    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"0123456789abcdef 127.0.1.1\n")
-        await writer.drain()
-        writer.close()
-
-    stranger = await asyncio.start_server(serve, "127.0.2.1", 0)
-    nodes = await start_gang(agent, north=1, south=1)
-    change_ready_message(agent, "127.0.2.1", port=stranger.sockets[0].getsockname()[1])
-    assert "(another program answers there)" in await run_to_failure(agent, nodes, 1)
-    stranger.close()
 
 
 def lose_first_of_each() -> Callable[[FakeNode, Payload], Payload | None]:

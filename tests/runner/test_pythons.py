@@ -7,7 +7,7 @@ import pytest
 
 from tests.needs import OLDER_PYTHONS
 from tests.runner.conftest import MPI_ENVIRONMENT, RUNNER, FakeAgent, FakeNode, make_plan
-from tests.runner.test_openmpi import run_program, start_gang
+from tests.runner.test_openmpi import run_program
 
 pytestmark = pytest.mark.processes
 
@@ -65,14 +65,6 @@ async def test_python_for_old_c_library_runs_program(agent: FakeAgent, tmp_path:
     assert nothing == b"none"
     assert session == leader
     assert await node.ended() == 0
-
-
-@pytest.mark.parametrize(("command", "code"), [("no-such-program", 127), ("/etc/passwd", 126)])
-async def test_python_for_old_c_library_reports_missing_command(
-    agent: FakeAgent, tmp_path: Path, command: str, code: int
-) -> None:
-    node = await start_program(agent, patch_runner(tmp_path, OLD_C_LIBRARY), [command])
-    assert (await node.expect("exit"))["code"] == code
 
 
 async def test_unexpected_error_names_the_node(agent: FakeAgent, tmp_path: Path) -> None:
@@ -139,14 +131,3 @@ async def test_exception_of_rank_adds_hint(agent: FakeAgent, tmp_path: Path) -> 
     for node in nodes:
         await node.expect("exit")
     assert nodes[0].output.count(b"koala: a rank wrote a traceback") == 1
-
-
-@pytest.mark.mpi
-async def test_hint_command_ends_all_ranks(agent: FakeAgent, tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(ONE_RANK_FAILS)
-    nodes = await start_gang(agent, north=2)
-    await run_program(agent, nodes, [sys.executable, "-m", "mpi4py", str(program)])
-    end = await nodes[0].expect("exit")
-    assert (end["code"], end["infrastructure"]) == (1, False)
-    assert b"koala:" not in nodes[0].output

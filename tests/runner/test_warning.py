@@ -1,6 +1,5 @@
 """Warnings to programs before they are stopped, and the grace period."""
 
-import os
 import signal
 import sys
 from typing import Any
@@ -172,12 +171,3 @@ async def test_warning_under_open_mpi_signals_ranks_only(agent: FakeAgent) -> No
     assert (end["code"], end["error"]) == (0, "")
     for node in nodes:
         await node.expect("exit")
-
-
-def test_is_open_mpis_recognizes_programs() -> None:
-    from koalapy.runner.openmpi import is_open_mpis
-    from koalapy.runner.processes import command_of
-
-    assert not is_open_mpis(os.getpid())
-    assert not is_open_mpis(2**22 + 1), "one that is gone"
-    assert command_of(os.getpid())[0].startswith("python")

@@ -13,7 +13,6 @@ import stat
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from koalapy.agent.accounts import SwitchMethod
@@ -116,15 +115,6 @@ async def _check_sudo_rule(program: str, user: str) -> Finding:
     return Finding(subject, False, answer.error_line, f"add {path} to the agent's rules, with NOPASSWD: {SEE}")
 
 
-@dataclass(frozen=True, slots=True)
-class TrialOutput:
-    """The output of the probe; ``node`` is empty while it is not known."""
-
-    output: str
-    node: str = ""
-    ran: bool = True
-
-
 async def check_runner(
     settings: AgentSettings,
     lrm: Lrm | None,
@@ -140,11 +130,12 @@ async def check_runner(
         if lrm is None:
             return await _try_on_this_host(settings, hint)
         trial = await _try_on_node(settings, lrm, folders, user, timeouts)
-        if trial.ran and user and (problem := await describe_wrong_account(trial, folders, user)):
-            hint = "give the account the same uid on the head node and on all nodes"
-            return Finding(TRIAL_SUBJECT, False, f"{problem} on {trial.node or 'a node'}", hint)
-        if trial.ran:
-            return _judge_output(settings, trial.output, trial.node or "a node", hint)
+        if trial is not None:
+            output, node = trial
+            if user and (problem := await describe_wrong_account(output, folders, user)):
+                hint = "give the account the same uid on the head node and on all nodes"
+                return Finding(TRIAL_SUBJECT, False, f"{problem} on {node}", hint)
+            return _judge_output(settings, output, node, hint)
         local = await _try_on_this_host(settings, hint)
         no_node = f"no node was free within {timeouts.trial_node_s:g} s to try it on"
         return Finding(
@@ -189,9 +180,9 @@ def _probe_command(settings: AgentSettings) -> tuple[str, ...]:
     return (settings.python, "-I", "-S", "-c", PROBE, str(RUNNER))
 
 
-async def describe_wrong_account(trial: TrialOutput, folders: JobFolders, user: str) -> str:
+async def describe_wrong_account(output: str, folders: JobFolders, user: str) -> str:
     """Return a sentence about the account that a trial job ran as; empty if that was ``user``, or is not known."""
-    account, uid = await folders.run_as.accounts.find_account(user), re.search(r"koala-uid (\d+)", trial.output)
+    account, uid = await folders.run_as.accounts.find_account(user), re.search(r"koala-uid (\d+)", output)
     if uid is None or int(uid[1]) == account.uid:
         return ""
     return f"{user} is uid {account.uid} here, and a job of that account runs as uid {uid[1]}"
@@ -199,8 +190,11 @@ async def describe_wrong_account(trial: TrialOutput, folders: JobFolders, user: 
 
 async def _try_on_node(
     settings: AgentSettings, lrm: Lrm, folders: JobFolders, user: str, timeouts: AgentTimeouts
-) -> TrialOutput:
-    """Run the probe in a job. Raise ``SiteError`` if the resource manager does not take it."""
+) -> tuple[str, str] | None:
+    """Run the probe in a job, and return its output and node; None if no node was free in time.
+
+    Raise ``SiteError`` if the resource manager does not take the job.
+    """
     directory = settings.directory.absolute()
     shared = next(parent for parent in (directory, *directory.parents) if parent.exists())
     folder = Path(tempfile.mkdtemp(prefix=".koala-check-", dir=shared))
@@ -230,8 +224,8 @@ async def _try_on_node(
         finally:
             await lrm.cancel_job(job, name, user)
         if node is None:
-            return TrialOutput("", ran=False)
-        return TrialOutput(await _read_output(fetch, folder / RUNNER_LOG, timeouts), node)
+            return None
+        return await _read_output(fetch, folder / RUNNER_LOG, timeouts), node or "a node"
     finally:
         if user:
             with contextlib.suppress(SiteError):

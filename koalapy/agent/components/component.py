@@ -28,6 +28,10 @@ MEMORY_KILL = re.compile(
     r"^(?:slurmstepd\S*|srun): (?:error: )?.*(?:exceeded .*memory limit|oom[-_ ]kill|out of memory)", re.IGNORECASE
 )
 """A line of Slurm about a step that it killed for its memory. Its job is then often just killed by a signal."""
+ORDER_FIELDS = ("size", "walltime", "stage", "collect", "user", "node_class", "requirement", "lease", "output_limit")
+"""Fields of a component that its journal records when it is submitted."""
+END_FIELDS = {"exit_code", "error", "infrastructure", "refused", "refused_sizes", "exceeded", "relay_lost"}
+"""Fields of a component that its journal records when it has ended."""
 RESULT_ENTRY = "result.{node}"
 """Name of the journal entry with the result of a node's runner."""
 
@@ -48,17 +52,10 @@ class Grace:
         """Start a grace period of so many seconds; None if there is no signal or no time."""
         return cls(signal, seconds, _since_boot() + seconds) if signal and seconds > 0 else None
 
-    @classmethod
-    def from_journal(cls, noted: dict[str, Any] | None) -> "Grace | None":
-        return cls(**noted) if noted else None
-
     @property
     def remaining_s(self) -> float:
         """Remaining seconds; at most the whole period, whatever the clock says."""
         return max(0.0, min(self.seconds, self.until - _since_boot()))
-
-    def to_journal(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def _since_boot() -> float:
@@ -115,7 +112,6 @@ class Component:
     lrm_job: str | None = None
     submitted_at: float = 0.0
     """When the resource manager accepted its job (monotonic); earlier snapshots say nothing about it."""
-    allocated: bool = False
     pending: str = ""
     """Why its job does not run, from the last snapshot."""
     limited: bool = False
@@ -162,24 +158,12 @@ class Component:
         """Restore a component from the journal and the runners' results in its folder. Raise if it is damaged."""
         entries = folder.load_entries()
         submitted = entries.get("submit", {})
-        component = cls(
-            instance,
-            token,
-            folder,
-            submitted.get("size", 0),
-            submitted.get("walltime"),
-            submitted.get("stage"),
-            tuple(submitted.get("collect", ())),
-            user := submitted.get("user", ""),
-            submitted.get("node_class", ""),
-            not user,
-            submitted.get("output_limit", DEFAULT_OUTPUT_LIMIT),
-            clock=clock,
-        )
-        component.lease = submitted.get("lease")
-        component.requirement = _REQUIREMENT.validate_python(submitted.get("requirement"))
+        order = {name: submitted[name] for name in ORDER_FIELDS if name in submitted}
+        component = cls(instance, token, folder, clock=clock, **order)
+        component.collect, component.fetched = tuple(component.collect), not component.user
+        component.requirement = _REQUIREMENT.validate_python(component.requirement)
         component.lrm_job, component.plan, component.stop = entries.get("lrm"), entries.get("open"), entries.get("stop")
-        component.grace = Grace.from_journal(entries.get("grace"))
+        component.grace = Grace(**grace) if (grace := entries.get("grace")) else None
         for node, life in zip(component.nodes, entries.get("lives", ()), strict=False):
             node.life = life
         component.collected = bool(entries.get("collected"))
@@ -189,15 +173,18 @@ class Component:
                 component._apply_result(index, result)
         component.collect_results()
         if end := entries.get("end"):
-            component.ended, component.exit_code = True, end["exit_code"]
-            component.error, component.infrastructure = end["error"], end["infrastructure"]
-            component.refused, component.exceeded = end.get("refused", ""), end.get("exceeded", "")
-            component.refused_sizes = end.get("refused_sizes", "")
-            component.relay_lost = end.get("relay_lost", False)
+            component.ended = True
+            for name in END_FIELDS & end.keys():
+                setattr(component, name, end[name])
             component.accounted_use = JobUse(**use) if (use := end.get("use")) else None
             for node, host in zip(component.nodes, end["hosts"], strict=False):
                 node.host = host
         return component
+
+    def write_order(self) -> None:
+        """Record the order in the journal. Raise ``OSError``."""
+        order = {name: getattr(self, name) for name in ORDER_FIELDS}
+        self.folder.write_entry(submit=order | {"requirement": _REQUIREMENT.dump_python(self.requirement, mode="json")})
 
     @property
     def open_line(self) -> Line:
@@ -414,14 +401,7 @@ class Component:
         """Record the end in the journal and report output that is lost with it."""
         self.ended = True
         self.output.close()
-        hosts = [n.host for n in self.nodes]
-        facts: dict[str, Any] = {
-            "exit_code": self.exit_code,
-            "error": self.error,
-            "infrastructure": self.infrastructure,
-        }
-        facts |= {"refused": self.refused, "refused_sizes": self.refused_sizes, "exceeded": self.exceeded}
-        facts |= {"hosts": hosts, "relay_lost": self.relay_lost}
+        facts = {name: getattr(self, name) for name in END_FIELDS} | {"hosts": [n.host for n in self.nodes]}
         self.folder.note_entry(end=facts | ({"use": asdict(self.accounted_use)} if self.accounted_use else {}))
 
     def mark_collected(self, problem: str) -> None:

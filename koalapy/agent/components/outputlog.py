@@ -334,15 +334,14 @@ class OutputLog:
     ) -> None:
         """Store unsent output that a runner, which wrote ``total`` bytes, saved in files, up to the first gap.
 
-        Keep the files: the runner may reconnect and send the rest. Parameters are those of ``recover_unsent``.
+        ``unsent`` holds offsets in the stream and paths; ``read_file`` returns a verified file of the node. Keep the
+        files: the runner may reconnect and send the rest.
         """
-        for start, path in unsent:
-            if start > self._end_of(node):
-                break
-            try:
+        with contextlib.suppress(OSError, ValueError):
+            for start, path in unsent:
+                if start > self._end_of(node):
+                    break
                 self.add_bytes(node, start, read_file(node, path, MAX_UNSENT))
-            except (OSError, ValueError):
-                break
         if self._end_of(node) == total:
             self.finish_node(node)
 
@@ -353,10 +352,7 @@ class OutputLog:
         total: int | None,
         read_file: Callable[[int, Path, int], bytes],
     ) -> None:
-        """Store and remove the files of a lost runner that wrote ``total`` bytes, None if unknown.
-
-        ``unsent`` holds offsets in the stream and paths; ``read_file`` returns a verified file of the node.
-        """
+        """Store and remove the files of a lost runner that wrote ``total`` bytes, None if unknown; skip its gaps."""
         for start, path in unsent:
             try:
                 data = read_file(node, path, MAX_UNSENT)

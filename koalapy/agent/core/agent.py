@@ -415,7 +415,7 @@ class Agent:
         for token, job in list(self._reporter.find_strays(snapshot)):
             self._reporter.lost_records.record_loss(token, f"the resource manager has its job {job.id}")
             try:
-                component = self._new_component(token, 0, None)
+                component = self._new_component(token)
             except OSError as error:  # the daemon stops it because of its status
                 log.error(
                     "cannot create a component's folder", action="command-not-noted", token=token, error=str(error)
@@ -509,15 +509,19 @@ class Agent:
         if component_before is not None:
             self._reporter.republish_status(component_before)
             return ""
-        component = self._new_component(message.token, message.size, message.walltime)
-        component.stage, component.collect = message.stage, tuple(message.collect)
-        component.user, component.node_class = self._accounts.account_for(message.local_user), message.node_class
-        component.fetched, component.lease = not component.user, message.lease
-        component.requirement = message.requirement
-        recorded = {"size", "walltime", "name", "stage", "collect", "node_class", "requirement", "lease"}
-        submit = message.model_dump(include=recorded)
-        submit |= {"user": component.user, "output_limit": component.output_limit}
-        component.folder.write_entry(submit=submit)
+        component = self._new_component(
+            message.token,
+            size=message.size,
+            walltime=message.walltime,
+            stage=message.stage,
+            collect=tuple(message.collect),
+            user=self._accounts.account_for(message.local_user),
+            node_class=message.node_class,
+            requirement=message.requirement,
+            lease=message.lease,
+        )
+        component.fetched = not component.user
+        component.write_order()
         self._reporter.add_component(component)
         self._jobs.submit_component(component)
         return ""
@@ -546,7 +550,7 @@ class Agent:
         """
         component = self._reporter.find_component(message.token)
         if component is None:
-            component = self._new_component(message.token, 0, None)
+            component = self._new_component(message.token)
             component.user = self._reporter.stray_users.get(component.name, "")
             component.folder.write_entry(stop=message.reason)
             component.stop = message.reason
@@ -555,7 +559,7 @@ class Agent:
         elif not component.ended and (component.stop is None or (component.remaining_grace_s and not message.signal)):
             component.stop = message.reason
             component.grace = Grace.start_now(message.signal, message.grace) if component.plan is not None else None
-            component.folder.note_entry(stop=component.stop, grace=component.grace and component.grace.to_journal())
+            component.folder.note_entry(stop=component.stop, grace=component.grace and asdict(component.grace))
             self._jobs.end_component(component)
         else:
             self._reporter.republish_status(component)
@@ -576,12 +580,12 @@ class Agent:
         self._places.remove_work_folder(component)
         return ""
 
-    def _new_component(self, token: str, size: int, walltime: float | None) -> Component:
+    def _new_component(self, token: str, **order: Any) -> Component:
         """Create a component that is not registered yet.
 
         If it cannot be recorded, nothing remains of it and the daemon's next command creates it.
         """
         folder = self._spool.make_folder(self._reporter.instance, token)
         return Component(
-            self._reporter.instance, token, folder, size, walltime, output_limit=self._output_limit, clock=self._clock
+            self._reporter.instance, token, folder, output_limit=self._output_limit, clock=self._clock, **order
         )

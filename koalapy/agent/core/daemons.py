@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -115,24 +116,20 @@ def _load_records(directory: Path) -> Iterator[KnownDaemon]:
             yield KnownDaemon.model_validate({"epoch": 0, **fields, "instance": path.parent.name})
 
 
+@dataclass(eq=False, slots=True)
 class ExpiredDaemons:
-    """Removes the remains of daemons that were silent for ``expire_after_s`` while another one was served."""
+    """Removes the remains of daemons that were silent for ``_expire_after_s`` seconds while another one was served."""
 
-    def __init__(
-        self,
-        spool: Spool,
-        reporter: Reporter,
-        jobs: LrmJobs,
-        places: ComponentFolders,
-        files: FileService,
-        expire_after_s: float,
-        check_interval_s: float,
-    ) -> None:
-        self._spool, self._reporter, self._jobs, self._places, self._files = spool, reporter, jobs, places, files
-        self._expire_after_s, self._check_interval_s = expire_after_s, check_interval_s
+    _spool: Spool
+    _reporter: Reporter
+    _jobs: LrmJobs
+    _places: ComponentFolders
+    _files: FileService
+    _expire_after_s: float
+    _check_interval_s: float
 
     async def watch_daemons(self) -> None:
-        """Remove the remains of expired daemons every ``check_interval_s`` seconds, until cancelled."""
+        """Remove the remains of expired daemons every ``_check_interval_s`` seconds, until cancelled."""
         while True:
             await asyncio.sleep(self._check_interval_s)
             try:

@@ -79,8 +79,10 @@ class Leftovers:
     def component_started(self, name: str) -> None:
         self._ended_components.pop(name, None)
 
-    def find_overdue(self, jobs: Iterable[LrmJob], ending: Iterable[LrmJob]) -> list[tuple[LrmJob, bool]]:
-        """Process a snapshot's jobs, and those of live components that were ordered to end.
+    def find_overdue(
+        self, jobs: Iterable[LrmJob], ending: Iterable[LrmJob], duplicates: Iterable[LrmJob] = ()
+    ) -> list[tuple[LrmJob, bool]]:
+        """Process a snapshot's jobs, those of live components that were ordered to end, and their ``duplicates``.
 
         Return the jobs to end now, each with whether by force because it was ordered before.
         """
@@ -88,6 +90,7 @@ class Leftovers:
         ordered = {job.id: job for job in ending}
         alive = [job for job in jobs if job.state is not LrmJobState.ENDED]
         ended_jobs = {job.id: job for job in alive if self._ended_components.get(job.name) == job.user}
+        ended_jobs |= {job.id: job for job in duplicates}
         self._leftovers_by_job = {
             id: leftover for id, leftover in self._leftovers_by_job.items() if id in ordered or id in ended_jobs
         }
@@ -199,8 +202,6 @@ class LrmJobs:
         self._cancelling: set[str] = set()
         self._cancelled: set[str] = set()
         """Names of live components with jobs that the resource manager was ordered to end."""
-        self._ordered: dict[str, float] = {}
-        """Other jobs that it was ordered to end, and when last."""
 
     async def fetch_version(self) -> str:
         """Return the resource manager's name and version; empty if it does not report them."""
@@ -278,21 +279,22 @@ class LrmJobs:
         """
         jobs_by_name = group_by_name(snapshot.jobs)
         ending: list[LrmJob] = []
+        duplicates: list[LrmJob] = []
         for component in list(self._reporter.live.values()):
             job, superfluous = select_job(component, jobs_by_name.get((component.name, component.user), ()))
             if component.lrm_job is None or (job is None and (component.submitted_at >= began or snapshot.unreadable)):
                 continue
+            duplicates += superfluous
             for duplicate in superfluous:
                 log.warning(
                     "several jobs with one name", action="duplicate-jobs", token=component.token, lrm_job=duplicate.id
                 )
-                self._order_end(duplicate)
             try:
                 self._apply_job(component, job, ending)
             except Exception as error:  # noqa: BLE001 whatever it is, the others have their turns
                 self._fail_unprocessable(component, job, error)
-        for job, by_force in self._leftovers.find_overdue(snapshot.jobs, ending):
-            self._order_end(job, by_force=by_force)
+        for job, by_force in self._leftovers.find_overdue(snapshot.jobs, ending, duplicates):
+            self._tasks.spawn(self._end_now(job, by_force))
 
     def _apply_job(self, component: Component, job: LrmJob | None, ending: list[LrmJob]) -> None:
         """Update a component from its job in a snapshot. Add a cancelled job that still exists to ``ending``."""
@@ -438,16 +440,6 @@ class LrmJobs:
         end = self._clock.monotonic() + seconds
         while (remaining := end - self._clock.monotonic()) > 0 and not component.runners:  # noqa: ASYNC110
             await asyncio.sleep(min(remaining, SETTLE_CHECK_INTERVAL))
-
-    def _order_end(self, job: LrmJob, *, by_force: bool = False) -> None:
-        """End a job without a component, unless that was ordered less than ``STOP_TIMEOUT`` seconds ago."""
-        now = self._clock.monotonic()
-        if now < self._ordered.get(job.id, 0.0) + STOP_TIMEOUT:
-            return
-        self._ordered = {
-            id: ordered_at for id, ordered_at in self._ordered.items() if now < ordered_at + STOP_TIMEOUT
-        } | {job.id: now}
-        self._tasks.spawn(self._end_now(job, by_force))
 
     async def _end_now(self, job: LrmJob, by_force: bool) -> None:
         """Cancel a job without a component. Log an error, and record it if even a forced deletion is rejected."""

@@ -3,7 +3,7 @@
 import asyncio
 import base64
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
@@ -286,13 +286,14 @@ class Reporter:
                 yield job
 
 
+@dataclass(eq=False, slots=True)
 class DiskWatch:
-    """Checks the agent's disks. Calls ``changed`` when jobs may be started again, or no longer."""
+    """Checks the agent's disks. Calls ``_changed`` when jobs may be started again, or no longer."""
 
-    def __init__(
-        self, reporter: Reporter, folders: Mapping[str, Path], limits: DiskLimits, changed: Callable[[], None]
-    ) -> None:
-        self._reporter, self._folders, self._limits, self._changed = reporter, folders, limits, changed
+    _reporter: Reporter
+    _folders: Mapping[str, Path]
+    _limits: DiskLimits
+    _changed: Callable[[], None]
 
     async def watch_disks(self) -> None:
         """Check the disks every ``CHECK_INTERVAL`` seconds until cancelled."""

@@ -275,17 +275,20 @@ class NodeGroups:
         return admitted
 
 
+NO_GROUPS = NodeGroups()
+
+
 def group_nodes(nodes: Sequence[KnownNode], configured: Mapping[str, NodeClassSettings]) -> NodeGroups:
     """Return the nodes by class; no groups if all nodes are equal and nothing is known of them."""
     groups, remaining, notices = list[tuple[int, NodeGroup]](), list(nodes), list[str]()
     for name, settings in configured.items():
         members = settings.select_nodes(remaining)
         if members:
-            names = _names(members)
+            names = {node.name for node in members}
             remaining = [node for node in remaining if node.name not in names]
             is_exact = names == {node.name for node in nodes if settings.feature in node.features}
             group = settings.apply_to(_make_group(name, members, settings.feature if is_exact else ""))
-            groups.append((_min_weight(members), group))
+            groups.append((min(node.weight for node in members), group))
         if not members or (settings.nodes is not None and len(members) < settings.nodes):
             notices.append(f"of the class {name} it has {len(members)} nodes: see the cluster's node_classes")
     by_properties: dict[KnownNode, list[KnownNode]] = {}
@@ -308,7 +311,7 @@ def group_nodes(nodes: Sequence[KnownNode], configured: Mapping[str, NodeClassSe
         group = _make_group("", members)
         name = _make_name(key.features, group, used_names)
         used_names.add(name)
-        groups.append((_min_weight(members), replace(group, name=name)))
+        groups.append((min(node.weight for node in members), replace(group, name=name)))
     return NodeGroups(tuple(group for _, group in sorted(groups, key=lambda item: item[0])), tuple(notices))
 
 
@@ -318,7 +321,7 @@ def _make_group(name: str, members: Sequence[KnownNode], feature: str = "") -> N
         name,
         len(members),
         0,
-        nodes=_names(members),
+        nodes=frozenset(node.name for node in members),
         memory=min((node.memory for node in members if node.memory is not None), default=None),
         feature=feature,
         cores=min((node.cores for node in members if node.cores is not None), default=None),
@@ -340,14 +343,6 @@ def _shared_gpus(gpus: Sequence[tuple[Gpus, ...]]) -> tuple[Gpus, ...]:
     types = set(counts[0]).intersection(*counts[1:])
     least = [Gpus(min(count[gpu_type] for count in counts), gpu_type) for gpu_type in sorted(types)]
     return tuple(entry for entry in least if entry.count > 0)[:MAX_FEATURES]
-
-
-def _names(nodes: Iterable[KnownNode]) -> frozenset[str]:
-    return frozenset(node.name for node in nodes)
-
-
-def _min_weight(nodes: Iterable[KnownNode]) -> int:
-    return min(node.weight for node in nodes)
 
 
 def _make_name(features: frozenset[str], group: NodeGroup, used_names: set[str]) -> str:

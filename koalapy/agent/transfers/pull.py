@@ -269,8 +269,7 @@ class Pull:
     def __init__(self, file: StageFile, folder: Path, progress: Callable[[], object], means: TransferTools) -> None:
         """Set up. ``progress`` is called regularly."""
         self._file, self._folder, self._progress = file, folder, progress
-        self._questions, self._timeouts, self._clock = means.questions, means.timeouts, means.clock
-        self._means, self._cluster = means, means.cluster
+        self._means, self._clock = means, means.clock
         self._name = file.part if file.part is not None else Path(file.path).name
         self._kind = ""
         self._digest: GrowingDigest | None = None
@@ -304,14 +303,14 @@ class Pull:
                 await asyncio.to_thread(_empty, self._folder)
                 self.arrived_bytes = 0
         except OSError as error:
-            raise site_error(self._cluster, error) from error
+            raise site_error(self._means.cluster, error) from error
         finally:
             self._stop_digest()
         raise await self._diagnose_mismatch()
 
     async def _pull_with_retries(self) -> None:
         """Pull until all bytes have arrived; keep partial files over all attempts."""
-        failures, pause = 0, self._timeouts.transfer_retry_s
+        failures, pause = 0, self._means.timeouts.transfer_retry_s
         while True:
             arrived_before = self.arrived_bytes
             try:
@@ -333,10 +332,10 @@ class Pull:
                 ) from error
             except (SiteError, TransferCut) as error:
                 problem = str(error)
-                if isinstance(error, SiteUnavailable) and self._questions.is_recently_connected:
+                if isinstance(error, SiteUnavailable) and self._means.questions.is_recently_connected:
                     failures = 0  # the source's agent may have to reconnect as well
             if self.arrived_bytes > arrived_before:
-                failures, pause = 0, self._timeouts.transfer_retry_s
+                failures, pause = 0, self._means.timeouts.transfer_retry_s
             failures += 1
             log.info(
                 "transfer cut", action="transfer-cut", file=self._file.name, source=self._file.source, reason=problem
@@ -344,7 +343,7 @@ class Pull:
             if failures > MAX_TRIES:
                 raise self._error(f"gave up after {failures} tries: {problem}", "source")
             await asyncio.sleep(pause)
-            pause = min(self._timeouts.max_transfer_retry_s, 2 * pause)
+            pause = min(self._means.timeouts.max_transfer_retry_s, 2 * pause)
 
     async def _pull_once(self) -> None:
         """Request a route from the source and run rsync once. Raise ``TransferCut`` if rsync fails.
@@ -354,7 +353,7 @@ class Pull:
         file = self._file
         # Agents of earlier versions must be asked to encrypt.
         request = {"path": file.path, "part": file.part, "size": file.size, "encrypted": True}
-        route = Route.model_validate(await self._questions.ask_cluster(file.source, "export", request))
+        route = Route.model_validate(await self._means.questions.ask_cluster(file.source, "export", request))
         self._kind = route.kind
         await self._measure_now()
         if self.arrived_bytes > file.size:
@@ -371,7 +370,7 @@ class Pull:
             outcome = await run_rsync(route, self._name, self._folder, self._tick, self._means.rsync_program)
         except RsyncMissing as error:
             words = "rsync is missing on its head node: install it there"
-            raise StageError(f"{self._cluster} cannot pull files: {words}", "site") from error
+            raise StageError(f"{self._means.cluster} cannot pull files: {words}", "site") from error
         finally:
             ended = self._clock.monotonic()
             self.seconds += ended - began
@@ -384,13 +383,13 @@ class Pull:
                 self.flowed += max(0, self.arrived_bytes - first[1])
             self._return_ticket(file.source, route)
         if outcome.local_error:
-            raise StageError(f"the disk of {self._cluster} is full: {outcome.local_error}", "site")
+            raise StageError(f"the disk of {self._means.cluster} is full: {outcome.local_error}", "site")
         if outcome.code:
             raise TransferCut(outcome.reason)
 
     def _return_ticket(self, source: str, route: Route) -> None:
         """Return a ticket without waiting for that; tickets also expire."""
-        task = asyncio.ensure_future(self._questions.ask_cluster(source, "unexport", {"module": route.module}))
+        task = asyncio.ensure_future(self._means.questions.ask_cluster(source, "unexport", {"module": route.module}))
         task.add_done_callback(_forget)
 
     # How far it is
@@ -454,12 +453,16 @@ class Pull:
         file = self._file
         path = file.path if file.part is None else f"{file.path}/{file.part}"
         try:
-            content = await self._questions.ask_cluster(file.source, "stat", {"path": path, "checksum": True}, 600.0)
+            content = await self._means.questions.ask_cluster(
+                file.source, "stat", {"path": path, "checksum": True}, 600.0
+            )
         except SiteError as error:
             return self._error(f"its checksum is wrong, and {file.source} cannot check its replica: {error}", "source")
         if content.get("checksum") != file.checksum:
             return self._error("its checksum differs from the catalogue's: it was changed", "file")
-        return self._error(f"it arrives on {self._cluster} with a wrong checksum, though its own is right", "site")
+        return self._error(
+            f"it arrives on {self._means.cluster} with a wrong checksum, though its own is right", "site"
+        )
 
     def _error(self, reason: str, fault: StageFault) -> StageError:
         """Return the error of this transfer; ``fault`` is the responsible side."""

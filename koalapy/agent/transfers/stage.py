@@ -68,8 +68,7 @@ class StageRun:
         self.instance, self.token = instance, order.token
         self.folder = folder
         self._work_folder, self._journal = work_folder, JournalFolder(work_folder, means.disk_sync)
-        self._files, self._bundle, self._result_names = order.files, order.bundle, order.result_names
-        self._means, self._changed = means, changed
+        self._order, self._means, self._changed = order, means, changed
         self._state: StageState = "running"
         self._failure: StageError | None = None
         self._ready: set[int] = set()
@@ -113,12 +112,16 @@ class StageRun:
 
     def find_copies(self, file: StageFile) -> list[Path]:
         """Return paths of an input's content that was pulled here. Programs may have changed it since."""
-        same = [self._files[index] for index in self._ready if content_key(self._files[index]) == content_key(file)]
+        same = [
+            self._order.files[index]
+            for index in self._ready
+            if content_key(self._order.files[index]) == content_key(file)
+        ]
         return [self.folder / file.target for file in same]
 
     @property
     def input_names(self) -> frozenset[str]:
-        return frozenset((*(file.target for file in self._files), *self._result_names))
+        return frozenset((*(file.target for file in self._order.files), *self._order.result_names))
 
     async def stop_task(self) -> None:
         """Stop the preparation; keep partial files."""
@@ -159,8 +162,8 @@ class StageRun:
     def current_status(self) -> StageStatus:
         """Return the state, progress and failure of the stage, as the agent reports them to the daemon."""
         failure = self._failure or StageError("", "site")
-        bundle = (self._bundle.size if self._bundle else 0) + self._result_bytes
-        sizes = {i: file.size for i, file in enumerate(self._files) if file.source != self._means.cluster}
+        bundle = (self._order.bundle.size if self._order.bundle else 0) + self._result_bytes
+        sizes = {i: file.size for i, file in enumerate(self._order.files) if file.source != self._means.cluster}
         staged = sum(size for index, size in sizes.items() if index in self._ready)
         staged += bundle if self._unpacked else self._fetched + self._result_bytes
         is_done = self._state == "done"
@@ -183,11 +186,11 @@ class StageRun:
         try:
             self._check()
             await self._run_in_thread(_make_private_folder, self.folder)
-            if self._bundle is not None and not self._unpacked:
-                await self._place_bundle(self._bundle)
-            if self._result_names and self._results != "ready":
+            if self._order.bundle is not None and not self._unpacked:
+                await self._place_bundle(self._order.bundle)
+            if self._order.result_names and self._results != "ready":
                 await self._place_results()
-            for index, file in enumerate(self._files):
+            for index, file in enumerate(self._order.files):
                 if index not in self._ready:
                     await self._place_input(index, file)
             if self._has_account:
@@ -222,7 +225,7 @@ class StageRun:
     def _check(self) -> None:
         """Reject names that lead outside the folder, before any file is created."""
         targets: set[str] = set()
-        for file in self._files:
+        for file in self._order.files:
             if not is_plain_name(file.target):
                 raise StageError(f"{file.name}: {file.target!r} is not a plain file name", "file", file=file.name)
             if file.target in targets:
@@ -232,7 +235,7 @@ class StageRun:
             if not is_plain_name(Path(file.path).name) or not file.checksum:
                 raise _bad(file, f"the catalogue has no such replica on {file.source}")
             targets.add(file.target)
-        for name in self._result_names:
+        for name in self._order.result_names:
             if not is_plain_name(name) or name in targets:
                 raise StageError(f"a result of another job cannot be named {name!r}", "job")
             targets.add(name)
@@ -402,7 +405,7 @@ class StageRun:
 
     def _unpack_results(self, path: Path) -> None:
         """Unpack results into the stage folder, in place of what an interrupted agent has unpacked of them."""
-        for name in self._result_names:
+        for name in self._order.result_names:
             target = self.folder / name
             if self._results == "unpacking":
                 remove_tree(target)

@@ -45,41 +45,34 @@ class Option:
     """An option ``--name VALUE`` or a flag; by default with the parameter's name. ``"--on/--off"`` has an opposite.
 
     ``completes``: kind of the values for completion, a key of ``koalapy.cli.terminal.completion.OFFERS``.
-    ``may_be_empty``: accept the empty text. By default it is rejected, as it usually means an unset shell variable.
+    ``properties``: those of ``_Option``, such as ``envvar``, ``hidden`` and ``may_be_empty``.
     """
 
     def __init__(
         self,
         *names: str,
         help: str = "",
-        envvar: str = "",
         min: float | None = None,
         max: float | None = None,
-        hidden: bool = False,
         completes: str = "",
-        may_be_empty: bool = False,
+        **properties: Any,
     ) -> None:
-        self.names, self.help, self.envvar, self.hidden, self.min, self.max = names, help, envvar, hidden, min, max
-        self.completes, self.may_be_empty = completes, may_be_empty
+        self.names, self.help, self.min, self.max = names, help, min, max
+        self.completes, self.properties = completes, properties
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Argument:
     """A positional argument. ``takes_rest``: later arguments are not parsed as options.
 
     ``takes_options``: unknown options before it are part of it, too.
     """
 
-    def __init__(
-        self,
-        *,
-        help: str = "",
-        metavar: str = "",
-        takes_rest: bool = False,
-        completes: str = "",
-        takes_options: bool = False,
-    ) -> None:
-        self.help, self.metavar, self.takes_rest, self.takes_options = help, metavar, takes_rest, takes_options
-        self.completes = "files" if takes_rest else completes
+    help: str = ""
+    metavar: str = ""
+    takes_rest: bool = False
+    takes_options: bool = False
+    completes: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +102,7 @@ class _Int(click.IntRange):
 
 
 class _Option(click.Option):
-    """An option that rejects an empty value unless it has a meaning."""
+    """An option that rejects an empty value, which is usually an unset shell variable, unless it has a meaning."""
 
     def __init__(self, *names: Any, may_be_empty: bool = False, **options: Any) -> None:
         super().__init__(*names, **options)
@@ -368,8 +361,8 @@ def _create_parameter(name: str, kind: Any, default: Any, spec: Option | Argumen
     common: dict[str, Any] = {"type": _click_type(type_, spec), "required": is_required, "help": spec.help or None}
     if default is not None and not is_required:
         common["default"] = default.value if isinstance(default, Enum) else default
-    if spec.completes:
-        common["shell_complete"] = partial(_complete_word, spec.completes)
+    if completes := "files" if isinstance(spec, Argument) and spec.takes_rest else spec.completes:
+        common["shell_complete"] = partial(_complete_word, completes)
     dashed = name.strip("_").replace("_", "-")
     if isinstance(spec, Argument):
         label = spec.metavar or dashed.upper().removesuffix("S" if is_list else "")
@@ -385,13 +378,11 @@ def _create_parameter(name: str, kind: Any, default: Any, spec: Option | Argumen
         common |= {"metavar": name.upper(), "help": f"{spec.help}: {choices}"}
     return _Option(
         [name, *(spec.names or (f"--{dashed}",))],
-        may_be_empty=spec.may_be_empty,
         multiple=is_list,
-        hidden=spec.hidden,
-        envvar=spec.envvar or None,
         show_envvar=True,
         show_default=default not in (None, "", False, True) and "default:" not in spec.help and not is_required,
         **common,
+        **spec.properties,
     )
 
 
@@ -444,7 +435,7 @@ def run_command(name: str, root: Group, command_line: Sequence[str], of_context:
 def root_options(version: str) -> list[click.Option]:
     """Create the options of the top-level command, each of which prints a text and ends the command."""
 
-    def show_manual_page(context: click.Context) -> str:
+    def show_manual_page(context: click.Context, _: object) -> str:
         from koalapy.cli.terminal.manual import show_manual
 
         show_manual(str(context.info_name), context.command, version)
@@ -472,6 +463,6 @@ def root_options(version: str) -> list[click.Option]:
     shells = click.Choice(["bash", "zsh", "fish"])
     return [
         create_option("--version", "print the version", lambda c, _: f"{c.info_name} {version}\n", is_flag=True),
-        create_option("--man", manual, lambda context, _: show_manual_page(context), is_flag=True),
+        create_option("--man", manual, show_manual_page, is_flag=True),
         create_option("--show-completion", "print the script for shell completion", completion_script, type=shells),
     ]

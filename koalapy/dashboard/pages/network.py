@@ -18,7 +18,7 @@ from koalapy.daemon.services import Services
 from koalapy.dashboard.dashboard import Dashboard, SentForm
 from koalapy.dashboard.pictures import Point
 from koalapy.dashboard.rendering import format_rate, format_seconds
-from koalapy.model.cluster import RelayedSince, pair_of
+from koalapy.model.cluster import pair_of
 from koalapy.model.measurement import Measurement, MeasurementKind
 from koalapy.model.request import ClusterName
 
@@ -68,17 +68,11 @@ class NetworkView:
 class LinkView:
     """A link and its measurements, newest first."""
 
-    one: ClusterName
-    other: ClusterName
+    record: LinkRecord
     forward: LinkDirection
     backward: LinkDirection
     rejection_reason: str
     """The reason why the link cannot be measured now; empty if it can."""
-    job: int | None
-    """The job that measures it now."""
-    error: str
-    relayed: RelayedSince | None
-    """Why MPI messages go over relays; None if they do not."""
     measurements: Sequence[Measurement]
     bandwidth: Sequence[Point]
     """Measured bytes per second, oldest first."""
@@ -209,14 +203,10 @@ async def link_view(network: Network, first: ClusterName, second: ClusterName, l
     links = link_directions([record])
     conclusive = [m for m in reversed(measurements) if m.kind is not MeasurementKind.INCONCLUSIVE]
     return LinkView(
-        one=first,
-        other=second,
+        record=record,
         forward=links[first, second],
         backward=links[second, first],
         rejection_reason=network.rejection_reason((first, second)),
-        job=record.under_way.job if record.under_way else None,
-        error=record.measurements.error,
-        relayed=record.relayed,
         measurements=measurements,
         bandwidth=[Point(m.at, m.bandwidth) for m in conclusive if m.bandwidth is not None],
         latency=[Point(m.at, m.latency) for m in conclusive if m.latency is not None],

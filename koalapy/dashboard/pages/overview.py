@@ -108,7 +108,7 @@ def sort_tiles(rows: Sequence[ClusterRow], order: TileSort) -> list[ClusterRow]:
 
 def _last_mean(slots: Sequence[Slot], name: str) -> float | None:
     """Return the mean of a value over the last slots that have one; None if none of them has."""
-    values = [value for slot in slots[-RATE_SLOTS - 1 :] if (value := getattr(slot, name)) is not None]
+    values = [value for slot in slots[-RATE_SLOTS - 1 :] if (value := slot.means.get(name)) is not None]
     return sum(values) / len(values) if values else None
 
 

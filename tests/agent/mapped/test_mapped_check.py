@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from koalapy.agent.accounts import SwitchMethod
-from koalapy.agent.check.trial import TRIAL_SUBJECT, TrialOutput, check_accounts, check_runner, describe_wrong_account
+from koalapy.agent.check.trial import TRIAL_SUBJECT, check_accounts, check_runner, describe_wrong_account
 from koalapy.agent.core.settings import RUNNER, AgentSettings
 from koalapy.agent.lrm.local.adapter import LocalLrm
 from koalapy.agent.lrm.local.cluster import LocalCluster
@@ -99,8 +99,8 @@ async def test_check_runner_runs_a_job_of_the_account(
         await lrm.open()
         finding = await check_runner(settings, lrm, folders, "alice")
         assert (finding.subject, finding.ok) == (TRIAL_SUBJECT, True), finding
-        trial = TrialOutput("koala-python 3.11.2\nkoala-uid 99\nkoala-runner north-1\n", "north-1")
-        assert "runs as uid 99" in await describe_wrong_account(trial, folders, "alice")
+        output = "koala-python 3.11.2\nkoala-uid 99\nkoala-runner north-1\n"
+        assert "runs as uid 99" in await describe_wrong_account(output, folders, "alice")
     finally:
         await lrm.close()
         stop_locald(cluster)

@@ -400,10 +400,10 @@ async def test_bundle_with_names_of_any_bytes_is_unpacked(north: FileSite, daemo
     assert os.listdir(os.fsencode(folder)) == [b"caf\xe9"]
 
 
-@pytest.mark.parametrize("path", ["/", "/data/.."])
-async def test_replica_without_name_fails_stage(north: FileSite, path: str) -> None:
+@pytest.mark.parametrize("wrong", [{"path": "/"}, {"path": "/data/.."}, {"path": ""}, {"checksum": ""}])
+async def test_replica_without_name_or_checksum_fails_stage(north: FileSite, wrong: dict[str, str]) -> None:
     file = north.make_input(north.make_replica("data"))
-    north.start_stage(replace(file, source="south", path=path))
+    north.start_stage(replace(file, source="south", **wrong))
     assert "the catalogue has no such replica" in (await north.wait_for_state("failed")).error
 
 

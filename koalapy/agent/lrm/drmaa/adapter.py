@@ -3,22 +3,13 @@
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from koalapy.agent.components.job_folders import JobFolders
 from koalapy.agent.core.settings import AgentSettings, SiteSettings
 from koalapy.agent.lrm.drmaa.control import NO_SUCH_JOB, DrmaaControl, Unanswered, drmaa_control
-from koalapy.agent.lrm.port import (
-    DrmaaEnding,
-    Finding,
-    JobUse,
-    LrmJob,
-    LrmJobState,
-    LrmSnapshot,
-    LrmSubmission,
-    PolledLrm,
-)
+from koalapy.agent.lrm.port import DrmaaEnding, Finding, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission, PolledLrm
 from koalapy.agent.lrm.rejections import (
     reject_fields,
     reject_other_job,
@@ -74,11 +65,6 @@ class SubmittedJob:
     lost: bool = False
     reason: str = ""
     user: str = ""
-
-    def as_ended_job(self) -> LrmJob:
-        """Return the job as an ended one for a snapshot, with the stored exit code and reason."""
-        code, lost = self.exit_code, self.lost
-        return LrmJob(self.job or "", self.name, LrmJobState.ENDED, (), code, lost, self.reason, user=self.user)
 
 
 class SubmittedJobs:
@@ -236,7 +222,7 @@ class DrmaaLrm(PolledLrm):
             await asyncio.to_thread(self._table.store, *ended)
         limit = self._clock.now() - ENDED_RETENTION_S
         ended_before = [
-            replace(entry.as_ended_job(), use=use_of(self._control.reported_ending(entry.job or "")))
+            _ended_job(entry, entry.exit_code, entry.lost, entry.reason, self._control.reported_ending(entry.job or ""))
             for entry in self._table.entries.values()
             if entry.ended > limit
         ]
@@ -305,10 +291,11 @@ def _convert_ended_job(entry: SubmittedJob, drmaa_state: str, ending: DrmaaEndin
         reason = "failed; the DRMAA library gives no reason"
     else:
         lost, reason = False, "the resource manager no longer knows how it ended"
-    job = LrmJob(entry.job, entry.name, LrmJobState.ENDED, exit_code=code, lost=lost, reason=reason, user=entry.user)
-    return replace(job, use=use_of(ending))
+    return _ended_job(entry, code, lost, reason, ending)
 
 
-def use_of(ending: DrmaaEnding | None) -> JobUse | None:
-    """Return the use of processors that a library reported with the end of a job; None without such a report."""
-    return ending.use if ending is not None else None
+def _ended_job(
+    entry: SubmittedJob, exit_code: int | None, lost: bool, reason: str, ending: DrmaaEnding | None
+) -> LrmJob:
+    state, use = LrmJobState.ENDED, ending.use if ending else None
+    return LrmJob(entry.job or "", entry.name, state, (), exit_code, lost, reason, user=entry.user, use=use)

@@ -18,7 +18,7 @@ import structlog
 from koalapy.agent.components.job_folders import JobFolders
 from koalapy.agent.core.settings import AgentSettings, SiteSettings
 from koalapy.agent.lrm.drmaa.control import drmaa_control
-from koalapy.agent.lrm.node_classes import KnownNode, NodeGroups, group_nodes
+from koalapy.agent.lrm.node_classes import NO_GROUPS, KnownNode, NodeGroups, group_nodes
 from koalapy.agent.lrm.port import (
     JOB_PREFIX,
     SUSPENDED_TEXT,
@@ -79,7 +79,6 @@ WAITING_QUERY_INTERVAL_S = 3.0
 """Time between two queries of the reason why a job waits, and before the first."""
 MAX_WAITING_QUERIES = 3
 """Such queries in one snapshot."""
-NO_GROUPS = NodeGroups()
 SETTLING_TIME_S = 10.0
 
 
@@ -213,7 +212,7 @@ class SgeLrm(PolledLrm):
         ended = self._jobs.update(listing, began)
         self._has_listed = True
         await self._jobs.resolve(ended)
-        unreachable = unreachable_hosts(listing)
+        unreachable = [instance.host for instance in listing.instances if UNREACHABLE in instance.states]
         active_jobs, asked = [], 0
         for job in self._jobs.active_jobs(listing):
             tracked = self._jobs.by_id[job.id]
@@ -525,7 +524,3 @@ def convert_job(job: SgeJob, tracked: TrackedJob, unreachable: Iterable[str]) ->
     elif state is LrmJobState.QUEUED and tracked.waiting:
         reason = f"Grid Engine says {tracked.waiting}"
     return LrmJob(job.id, job.name, state, job.hosts, None, lost, reason, user=tracked.user)
-
-
-def unreachable_hosts(listing: Listing) -> Sequence[str]:
-    return [instance.host for instance in listing.instances if UNREACHABLE in instance.states]

@@ -11,7 +11,7 @@ from koalapy.agent.components.job_folders import JobFolders
 from koalapy.agent.core.settings import AgentSettings, SiteSettings
 from koalapy.agent.lrm.commands import CommandResult
 from koalapy.agent.lrm.drmaa.control import drmaa_control
-from koalapy.agent.lrm.node_classes import NodeGroups, group_nodes
+from koalapy.agent.lrm.node_classes import NO_GROUPS, NodeGroups, group_nodes
 from koalapy.agent.lrm.port import (
     JOB_PREFIX,
     SUSPENDED_TEXT,
@@ -34,7 +34,6 @@ from koalapy.agent.lrm.rejections import (
 from koalapy.agent.lrm.script import place_script
 from koalapy.agent.lrm.slurm.answers import (
     COLUMNS,
-    JobLine,
     SlurmJob,
     SlurmNode,
     quote_line,
@@ -85,7 +84,6 @@ OFFER_MAX_AGE_S = 10.0
 """Age at which partitions and reservations are read again."""
 LIMIT_MAX_AGE_S = 60.0
 """Age at which limits of accounts are read again; each snapshot reads those of which jobs use a part."""
-NO_GROUPS = NodeGroups()
 HOLDING = (LrmJobState.RUNNING, LrmJobState.UNKNOWN)
 """States of jobs that hold nodes."""
 _MAX_SNAPSHOT_TRIES = 3
@@ -131,7 +129,7 @@ class SlurmLrm(PolledLrm):
         self._limit, self._limit_until = NO_LIMIT, float("-inf")
         self._known_nodes: list[SlurmNode] = []
         """Nodes with the properties of the last snapshot."""
-        self._groups = NodeGroups()
+        self._groups = NO_GROUPS
         """The same by class."""
         self._total = self._max_job_nodes = 0
         """Nodes of the last snapshot, and how many of them one job may have."""
@@ -184,8 +182,8 @@ class SlurmLrm(PolledLrm):
         lines = [line for line in read_lines(answer.output) if (line.name, line.uid) == (name, uid)]
         if not lines:
             lines = [line for line in await self._read_accounting(name, user) if (line.name, line.uid) == (name, uid)]
-        lines.sort(key=lambda line: (line.state is not LrmJobState.ENDED, len(line.job), line.job))
-        return lines[-1].job if lines else None
+        lines.sort(key=lambda line: (job_state(line.words) is not LrmJobState.ENDED, len(line.id), line.id))
+        return lines[-1].id if lines else None
 
     async def settling_time(self) -> float:
         """Return Slurm's own message timeout."""
@@ -199,7 +197,7 @@ class SlurmLrm(PolledLrm):
                 return
             raise self._commands.error("squeue", answer)
         for line in read_lines(answer.output):
-            if line.state is LrmJobState.ENDED:
+            if job_state(line.words) is LrmJobState.ENDED:
                 continue
             if line.name != name or (await self._account_of(line.uid)) != user:
                 reject_other_job(job, f"{line.name} of uid {line.uid}", f"{name} of {user or _own_account()}")
@@ -356,7 +354,7 @@ class SlurmLrm(PolledLrm):
         """Return the account of a uid that runs grid jobs; empty for the agent's account, None for other users."""
         return "" if uid == os.getuid() else (await self._folders.account_names()).get(uid)
 
-    async def _read_accounting(self, name: str, user: str) -> list[JobLine]:
+    async def _read_accounting(self, name: str, user: str) -> list[SlurmJob]:
         """Return jobs of this name in Slurm's accounting; empty if there is no accounting."""
         options = (f"--name={name}", f"--starttime={_ACCOUNTING_SINCE}", "--format=JobIDRaw,State,UID,JobName")
         try:

@@ -14,13 +14,11 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from typing_extensions import TypeIs
 
 from koalapy.agent.lrm.node_classes import KnownNode, NodePart
-from koalapy.agent.lrm.port import LrmJobState
-from koalapy.agent.lrm.slurm.states import job_state
 from koalapy.model.errors import SiteUnavailable
 from koalapy.model.node_requirement import MAX_CORES, MAX_GPUS, WORD, Gpus, expand_host_list
 
@@ -361,20 +359,11 @@ def read_count(text: str) -> int | None:
     return int(match[1]) * unit if match[1].isdecimal() else int(float(match[1]) * unit)
 
 
-class JobLine(NamedTuple):
-    """A job in a line of squeue or sacct."""
-
-    job: str
-    state: LrmJobState
-    uid: int
-    name: str
-
-
-def read_lines(output: bytes) -> list[JobLine]:
-    """Read lines of job, state, uid and name."""
+def read_lines(output: bytes) -> list[SlurmJob]:
+    """Read lines of job, state, uid and name, of squeue or sacct."""
     lines = []
     for line in output.decode(errors="replace").splitlines():
         job, state, uid_text, name = [*line.strip().split("|", 3), "", "", ""][:4]
         if job.isdecimal() and (uid := read_uid(uid_text)) is not None:
-            lines.append(JobLine(job, job_state(words_in([state])), uid, name))
+            lines.append(SlurmJob(job, name, uid, words_in([state])))
     return lines

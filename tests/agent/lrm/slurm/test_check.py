@@ -25,45 +25,34 @@ async def test_check_of_healthy_cluster_passes(slurm: FakeSlurm) -> None:
     assert "--account=physics" in slurm.list_calls("sbatch")[0]
 
 
-@pytest.mark.parametrize("text", ["slurm 20.11.9", "what?"])
-async def test_check_of_old_slurm_fails(slurm: FakeSlurm, text: str) -> None:
-    slurm.set_answer("sinfo", text + "\n", when="--version")
-    finding = (await run_check(slurm))["Slurm"]
-    assert (finding.ok, finding.result, finding.hint) == (
-        False,
-        f"{text}: sinfo --json needs 21.08",
-        "upgrade Slurm to 21.08 or later",
-    )
-
-
-async def test_check_without_controller_fails(slurm: FakeSlurm) -> None:
-    slurm.set_answer(
-        "sinfo", "", errors="slurm_load_partitions: Unable to contact slurm controller\n", code=1, when="*%P*"
-    )
-    finding = (await run_check(slurm))["controller"]
-    assert (finding.ok, "Unable to contact" in finding.result, "slurmctld" in finding.hint) == (False, True, True)
+UNREACHABLE = "slurm_load_partitions: Unable to contact slurm controller"
+REJECTED = "allocation failure: Invalid account or account/partition combination specified"
 
 
 @pytest.mark.parametrize(
-    ("listed", "partition", "text", "hint"),
+    ("command", "when", "answer", "errors", "subject", "result", "hint"),
     [
-        ("main*|up\nother|up\n", "mian", "there is no partition mian", "main, other"),
-        ("main|up\n", None, "no partition is set, and Slurm has no default one", "main"),
-        ("main*|inact\n", None, "main is not up", "State=UP"),
+        ("sinfo", "--version", "slurm 20.11.9", "", "Slurm", "20.11.9: sinfo --json needs 21.08", "to 21.08 or later"),
+        ("sinfo", "--version", "what?", "", "Slurm", "what?: sinfo --json needs 21.08", "to 21.08 or later"),
+        ("sinfo", "*%P*", "", UNREACHABLE, "controller", "Unable to contact", "slurmctld"),
+        ("sinfo", "*%P*", "a*|up\nother|up", "", "partition", "there is no partition main", "a, other"),
+        ("sinfo", "*%P*", "main*|inact", "", "partition", "main is not up", "State=UP"),
+        ("squeue", COLUMNS, "slurm_load_jobs error: none", "", "queue", "cannot be read", "by hand"),
+        ("sbatch", "*--test-only*", "", REJECTED, "a job's options", f"sbatch: {REJECTED}", "account"),
     ],
 )
-async def test_check_of_wrong_partition_fails(
-    slurm: FakeSlurm, listed: str, partition: str | None, text: str, hint: str
+async def test_check_of_unusable_slurm_names_problem_and_remedy(
+    slurm: FakeSlurm, command: str, when: str, answer: str, errors: str, subject: str, result: str, hint: str
 ) -> None:
-    slurm.set_answer("sinfo", listed, when="*%P*")
-    finding = (await run_check(slurm, partition=partition))["partition"]
-    assert (finding.ok, finding.result, hint in finding.hint) == (False, text, True)
+    slurm.set_answer(command, f"{answer}\n", errors=f"{errors}\n", code=bool(errors), when=when)
+    finding = (await run_check(slurm, partition="main", account="physics"))[subject]
+    assert (finding.ok, result in finding.result, hint in finding.hint) == (False, True, True)
 
 
-async def test_check_of_unreadable_queue_fails(slurm: FakeSlurm) -> None:
-    slurm.set_answer("squeue", "slurm_load_jobs error: none\n", when=COLUMNS)
-    finding = (await run_check(slurm))["queue"]
-    assert (finding.ok, "cannot be read" in finding.result) == (False, True)
+async def test_check_without_default_partition_fails(slurm: FakeSlurm) -> None:
+    slurm.set_answer("sinfo", "main|up\n", when="*%P*")
+    finding = (await run_check(slurm))["partition"]
+    assert (finding.ok, finding.result) == (False, "no partition is set, and Slurm has no default one")
 
 
 async def test_check_with_all_nodes_down_fails(slurm: FakeSlurm) -> None:
@@ -74,14 +63,6 @@ async def test_check_with_all_nodes_down_fails(slurm: FakeSlurm) -> None:
     finding = (await run_check(slurm))["nodes"]
     assert (finding.ok, finding.result) == (False, "4, 0 idle, 4 down: n1 is DOWN (flood)")
     assert "NodeName=n1 State=RESUME" in finding.hint
-
-
-async def test_check_of_rejected_options_fails(slurm: FakeSlurm) -> None:
-    text = "allocation failure: Invalid account or account/partition combination specified"
-    slurm.set_answer("sbatch", "", errors=text + "\n", code=1, when="*--test-only*")
-    finding = (await run_check(slurm, account="nobody"))["a job's options"]
-    assert (finding.ok, finding.result) == (False, f"sbatch: {text}")
-    assert "account" in finding.hint
 
 
 async def test_check_of_any_answers_raises_nothing(slurm: FakeSlurm) -> None:
