@@ -33,6 +33,8 @@ Start a program on the nodes of this job, on all of its clusters.
   --mca NAME VALUE       pass a parameter of Open MPI to the ranks; repeatable
   --wdir FOLDER          start ranks in this folder; default: the current one
   --oversubscribe        allow more ranks than slots
+
+Rank 0 reads the standard input, if it is a file or a pipe.
 """
 NUMBERS = {
     **dict.fromkeys(("-n", "-np", "--n", "--np", "-c"), "ranks"),
@@ -282,6 +284,20 @@ def folder_to_pass(chosen: str, job_folder: str) -> str:
     return path[len(job_folder) + 1 :] if path.startswith(f"{job_folder}/") else path
 
 
+def find_input() -> str:
+    """Return a path to standard input for rank 0, if it is a pipe or a file of which nothing was read; else empty.
+
+    Rank 0 opens a file anew, so that a loop of the script that reads the same file goes on.
+    """
+    with contextlib.suppress(OSError):
+        mode = os.fstat(0).st_mode
+        if stat.S_ISFIFO(mode) or (stat.S_ISREG(mode) and os.lseek(0, 0, os.SEEK_CUR) == 0):
+            return f"/proc/{os.getpid()}/fd/0"
+        if not stat.S_ISCHR(mode):
+            print("mpirun: rank 0 gets no standard input: name the file as an argument of the program", file=sys.stderr)
+    return ""
+
+
 def print_version(runner_folder: str) -> NoReturn:
     """Execute the ``mpirun`` that runs on this node, to print its version."""
     folders = [f for f in os.environ.get("PATH", os.defpath).split(":") if not f.startswith(runner_folder)]
@@ -301,9 +317,7 @@ def main(arguments: list[str]) -> int:
     if words[:1] in (["--version"], ["-V"]):
         print_version(runner_folder)
     parsed = SrunArguments(words[1:]) if words[:1] == [SRUN] else Arguments(words)
-    with contextlib.suppress(OSError):
-        if stat.S_ISREG(mode := os.fstat(0).st_mode) or stat.S_ISFIFO(mode):
-            print("mpirun: ranks get no standard input: name the file as an argument of the program", file=sys.stderr)
+    parsed.request["input_file"] = find_input()
     try:
         with open(f"{runner_folder}/folder", encoding="utf-8", errors="surrogateescape") as file:
             parsed.request["folder"] = folder_to_pass(parsed.folder, file.read())

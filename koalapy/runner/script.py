@@ -183,6 +183,8 @@ class ScriptHead(Role):
             }
             content = {**request, "slots": slots, "environment": environment, "lane": 0}
             order = Order(content, len(self._plan.nodes))
+            if call.input_file and not slots[self._plan.index]:
+                raise Failure("standard input goes to rank 0, which is on another node: name the file as an argument")
         except Failure as failure:
             call.say(f"koala: {failure.message}")
             call.finish(2)

@@ -374,6 +374,33 @@ async def test_program_on_a_lane_in_use_is_rejected_until_the_other_ends(agent: 
         node.send(t="stop")
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        "mpirun {} <in.txt",
+        "cat in.txt | mpirun {}",
+        "mpirun {} <<'END'\na b\nc\nEND",
+        "while read -r line; do [ \"$line\" = 'a b' ] || continue; mpirun {} <in.txt; done <in.txt",
+    ],
+)
+async def test_first_rank_reads_standard_input_of_mpirun(agent: FakeAgent, call: str) -> None:
+    program = "sh -c 'echo $OMPI_COMM_WORLD_RANK: $(cat)'"
+    nodes = await start_script(agent, f"printf 'a b\\nc\\n' >in.txt; {call.format(program)}")
+    assert (await end_of(nodes))["code"] == 0, output_of(nodes)
+    assert sorted(line.strip() for line in output_of(nodes)) == ["0: a b c", "1:"]
+
+
+async def test_standard_input_of_mpirun_needs_rank_0_on_the_node_of_the_script(agent: FakeAgent) -> None:
+    nodes = await start_script(
+        agent, "printf x >in.txt; mpirun --cluster south cat <in.txt; echo $?; mpirun cat </dev/null"
+    )
+    await end_of(nodes)
+    assert output_of(nodes) == [
+        "koala: standard input goes to rank 0, which is on another node: name the file as an argument",
+        "2",
+    ]
+
+
 SLURM = {"KOALA_TRANSLATED": "slurm", "KOALA_ARRAY_INDEX": "3", "KOALA_ARRAY_JOB": "12", "KOALA_ARRAY_COUNT": "5"}
 
 
