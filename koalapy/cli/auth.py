@@ -91,14 +91,10 @@ def show_identity(as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
     """Show your user, role, authentication and its expiry."""
     client = daemon.client()
     identity = client.get("/api/v1/whoami")
-    if as_json:
-        show_json(identity)
-        return
     until = f", until {format_moment(identity['expires_at'])}" if identity["expires_at"] else ""
     groups = f", in {', '.join(identity['groups'])}" if identity["groups"] else ""
-    print(
-        printable(f"{identity['user']}, {identity['role']}{groups}, known by {identity['how']}{until}, at {client.url}")
-    )
+    text = f"{identity['user']}, {identity['role']}{groups}, known by {identity['how']}{until}, at {client.url}"
+    print_answer(identity, as_json, lambda _: printable(text))
 
 
 def _expiry_text(login: Login) -> str:
@@ -204,11 +200,8 @@ def revoke_tokens(
         raise CliError("no tokens are given", Exit.USAGE, "give their numbers, or --all")
     order: Json = {"all": True} if every else {"tokens": tokens}
     answer = daemon.client().post("/api/v1/tokens/revoke", order)
-    if as_json:
-        show_json(answer)
-        return
-    for token in answer["tokens"]:
-        print(printable(f"token {token['id']} of {token['user']} is revoked"))
+    messages = [f"token {token['id']} of {token['user']} is revoked" for token in answer["tokens"]]
+    print_answer(answer, as_json, lambda _: "\n".join(map(printable, messages)))
 
 
 token_group = Group(

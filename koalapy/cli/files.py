@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from koalapy.cli.jobs.jobs import LastJob, find_last_job
 from koalapy.cli.terminal.arguments import Argument, Group, Option
 from koalapy.cli.terminal.job_reference import JobReference
-from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, show_json
+from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, print_answer, show_json
 from koalapy.cli.terminal.screen import Progress, Transfer, waiting_for
 from koalapy.cli.terminal.tables import Columns, format_columns
 from koalapy.client.client import FINAL, MAX_PAGE_SIZE, Client
@@ -36,22 +36,16 @@ def add_replica(name: Name, place: Place, as_json: AsJson = False, daemon: Daemo
     order = {"name": name, "cluster": cluster, "path": path}
     with waiting_for(f"{cluster} reads {path}"):
         replica = daemon.client().post("/api/v1/replicas", order, patient=True)
-    if as_json:
-        show_json(replica)
-        return
     count = replica["parts"]
     entries = "" if count is None else f", a folder of {count} {'entry' if count == 1 else 'entries'}"
     message = f"{cluster} has {name}: {format_bytes(replica['size'])}{entries}, SHA-256 {replica['checksum']}"
-    print(printable(message))
+    print_answer(replica, as_json, lambda _: printable(message))
 
 
 def list_replicas(name: OptionalName = None, as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
     """List the catalogue by name and cluster."""
-    replicas = _request_replicas(daemon.client(), name)
-    if as_json:
-        show_json({"replicas": replicas})
-    else:
-        print(format_columns(REPLICAS, replicas))
+    answer = {"replicas": _request_replicas(daemon.client(), name)}
+    print_answer(answer, as_json, _format_replicas)
 
 
 def _request_replicas(client: Client, name: str | None) -> list[Json]:
@@ -73,12 +67,8 @@ def verify_replicas(
     choice = {key: value for key, value in (("name", name), ("cluster", cluster)) if value is not None}
     with waiting_for(f"{cluster or 'every cluster'} reads {name or 'all its files'}"):
         answer = daemon.client().post("/api/v1/replicas/verify", choice, patient=True)
-    if as_json:
-        show_json(answer)
-    else:
-        print(format_columns(REPLICAS, answer["replicas"]))
-    replicas = answer["replicas"]
-    if bad := [replica for replica in replicas if replica["problem"] or replica["state"] != "good"]:
+    print_answer(answer, as_json, _format_replicas)
+    if bad := [replica for replica in answer["replicas"] if replica["problem"] or replica["state"] != "good"]:
         bad_names = format_list([f"{replica['name']} on {replica['cluster']}" for replica in bad])
         raise CliError(
             f"some replicas are not good: {bad_names}", Exit.FAILED, "see the reasons above" if not as_json else ""
@@ -88,12 +78,11 @@ def verify_replicas(
 def remove_replica(name: Name, cluster: Cluster = None, as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
     """Remove a logical file from the catalogue; the files on the clusters stay."""
     answer = daemon.client().delete("/api/v1/replicas", name=name, cluster=cluster)
-    if as_json:
-        show_json(answer)
-        return
-    for replica in answer["replicas"]:
-        message = f"{name} on {replica['cluster']} is forgotten; nothing was done to the file itself, {replica['path']}"
-        print(printable(message))
+    messages = [
+        f"{name} on {replica['cluster']} is forgotten; nothing was done to the file itself, {replica['path']}"
+        for replica in answer["replicas"]
+    ]
+    print_answer(answer, as_json, lambda _: "\n".join(map(printable, messages)))
 
 
 REPLICAS: Columns = {
@@ -106,6 +95,10 @@ REPLICAS: Columns = {
     "PATH": itemgetter("path"),
     "REASON": lambda replica: replica.get("problem") or replica["reason"] or "-",
 }
+
+
+def _format_replicas(answer: Json) -> str:
+    return format_columns(REPLICAS, answer["replicas"])
 
 
 def fetch_results(

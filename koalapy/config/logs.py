@@ -230,7 +230,6 @@ MEANINGS: Mapping[str, str] = {
     "replica-not-verified": "A replica could not be verified.",
     "replica-spoiled": "A replica is missing or has changed, and is not used.",
     "request-failed": "A bug in the daemon while it answered a request. Report it.",
-    "results-delayed": "The daemon cannot accept results now. The agent sends them again.",
     "results-lost": "Results of a component did not reach the daemon.",
     "retention-done": "Expired data was removed.",
     "retention-failed": "Some expired data could not be removed. The daemon tries again.",

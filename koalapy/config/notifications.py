@@ -6,22 +6,19 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
+from koalapy.config.types import must_match
 from koalapy.model.alert import Severity
 from koalapy.model.notification import ADDRESS, AllowedRecipients, host_of, url_problem
 from koalapy.system.local_token import check_token
 from koalapy.system.tls import is_this_machine
 
-
-def _check_address(text: str) -> str:
-    """Return a mail address unchanged. Raise ``ValueError`` for any other text."""
-    if not ADDRESS.fullmatch(text):
-        raise ValueError(f"{text!r} is not a mail address: give one as koala@example.org")
-    return text
+NO_ADDRESS = "is not a mail address: give one as koala@example.org"
 
 
 def _check_recipient(text: str) -> str:
     """Return a mail address, or ``@DOMAIN``, unchanged. Raise ``ValueError`` for any other text."""
-    _check_address(f"any{text}" if text.startswith("@") else text)
+    if not ADDRESS.fullmatch(f"any{text}" if text.startswith("@") else text):
+        raise ValueError(f"{text!r} {NO_ADDRESS}")
     return text
 
 
@@ -52,7 +49,7 @@ def _check_url(text: str) -> str:
     return text
 
 
-Address = Annotated[str, AfterValidator(_check_address)]
+Address = Annotated[str, must_match(ADDRESS.pattern, NO_ADDRESS)]
 Recipient = Annotated[str, AfterValidator(_check_recipient)]
 Host = Annotated[str, AfterValidator(_check_host)]
 Url = Annotated[str, AfterValidator(_check_url)]

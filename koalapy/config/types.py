@@ -15,14 +15,21 @@ from koalapy.system.local_token import check_token
 Secret = Annotated[str, AfterValidator(check_token)]
 
 
-def _host_name(name: str) -> str:
-    """Return a host name unchanged. Raise ``ValueError`` for any other text, such as one with a scheme or port."""
-    if not re.fullmatch(r"[\w-]+(\.[\w-]+)*\.?", name):
-        raise ValueError(f"{name!r} is not a host's name: give it without scheme and port, as grid.example.org")
-    return name
+def must_match(pattern: str, problem: str) -> AfterValidator:
+    """Return a validator of texts that match a pattern as a whole. ``problem`` follows another text in the message."""
+
+    def check_text(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(f"{text!r} {problem}")
+        return text
+
+    return AfterValidator(check_text)
 
 
-HostName = Annotated[str, AfterValidator(_host_name)]
+HostName = Annotated[
+    str,
+    must_match(r"[\w-]+(\.[\w-]+)*\.?", "is not a host's name: give it without scheme and port, as grid.example.org"),
+]
 
 
 def _check_network(text: str) -> str:
@@ -59,24 +66,8 @@ def _check_order(ports: str) -> str:
 Ports = Annotated[str, Field(pattern=r"^\d+-\d+$"), AfterValidator(_check_order)]
 
 
-def _check_absolute(path: str) -> str:
-    """Return an absolute path unchanged. Raise ``ValueError`` for any other path."""
-    if not path.startswith("/"):
-        raise ValueError(f"{path} is not an absolute path")
-    return path
-
-
-AbsolutePath = Annotated[str, AfterValidator(_check_absolute)]
-
-
-def _user_name(name: str) -> str:
-    """Return a user name unchanged. Raise ``ValueError`` for one with characters that are not allowed."""
-    if not re.fullmatch(r"[\w.+-]{1,100}", name):
-        raise ValueError(f"{name!r} is not a user's name: give letters, digits, and . _ + - only")
-    return name
-
-
-UserName = Annotated[str, AfterValidator(_user_name)]
+AbsolutePath = Annotated[str, must_match(r"(?s)/.*", "is not an absolute path")]
+UserName = Annotated[str, must_match(r"[\w.+-]{1,100}", "is not a user's name: give letters, digits, and . _ + - only")]
 
 
 def _cluster_name(name: str) -> str:

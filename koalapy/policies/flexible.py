@@ -3,7 +3,6 @@
 Whether a request can be split does not depend on the order in which clusters are filled; neither do the reasons.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 
 from koalapy.model.cluster import ClusterView, GridView
@@ -22,25 +21,20 @@ from koalapy.policies.policy import (
 from koalapy.policies.splitting import Filled, explain_options, fill_in_turn, most_components, place_options
 
 
-class FilledInTurn(ABC):
-    """A policy that places the whole request on the first cluster that holds it, or else fills clusters in its order.
+class ClusterMinimization:
+    """Clusters by decreasing idle nodes, filled in turn: as few clusters as possible."""
 
-    If the request has split options, these are used instead.
-    """
-
+    # sonmez-2010 IV-B. The first cluster that holds the whole request gets it; split options replace this rule.
+    name = "cluster-minimization"
     serves: frozenset[RequestType] = frozenset({"flexible"})
 
-    @property
-    @abstractmethod
-    def name(self) -> str: ...
-
-    @abstractmethod
     def order_clusters(self, grid: GridView) -> Sequence[ClusterView]:
         """Return the usable clusters, the best first."""
+        return grid.by_idle
 
-    @abstractmethod
     def explain_choice(self, filled: Filled) -> str:
         """Return the reason for the choice of clusters, for users."""
+        return describe_fill(filled, "the most idle nodes")
 
     def place(self, request: Request, grid: GridView) -> Placement | Refusal:
         if not isinstance(request, FlexibleRequest):
@@ -60,19 +54,6 @@ class FilledInTurn(ABC):
         return explain_options(request, grid) if request.split_options else explain_split(request, grid)
 
 
-class ClusterMinimization(FilledInTurn):
-    """Clusters by decreasing idle nodes, filled in turn: as few clusters as possible."""
-
-    # sonmez-2010 IV-B
-    name = "cluster-minimization"
-
-    def order_clusters(self, grid: GridView) -> Sequence[ClusterView]:
-        return grid.by_idle
-
-    def explain_choice(self, filled: Filled) -> str:
-        return describe_fill(filled, "the most idle nodes")
-
-
 class LargerFirst(ClusterMinimization):
     """Clusters by decreasing idle nodes, filled in turn, one alone where it suffices: as cluster-minimization."""
 
@@ -80,7 +61,7 @@ class LargerFirst(ClusterMinimization):
     name = "larger-first"
 
 
-class FasterFirst(FilledInTurn):
+class FasterFirst(ClusterMinimization):
     """Clusters by decreasing speed, filled in turn; one alone where it suffices."""
 
     # huang-2007 6

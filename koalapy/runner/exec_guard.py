@@ -68,24 +68,29 @@ def write_rank_script(
     environment: Mapping[str, str],
     prefix: str,
     workdir: str,
-    fifo: str = "",
+    source: str = "",
     binding: Sequence[str] = (),
 ) -> str:
     """Write the script into a folder of this run and return its path.
 
     ``prefix``: the folder of this node's Open MPI, which ranks need if that of ``mpirun`` was moved. An MPI daemon
     passes the script the command that it was asked to start. The script rejects any but ``LAUNCHER``, and runs the
-    job's command in ``workdir``. ``fifo``: the standard input of rank 0, if this node has it. ``binding``: lines that
-    bind a rank to its processors.
+    job's command in ``workdir``. ``source``: the standard input of rank 0, if this node has it; rank 0 marks that it
+    reads a FIFO of this folder. ``binding``: lines that bind a rank to its processors.
     """
     path = f"{folder}/{SCRIPT_NAME}"
-    text = _format_script(command, environment, prefix, workdir, fifo, binding)
+    text = _format_script(command, environment, prefix, workdir, source, binding)
     replace_file(path, os.fsencode(text), sync=False)
     return path
 
 
 def _format_script(
-    command: Sequence[str], environment: Mapping[str, str], prefix: str, folder: str, fifo: str, binding: Sequence[str]
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    prefix: str,
+    folder: str,
+    source: str,
+    binding: Sequence[str],
 ) -> str:
     """Return the shell script that runs a rank in ``folder``, with this environment and the rank's variables."""
     opened = " && ".join(f'[ "${{{i}-}}" = {shlex.quote(argument)} ]' for i, argument in enumerate(LAUNCHER, 1))
@@ -106,10 +111,10 @@ def _format_script(
     ]
     if "OPAL_PREFIX" not in environment:
         lines.append(f'[ -z "${{OPAL_PREFIX-}}" ] || set -- {shlex.quote(f"OPAL_PREFIX={prefix}")} "$@"')
-    if fifo:
-        mark = f"{fifo}{OPENED_SUFFIX}"
+    if source:
         # The mark tells the runner that the end of the input will be noticed.
-        opening = f'exec <{shlex.quote(fifo)}; : >{shlex.quote(mark)}; exec /usr/bin/env -i "$@"'
+        mark = f": >{shlex.quote(source + OPENED_SUFFIX)}; " if os.path.basename(source) == INPUT_NAME else ""
+        opening = f'exec <{shlex.quote(source)}; {mark}exec /usr/bin/env -i "$@"'
         lines.append(f'[ "${{OMPI_COMM_WORLD_RANK-}}" != 0 ] || {{ {opening}; }}')
     return "\n".join([*lines, 'exec /usr/bin/env -i "$@" </dev/null', ""])
 

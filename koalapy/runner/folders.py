@@ -13,7 +13,6 @@ import fcntl
 import os
 import re
 import socket
-import stat
 import sys
 
 TYPE_CHECKING = False
@@ -108,8 +107,7 @@ def _remove_if_stale(base: str, name: str) -> bool:
             fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.pread(mark, 1000, 0) != socket.gethostname().encode():
                 return False
-            os.fchmod(folder, 0o700)
-            if _remove_content(folder, keep=MARK):
+            if _empty_folder(folder):
                 return False
             os.unlink(MARK, dir_fd=folder)  # last, so that the folder is found again if we are killed before
         finally:
@@ -125,12 +123,10 @@ def _remove_if_stale(base: str, name: str) -> bool:
 def remove_tree(folder: str) -> None:
     """Remove a runner's folder as far as possible. Its mark, a lock file, is removed last. Print what remains."""
     try:
-        opened = _open(folder)
+        opened = os.open(folder, _FOLDER)
         try:
-            failures = _remove_content(opened, keep=MARK)
-            for path, error in failures:
-                print(f"koala runner: cannot remove {folder}/{path}: {error.strerror}", file=sys.stderr)
-            if failures:
+            if remaining := _empty_folder(opened):
+                print(f"koala runner: cannot remove {', '.join(remaining)} in {folder}", file=sys.stderr)
                 return
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(MARK, dir_fd=opened)
@@ -143,82 +139,37 @@ def remove_tree(folder: str) -> None:
 
 def remove_path(path: str) -> None:
     """Remove a file, a link, or a folder with its content, including read-only folders. Raise ``OSError``."""
-    if os.path.islink(path) or not os.path.isdir(path):
-        os.unlink(path)
+    folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _remove_entry(os.path.basename(path), folder)
+    finally:
+        os.close(folder)
+
+
+def _empty_folder(folder: int) -> list[str]:
+    """Remove the entries of an open folder except its mark. Return the names of those that cannot be removed."""
+    os.fchmod(folder, 0o700)
+    remaining = []
+    for name in os.listdir(folder):
+        try:
+            if name != MARK:
+                _remove_entry(name, folder)
+        except OSError:
+            remaining.append(name)
+    return remaining
+
+
+def _remove_entry(name: str, folder: int) -> None:
+    """Remove an entry of an open folder with its content, however deep. Follow no links. Raise ``OSError``."""
+    try:
+        os.unlink(name, dir_fd=folder)
         return
-    opened = _open(path)
-    try:
-        for _, error in _remove_content(opened):
-            raise error
-    finally:
-        os.close(opened)
-    os.rmdir(path)
-
-
-def _remove_content(folder: int, keep: str = "") -> list[tuple[str, OSError]]:
-    """Remove the content of a folder as far as possible; return the paths that remain, with their errors.
-
-    Keep one folder open at a time, however deep they are. Raise ``OSError`` if a folder is moved at the same time.
-    """
-    failures: list[tuple[str, OSError]] = []
-    # Of each open level: the folder's name, the status of its parent, and the remaining names in the parent.
-    levels: list[tuple[str, os.stat_result, list[str]]] = []
-    here, names = os.dup(folder), [name for name in os.listdir(folder) if name != keep]
-    try:
-        while names or levels:
-            is_empty = not names
-            if is_empty:
-                name, parent, names = levels.pop()
-                here = _replace_descriptor(here, _open_parent(here, parent))
-            else:
-                name = names.pop()
-            try:
-                if is_empty:
-                    os.rmdir(name, dir_fd=here)
-                elif stat.S_ISDIR(os.stat(name, dir_fd=here, follow_symlinks=False).st_mode):
-                    inner, inner_names = _open_and_list(name, here)
-                    levels.append((name, os.fstat(here), names))
-                    here, names = _replace_descriptor(here, inner), inner_names
-                else:
-                    os.unlink(name, dir_fd=here)
-            except OSError as error:
-                failures.append(("/".join((*(level for level, _, _ in levels), name)), error))
-    finally:
-        os.close(here)
-    return failures
-
-
-def _open_and_list(name: str, folder: int) -> tuple[int, list[str]]:
-    """Open a subfolder of an open folder, and return its descriptor and the names in it. Raise ``OSError``."""
-    inner = _open(name, folder)
-    try:
-        return inner, os.listdir(inner)
-    except OSError:
-        os.close(inner)
-        raise
-
-
-def _open_parent(folder: int, expected: os.stat_result) -> int:
-    parent = os.open("..", _FOLDER, dir_fd=folder)
-    if not os.path.samestat(os.fstat(parent), expected):
-        os.close(parent)
-        raise OSError(errno.ESTALE, "a folder in it was moved")
-    return parent
-
-
-def _replace_descriptor(old: int, new: int) -> int:
-    os.close(old)
-    return new
-
-
-def _open(name: str, folder: int | None = None) -> int:
-    """Open a folder that is not a link. If this account owns it, first give the owner all permissions."""
-    handle = os.open(name, _FOLDER | os.O_PATH, dir_fd=folder)
-    try:
-        status = os.fstat(handle)
-        if status.st_uid == os.geteuid() and status.st_mode & stat.S_IRWXU != stat.S_IRWXU:
-            # By its descriptor, so that no other folder can replace it. chmod accepts that only through /proc.
-            os.chmod(f"/proc/self/fd/{handle}", stat.S_IMODE(status.st_mode) | stat.S_IRWXU)
-        return os.open(".", _FOLDER, dir_fd=handle)
-    finally:
-        os.close(handle)
+    except IsADirectoryError:
+        path = f"/proc/self/fd/0/{name}"  # by its standard input, so that no other folder can replace the open one
+    files = [(os.POSIX_SPAWN_DUP2, folder, 0), (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0)]
+    for command in (("rm", "-rf"), ("chmod", "-R", "u+rwx"), ("rm", "-rf")):
+        pid = os.posix_spawnp(command[0], [*command, path], os.environ, file_actions=files)
+        code = os.waitpid(pid, 0)[1]
+        if code == 0 and command[0] == "rm":
+            return
+    raise OSError(errno.ENOTEMPTY, "it cannot be removed", name)

@@ -1,6 +1,7 @@
 """Ask the runner of a job's script to start a program on the job's nodes: ``mpirun`` inside a script.
 
-The runner writes a command ``mpirun`` that starts this file with the runner's folder as its first argument.
+The runner writes a command ``mpirun`` that starts this file with the runner's folder as its first argument, and for a
+translated script a command ``srun`` that does so with ``--srun``.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import signal
 import socket
 import stat
@@ -31,6 +33,8 @@ Start a program on the nodes of this job, on all of its clusters.
   --mca NAME VALUE       pass a parameter of Open MPI to the ranks; repeatable
   --wdir FOLDER          start ranks in this folder; default: the current one
   --oversubscribe        allow more ranks than slots
+
+Rank 0 reads the standard input, if it is a file or a pipe.
 """
 NUMBERS = {
     **dict.fromkeys(("-n", "-np", "--n", "--np", "-c"), "ranks"),
@@ -51,7 +55,7 @@ ENDED = "mpirun: the job of this script has ended: its nodes are no longer avail
 
 def give_up(message: str) -> NoReturn:
     """Print an error and exit as for wrong usage."""
-    print(f"mpirun: {message}", file=sys.stderr)
+    print(f"{'srun' if SRUN in sys.argv[2:3] else 'mpirun'}: {message}", file=sys.stderr)
     sys.exit(2)
 
 
@@ -153,12 +157,145 @@ class Arguments:
         return hosts
 
 
+SRUN = "--srun"
+"""First argument, beside the folder, of a call as ``srun``."""
+SRUN_NUMBERS = {"--ntasks": "ranks", "--ntasks-per-node": "per_node"}
+SRUN_SHORT = {
+    "-n": "--ntasks",
+    "-N": "--nodes",
+    "-c": "--cpus-per-task",
+    "-w": "--nodelist",
+    "-D": "--chdir",
+    "-o": "--output",
+    "-e": "--error",
+    "-l": "--label",
+    "-J": "--job-name",
+    "-u": "--unbuffered",
+    "-K": "--kill-on-bad-exit",
+    "-m": "--distribution",
+    "-O": "--overcommit",
+    "-s": "--oversubscribe",
+}
+SRUN_FLAGS = ("--label", "--unbuffered", "--exact", "--exclusive", "--overlap", "--overcommit", "--oversubscribe")
+SRUN_IGNORED = (
+    "--unbuffered",
+    "--exact",
+    "--exclusive",
+    "--overlap",
+    "--oversubscribe",
+    "--job-name",
+    "--mpi",
+    "--cpu-bind",
+    "--cpu_bind",
+    "--hint",
+    "--kill-on-bad-exit",
+)
+"""Options of srun without an effect here."""
+RUN = 'exec "$@"'
+RUN_LABELLED = (
+    'exec 3>&1; code=$({ { "$@" 2>&1 3>&- 4>&-; echo $? >&4; } '
+    '| sed -u "s/^/$OMPI_COMM_WORLD_RANK: /" >&3; } 4>&1); exit "$code"'
+)
+NOT_OF_STEPS = ("KOALA_", "SLURM_", "BASH_", "OMPI_", "PMIX_", "PRTE_")
+"""Prefixes of variables that ``srun`` does not pass as they are."""
+OWN_OF_NODES = ("_", "HOSTNAME", "LD_LIBRARY_PATH", "OLDPWD", "PATH", "PWD", "SHLVL", "TMPDIR")
+"""Variables that each node has itself."""
+
+
+class SrunArguments(Arguments):
+    """The options of ``srun``, and the program after them, which gets the variables of Slurm's tasks."""
+
+    def __init__(self, arguments: list[str]) -> None:
+        self._label = False
+        self._files: dict[int, str] = {}
+        """Files for output and errors, by descriptor."""
+        super().__init__(arguments)
+        passed = {n: v for n, v in os.environ.items() if not n.startswith(NOT_OF_STEPS) and n not in OWN_OF_NODES}
+        self.request["parameters"].update(passed)
+        self.request["command"] = ["/bin/sh", "-c", self._task_script(), "srun", *self.request["command"]]
+        self._open_files()
+
+    def _task_script(self) -> str:
+        """Return the shell script that gives a task its variables, and executes its program."""
+        of_job = {n: v for n, v in os.environ.items() if n.startswith("SLURM_")}
+        assignments = [f"{name}={shlex.quote(value)}" for name, value in sorted(of_job.items())]
+        of_rank = ["PROCID=$OMPI_COMM_WORLD_RANK", "LOCALID=$OMPI_COMM_WORLD_LOCAL_RANK", "NODEID=$KOALA_NODE_INDEX"]
+        of_step = ["NTASKS=$OMPI_COMM_WORLD_SIZE", "NPROCS=$OMPI_COMM_WORLD_SIZE"]
+        variables = " ".join([*assignments, *(f"SLURM_{text}" for text in (*of_rank, *of_step))])
+        return f"export {variables}; {RUN_LABELLED if self._label else RUN}"
+
+    def _read_option(self, word: str) -> None:
+        name, equals, value = word.partition("=")
+        if not name.startswith("--"):
+            name, equals, value = SRUN_SHORT.get(word[:2], word), word[2:], word[2:].removeprefix("=")
+        if name in SRUN_FLAGS or (name == "--kill-on-bad-exit" and not equals):
+            value = ""
+        elif not equals:
+            value = self._next(name)
+        if name in SRUN_NUMBERS:
+            self.request[SRUN_NUMBERS[name]] = self._number(name, value)
+        elif name == "--nodes":
+            self._choose_nodes(self._number(name, value))
+        elif name == "--nodelist":
+            self.request["hosts"] = dict.fromkeys(value.split(","))
+        elif name == "--cpus-per-task":
+            if value != os.environ.get("SLURM_CPUS_PER_TASK", "1"):
+                give_up(f"{name} is {value!r}, but the job has another: give it in the #SBATCH lines only")
+        elif name == "--chdir":
+            self.folder, self.request["must_exist"] = value, True
+        elif name in ("--output", "--error"):
+            if "%" in value.replace("%j", ""):
+                give_up(f"{name} is {value!r}: only %j is supported in names of files")
+            self._files[1 if name == "--output" else 2] = value.replace("%j", os.environ.get("SLURM_JOB_ID", ""))
+        elif name == "--label":
+            self._label = True
+        elif name == "--overcommit":
+            self.request["oversubscribe"] = True
+        elif name == "--export" and value.split(",")[0] == "ALL":
+            for text in value.split(",")[1:]:
+                self._read_variable(text)
+        elif name not in SRUN_IGNORED:
+            give_up(f"{name} is not supported in a translated script: leave it out, or use koala mpirun")
+
+    def _open_files(self) -> None:
+        """Let standard output and error be the files that the options name."""
+        for descriptor, path in sorted(self._files.items()):
+            try:
+                file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+            except OSError as error:
+                give_up(f"{path}: {error.strerror}")
+            os.dup2(file, descriptor)
+            if descriptor == 1 and 2 not in self._files:
+                os.dup2(file, 2)
+
+    def _choose_nodes(self, count: int) -> None:
+        """Use so many nodes of the job, from its first one."""
+        hosts = os.environ.get("KOALA_NODELIST", "").split(",")
+        if count > len(hosts):
+            give_up(f"--nodes is {count}, but the job has {len(hosts)}: ask for fewer")
+        self.request["hosts"] = dict.fromkeys(hosts[:count])
+
+
 def folder_to_pass(chosen: str, job_folder: str) -> str:
     """Return the folder of ranks: relative to the job's folder if it is below it, else absolute."""
     path = os.path.abspath(chosen or os.getcwd())
     if path == job_folder:
         return ""
     return path[len(job_folder) + 1 :] if path.startswith(f"{job_folder}/") else path
+
+
+def find_input() -> str:
+    """Return a path to standard input for rank 0, if it is a pipe or a file of which nothing was read; else empty.
+
+    Rank 0 opens a file anew, so that a loop of the script that reads the same file goes on.
+    """
+    with contextlib.suppress(OSError):
+        mode = os.fstat(0).st_mode
+        if stat.S_ISFIFO(mode) or (stat.S_ISREG(mode) and os.lseek(0, 0, os.SEEK_CUR) == 0):
+            return f"/proc/{os.getpid()}/fd/0"
+        if not stat.S_ISCHR(mode):
+            print("mpirun: rank 0 gets no standard input: name the file as an argument of the program", file=sys.stderr)
+    return ""
 
 
 def print_version(runner_folder: str) -> NoReturn:
@@ -179,10 +316,8 @@ def main(arguments: list[str]) -> int:
         return 0
     if words[:1] in (["--version"], ["-V"]):
         print_version(runner_folder)
-    parsed = Arguments(words)
-    with contextlib.suppress(OSError):
-        if stat.S_ISREG(mode := os.fstat(0).st_mode) or stat.S_ISFIFO(mode):
-            print("mpirun: ranks get no standard input: name the file as an argument of the program", file=sys.stderr)
+    parsed = SrunArguments(words[1:]) if words[:1] == [SRUN] else Arguments(words)
+    parsed.request["input_file"] = find_input()
     try:
         with open(f"{runner_folder}/folder", encoding="utf-8", errors="surrogateescape") as file:
             parsed.request["folder"] = folder_to_pass(parsed.folder, file.read())

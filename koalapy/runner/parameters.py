@@ -454,7 +454,7 @@ def fit_environment(node: Node, plan: Plan, installation: Installation, folder: 
     command, workdir = plan.context["command"], plan.rank_folder or os.getcwd()
     if container is not None:
         command = container.wrap_command(command, workdir, folder)
-    fifo = f"{folder}/{INPUT_NAME}" if plan.reads_input else ""
+    source = f"{folder}/{INPUT_NAME}" if plan.reads_input else plan.input_file
     binding = binding_lines(plan, node.settings)
-    script = write_rank_script(folder, command, ranks, installation.prefix, workdir, fifo, binding)
+    script = write_rank_script(folder, command, ranks, installation.prefix, workdir, source, binding)
     node.environment[SCRIPT_VARIABLE] = script

@@ -125,6 +125,8 @@ class Plan:
         """Cached ``names``; empty: not computed yet."""
         self.rank_folder = ""
         """Folder in which ranks start on this node; empty: the runner's."""
+        self.input_file = ""
+        """File of this node that rank 0 reads, of a program of a script on the head node; empty: none."""
 
     @property
     def offer(self) -> RelayOffer | None:

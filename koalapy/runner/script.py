@@ -11,6 +11,7 @@ import re
 import shlex
 import sys
 
+from koalapy.runner.foreign_scripts import systems_of, translate_environment, write_commands
 from koalapy.runner.openmpi import RESEND_INTERVAL, is_open_mpis
 from koalapy.runner.output_streams import remove_noise
 from koalapy.runner.parameters import MAX_STEPS
@@ -79,6 +80,10 @@ class ScriptHead(Role):
         environment = {**runner.environment, **self._allocation()}
         environment["PATH"] = f"{bin_folder}:{environment.get('PATH', os.defpath)}"
         environment["KOALA_MPIRUN"] = f"{bin_folder}/mpirun"
+        if systems_of(environment):
+            nodes = [(node["host"], node["slots"]) for node in plan.nodes]
+            environment = translate_environment(environment, plan.context["environment"], nodes, self._folder)
+            write_commands(bin_folder, client)
         interpreter = interpreter_of(plan.message["script"])
         if re.search(r"\bbash\b.* (-[a-z]*l|--login)\b", " ".join(interpreter)):
             environment["BASH_ENV"] = self._write_bash_file(bin_folder, environment.get("BASH_ENV"))
@@ -178,6 +183,8 @@ class ScriptHead(Role):
             }
             content = {**request, "slots": slots, "environment": environment, "lane": 0}
             order = Order(content, len(self._plan.nodes))
+            if call.input_file and not slots[self._plan.index]:
+                raise Failure("standard input goes to rank 0, which is on another node: name the file as an argument")
         except Failure as failure:
             call.say(f"koala: {failure.message}")
             call.finish(2)

@@ -48,6 +48,8 @@ class Call:
         self._incoming = b""
         self.outputs: tuple[int, int] | None = None
         """The caller's standard output and error."""
+        self.input_file = ""
+        """A path to the caller's standard input; empty: rank 0 reads nothing."""
         self.on_signal: Callable[[int], None] | None = None
         self.on_gone: Callable[[], None] | None = None
         """Called once if the caller ends before the program."""
@@ -114,6 +116,7 @@ class Call:
     def _handle_line(self, message: dict[str, Any]) -> None:
         if not self._is_read:
             self._is_read = True
+            self.input_file = str(message.pop("input_file", ""))
             self._calls.handle(self, message)
         elif message["signal"] in SIGNALS and self.on_signal is not None:
             self.on_signal(getattr(signal, f"SIG{message['signal']}"))
@@ -397,6 +400,7 @@ class HeadStep(Step):
         super().__init__(runner, number, order, job, folder)
         self._call, self._ended = call, on_end
         self._outputs = call.outputs
+        self.plan.input_file = call.input_file
         self._code = 0
         self._head = Head(self, self.plan, runner.settings.agent_timeout)
         self.role = self._head

@@ -128,7 +128,9 @@ def make_private_file(path: Path) -> None:
     """Create an empty file if there is none, and remove all permissions of others. Raise ``OSError``."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        restrict_to_owner(descriptor)
+        status = os.fstat(descriptor)
+        if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) & FOR_OTHERS:
+            os.fchmod(descriptor, stat.S_IMODE(status.st_mode) & ~FOR_OTHERS)
     finally:
         os.close(descriptor)
 
@@ -136,13 +138,6 @@ def make_private_file(path: Path) -> None:
 def open_owner_only(path: str, flags: int) -> int:
     """Create a file with mode 0600, whatever the umask; an ``opener`` for ``open``."""
     return os.open(path, flags | os.O_CLOEXEC, 0o600)
-
-
-def restrict_to_owner(descriptor: int) -> None:
-    """Remove the permissions of group and others from an open file, if this account owns it."""
-    status = os.fstat(descriptor)
-    if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) & FOR_OTHERS:
-        os.fchmod(descriptor, stat.S_IMODE(status.st_mode) & ~FOR_OTHERS)
 
 
 def read_private_file(name: str, folder: int) -> tuple[int, str]:

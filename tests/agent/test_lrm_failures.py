@@ -10,14 +10,13 @@ from typing import cast
 import pytest
 
 from koalapy.agent.components.component import Component
-from koalapy.agent.components.job_folders import JobFolders
 from koalapy.agent.core import lrm_monitor
 from koalapy.agent.core.lrm_jobs import LrmJobs
 from koalapy.agent.core.spool import Spool
 from koalapy.agent.lrm.port import LrmJob, LrmJobState, LrmSubmission
 from koalapy.agent.runners.runners import RunnerServer
 from koalapy.agent.runners.uplink import Uplink
-from koalapy.agent.transfers.stages import ComponentFolders, Stages
+from koalapy.agent.transfers.stages import ComponentFiles
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 from koalapy.protocol.messages import Hello
 from tests import signals
@@ -92,6 +91,13 @@ async def test_unsure_submission_waits_for_open(lrm: MemoryLrm, daemon: FakeDaem
 # Polls
 
 
+class OwnFiles:
+    """The files of components that run as the agent's account."""
+
+    def start_fetch(self, component: Component, then: object) -> bool:
+        return True
+
+
 @pytest.fixture
 async def lrm_jobs(lrm: MemoryLrm, tmp_path: Path) -> tuple[LrmJobs, Component]:
     """Return a resource manager that is polled only on request, and a component that runs there."""
@@ -105,13 +111,12 @@ async def lrm_jobs(lrm: MemoryLrm, tmp_path: Path) -> tuple[LrmJobs, Component]:
     reporter, monitor = make_reporter(Uplink("", "", hello), lrm)
     component = Component("test", "7.1.0", Spool(tmp_path).make_folder("test", "7.1.0"), 1)
     reporter.add_component(component)
-    places = ComponentFolders(JobFolders.for_own_account(), cast(Stages, None), reporter)
     return LrmJobs(
         lrm,
         monitor,
         reporter,
         submission,
-        places,
+        cast(ComponentFiles, OwnFiles()),
         RunnerServer("127.0.0.1", tmp_path / "agent.json"),
         stop_timeout=1000.0,
         clock=loop_clock(),

@@ -1,6 +1,16 @@
 """REST routes of the network."""
 
-from tests.serving import Open
+from types import SimpleNamespace
+from typing import Any
+
+from starlette.testclient import TestClient
+
+from koalapy.api.network import network_router
+from koalapy.daemon.network.links import LinkState, LinkTable
+from koalapy.daemon.network.network import LinkRecord
+from koalapy.model.measurement import Measurement, MeasurementKind
+from tests.identities import administrators
+from tests.serving import TOKEN, URL, Open, bare_application
 
 
 async def test_network_lists_every_link_with_state(open_api: Open) -> None:
@@ -63,3 +73,16 @@ async def test_measure_unreachable_clusters_reports_reason(open_api: Open) -> No
         "other": "south",
         "measurements": [],
     }
+
+
+def test_network_shows_bandwidths_of_both_directions() -> None:
+    pair = ("north", "south")
+    newest = Measurement(*pair, MeasurementKind.PINGPONG, 5.0, latency=1e-3, bandwidth=2e6, back=3e6)
+    measured = LinkTable(pair, {}, [newest])[pair]
+    record = LinkRecord(pair, LinkState.MEASURED, measured.link, measured, None, is_relayed=False)
+    network: Any = SimpleNamespace(list_links=lambda: [record], stale_after=60.0)
+    with TestClient(bare_application(administrators(TOKEN), [network_router(network)]), URL) as client:
+        answer = client.get("/api/v1/network", headers={"Authorization": f"Bearer {TOKEN}"})
+    (link,) = answer.json()["links"]
+    shown = link["latency"], link["bandwidth"], link["bandwidth_back"], link["kind"], link["at"]
+    assert shown == (1e-3, 2e6, 3e6, "pingpong", "1970-01-01T00:00:05.000Z")

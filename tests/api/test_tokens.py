@@ -41,6 +41,7 @@ async def test_token_without_fields_is_for_caller(open_api: Open) -> None:
     assert token["expires_at"] is not None
 
 
+@pytest.mark.evidence("T6")
 async def test_users_manage_only_their_own_tokens(open_api: Open) -> None:
     api = await open_api()
     token = (await api.post("/api/v1/tokens", json={"user": "alice", "role": "user", "expires": 3600})).json()
@@ -56,7 +57,13 @@ async def test_users_manage_only_their_own_tokens(open_api: Open) -> None:
         1,
         3,
     ]
-    assert (await api.post("/api/v1/tokens/2/revoke", headers=alice)).status_code == 404
+    for headers, ids in (({}, [2]), (alice, [])):
+        of_bob = (await api.get("/api/v1/tokens?user=bob", headers=headers)).json()["tokens"]
+        assert [token_entry["id"] for token_entry in of_bob] == ids
+    for number in (2, 99):
+        assert (await api.post(f"/api/v1/tokens/{number}/revoke", headers=alice)).status_code == 404
+    several = await api.post("/api/v1/tokens/revoke", json={"tokens": [1, 2]}, headers=alice)
+    assert several.status_code == 404
     assert (await api.post("/api/v1/tokens/revoke", json={"all": True}, headers=alice)).status_code == 403
     revoked = (await api.post("/api/v1/tokens/revoke", json={"all": True})).json()["tokens"]
     assert [token_entry["id"] for token_entry in revoked] == [1, 2, 3]

@@ -40,6 +40,13 @@ def test_change_of_bound_alone_keeps_size(koala: Koala, server: Server) -> None:
     assert server.service.records[1].spec.request == FlexibleRequest(6, max_components=2)
 
 
+def test_change_that_contradicts_split_options_of_job_is_rejected(koala: Koala) -> None:
+    submit(koala, "--split", "4,2")
+    result = koala("change", "1", "--flexible", "5")
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("koala: request.split_options[0] sums to 6")
+
+
 def test_change_dry_run_changes_nothing(koala: Koala, server: Server) -> None:
     submit(koala)
     before = server.service.records[1]

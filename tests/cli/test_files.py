@@ -301,6 +301,13 @@ def test_unpack_of_invalid_member_is_rejected(facts: dict[str, str], tmp_path: P
     assert not [path for path in (tmp_path / "to").rglob("*") if path.is_file()]
 
 
+def test_unpack_of_file_that_exists_is_rejected_without_force(tmp_path: Path) -> None:
+    twice = make_archive(*[(tarfile.TarInfo("0-north/a"), text) for text in (b"first", b"again")])
+    with pytest.raises(CliError, match="exists already"):
+        unpack_results(iter([twice]), tmp_path, force=False)
+    assert (tmp_path / "0-north/a").read_bytes() == b"first"
+
+
 class BreakingStream(list[bytes]):
     """Pieces of an archive, followed by an error of the daemon."""
 

@@ -319,7 +319,7 @@ async def test_bundle_needed_or_recently_used_is_kept(world: World, tmp_path: Pa
     bundles.touch_bundle(kept[1])
     now += 1
     needed.add(kept[0])
-    assert await bundles.remove_expired() == [kept[2]]
+    assert await bundles.remove_unused() == [kept[2]]
     assert sorted(bundle.id for bundle in world.store.bundles()) == sorted(kept[:2])
     assert {bundle.used_at for bundle in world.store.bundles()} == {now, now - 1}
     with pytest.raises(NotFoundError):
@@ -328,7 +328,7 @@ async def test_bundle_needed_or_recently_used_is_kept(world: World, tmp_path: Pa
     for leftover in (".incoming-x", "f" * 64):
         (tmp_path / "bundles" / leftover).touch()
     again = make_bundles(world.store, tmp_path / "bundles", clock=lambda: now)
-    assert await again.remove_expired() == [kept[1]]
+    assert await again.remove_unused() == [kept[1]]
     assert [path.name for path in (tmp_path / "bundles").iterdir()] == [kept[0]]
 
 
@@ -408,7 +408,7 @@ async def test_bundle_touched_during_removal_stays(
         real(bundle)
 
     monkeypatch.setattr(world.store, "remove_bundle", removing)
-    assert await bundles.remove_expired() == [kept[0]]
+    assert await bundles.remove_unused() == [kept[0]]
     assert [bundle.id for bundle in world.store.bundles()] == [kept[1]]
 
 
@@ -416,7 +416,7 @@ async def test_remove_expired_with_lost_needed_file_removes_others(world: World)
     bundle, _ = await world.bundles.add_bundle(yield_pieces(archive_of(GOOD)))
     world.bundles.path_of(bundle.id).unlink()
     world.needed |= {bundle.id, "f" * 64}
-    assert await world.bundles.remove_expired() == []
+    assert await world.bundles.remove_unused() == []
 
 
 async def test_bundle_that_was_not_stored_is_not_listed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from koalapy.daemon.auth.identities import DEFAULT_SPAN, PREFIX, RETENTION, Identities, TokenOrder, agent_of
-from koalapy.model.errors import ConflictError, ForbiddenError, NotFoundError, StoreUnavailable, TokenRejected
+from koalapy.model.errors import ConflictError, ForbiddenError, StoreUnavailable, TokenRejected
 from koalapy.model.identity import Identity, Role, Verified
 from koalapy.model.users import User, Users
 from koalapy.store.records import StoredToken
@@ -229,22 +229,6 @@ async def test_create_token_beyond_limit_is_rejected() -> None:
 
 
 # List and revoke
-
-
-@pytest.mark.evidence("T6")
-async def test_list_and_revoke_by_user_cover_own_tokens(place: Place) -> None:
-    _, _, alice = await place.create_token()
-    _, bobs, bob = await place.create_token(TokenOrder("bob", Role.OPERATOR))
-    listed = place.identities.list_tokens
-    assert [token.id for token in listed(alice)] == [1]
-    assert [token.id for token in listed(alice, "bob")] == []
-    assert [token.id for token in listed(ROOT)] == [1, 2]
-    assert [token.id for token in listed(ROOT, "bob")] == [2]
-    for numbers in ([2], [1, 2], [3]):
-        with pytest.raises(NotFoundError):
-            await place.identities.revoke_tokens(numbers, alice)
-    assert place.identities.find_identity(bobs)
-    assert [token.id for token in await place.identities.revoke_tokens([2], bob)] == [2]
 
 
 async def test_revoke_all_keeps_token_of_daemon(place: Place) -> None:

@@ -223,10 +223,3 @@ def test_throttle_limits_each_key_separately(steps: list[tuple[str, float]]) -> 
     for times in allowed.values():
         for index in range(3, len(times)):
             assert times[index] - times[index - 3] >= 1.0 - 1e-6
-
-
-def test_throttle_forgets_idle_keys() -> None:
-    pace = Throttle(burst=3, interval=1.0)
-    for number in range(100_000):
-        assert pace.count_if_allowed(number, number * 1.0) == 0.0
-    assert len(pace._full_at) <= 200

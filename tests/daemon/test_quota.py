@@ -200,11 +200,11 @@ async def test_bundle_with_lost_file_counts_once(world: World, restarted: bool) 
 async def test_bundles_with_lowered_quota_are_removed_by_housekeeping(world: World) -> None:
     ids = [(await world.make_bundles(10 * SIZE).add_bundle(yield_pieces(bundle_archive(name))))[0].id for name in "abc"]
     less = world.make_bundles(SIZE)
-    await less.remove_expired()
+    await less.remove_unused()
     assert len(world.stored_names("bundles")) == 3, "they were wanted a moment ago"
     world.now += HOUR + 1
     world.needed = {ids[1]}
-    await less.remove_expired()
+    await less.remove_unused()
     assert world.stored_names("bundles") == [ids[1]]
 
 
@@ -219,11 +219,11 @@ async def test_bundle_with_unremovable_file_stays_known(world: World) -> None:
     assert sorted(bundle.id for bundle in world.store.bundles()) == sorted([a, c]), "that made way which could"
     world.now += DAY + 1
     with pytest.raises(OSError, match=a):
-        await store.remove_expired()
+        await store.remove_unused()
     assert ([bundle.id for bundle in world.store.bundles()], store.storage_use.used) == ([a], SIZE)
     (store.path_of(a) / "below").rmdir()
     store.path_of(a).rmdir()
-    assert await store.remove_expired() == [a]
+    assert await store.remove_unused() == [a]
     assert (world.store.bundles(), store.storage_use.used) == ([], 0)
 
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from koalapy.model.cluster import ClusterState, ClusterView, GridView, Link, NodeClass, NodeClassPart
+from koalapy.model.cluster import ClusterState, ClusterView, GridView, Link, NodeClass, NodeClassPart, take_nodes
+from koalapy.model.node_requirement import ANY_NODE
 from tests.policies.grids import grid, grids
 
 
@@ -44,3 +45,9 @@ def test_other_number_of_idle_nodes_keeps_all_else() -> None:
     classes, parts = (NodeClass("fast", 3, 1.0),), (NodeClassPart("fast", 2, 1.0, cores=4),)
     cluster = ClusterView("north", 8, 3, ClusterState.DRAINED, 2.0, "maintenance", classes, parts)
     assert cluster.with_idle(2) == replace(cluster, idle=2, node_classes=(replace(classes[0], idle=2),))
+
+
+@pytest.mark.parametrize(("size", "idle"), [(0, [3, 4]), (2, [1, 4]), (5, [0, 2]), (9, [0, 0])])
+def test_take_nodes_takes_them_from_the_first_classes(size: int, idle: list[int]) -> None:
+    classes = (NodeClass("slow", 3, 0.5), NodeClass("fast", 4, 1.0))
+    assert [each.idle for each in take_nodes(classes, ANY_NODE, size)] == idle

@@ -43,23 +43,6 @@ def matching_ids(text: str, *, include_private: bool = True) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("text", "maximum"),
-    [
-        ("restarts:4", 4),
-        ("restarts<3", 2),
-        ("restarts<=3 restarts<5", 3),
-        ("restarts<2.5", 2),
-        ("restarts>3", None),
-        ("-restarts<3", None),
-        ("restarts:2,3", None),
-        ("", None),
-    ],
-)
-def test_search_maximum_is_bound_of_all_matches(text: str, maximum: int | None) -> None:
-    assert parse_search(text).maximum("restarts") == maximum
-
-
-@pytest.mark.parametrize(
     ("text", "ids"),
     [
         ("", [1, 2, 3]),
@@ -194,23 +177,28 @@ def test_search_with_long_pattern_ends_quickly() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "minimum"),
+    ("text", "minimum", "maximum"),
     [
-        ("restarts>0", 1),
-        ("restarts>=3", 3),
-        ("restarts>2.5", 3),
-        ("restarts>=2.5", 3),
-        ("restarts:4", 4),
-        ("restarts>1 restarts>=5", 5),
-        ("restarts<3", 0),
-        ("-restarts>3", 0),
-        ("restarts:2,3", 0),
-        ("size>3", 0),
-        ("", 0),
+        ("restarts>0", 1, None),
+        ("restarts>=3", 3, None),
+        ("restarts>2.5", 3, None),
+        ("restarts>=2.5", 3, None),
+        ("restarts:4", 4, 4),
+        ("restarts>1 restarts>=5", 5, None),
+        ("restarts<3", 0, 2),
+        ("restarts<=3 restarts<5", 0, 3),
+        ("restarts<2.5", 0, 2),
+        ("restarts>3", 4, None),
+        ("-restarts>3", 0, None),
+        ("-restarts<3", 0, None),
+        ("restarts:2,3", 0, None),
+        ("size>3", 0, None),
+        ("", 0, None),
     ],
 )
-def test_search_minimum_is_bound_of_all_matches(text: str, minimum: int) -> None:
-    assert parse_search(text).minimum("restarts") == minimum
+def test_search_bounds_hold_for_all_matches(text: str, minimum: int, maximum: int | None) -> None:
+    search = parse_search(text)
+    assert (search.minimum("restarts"), search.maximum("restarts")) == (minimum, maximum)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from koalapy.model.placement import PlacedComponent, Placement, Refusal
 from koalapy.model.request import ComponentRequest, FixedRequest, InputFile, NonFixedRequest
 from koalapy.policies.close_to_files import CloseToFiles, closest_site
 from koalapy.policies.network import Transfer, estimate_transfer
-from koalapy.policies.worst_fit import WorstFit
 from tests.policies.grids import (
     explained,
     files,
@@ -19,7 +18,6 @@ from tests.policies.grids import (
     linked,
     nonfixed,
     requests_with_inputs,
-    sites,
     summary,
     with_links,
     with_state,
@@ -69,14 +67,6 @@ def test_close_to_files_places_at_the_shortest_transfer(request: NonFixedRequest
         for index, (component, (name, transfer)) in enumerate(zip(request.components, expected, strict=True))
     )
     assert policy.explain(request, view) == ()
-
-
-@given(st.lists(st.integers(1, 4), min_size=1, max_size=4), grids())
-def test_close_to_files_without_inputs_equals_worst_fit(sizes: list[int], view: GridView) -> None:
-    answer, worst = policy.place(nonfixed(*sizes), view), WorstFit().place(nonfixed(*sizes), view)
-    assert type(answer) is type(worst)
-    if isinstance(answer, Placement):
-        assert sites(answer) == sites(worst)
 
 
 @given(st.integers(1, 6), files, linked(grids()), st.none() | st.sampled_from([0.0, 0.5, 1.0, 3.0]))

@@ -49,13 +49,6 @@ def test_fill_in_turn_without_bounds_fills_in_order(total: int, order: list[Clus
         assert filled == expected
 
 
-def test_fill_in_turn_skips_clusters_that_are_too_small() -> None:
-    view = grid(east=1, north=2, south=10, west=9)
-    filled = fill_in_turn(FlexibleRequest(11, max_components=2), view)
-    assert filled is not None
-    assert [(cluster.name, size) for cluster, size in filled] == [("east", 1), ("south", 10)]
-
-
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: str(policy.name))
 @given(request=flexible_requests(), view=linked(grids()))
 def test_orders_place_whatever_can_be_placed(policy: Policy, request: FlexibleRequest, view: GridView) -> None:
@@ -87,11 +80,6 @@ def test_faster_first_examples_have_expected_placement() -> None:
     together = FasterFirst().place(FlexibleRequest(24), SPEEDS)
     assert sites(together) == [(2, "east"), (4, "south"), (8, "north"), (10, "west")]
     assert sites(FasterFirst().place(FlexibleRequest(20, max_components=2), SPEEDS)) == [(4, "south"), (16, "west")]
-
-
-@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: str(policy.name))
-def test_orders_place_the_job_of_figure_2(policy: Policy) -> None:
-    assert sites(policy.place(FlexibleRequest(24), grid(c1=16, c2=16, c3=16))) == [(16, "c1"), (8, "c2")]
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: str(policy.name))

@@ -136,7 +136,6 @@ def test_pairs_with_any_pieces_pass_each_byte_once_and_both_ends(
     assert chain.errors == [None, None]
     assert all(pair.is_closed for pair in chain.pairs)
     chain.close()
-    assert chain.pool.open_pipes == 0
 
 
 @pytest.fixture(params=[True, False], ids=["tls", "plain"])
@@ -186,4 +185,12 @@ def test_pipes_of_ended_streams_are_not_reused_with_bytes_in_them() -> None:
     assert chain.pool.open_pipes <= 1
     for made in (chain, further):
         made.close()
+    assert chain.pool.open_pipes == 0
+
+
+def test_stream_with_pauses_leaves_no_pipe_open() -> None:
+    chain = Chain(None)
+    for _ in range(4):
+        assert len(chain.pass_bytes(chain.client, chain.server, [bytes(1 << 20)], 1 << 20)) == 1 << 20
+    chain.close()
     assert chain.pool.open_pipes == 0

@@ -136,7 +136,7 @@ def test_stale_folder_with_file_of_other_user_is_kept(stale_folder: Path, capfd:
         "pkg/theirs",
         "pkg/theirs/file",
     ]
-    assert f"cannot remove {path.name}/pkg/theirs/file: Permission denied" in capfd.readouterr().err
+    assert capfd.readouterr().err == f"koala runner: cannot remove pkg in {path.name}\n"
     shutil.rmtree(theirs)
     run_as_unprivileged(stale_folder, lambda: remove_stale_folders("."))
     assert os.listdir(stale_folder) == []

@@ -372,3 +372,92 @@ async def test_program_on_a_lane_in_use_is_rejected_until_the_other_ends(agent: 
     await agent.until(lambda: 2 in answered(), "the program on the lane that is free again")
     for node in nodes:
         node.send(t="stop")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "mpirun {} <in.txt",
+        "cat in.txt | mpirun {}",
+        "mpirun {} <<'END'\na b\nc\nEND",
+        "while read -r line; do [ \"$line\" = 'a b' ] || continue; mpirun {} <in.txt; done <in.txt",
+    ],
+)
+async def test_first_rank_reads_standard_input_of_mpirun(agent: FakeAgent, call: str) -> None:
+    program = "sh -c 'echo $OMPI_COMM_WORLD_RANK: $(cat)'"
+    nodes = await start_script(agent, f"printf 'a b\\nc\\n' >in.txt; {call.format(program)}")
+    assert (await end_of(nodes))["code"] == 0, output_of(nodes)
+    assert sorted(line.strip() for line in output_of(nodes)) == ["0: a b c", "1:"]
+
+
+async def test_standard_input_of_mpirun_needs_rank_0_on_the_node_of_the_script(agent: FakeAgent) -> None:
+    nodes = await start_script(
+        agent, "printf x >in.txt; mpirun --cluster south cat <in.txt; echo $?; mpirun cat </dev/null"
+    )
+    await end_of(nodes)
+    assert output_of(nodes) == [
+        "koala: standard input goes to rank 0, which is on another node: name the file as an argument",
+        "2",
+    ]
+
+
+SLURM = {"KOALA_TRANSLATED": "slurm", "KOALA_ARRAY_INDEX": "3", "KOALA_ARRAY_JOB": "12", "KOALA_ARRAY_COUNT": "5"}
+
+
+async def start_translated(agent: FakeAgent, text: str, slots: int = 1, **environment: str) -> list[FakeNode]:
+    """Start a translated script on a node of each of two clusters."""
+    nodes = [
+        await agent.start(f"7.1.{c}", 0, f"127.0.{c + 1}.1", **MPI_ENVIRONMENT, SLURM_JOB_ID="site") for c in (0, 1)
+    ]
+    opening = make_plan(nodes, ["job.sh"], launcher="openmpi")
+    for place in opening["nodes"]:
+        place["slots"] = slots
+    for context in opening["contexts"]:
+        context["environment"] = {**context["environment"], **environment}
+    for node in nodes:
+        script = {"script": f"#!/bin/bash\n{text}"} if node is nodes[0] else {}
+        node.send(**opening, is_script=True, **script)
+    return nodes
+
+
+async def test_translated_script_has_variables_of_slurm_for_the_whole_job(agent: FakeAgent) -> None:
+    names = "JOB_ID NNODES NTASKS JOB_NODELIST ARRAY_TASK_ID ARRAY_JOB_ID ARRAY_TASK_COUNT PROCID NODEID"
+    text = (
+        f'for name in {names}; do v=SLURM_$name; echo "$name=${{!v}}"; done; scontrol show hostnames; squeue; echo $?'
+    )
+    nodes = await start_translated(agent, text, slots=2, **SLURM)
+    await end_of(nodes)
+    *lines, last = output_of(nodes)
+    assert lines[:11] == [
+        "JOB_ID=7",
+        "NNODES=2",
+        "NTASKS=4",
+        "JOB_NODELIST=127.0.1.1,127.0.2.1",
+        "ARRAY_TASK_ID=3",
+        "ARRAY_JOB_ID=12",
+        "ARRAY_TASK_COUNT=5",
+        "PROCID=0",
+        "NODEID=0",
+        "127.0.1.1",
+        "127.0.2.1",
+    ]
+    assert last == "127"
+
+
+async def test_srun_starts_tasks_with_their_variables_and_those_of_the_script(agent: FakeAgent) -> None:
+    text = """export SEED=7 "WORDS=a  b"
+srun -n 2 -c1 --mpi=pmix sh -c 'echo $SLURM_PROCID of $SLURM_NTASKS in $SLURM_JOB_ID: $SEED "$WORDS" on $KOALA_HOST'
+srun -l sh -c 'echo $SLURM_NNODES; exit 5'; echo code $?
+srun -N 1 -o one-%j echo ended && cat one-7
+srun --multi-prog file; echo code $?"""
+    nodes = await start_translated(agent, text, slots=2, **SLURM)
+    await end_of(nodes)
+    lines = output_of(nodes)
+    assert lines[:2] == ["0 of 2 in 7: 7 a  b on 127.0.1.1", "1 of 2 in 7: 7 a  b on 127.0.1.1"]
+    assert {"0: 2", "1: 2", "2: 2", "3: 2", "code 5"} <= set(lines)
+    assert lines[-4:] == [
+        "ended",
+        "ended",
+        "srun: --multi-prog is not supported in a translated script: leave it out, or use koala mpirun",
+        "code 2",
+    ]

@@ -27,12 +27,13 @@ allowed = st.none() | st.sets(st.sampled_from(NAMES)).map(lambda names: tuple(so
 drawn_profiles = st.fixed_dictionaries(
     {
         name: st.builds(
-            lambda names, series, scripts: ClusterProfile(
-                mpi=Mpi(series), coallocate_with=names, accepts_scripts=scripts
+            lambda names, series, scripts, scratch: ClusterProfile(
+                mpi=Mpi(series), coallocate_with=names, accepts_scripts=scripts, scratch=scratch
             ),
             allowed,
             st.sampled_from(MpiSeries),
             st.sampled_from([None, True, False]),
+            st.sampled_from([None, "/s"]),
         )
         for name in NAMES
     }
@@ -46,6 +47,7 @@ Profiles = dict[str, ClusterProfile]
 
 
 scripts = st.sampled_from(["", "#!/bin/sh"])
+commands = st.sampled_from([("true",), ("{scratch}",)])
 
 
 def allows_pairwise(names: frozenset[str], profiles: Profiles, launcher: Launcher, script: str = "") -> bool:
@@ -71,19 +73,26 @@ def policies_for(request: Request) -> list[str]:
 
 
 @pytest.mark.evidence("P7")
-@given(drawn_requests, grids(), drawn_profiles, st.sampled_from(Launcher), scripts, st.data())
-def test_placement_has_only_clusters_that_allow_each_other(
-    request: Request, view: GridView, profiles: Profiles, launcher: Launcher, script: str, data: st.DataObject
+@given(drawn_requests, grids(), drawn_profiles, st.sampled_from(Launcher), scripts, commands, st.data())
+def test_placement_has_only_eligible_clusters_that_allow_each_other(
+    request: Request,
+    view: GridView,
+    profiles: Profiles,
+    launcher: Launcher,
+    script: str,
+    command: tuple[str],
+    data: st.DataObject,
 ) -> None:
     policy_name = data.draw(st.sampled_from(["", *policies_for(request)]))
-    spec = JobSpec(request, ("true",), launcher=launcher, policy=policy_name, script=script)
-    eligibility = Eligibility(profiles, Accounts())
-    policy = builtin_policies().resolve(spec.policy, request)
-    answer = PolicyQuestion(policy, spec, eligibility).place(view)
+    spec = JobSpec(request, command, launcher=launcher, policy=policy_name, script=script)
+    question = PolicyQuestion(builtin_policies().resolve(spec.policy, request), spec, Eligibility(profiles, Accounts()))
+    answer = question.place(view)
     if isinstance(answer, Placement):
-        assert allows_pairwise(frozenset(c.cluster for c in answer.components), profiles, launcher, script)
+        names = frozenset(c.cluster for c in answer.components)
+        assert allows_pairwise(names, profiles, launcher, script)
+        assert command == ("true",) or all(profiles[name].scratch for name in names)
     else:
-        assert PolicyQuestion(policy, spec, eligibility).explain(view) or not list(view)
+        assert question.explain(view) or not list(view)
 
 
 @given(st.sets(st.sampled_from(NAMES), min_size=1), grids(), drawn_profiles, st.sampled_from(Launcher), scripts)
@@ -96,9 +105,9 @@ def test_eligibility_equals_pairwise_permission(
     assert Eligibility(profiles, Accounts()).may_run_on(spec, frozenset(names), view) == expected
 
 
-@given(drawn_requests, grids(), drawn_profiles, st.sampled_from(Launcher), scripts)
+@given(drawn_requests, grids(), drawn_profiles, st.sampled_from(Launcher), scripts, commands)
 def test_submission_placeable_request_is_accepted(
-    request: Request, view: GridView, profiles: Profiles, launcher: Launcher, script: str
+    request: Request, view: GridView, profiles: Profiles, launcher: Launcher, script: str, command: tuple[str]
 ) -> None:
     launcher = Launcher.OPENMPI if script else launcher
     empty = grid(**{cluster.name: cluster.total for cluster in view})

@@ -12,7 +12,6 @@ from koalapy.model.reports import ComponentStatus
 from koalapy.scheduler.attempts.contact import CONFIRMATION_TIMEOUT
 from koalapy.scheduler.events import ClusterConfirmed, ClusterDisconnected, Reported
 from koalapy.scheduler.rules import Rules
-from tests.scheduler.invariants import check_nothing_remains
 from tests.scheduler.requests import fixed
 from tests.scheduler.world import World
 
@@ -43,22 +42,6 @@ def exit_programs(world: World) -> None:
     for site in world.sites.values():
         for token in site.in_phase("running"):
             site.exit_program(token, 0)
-
-
-@BOTH_LAUNCHERS
-def test_walltime_program_exited_in_time_succeeds(launcher: Launcher) -> None:
-    """The agents' reports arrive after the deadline."""
-    world, job = submit_running_job(launcher)
-    world.now = 59.0
-    exit_programs(world)
-    for world.now in (60.0, 61.0, 75.0):
-        world.step()
-    assert world.job(job).ending is None
-    run_cycles(world)
-    world.start_automation()
-    world.advance(10)
-    assert world.state(job) is JobState.SUCCEEDED
-    check_nothing_remains(world)
 
 
 @BOTH_LAUNCHERS

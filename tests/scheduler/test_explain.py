@@ -363,15 +363,6 @@ def test_smallest_change_starts_job(name: str) -> None:
     assert world.state(changed) is JobState.RUNNING
 
 
-def test_sufficient_nodes_start_job() -> None:
-    world, job = CASES["the_named_cluster_is_busy"].build()
-    assert explain_job(world, job).suffices == ("2 more idle nodes in south",)
-    world.sites["south"].remove_local_user("user-1")
-    assert world.sites["south"].add_local_user(2)
-    world.settle()
-    assert world.state(job).is_active
-
-
 def test_smallest_change_offers_all_available_nodes() -> None:
     world = create_busy_grid(dict.fromkeys("abcdef", 4), **dict.fromkeys("abcdef", 3))
     explanation = explain_job(world, world.submit(FlexibleRequest(8, min_component_size=2)))

@@ -22,8 +22,6 @@ from koalapy.scheduler.queue.eligibility import Eligibility
 from koalapy.scheduler.queue.policy_answers import BrokenPolicy
 from koalapy.scheduler.queue.policy_question import PolicyQuestion
 from koalapy.scheduler.rules import Rules
-from koalapy.validation.limits import ClusterLimits, Limits
-from koalapy.validation.submission import check_submission
 from tests.policies.grids import NAMES, grid, grids, summary, with_state
 from tests.scheduler.requests import fixed, flexible, nonfixed
 from tests.scheduler.world import World
@@ -172,32 +170,6 @@ drawn_requests = st.one_of(
     st.dictionaries(st.sampled_from(NAMES), st.integers(1, 3), min_size=1).map(lambda sizes: fixed(**sizes)),
 )
 drawn_commands = st.sampled_from([("true",), ("{scratch}",)])
-
-
-@given(drawn_requests, grids(), drawn_profiles, drawn_commands, st.sampled_from(Launcher))
-def test_placement_runs_only_where_eligible(
-    request: Request, view: GridView, profiles: dict[str, ClusterProfile], command: tuple[str], launcher: Launcher
-) -> None:
-    answer = evaluate_request(request, view, profiles, *command, launcher=launcher)
-    if isinstance(answer, Refusal):
-        return
-    used_profiles = [profiles[component.cluster] for component in answer.components]
-    if launcher is Launcher.OPENMPI:
-        assert len({profile.mpi.series for profile in used_profiles}) == 1
-    if command == ("{scratch}",):
-        assert all(profile.scratch for profile in used_profiles)
-
-
-@given(drawn_requests, grids(), drawn_profiles, drawn_commands, st.sampled_from(Launcher))
-def test_submission_accepts_placeable_request(
-    request: Request, view: GridView, profiles: dict[str, ClusterProfile], command: tuple[str], launcher: Launcher
-) -> None:
-    """The grid has all nodes idle and all clusters usable."""
-    empty = grid(**{cluster.name: cluster.total for cluster in view})
-    limits = [ClusterLimits(cluster.name, cluster.total, profiles[cluster.name]) for cluster in empty]
-    answer = evaluate_request(request, empty, profiles, *command, launcher=launcher)
-    if isinstance(answer, Placement):
-        check_submission(JobSpec(request, command, launcher=launcher), Limits(limits, builtin_policies()))
 
 
 # Policies of others

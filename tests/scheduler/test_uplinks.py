@@ -45,30 +45,6 @@ def test_uplink_bandwidth_is_measured_maximum_or_configured() -> None:
     assert grid.view().uplinks == {"east": Uplink(5e7), "north": Uplink(1e8), "west": Uplink(5e7)}
 
 
-def test_uplink_consumption_lasts_from_promise_to_release() -> None:
-    grid = create_grid(north=1e8)
-    old_view = grid.view()
-    north, west = grid["north"], grid["west"]
-    north.nodes.promise("1.1.0", 2, demand=3e6)
-    north.nodes.promise("2.1.0", 2)
-    west.nodes.promise("1.1.1", 2, demand=3e6)
-    assert grid.view().uplinks == {"north": Uplink(1e8, 3e6), "west": Uplink(None, 3e6)}
-    assert old_view.uplinks == {"north": Uplink(1e8)}, "an earlier view is unchanged"
-    north.nodes.release("2.1.0")
-    assert grid.view().uplinks["north"].consumed == 3e6
-    north.nodes.release("1.1.0")
-    north.nodes.release("1.1.0")
-    west.nodes.release("1.1.1")
-    assert grid.view().uplinks == {"north": Uplink(1e8)}
-
-
-def test_uplink_consumption_of_repeated_promise_counts_once() -> None:
-    grid = create_grid()
-    for _ in range(2):
-        grid["north"].nodes.promise("1.1.0", 2, demand=3e6)
-    assert grid.view().uplinks["north"].consumed == 3e6
-
-
 def make_job(*components: tuple[str, int], per_node_bandwidth: float | None = 100.0) -> Job:
     spec = JobSpec(flexible(sum(size for _, size in components)), ("true",), per_node_bandwidth=per_node_bandwidth)
     placed = tuple(Component(index, name, size) for index, (name, size) in enumerate(components))

@@ -8,7 +8,7 @@ from koalapy.model.job import Job, JobState
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.replica import Part, Replica, ReplicaState
 from koalapy.model.request import FlexibleRequest
-from koalapy.store.records import Batch, StoredBundle, StoredResult
+from koalapy.store.records import Batch, StoredResult
 from koalapy.store.service_tables import FileStore
 from tests.store.conftest import OpenAll
 
@@ -35,15 +35,6 @@ def test_replicas_are_read_as_written(files: FileStore) -> None:
 def test_replica_of_empty_folder_has_no_parts(files: FileStore) -> None:
     files.save_replicas([replace(FIELDS, parts=())])
     assert files.replicas()[0].parts == ()
-
-
-def test_bundles_are_replaced_and_removed_by_id(files: FileStore) -> None:
-    bundle = StoredBundle("a" * 64, 2**33, 3, 5.0)
-    files.save_bundles([bundle, StoredBundle("b" * 64, 1, 1, 6.0)])
-    files.save_bundles([replace(bundle, used_at=7.0)])
-    files.remove_bundle("b" * 64)
-    files.remove_bundle("c" * 64)
-    assert files.bundles() == [replace(bundle, used_at=7.0)]
 
 
 def test_results_of_new_attempt_replace_old_ones(open_stores: OpenAll) -> None:

@@ -22,7 +22,7 @@ from koalapy.store import listing
 from koalapy.store.database import Database
 from koalapy.store.engine import make_engine
 from koalapy.store.opening import migrate
-from koalapy.store.records import ClusterRecord, JobFilter, OutboxEntry
+from koalapy.store.records import ClusterRecord, JobFilter, OutboxEntry, Submitted
 from koalapy.store.sql import JobStore
 from tests.store.jobs import make_batch, make_job, make_running_job
 
@@ -47,16 +47,6 @@ def test_write_after_busy_database_succeeds(tmp_path: Path) -> None:
     assert store.job(2) == make_job(2)
     assert store.job(1) == make_job(1, reason="changed")
     store.close()
-
-
-def test_write_replaces_lone_surrogates(store: JobStore) -> None:
-    store.write(make_batch(make_job(1), outbox=[OutboxEntry(1, "north", {"reason": "odd \ud800 😀"})]))
-    assert store.load().outbox[0].payload == {"reason": "odd ? 😀"}
-
-
-def test_store_with_held_lease_is_rejected(store: JobStore, url: str) -> None:
-    with pytest.raises(ConflictError, match="another daemon"):
-        JobStore(Database(make_engine(url), lambda: 1001.0))
 
 
 def test_lease_of_dead_process_is_taken_at_once(store: JobStore, url: str) -> None:
@@ -265,22 +255,12 @@ def test_write_after_failed_write_stores_all_changes(store: JobStore) -> None:
     assert job.attempt is not None
     first, *unchanged = job.attempt.components
     changed = replace(job, attempt=replace(job.attempt, components=(replace(first, lrm_job="8"), *unchanged)))
-    entry = OutboxEntry(1, "north", {"type": "stop", "token": "1.1.0"})
+    entry, used = OutboxEntry(1, "north", {"type": "stop", "token": "1.1.0"}), [Submitted("key", 2, "digest")]
     with pytest.raises(IntegrityError):
-        store.write(make_batch(changed, outbox=[entry, entry]))
-    store.write(make_batch(changed))
-    assert store.job(1) == changed
-
-
-def test_write_with_new_attempt_stores_end_of_old(store: JobStore) -> None:
-    job = make_running_job(1)
-    store.write(make_batch(job))
-    assert job.attempt is not None
-    ended = replace(job.attempt, components=tuple(replace(c, ended_at=9.0) for c in job.attempt.components))
-    again = make_running_job(1, generation=2)
-    store.write(make_batch(again, attempts=[(1, ended)]))
-    assert again.attempt is not None
-    assert store.attempts(1) == [ended, again.attempt]
+        store.write(make_batch(changed, make_job(2), submitted=used, outbox=[entry, entry]))
+    assert (store.job(1), store.job(2), store.submitted(["key"])) == (job, None, {})
+    store.write(make_batch(changed, make_job(2)))
+    assert (store.job(1), store.job(2)) == (changed, make_job(2))
 
 
 def open_commands(plan: Plan, *idents: int) -> list[OutboxEntry]:

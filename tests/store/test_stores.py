@@ -4,7 +4,6 @@ import threading
 from dataclasses import replace
 
 import pytest
-from sqlalchemy.exc import IntegrityError
 
 from koalapy.model.cluster import Drain
 from koalapy.model.errors import LeaseLost
@@ -88,15 +87,6 @@ def test_write_of_ended_attempt_with_next_keeps_end(stores: Stores) -> None:
     assert stores.jobs.job(1) == second
 
 
-def test_write_of_failed_batch_stores_nothing(stores: Stores) -> None:
-    stores.jobs.write(make_batch(make_job(1), outbox=[OutboxEntry(1, "north", {})]))
-    twice = make_batch(make_job(2), submitted=[Submitted("key", 2, "digest")], outbox=[OutboxEntry(1, "north", {})])
-    with pytest.raises((IntegrityError, ValueError)):
-        stores.jobs.write(twice)
-    assert stores.jobs.job(2) is None
-    assert stores.jobs.submitted(["key"]) == {}
-
-
 def test_submission_key_belongs_to_first_job(stores: Stores) -> None:
     """A daemon that accepted a key twice must continue."""
     stores.jobs.write(make_batch(make_job(1), submitted=[Submitted("key", 1, "digest")]))
@@ -108,44 +98,11 @@ def test_submission_key_belongs_to_first_job(stores: Stores) -> None:
     assert stores.jobs.job(2) == make_job(2)
 
 
-def test_write_of_new_job_after_failure_inserts_it(stores: Stores) -> None:
-    clash = make_batch(make_job(1), outbox=[OutboxEntry(1, "north", {}), OutboxEntry(1, "north", {})])
-    with pytest.raises((IntegrityError, ValueError)):
-        stores.jobs.write(clash)
-    stores.jobs.write(make_batch(make_job(1)))
-    assert stores.jobs.job(1) == make_job(1)
-
-
 def test_write_removes_acknowledged_commands(stores: Stores) -> None:
     entries = [OutboxEntry(n, "north", {"type": "stop", "token": f"{n}.1.0"}) for n in (1, 2, 3)]
     stores.jobs.write(make_batch(outbox=entries))
     stores.jobs.write(make_batch(acknowledged=[1, 3, 99]))
     assert [entry.id for entry in stores.jobs.load().outbox] == [2]
-
-
-def test_pages_cover_all_jobs_newest_first(stores: Stores) -> None:
-    stores.jobs.write(make_batch(*(make_job(n) for n in range(1, 26))))
-    job_ids: list[int] = []
-    next_before = None
-    while page := stores.jobs.page(JobFilter(before=next_before, limit=10)).jobs:
-        job_ids += [job.id for job in page]
-        next_before = page[-1].id
-    assert job_ids == list(range(25, 0, -1))
-
-
-def test_page_is_filtered_by_each_field(stores: Stores) -> None:
-    of_south = make_job(3, spec=replace(make_job(3).spec, home_site="south"))
-    stores.jobs.write(make_batch(make_job(1), make_job(2, JobState.FAILED), of_south, make_running_job(4)))
-
-    def ids(**filters: object) -> list[int]:
-        return [job.id for job in stores.jobs.page(JobFilter(**filters)).jobs]  # type: ignore[arg-type]
-
-    assert ids(states=("failed", "running")) == [4, 2]
-    assert ids(owner="bob") == [3]
-    assert ids(name="n1") == [3, 1]
-    assert ids(cluster="west") == [4]
-    assert (ids(home_site="south"), ids(home_site="north")) == ([3], [])
-    assert ids(cluster="south") == ids(cluster="east") == []
 
 
 def test_page_by_application_priority_and_restarts_is_exact(stores: Stores) -> None:
@@ -173,15 +130,6 @@ def test_page_by_application_priority_and_restarts_is_exact(stores: Stores) -> N
     assert ids(min_restarts=5) == ids(application="app2") == []
     assert ids(min_restarts=3, limit=2) == [29, 28]
     assert ids(min_restarts=3, limit=2, before=28) == [24, 23]
-
-
-def test_timeline_keeps_entry_order(stores: Stores) -> None:
-    entries = [
-        TimelineEntry(1, 5.0, "submitted", JobState.QUEUED),
-        TimelineEntry(1, 5.0, "claimed", JobState.CLAIMING, "2 nodes", 1, 0, "north"),
-    ]
-    stores.jobs.write(make_batch(make_job(1), timeline=entries))
-    assert stores.jobs.timeline(1) == entries
 
 
 def test_write_stores_large_job_and_command_ids(stores: Stores) -> None:

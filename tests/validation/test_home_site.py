@@ -4,10 +4,10 @@ import pytest
 
 from koalapy.model.errors import ForbiddenError
 from koalapy.model.identity import Identity, Role
-from koalapy.model.request import FlexibleRequest
+from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest
 from koalapy.model.users import Accounts, Domain, User, Users
 from koalapy.validation.permissions import with_home_site
-from tests.validation.submissions import make_spec
+from tests.validation.submissions import make_spec, rejection_of
 
 PEOPLE = {
     "ada": User({"north": "ada", "south": "al"}, home="south"),
@@ -62,3 +62,10 @@ def test_home_site_of_which_owner_is_no_user_is_rejected() -> None:
     with pytest.raises(ForbiddenError, match=r"bob is a user of north$"):
         resolve_home("bob", "south")
     assert resolve_home("otto", "west", owner="ada", role=Role.OPERATOR) == "west"
+
+
+def test_fixed_request_on_cluster_closed_to_its_owner_is_rejected() -> None:
+    accounts = Accounts(Users(PEOPLE), {"south": Domain("mapped")})
+    spec = make_spec(FixedRequest((ComponentRequest(1, "north"), ComponentRequest(1, "south"))), owner="bob")
+    refused = rejection_of(spec, accounts=accounts)
+    assert (refused.field, refused.value) == ("request.components[1].cluster", "south")

@@ -34,7 +34,7 @@ from koalapy.agent.lrm.script import OpenMpi, open_mpi_here
 from koalapy.agent.runners.runners import RunnerSecrets, RunnerServer
 from koalapy.agent.runners.uplink import Handler, Questions, Uplink
 from koalapy.agent.transfers.exports import Exports
-from koalapy.agent.transfers.stages import ComponentFolders, FileService
+from koalapy.agent.transfers.stages import ComponentFiles
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected
 from koalapy.model.job import ComponentState, is_token, parse_token
 from koalapy.model.node_requirement import NO_REQUIREMENT
@@ -119,16 +119,15 @@ class Agent:
             "nodes": self._list_nodes,
         }
         self._questions = Questions(self._uplink, handlers, clock)
-        self._files = FileService(
+        self._files = ComponentFiles(
             settings, exports, self._questions, self._reporter, self._spool.disk_sync, folders, timeouts
         )
-        self._places = ComponentFolders(folders, self._files.stages, self._reporter)
         self._jobs = LrmJobs(
             lrm,
             self._monitor,
             self._reporter,
             self._make_submission,
-            self._places,
+            self._files,
             self._runners,
             timeouts=timeouts,
             clock=clock,
@@ -149,7 +148,7 @@ class Agent:
         )
         self._logins = LoginServer(settings, self._uplink, clock)
         silence = settings.forget_after, timeouts.expiry_check_s
-        self._expired = ExpiredDaemons(self._spool, self._reporter, self._jobs, self._places, self._files, *silence)
+        self._expired = ExpiredDaemons(self._spool, self._reporter, self._jobs, self._files, *silence)
         watched = {"spool": settings.directory, "stages": settings.stages}
         self._disks = DiskWatch(self._reporter, watched, settings.disks, self._monitor.request_poll)
         self._undone: list[wire.Command] = []
@@ -178,7 +177,7 @@ class Agent:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._tell_status(manager))
                 group.create_task(self._jobs.watch_lrm())
-                group.create_task(self._places.remove_leftovers())
+                group.create_task(self._files.remove_leftovers())
                 group.create_task(self._leases.watch_leases())
                 group.create_task(self._relays.run())
                 group.create_task(self._retry_regularly())
@@ -192,7 +191,6 @@ class Agent:
             self._logins.close()
             await self._questions.stop_answering()
             await self._files.close()
-            await self._places.close()
             self._runners.close()
             await self._lrm.close()
             log.info("agent stopped", action="agent-ends", cluster=self._settings.cluster)
@@ -224,7 +222,7 @@ class Agent:
             elif component.stop is not None:
                 self._jobs.end_component(component)
             elif component.plan is not None:
-                self._places.fetch_early(component)
+                self._files.fetch_early(component)
                 self._barrier.await_return(component)
         self._files.stages.load_stages()
 
@@ -292,7 +290,7 @@ class Agent:
     def _make_submission(self, component: Component) -> LrmSubmission:
         """Return the job that starts a component's runners. Raise ``SiteRejected`` if its account may not run jobs."""
         self._accounts.admit(component.user)
-        work, stage = self._places.work_path(component), self._places.stage_path(component)
+        work, stage = self._files.work_path(component), self._files.stage_path(component)
         environment = {
             **self._settings.environment,
             **({"KOALA_STAGE": str(stage)} if stage else {}),
@@ -575,9 +573,7 @@ class Agent:
             return ""
         if not component.ended or component.awaits_collection:
             return f"component {message.token} has not ended"
-        del self._reporter.components[component.name]
-        component.folder.remove_folder()
-        self._places.remove_work_folder(component)
+        self._files.forget_component(component)
         return ""
 
     def _new_component(self, token: str, **order: Any) -> Component:

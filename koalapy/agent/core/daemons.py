@@ -17,7 +17,7 @@ import structlog
 from koalapy.agent.core.lrm_jobs import LrmJobs
 from koalapy.agent.core.reporter import Reporter
 from koalapy.agent.core.spool import Spool, open_regular
-from koalapy.agent.transfers.stages import ComponentFolders, FileService
+from koalapy.agent.transfers.stages import ComponentFiles
 from koalapy.protocol.messages import KnownDaemon
 from koalapy.runner.folders import replace_file, sync_folder
 
@@ -123,8 +123,7 @@ class ExpiredDaemons:
     _spool: Spool
     _reporter: Reporter
     _jobs: LrmJobs
-    _places: ComponentFolders
-    _files: FileService
+    _files: ComponentFiles
     _expire_after_s: float
     _check_interval_s: float
 
@@ -160,10 +159,7 @@ class ExpiredDaemons:
         components = [component for component in self._reporter.components.values() if component.instance == instance]
         for component in components:
             if component.ended:
-                self._files.collector.cancel_collection(component)
-                del self._reporter.components[component.name]
-                component.folder.remove_folder()
-                self._places.remove_work_folder(component)
+                self._files.forget_component(component)
             elif component.plan is None and component.stop is None:
                 component.stop = "its daemon was silent for too long"
                 self._jobs.end_component(component)

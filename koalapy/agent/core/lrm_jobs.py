@@ -14,7 +14,7 @@ from koalapy.agent.core.settings import DEFAULT_TIMEOUTS, AgentTimeouts
 from koalapy.agent.core.spool import format_write_error
 from koalapy.agent.lrm.port import Fault, Lrm, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
 from koalapy.agent.runners.runners import RunnerServer
-from koalapy.agent.transfers.stages import ComponentFolders
+from koalapy.agent.transfers.stages import ComponentFiles
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 from koalapy.model.reports import LrmOperation
 from koalapy.model.wording import format_nodes
@@ -184,14 +184,14 @@ class LrmJobs:
         monitor: LrmMonitor,
         reporter: Reporter,
         submission: Callable[[Component], LrmSubmission],
-        places: ComponentFolders,
+        files: ComponentFiles,
         runners: RunnerServer,
         stop_timeout: float = STOP_TIMEOUT,
         timeouts: AgentTimeouts = DEFAULT_TIMEOUTS,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._lrm, self._monitor, self._reporter, self._submission = lrm, monitor, reporter, submission
-        self._places, self._runners, self._stop_timeout = places, runners, stop_timeout
+        self._files, self._runners, self._stop_timeout = files, runners, stop_timeout
         self._timeouts, self._clock = timeouts, clock
         self._leftovers = Leftovers(clock)
         self._awaited: set[str] = set()
@@ -304,7 +304,7 @@ class LrmJobs:
         if job is not None and job.state is LrmJobState.ENDED:
             self._expect_hang_up(component)
         if component.is_over(job):
-            if not self._places.start_fetch(component, self._monitor.request_poll):
+            if not self._files.start_fetch(component, self._monitor.request_poll):
                 return
             component.on_job_ended(job, self._lrm.product)
             self._ended_components(component)

@@ -302,8 +302,17 @@ class Collector:
         self._daemon_files.put_results(token, write, self._closing)
 
 
-class FileService:
-    """The agent's stages, exports and collection of results."""
+FETCH_TRIES = 3
+RETRY_DELAY = 2.0
+"""Seconds between two attempts."""
+
+
+class ComponentFiles:
+    """The files of components: stages, working folders and the collection of results.
+
+    A component that runs as the agent's account works in the folder of its journal, another one in a folder of its
+    account.
+    """
 
     def __init__(
         self,
@@ -315,7 +324,7 @@ class FileService:
         folders: JobFolders,
         timeouts: AgentTimeouts = DEFAULT_TIMEOUTS,
     ) -> None:
-        self._exports, self._reporter = exports, reporter
+        self._exports, self._reporter, self._folders = exports, reporter, folders
         reporter.on_ended.append(self.on_component_ended)
         daemon_files = DaemonFiles(settings.url, settings.cluster, settings.token, settings.trust)
         means = TransferTools(
@@ -328,21 +337,25 @@ class FileService:
             timeouts=timeouts,
         )
         self.stages = Stages(settings.stages, means, reporter.publish_stage, self._is_in_use, folders)
-        self.collector = Collector(
+        self._collector = Collector(
             daemon_files, self.stages, self._collected, reporter.is_connected_to, folders, timeouts
         )
+        self._taking_back: dict[str, asyncio.Task[None]] = {}
+        self._tasks = BackgroundTasks()
 
     def on_component_ended(self, component: Component) -> None:
         """Collect a component's results, and release its stage."""
-        self.collector.collect_results(component)
+        self._collector.collect_results(component)
         if component.stage is not None:
             self.stages.release_stage(component.instance, component.stage)
 
-    async def close(self) -> None:
-        self._exports.replicas.close()
-        await self.collector.close()
-        await self.stages.close()
-        await self._exports.close()
+    def forget_component(self, component: Component) -> None:
+        """Remove the record and the folders of an ended component."""
+        self._collector.cancel_collection(component)
+        del self._reporter.components[component.name]
+        component.folder.remove_folder()
+        if component.user:
+            self._tasks.spawn(self._remove_folder(component))
 
     def _collected(self, component: Component) -> None:
         """Report a component with sent or lost results as ended, and release its stage."""
@@ -357,23 +370,6 @@ class FileService:
             for component in self._reporter.components.values()
         )
 
-
-FETCH_TRIES = 3
-RETRY_DELAY = 2.0
-"""Seconds between two attempts."""
-
-
-class ComponentFolders:
-    """The working folder of each component: a folder in the account that it runs as.
-
-    A component that runs as the agent's account works in the folder of its journal.
-    """
-
-    def __init__(self, folders: JobFolders, stages: Stages, reporter: Reporter) -> None:
-        self._folders, self._stages, self._reporter = folders, stages, reporter
-        self._taking_back: dict[str, asyncio.Task[None]] = {}
-        self._tasks = BackgroundTasks()
-
     def work_path(self, component: Component) -> Path:
         """Return the working folder. Raise ``SiteRejected`` for an account that can have none."""
         own = component.folder.path
@@ -385,7 +381,7 @@ class ComponentFolders:
             return None
         if component.user:
             return self._folders.stage_path(component.user, component.instance, component.stage)
-        return self._stages.folder_path(component.instance, component.stage)
+        return self.stages.folder_path(component.instance, component.stage)
 
     def start_fetch(self, component: Component, then: Callable[[], object]) -> bool:
         """Return whether the runners' files were copied from the account; else copy them and then call ``then``."""
@@ -425,10 +421,6 @@ class ComponentFolders:
                     return
             await asyncio.sleep(RETRY_DELAY)
 
-    def remove_work_folder(self, component: Component) -> None:
-        if component.user:
-            self._tasks.spawn(self._remove_folder(component))
-
     async def _remove_folder(self, component: Component) -> None:
         """Remove the working folder in a component's account. Log an error."""
         try:
@@ -453,11 +445,15 @@ class ComponentFolders:
     def _known(self, user: str) -> set[str]:
         """Return the names of an account's folders that are in use."""
         components = [component for component in self._reporter.components.values() if component.user == user]
-        stages = {f"stage-{instance}-{token}" for instance, token in self._stages.known_keys()}
+        stages = {f"stage-{instance}-{token}" for instance, token in self.stages.known_keys()}
         return stages | {self.work_path(component).name for component in components}
 
     async def close(self) -> None:
-        """Cancel all running copies and removals, and wait until they have ended."""
+        """Stop all transfers, copies and removals, and wait until they have ended. The next agent resumes them."""
+        self._exports.replicas.close()
+        await self._collector.close()
+        await self.stages.close()
+        await self._exports.close()
         tasks = [*self._tasks.running, *self._taking_back.values()]
         for task in tasks:
             task.cancel()

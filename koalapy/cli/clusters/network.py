@@ -251,14 +251,10 @@ def show_history(
     daemon: Daemon = DAEMON,
 ) -> None:
     """List measurements between two clusters, newest first."""
-    client = daemon.client()
-    answer = client.get(_history_path(cluster, peer), limit=limit)
-    if as_json:
-        show_json(answer)
-        return
-    if not answer["measurements"]:
+    answer = daemon.client().get(_history_path(cluster, peer), limit=limit)
+    if not answer["measurements"] and not as_json:
         print(f"koala: there are no measurements; use koala network measure {cluster} {peer}", file=sys.stderr)
-    print(format_columns(HISTORY, answer["measurements"]))
+    print_answer(answer, as_json, lambda answer: format_columns(HISTORY, answer["measurements"]))
 
 
 def _history_path(cluster: str, peer: str) -> str:

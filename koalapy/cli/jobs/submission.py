@@ -488,7 +488,7 @@ def in_terms_of_options(error: CliError, body: Json, options: Json, lines: Scrip
     if component := re.match(r"request\.components\[(\d+)\]\.(\w+)", field):
         index, property_name = component.groups()
         option_text = f"--{request['type']}: {property_name} of component {index}"
-    elif split := re.match(r"request\.split_options\[(\d+)\]", field):
+    elif "split_options" in request and (split := re.match(r"request\.split_options\[(\d+)\]", field)):
         option_text = f"--split {','.join(str(size) for size in request['split_options'][int(split[1])])}"
     elif field == "request.components":
         option_text = f"--{request['type']}: the components"

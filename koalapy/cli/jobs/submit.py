@@ -61,6 +61,8 @@ def submit_job(
         command = [script.name, *(command or [])[1:]]
     options = {"request": submission.request_of(request), "command": command, **read_options(job)}
     environment = exported_variables(export) | (options.pop("environment") or {})
+    if script is not None:
+        environment = script.variables(options) | environment
     stage = options.pop("bundle") or []
     deadline = None if timeout is None else time.monotonic() + timeout
     documents = submission.read_job_file(file) if file else [{}]

@@ -1,8 +1,11 @@
 """Load a script, and translate its ``#SBATCH`` lines of Slurm and ``#$`` lines of Grid Engine to options of koalapy."""
 
+import os
 import re
-from collections.abc import Iterable, Mapping
+import socket
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from koalapy.cli.jobs.script_file import (
     KINDS,
@@ -21,14 +24,19 @@ from koalapy.cli.jobs.submission import RequestOptions, ScriptLines
 from koalapy.cli.terminal.foreign_options import FOREIGN_OPTIONS, ForeignOption, Unclear
 from koalapy.client.errors import CliError, Exit
 from koalapy.client.http import Json
+from koalapy.model.array import TaskIndices
+from koalapy.runner.foreign_scripts import AT_SUBMISSION, COMMANDS, GRID_ENGINE, SLURM, TRANSLATED, settable_variables
 
-SBATCH, QSUB, PBS = "#SBATCH", "#$", "#PBS"
-NO_PBS = "koalapy translates no lines of PBS; write #KOALA lines instead"
+SBATCH, QSUB = "#SBATCH", "#$"
+UNTRANSLATED = {"#PBS": "PBS", "#BSUB": "LSF", "#OAR": "OAR", "#FLUX:": "Flux", "#COBALT": "Cobalt"}
+"""Systems without a translation, by prefix of their lines."""
+NO_LINES = "koalapy translates no lines of {system}; write #KOALA lines instead"
 OPTIONS: Mapping[str, Mapping[str, ForeignOption]] = {
     prefix: {name: option for option in FOREIGN_OPTIONS["koala submit"][system] for name in option.names}
     for prefix, system in ((SBATCH, "Slurm"), (QSUB, "Grid Engine"))
 }
 """The options of each system, by prefix of its lines and by name."""
+SYSTEMS = {SBATCH: SLURM, QSUB: GRID_ENGINE}
 
 
 @dataclass
@@ -67,14 +75,15 @@ class Directive:
         self.words, self.remark, self.is_understood = [], reason, False
 
 
-def translate_lines(script: Script, refused: frozenset[str]) -> ScriptOptions:
-    """Return the options that the foreign lines of a script mean, and print each line with its meaning.
+def translate_lines(script: Script, refused: frozenset[str]) -> tuple[ScriptOptions, tuple[str, ...]]:
+    """Return the options that the foreign lines of a script mean, and its systems; print each line with its meaning.
 
-    Raise ``CliError`` if a line has no clear meaning.
+    Raise ``CliError`` if a line has no clear meaning, or needs what a job on several clusters does not have.
     """
     directives = [entry for number, text in script.head for entry in _read_line(number, text, script.name)]
     _translate_task_counts({entry.name: entry for entry in directives if entry.prefix == SBATCH})
     _combine_grid_engine([entry for entry in directives if entry.prefix == QSUB])
+    _check_interpreter(script, directives)
     options = ScriptOptions()
     print_note(f"{script.name} is translated:")
     for entry in directives:
@@ -84,19 +93,32 @@ def translate_lines(script: Script, refused: frozenset[str]) -> ScriptOptions:
     if directives and not any(entry.name in ("--nodes", "--ntasks", "-pe") for entry in directives):
         print_note("  no line says how many nodes → --flexible 1, unless #KOALA lines or options do")
         options = add_words(options, ["--flexible", "1"], script.name, refused)
-    for number, text in _find_variables(script):
-        print_note(f"  line {number}: {text}")
+    systems = tuple(SYSTEMS[prefix] for prefix in SYSTEMS if any(entry.prefix == prefix for entry in directives))
+    unmet = [*_find_variables(script, systems), *_find_commands(script, systems)]
+    for number, text in unmet:
+        print_note(f"  line {number}: NOT UNDERSTOOD: {text}")
+    if "mpirun" in script.text:
+        for number in (number for number, line in _commands_of(script) if MODULE.search(line)):
+            print_note(f"  line {number}: a module may put its own mpirun first in PATH: use koala mpirun")
     head = {number for number, _ in script.head}
     for number in (*script.lines_with(SBATCH), *script.lines_with(QSUB)):
         if number not in head:
             print_note(f"  line {number}: it has no effect, since it follows a command")
-    if unclear := sorted({entry.number for entry in directives if not entry.is_understood}):
+    if unclear := sorted({entry.number for entry in directives if not entry.is_understood} | {n for n, _ in unmet}):
         if len(unclear) == 1:
-            subject, hint = f"line {unclear[0]} is", "remove it, or write what it means as a #KOALA line"
+            subject, hint = f"line {unclear[0]} is", "change it, or write what it means as a #KOALA line"
         else:
-            subject, hint = f"lines {', '.join(map(str, unclear))} are", "remove them, or write #KOALA lines instead"
+            subject, hint = f"lines {', '.join(map(str, unclear))} are", "change them, or write #KOALA lines instead"
         raise CliError(f"{script.name}: {subject} not understood", Exit.USAGE, hint)
-    return options
+    return options, systems
+
+
+def _check_interpreter(script: Script, directives: Iterable[Directive]) -> None:
+    """Reject an interpreter of Grid Engine that is not that of the script's first line."""
+    first = script.text.partition("\n")[0].removeprefix("#!").strip()
+    for entry in directives:
+        if (entry.prefix, entry.name) == (QSUB, "-S") and entry.value != first:
+            entry.reject(f"the script's first line names {first}: write #!{entry.value} there, or leave out -S")
 
 
 def _translate_task_counts(directives: Mapping[str, Directive]) -> None:
@@ -165,7 +187,9 @@ def _combine_grid_engine(entries: Iterable[Directive]) -> None:
 def note_foreign_lines(script: Script) -> None:
     """Print a hint if a script has lines of other systems, which have no effect without ``--translate``."""
     use = "add --translate to use them"
-    for prefix, system, hint in ((SBATCH, "Slurm", use), (QSUB, "Grid Engine", use), (PBS, "PBS", NO_PBS)):
+    systems = {SBATCH: ("Slurm", use), QSUB: ("Grid Engine", use)}
+    systems |= {prefix: (system, NO_LINES.format(system=system)) for prefix, system in UNTRANSLATED.items()}
+    for prefix, (system, hint) in systems.items():
         if count := len([line for _, line in script.head if line.startswith(f"{prefix} ")]):
             what = f"{prefix} for {system}"
             lines = f"1 line {what}, which has" if count == 1 else f"{count} lines {what}, which have"
@@ -175,8 +199,11 @@ def note_foreign_lines(script: Script) -> None:
 def _read_line(number: int, text: str, name: str) -> list[Directive]:
     """Return the options of a line of Slurm or Grid Engine; nothing for a line of no system."""
     prefix = text.split(None, 1)[0] if text else ""
-    if prefix == PBS:
-        return [Directive(number, prefix, text.removeprefix(PBS).strip(), "", remark=NO_PBS, is_understood=False)]
+    if text.startswith(f"{QSUB}-"):  # Grid Engine needs no blank
+        prefix = QSUB
+    if prefix in UNTRANSLATED:
+        reason = NO_LINES.format(system=UNTRANSLATED[prefix])
+        return [Directive(number, prefix, text.removeprefix(prefix).strip(), "", remark=reason, is_understood=False)]
     if prefix not in OPTIONS:
         return []
     words = split_words(text[len(prefix) :], f"{name}:{number}")
@@ -216,50 +243,61 @@ def _split_grid_engine(words: list[str]) -> list[tuple[str, str]]:
     return [(option, part) for option, value in pairs for part in (value.split(",") if option == "-l" else [value])]
 
 
-VARIABLES = {
-    "SLURM_JOB_ID": "KOALA_JOB_ID",
-    "SLURM_JOBID": "KOALA_JOB_ID",
-    "SLURM_NTASKS": "KOALA_SLOTS, or leave it out: mpirun uses all slots",
-    "SLURM_NPROCS": "KOALA_SLOTS, or leave it out: mpirun uses all slots",
-    "SLURM_NNODES": "KOALA_NODES",
-    "SLURM_JOB_NUM_NODES": "KOALA_NODES",
-    "SLURM_NTASKS_PER_NODE": "KOALA_PPN",
-    "SLURM_CPUS_PER_TASK": "OMP_NUM_THREADS, or leave it out: ranks have it",
-    "SLURM_NODELIST": "KOALA_NODELIST",
-    "SLURM_JOB_NODELIST": "KOALA_NODELIST",
-    "SLURM_SUBMIT_DIR": "nothing: the script starts in the folder of the submission where that exists",
-    "SLURM_CLUSTER_NAME": "KOALA_CLUSTER",
-    "SLURM_ARRAY_TASK_ID": "KOALA_ARRAY_INDEX",
-    "SLURM_ARRAY_JOB_ID": "KOALA_ARRAY_JOB",
-    "SLURM_ARRAY_TASK_COUNT": "KOALA_ARRAY_COUNT",
-    "SGE_TASK_ID": "KOALA_ARRAY_INDEX",
-    "JOB_ID": "KOALA_JOB_ID",
-    "NSLOTS": "KOALA_SLOTS",
-    "NHOSTS": "KOALA_NODES",
-    "PE_HOSTFILE": "KOALA_HOSTFILE",
-    "SGE_O_WORKDIR": "nothing: the script starts in the folder of the submission where that exists",
+OWN_NAMES = {
+    "SLURM_CLUSTER_NAME": "KOALA_CLUSTER, the cluster of a node",
+    "SLURM_JOB_PARTITION": "the name of the partition",
+    "SLURM_TASKS_PER_NODE": "KOALA_PPN, or KOALA_HOSTFILE",
+    "SLURM_CPUS_ON_NODE": "nproc",
+    "SLURM_JOB_CPUS_PER_NODE": "nproc",
+    "SLURM_GPUS_ON_NODE": "CUDA_VISIBLE_DEVICES, if the site sets it",
+    "TMPDIR": "TMPDIR",
+    "SGE_STDOUT_PATH": "koala logs",
 }
-"""Variables of Slurm and Grid Engine, and those to use in a script of koalapy."""
-VARIABLE = re.compile(r"\$\{?(SLURM_\w+|SGE_\w+|JOB_ID|NSLOTS|NHOSTS|PE_HOSTFILE)\b")
-COMMANDS = re.compile(r"(?:^|[;&|(]|\s)(srun|sbcast|sgather|qrsh)\s")
-MODULE = re.compile(r"(?:^|[;&|(])\s*(?:module\s+(?:load|add|restore)|ml)\s")
+"""Variables that a job on several clusters does not have, and what to use instead."""
+NAMES = {
+    SLURM: re.compile(r"\b(SLURMD?_\w+)\b"),
+    GRID_ENGINE: re.compile(r"(?<=\$)\{?(JOB_ID|JOB_NAME|NSLOTS|NHOSTS|NQUEUES|QUEUE|PE)\b|\b(SGE_\w+|PE_HOSTFILE)\b"),
+}
+"""By system: its variables in a script of any language."""
+COMMAND = r"(?:^|[;&|({`]|\b(?:then|do|else|exec|time)\s)\s*(%s)(?=\s|$)"
+MODULE = re.compile(COMMAND % r"module\s+(?:load|add|restore)|ml")
 
 
-def _find_variables(script: Script) -> list[tuple[int, str]]:
-    """Return a remark for each line that uses a variable or a command of Slurm or Grid Engine."""
-    remarks = []
+def _commands_of(script: Script) -> Iterator[tuple[int, str]]:
+    """Yield the number and text of each line that is no comment."""
     for number, line in enumerate(script.text.splitlines(), 1):
-        if line.lstrip().startswith("#"):
-            continue
-        for name in dict.fromkeys(VARIABLE.findall(line)):
-            use = VARIABLES.get(name, "nothing: koalapy has no counterpart")
-            remarks.append((number, f"${name} does not describe the whole job: use {use}"))
-        for command in dict.fromkeys(COMMANDS.findall(line)):
-            use = "mpirun" if command in ("srun", "qrsh") else "--stage and --collect"
-            remarks.append((number, f"{command} does not reach the nodes of other clusters: use {use}"))
-        if MODULE.search(line) and "mpirun" in script.text:
-            remarks.append((number, "a module may put its own mpirun first in PATH: use koala mpirun"))
-    return remarks
+        if line.strip() and not line.lstrip().startswith("#"):
+            yield number, line
+
+
+def _find_variables(script: Script, systems: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """Yield each use of a variable of the systems that the script would not get, with a remedy.
+
+    A variable with a default in the shell, or one that the script sets itself, may be missing.
+    """
+    for system in systems:
+        settable = settable_variables(system)
+        for number, line in _commands_of(script):
+            for match in NAMES[system].finditer(line):
+                name = match[match.lastindex or 0]
+                has_default = re.match(r":?[-=+]", line[match.end() :]) and line[: match.start()].endswith(("{", "$"))
+                if (
+                    name in settable
+                    or has_default
+                    or re.search(rf"^\s*(?:export\s+)?{name}=", script.text, re.MULTILINE)
+                ):
+                    continue
+                use = f"use {OWN_NAMES[name]}" if name in OWN_NAMES else "remove it"
+                yield number, f"${name} is not set, since it describes one cluster only: {use}"
+
+
+def _find_commands(script: Script, systems: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """Yield each use of a command of a batch system that a translated script does not have, with a remedy."""
+    pattern = re.compile(COMMAND % "|".join((*COMMANDS, "sbcast", "sgather", "sattach", "ibrun", "aprun")))
+    for number, line in _commands_of(script) if systems else ():
+        for name in pattern.findall(line):
+            use = "use --stage and --collect" if name in ("sbcast", "sgather") else "use koala where you submit"
+            yield number, f"{name} does not know the job's other clusters: {use}"
 
 
 @dataclass(frozen=True)
@@ -269,6 +307,21 @@ class LoadedScript:
     name: str
     text: str
     options: ScriptOptions
+    systems: tuple[str, ...] = ()
+    """Systems from which it is translated: keys of ``COUNTERPARTS``."""
+
+    def variables(self, options: Mapping[str, Any]) -> dict[str, str]:
+        """Return the variables of the script's systems that are known at submission; ``options``: those of the job."""
+        if not self.systems:
+            return {}
+        indices = TaskIndices.parse(options["array"]).ranges if options.get("array") else ()
+        step = indices[0].step if len(indices) == 1 else 1
+        array = (indices[0].first, indices[-1].last, step) if indices else (None, None, None)
+        name, folder, host = options.get("name") or self.name, os.getcwd(), socket.gethostname()
+        shape = options.get("cpus_per_rank"), options.get("processes_per_node")
+        values = {SLURM: (name, folder, host, *shape, *array), GRID_ENGINE: (name, folder, host, *array)}
+        pairs = [pair for system in self.systems for pair in zip(AT_SUBMISSION[system], values[system], strict=True)]
+        return {TRANSLATED: " ".join(self.systems)} | {n: str(value) for n, value in pairs if value is not None}
 
     def apply_options(self, request: RequestOptions, job: Json) -> tuple[RequestOptions, Json, ScriptLines]:
         """Return the options of the script as those of the command line override them, and the lines of its own."""
@@ -291,11 +344,11 @@ def load_script(path: str, names: set[str], *, translate: bool) -> LoadedScript:
     if not translate:
         note_foreign_lines(script)
         return LoadedScript(script.name, script.text, options)
-    foreign = translate_lines(script, refused)
+    foreign, systems = translate_lines(script, refused)
     merged = ScriptOptions(
         merge_request(foreign.request, options.request),
         merge_job(foreign.job, options.job),
         foreign.export if options.export is None else options.export,
         {**foreign.lines, **options.lines},
     )
-    return LoadedScript(script.name, script.text, merged)
+    return LoadedScript(script.name, script.text, merged, systems)

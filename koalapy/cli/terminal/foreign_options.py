@@ -95,6 +95,18 @@ def _translate_file(value: str, use: str) -> Translation:
     return [use, value], "on the cluster of the script"
 
 
+def _translate_grid_engine_file(value: str, use: str) -> Translation:
+    """Return a file for output with koalapy's patterns for Grid Engine's variables."""
+    value = re.sub(r"\$\{?(\w+)\}?", lambda match: _PATTERNS.get(match[1], match[0]), value.removeprefix(":"))
+    if "$" in value or not value or value.endswith("/"):
+        raise Unclear(f"name a file for {use} with %x for the job's name, %A for its number and %a for a task's index")
+    return _translate_file(value, use)
+
+
+_PATTERNS = {"JOB_NAME": "%x", "JOB_ID": "%A", "TASK_ID": "%a"}
+"""Variables in names of files of Grid Engine, and the pattern of each."""
+
+
 def _translate_gres(value: str, use: str) -> Translation:
     if value != "gpu" and not value.startswith("gpu:"):
         raise Unclear("koalapy has no such resource: use --gpus with the GPUs of each node")
@@ -163,6 +175,7 @@ VALUES: Mapping[str, Callable[[str, str], Translation]] = {
     "time": _translate_slurm_time,
     "resource": _translate_resource,
     "file": _translate_file,
+    "file of Grid Engine": _translate_grid_engine_file,
     "gres": _translate_gres,
     "gpus": _translate_gpus,
     "constraint": _translate_constraint,

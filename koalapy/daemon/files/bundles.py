@@ -154,7 +154,7 @@ class Bundles(StoredArchives[str]):
     def path_of(self, bundle: str) -> Path:
         return self._directory / bundle
 
-    async def remove_expired(self) -> list[str]:
+    async def remove_unused(self) -> list[str]:
         """Remove unneeded bundles that were not used for ``RETENTION``; return their ids.
 
         Raise ``OSError`` at the end if some files could not be removed.
@@ -163,7 +163,7 @@ class Bundles(StoredArchives[str]):
             if self._is_stored(ident):
                 self.touch_bundle(ident)
         try:
-            return await self._remove_expired(self._clock() - RETENTION)
+            return await self.remove_expired(self._clock() - RETENTION)
         finally:
             touched = self._touched & self._bundles.keys()
             await run_in_database(self._store.save_bundles, [self._bundles[ident] for ident in touched])

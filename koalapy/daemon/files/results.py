@@ -148,13 +148,6 @@ class Results(StoredArchives[JobId]):
     def _path_of(self, result: StoredResult) -> Path:
         return self._directory / str(result.job) / f"{result.generation}.{result.rank}.tar"
 
-    async def remove_expired(self, horizon: float | None) -> list[JobId]:
-        """Remove results of jobs that ended before ``horizon``, if given, and results in excess of the quota.
-
-        Return the jobs removed because of ``horizon``. Raise ``OSError`` at the end if files could not be removed.
-        """
-        return await self._remove_expired(horizon)
-
     async def remove_results(self, jobs: Sequence[JobId]) -> None:
         """Remove the results of forgotten jobs. Raise ``OSError`` if files cannot be removed; the entries then stay."""
         async with self._changing:

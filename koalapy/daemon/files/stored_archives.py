@@ -89,7 +89,7 @@ class StoredArchives(ABC, Generic[Key]):
                 return excess
         return None
 
-    async def _remove_expired(self, horizon: float | None) -> list[Key]:
+    async def remove_expired(self, horizon: float | None) -> list[Key]:
         """Remove archives from before ``horizon``, if given, and those in excess of the quota.
 
         Return those removed because of ``horizon``. Raise ``OSError`` at the end if files could not be removed.

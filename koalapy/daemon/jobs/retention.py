@@ -142,7 +142,7 @@ class Housekeeping:
         """Remove expired bundles, results and jobs. An error with one kind does not affect the others."""
         horizon = None if self.results_keep is None else self.clock() - self.results_keep
         try:
-            bundles = await _log_disk_errors(self.bundles.remove_expired(), [])
+            bundles = await _log_disk_errors(self.bundles.remove_unused(), [])
             results = await _log_disk_errors(self.results.remove_expired(horizon), [])
             jobs = await _log_disk_errors(self.retention.remove_expired(), 0)
         except (StoreUnavailable, LeaseLost) as error:

@@ -40,8 +40,7 @@ from koalapy.agent.lrm.local.processes import (
     is_below,
     redirect_streams,
 )
-from koalapy.agent.lrm.local.runs import Runs
-from koalapy.agent.lrm.local.spawn import Preloaded, Spawner
+from koalapy.agent.lrm.local.runs import Preloaded, Runs, Spawner
 from koalapy.runner.connections import LineConnection, Loop, Side
 from koalapy.runner.folders import short_socket_path
 from koalapy.system.process import forbid_dumps, get_peer

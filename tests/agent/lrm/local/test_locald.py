@@ -74,11 +74,6 @@ def test_process_that_ignores_sigterm_is_killed(site: Site) -> None:
     assert (record["exit_code"], record["lost"], record["reason"]) == (137, False, "cancelled")
 
 
-def test_job_is_ended_at_its_walltime(site: Site) -> None:
-    record = site.wait(site.submit("exec sleep 60", walltime=0.1))
-    assert (record["exit_code"], record["lost"], record["reason"]) == (143, False, "walltime exceeded")
-
-
 def test_jobs_never_share_a_node(make_site: Callable[..., Site]) -> None:
     site = make_site(nodes=5)
     dice = random.Random(4)

@@ -6,7 +6,7 @@ import pytest
 
 from koalapy.agent.lrm.local.adapter import START_FAILURES_FILE, LocalLrm, StartFailures
 from koalapy.agent.lrm.port import LrmSubmission
-from koalapy.config.settings import ClusterSection, load_settings
+from koalapy.config.settings import load_settings
 from koalapy.model.errors import UsageError
 from tests.agent.lrm.conftest import Site
 
@@ -55,7 +55,3 @@ def test_wrong_setting_is_rejected_by_name(text: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as error:
         load_settings(config)
     assert error.value.field == "clusters.north.start_failures"
-
-
-def test_start_failures_default_to_zero() -> None:
-    assert ClusterSection().start_failures == 0

@@ -176,25 +176,6 @@ async def test_ended_job_leaves_the_snapshots_after_its_retention(
     assert "koala-m" not in {job.name for job in (await lrm.take_snapshot()).jobs}
 
 
-@pytest.mark.parametrize(
-    ("failed", "status", "lost", "reason"),
-    [
-        ("100 : assumedly after job", 137, True, "ended by signal 9"),
-        ("37  : qmaster enforced h_rt, h_cpu, or h_vmem limit", 137, False, "walltime exceeded"),
-        ("26  : opening input/output file", 0, True, "Grid Engine failed opening input/output file (code 26)"),
-    ],
-)
-async def test_ended_job_has_reason_of_accounting(
-    lrm: SgeLrm, engine: FakeGridEngine, failed: str, status: int, lost: bool, reason: str
-) -> None:
-    engine.show_recording("busy.xml")
-    job = get_job(await lrm.take_snapshot(), "koala-m")
-    engine.add_accounting(job.id, "koala-m", failed, status, job.nodes[0])
-    engine.show_recording("idle.xml")
-    ended_job = get_job(await lrm.take_snapshot(), "koala-m")
-    assert (ended_job.state, ended_job.lost, ended_job.reason) == (LrmJobState.ENDED, lost, reason)
-
-
 async def test_accounting_record_of_first_host_is_used(lrm: SgeLrm, engine: FakeGridEngine) -> None:
     engine.show_recording("busy.xml")
     job = get_job(await lrm.take_snapshot(), "koala-m")
@@ -352,20 +333,6 @@ async def test_snapshot_without_master_is_unavailable(lrm: SgeLrm, engine: FakeG
         await lrm.take_snapshot()
 
 
-async def test_queue_without_environment_is_rejected(lrm: SgeLrm, engine: FakeGridEngine) -> None:
-    engine.set_answer("qselect", "", 1)
-    with pytest.raises(SiteRejected, match=r"queue all\.q does not offer the parallel environment koala"):
-        await lrm.take_snapshot()
-
-
-@pytest.mark.parametrize("rule", ["$fill_up", "$round_robin", "$pe_slots", "0"])
-async def test_environment_without_whole_nodes_is_rejected(lrm: SgeLrm, engine: FakeGridEngine, rule: str) -> None:
-    engine.set_answer("qconf -sp koala", f"pe_name koala\nallocation_rule {rule}\n")
-    with pytest.raises(SiteRejected, match="does not give whole nodes") as raised:
-        await lrm.take_snapshot()
-    assert "allocation_rule" in raised.value.hint
-
-
 async def test_job_with_other_name_is_not_tracked(
     lrm: SgeLrm, engine: FakeGridEngine, control: RememberingControl, tmp_path: Path
 ) -> None:
@@ -397,13 +364,6 @@ async def test_cancel_by_force_of_deleted_job_forces_qdel(
 async def test_snapshot_contains_submit_error(lrm: SgeLrm, control: RememberingControl) -> None:
     control.problem = "there is no library"
     assert (await lrm.take_snapshot()).submit_error == "there is no library"
-
-
-async def test_rejection_has_fault(lrm: SgeLrm, control: RememberingControl, tmp_path: Path) -> None:
-    control.rejection = SiteRejected("job rejected: only 1 jobs are allowed per user (current job count: 1)")
-    with pytest.raises(SiteRejected) as caught:
-        await lrm.submit_job(LrmSubmission("koala-x", 1, ("true",), {}, tmp_path, tmp_path / "out"))
-    assert caught.value.fault == "limit"
 
 
 @pytest.mark.parametrize(

@@ -531,17 +531,3 @@ async def test_cluster_without_sbatch_has_submit_error(slurm: FakeSlurm, tmp_pat
     assert (await slurm.make_lrm().take_snapshot()).submit_error.startswith(
         "not found: sbatch; install Slurm's client commands"
     )
-
-
-async def test_job_that_never_starts_has_fault(slurm: FakeSlurm) -> None:
-    slurm.set_answer("squeue", recorded_queue(reason="PartitionTimeLimit"), when=COLUMNS)
-    results = {job.id: (job.state, job.fault, job.reason) for job in (await slurm.make_lrm().take_snapshot()).jobs}
-    assert results["169"] == (LrmJobState.QUEUED, "unsuitable", "Slurm will not start it: PartitionTimeLimit")
-    assert results["167"] == (LrmJobState.RUNNING, None, "")
-
-
-async def test_rejection_has_fault(slurm: FakeSlurm, tmp_path: Path) -> None:
-    slurm.set_answer("sbatch", "", errors="sbatch: error: QOSMaxSubmitJobPerUserLimit\n", code=1)
-    with pytest.raises(SiteRejected) as caught:
-        await slurm.make_lrm().submit_job(make_submission(tmp_path))
-    assert caught.value.fault == "limit"
