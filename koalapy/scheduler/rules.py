@@ -122,6 +122,12 @@ class Rules:
     probation_pause_max: Annotated[Seconds, FINITE] = 3600.0
     """The longest of these pauses."""
 
+    @property
+    def plans_starts(self) -> bool:
+        """Return whether starts are planned. A plan of the job that has waited longest contradicts the narrowest
+        first, unless that job has waited for some time."""
+        return self.plan_after is not None and (self.plan_after > 0 or self.queue_order == "fcfs")
+
     def __post_init__(self) -> None:
         """Raise ``OutOfRange`` for the first parameter outside its bounds."""
         for field in fields(self):

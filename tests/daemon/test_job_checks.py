@@ -31,7 +31,7 @@ class Jobs:
         self.queries = cast("Any", self)
         self.subscribe = self._observers.append
         self.waiting_reason = str
-        self.planned_job, self.rules = None, SimpleNamespace(plan_after=None)
+        self.planned_job, self.rules = None, SimpleNamespace(plans_starts=False)
 
     def jobs(self) -> list[Job]:
         self.walks += 1

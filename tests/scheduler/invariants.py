@@ -588,7 +588,7 @@ def check_plan(world: "World") -> None:
     the nodes that were planned for it.
     """
     queries, plan_after = world.queries, world.rules.plan_after
-    if plan_after is None:
+    if plan_after is None or not world.rules.plans_starts:
         assert queries.planned_job is None
         return
 

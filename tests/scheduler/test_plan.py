@@ -60,7 +60,14 @@ def test_planned_wide_job_starts_in_each_queue_order(
     queue: str, is_restarted: bool, width: int, run_time: int, order: str
 ) -> None:
     """Narrow jobs arrive all the time, one for each node, and run until the next ones wait."""
-    rules = Rules(queue=queue, queue_order=order, scan_interval=10, high_scans_per_low=1)  # type: ignore[arg-type]
+    plan_after = 0 if order == "fcfs" else 5
+    rules = Rules(
+        queue=queue,  # type: ignore[arg-type]
+        queue_order=order,  # type: ignore[arg-type]
+        plan_after=plan_after,
+        scan_interval=10,
+        high_scans_per_low=1,
+    )
     world = World({"north": 4}, rules, strict=False)
     for _ in range(5):
         world.submit(flexible(1), run_time=run_time)

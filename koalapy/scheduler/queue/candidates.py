@@ -203,8 +203,8 @@ class Offers:
             for is_late in (False, True)
         }
         self._taken_back = {
-            kind: state.grid.cached_view(partial(self._left_if_taken_back, *kind), by_preemption=True).view
-            for kind in kinds
+            priority: state.grid.cached_view(partial(self._left_if_taken_back, priority), by_preemption=True).view
+            for priority in Priority
         }
         self._ordinary = {kind: self._offer(*kind) for kind in kinds}
 
@@ -212,7 +212,7 @@ class Offers:
         see = partial(self._plan.view, priority, is_late)
         may_preempt = priority is Priority.HIGH and self._preempts
         see_with_preemption = self._preempting[is_late] if may_preempt else None
-        return Offer(see, see_with_preemption, self._taken_back[priority, is_late], self._sharing)
+        return Offer(see, see_with_preemption, self._taken_back[priority], self._sharing)
 
     def ordinary(self, priority: Priority, duration: Duration) -> Offer:
         """Return which nodes the jobs of a priority and run time may use."""
@@ -227,7 +227,7 @@ class Offers:
         """Return the nodes that a low-priority job may use to run again after a failure."""
         is_late = self._plan.is_delayed_by(duration)
         see = partial(self._plan.restart_view, job, is_late=is_late)
-        return Offer(see, None, self._taken_back[Priority.LOW, is_late], self._sharing)
+        return Offer(see, None, self._taken_back[Priority.LOW], self._sharing)
 
     def idle_test(self, priority: Priority) -> Callable[[Needs], bool]:
         """Return a fast test, without a policy call, whether enough nodes may be idle for a job's needs."""
@@ -238,9 +238,9 @@ class Offers:
     def _left_by_preemption(self, is_late: bool, cluster: ClusterStatus) -> int:
         return self._plan.limit(Priority.HIGH, is_late, cluster, capacity_with_preemption(cluster))
 
-    def _left_if_taken_back(self, priority: Priority, is_late: bool, cluster: ClusterStatus) -> int:
-        kept = self._kept[cluster.name] if priority is Priority.LOW else 0
-        return self._plan.limit(priority, is_late, cluster, capacity_with_reclaiming(cluster) - kept)
+    def _left_if_taken_back(self, priority: Priority, cluster: ClusterStatus) -> int:
+        """Return the nodes that a home site may have; a planned start of another job does not keep them from it."""
+        return capacity_with_reclaiming(cluster) - (self._kept[cluster.name] if priority is Priority.LOW else 0)
 
 
 class Candidate(NamedTuple):

@@ -78,7 +78,7 @@ class PlacementQueues:
         ranks = ("ranks", spec.processes_per_node, spec.cpus_per_rank) if has_hub else ()
         refused = ("refused", *sorted(barred)) if barred else ()
         until = ("walltime", spec.walltime) if self._state.grid.view().has_reservations else ()
-        lasts = () if self._rules.plan_after is None else (self.plan.duration_of(spec),)
+        lasts = (self.plan.duration_of(spec),) if self._rules.plans_starts else ()
         return (
             spec.policy,
             *shape_of(spec.request),
@@ -203,6 +203,7 @@ class PlacementQueues:
             job, queue_seq=self._last_seq if anew else job.queue_seq, retry_at=None, counted_scan=scans
         )
         self._push_job(job)
+        self.plan.note_return(job)
         priority = job.spec.priority
         if is_changed:
             self.changed.add(job.id)

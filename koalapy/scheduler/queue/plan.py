@@ -51,6 +51,8 @@ class Plan:
         """The waiting job with the planned start."""
         self._placed: JobId | None = None
         """The job with the last plan, while it has yet to request nodes."""
+        self._last_placed: JobId | None = None
+        """The last job that was placed by its plan."""
         self.start = inf
         self.first_start = inf
         """The start that was planned first."""
@@ -72,7 +74,7 @@ class Plan:
         self._empty = GridView(())
         """The grid without the scheduler's jobs, as last seen."""
         self._grids = 0
-        """The number of different such grids so far."""
+        """The number of different such grids so far. A shape rejected on one stays rejected until the next."""
         self._left = {
             (priority, is_late): self._grid.cached_view(
                 partial(self._count_left, priority, is_late),
@@ -188,6 +190,13 @@ class Plan:
         if self.holder is None or (job.spec.priority is Priority.HIGH and Priority.HIGH not in self._binds):
             self._is_stale = True
 
+    def note_return(self, job: Job) -> None:
+        """Give a planned job that is back in its queue, such as after a failed claim, its turn again."""
+        if job.id == self._last_placed:
+            self.job, self._placed, self._is_stale = job.id, None, True
+        elif self.holder is None:
+            self._is_stale = True
+
     def note_departure(self, job: JobId) -> None:
         """Plan for another job if the one with the planned start has left its queue."""
         if job == self.job:
@@ -196,7 +205,7 @@ class Plan:
     def note_placement(self, placed: Job, placement: Placement, *, is_planned: bool) -> None:
         """Keep the planned nodes until a placed job requests them, or subtract those that another one uses beyond."""
         if is_planned:
-            self.job, self._placed, self._is_stale = None, placed.id, True
+            self.job, self._placed, self._last_placed, self._is_stale = None, placed.id, placed.id, True
         elif self.is_delayed_by(self.duration_of(placed.spec)):
             for component in placement.components:
                 if component.cluster in self._limits:
@@ -205,10 +214,11 @@ class Plan:
 
     def update(self, evaluate: Evaluate) -> bool:
         """Plan again after changes; return whether other jobs may gain nodes."""
-        if self._rules.plan_after is None or not (self._is_stale or self._planned_on != self._grid.version):
+        if not self._rules.plans_starts or not (self._is_stale or self._planned_on != self._grid.version):
             return False
         if not self._is_stale and self.holder is None:
-            return False
+            if not any(self._queues.values()) or self._without_own_jobs.view() == self._empty:
+                return False
         before, limits, start = self.holder, self._limits, self.start
         self._limits, self._streams, self._binds = {}, 0, frozenset()
         for name in limits:
@@ -253,7 +263,9 @@ class Plan:
 
     def _candidates(self, previous: JobId | None, evaluate: Evaluate) -> Iterator[Job]:
         """Yield the jobs that would fit without the scheduler's jobs: the one that had the plan, then by age."""
-        idle: IdleSummary | None = None
+        if (empty := self._without_own_jobs.view()) != self._empty:
+            self._empty, self._grids = empty, self._grids + 1
+        idle = IdleSummary(self._empty)
         for queue in self._queues.values():
             entries = queue.first_of_each_shape()
             if previous is not None and previous in queue and not queue.is_barred(previous):
@@ -261,10 +273,6 @@ class Plan:
             for entry in entries:
                 if self._state.now - entry.waits_since < (self._rules.plan_after or 0.0):
                     continue
-                if idle is None:  # a shape rejected on this grid stays rejected until the grid changes
-                    if (empty := self._without_own_jobs.view()) != self._empty:
-                        self._empty, self._grids = empty, self._grids + 1
-                    idle = IdleSummary(self._empty)
                 if self._fits(entry, idle, evaluate):
                     yield self._ledger.jobs[entry.job]
 
