@@ -269,7 +269,7 @@ def test_plan_stays_behind_preempted_job_of_equal_shape() -> None:
     assert world.state(first) is JobState.QUEUED
     assert world.queries.position(first) == 1
     assert world.queries.planned_job == waiting_job
-    world.advance(150)
+    world.advance(250)
     assert world.state(waiting_job) is JobState.RUNNING
     assert {world.state(job) for job in narrow} <= {JobState.QUEUED, JobState.RUNNING}
 

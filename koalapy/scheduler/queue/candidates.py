@@ -357,6 +357,7 @@ class Candidates:
         grid, queues = self._grid, self._queues
         if self._ledger.has_changed_clusters:
             queues.kept.renew()
+            queues.plan.invalidate()
             queues.wake_all()
         if grid.take_link_learned():
             queues.wake_all()

@@ -203,7 +203,8 @@ class PlacementQueues:
             job, queue_seq=self._last_seq if anew else job.queue_seq, retry_at=None, counted_scan=scans
         )
         self._push_job(job)
-        self.plan.note_return(job)
+        if not anew:
+            self.plan.note_return(job)
         priority = job.spec.priority
         if is_changed:
             self.changed.add(job.id)

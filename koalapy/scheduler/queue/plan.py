@@ -1,11 +1,14 @@
 """Plan the start of the job that has waited longest, so that other jobs use its nodes only if they end in time."""
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from math import ceil, inf
 
+from koalapy.model.advice import Size, run_size
+from koalapy.model.application import application_of
 from koalapy.model.cluster import GridView, count_idle
 from koalapy.model.job import ComponentState, Job, JobId
 from koalapy.model.job_sizes import MAX_TIME, Barred
@@ -53,6 +56,8 @@ class Plan:
         """The job with the last plan, while it has yet to request nodes."""
         self._last_placed: JobId | None = None
         """The last job that was placed by its plan."""
+        self._turns: dict[Priority, JobId] = {}
+        """By priority, the job that had the plan last: it has the next one too if it is waiting still or again."""
         self.start = inf
         self.first_start = inf
         """The start that was planned first."""
@@ -62,7 +67,11 @@ class Plan:
         """The priorities of the jobs that must leave the planned nodes."""
         self._streams = 0
         """Streams over the hub that the job would need."""
+        self._estimates: dict[tuple[str, Size], float] = {}
+        """Estimated run times by application and size, as of the last periodic scan."""
         self._is_stale = True
+        self._awaits_grid = False
+        """Whether the job that had the plan does not fit the grid without the scheduler's jobs any more."""
         self._planned_on = 0
         """The version of the grid for which the start was planned."""
         self._without_own_jobs = self._grid.cached_view(
@@ -101,8 +110,11 @@ class Plan:
     def _estimate(self, spec: JobSpec) -> float:
         if self._rules.default_walltime is not None:
             return self._rules.default_walltime
-        learned = self._state.experience.expected_at_most(spec)
-        return UNKNOWN_S if learned is None else learned
+        alike = application_of(spec), run_size(spec)
+        if alike not in self._estimates:
+            learned = self._state.experience.expected_at_most(spec)
+            self._estimates[alike] = UNKNOWN_S if learned is None else learned
+        return self._estimates[alike]
 
     # What other jobs may use
 
@@ -182,8 +194,9 @@ class Plan:
     # Changes
 
     def invalidate(self) -> None:
-        """Make the next ``update`` choose again."""
+        """Make the next ``update`` choose again, by new estimates."""
         self._is_stale = True
+        self._estimates.clear()
 
     def note_arrival(self, job: Job) -> None:
         """Let a job that was refused have the plan if no other has it."""
@@ -193,7 +206,7 @@ class Plan:
     def note_return(self, job: Job) -> None:
         """Give a planned job that is back in its queue, such as after a failed claim, its turn again."""
         if job.id == self._last_placed:
-            self.job, self._placed, self._is_stale = job.id, None, True
+            self._turns[job.spec.priority], self._is_stale = job.id, True
         elif self.holder is None:
             self._is_stale = True
 
@@ -213,12 +226,17 @@ class Plan:
                     self._grid.touch(component.cluster)
 
     def update(self, evaluate: Evaluate) -> bool:
-        """Plan again after changes; return whether other jobs may gain nodes."""
+        """Plan again after changes; return whether other jobs may gain nodes.
+
+        A planned start in the future is left until the next periodic scan, since that costs much.
+        """
         if not self._rules.plans_starts or not (self._is_stale or self._planned_on != self._grid.version):
             return False
         if not self._is_stale and self.holder is None:
-            if not any(self._queues.values()) or self._without_own_jobs.view() == self._empty:
+            if not self._awaits_grid or self._without_own_jobs.view() == self._empty:
                 return False
+        if not self._is_stale and self.job is not None and self._state.now < self.start:
+            return False
         before, limits, start = self.holder, self._limits, self.start
         self._limits, self._streams, self._binds = {}, 0, frozenset()
         for name in limits:
@@ -255,21 +273,24 @@ class Plan:
     def _plan_next(self, evaluate: Evaluate) -> None:
         """Plan the start of the job that has it now, or of another if that can have none."""
         if self._is_stale or self.job is None or not self._plan_start(self._ledger.jobs[self.job], evaluate):
-            previous, self.job, self.start = self.job, None, inf
-            for job in self._candidates(previous, evaluate):
+            had_plan = self._awaits_grid or self.job is not None
+            self.job, self.start = None, inf
+            for job in self._candidates(evaluate):
                 if self._plan_start(job, evaluate):
-                    self.job = job.id
+                    self.job = self._turns[job.spec.priority] = job.id
+                    self._awaits_grid = False
                     return
+            self._awaits_grid = had_plan
 
-    def _candidates(self, previous: JobId | None, evaluate: Evaluate) -> Iterator[Job]:
-        """Yield the jobs that would fit without the scheduler's jobs: the one that had the plan, then by age."""
+    def _candidates(self, evaluate: Evaluate) -> Iterator[Job]:
+        """Yield the jobs that would fit without the scheduler's jobs: the one whose turn it is, then by age."""
         if (empty := self._without_own_jobs.view()) != self._empty:
             self._empty, self._grids = empty, self._grids + 1
         idle = IdleSummary(self._empty)
-        for queue in self._queues.values():
-            entries = queue.first_of_each_shape()
-            if previous is not None and previous in queue and not queue.is_barred(previous):
-                entries.insert(0, queue.entry_of(previous))
+        for priority, queue in self._queues.items():
+            entries = queue.first_of_each_shape(idle.may_fit)
+            if (turn := self._turns.get(priority)) in queue and not queue.is_barred(turn):
+                entries.insert(0, queue.entry_of(turn))
             for entry in entries:
                 if self._state.now - entry.waits_since < (self._rules.plan_after or 0.0):
                     continue
@@ -297,21 +318,20 @@ class Plan:
         ends = (reservation.ends for cluster in base for reservation in cluster.reservations)
         times = sorted({now, *(at for at, _, _ in releases), *(end for end in ends if now < end < MAX_TIME)})
 
-        def try_at(at: float) -> tuple[GridView, Placement | Refusal]:
-            view = self._view_at(at, base, releases, job)
-            return view, evaluate(job.spec, view, barred)
-
-        first, last = 0, len(times) - 1
-        view, placement = try_at(times[last])
-        if not isinstance(placement, Placement):
-            return False
+        found: tuple[GridView, Placement] | None = None
+        first, last = bisect_left(times, self._first_possible(job, base, releases)), len(times)
+        middle = first  # usually enough nodes suffice
         while first < last:
-            middle = (first + last) // 2
-            earlier, answer = try_at(times[middle])
+            view = self._view_at(times[middle], base, releases, job)
+            answer = evaluate(job.spec, view, barred)
             if isinstance(answer, Placement):
-                last, view, placement = middle, earlier, answer
+                last, found = middle, (view, answer)
             else:
                 first = middle + 1
+            middle = (first + last) // 2
+        if found is None:
+            return False
+        view, placement = found
         self.start = times[last]
         self._binds = frozenset({job.spec.priority} if preempts else {job.spec.priority, Priority.LOW})
         self._streams = count_streams(job.spec, placement, view)
@@ -322,6 +342,22 @@ class Plan:
             self._limits[name] = free - component.size
             self._keep_class(job.spec.node_requirement(component.request_index), name, component.size)
         return True
+
+    def _first_possible(self, job: Job, base: GridView, releases: list[tuple[float, ClusterName, int]]) -> float:
+        """Return the first time with enough nodes in total and on one cluster, without a policy call."""
+        needs = self._queues[job.spec.priority].group_of(job.id).needs
+        if needs.shares:
+            return self._state.now
+        free = Counter({cluster.name: cluster.idle for cluster in base})
+        total, largest = free.total(), max(free.values(), default=0)
+        if total >= needs.total and largest >= needs.largest:
+            return self._state.now
+        for at, name, nodes in releases:
+            free[name] += nodes
+            total, largest = total + nodes, max(largest, free[name])
+            if total >= needs.total and largest >= needs.largest:
+                return at
+        return inf
 
     def _keep_class(self, requirement: NodeRequirement | None, name: ClusterName, size: int) -> None:
         """Keep the idle nodes of a cluster that serve a planned job, since it is not known which become free."""

@@ -359,9 +359,11 @@ class PlacementQueue:
         jobs = self._last_scans.pop(self.scans, set())
         return sorted(jobs, key=self.place)
 
-    def first_of_each_shape(self) -> list[Entry]:
-        """Return the first job of each shape, those that have waited longest first, without owners at their limit."""
-        entries = [group.entries[0] for group in self._groups.values() if not self._is_barred(group)]
+    def first_of_each_shape(self, may_fit: Callable[[Needs], bool]) -> list[Entry]:
+        """Return the first job of each shape that may fit, those that have waited longest first, without owners at
+        their limit."""
+        groups = (group for group in self._groups.values() if may_fit(group.needs) and not self._is_barred(group))
+        entries = [group.entries[0] for group in groups]
         return sorted(entries, key=lambda entry: (entry.waits_since, entry.place[2]))
 
     def entry_of(self, job: JobId) -> Entry:
