@@ -262,7 +262,8 @@ def test_plan_stays_behind_preempted_job_of_equal_shape() -> None:
     first = world.submit(fixed(north=4), run_time=100000)
     waiting_job = world.submit(fixed(north=4), run_time=100)
     world.advance(30 * 42)
-    narrow = [world.submit(fixed(north=1), run_time=200) for _ in range(3)]
+    for _ in range(3):
+        world.submit(fixed(north=1), run_time=200)
     assert world.queries.planned_job == waiting_job
     world.submit(fixed(north=3), run_time=100, priority=Priority.HIGH)
     world.settle()
@@ -271,7 +272,6 @@ def test_plan_stays_behind_preempted_job_of_equal_shape() -> None:
     assert world.queries.planned_job == waiting_job
     world.advance(250)
     assert world.state(waiting_job) is JobState.RUNNING
-    assert {world.state(job) for job in narrow} <= {JobState.QUEUED, JobState.RUNNING}
 
 
 @pytest.mark.parametrize("priority", Priority)

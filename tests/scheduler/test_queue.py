@@ -98,7 +98,7 @@ def test_queue_behaves_like_plain_list(actions: list[tuple[str, int]], order: Qu
         assert [queue.position(job) for job in expected] == list(range(len(expected)))
         assert queue.head() == next(iter(expected), None)
         first = {sizes[job]: job for job in sorted(expected, key=lambda job: -seqs[job])}
-        assert [entry.job for entry in queue.first_of_each_shape()] == sorted(
+        assert [entry.job for entry in queue.first_of_each_shape(lambda _: True)] == sorted(
             first.values(), key=lambda job: (waits_since[job], seqs[job])
         )
 

@@ -104,7 +104,7 @@ def test_jobs_that_share_are_placed_on_partly_used_nodes() -> None:
     whole, wide = world.submit(flexible(1)), world.share(cores=2)
     world.advance(5)
     assert [world.state(job) for job in (whole, wide)] == [JobState.QUEUED] * 2
-    spec = JobSpec(flexible(1), ("true",), cores=1, share=True)
+    spec = JobSpec(flexible(1), ("true",), cores=1, share=True, walltime=60.0)
     assert explain_submission(world.queries, spec, world.now).placement is not None
     assert isinstance(world.queries.questions.ask(spec, world.queries.grid.view()), Placement)
     text = explain_submission(world.queries, replace(spec, cores=3), world.now).clusters[0].reason
