@@ -232,10 +232,7 @@ class Plan:
         """
         if not self._rules.plans_starts or not (self._is_stale or self._planned_on != self._grid.version):
             return False
-        if not self._is_stale and self.holder is None:
-            if not self._awaits_grid or self._without_own_jobs.view() == self._empty:
-                return False
-        if not self._is_stale and self.job is not None and self._state.now < self.start:
+        if not self._is_stale and not self._may_change():
             return False
         before, limits, start = self.holder, self._limits, self.start
         self._limits, self._streams, self._binds = {}, 0, frozenset()
@@ -255,6 +252,12 @@ class Plan:
             or self.start > start
             or any(self._limits.get(name, inf) > nodes for name, nodes in limits.items())
         )
+
+    def _may_change(self) -> bool:
+        """Return whether a plan is due before the next periodic scan, since the grid has changed."""
+        if self.holder is None:
+            return self._awaits_grid and self._without_own_jobs.view() != self._empty
+        return self.job is None or self._state.now >= self.start
 
     def _keep_for_placed(self) -> bool:
         """Plan for the job that was placed last; return False if it has requested all of its nodes."""
@@ -289,7 +292,8 @@ class Plan:
         idle = IdleSummary(self._empty)
         for priority, queue in self._queues.items():
             entries = queue.first_of_each_shape(idle.may_fit)
-            if (turn := self._turns.get(priority)) in queue and not queue.is_barred(turn):
+            turn = self._turns.get(priority)
+            if turn is not None and turn in queue and not queue.is_barred(turn):
                 entries.insert(0, queue.entry_of(turn))
             for entry in entries:
                 if self._state.now - entry.waits_since < (self._rules.plan_after or 0.0):
