@@ -139,10 +139,13 @@ def _translate_task_counts(directives: Mapping[str, Directive]) -> None:
                 per_node, ranks_of_one = tasks, ["--ppn", str(tasks)]
             nodes = -(-tasks // per_node)
             entry.resolve(["--flexible", str(nodes), *ranks_of_one])
-        elif nodes is not None and per_node is None:
+        elif nodes is None:
+            of_both = f"--flexible {tasks} --ppn 1 for a node for each rank, or --flexible 1 --ppn {tasks} for one node"
+            entry.reject(f"{tasks} ranks do not say how many nodes: write #KOALA {of_both}")
+        elif per_node is None:
             per_node = tasks // nodes
             entry.resolve(["--ppn", str(per_node)])
-        elif nodes is not None:
+        else:
             entry.resolve([], "together with the other sizes")
         if nodes is not None and tasks != nodes * (per_node or 1):
             entry.reject(f"{tasks} ranks are not the same number on each of {nodes} nodes: use --ppn")
