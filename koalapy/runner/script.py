@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 MAX_NAME_BYTES = 200
 """Bytes of the name of a script's file; longer names become ``script``."""
 MAX_STEP_NUMBER = 2**31
+NETWORK_PARAMETERS = ("btl_tcp_if_include", "btl_tcp_if_exclude", "oob_tcp_if_include", "oob_tcp_if_exclude")
+"""Parameters of Open MPI whose values differ between clusters. koalapy sets them on each node."""
 MAX_ENDED = 1000
 """Ended steps whose late messages a node recognizes."""
 CLIENT = f"{os.path.dirname(os.path.abspath(__file__))}/mpirun.py"
@@ -181,6 +183,10 @@ class ScriptHead(Role):
                 **{k: v for k, v in request["parameters"].items() if self._runner.environment.get(k) != v},
                 **request["environment"],
             }
+            if self._plan.spans_clusters:
+                for name in NETWORK_PARAMETERS:
+                    if environment.pop(f"OMPI_MCA_{name}", None) is not None:
+                        call.say(f"koala: mpirun leaves out {name}: the networks of the job's clusters differ")
             content = {**request, "slots": slots, "environment": environment, "lane": 0}
             order = Order(content, len(self._plan.nodes))
             if call.input_file and not slots[self._plan.index]:
