@@ -11,7 +11,7 @@ import re
 import shlex
 import sys
 
-from koalapy.runner.foreign_scripts import systems_of, translate_environment, write_commands
+from koalapy.runner.foreign_scripts import systems_of, translate_environment, translated_commands
 from koalapy.runner.openmpi import RESEND_INTERVAL, is_open_mpis
 from koalapy.runner.output_streams import remove_noise
 from koalapy.runner.parameters import MAX_STEPS
@@ -85,7 +85,8 @@ class ScriptHead(Role):
         if systems_of(environment):
             nodes = [(node["host"], node["slots"]) for node in plan.nodes]
             environment = translate_environment(environment, plan.context["environment"], nodes, self._folder)
-            write_commands(bin_folder, client)
+            for name, text in translated_commands(client).items():
+                write_program(f"{bin_folder}/{name}", text)
         interpreter = interpreter_of(plan.message["script"])
         if re.search(r"\bbash\b.* (-[a-z]*l|--login)\b", " ".join(interpreter)):
             environment["BASH_ENV"] = self._write_bash_file(bin_folder, environment.get("BASH_ENV"))
