@@ -113,7 +113,8 @@ def queue_place(job: Job, queues: PlacementQueues) -> tuple[float, ...]:
         return (0 if job.state is JobState.RUNNING else 1, -job.id)
     queue = queues[job.spec.priority]
     if job.id in queue:
-        return (2, PRIORITIES.index(job.spec.priority), *queue.place(job.id))
+        section, standing, place = queue.key(job.id)
+        return (2, PRIORITIES.index(job.spec.priority), section, *standing, *place)
     return (3, job.id)
 
 

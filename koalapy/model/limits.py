@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, NoReturn
+from typing import Annotated, NamedTuple, NoReturn
 
 from annotated_types import Ge, Gt
 
@@ -14,6 +14,7 @@ DAY = 86400.0
 MAX_REMEMBERED_USERS = 10_000
 DEFAULT_HINT = "ask the operators of this daemon for more; koala limits shows what there is"
 ScopeKey = tuple[str, str]
+Weight = Annotated[Finite, Ge(0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,46 @@ class Excess:
         """Raise ``NeverAllowed`` if the request exceeds the limit even without other use, else ``LimitReached``."""
         kind = NeverAllowed if self.requested > self.limit else LimitReached
         raise kind(self.text, field=f"limits.{self.name}", value=self.value, hint=self.hint)
+
+
+@dataclass(frozen=True, slots=True)
+class FairShareSettings:
+    """The section ``fair_share``: weights of users and groups in the order ``fair-share`` of waiting jobs."""
+
+    half_life: Annotated[Finite, Ge(60.0)] = 7 * DAY
+    """Seconds after which past use counts half."""
+    users: dict[str, Weight] = field(default_factory=dict)
+    """User -> weight; 1 for all others. With 0 their jobs come after those of all users with a weight."""
+    groups: dict[str, Weight] = field(default_factory=dict)
+    """Group -> weight. Its members share what it has; a user of several groups belongs to the first of them."""
+
+
+class Charge(NamedTuple):
+    """Use of nodes by jobs that have ended, as charged in fair share."""
+
+    owner: str
+    node_seconds: float
+    at: float
+    """The time of its end, in seconds since the epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShareLine:
+    """The use of a user, or of all members of a group, compared with the target."""
+
+    user: str
+    """Empty in the line of a group."""
+    group: str
+    """Empty for users without a group that has a weight."""
+    weight: float
+    target: float
+    """The fraction of the grid that its weight gives, among all users and groups with use."""
+    share: float
+    """The fraction that it had, of the decayed use of all."""
+    node_hours: float
+    """Its decayed use."""
+    nodes: int
+    """Nodes in use now."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from koalapy.model.job import Attempt, Job, JobState
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.limits import DAY, Excess, Limits, NodeUse, Scope, ScopeKey
+from koalapy.scheduler.fair_share import FairShares
 
 HOUR = 3600.0
 NODES, HOURS, QUEUED = "nodes", "node_hours_per_day", "queued_jobs"
@@ -23,13 +24,15 @@ class LimitedDemand(NamedTuple):
 
 
 class OwnerUse:
-    """Counters of the limited use per scope. Without limits nothing is counted."""
+    """Counters of the limited use per scope, and fair shares. Without limits and shares nothing is counted."""
 
-    def __init__(self, limits: Limits | None = None, past: Iterable[NodeUse] = ()) -> None:
+    def __init__(
+        self, limits: Limits | None = None, past: Iterable[NodeUse] = (), shares: FairShares | None = None
+    ) -> None:
         """``past`` is the use within the last day by attempts that have ended."""
-        self.limits = limits or Limits()
+        self.limits, self.shares = limits or Limits(), shares
         self._counts_nodes = self.limits.has_any(NODES, HOURS)
-        self.counts = self._counts_nodes or self.limits.has_any(QUEUED)
+        self.counts = self._counts_nodes or self.limits.has_any(QUEUED) or shares is not None
         """Whether changes of jobs must be passed to ``update``."""
         self._counts_hours = self.limits.has_any(HOURS)
         self._waiting: Counter[ScopeKey] = Counter()
@@ -55,14 +58,21 @@ class OwnerUse:
 
     def update(self, job: Job, was: JobState | None) -> None:
         """Count a job that has changed its state from ``was``; None: it is new."""
-        if job.spec.internal or not (scopes := self.limits.scopes(job.spec.owner)):
+        if job.spec.internal:
+            return
+        has_ended = was is not None and was.is_active and not job.state.is_active
+        counts_past = has_ended and (self._counts_hours or self.shares is not None)
+        used = list(_used(job.spec.owner, job.attempt, job.ended_at)) if counts_past else []
+        if self.shares is not None:
+            self.shares.update(job, was, used)
+        if not (scopes := self.limits.scopes(job.spec.owner)):
             return
         self._count_use(scopes, job.spec, job.state, 1)
         if was is not None:
             self._count_use(scopes, job.spec, was, -1)
-            if was.is_active and not job.state.is_active:
+            if has_ended:
                 self._freed = True
-                for use in _used(job.spec.owner, job.attempt, job.ended_at) if self._counts_hours else ():
+                for use in used if self._counts_hours else ():
                     self._spend(use)
 
     def _count_use(self, scopes: Iterable[Scope], spec: JobSpec, state: JobState, sign: int) -> None:

@@ -13,7 +13,7 @@ from koalapy.model.request import MAX_COMPONENTS
 from koalapy.model.users import SharingMode
 
 QueueMode = Literal["scan", "head", "fcfs"]
-QueueOrder = Literal["fcfs", "narrowest-first"]
+QueueOrder = Literal["fcfs", "narrowest-first", "fair-share"]
 Preemption = Literal["never", "claiming", "placement"]
 PreemptionOrder = Literal["least-harm", "jst"]
 ReclaimedPosition = Literal["place", "front"]
@@ -42,7 +42,8 @@ class Rules:
     queue: QueueMode = "scan"
     """How a scan handles a job that does not fit: continue past it (``scan``), or stop there."""
     queue_order: QueueOrder = "fcfs"
-    """Order of each queue: by age, or small jobs first."""
+    """Order of each queue: by age, small jobs first, or first the jobs of users who have used least for their
+    weight."""
     sharing: SharingMode = "ordinary"
     """One queue for all (``ordinary``), or one for each home site: its jobs run nowhere else (``independent``), or it
     takes back its nodes for them (``feasible``)."""
@@ -126,7 +127,7 @@ class Rules:
     def plans_starts(self) -> bool:
         """Return whether starts are planned. A plan of the job that has waited longest contradicts the narrowest
         first, unless that job has waited for some time."""
-        return self.plan_after is not None and (self.plan_after > 0 or self.queue_order == "fcfs")
+        return self.plan_after is not None and (self.plan_after > 0 or self.queue_order != "narrowest-first")
 
     def __post_init__(self) -> None:
         """Raise ``OutOfRange`` for the first parameter outside its bounds."""

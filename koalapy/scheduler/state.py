@@ -14,6 +14,7 @@ from koalapy.model.users import Accounts, Sharing
 from koalapy.policies.registry import Registry
 from koalapy.scheduler.advisor.experience import Experience
 from koalapy.scheduler.clusters import ClusterStatus
+from koalapy.scheduler.fair_share import FRONT, FairShares, Standing
 from koalapy.scheduler.grid import GridStatus, Links
 from koalapy.scheduler.ledger import Ledger
 from koalapy.scheduler.owner_use import OwnerUse
@@ -239,7 +240,7 @@ class SchedulerState:
         self.grid = GridStatus(clusters, links, relays)
         speeds = {cluster.name: cluster.speed for cluster in self.grid.clusters()}
         self.sharing = Sharing(rules.sharing, rules.speed_threshold, speeds)
-        self.owner_use = owner_use or OwnerUse()
+        self.owner_use = owner_use or OwnerUse(shares=FairShares() if rules.queue_order == "fair-share" else None)
         self.ledger = Ledger(self.owner_use, self.grid.touch)
         self.ledger.on_streams = self.grid.reserve_streams
         self.relayed: dict[ClusterPair, RelayedSince] = {}
@@ -249,3 +250,8 @@ class SchedulerState:
         self.experience = experience or Experience(speeds)
         self.now = 0.0
         """The scheduler's time: the latest time passed to it."""
+
+    def standing(self, owner: str) -> Standing:
+        """Return the sort key of an owner by fair share now."""
+        shares = self.owner_use.shares
+        return FRONT if shares is None else shares.standing(owner, self.now)

@@ -21,6 +21,8 @@ from koalapy.policies.registry import Registry, builtin_policies
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.effects import Command, Effects, OpenBarrier, StageComponent, StopComponent, SubmitComponent
 from koalapy.scheduler.events import ClusterConfirmed, Event, JobSubmitted, PeriodicScan, Reported
+from koalapy.scheduler.fair_share import FairShares
+from koalapy.scheduler.owner_use import OwnerUse
 from koalapy.scheduler.queue.start_conditions import latest_start
 from koalapy.scheduler.rules import Rules
 from koalapy.scheduler.scheduler import Scheduler
@@ -101,6 +103,7 @@ class Simulation:
         moment: Moment | None = None,
         known: Mapping[JobId, PlannedJob] | None = None,
         max_tasks: int | None = None,
+        shares: FairShares | None = None,
     ) -> None:
         """Prepare a run.
 
@@ -109,9 +112,10 @@ class Simulation:
 
         ``moment``: the snapshot to start from, instead of an empty grid. It also supplies the rules; ``known`` has the
         plan of each of its jobs. ``max_tasks``: the simulation ends once so many tasks of its arrays have started.
+        ``shares``: the weights and the use of users, for the queue order ``fair-share``.
         """
         self.grid, self._run_time, self._until, self._watch = grid, run_time, until, watch
-        self._max_tasks, self._started_tasks = max_tasks, 0
+        self._max_tasks, self._started_tasks, self._shares = max_tasks, 0, shares
         self.rules = rules or Rules() if moment is None else moment.beginning.rules
         self.scheduler = self._new_scheduler(policies or builtin_policies(), moment)
         self.now = self._began = 0.0 if moment is None else moment.now
@@ -162,7 +166,8 @@ class Simulation:
             return moment.create_scheduler(policies, keeps_effects=keeps_effects, max_starts=self._max_tasks)
         statuses = [ClusterStatus(name, cluster.speed, cluster.profile) for name, cluster in self.grid.clusters.items()]
         nonces = (f"{number:016x}" for number in count())
-        state = SchedulerState(self.rules, policies, statuses, self.grid.links)
+        use = None if self._shares is None else OwnerUse(shares=self._shares)
+        state = SchedulerState(self.rules, policies, statuses, self.grid.links, owner_use=use)
         return Scheduler(state, lambda: next(nonces), keeps_effects=keeps_effects)
 
     def _restore_snapshot(self, moment: Moment, plans: Mapping[JobId, PlannedJob]) -> None:

@@ -16,7 +16,7 @@ from koalapy.model.request import ClusterName, Request, shape_of
 from koalapy.scheduler.queue.eligibility import Eligibility, placement_limit, scan_tries_all
 from koalapy.scheduler.queue.kept_nodes import KeptNodes
 from koalapy.scheduler.queue.plan import Plan
-from koalapy.scheduler.queue.queue import NODES_ANYWHERE, Change, Duration, Place, PlacementQueue, Shape, Wakeup
+from koalapy.scheduler.queue.queue import NODES_ANYWHERE, Change, Duration, Key, Place, PlacementQueue, Shape, Wakeup
 from koalapy.scheduler.state import Deadline, SchedulerState
 
 PRIORITIES = tuple(Priority)
@@ -33,7 +33,9 @@ class PlacementQueues:
         self._use = state.owner_use
         order = state.rules.queue_order
         self._queues = {
-            priority: PlacementQueue(order, lambda ask: state.owner_use.excess_of(ask, state.now) is not None)
+            priority: PlacementQueue(
+                order, lambda ask: state.owner_use.excess_of(ask, state.now) is not None, state.standing
+            )
             for priority in Priority
         }
         self.kept = KeptNodes(state)
@@ -79,6 +81,7 @@ class PlacementQueues:
         refused = ("refused", *sorted(barred)) if barred else ()
         until = ("walltime", spec.walltime) if self._state.grid.view().has_reservations else ()
         lasts = (self.plan.duration_of(spec),) if self._rules.plans_starts else ()
+        owner = ("owner", spec.owner) if self._rules.queue_order == "fair-share" else ()
         return (
             spec.policy,
             *shape_of(spec.request),
@@ -92,6 +95,7 @@ class PlacementQueues:
             *refused,
             *until,
             *lasts,
+            *owner,
         )
 
     def duration_of(self, spec: JobSpec, job: Job | None = None) -> Duration:
@@ -157,7 +161,7 @@ class PlacementQueues:
 
         ``spec``: that of the new or changed job.
         """
-        return self._queues[spec.priority].head_before(self._place_of(spec, job))
+        return self._queues[spec.priority].head_before(self._key_of(spec, job))
 
     def is_tried_at_once(self, spec: JobSpec, job: Job | None = None) -> bool:
         """Return whether a new job, or a waiting ``job`` that is changed, is tried before the next scan."""
@@ -167,14 +171,14 @@ class PlacementQueues:
 
     def count_before(self, spec: JobSpec, job: Job | None = None) -> int:
         """Return how many jobs would be before a new job, or before a waiting ``job`` that is changed."""
-        return self._queues[spec.priority].count_before(self._place_of(spec, job))
+        return self._queues[spec.priority].count_before(self._key_of(spec, job))
 
-    def _place_of(self, spec: JobSpec, job: Job | None) -> Place:
+    def _key_of(self, spec: JobSpec, job: Job | None) -> Key:
         """Return the sort key that a new job, or a waiting ``job`` that is changed, would have in its queue."""
         queue, section = self._queues[spec.priority], self._state.sharing.section_of(spec.home_site)
         if job is None:
-            return queue.place_of(section, spec.request.total_size)
-        return queue.place_of(section, spec.request.total_size, job.queue_seq, job.id)
+            return queue.key_of(spec.owner, section, spec.request.total_size)
+        return queue.key_of(spec.owner, section, spec.request.total_size, job.queue_seq, job.id)
 
     def pause(self, job: Job) -> None:
         """Keep a queued job out of its queue until its ``retry_at``, or while it is deferred."""
@@ -209,7 +213,7 @@ class PlacementQueues:
         if is_changed:
             self.changed.add(job.id)
         if anew or is_changed:
-            heapq.heappush(self.newcomers[priority], self._queues[priority].place(job.id))
+            heapq.heappush(self.newcomers[priority], self._queues[priority].entry_of(job.id).place)
         elif job.id == self.placing:
             self.failed_at_once.add(job.id)
         else:
@@ -267,7 +271,7 @@ class PlacementQueues:
         priority = job.spec.priority
         self.failed_at_once.discard(job.id)
         if is_newcomer:
-            heapq.heappush(self.newcomers[priority], self._queues[priority].place(job.id))
+            heapq.heappush(self.newcomers[priority], self._queues[priority].entry_of(job.id).place)
         else:
             self.wakeups[priority].jobs.add(job.id)
 
@@ -279,7 +283,7 @@ class PlacementQueues:
         queue, newcomers = self._queues[priority], self.newcomers[priority]
         while newcomers:
             place = heapq.heappop(newcomers)
-            if (job := place[-1]) in queue and queue.place(job) == place:
+            if (job := place[-1]) in queue and queue.entry_of(job).place == place:
                 return self._ledger.jobs[job]
         return None
 

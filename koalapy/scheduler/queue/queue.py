@@ -17,6 +17,7 @@ from koalapy.model.job import JobId
 from koalapy.model.job_spec import JobSpec
 from koalapy.model.placement import RefusalKind
 from koalapy.model.request import ClusterName, FixedRequest, FlexibleRequest, Request
+from koalapy.scheduler.fair_share import FRONT, Standing
 from koalapy.scheduler.owner_use import LimitedDemand
 from koalapy.scheduler.rules import QueueMode, QueueOrder
 
@@ -191,8 +192,10 @@ class Wakeup:
 
 
 Place = tuple[int, int, int, JobId]
-"""The sort key of a job: section, nodes (if narrowest first), ``queue_seq`` (negative for a job moved to the front
-after its nodes were reclaimed), and the job."""
+"""The sort key of a job among those of its owner, or of all: section, nodes (if narrowest first), ``queue_seq``
+(negative for a job moved to the front after its nodes were reclaimed), and the job."""
+Key = tuple[int, Standing, Place]
+"""The sort key of a job now: section, the standing of its owner (``FRONT`` without fair shares), and its place."""
 Shape = tuple[object, ...]
 """All properties of a job on which a policy's answer depends."""
 WAKE_ALL = Wakeup(all_jobs=True)
@@ -213,6 +216,8 @@ class Group:
     ask: LimitedDemand | None = None
     """The use that each job would add for its owner; None if the owner is not limited."""
     section: int = 0
+    owner: str = ""
+    """The owner of its jobs; empty without fair shares."""
     entries: "list[Entry]" = field(default_factory=list)
     refused_on: int = 0
     """The number of the grid on which its jobs were last found not to fit, for the plan."""
@@ -244,19 +249,27 @@ class Entry:
 
 
 class PlacementQueue:
-    """Waiting jobs in order of ``seq`` or narrowest first, grouped by shape. Jobs of one shape are rejected together.
+    """Waiting jobs by age, narrowest first or by fair share, grouped by shape. Jobs of one shape are rejected together.
 
     The queues of home sites are consecutive sections of it.
     """
 
     def __init__(
-        self, order: QueueOrder = "fcfs", has_too_much: Callable[[LimitedDemand], bool] = lambda _: False
+        self,
+        order: QueueOrder = "fcfs",
+        has_too_much: Callable[[LimitedDemand], bool] = lambda _: False,
+        standing: Callable[[str], Standing] = lambda _: FRONT,
     ) -> None:
-        """``has_too_much``: whether a demand exceeds its owner's limits now; such jobs do not block others."""
-        self._has_too_much = has_too_much
+        """``has_too_much``: whether a demand exceeds its owner's limits now; such jobs do not block others.
+
+        ``standing`` returns the sort key of an owner now, for the order ``fair-share``.
+        """
+        self._has_too_much, self._standing = has_too_much, standing
+        self._by_owner = order == "fair-share"
         self._narrowest_first = order == "narrowest-first"
         self._entries: dict[JobId, Entry] = {}
-        self._order: SortedList[Place] = SortedList()
+        self._orders: defaultdict[str, SortedList[Place]] = defaultdict(SortedList)
+        """The places of waiting jobs, by owner with fair shares."""
         self._groups: dict[Shape, Group] = {}
         self._awaiting: defaultdict[Change, set[Group]] = defaultdict(set)
         """The groups by the changes they wait for."""
@@ -279,7 +292,16 @@ class PlacementQueue:
 
     def __iter__(self) -> Iterator[JobId]:
         """Yield jobs from head to tail. The queue must not change during the iteration."""
-        return (job for *_, job in self._order)
+        return (key[-1][-1] for key in heapq.merge(*map(self._keys, self._orders)))
+
+    def _keys(self, owner: str) -> Iterator[Key]:
+        return (self._key_of(owner, place) for place in self._orders[owner])
+
+    def _key_of(self, owner: str, place: Place) -> Key:
+        return place[0], self._standing(owner) if self._by_owner and place[2] >= 0 else FRONT, place
+
+    def _key(self, entry: "Entry") -> Key:
+        return self._key_of(entry.group.owner, entry.place)
 
     # Adding and removing jobs
 
@@ -301,14 +323,15 @@ class PlacementQueue:
         if group is None:
             awaits = awaited_by(spec, is_limited=ask is not None, home=home)
             needs = needs_of(spec.request, home, shares=spec.share, duration=duration)
-            group = self._groups[shape] = Group(shape, needs, awaits, ask, section)
+            owner = spec.owner if self._by_owner else ""
+            group = self._groups[shape] = Group(shape, needs, awaits, ask, section, owner)
             for change in awaits:
                 self._awaiting[change].add(group)
         if self._arrived is not None:
             self._arrived.add(job)
         place = self.place_of(section, group.needs.total, seq, job)
         entry = self._entries[job] = Entry(place, group, waits_since)
-        self._order.add(place)
+        self._orders[group.owner].add(place)
         group.entries.insert(group.index(place), entry)
 
     def remove(self, job: JobId) -> None:
@@ -317,8 +340,10 @@ class PlacementQueue:
         if entry is None:
             return
         self._forget_limit(entry)
-        self._order.remove(entry.place)
-        group = entry.group
+        group, order = entry.group, self._orders[entry.group.owner]
+        order.remove(entry.place)
+        if not order:
+            del self._orders[group.owner]
         del group.entries[group.index(entry.place)]
         if not group.entries:
             del self._groups[group.shape]
@@ -357,14 +382,14 @@ class PlacementQueue:
         """Count a failed try of all jobs here, and return those that have used up their tries, in order."""
         self.scans += 1
         jobs = self._last_scans.pop(self.scans, set())
-        return sorted(jobs, key=self.place)
+        return sorted(jobs, key=self.key)
 
     def first_of_each_shape(self, may_fit: Callable[[Needs], bool]) -> list[Entry]:
-        """Return the first job of each shape that may fit, those that have waited longest first, without owners at
-        their limit."""
+        """Return the first job of each shape that may fit, those that have waited longest first, or by fair share,
+        without owners at their limit."""
         groups = (group for group in self._groups.values() if may_fit(group.needs) and not self._is_barred(group))
         entries = [group.entries[0] for group in groups]
-        return sorted(entries, key=lambda entry: (entry.waits_since, entry.place[2]))
+        return sorted(entries, key=lambda entry: (self._key(entry)[1], entry.waits_since, entry.place[2]))
 
     def entry_of(self, job: JobId) -> Entry:
         return self._entries[job]
@@ -375,37 +400,47 @@ class PlacementQueue:
 
     # Places
 
-    def place(self, job: JobId) -> Place:
-        """Return the sort key of a job."""
-        return self._entries[job].place
+    def key(self, job: JobId) -> Key:
+        """Return the sort key that a job has now."""
+        return self._key(self._entries[job])
 
     def group_of(self, job: JobId) -> Group:
         """Return the group of jobs that are rejected together with a job."""
         return self._entries[job].group
 
     def place_of(self, section: int, nodes: int, seq: int = sys.maxsize, job: JobId = 0) -> Place:
-        """Return the sort key that a job of so many nodes would have in a section; by default, of a new job."""
+        """Return the place that a job of so many nodes would have in a section; by default, that of a new job."""
         return (section, nodes if self._narrowest_first and seq >= 0 else 0, seq, job)
 
-    def count_before(self, place: Place) -> int:
+    def key_of(self, owner: str, section: int, nodes: int, seq: int = sys.maxsize, job: JobId = 0) -> Key:
+        """Return the sort key that a job of so many nodes would have in a section; by default, of a new job."""
+        return self._key_of(owner, self.place_of(section, nodes, seq, job))
+
+    def count_before(self, key: Key) -> int:
         """Return how many other jobs of its section would be before a job with this sort key."""
-        before = int(self._order.bisect_left(place) - self._order.bisect_left(_begin(place[0])))
+        section, standing, place = key
+        before = 0
+        for owner, order in self._orders.items():
+            _, other, _ = self._key_of(owner, place)
+            # Jobs at the front are before those that follow the standings of their owners.
+            end = place if other == standing else _begin(section + 1) if other < standing else (section, 0, 0, 0)
+            before += int(order.bisect_left(end) - order.bisect_left(_begin(section)))
         present = self._entries.get(place[-1])
-        return before - (present is not None and present.place < place)
+        return before - (present is not None and self._key(present) < key)
 
     def position(self, job: JobId) -> int:
         """Return how many jobs are before this one in its section."""
-        return self.count_before(self._entries[job].place)
+        return self.count_before(self.key(job))
 
     def head(self, section: int = 0) -> JobId | None:
         """Return the first job of a section that its owner's limits allow to be placed; None if there is none."""
         entry = self._head(section, set())
         return None if entry is None else entry.job
 
-    def head_before(self, place: Place) -> JobId | None:
+    def head_before(self, key: Key) -> JobId | None:
         """Return the head of other jobs if it would be before a job with this sort key; else None."""
-        entry = self._head(place[0], {place[-1]})
-        return entry.job if entry is not None and entry.place < place else None
+        entry = self._head(key[0], {key[-1][-1]})
+        return entry.job if entry is not None and self._key(entry) < key else None
 
     def heads(self) -> list[JobId]:
         """Return the heads of all sections, and jobs before them that can never be placed."""
@@ -424,30 +459,39 @@ class PlacementQueue:
         groups = [
             group for group in self._groups.values() if section in (None, group.section) and not self._is_barred(group)
         ]
-        return [place[-1] for place in sorted(group.entries[0].place for group in groups)]
+        return [entry.job for entry in sorted((group.entries[0] for group in groups), key=self._key)]
 
     def _sections(self) -> Iterator[int]:
         """Yield the sections that have jobs, in order. They may change during the iteration."""
-        index = 0
-        while index < len(self._order):
-            section = self._order[index][0]
-            yield section
-            index = self._order.bisect_left(_begin(section + 1))
+        section = -1
+        while (following := self._next_section(section + 1)) is not None:
+            yield (section := following)
+
+    def _next_section(self, least: int) -> int | None:
+        """Return the number of the first section that has jobs, from ``least`` on."""
+        indices = ((order, order.bisect_left(_begin(least))) for order in self._orders.values())
+        return min((order[index][0] for order, index in indices if index < len(order)), default=None)
+
+    def _first_of(self, section: int) -> Entry | None:
+        """Return the first entry of a section; None if it has none."""
+        firsts = []
+        for owner, order in self._orders.items():
+            index = order.bisect_left(_begin(section))
+            if index < len(order) and order[index][0] == section:
+                firsts.append(self._key_of(owner, order[index]))
+        return self._entries[min(firsts)[-1][-1]] if firsts else None
 
     def _head(
         self, section: int, arrived: Collection[JobId], is_passed_over: Callable[[Group], bool] | None = None
     ) -> Entry | None:
         """Return the first entry of a section that is not passed over and has not ``arrived`` during the scan."""
         is_passed_over = is_passed_over or self._is_passed_over
-        index = self._order.bisect_left(_begin(section))
-        if index == len(self._order) or self._order[index][0] != section:
-            return None
-        first = self._entries[self._order[index][-1]]
-        if first.job not in arrived and not is_passed_over(first.group):
+        first = self._first_of(section)
+        if first is None or (first.job not in arrived and not is_passed_over(first.group)):
             return first
         groups = [group for group in self._groups.values() if group.section == section and not is_passed_over(group)]
         firsts = [entry for group in groups if (entry := _first(group, arrived)) is not None]
-        return min(firsts, key=lambda entry: entry.place, default=None)
+        return min(firsts, key=self._key, default=None)
 
     def is_known_unplaceable(self, group: Group) -> bool:
         """Return whether jobs of a group were found not to fit on the empty grid."""
@@ -516,13 +560,13 @@ class PlacementQueue:
         that ``arrived`` during the scan.
         """
         may_fit = idle_test()
-        heap = [(group.entries[0].place, group) for group in groups if may_fit(group.needs)]
+        heap = [(self._key(group.entries[0]), group) for group in groups if may_fit(group.needs)]
         self._refusals[RefusalKind.NODES] += len(groups) - len(heap)
         heapq.heapify(heap)
         while heap:
-            place, group = heapq.heappop(heap)
+            key, group = heapq.heappop(heap)
             entry = _first(group, arrived)
-            if entry is not None and entry.place == place:
+            if entry is not None and self._key(entry) <= key:
                 if self._is_barred(group):
                     self._refusals[RefusalKind.LIMIT] += 1
                     continue
@@ -534,17 +578,17 @@ class PlacementQueue:
                 if entry is tried:
                     continue
             if entry is not None:
-                heapq.heappush(heap, (entry.place, group))
+                heapq.heappush(heap, (self._key(entry), group))
 
     def _scan_heads(
         self, section: int, idle_test: IdleTest, never_fits: NeverFits, arrived: set[JobId]
     ) -> Iterator[JobId]:
         """Yield the first jobs of a section until one is rejected that could ever be placed."""
-        entry, first = self._head(section, arrived), self._order.bisect_left(_begin(section))
-        if entry is None or self._order[first] != entry.place:  # limits of owners bar those before it
+        entry = self._head(section, arrived)
+        if entry is None or self._first_of(section) is not entry:  # limits of owners bar those before it
             barred = (g for g in self._groups.values() if g.section == section and self._is_barred(g))
             self._refusals[RefusalKind.LIMIT] += sum(
-                entry is None or group.entries[0].place < entry.place for group in barred
+                entry is None or self._key(group.entries[0]) < self._key(entry) for group in barred
             )
         while entry is not None:
             if idle_test()(entry.group.needs):

@@ -1,0 +1,144 @@
+"""Fair share: the order of users with waiting jobs by their use of nodes, compared with their weights.
+
+Use is counted in node-seconds and decays with a half-life, as in Slurm's classic fair-share factor. Groups with a
+weight share the grid first, then the members of each share what the group has.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from koalapy.model.job import Job, JobState
+from koalapy.model.limits import Charge, FairShareSettings, NodeUse, ScopeKey, ShareLine
+
+LOOKAHEAD_S = 3600.0
+"""Seconds that a job is charged in advance: jobs that start at the same time share the nodes by weight, too."""
+
+Standing = tuple[float, float]
+"""The use of a user's group divided by its weight, and that of the user. The smallest comes first."""
+FRONT: Standing = (-1.0, -1.0)
+"""Before all users."""
+
+
+@dataclass(slots=True)
+class Account:
+    """The use of nodes by a user or by all members of a group."""
+
+    weight: float
+    past: float = 0.0
+    """Node-seconds of ended attempts, decayed until ``at``."""
+    at: float = 0.0
+    nodes: int = 0
+    """Nodes of live attempts."""
+    starts: float = 0.0
+    """The sum of nodes times start over these attempts."""
+
+    def decay(self, now: float, half_life: float) -> float:
+        """Return what is left of the use by ended attempts. A clock that was set back takes nothing away."""
+        return self.past * float(2.0 ** -(max(0.0, now - self.at) / half_life))
+
+    def charge(self, node_seconds: float, at: float, half_life: float) -> None:
+        """Add node-seconds that were used until ``at``."""
+        if at < self.at:
+            node_seconds *= 2.0 ** -((self.at - at) / half_life)
+        else:
+            self.past, self.at = self.decay(at, half_life), at
+        self.past += node_seconds
+
+    def ratio(self, now: float, half_life: float) -> float:
+        """Return the use for each unit of weight; infinite for weight 0."""
+        if not self.weight:
+            return inf
+        running = self.nodes * (now + LOOKAHEAD_S) - self.starts
+        return (self.decay(now, half_life) + running) / self.weight
+
+
+class FairShares:
+    """The use of all users and groups, from the jobs that start and end."""
+
+    def __init__(
+        self,
+        settings: FairShareSettings | None = None,
+        groups_of: Callable[[str], Sequence[str]] = lambda _: (),
+        past: Iterable[Charge] = (),
+    ) -> None:
+        """``groups_of`` returns the groups of a user, of which the first with a weight counts; ``past``: the charged
+        use of ended attempts."""
+        self._settings, self._groups_of = settings or FairShareSettings(), groups_of
+        self._half_life = self._settings.half_life
+        self._accounts: dict[ScopeKey, Account] = {}
+        self._chains: dict[str, tuple[ScopeKey, ...]] = {}
+        """The group, if any, and the account of each user."""
+        self._standings: dict[str, Standing] = {}
+        """The standings at the time ``_as_of``."""
+        self._as_of = 0.0
+        for charge in past:
+            for key in self._chain(charge.owner):
+                self._accounts[key].charge(charge.node_seconds, charge.at, self._half_life)
+
+    def _chain(self, owner: str) -> tuple[ScopeKey, ...]:
+        chain = self._chains.get(owner)
+        if chain is None:
+            settings, user = self._settings, ("user", owner)
+            group = next((("group", name) for name in self._groups_of(owner) if name in settings.groups), None)
+            chain = self._chains[owner] = (user,) if group is None else (group, user)
+            self._accounts.setdefault(user, Account(settings.users.get(owner, 1.0)))
+            if group is not None:
+                self._accounts.setdefault(group, Account(settings.groups[group[1]]))
+        return chain
+
+    def standing(self, owner: str, now: float) -> Standing:
+        """Return the sort key of a user at a time in seconds: who used least for their weight comes first."""
+        if now != self._as_of:
+            self._standings.clear()
+            self._as_of = now
+        standing = self._standings.get(owner)
+        if standing is None:
+            ratios = [self._accounts[key].ratio(now, self._half_life) for key in self._chain(owner)]
+            standing = self._standings[owner] = (ratios[0], ratios[-1])
+        return standing
+
+    def update(self, job: Job, was: JobState | None, used: Iterable[NodeUse]) -> None:
+        """Count a job that has changed its state from ``was``; None: it is new. ``used``: the nodes that it had.
+
+        An attempt that ends is charged with the node-seconds that it had, but not if the job returns to its queue or
+        the infrastructure failed: that work was lost by no fault of the user.
+        """
+        is_active, was_active = job.state.is_active, was is not None and was.is_active
+        attempt = job.attempt
+        if is_active == was_active or attempt is None or job.spec.internal or job.spec.array is not None:
+            return
+        sign, size = 1 if is_active else -1, job.spec.request.total_size
+        charged = 0.0
+        if job.state.is_final and not any(component.infrastructure for component in attempt.components):
+            charged = sum(use.nodes * (use.end - use.start) for use in used)
+        for key in self._chain(job.spec.owner):
+            account = self._accounts[key]
+            account.nodes += sign * size
+            account.starts += sign * size * attempt.placed_at
+            if charged and job.ended_at is not None:
+                account.charge(charged, job.ended_at, self._half_life)
+        self._standings.clear()
+
+    def lines(self, now: float) -> Iterator[ShareLine]:
+        """Yield the use and the target of each group and user, those that come first at the top."""
+        owners = sorted(self._chains, key=lambda owner: (self.standing(owner, now), owner))
+        uses = {key: account.decay(now, self._half_life) for key, account in self._accounts.items()}
+        tops = dict.fromkeys(self._chain(owner)[0] for owner in owners)
+        total, weights = sum(uses[key] for key in tops), sum(self._accounts[key].weight for key in tops)
+        for top in tops:
+            members = [chain[-1] for chain in map(self._chain, owners) if len(chain) > 1 and chain[0] == top]
+            target = self._accounts[top].weight / weights if weights else 0.0
+            within = sum(self._accounts[key].weight for key in members)
+            for key in (top, *members):
+                account = self._accounts[key]
+                part = target if key == top else target * account.weight / within if within else 0.0
+                yield ShareLine(
+                    user=key[1] if key[0] == "user" else "",
+                    group=top[1] if top[0] == "group" else "",
+                    weight=account.weight,
+                    target=part,
+                    share=uses[key] / total if total else 0.0,
+                    node_hours=uses[key] / 3600.0,
+                    nodes=account.nodes,
+                )
