@@ -28,7 +28,7 @@ OF_COMMANDS = (
     "URL",
 )
 """Variables, without ``KOALA_``, that commands and units read and that are no settings."""
-OF_JOBS = (*SET_BY_RUNNERS, "SCRATCH")
+OF_JOBS = (*SET_BY_RUNNERS, "SCRATCH", "TRANSLATED")
 """Variables, without ``KOALA_``, that programs of jobs and their child processes inherit."""
 
 

@@ -6,8 +6,6 @@ is submitted. The runner adds those here. All of them describe the whole job, on
 
 from __future__ import annotations
 
-import os
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -112,14 +110,10 @@ def translate_environment(
     return result
 
 
-def write_commands(folder: str, client: str) -> None:
-    """Write ``srun`` and ``scontrol``, and commands that say why they are not available, into a folder of programs.
+def translated_commands(client: str) -> dict[str, str]:
+    """Return the shell scripts of ``srun`` and ``scontrol``, and of commands that say why they are not available.
 
     ``client``: the shell's words that start ``mpirun``.
     """
-    programs = {name: UNAVAILABLE.format(name=name) for name in COMMANDS}
-    programs |= {"srun": f'#!/bin/sh\nexec {client} --srun "$@"\n', "scontrol": SCONTROL}
-    for name, text in programs.items():
-        path = f"{folder}/{name}"
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o700), "w") as file:
-            file.write(text)
+    unavailable = {name: UNAVAILABLE.format(name=name) for name in COMMANDS}
+    return {**unavailable, "srun": f'#!/bin/sh\nexec {client} --srun "$@"\n', "scontrol": SCONTROL}

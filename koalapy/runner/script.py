@@ -11,7 +11,7 @@ import re
 import shlex
 import sys
 
-from koalapy.runner.foreign_scripts import systems_of, translate_environment, write_commands
+from koalapy.runner.foreign_scripts import systems_of, translate_environment, translated_commands
 from koalapy.runner.openmpi import RESEND_INTERVAL, is_open_mpis
 from koalapy.runner.output_streams import remove_noise
 from koalapy.runner.parameters import MAX_STEPS
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 MAX_NAME_BYTES = 200
 """Bytes of the name of a script's file; longer names become ``script``."""
 MAX_STEP_NUMBER = 2**31
+NETWORK_PARAMETERS = ("btl_tcp_if_include", "btl_tcp_if_exclude", "oob_tcp_if_include", "oob_tcp_if_exclude")
+"""Parameters of Open MPI whose values differ between clusters. koalapy sets them on each node."""
 MAX_ENDED = 1000
 """Ended steps whose late messages a node recognizes."""
 CLIENT = f"{os.path.dirname(os.path.abspath(__file__))}/mpirun.py"
@@ -83,7 +85,8 @@ class ScriptHead(Role):
         if systems_of(environment):
             nodes = [(node["host"], node["slots"]) for node in plan.nodes]
             environment = translate_environment(environment, plan.context["environment"], nodes, self._folder)
-            write_commands(bin_folder, client)
+            for name, text in translated_commands(client).items():
+                write_program(f"{bin_folder}/{name}", text)
         interpreter = interpreter_of(plan.message["script"])
         if re.search(r"\bbash\b.* (-[a-z]*l|--login)\b", " ".join(interpreter)):
             environment["BASH_ENV"] = self._write_bash_file(bin_folder, environment.get("BASH_ENV"))
@@ -181,6 +184,10 @@ class ScriptHead(Role):
                 **{k: v for k, v in request["parameters"].items() if self._runner.environment.get(k) != v},
                 **request["environment"],
             }
+            if self._plan.spans_clusters:
+                for name in NETWORK_PARAMETERS:
+                    if environment.pop(f"OMPI_MCA_{name}", None) is not None:
+                        call.say(f"koala: mpirun leaves out {name}: the networks of the job's clusters differ")
             content = {**request, "slots": slots, "environment": environment, "lane": 0}
             order = Order(content, len(self._plan.nodes))
             if call.input_file and not slots[self._plan.index]:

@@ -164,6 +164,17 @@ async def test_rejection_by_site_fault_is_retried_after_pause(lrm: MemoryLrm, da
     await daemon.wait_for_state("8.1.0", "waiting")
 
 
+async def test_accepted_job_ends_pause_of_rejections() -> None:
+    monitor = make_monitor()
+    for _ in range(2):
+        monitor.suspend_submission("no such account")
+    monitor.on_job_accepted()
+    assert monitor.problem == ""
+    monitor.suspend_submission("no such account")
+    await pass_time(lrm_monitor.REFUSAL_PAUSE)
+    assert monitor.problem == "", "the pause has its first length again"
+
+
 async def test_lrm_that_accepts_no_jobs_is_reported(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
     lrm.submit_error = "the DRMAA library cannot be loaded"
     async with running_agent(lrm, daemon, tmp_path):

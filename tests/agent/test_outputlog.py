@@ -229,6 +229,13 @@ def test_output_on_full_disk_waits_without_loss(tmp_path: Path, monkeypatch: pyt
     assert output.read_bytes(0, output.end) == b"one\ntwo\nthr"
 
 
+def test_output_that_runner_no_longer_holds_is_reported(tmp_path: Path) -> None:
+    log = OutputLog(tmp_path, 1)
+    log.add_bytes(0, 0, b"abc")
+    assert log.accept_stream(0, 5) == 5
+    assert (log.total, log.missing) == (5, f"2 bytes of node 0: they are not in {tmp_path} any more")
+
+
 def test_output_lost_at_end_is_reported(tmp_path: Path) -> None:
     log = OutputLog(tmp_path, 1)
     log.add_bytes(0, 0, b"abc")

@@ -111,7 +111,7 @@ mpirun -np $SLURM_NTASKS ./bench
 #SBATCH --array=0-3%2
 #SBATCH --ntasks=1 --cpus-per-task=2 --mem-per-cpu=500M
 #SBATCH --output=sweep-%A_%a.out
-#SBATCH --verbose
+#SBATCH --spread-job
 #SBATCH --time=00:20:00
 ./fit.sh --case $SLURM_ARRAY_TASK_ID
 """,
@@ -119,9 +119,9 @@ mpirun -np $SLURM_NTASKS ./bench
         remarks=(
             "line 3: #SBATCH --ntasks 1 → --flexible 1 --ppn 1\n",
             "line 3: #SBATCH --mem-per-cpu 500M → --memory 1000MiB (on each node)\n",
-            "line 5: #SBATCH --verbose → NOT UNDERSTOOD: koalapy has no such option",
+            "line 5: #SBATCH --spread-job → NOT UNDERSTOOD: koalapy has no such option",
         ),
-        changes=(("#SBATCH --verbose\n", ""),),
+        changes=(("#SBATCH --spread-job\n", ""),),
         printed={f"fit.sh --case {index} 2": 1 for index in range(4)},
     ),
     ForeignScript(
@@ -189,7 +189,7 @@ mpirun ./lattice
 """,
         unclear=(2, 3, 4),
         remarks=(
-            "use --flexible with the number of nodes, and --ppn for processes on each",
+            "write #KOALA --flexible 4 --ppn 1 for a node for each rank, or --flexible 1 --ppn 4 for one node",
             "line 5: a module may put its own mpirun first in PATH: use koala mpirun",
         ),
         changes=(

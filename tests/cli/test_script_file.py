@@ -305,6 +305,7 @@ def test_translated_array_has_the_variables_that_are_known_at_submission(koala: 
             "$SLURM_JOB_PARTITION is not set, since it describes one cluster only",
         ),
         ("#SBATCH", "python -c 'import os; os.environ[\"SLURM_TOPOLOGY_ADDR\"]'", "$SLURM_TOPOLOGY_ADDR is not set"),
+        ("#SBATCH", "mkdir run-$SLURM_JOB_PARTITION-1", "$SLURM_JOB_PARTITION is not set"),
         ("#$", "echo ${QUEUE}", "$QUEUE is not set, since it describes one cluster only: remove it"),
         (
             "#SBATCH",

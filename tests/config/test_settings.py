@@ -521,7 +521,14 @@ def test_variable_like_a_setting_is_refused(monkeypatch: pytest.MonkeyPatch, var
 
 def test_variable_that_nothing_reads_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     earlier = unknown_variables()
-    for name in ("KOALA_TOKEN", "KOALA_JOB", "KOALA_NODE_INDEX", "KOALA_RULES__CLAIM_GRACE", "KOALA_SITE_OWN"):
+    for name in (
+        "KOALA_TOKEN",
+        "KOALA_JOB",
+        "KOALA_NODE_INDEX",
+        "KOALA_TRANSLATED",
+        "KOALA_RULES__CLAIM_GRACE",
+        "KOALA_SITE_OWN",
+    ):
         monkeypatch.setenv(name, "5")
     assert unknown_variables() == sorted({*earlier, "KOALA_SITE_OWN"})
     load_settings(None)

@@ -294,8 +294,8 @@ def test_simulation_never_shares_nodes_and_ends_every_job(seed: int, failures: f
 SAME = """
 from tests.simulation.test_simulation import create_grid, random_jobs, run_jobs
 from koalapy.scheduler.rules import Rules
-from experiments.local_users import poisson
-users = poisson({"north": 8, "south": 4}, 0.2, duration=1000.0, lasts=30.0, seed=7)
+from experiments.local_users import generate_local_users
+users = generate_local_users({"north": 8, "south": 4}, 0.2, duration=1000.0, lasts=30.0, seed=7)
 rules = Rules(max_restarts=None, error_threshold=1000)
 grid = create_grid(failures=0.2, look_every=10.0)
 for job in run_jobs(random_jobs(7), grid, rules=rules, local_users=users, seed=7).jobs:

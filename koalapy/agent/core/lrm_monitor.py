@@ -8,7 +8,7 @@ manager reports when nodes of other users become free.
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import structlog
@@ -47,23 +47,19 @@ AWAITED_POLL_INTERVAL = 1.0
 
 @dataclass(slots=True)
 class CallTally:
-    """The calls of one operation; the longest of this span and of the one before."""
+    """The calls of one operation, with the longest of this span; the longest of the span before is kept apart."""
 
-    count: int = 0
-    failures: int = 0
-    seconds: float = 0.0
-    largest: float = 0.0
+    calls: LrmCalls
     largest_before: float = 0.0
     span: int = 0
-    last_error: str = ""
     failed_at: float = 0.0
 
     def move_on(self, now: float) -> None:
         """Start a new time span if the last one is over, so that ``largest`` counts recent calls only."""
         span = int(now // LARGEST_SPAN)
         if span != self.span:
-            self.largest_before = self.largest if span == self.span + 1 else 0.0
-            self.largest, self.span = 0.0, span
+            self.largest_before = self.calls.largest if span == self.span + 1 else 0.0
+            self.calls, self.span = replace(self.calls, largest=0.0), span
 
 
 class LrmMonitor:
@@ -199,34 +195,29 @@ class LrmMonitor:
     def _record_call(self, operation: LrmOperation, began: float, error: SiteError | None = None) -> None:
         """Record a call that began at that monotonic time and is finished."""
         now = self._clock.monotonic()
-        tally = self._tallies.setdefault(operation, CallTally())
+        tally = self._tallies.setdefault(operation, CallTally(LrmCalls(operation)))
         tally.move_on(now)
-        tally.count += 1
-        tally.seconds += now - began
-        tally.largest = max(tally.largest, now - began)
+        calls, seconds = tally.calls, now - began
+        calls = replace(
+            calls, count=calls.count + 1, seconds=calls.seconds + seconds, largest=max(calls.largest, seconds)
+        )
         # A rejection of the job itself, or because of a limit, is an answer.
         is_job_rejected = isinstance(error, SiteRejected) and error.fault is not SiteFault.SITE
         if error is not None and not (operation is LrmOperation.SUBMIT and is_job_rejected):
-            tally.failures += 1
-            tally.last_error, tally.failed_at = error.message, now
+            calls = replace(calls, failures=calls.failures + 1, last_error=error.message)
+            tally.failed_at = now
+        tally.calls = calls
 
     def summarize_calls(self) -> tuple[LrmCalls, ...]:
         """Return the counts of all operations to report, with durations in seconds."""
-        now, calls = self._clock.monotonic(), []
-        for operation, tally in sorted(self._tallies.items()):
+        now, summary = self._clock.monotonic(), []
+        for _, tally in sorted(self._tallies.items()):
             tally.move_on(now)
-            calls.append(
-                LrmCalls(
-                    operation,
-                    count=tally.count,
-                    failures=tally.failures,
-                    seconds=round(tally.seconds, 6),
-                    largest=round(max(tally.largest, tally.largest_before), 6),
-                    last_error=tally.last_error,
-                    failed_ago=round(now - tally.failed_at, 3) if tally.failures else None,
-                )
-            )
-        return tuple(calls)
+            calls = tally.calls
+            largest = round(max(calls.largest, tally.largest_before), 6)
+            failed_ago = round(now - tally.failed_at, 3) if calls.failures else None
+            summary.append(replace(calls, seconds=round(calls.seconds, 6), largest=largest, failed_ago=failed_ago))
+        return tuple(summary)
 
     # Polls
 

@@ -139,10 +139,13 @@ def _translate_task_counts(directives: Mapping[str, Directive]) -> None:
                 per_node, ranks_of_one = tasks, ["--ppn", str(tasks)]
             nodes = -(-tasks // per_node)
             entry.resolve(["--flexible", str(nodes), *ranks_of_one])
-        elif nodes is not None and per_node is None:
+        elif nodes is None:
+            of_both = f"--flexible {tasks} --ppn 1 for a node for each rank, or --flexible 1 --ppn {tasks} for one node"
+            entry.reject(f"{tasks} ranks do not say how many nodes: write #KOALA {of_both}")
+        elif per_node is None:
             per_node = tasks // nodes
             entry.resolve(["--ppn", str(per_node)])
-        elif nodes is not None:
+        else:
             entry.resolve([], "together with the other sizes")
         if nodes is not None and tasks != nodes * (per_node or 1):
             entry.reject(f"{tasks} ranks are not the same number on each of {nodes} nodes: use --ppn")
@@ -250,7 +253,6 @@ OWN_NAMES = {
     "SLURM_CPUS_ON_NODE": "nproc",
     "SLURM_JOB_CPUS_PER_NODE": "nproc",
     "SLURM_GPUS_ON_NODE": "CUDA_VISIBLE_DEVICES, if the site sets it",
-    "TMPDIR": "TMPDIR",
     "SGE_STDOUT_PATH": "koala logs",
 }
 """Variables that a job on several clusters does not have, and what to use instead."""
@@ -279,13 +281,11 @@ def _find_variables(script: Script, systems: Iterable[str]) -> Iterator[tuple[in
         settable = settable_variables(system)
         for number, line in _commands_of(script):
             for match in NAMES[system].finditer(line):
-                name = match[match.lastindex or 0]
-                has_default = re.match(r":?[-=+]", line[match.end() :]) and line[: match.start()].endswith(("{", "$"))
-                if (
-                    name in settable
-                    or has_default
-                    or re.search(rf"^\s*(?:export\s+)?{name}=", script.text, re.MULTILINE)
-                ):
+                begin, end = match.span(match.lastindex or 0)
+                name = line[begin:end]
+                has_default = line[:begin].endswith("${") and re.match(r":?[-=+]", line[end:])
+                is_own = re.search(rf"^\s*(?:export\s+)?{name}=", script.text, re.MULTILINE)
+                if name in settable or has_default or is_own:
                     continue
                 use = f"use {OWN_NAMES[name]}" if name in OWN_NAMES else "remove it"
                 yield number, f"${name} is not set, since it describes one cluster only: {use}"
