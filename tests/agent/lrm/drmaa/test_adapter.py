@@ -11,7 +11,7 @@ import pytest
 from koalapy.agent.core.settings import SiteSettings
 from koalapy.agent.lrm.drmaa.adapter import ENDED_RETENTION_S, DrmaaLrm
 from koalapy.agent.lrm.drmaa.control import NO_SUCH_JOB, DrmaaControl, Unanswered
-from koalapy.agent.lrm.port import DrmaaEnding, JobControl, JobUse, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
+from koalapy.agent.lrm.port import DrmaaEnding, JobControl, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 from tests.virtual_time import VirtualClock, VirtualTimeLoop
 
@@ -122,11 +122,6 @@ async def test_nodes_without_grid_jobs_are_idle(lrm: DrmaaLrm, session: FakeSess
     [
         ("done", DrmaaEnding("1", 0), LrmJob("1", "koala-a", LrmJobState.ENDED, exit_code=0)),
         ("done", DrmaaEnding("1", 7), LrmJob("1", "koala-a", LrmJobState.ENDED, exit_code=7)),
-        (
-            "done",
-            DrmaaEnding("1", 0, usage={"cpu": "1.5"}),
-            LrmJob("1", "koala-a", LrmJobState.ENDED, exit_code=0, use=JobUse(1.5)),
-        ),
         (
             "failed",
             DrmaaEnding("1", 137),
@@ -239,19 +234,3 @@ async def test_unreadable_table_names_its_file(make_lrm: MakeLrm, tmp_path: Path
     with pytest.raises(SiteUnavailable, match=r"drmaa-jobs\.json"):
         await lrm.open()
     await lrm.close()
-
-
-@pytest.mark.parametrize(
-    ("usage", "use"),
-    [
-        ({"cpu": "12.500", "ru_wallclock": "10", "slots": "4", "maxvmem": "1G"}, JobUse(12.5, 40.0)),
-        ({"cpu": "01:02:03", "walltime": "02:00:00", "mem": "300kb"}, JobUse(3723.0)),
-        ({"cpu": "2s", "wallclock": "0", "slots": "x"}, JobUse(2.0)),
-        ({"walltime": "12"}, None),
-        ({"cpu": "plenty"}, None),
-        ({"cpu": "9" * 100}, None),
-        ({}, None),
-    ],
-)
-def test_ending_has_use_in_words_of_known_libraries(usage: dict[str, str], use: JobUse | None) -> None:
-    assert DrmaaEnding("1", 0, usage=usage).use == use
