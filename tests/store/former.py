@@ -16,9 +16,8 @@ from sqlalchemy import JSON, RowMapping, Table, select, update
 from koalapy.model.advice import AdvisedPlacement, Option
 from koalapy.model.cluster import Drain
 from koalapy.model.job import Attempt, ClusterRefusal, Component, ComponentState, Job, JobId, JobState, TimelineEntry
-from koalapy.model.job_spec import ClaimingMode, JobSpec, Launcher, Priority
+from koalapy.model.job_spec import ClaimingMode, JobSpec, Launcher, MailType, Priority
 from koalapy.model.measurement import Measurement, MeasurementKind
-from koalapy.model.notification import MailType
 from koalapy.model.replica import Part, Replica, ReplicaState
 from koalapy.model.request import (
     Bundle,
