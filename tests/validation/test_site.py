@@ -15,6 +15,10 @@ MIXED = (
     ClusterLimits("north", 4, ClusterProfile(scratch="/s")),
     ClusterLimits("south", 3, ClusterProfile(mpi=Mpi(MpiSeries.FOUR))),
 )
+NO_COMMON_SERIES = (
+    "fits on the grid, but not on clusters that may share a job (north 4, east 2; south 3); "
+    "east and north have Open MPI 5, south 4: a job runs under one series"
+)
 SERIES_HINT = "name clusters of one series, or use the launcher processes"
 
 
@@ -45,12 +49,12 @@ WRONG_PLACES = [
     ),
     (
         make_spec(FlexibleRequest(7)),
-        "request.total_size fits on the grid, but not on clusters that may share a job (north 4, east 2; south 3); east and north have Open MPI 5, south 4: a job runs under one series",
+        f"request.total_size {NO_COMMON_SERIES}",
         "ask for less, or use the launcher processes",
     ),
     (
         make_spec(nonfixed(4, 3)),
-        "request.components fits on the grid, but not on clusters that may share a job (north 4, east 2; south 3); east and north have Open MPI 5, south 4: a job runs under one series",
+        f"request.components {NO_COMMON_SERIES}",
         "ask for less, or use the launcher processes",
     ),
 ]
