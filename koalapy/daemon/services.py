@@ -26,8 +26,8 @@ from koalapy.daemon.engine.duties import Duty
 from koalapy.daemon.files.bundles import Bundles
 from koalapy.daemon.files.files import Files
 from koalapy.daemon.files.results import ResultInputs, Results
+from koalapy.daemon.forecast.advisor import Advisor
 from koalapy.daemon.forecast.forecasts import Forecasts
-from koalapy.daemon.forecast.track_record import COUNT_INTERVAL, Advisor, TrackRecord
 from koalapy.daemon.jobs.history import History
 from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.daemon.jobs.output import Outputs
@@ -165,9 +165,8 @@ class Services:
             core.notifications.alert_changed,
             stores.alert_marks,
         )
-        self.track_record = TrackRecord(stores.predictions, stores.advice, clock)
-        self.advisor = Advisor(queries.experience, stores.advice, self.track_record)
-        self.forecasts = Forecasts(queries, core.people, clock, installed, track_record=self.track_record)
+        self.advisor = Advisor(queries.experience, stores.advice)
+        self.forecasts = Forecasts(queries, core.people, clock, installed)
         self.retention = Retention(
             stores.history,
             outputs,
@@ -197,14 +196,12 @@ class Services:
         housekeeping = Housekeeping(
             self.bundles, self.results, self.retention, settings.results_keep, removal_clock(core.clock)
         )
-        count_predictions = partial(instruments.read_predictions, self.track_record.count_outcomes)
         duties = [
             Duty("tidy", HOUSEKEEPING_INTERVAL, housekeeping.remove_expired, by_calendar=True),
             Duty("alerts", ALERTS_INTERVAL, self.alerts.run_checks),
             Duty("disks", DISK_INTERVAL, self.health.check_disks),
             Duty("attendance", CHECK_INTERVAL, self.attendance.cancel_unattended),
             Duty("network", DUE_CHECK_INTERVAL, self.network.measure_due_links),
-            Duty("predictions", COUNT_INTERVAL, count_predictions),
             Duty("notifications", NOTIFICATIONS_INTERVAL, core.notifications.notify_long_waits),
             Duty("audit", MERGE_INTERVAL, partial(core.audit.write_and_prune, settings.audit_keep)),
             Duty("samples", SAMPLE_INTERVAL_S, self.samples.take),
