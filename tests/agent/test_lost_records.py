@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -301,9 +300,6 @@ async def test_saved_output_of_lost_runner_is_sent(daemon: FakeDaemon, agent: Pa
     await daemon.wait_until(lambda: daemon.status(T).get("program_exit") == 0)
 
 
-RESULT = {"code": 3, "error": "", "infrastructure": False, "stopped": False, "output": 0, "host": "h", "name": "n"}
-
-
 @pytest.fixture(autouse=True)
 def alarm() -> Iterator[None]:
     def raise_blocked(*_: object) -> None:
@@ -399,17 +395,6 @@ def test_forged_output_file_is_ignored(folder: JournalFolder, monkeypatch: pytes
     component.on_job_ended(None)
     assert component.ended
     assert component.output.total == 0
-
-
-async def test_forged_journal_does_not_affect_other_records(daemon: FakeDaemon, tmp_path: Path) -> None:
-    records: list[tuple[str, dict[str, Any]]]
-    records = [("7.1.0", {"submit": 5}), ("8.1.0", {"submit": {"size": 1}, "lrm": "1"})]
-    for token, record in records:
-        (tmp_path / "test" / token).mkdir(parents=True)
-        JournalFolder(tmp_path / "test" / token).write_entry(**record)
-    async with running_agent(MemoryLrm(), daemon, tmp_path):
-        await daemon.wait_until(lambda: bool(daemon.inventories))
-        assert [component["token"] for component in daemon.inventories[0]] == ["8.1.0"]
 
 
 @pytest.mark.processes

@@ -2,9 +2,7 @@
 
 import asyncio
 import json
-import os
 import re
-import signal
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +17,6 @@ from koalapy.agent.components.component import Component, Node
 from koalapy.agent.core import lrm_monitor
 from koalapy.agent.core.lrm_jobs import Leftovers, select_job
 from koalapy.agent.core.lrm_monitor import LrmMonitor
-from koalapy.agent.core.settings import AgentTimeouts
 from koalapy.agent.core.spool import Spool
 from koalapy.agent.lrm.port import LrmJob, LrmJobState, LrmSubmission
 from koalapy.agent.runners.runners import RunnerConnection
@@ -28,7 +25,7 @@ from koalapy.model.job_sizes import JobSizes
 from koalapy.model.reports import MAX_LISTED_NODES, ClusterReport, ListedNode, LrmCalls, LrmOperation, Versions
 from koalapy.protocol import messages as wire
 from koalapy.protocol.frames import encode_frame
-from tests.agent.conftest import FakeDaemon, Site
+from tests.agent.conftest import FakeDaemon
 from tests.agent.memory_agent import make_reporter, reported_counts, running_agent
 from tests.agent.memory_lrm import MemoryLrm
 from tests.signals import pass_time
@@ -64,33 +61,6 @@ async def test_silence_of_lrm_is_reported_and_logged_once(lrm: MemoryLrm, daemon
             await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))
     actions = [log["action"] for log in logs]
     assert (actions.count("lrm-lost"), actions.count("lrm-back")) == (1, 1)
-
-
-async def test_lrm_silent_from_the_start_is_reported(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
-    lrm.is_answering.clear()
-    async with running_agent(lrm, daemon, tmp_path):
-        await daemon.wait_until(lambda: bool(re.fullmatch(SILENT, reported_counts(daemon)[2])))
-        assert daemon.report()["silent_for"] >= AgentTimeouts().lrm_silence_s
-        lrm.is_answering.set()
-        await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))
-
-
-@pytest.mark.processes
-async def test_stopped_locald_is_reported_as_silent(site: Site, daemon: FakeDaemon) -> None:
-    site.settings = replace(site.settings, poll_interval=0.1)
-    await site.restart(AgentTimeouts(lrm_silence_s=0.2, report_interval_s=0.1))
-    pid = int((site.cluster.directory / "locald.pid").read_text())
-    await daemon.submit_component(T)
-    await daemon.wait_for_state(T, "claimed")
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        await daemon.wait_until(lambda: bool(re.match(SILENT, daemon.report()["problem"])))
-        assert daemon.report()["total"] == 4
-    finally:
-        os.kill(pid, signal.SIGCONT)
-    await daemon.wait_until(lambda: daemon.report()["problem"] == "")
-    await daemon.open_barrier(["true"], T)
-    assert (await daemon.wait_for_state(T, "ended"))["program_exit"] == 0
 
 
 def make_monitor() -> LrmMonitor:
@@ -410,16 +380,6 @@ async def test_lingering_job_is_reported_and_killed(lrm: MemoryLrm, daemon: Fake
     await daemon.wait_until(lambda: daemon.report()["notices"] == [])
 
 
-@pytest.mark.usefixtures("agent")
-async def test_second_job_of_component_is_cancelled(lrm: MemoryLrm, daemon: FakeDaemon) -> None:
-    await daemon.submit_component(T)
-    await daemon.wait_for_state(T, "waiting")
-    lrm.jobs["2"] = LrmJob("2", NAME, LrmJobState.QUEUED)
-    lrm.changed.set()
-    await daemon.wait_until(lambda: lrm.cancelled == [("2", False)])
-    assert daemon.status(T)["lrm_job"] == "1"
-
-
 def test_restarted_component_is_not_ended_as_leftover() -> None:
     leftovers, job = Leftovers(), LrmJob("1", NAME, LrmJobState.RUNNING)
     leftovers.component_ended(NAME)
@@ -531,15 +491,6 @@ async def test_calls_are_reported_without_extra_reports(lrm: MemoryLrm, daemon: 
         assert get_calls("snapshot")["count"] > looks
 
 
-async def test_absent_lrm_is_reported_repeatedly(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
-    lrm.error = SiteUnavailable("squeue did not answer")
-    async with running_agent(lrm, daemon, tmp_path):
-        for _ in range(3):
-            report_count = len(daemon.received("report"))
-            lrm.changed.set()
-            await daemon.wait_until(lambda report_count=report_count: len(daemon.received("report")) > report_count)  # type: ignore[misc]
-
-
 async def test_versions_are_reported_when_known(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
     lrm.version_known = asyncio.Event()
     async with running_agent(lrm, daemon, tmp_path):
@@ -573,11 +524,6 @@ def test_report_accepts_missing_and_unknown_fields() -> None:
         decode_report({**message, "job_sizes": [{"least": 1}] * 101})
     later = {**message["calls"][0], "operation": "hibernate", "median": 1.0}
     assert decode_report({**message, "calls": [later]}).calls[0].operation == "hibernate"
-
-
-def test_long_version_is_truncated() -> None:
-    message = encode_report(REPORT) | {"versions": {"lrm": "x" * 1_000_000}}
-    assert decode_report(message).versions == Versions(lrm="x" * 100)
 
 
 async def test_nodes_are_listed_with_components_and_those_down_first(daemon: FakeDaemon, tmp_path: Path) -> None:
