@@ -58,12 +58,6 @@ def test_changed_journal_raises_on_load(tmp_path_factory: pytest.TempPathFactory
         folder.load_entries()
 
 
-def test_component_without_size_record_is_not_claimed(tmp_path: Path) -> None:
-    component = Component("test", T, JournalFolder(tmp_path))
-    component.lrm_job = "7"
-    assert component.current_state() == "waiting"
-
-
 def empty_journal(journal: Path) -> None:
     journal.write_bytes(b"")
 
@@ -385,16 +379,6 @@ def test_output_file_that_cannot_be_removed_counts_once(folder: JournalFolder, m
     assert component.ended
     assert component.output.total == 3
     assert Component.load_journal("test", T, folder).output.total == 3
-
-
-def test_forged_output_file_is_ignored(folder: JournalFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder.secret_of = lambda node: b"s" * 32
-    component = Component.load_journal("test", T, folder)
-    (folder.path / "output.0.0").write_bytes(b"hi\n")
-    monkeypatch.setattr(Path, "unlink", raise_permission_error)
-    component.on_job_ended(None)
-    assert component.ended
-    assert component.output.total == 0
 
 
 @pytest.mark.processes

@@ -1,7 +1,6 @@
 """Rejections and silence of a resource manager, and statistics of its calls."""
 
 import asyncio
-import json
 import re
 from dataclasses import replace
 from itertools import pairwise
@@ -9,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 from structlog.testing import capture_logs
 
 import koalapy
@@ -22,9 +20,7 @@ from koalapy.agent.lrm.port import LrmJob, LrmJobState, LrmSubmission
 from koalapy.agent.runners.runners import RunnerConnection
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
 from koalapy.model.job_sizes import JobSizes
-from koalapy.model.reports import MAX_LISTED_NODES, ClusterReport, ListedNode, LrmCalls, LrmOperation, Versions
-from koalapy.protocol import messages as wire
-from koalapy.protocol.frames import encode_frame
+from koalapy.model.reports import MAX_LISTED_NODES, ListedNode, LrmCalls, LrmOperation
 from tests.agent.conftest import FakeDaemon
 from tests.agent.memory_agent import make_reporter, reported_counts, running_agent
 from tests.agent.memory_lrm import MemoryLrm
@@ -408,10 +404,6 @@ async def test_missing_rsync_is_reported_until_installed(
         await daemon.wait_until(lambda: daemon.report()["lacks"] == [])
 
 
-REPORT = ClusterReport(total=2, idle=2)
-CALLS = (LrmCalls("snapshot", 7, 1, 1.5, 0.9, "squeue did not answer", 3.0),)
-
-
 async def measure_call(monitor: LrmMonitor, operation: LrmOperation, error: SiteError | None = None) -> None:
     async def answer() -> None:
         if error is not None:
@@ -451,20 +443,6 @@ async def test_rejected_job_counts_as_answered_call(
     assert (calls.failed_ago is not None) == bool(failures)
 
 
-async def test_longest_call_expires_but_sum_remains() -> None:
-    await pass_time(-asyncio.get_running_loop().time() % lrm_monitor.LARGEST_SPAN)
-    monitor = make_monitor()
-
-    async def wait_long() -> None:
-        await pass_time(8.0)
-
-    await monitor.call_lrm(LrmOperation.SNAPSHOT, wait_long())
-    await pass_time(lrm_monitor.LARGEST_SPAN)
-    assert monitor.summarize_calls() == (LrmCalls("snapshot", 1, 0, 8.0, 8.0),)
-    await pass_time(lrm_monitor.LARGEST_SPAN)
-    assert monitor.summarize_calls() == (LrmCalls("snapshot", 1, 0, 8.0, 0.0),)
-
-
 async def test_calls_are_reported_without_extra_reports(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
 
     def get_calls(operation: str) -> dict[str, Any]:
@@ -498,32 +476,6 @@ async def test_versions_are_reported_when_known(lrm: MemoryLrm, daemon: FakeDaem
         assert daemon.report()["versions"] == {"agent": koalapy.__version__, "lrm": "", "open_mpi": ""}
         lrm.version_known.set()
         await daemon.wait_until(lambda: daemon.report()["versions"]["lrm"] == "memory 1.0")
-
-
-def encode_report(report: ClusterReport) -> dict[str, Any]:
-    (message,) = json.loads(encode_frame(wire.from_agent, [report]))
-    return dict(message)
-
-
-def decode_report(message: dict[str, Any]) -> ClusterReport:
-    (report,) = wire.from_agent.validate_json(json.dumps([message]))
-    assert isinstance(report, ClusterReport)
-    return report
-
-
-def test_report_accepts_missing_and_unknown_fields() -> None:
-    report = replace(REPORT, versions=Versions("1.0", "slurm 22.05", "4.1.4"), calls=CALLS)
-    message = encode_report(report)
-    assert decode_report(message).calls == CALLS
-    assert decode_report(message).versions == report.versions
-    old = {name: value for name, value in message.items() if name not in ("versions", "calls")}
-    assert (decode_report(old).versions, decode_report(old).calls) == (None, ())
-    lacking = {name: value for name, value in message.items() if name not in ("job_sizes", "reservations")}
-    assert (decode_report(lacking).job_sizes, decode_report(lacking).reservations) == ((), ())
-    with pytest.raises(ValidationError):
-        decode_report({**message, "job_sizes": [{"least": 1}] * 101})
-    later = {**message["calls"][0], "operation": "hibernate", "median": 1.0}
-    assert decode_report({**message, "calls": [later]}).calls[0].operation == "hibernate"
 
 
 async def test_nodes_are_listed_with_components_and_those_down_first(daemon: FakeDaemon, tmp_path: Path) -> None:

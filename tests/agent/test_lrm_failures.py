@@ -434,15 +434,6 @@ async def test_released_nodes_are_noticed_while_jobs_wait(lrm: MemoryLrm, daemon
         await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))  # by the following frequent polls
 
 
-@pytest.mark.usefixtures("agent")
-async def test_lrm_without_foreign_jobs_is_not_polled_more(lrm: MemoryLrm, daemon: FakeDaemon) -> None:
-    await send_probe(daemon, 1, look=True, awaited=True)
-    assert await count_polls(lrm) == 0
-    lrm.down = 1
-    await send_probe(daemon, 2, look=True, awaited=True)
-    assert await count_polls(lrm) > 5
-
-
 @pytest.mark.parametrize("end", ["no waiting jobs", "no daemon"])
 async def test_lrm_without_waiting_jobs_is_not_polled(
     lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, end: str

@@ -1,13 +1,11 @@
 """Stops with a warning: the program receives a signal and a grace, also across restarts of the agent."""
 
-import json
 import signal
 import time
 
 import pytest
 
 from koalapy.agent.components.component import Grace
-from koalapy.protocol.messages import Open, Stop, from_daemon
 from tests.agent.conftest import FakeDaemon, Site
 
 T = "7.1.0"
@@ -64,20 +62,6 @@ async def test_plan_contains_walltime_warning(site: Site, daemon: FakeDaemon) ->
     await daemon.send_command("open", T, contexts=[{**context, "nodes": [0]}], warning=warning, **plan)
     end = await daemon.wait_for_state(T, "ended")
     assert (end["program_exit"], end["warned"]) == (128 + signal.SIGUSR1, True), "the program had no handler"
-
-
-def test_stop_and_plan_without_warnings_are_valid() -> None:
-    """Unknown fields are ignored, and missing ones have defaults."""
-    stop = {"type": "stop", "id": 1, "epoch": 1, "token": T, "reason": "r", "signal": "TERM", "grace": 3.0, "later": 1}
-    plan = {"job": 7, "generation": 1, "launcher": "processes", "head": T, "nodes": [], "contexts": []}
-    begin = {"type": "open", "id": 2, "epoch": 1, "token": T, **plan}
-    messages = from_daemon.validate_json(json.dumps([stop, begin]))
-    assert isinstance(messages[0], Stop)
-    assert isinstance(messages[1], Open)
-    assert messages[1].runner_message()["warning"] is None
-    bare = from_daemon.validate_json(json.dumps([{k: v for k, v in stop.items() if k not in ("signal", "grace")}]))[0]
-    assert isinstance(bare, Stop)
-    assert (bare.signal, bare.grace) == ("", 0.0)
 
 
 def test_remaining_grace_counts_from_boot_clock(monkeypatch: pytest.MonkeyPatch) -> None:

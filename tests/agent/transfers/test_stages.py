@@ -47,14 +47,6 @@ def add_bundle(daemon_files: FakeDaemonFiles, content: bytes) -> StageBundle:
     return StageBundle(id=ident, size=len(content))
 
 
-async def test_stage_without_inputs_is_done_at_once(north: FileSite) -> None:
-    folder = north.start_stage()
-    status = await north.wait_for_state("done")
-    assert (status.size, status.staged, status.moved) == (0, 0, ())
-    assert folder == north.directory / "stages" / f"{INSTANCE}-{T}"
-    assert os.listdir(folder) == []
-
-
 async def test_local_replica_is_linked(north: FileSite) -> None:
     path = north.make_replica("data")
     north.make_replica("set/part-0")
