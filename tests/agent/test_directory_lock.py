@@ -60,3 +60,18 @@ def test_lock_file_with_torn_content_is_used(tmp_path: Path) -> None:
         (tmp_path / "agent.lock").write_text('{"pid": 1')
         with pytest.raises(ConflictError, match="an agent that is starting"), lock_directory(tmp_path):
             pass
+
+
+def test_lock_on_full_disk_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A killed agent must be able to restart while the disk is full."""
+
+    def raise_no_space(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", raise_no_space)
+    with (
+        lock_directory(tmp_path),
+        pytest.raises(ConflictError, match="an agent that is starting"),
+        lock_directory(tmp_path),
+    ):
+        pass

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.runner.parameters import REQUIRED, SHARED, Installation, check_parameters, prepare, select_parameters
+from koalapy.runner.parameters import (
+    REQUIRED,
+    SHARED,
+    Installation,
+    check_parameters,
+    prepare,
+    rank_ports,
+    select_parameters,
+)
 from koalapy.runner.plan import Plan
 from koalapy.runner.settings import Failure
 from tests.runner.conftest import FakeNode, make_plan
@@ -94,6 +102,11 @@ def test_prepare_prefers_environment_and_configured_parameters(tmp_path: Path) -
 def test_prepare_with_invalid_parameters_fails(tmp_path: Path, text: str) -> None:
     with pytest.raises(Failure, match="KOALA_MPI_PARAMETERS must be a JSON object"):
         prepare_environment(tmp_path, "prterun", KOALA_MPI_PARAMETERS=text)
+
+
+@pytest.mark.parametrize(("ports", "ranks"), [("2000-2001", (2001, 2001)), ("2000-2099", (2025, 2099)), ("", None)])
+def test_rank_ports_are_most_of_the_range(ports: str, ranks: tuple[int, int] | None) -> None:
+    assert rank_ports({"KOALA_MPI_PORTS": ports}) == ranks
 
 
 def test_prepare_removes_resource_manager_variables(tmp_path: Path) -> None:
