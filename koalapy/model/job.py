@@ -135,8 +135,6 @@ class Component:
     """Class of the nodes that it gets on its cluster; empty: any nodes."""
     measured_nodes: int = 0
     """Number of nodes of which the use of processors and memory is known; the next fields are over these."""
-    accounted_nodes: int = 0
-    """Number of these measured by the resource manager's accounting; runners measured the others."""
     cpu_time: float | None = None
     """Processor seconds of the program; None: unknown."""
     cpu_available: float | None = None

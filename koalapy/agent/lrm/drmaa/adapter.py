@@ -222,7 +222,7 @@ class DrmaaLrm(PolledLrm):
             await asyncio.to_thread(self._table.store, *ended)
         limit = self._clock.now() - ENDED_RETENTION_S
         ended_before = [
-            _ended_job(entry, entry.exit_code, entry.lost, entry.reason, self._control.reported_ending(entry.job or ""))
+            _ended_job(entry, entry.exit_code, entry.lost, entry.reason)
             for entry in self._table.entries.values()
             if entry.ended > limit
         ]
@@ -291,11 +291,8 @@ def _convert_ended_job(entry: SubmittedJob, drmaa_state: str, ending: DrmaaEndin
         reason = "failed; the DRMAA library gives no reason"
     else:
         lost, reason = False, "the resource manager no longer knows how it ended"
-    return _ended_job(entry, code, lost, reason, ending)
+    return _ended_job(entry, code, lost, reason)
 
 
-def _ended_job(
-    entry: SubmittedJob, exit_code: int | None, lost: bool, reason: str, ending: DrmaaEnding | None
-) -> LrmJob:
-    state, use = LrmJobState.ENDED, ending.use if ending else None
-    return LrmJob(entry.job or "", entry.name, state, (), exit_code, lost, reason, user=entry.user, use=use)
+def _ended_job(entry: SubmittedJob, exit_code: int | None, lost: bool, reason: str) -> LrmJob:
+    return LrmJob(entry.job or "", entry.name, LrmJobState.ENDED, (), exit_code, lost, reason, user=entry.user)

@@ -253,7 +253,7 @@ class SlurmLrm(PolledLrm):
             self._running = frozenset(job.id for job in jobs if job.state in HOLDING)
             if is_consistent:
                 break
-        jobs = await self._accounting.add_uses(jobs)
+        jobs = await self._accounting.name_cancellers(jobs)
         if len(self._cancelled) > _MAX_RETAINED_CANCELLED:
             self._cancelled &= {job.id for job in jobs}
         if any(job.reason.startswith("Partition") for job in slurm_jobs):
