@@ -228,8 +228,6 @@ async def test_rejection_of_qsub_has_its_text(engine: FakeGridEngine, grid: SgeL
 # DRMAA
 
 
-def test_drmaa_library_with_sudo_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(
-        SiteRejected, match="jobs of other accounts that are submitted by sudo cannot use a DRMAA library"
-    ):
+def test_drmaa_library_of_mapped_cluster_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(SiteRejected, match="a DRMAA library cannot submit jobs as accounts of their owners"):
         drmaa_control("/x/libdrmaa.so", folders_of(tmp_path).run_as)

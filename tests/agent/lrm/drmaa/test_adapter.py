@@ -54,7 +54,7 @@ class FakeSession(JobControl):
     async def cancel_job(self, job: str, user: str = "") -> None:
         self.cancelled.append(job)
 
-    async def read_states(self, jobs: Sequence[str], user: str = "") -> dict[str, str]:
+    async def read_states(self, jobs: Sequence[str]) -> dict[str, str]:
         return {job: self.states.get(job, NO_SUCH_JOB) for job in jobs}
 
     def on_ended(self, listener: Callable[[], None]) -> None:
