@@ -1,44 +1,16 @@
 """Run the checks every two seconds, and begin and end alerts with a delay, so that they do not flap."""
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
-from shlex import quote
 
 import structlog
 
-from koalapy.daemon.agents.hub import Hub
-from koalapy.daemon.alerts.cluster_checks import (
-    BlackHoleCheck,
-    ClusterChecks,
-    FlappingCheck,
-    check_clocks,
-    check_disks,
-    check_versions,
-)
-from koalapy.daemon.alerts.daemon_checks import (
-    check_certificate,
-    check_database,
-    check_links,
-    check_record,
-    check_relays,
-    check_replicas,
-    check_start,
-)
-from koalapy.daemon.alerts.health import HealthMonitor
-from koalapy.daemon.alerts.job_checks import JobChecks
-from koalapy.daemon.core import Core
 from koalapy.daemon.engine.database import run_in_database
-from koalapy.daemon.listener.certificate import Certificate
-from koalapy.daemon.network.network import Network
 from koalapy.model.alert import Alert, AlertKey, AlertKind, AlertMark, AlertRules, MarkAction, urgency_key
 from koalapy.model.errors import NotFoundError
 from koalapy.model.identity import Identity
 from koalapy.model.wording import format_list
-from koalapy.store.job_numbers import LOSS_ALERT_S
 from koalapy.store.service_tables import AlertMarkStore
 
 log = structlog.get_logger()
@@ -47,11 +19,6 @@ LOOK_INTERVAL = 2.0
 """Seconds between two runs of the checks."""
 MAX_ALERTS = 500
 """Maximum number of alerts that are reported, the most urgent first."""
-SQLITE_REMEDY = (
-    "find the process besides the daemon (process {pid}) that holds the file, and end it: fuser -v {file}; if it is "
-    "only slow, move it to a disk of this machine, or to PostgreSQL"
-)
-SERVER_REMEDY = "see what it does: psql -c 'select pid, state, wait_event, query from pg_stat_activity'"
 Check = Callable[[float], AsyncIterator[Alert]]
 """A check that yields the alerts as of a time; it lets other tasks run if it examines many items."""
 Changed = Callable[[Alert, bool], None]
@@ -185,45 +152,3 @@ class Alerts:
         else:
             log.info("an alert is over", action="alert-over", **fields)
         self._on_change(alert, begins)
-
-
-def build_alerts(
-    core: Core, hub: Hub, health: HealthMonitor, network: Network, certificate: Certificate | None
-) -> Alerts:
-    """Return the alerts of a daemon with all its checks."""
-    settings, engine, sessions, rules = core.settings, core.engine, core.sessions, core.settings.alerts
-    clusters = core.queries.grid.clusters
-    embedded = [name for name, section in settings.clusters.items() if section.is_embedded]
-    url = settings.database or f"sqlite:///{core.data_dir / 'koala.db'}"
-    remedy, full_remedy = SERVER_REMEDY, "free space on the disk of the database server: df -h"
-    if url.startswith("sqlite"):
-        file = Path(url.partition(":///")[2].partition("?")[0])
-        remedy = SQLITE_REMEDY.format(pid=os.getpid(), file=quote(str(file)))
-        full_remedy = f"free space on its disk; find what fills it: du -xh {quote(str(file.parent))} | sort -h | tail"
-    engine.subscribe((black_holes := BlackHoleCheck(clusters, rules, engine.clock)).record_exit)
-    checks: list[Check] = [
-        ClusterChecks(clusters, embedded, hub.rejections),
-        black_holes,
-        FlappingCheck(clusters, rules),
-        sessions.budgets.check_overruns,
-        partial(check_disks, lambda: health.disks, clusters, settings.disks),
-        partial(check_clocks, sessions.clock_offsets, embedded, engine.clock),
-        partial(check_versions, sessions.agent_versions, lambda: hub.incompatible),
-        partial(check_database, engine.database, engine.instruments.writes, remedy, full_remedy, rules),
-        partial(check_links, network.list_known_links, rules),
-        partial(check_replicas, engine.catalogue),
-        JobChecks(engine, rules),
-        partial(check_start, core.start_alerts, LOSS_ALERT_S),
-    ]
-    if core.record is not None:
-        checks.append(partial(check_record, core.record))
-    if core.relays.is_configured:
-        checks.append(partial(check_relays, core.relays))
-    if certificate is not None:
-        checks.append(partial(check_certificate, certificate))
-
-    def signal_change(alert: Alert, begins: bool) -> None:
-        del begins
-        engine.changes.note_change("clusters")
-
-    return Alerts(checks, rules, engine.clock, signal_change, core.notifications.alert_changed, core.stores.alert_marks)
