@@ -1,7 +1,6 @@
 """The services of a daemon, which routes, pages, agents and duties call."""
 
 import asyncio
-from collections.abc import Sequence
 from functools import partial
 from time import monotonic
 
@@ -15,8 +14,7 @@ from koalapy.daemon.agents.questions import NodeLists, Questions
 from koalapy.daemon.agents.streams import CHECK_INTERVAL, Attendance, Streams
 from koalapy.daemon.agents.wire import is_replica_needed
 from koalapy.daemon.alerts.alerts import LOOK_INTERVAL as ALERTS_INTERVAL
-from koalapy.daemon.alerts.alerts import Check, build_alerts
-from koalapy.daemon.alerts.daemon_checks import check_certificate, check_record, check_relays, check_start
+from koalapy.daemon.alerts.alerts import build_alerts
 from koalapy.daemon.alerts.health import DISK_INTERVAL, HealthMonitor
 from koalapy.daemon.alerts.notifications import LOOK_INTERVAL as NOTIFICATIONS_INTERVAL
 from koalapy.daemon.auth.identities import LAST_USE_INTERVAL
@@ -46,7 +44,6 @@ from koalapy.model.job_spec import JobSpec
 from koalapy.policies.registry import load_policies as installed
 from koalapy.protocol.messages import Welcome
 from koalapy.store.engine import file_of
-from koalapy.store.job_numbers import LOSS_ALERT_S
 from koalapy.validation.permissions import SubmissionRules
 
 log = structlog.get_logger()
@@ -58,9 +55,7 @@ KEYS_INTERVAL = 300.0
 class Services:
     """The services of one daemon."""
 
-    def __init__(
-        self, core: Core, own_token: str, certificate: Certificate | None = None, more_checks: Sequence[Check] = ()
-    ) -> None:
+    def __init__(self, core: Core, own_token: str, certificate: Certificate | None = None) -> None:
         """``own_token``: that of the daemon's account. ``certificate``: which agents check; None without TLS."""
         settings, data_dir, stores, sessions = core.settings, core.data_dir, core.stores, core.sessions
         engine, queries, clock = core.engine, core.queries, core.clock
@@ -145,26 +140,7 @@ class Services:
         if (database := file_of(settings.database)) is not None:
             folders["database"] = database.parent
         self.health = HealthMonitor(engine, queries, folders, settings.disks)
-        checks: list[Check] = [partial(check_start, core.start_alerts, LOSS_ALERT_S), *more_checks]
-        if core.record is not None:
-            checks.append(partial(check_record, core.record))
-        if core.relays.is_configured:
-            checks.append(partial(check_relays, core.relays))
-        if certificate is not None:
-            checks.append(partial(check_certificate, certificate))
-        self.alerts = build_alerts(
-            settings,
-            engine,
-            queries,
-            self.hub,
-            sessions,
-            self.health,
-            self.network,
-            data_dir,
-            checks,
-            core.notifications.alert_changed,
-            stores.alert_marks,
-        )
+        self.alerts = build_alerts(core, self.hub, self.health, self.network, certificate)
         self.advisor = Advisor(queries.experience, stores.advice)
         self.forecasts = Forecasts(queries, core.people, clock, installed)
         self.retention = Retention(

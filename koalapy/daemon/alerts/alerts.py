@@ -10,28 +10,35 @@ from shlex import quote
 
 import structlog
 
-from koalapy.config.settings import Settings
 from koalapy.daemon.agents.hub import Hub
-from koalapy.daemon.agents.session import Sessions
 from koalapy.daemon.alerts.cluster_checks import (
     BlackHoleCheck,
-    ClockCheck,
     ClusterChecks,
     FlappingCheck,
+    check_clocks,
     check_disks,
     check_versions,
 )
-from koalapy.daemon.alerts.daemon_checks import check_database, check_links, check_replicas
+from koalapy.daemon.alerts.daemon_checks import (
+    check_certificate,
+    check_database,
+    check_links,
+    check_record,
+    check_relays,
+    check_replicas,
+    check_start,
+)
 from koalapy.daemon.alerts.health import HealthMonitor
 from koalapy.daemon.alerts.job_checks import JobChecks
+from koalapy.daemon.core import Core
 from koalapy.daemon.engine.database import run_in_database
-from koalapy.daemon.engine.engine import Engine
+from koalapy.daemon.listener.certificate import Certificate
 from koalapy.daemon.network.network import Network
 from koalapy.model.alert import Alert, AlertKey, AlertKind, AlertMark, AlertRules, MarkAction, urgency_key
 from koalapy.model.errors import NotFoundError
 from koalapy.model.identity import Identity
 from koalapy.model.wording import format_list
-from koalapy.scheduler.queries import Queries
+from koalapy.store.job_numbers import LOSS_ALERT_S
 from koalapy.store.service_tables import AlertMarkStore
 
 log = structlog.get_logger()
@@ -181,23 +188,13 @@ class Alerts:
 
 
 def build_alerts(
-    settings: Settings,
-    engine: Engine,
-    queries: Queries,
-    hub: Hub,
-    sessions: Sessions,
-    health: HealthMonitor,
-    network: Network,
-    data_dir: Path,
-    more_checks: Sequence[Check],
-    notify: Changed,
-    mark_store: AlertMarkStore,
+    core: Core, hub: Hub, health: HealthMonitor, network: Network, certificate: Certificate | None
 ) -> Alerts:
-    """Return the alerts of a daemon with all its checks; ``notify`` tells operators of them."""
-    rules = settings.alerts
-    clusters = queries.grid.clusters
+    """Return the alerts of a daemon with all its checks."""
+    settings, engine, sessions, rules = core.settings, core.engine, core.sessions, core.settings.alerts
+    clusters = core.queries.grid.clusters
     embedded = [name for name, section in settings.clusters.items() if section.is_embedded]
-    url = settings.database or f"sqlite:///{data_dir / 'koala.db'}"
+    url = settings.database or f"sqlite:///{core.data_dir / 'koala.db'}"
     remedy, full_remedy = SERVER_REMEDY, "free space on the disk of the database server: df -h"
     if url.startswith("sqlite"):
         file = Path(url.partition(":///")[2].partition("?")[0])
@@ -210,17 +207,23 @@ def build_alerts(
         FlappingCheck(clusters, rules),
         sessions.budgets.check_overruns,
         partial(check_disks, lambda: health.disks, clusters, settings.disks),
-        ClockCheck(sessions.clock_offsets, embedded, engine.clock),
+        partial(check_clocks, sessions.clock_offsets, embedded, engine.clock),
         partial(check_versions, sessions.agent_versions, lambda: hub.incompatible),
         partial(check_database, engine.database, engine.instruments.writes, remedy, full_remedy, rules),
         partial(check_links, network.list_known_links, rules),
         partial(check_replicas, engine.catalogue),
         JobChecks(engine, rules),
-        *more_checks,
+        partial(check_start, core.start_alerts, LOSS_ALERT_S),
     ]
+    if core.record is not None:
+        checks.append(partial(check_record, core.record))
+    if core.relays.is_configured:
+        checks.append(partial(check_relays, core.relays))
+    if certificate is not None:
+        checks.append(partial(check_certificate, certificate))
 
     def signal_change(alert: Alert, begins: bool) -> None:
         del begins
         engine.changes.note_change("clusters")
 
-    return Alerts(checks, rules, engine.clock, signal_change, notify, mark_store)
+    return Alerts(checks, rules, engine.clock, signal_change, core.notifications.alert_changed, core.stores.alert_marks)
