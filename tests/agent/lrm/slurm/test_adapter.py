@@ -4,14 +4,13 @@ import asyncio
 import os
 import pwd
 import shlex
-from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from koalapy.agent.lrm.port import Finding, JobControl, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
+from koalapy.agent.lrm.port import LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
 from koalapy.agent.lrm.slurm.answers import read_columns
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 from koalapy.model.reports import NodeClassReport
@@ -361,54 +360,6 @@ async def test_changes_follow_own_actions_at_once(slurm: FakeSlurm, tmp_path: Pa
         await lrm.close()
         with pytest.raises(StopAsyncIteration):
             await following
-
-
-class Recorded(JobControl):
-    """A control that records its calls."""
-
-    def __init__(self) -> None:
-        self.told: list[object] = []
-        self.error_told = ""
-
-    async def close(self) -> None:
-        self.told.append("close")
-
-    async def submit_job(self, script: Path, submission: LrmSubmission, native: Sequence[str]) -> str:
-        self.told.append((script, submission.name, list(native)))
-        return "171"
-
-    async def cancel_job(self, job: str, user: str = "") -> None:
-        self.told.append(job)
-
-    async def submit_error(self) -> str:
-        return self.error_told
-
-    async def check_setup(self, nodes: int = 1) -> Sequence[Finding]:
-        return [Finding("library", True, "there")]
-
-
-async def test_other_control_submits_and_cancels(slurm: FakeSlurm, tmp_path: Path) -> None:
-    slurm.set_answer("squeue", RUNNING, when="*--jobs=167*")
-    control = Recorded()
-    lrm = slurm.make_lrm(partition="main", control=control)
-    await lrm.open()
-    assert await lrm.submit_job(make_submission(tmp_path, walltime=60.0)) == "171"
-    await lrm.cancel_job("167", "koala-x-2.1.0")
-    results = await lrm.check_setup()
-    await lrm.close()
-    options = [
-        "--nodes=2",
-        "--comment=koala-x-9.1.0",
-        "--time=0:01:00",
-        "--ntasks-per-node=1",
-        "--exclusive",
-        "--no-requeue",
-        "--mem=0",
-    ]
-    submitted = (tmp_path / "launch", "koala-x-9.1.0", [*options, "--partition=main"])
-    assert control.told == [submitted, "167", "close"]
-    assert results[-1] == Finding("library", True, "there")
-    assert slurm.list_calls("sbatch") == slurm.list_calls("scancel") == []
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("MessageTimeout          = 45 sec\n", 45.0), ("nonsense", 10.0)])
