@@ -65,10 +65,6 @@ def _seconds_between(start: str, end: str) -> float:
     return max(0.0, (_parse_time(end) - _parse_time(start)).total_seconds())
 
 
-def signed_duration(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{'-' if seconds < 0 else '+'}{format_duration(abs(seconds))}"
-
-
 def format_moment(moment: str | None) -> str:
     """Return a time of the API to the second, or a dash for None."""
     return moment.partition(".")[0].replace("T", " ") if moment else "-"
